@@ -2,8 +2,8 @@
 
 As Megatron's ``DistributedDataParallel`` does it: only the first chunk of the first pipeline stage is cut into buckets,
 every other chunk is one. A bucket's reduction begins when the backward has all its gradients, so the last one always
-shows, unless the stages before still run. Gathering begins after the optimizer, in the order of the forward, and shows
-where a layer waits for its parameters.
+shows, unless other stages still run. Gathering begins after the optimizer, in the order of the forward, and shows where
+a layer waits for its parameters.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mindspeed_autoparallel.cost.collectives import all_gather_us, all_reduce_us
 from mindspeed_autoparallel.cost.placed import PlacedBlock
 from mindspeed_autoparallel.cost.step import PostPipelineTime, post_pipeline_time
 from mindspeed_autoparallel.cost.topology import data_parallel_link
-from mindspeed_autoparallel.profiles import DeviceCost, LinkTier, StateBytes
+from mindspeed_autoparallel.profiles import BlockCost, DeviceCost, LinkTier, StateBytes
 from mindspeed_autoparallel.spec import Cluster, Layout
 
 _LEAST_BUCKET, _BUCKET_PER_REPLICA = 40_000_000, 1_000_000
@@ -23,50 +23,64 @@ _ENDLESS_US = 1e15
 
 
 def megatron_bucket_elements(num_replicas: int) -> int:
-    """Return parameters per bucket where nobody says how many: more with many ranks, whose rings cut them small."""
+    """Return parameters per bucket by Megatron's default: more with many ranks, whose rings cut them small."""
     return max(_LEAST_BUCKET, _BUCKET_PER_REPLICA * num_replicas)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankTimes:
-    """One microbatch on a pipeline rank, in microseconds."""
+    """One microbatch on a pipeline rank, and when the rank begins and ends, in microseconds."""
 
     forward_us: Sequence[float]
     """By chunk."""
     backward_us: Sequence[float]
-    forward_before_us: float = 0.0
-    """Through all stages before, before the rank's first forward can begin."""
-    backward_before_us: float = 0.0
-    """Back through all stages before, after the rank's last backward."""
+    before_us: float = 0.0
+    """From the begin of the step to the rank's first forward."""
+    after_us: float = 0.0
+    """From the rank's last backward to the end of the pipeline."""
 
 
-def bucketed_tails(
+def in_buckets(layout: Layout, device: DeviceCost) -> bool:
+    """Return whether S4 and S5 count, not S1: gradients are whole, and no model of the network of nodes is given."""
+    return layout.sharding is None and device.exchange is None
+
+
+def step_tails(
     ranks: Sequence[Sequence[Sequence[PlacedBlock]]],
     times: Sequence[RankTimes],
     layout: Layout,
     cluster: Cluster,
     device: DeviceCost,
 ) -> tuple[tuple[PostPipelineTime, ...], PostPipelineTime]:
-    """Return what shows of every rank, and of the step: all ranks wait for each other before the optimizer (gradient
-    norm).
+    """Return what every rank does after its own last backward, and what shows of it in the step.
 
-    ``ranks``: the blocks of every rank by chunk.
+    All ranks wait for each other before the optimizer (gradient norm). ``ranks``: the blocks of every rank by chunk.
     """
+    held = [[block for chunk in chunks for block in chunk] for chunks in ranks]
+    plain = [post_pipeline_time(blocks, layout, cluster, device) for blocks in held]
+    if not in_buckets(layout, device):
+        return tuple(plain), max(plain, key=lambda tail: tail.total_us)
     link = data_parallel_link(layout, cluster, device)
-    reductions, tails = [], []
-    for rank, (chunks, own) in enumerate(zip(ranks, times, strict=True)):
-        reductions.append(_reduction_us(chunks, own, layout, link, cut=rank == 0))
-        gathering_us = _gathering_us(chunks, own, layout, link, cut=rank == 0)
-        optimizer_us = post_pipeline_time(
-            [block for chunk in chunks for block in chunk], layout, cluster, device
-        ).optimizer_us
-        tails.append(PostPipelineTime(data_parallel_us=gathering_us, optimizer_us=optimizer_us))
-    last = max(tails, key=lambda tail: tail.total_us)
-    step = PostPipelineTime(data_parallel_us=max(reductions) + last.data_parallel_us, optimizer_us=last.optimizer_us)
-    return tuple(
-        PostPipelineTime(data_parallel_us=reduction + tail.data_parallel_us, optimizer_us=tail.optimizer_us)
-        for reduction, tail in zip(reductions, tails, strict=True)
-    ), step
+    tails = tuple(
+        replace(
+            tail,
+            reduce_us=_reduction_us(chunks, own, layout, link, cut=rank == 0),
+            gather_us=_gathering_us(chunks, own, layout, link, cut=rank == 0),
+        )
+        for rank, (chunks, own, tail) in enumerate(zip(ranks, times, plain, strict=True))
+    )
+    shown_us = max(0.0, *(tail.reduce_us - own.after_us for tail, own in zip(tails, times, strict=True)))
+    last = max(tails, key=lambda tail: tail.gather_us + tail.optimizer_us)
+    return tails, replace(last, reduce_us=shown_us)
+
+
+def most_buckets(blocks: Sequence[tuple[BlockCost, int]], layout: Layout) -> int:
+    """Return buckets of the group with most, if one rank held all ``blocks``, each with its number."""
+    sizes = [0, 0]
+    for block, number in blocks:
+        for group, state in enumerate((block.dense, block.expert)):
+            sizes[group] += number * state.num_parameters if state.gradient_bytes else 0
+    return max(1, -(-max(sizes) // _bucket_elements(layout)))
 
 
 def least_tail_us(
@@ -89,7 +103,7 @@ def least_tail_us(
     times = RankTimes(forward_us=[endless], backward_us=[endless])
     best = replace(layout, overlap_parameter_gather=layout.overlap_gradient_reduce)
     cut = layout.pipeline_size == 1
-    if not cut and 2 * sum(s.num_parameters for block in first for s in _states(block)) > layout.bucket_elements:
+    if not cut and 2 * sum(s.num_parameters for block in first for s in _states(block)) > _bucket_elements(layout):
         first = []
     gathering_us = _gathering_us([first], times, best, link, cut=cut)
     return _reduction_us([first], times, best, link, cut=cut) + max(share, own + gathering_us)
@@ -110,7 +124,7 @@ def _reduction_us(
                     ready = end - times.backward_us[chunk] * (1 - (bucket + 1) / number)
                 collective = reduce_scatter_us if layout.distributed_optimizer else all_reduce_us
                 finished = max(finished, ready) + collective(size / number, group, link)
-    return max(0.0, finished - times.backward_before_us)
+    return max(0.0, finished)
 
 
 def _gathering_us(
@@ -130,7 +144,7 @@ def _gathering_us(
         needed += layout.pipeline_size * times.forward_us[chunk]
     if not layout.overlap_parameter_gather:
         late = finished
-    return max(0.0, late - times.forward_before_us)
+    return max(0.0, late - times.before_us)
 
 
 def _buffers(blocks: Sequence[PlacedBlock], layout: Layout) -> list[tuple[list[StateBytes], int]]:
@@ -149,4 +163,8 @@ def _states(block: PlacedBlock) -> tuple[StateBytes, StateBytes]:
 def _num_buckets(states: Sequence[StateBytes], layout: Layout, *, cut: bool) -> int:
     if not cut or not layout.overlap_gradient_reduce:
         return 1
-    return max(1, -(-sum(state.num_parameters for state in states) // layout.bucket_elements))
+    return max(1, -(-sum(state.num_parameters for state in states) // _bucket_elements(layout)))
+
+
+def _bucket_elements(layout: Layout) -> int:
+    return layout.bucket_elements or megatron_bucket_elements(layout.data_size * layout.context_size)

@@ -18,23 +18,31 @@ from mindspeed_autoparallel.spec import Cluster, Layout, Model
 class PostPipelineTime:
     """What one pipeline rank does after its last backward, in microseconds."""
 
-    data_parallel_us: float
+    reduce_us: float
+    """Of gradients; all collectives where their model does not separate them."""
+    gather_us: float = 0.0
+    """Of trained parameters."""
     optimizer_us: float
 
     @property
+    def data_parallel_us(self) -> float:
+        """Return reduction and gathering."""
+        return self.reduce_us + self.gather_us
+
+    @property
     def total_us(self) -> float:
-        """Return both, one after the other."""
+        """Return all, one after the other."""
         return self.data_parallel_us + self.optimizer_us
 
 
 def post_pipeline_time(
-    blocks: Sequence[PlacedBlock], layout: Layout, cluster: Cluster, device: DeviceCost, *, hidden_us: float = 0.0
+    blocks: Sequence[PlacedBlock], layout: Layout, cluster: Cluster, device: DeviceCost
 ) -> PostPipelineTime:
-    """Return S1 gradient reduction and S2 optimizer step of a rank that holds ``blocks``.
+    """Return S1 gradient reduction and S2 optimizer step of a rank that holds ``blocks``, nothing of it overlapped.
 
     With the distributed optimizer: reduce-scatter of gradients and all-gather of trained parameters over DP x CP
-    (expert state over its own group); without: one all-reduce. ``hidden_us``: backward time the reduction hides behind.
-    With sharded gradients they are reduced in every microbatch instead (``sharding``).
+    (expert state over its own group); without: one all-reduce. Over the network of nodes: what shows of both. With
+    sharded gradients they are reduced in every microbatch instead (``sharding``).
     """
     replicas = layout.data_size * layout.context_size
     link = data_parallel_link(layout, cluster, device)
@@ -44,10 +52,10 @@ def post_pipeline_time(
     if updated and device.gradient_norm_us_per_byte:
         optimizer_us += device.gradient_norm_us_per_byte * _trained_bytes(blocks)
     if layout.sharding is not None:
-        return PostPipelineTime(data_parallel_us=once_us(blocks, layout, link), optimizer_us=optimizer_us)
+        return PostPipelineTime(reduce_us=once_us(blocks, layout, link), optimizer_us=optimizer_us)
     if device.exchange is not None:
         exchanged_us = _exchange_us(blocks, layout, device.exchange)
-        return PostPipelineTime(data_parallel_us=exchanged_us, optimizer_us=optimizer_us)
+        return PostPipelineTime(reduce_us=exchanged_us, optimizer_us=optimizer_us)
     reduce_us = gather_us = 0.0
     for group, states in (
         (replicas, [block.cost.dense for block in blocks]),
@@ -60,9 +68,7 @@ def post_pipeline_time(
             gather_us += all_gather_us(trained, group, link)
         else:
             reduce_us += all_reduce_us(gradients, group, link)
-    if layout.overlap_gradient_reduce:
-        reduce_us = max(0.0, reduce_us - hidden_us)
-    return PostPipelineTime(data_parallel_us=reduce_us + gather_us, optimizer_us=optimizer_us)
+    return PostPipelineTime(reduce_us=reduce_us, gather_us=gather_us, optimizer_us=optimizer_us)
 
 
 def _trained_bytes(blocks: Sequence[PlacedBlock]) -> int:

@@ -9,11 +9,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from mindspeed_autoparallel.cost.buckets import bucketed_tails
+from mindspeed_autoparallel.cost.buckets import step_tails
 from mindspeed_autoparallel.cost.collectives import p2p_us
 from mindspeed_autoparallel.cost.memory import PlacedBlock
 from mindspeed_autoparallel.cost.pairing import pair_savings_us
-from mindspeed_autoparallel.cost.step import PostPipelineTime, embedding_us, post_pipeline_time
+from mindspeed_autoparallel.cost.step import PostPipelineTime, embedding_us
 from mindspeed_autoparallel.cost.topology import boundary_link
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.placement import (
@@ -50,6 +50,7 @@ class Evaluation:
     memory: tuple[RankMemory, ...]
     step: StepTime
     tails: tuple[PostPipelineTime, ...]
+    """By pipeline rank, after its own last backward."""
     simulated: SimulatedStep
     link_us: tuple[float, ...]
     throughput: float
@@ -100,7 +101,7 @@ def evaluate(
     )
     sends = sends_of(profile, layout)
     simulated = simulate(program, times, sends=sends, with_timeline=with_timeline)
-    tails, worst = _tails(blocks, (forward, backward), layout, cluster, device)
+    tails, worst = _tails(blocks, (forward, backward), simulated, layout, cluster, device)
     pipeline_us = simulated.step_time / NS_PER_US
     spread: list[float] = []
     if profile.variable_data is not None and not stage_times_us:
@@ -167,26 +168,15 @@ def _passes_ns(
 def _tails(
     blocks: list[list[PlacedBlock]],
     passes_ns: tuple[list[int], list[int]],
+    simulated: SimulatedStep,
     layout: Layout,
     cluster: Cluster,
     device: DeviceCost,
 ) -> tuple[tuple[PostPipelineTime, ...], PostPipelineTime]:
     """Return the post-pipeline time of every rank, and of the step."""
-    size, (forward, backward) = layout.pipeline_size, passes_ns
+    size = layout.pipeline_size
     chunks = [[blocks[v] for v in range(rank, len(blocks), size)] for rank in range(size)]
-    if layout.bucket_elements and layout.sharding is None and device.exchange is None:
-        return bucketed_tails(chunks, rank_times(forward, backward, size), layout, cluster, device)
-    tails = tuple(
-        post_pipeline_time(
-            [block for chunk in held for block in chunk],
-            layout,
-            cluster,
-            device,
-            hidden_us=sum(backward[rank::size]) / NS_PER_US,
-        )
-        for rank, held in enumerate(chunks)
-    )
-    return tails, max(tails, key=lambda tail: tail.total_us)
+    return step_tails(chunks, rank_times(*passes_ns, simulated), layout, cluster, device)
 
 
 def with_layout(
@@ -198,7 +188,7 @@ def with_layout(
     blocks = placed_blocks(profile.model, measurement, placement)
     forward = [round(stage.forward_us * NS_PER_US) for stage in evaluation.stages]
     backward = [round(stage.backward_us * NS_PER_US) for stage in evaluation.stages]
-    tails, worst = _tails(blocks, (forward, backward), layout, cluster, profile.device)
+    tails, worst = _tails(blocks, (forward, backward), evaluation.simulated, layout, cluster, profile.device)
     before = evaluation.step
     more_us = worst.total_us - before.data_parallel_us - before.optimizer_us
     total_us = before.total_us + more_us

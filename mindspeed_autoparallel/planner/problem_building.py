@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from math import gcd, inf
 
 from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms, updated_parameter_bytes
-from mindspeed_autoparallel.cost.step import post_pipeline_time
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.placement import ModulePlacement, prediction_may_be_apart, stages_of
 from mindspeed_autoparallel.planner.problem_messages import latest_start, link_times, message_allowance, moments_of
+from mindspeed_autoparallel.planner.problem_tails import tail_rows
 from mindspeed_autoparallel.planner.problem_transients import (
     KIND_ORDER,
     hidden_by_post,
@@ -22,7 +22,7 @@ from mindspeed_autoparallel.planner.problem_transients import (
     surely_on_top,
 )
 from mindspeed_autoparallel.planner.rank_memory import sends_of
-from mindspeed_autoparallel.planner.split import Joint, LayerKind, Placement, PostPipelineTime, Segment, SplitProblem
+from mindspeed_autoparallel.planner.split import Joint, LayerKind, Placement, Segment, SplitProblem
 from mindspeed_autoparallel.planner.split.model.deepstack import deepstack_joints
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US, block_times_ns
 from mindspeed_autoparallel.planner.variable_data import mean_factors
@@ -85,7 +85,7 @@ def build_problem(
         paired=paired and layout.schedule == "interleaved",
         sends=sends_of(profile, layout),
         per_operation=per_operation // unit * unit,
-        tails=_tails(profile, cluster, layout, segments, blocks, unit) if with_tails else (),
+        tails=tail_rows(profile, cluster, layout, segments, blocks, unit) if with_tails else (),
         in_flight=moments if several else (),
         joints=_joints(profile, layout, stacks, segments),
     )
@@ -203,37 +203,6 @@ def _joints(profile: Profile, layout: Layout, stacks: dict[str, range], segments
         *deepstack_joints(profile.model, stacks, segments),
         *(Joint(before=index, segment=index + 1, num_layers=1) for index in stay if segments[index].beside is None),
     )
-
-
-def _tails(
-    profile: Profile, cluster: Cluster, layout: Layout, segments: list[Segment], blocks: list[BlockCost], unit: int
-) -> tuple[PostPipelineTime, ...]:
-    """Return rows below a rank's tail, each the tail of a block times their number, rounded down to whole units.
-
-    Where the reduction overlaps the last backward, one row hides all of it, the other hides a backward in which
-    everything is recomputed: no plan hides more.
-    """
-
-    def times(number: int, block: BlockCost, hidden_us: float) -> float:
-        tail = post_pipeline_time([_plain(block)] * number, layout, cluster, profile.device, hidden_us=hidden_us)
-        return tail.total_us * NS_PER_US
-
-    rows = []
-    for hidden_us in (inf, 0.0) if layout.overlap_gradient_reduce else (0.0,):
-        one = [times(1, block, hidden_us) for block in blocks]
-        each = [times(2, block, hidden_us) - first for block, first in zip(blocks, one, strict=True)]
-        fixed = min((first - more for first, more in zip(one, each, strict=True) if first), default=0.0)
-        if layout.overlap_gradient_reduce and not hidden_us:
-            each = [
-                more - (s.backward + max(kind.extra_backward for kind in s.kinds)) if more else 0.0
-                for more, s in zip(each, segments, strict=True)
-            ]
-        rows.append(
-            PostPipelineTime(
-                by_segment=tuple(int(more // unit) * unit for more in each), fixed=max(0, int(fixed // unit) * unit)
-            )
-        )
-    return tuple(rows)
 
 
 def module_placement(profile: Profile, measurement: Measurement, placement: Placement) -> ModulePlacement:

@@ -7,6 +7,7 @@ from mindspeed_autoparallel.cost.memory import PlacedBlock
 from mindspeed_autoparallel.cost.sharding import passes_us, units_of
 from mindspeed_autoparallel.cost.topology import data_parallel_link
 from mindspeed_autoparallel.profiles import DeviceCost
+from mindspeed_autoparallel.schedule import SimulatedStep
 from mindspeed_autoparallel.spec import Cluster, Layout
 
 NS_PER_US = 1000
@@ -61,14 +62,15 @@ def sharded_times_ns(
     return [round(forward_us * NS_PER_US)], [round(backward_us * NS_PER_US)]
 
 
-def rank_times(forward: list[int], backward: list[int], size: int) -> list[RankTimes]:
-    """Return times of pipeline ranks in microseconds, and of what runs before them."""
+def rank_times(forward: list[int], backward: list[int], simulated: SimulatedStep) -> list[RankTimes]:
+    """Return times of pipeline ranks in microseconds."""
+    size = len(simulated.starts)
     return [
         RankTimes(
             forward_us=[time / NS_PER_US for time in forward[rank::size]],
             backward_us=[time / NS_PER_US for time in backward[rank::size]],
-            forward_before_us=sum(forward[:rank]) / NS_PER_US,
-            backward_before_us=sum(backward[:rank]) / NS_PER_US,
+            before_us=simulated.starts[rank] / NS_PER_US,
+            after_us=(simulated.step_time - simulated.finishes[rank]) / NS_PER_US,
         )
         for rank in range(size)
     ]

@@ -56,6 +56,11 @@ class SimulatedStep:
     timeline: tuple[tuple[int, Action, Time, Time], ...]
     """(stage, action, start, end) of every computation."""
 
+    starts: tuple[Time, ...] = ()
+    """By stage: when its first forward begins."""
+    finishes: tuple[Time, ...] = ()
+    """By stage: when its last pass ends."""
+
     def bubble(self, stage: int) -> Time:
         return self.step_time - self.busy[stage]
 
@@ -65,6 +70,7 @@ class EventGraph:
 
     def __init__(self, num_stages: int, num_virtual: int) -> None:
         self.num_stages, self.num_virtual = num_stages, num_virtual
+        self._bounds: tuple[list[int], list[int]] | None = None
         self._last_forward: dict[int, int] = {}
         """By stage: the virtual stage of its forward before now."""
         self.waits: list[tuple[int, int, int, int, int, int]] = []
@@ -75,6 +81,16 @@ class EventGraph:
         these a row per pair of virtual stages."""
         self.pairs: dict[tuple[int, int], int] = {}
         """Virtual stages of a forward and of the backward beside it, in the order of their rows."""
+
+    def bounds(self) -> tuple[list[int], list[int]]:
+        """Return the nodes of every stage's first and last pass."""
+        if self._bounds is None:
+            by_stage: list[list[int]] = [[] for _ in range(self.num_stages)]
+            for index, work in enumerate(self.work):
+                if work is not None:
+                    by_stage[work[0]].append(index)
+            self._bounds = [nodes[0] for nodes in by_stage], [nodes[-1] for nodes in by_stage]
+        return self._bounds
 
     def add(self, *waits: tuple[int, int], work: tuple[int, Action] | None = None) -> int:
         """Return the new node's index; ``waits``: one to three (node, link)."""
@@ -169,6 +185,7 @@ def _trace(
     with_timeline: bool,
 ) -> SimulatedStep:
     num_stages = len(program)
+    first, last = graph.bounds()
     node = max(range(len(ends)), key=ends.__getitem__)
     step_time = ends[node]
     forwards, backwards = [0] * num_virtual, [0] * num_virtual
@@ -201,6 +218,8 @@ def _trace(
         num_backwards=tuple(backwards),
         critical_path=tuple(reversed(path)),
         timeline=tuple(timeline),
+        starts=tuple(ends[index] - durations[index] for index in first),
+        finishes=tuple(ends[index] for index in last),
     )
 
 

@@ -74,8 +74,7 @@ class Layout:
     overlap_tensor_parallel: bool = False
     """Collectives of tensor parallelism run beside products (Megatron's ``--tp-comm-overlap``); TP above 1 alone."""
     bucket_elements: int = 0
-    """Parameters per bucket of reduction and gathering (``cost.buckets``). 0: of the reduction all that overlaps hides
-    up to the length of the last backward, and nothing else does."""
+    """Parameters per bucket of reduction and gathering (``cost.buckets``); 0: Megatron's default."""
     schedule: str = "1f1b"
     microbatch_group_size: int = 0
     """Microbatches that a chunk of the interleaved schedule computes in a row; 0: as many as pipeline ranks."""

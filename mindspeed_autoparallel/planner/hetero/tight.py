@@ -55,7 +55,7 @@ def search_tight(
     if made is None:
         return TightSplit(best=None)
     profile, measurement, cluster = made
-    hides = layout.overlap_gradient_reduce or layout.bucket_elements or layout.paired or layout.sharding is not None
+    hides = layout.overlap_gradient_reduce or layout.paired or layout.sharding is not None
     if hides or layout.virtual_size > 1 or len(profile.model.modules) > 1 or profile.memory_semantics == "mindspeed":
         return None
     (module,) = profile.model.modules

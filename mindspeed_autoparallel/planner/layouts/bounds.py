@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 
-from mindspeed_autoparallel.cost.buckets import least_tail_us
+from mindspeed_autoparallel.cost.buckets import in_buckets, least_tail_us
 from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms, updated_parameter_bytes
 from mindspeed_autoparallel.cost.sharding import units_of
 from mindspeed_autoparallel.cost.step import embedding_us, post_pipeline_time
@@ -120,20 +120,17 @@ def tail_bound_us(profile: Profile, cluster: Cluster, candidate: Candidate) -> f
     blocks = _all_blocks(profile, measurement)
     if not updated_parameter_bytes(blocks, layout):
         return 0.0
-    if layout.bucket_elements and layout.sharding is None and profile.device.exchange is None:
-        alone = layout.pipeline_size == 1
-        pre = measurement.modules[profile.model.modules[0].name].pre
-        first = blocks if alone else [PlacedBlock(name="", cost=pre)] if pre is not None else []
+    if in_buckets(layout, profile.device):
+        roots = [module for module in profile.model.modules if not module.predecessors]
+        # Of several modules that wait for no other, any may begin on the first stage.
+        pre = measurement.modules[roots[0].name].pre if len(roots) == 1 else None
+        first = blocks if layout.pipeline_size == 1 else [PlacedBlock(name="", cost=pre)] if pre is not None else []
         tied = embedding_us(profile.model, measurement, layout, cluster, profile.device)
         return least_tail_us(blocks, first, layout, cluster, profile.device) + tied
-    hidden = float("inf") if layout.overlap_gradient_reduce else 0.0
     # The whole minus its fixed parts is linear in bytes: an even share of it, plus the fixed parts once.
-    tail = post_pipeline_time(blocks, layout, cluster, profile.device, hidden_us=hidden)
+    tail = post_pipeline_time(blocks, layout, cluster, profile.device)
     share = tail.total_us / layout.pipeline_size
-    largest = max(
-        post_pipeline_time([block], layout, cluster, profile.device, hidden_us=hidden).total_us
-        for block in set_of(blocks)
-    )
+    largest = max(post_pipeline_time([block], layout, cluster, profile.device).total_us for block in set_of(blocks))
     tied = embedding_us(profile.model, measurement, layout, cluster, profile.device)
     return max(share, largest) + tied
 

@@ -60,7 +60,7 @@ def search_short_row(
     ``known_us``: step of a plan that fits.
     """
     layout = candidate.layout
-    hides = layout.overlap_gradient_reduce or layout.bucket_elements or layout.paired
+    hides = layout.overlap_gradient_reduce or layout.paired
     operations = 2 * layout.num_virtual_stages * candidate.num_microbatches
     splits = None if hides else every_split(problem, MOST_EVENTS_OF_CUTS // operations)
     if splits is None:

@@ -34,6 +34,10 @@ class SpaceOptions:
     """Whether the host runs stages of an embedding or an output layer alone."""
     distributed_optimizer: bool = True
     overlap_gradient_reduce: bool = False
+    overlap_parameter_gather: bool = False
+    """Beside the overlapped reduction of a distributed optimizer; a computed profile has both or neither."""
+    bucket_elements: int = 0
+    """As ``Layout`` has it."""
     overlap_tensor_parallel: bool = False
     """Whether layouts overlap collectives of tensor parallelism with products although the profile does not name it."""
     held: Mapping[str, int] = field(default_factory=dict)
@@ -132,7 +136,8 @@ def _all_layouts(profile: Profile, cluster: Cluster, options: SpaceOptions) -> l
                                 overlap_gradient_reduce=options.overlap_gradient_reduce,
                                 overlap_parameter_gather=options.overlap_gradient_reduce
                                 and options.distributed_optimizer
-                                and profile.device.exchange is not None,
+                                and (options.overlap_parameter_gather or profile.device.exchange is not None),
+                                bucket_elements=options.bucket_elements,
                                 overlap_tensor_parallel=overlapped and tensor > 1,
                                 schedule=schedule,
                                 standalone_ends=alone,

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from mindspeed_autoparallel.cost.buckets import megatron_bucket_elements
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.layouts.bounds import pipeline_bound_ns, sharding_bound_us, tail_bound_us
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions, enumerate_layouts
@@ -48,8 +47,8 @@ class Dimensions:
     overlap_gradient_reduce: tuple[bool, ...] = (True, False)
     overlap_parameter_gather: tuple[bool, ...] = (True, False)
     """Where gradients are reduced in buckets, too, and the optimizer is distributed: Megatron has it there only."""
-    bucket_elements: int | None = None
-    """``None``: as many as Megatron takes by itself."""
+    bucket_elements: int = 0
+    """0: Megatron's default."""
     recompute: tuple[str, ...] = RECOMPUTE_KINDS
     layer_groups: bool = True
     """Full recompute of groups of layers, too."""
@@ -145,7 +144,6 @@ def _plain_layouts(point: MeasuredAt, cluster: Cluster, dimensions: Dimensions) 
         return
     for pipeline in (size for size in range(1, devices // shards + 1) if devices // shards % size == 0):
         for chunks in dimensions.virtual_sizes if pipeline > 1 else (1,):
-            replicas = devices // point.tensor_size // pipeline
             for whole in dimensions.distributed_optimizer:
                 yield Layout(
                     pipeline_size=pipeline,
@@ -160,7 +158,7 @@ def _plain_layouts(point: MeasuredAt, cluster: Cluster, dimensions: Dimensions) 
                     distributed_optimizer=whole,
                     # Of what may overlap, all: below any other choice (``overlaps``).
                     overlap_gradient_reduce=True in dimensions.overlap_gradient_reduce,
-                    bucket_elements=dimensions.bucket_elements or megatron_bucket_elements(replicas),
+                    bucket_elements=dimensions.bucket_elements,
                     schedule="interleaved" if chunks > 1 else "1f1b",
                 )
 

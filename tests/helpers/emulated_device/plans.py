@@ -184,8 +184,8 @@ def cases_of(profile: Profile, plan: Plan, evaluation: Evaluation) -> tuple[Case
             [(b.recompute.saved_bytes, b.recompute.forward_peak_bytes, b.recompute.backward_peak_bytes) for b in held]
             for held in stages
         ],
-        before_sync_ns=[round(tail.data_parallel_us * 1000) for tail in evaluation.tails],
-        after_sync_ns=[round(tail.optimizer_us * 1000) for tail in evaluation.tails],
+        before_sync_ns=[round(tail.reduce_us * 1000) for tail in evaluation.tails],
+        after_sync_ns=[round((tail.gather_us + tail.optimizer_us) * 1000) for tail in evaluation.tails],
         paired=plan.layout.paired,
         has_ends=plan.layout.paired,
         saving_ns=_savings_ns(plan) if plan.layout.paired else [],

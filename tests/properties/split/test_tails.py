@@ -41,7 +41,11 @@ def random_problem(drawn):
     )
     tails = (
         PostPipelineTime(by_segment=(drawn.choice([0, 30]), drawn.randint(1, 60)), fixed=drawn.randint(0, 40)),
-        PostPipelineTime(by_segment=(-drawn.randint(0, 20), drawn.randint(40, 90)), fixed=drawn.randint(0, 40)),
+        PostPipelineTime(
+            by_segment=(-drawn.randint(0, 20), drawn.randint(40, 90)),
+            fixed=drawn.randint(0, 40),
+            first_only=drawn.random() < 0.5,
+        ),
     )
     return SplitProblem(
         segments=segments,
@@ -76,7 +80,7 @@ def enumerated(problem):
                 continue
             longest = 0
             for v in range(problem.num_stages):
-                for tail in problem.tails:
+                for tail in problem.tails[: 1 if v and problem.tails[1].first_only else 2]:
                     held = [(n, t) for n, t in zip((first[v], second[v]), tail.by_segment, strict=True) if n and t]
                     longest = max(longest, sum(n * t for n, t in held) + (tail.fixed if held else 0))
             total = step_of(problem, placement).step_time + longest

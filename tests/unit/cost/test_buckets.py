@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from mindspeed_autoparallel.cost.buckets import RankTimes, bucketed_tails, least_tail_us, megatron_bucket_elements
+from mindspeed_autoparallel.cost.buckets import RankTimes, least_tail_us, megatron_bucket_elements, step_tails
 from mindspeed_autoparallel.cost.collectives import all_gather_us, all_reduce_us, reduce_scatter_us
 from mindspeed_autoparallel.cost.placed import PlacedBlock
 from mindspeed_autoparallel.profiles import BlockCost, Collective, DeviceCost, LinkTier, RecomputeCost, StateBytes
@@ -31,7 +31,7 @@ NEITHER = replace(REDUCTION, overlap_gradient_reduce=False)
 
 
 def shown(layout, ranks, times):
-    return bucketed_tails(ranks, times, layout, CLUSTER, DEVICE)[1].data_parallel_us
+    return step_tails(ranks, times, layout, CLUSTER, DEVICE)[1].data_parallel_us
 
 
 def alone(forward_us, backward_us):
@@ -69,13 +69,13 @@ def test_a_bucket_waits_for_its_gradients_and_for_the_link():
         assert shown(REDUCTION, [[[BLOCK] * 2]], alone(0.0, backward_us)) == pytest.approx(expected + gather_us)
 
 
-def test_later_stages_have_one_bucket_and_hide_behind_the_stages_before():
+def test_later_stages_have_one_bucket_and_hide_while_other_stages_run():
     layout = replace(BOTH, pipeline_size=2, data_size=4)
     whole_us, gather_us = reduce_scatter_us(8 * ELEMENTS, 4, LINK), all_gather_us(4 * ELEMENTS, 4, LINK)
     first = RankTimes(forward_us=[1e9], backward_us=[1e9])
     part_us = reduce_scatter_us(4 * ELEMENTS, 4, LINK) + all_gather_us(2 * ELEMENTS, 4, LINK)
     for before_us in (0.0, 1e9):
-        last = RankTimes(forward_us=[1e9], backward_us=[1e9], forward_before_us=before_us, backward_before_us=before_us)
+        last = RankTimes(forward_us=[1e9], backward_us=[1e9], before_us=before_us, after_us=before_us)
         expected = part_us if before_us else whole_us + gather_us
         assert shown(layout, [[[BLOCK] * 2]] * 2, [first, last]) == pytest.approx(expected)
 
@@ -92,7 +92,7 @@ def test_a_chunk_is_reduced_while_the_chunks_before_it_run_backward():
 @pytest.mark.parametrize("times", [(0.0, 0.0), (3e3, 7e3), (1e9, 1e9)])
 def test_the_bound_is_below_what_shows(layout, times):
     held = [BLOCK] * 4
-    _, step = bucketed_tails([[held]], alone(*times), layout, CLUSTER, DEVICE)
+    _, step = step_tails([[held]], alone(*times), layout, CLUSTER, DEVICE)
     bound = least_tail_us(held, held, layout, CLUSTER, DEVICE)
     assert 0 < bound <= step.total_us * (1 + 1e-12)
     if layout is NEITHER:
@@ -101,5 +101,5 @@ def test_the_bound_is_below_what_shows(layout, times):
 
 def test_with_overlap_the_bound_has_the_bucket_that_always_shows():
     held = [BLOCK] * 4
-    _, step = bucketed_tails([[held]], alone(1e12, 1e12), BOTH, CLUSTER, DEVICE)
+    _, step = step_tails([[held]], alone(1e12, 1e12), BOTH, CLUSTER, DEVICE)
     assert least_tail_us(held, held, BOTH, CLUSTER, DEVICE) == pytest.approx(step.total_us)

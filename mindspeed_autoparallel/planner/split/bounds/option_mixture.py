@@ -188,7 +188,7 @@ class Mixture:
         ticks = cut.forwards[stage] * int(table.forward[option]) + cut.backwards[stage] * int(
             table.backward[stage][option]
         )
-        return (ticks + (int(table.tail[option]) if cut.tail_stage == stage else 0)) / self.unit
+        return (ticks + (int(table.tail[stage][option]) if cut.tail_stage == stage else 0)) / self.unit
 
     def _add_column(self, stage: int, option: int) -> bool:
         if (stage, option) in self._present or self.table.backward[stage][option] >= NEVER:
@@ -216,7 +216,7 @@ class Mixture:
             tails = float(sum(weight for weight, cut in zip(weights, cuts, strict=True) if cut.tail_stage == stage))
             base = forwards[stage] * table.forward[options] - table.counts[options] @ prices[stage]
             if tails:
-                base = base + tails * table.tail[options]
+                base = base + tails * table.tail[stage][options]
             while True:
                 cost = base + backwards[stage] * table.backward[stage][options]
                 best = int(numpy.argmin(cost))
@@ -255,7 +255,7 @@ class Mixture:
             if share > 1e-9:
                 forward[stage] += share * table.forward[option]
                 backward[stage] += share * table.backward[stage][option]
-                tail[stage] += share * table.tail[option]
+                tail[stage] += share * table.tail[stage][option]
         if self.known is None:
             return False
         # What others found comes first: it need not be replayed.

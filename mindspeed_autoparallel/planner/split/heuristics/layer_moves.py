@@ -158,7 +158,7 @@ class LayerMoves:
         if kinds is None:
             return none
         tail = 0
-        for row in self.problem.tails:
+        for row in self.problem.tails_at(stage):
             some = any(n and ticks for n, ticks in zip(held, row.by_segment, strict=True))
             tail = max(tail, sum(n * t for n, t in zip(held, row.by_segment, strict=True)) + row.fixed * some)
         forward = sum(n * t for n, t in zip(held, self._forward, strict=True))

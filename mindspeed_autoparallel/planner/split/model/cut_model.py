@@ -212,7 +212,7 @@ class CutModel:
 def tail_rows(problem: SplitProblem, x: Any, stage: int) -> list[tuple[list[tuple[int, Any]], int]]:
     """Return rows below the stage's tail: (coefficient, variable) pairs, and a constant."""
     rows = []
-    for tail in problem.tails if stage >= 0 else ():
+    for tail in problem.tails_at(stage) if stage >= 0 else ():
         terms = [
             (ticks, row[v])
             for ticks, kinds in zip(tail.by_segment, x, strict=True)

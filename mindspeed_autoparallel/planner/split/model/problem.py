@@ -69,6 +69,8 @@ class PostPipelineTime:
     """Ticks that one layer of each segment adds; negative where it hides more than it adds. No stage's is below 0."""
     fixed: int = 0
     """Added on stages with a layer whose ticks are not 0."""
+    first_only: bool = False
+    """Whether the row counts on the first stage alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +181,10 @@ class SplitProblem:
             raise ConfigError(
                 f"the layers need {memory:,} bytes in all, more than {MOST_MEMORY:,}: check the model's sizes."
             )
+
+    def tails_at(self, stage: int) -> tuple[PostPipelineTime, ...]:
+        """Return rows of a stage's tail."""
+        return tuple(tail for tail in self.tails if stage == 0 or not tail.first_only)
 
     @property
     def num_virtual(self) -> int:

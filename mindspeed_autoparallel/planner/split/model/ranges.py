@@ -161,7 +161,13 @@ class Chain:
                 fits &= end == self.num_layers
             low, high = start[fits], end[fits]
             found.append(
-                Ranges(low, high, forward[high] - forward[low], backward[high] - backward[low], self._tails(low, high))
+                Ranges(
+                    low,
+                    high,
+                    forward[high] - forward[low],
+                    backward[high] - backward[low],
+                    self._tails(stage, low, high),
+                )
             )
         return found
 
@@ -181,11 +187,11 @@ class Chain:
         ranges.backward = ranges.backward + extra
         ranges.keep(extra < NEVER)
 
-    def _tails(self, start: Array, end: Array) -> Array:
+    def _tails(self, stage: int, start: Array, end: Array) -> Array:
         """Return what a stage with each range does after the pipeline."""
         held = self.counts[:, end] - self.counts[:, start]
         length: Array = numpy.zeros(numpy.shape(start), dtype=numpy.int64)
-        for tail in self.problem.tails:
+        for tail in self.problem.tails_at(stage):
             ticks = numpy.array(tail.by_segment)
             fixed = numpy.where((ticks != 0) @ held > 0, tail.fixed, 0)
             length = numpy.maximum(length, ticks @ held + fixed)
@@ -208,7 +214,7 @@ class Chain:
             return None
         forward = sum(count * segment.forward for count, segment in zip(held, segments, strict=True))
         backward = sum(count * segment.backward for count, segment in zip(held, segments, strict=True))
-        return forward, backward + kinds[0], int(self._tails(start, end))
+        return forward, backward + kinds[0], int(self._tails(stage, start, end))
 
     def placement(self, ends: list[int]) -> Placement:
         """Return the plan whose stage s holds the layers up to ``ends[s]``."""

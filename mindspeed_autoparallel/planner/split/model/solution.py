@@ -136,7 +136,7 @@ def longest_tail(problem: SplitProblem, placement: object) -> tuple[int, float]:
     for stage in range(problem.num_stages):
         chunks = range(stage, problem.num_virtual, problem.num_stages)
         length: float = 0
-        for tail in problem.tails:
+        for tail in problem.tails_at(stage):
             held = [(t, row[v]) for t, row in zip(tail.by_segment, rows, strict=True) for v in chunks if t and row[v]]
             length = max(length, sum(t * count for t, count in held) + (tail.fixed if held else 0))
         tails.append(length)
@@ -154,7 +154,10 @@ def tails_of(problem: SplitProblem, held: Array) -> tuple[Array, Array]:
     for tail in problem.tails:
         ticks = numpy.array(tail.by_segment)
         some = by_rank[:, :, ticks != 0].any(axis=2)
-        length = numpy.maximum(length, by_rank @ ticks + numpy.where(some, tail.fixed, 0))
+        row = by_rank @ ticks + numpy.where(some, tail.fixed, 0)
+        if tail.first_only:
+            row[:, 1:] = 0
+        length = numpy.maximum(length, row)
     return length.argmax(axis=1), length.max(axis=1)
 
 

@@ -33,7 +33,8 @@ class StageOptions:
             self.counts = listed
         self.forward: Array = self.counts @ numpy.array([s.forward for s in problem.segments])
         self._plain: Array = self.counts @ numpy.array([s.backward for s in problem.segments])
-        self.tail: Array = self._tails()
+        self.tail: list[Array] = [self._tails(stage) for stage in range(problem.num_stages)]
+        """By stage."""
         self.backward: list[Array] = []
         """By stage: a bound, or exact."""
         self._exact: list[Array] = []
@@ -77,9 +78,9 @@ class StageOptions:
                 kept &= counts[:, k] <= counts[:, segment.beside]
         return counts[kept] if kept.sum() <= SETTINGS.options_most_options else None
 
-    def _tails(self) -> Array:
+    def _tails(self, stage: int) -> Array:
         length: Array = numpy.zeros(len(self.counts), dtype=numpy.int64)
-        for tail in self.problem.tails:
+        for tail in self.problem.tails_at(stage):
             ticks = numpy.array(tail.by_segment)
             fixed = numpy.where(self.counts[:, ticks != 0].any(axis=1), tail.fixed, 0)
             length = numpy.maximum(length, self.counts @ ticks + fixed)

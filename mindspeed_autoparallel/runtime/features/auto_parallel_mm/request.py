@@ -58,7 +58,10 @@ class SearchRequest(MeasuringRequest):
     sequence_parallel: bool
     distributed_optimizer: bool
     overlap_gradient_reduce: bool
-    """The script's own switch, which every layout is priced with."""
+    """The script's own switch, which every layout is priced with; so are the next two."""
+    overlap_parameter_gather: bool
+    bucket_elements: int
+    """``--ddp-bucket-size``; 0: Megatron's default."""
     num_heads: tuple[int, ...]
     """Attention heads and key/value groups of every module: each must be divisible by TP."""
     time_limit_s: float
@@ -168,6 +171,8 @@ def read_request(arguments: argparse.Namespace) -> SearchRequest:
         sequence_parallel=bool(arguments.sequence_parallel or getattr(arguments, "num_experts", None)),
         distributed_optimizer=bool(arguments.use_distributed_optimizer),
         overlap_gradient_reduce=bool(getattr(arguments, "overlap_grad_reduce", False)),
+        overlap_parameter_gather=bool(getattr(arguments, "overlap_param_gather", False)),
+        bucket_elements=int(getattr(arguments, "ddp_bucket_size", None) or 0),
         num_heads=_heads(arguments, description),
         time_limit_s=float(flags.auto_parallel_time_limit_s),
         output_dir=Path(flags.auto_parallel_output_dir).resolve(),

@@ -54,6 +54,8 @@ def _space(request: SearchRequest) -> SpaceOptions:
         group_sizes=request.group_sizes,
         standalone_ends=request.standalone_ends,
         overlap_gradient_reduce=request.overlap_gradient_reduce,
+        overlap_parameter_gather=request.overlap_parameter_gather,
+        bucket_elements=request.bucket_elements,
     )
 
 

@@ -18,10 +18,9 @@ def switches(context: SearchContext) -> Dimensions:
     gathering = context.has("overlap_param_gather")
     if not gathering:
         context.left_out["overlap of parameter gathering"] = "this Megatron has no --overlap-param-gather"
-    bucket = context.value("ddp_bucket_size")
     return Dimensions(
         recompute=recompute_kinds(context),
         uneven_stages=uneven,
-        bucket_elements=int(bucket) if bucket else None,
+        bucket_elements=int(context.value("ddp_bucket_size") or 0),
         overlap_parameter_gather=(True, False) if gathering else (False,),
     )
