@@ -9,9 +9,13 @@ import argparse
 import json
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from mindspeed_autoparallel.predict.answers import Answer
+if TYPE_CHECKING:
+    from mindspeed_autoparallel.cost.device import Device
+    from mindspeed_autoparallel.predict.answers import Answer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,6 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--request", type=Path, required=True, metavar="FILE", help="JSON file with the requests")
     parser.add_argument(
         "--device-file", type=Path, action="append", default=[], help="a device of your own (repeatable)"
+    )
+    parser.add_argument(
+        "--page",
+        type=Path,
+        metavar="FILE",
+        help="write the page of the answer here; of several requests a page each, FILE with the number in its name",
     )
     parser.add_argument("--json", action="store_true", help="print JSON only")
 
@@ -40,8 +50,11 @@ def run(arguments: argparse.Namespace) -> int:
     from mindspeed_autoparallel.predict.predict import predict
 
     devices = tuple(read_device(path) for path in arguments.device_file)
-    result = predict(read_json(arguments.request, "request file"), devices)
+    document = read_json(arguments.request, "request file")
+    result = predict(document, devices)
     answers = result["predictions"]
+    if arguments.page is not None:
+        _write_pages(document["requests"] if isinstance(document, dict) else document, answers, devices, arguments.page)
     if arguments.json:
         print(json.dumps(result))
     else:
@@ -56,6 +69,22 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"none of {len(answers)} requests could be answered; the first: {answers[0]['reason']}", file=sys.stderr)
         return 2
     return 0
+
+
+def _write_pages(requests: Sequence[Any], answers: Sequence[Answer], devices: tuple[Device, ...], page: Path) -> None:
+    """Write a page for every request that was answered."""
+    from mindspeed_autoparallel.cli._launch import flags_line
+    from mindspeed_autoparallel.files import write_text_atomic
+    from mindspeed_autoparallel.predict.priced_plan import priced_plan
+    from mindspeed_autoparallel.report import render_page
+
+    for number, (request, answer) in enumerate(zip(requests, answers, strict=True), start=1):
+        if answer["status"] == "error":
+            continue
+        path = page if len(requests) == 1 else page.with_stem(f"{page.stem}-{number}")
+        plan = priced_plan(request, devices)
+        write_text_atomic(path, render_page(plan, flags_line(plan, int(request["model"].get("mtp_layers") or 0))))
+        print(f"page: {path}", file=sys.stderr)
 
 
 def _print_table(answers: list[Answer]) -> None:

@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-workers", type=int, default=0, help="processes (default: one per core); same plans")
     _plan_answer.add_tokens(parser)
     _script.add_argument(parser)
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write the page of the first plan here")
     parser.add_argument("--json", action="store_true", help="print JSON only")
 
 
@@ -85,6 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
         print("interrupted: the best plans so far", file=sys.stderr, flush=True)
     if arguments.script is not None:
         _script.write_script(tuned.plans[0], arguments.script, tuned.requests[0]["model"])
+    if arguments.page is not None:
+        _write_page(tuned, arguments.page)
     result = _document(tuned)
     if arguments.what_to_measure and interrupt is None:
         result["decision"] = _decision(tuned.requests, result["top"], devices)
@@ -96,6 +99,16 @@ def run(arguments: argparse.Namespace) -> int:
         print("\n".join(answer_lines(tuned.plans[0], tokens)))
         _print(result)
     return 0 if interrupt is None else exit_code_of(interrupt)
+
+
+def _write_page(tuned: Tuned, path: Path) -> None:
+    from mindspeed_autoparallel.cli._launch import flags_line
+    from mindspeed_autoparallel.files import write_text_atomic
+    from mindspeed_autoparallel.report import render_page
+
+    first, model = tuned.plans[0], tuned.requests[0]["model"]
+    write_text_atomic(path, render_page(first, flags_line(first, int(model.get("mtp_layers") or 0))))
+    print(f"page: {path}", file=sys.stderr)
 
 
 def _document(tuned: Tuned) -> dict[str, Any]:

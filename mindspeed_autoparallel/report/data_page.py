@@ -18,10 +18,9 @@ from mindspeed_autoparallel.data.statistics import (
     summarize,
     unseen_share,
 )
-from mindspeed_autoparallel.report.assets import read_asset
+from mindspeed_autoparallel.report.document import document
 from mindspeed_autoparallel.report.markup import draw_tiles, element, percent, table, text
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _WIDTH, _HEIGHT, _FOOT = 640, 180, 18
 _LEFT, _TOP = 56, 22
 """Beside the bars, for the axis of samples."""
@@ -29,7 +28,7 @@ _CELL = 22
 
 
 def render_data_page(data: Distribution) -> str:
-    """Return a self-contained page: no scripts, no network, every name escaped."""
+    """Return a self-contained page: no network, every name escaped."""
     rows = summarize(data)
     sections = [("sizes", "Sizes of samples", _sizes(rows, data))]
     sections += [(row.name, row.name.capitalize(), _column(row, data)) for row in rows]
@@ -47,13 +46,7 @@ def render_data_page(data: Distribution) -> str:
         + "".join(element("section", element("h2", text(name)) + inner, id=key) for key, name, inner in sections)
         + element("footer", text(f"sha256 of the records: {data.source.sha256}"))
     )
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{text(title)}</title>\n<style>{read_asset('report.css')}{read_asset('data.css')}</style>\n</head>\n"
-        f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
-    )
+    return document(title, body, styles=("data.css",))
 
 
 def _headline(data: Distribution) -> str:

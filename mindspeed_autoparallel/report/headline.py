@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspeed_autoparallel.spec.plan import Plan
+from mindspeed_autoparallel.spec.plan import EDITED, Plan
 from mindspeed_autoparallel.units import format_us
 
 Data = dict[str, Any]
@@ -33,6 +33,7 @@ def headline(plan: Plan) -> Data:
         "tokens_per_s": plan.throughput_tokens_per_s_per_device * plan.cluster.num_devices,
         "bubble_fraction": plan.step.bubble_fraction,
         "pass_overhead_us": pass_overhead_us(plan),
+        "searched": search.status != EDITED,
         "proved": search.status == "optimal" and not _loses(plan),
         "proof": proof(plan),
         "lower_bound_us": search.lower_bound_us,
@@ -65,6 +66,8 @@ def pass_overhead_us(plan: Plan) -> float:
 def proof(plan: Plan) -> str:
     """Return ``proved optimal in 0.4 s`` or how far the bound is, and of what where something was left out."""
     search = plan.search
+    if search.status == EDITED:
+        return "priced as it is, nothing was searched"
     unmeasured = sum(verdict.outcome == "unmeasured" for verdict in search.verdicts)
     limits = [f"among splits that this host runs: {search.scope}"] if search.scope else []
     if unmeasured:
@@ -106,7 +109,7 @@ def warnings(plan: Plan) -> list[str]:
     faster = min((other for other in plan.alternatives), key=lambda other: other.step_us, default=None)
     if faster is not None and faster.step_us < plan.step.total_us:
         found.append(f"Another plan is faster: {faster.layout.label()} with {format_us(faster.step_us)}.")
-    elif plan.search.status != "optimal":
+    elif plan.search.status not in ("optimal", EDITED):
         why = "The search stopped before a proof"
         if plan.search.status == "improved":
             why = "Layers of pipelines were moved between stages step by step"

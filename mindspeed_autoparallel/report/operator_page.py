@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspeed_autoparallel.report.assets import read_asset, script_policy
-from mindspeed_autoparallel.report.markup import colour, draw_tiles, element, embedded, legend, percent, table, text
+from mindspeed_autoparallel.report.document import document
+from mindspeed_autoparallel.report.markup import colour, draw_tiles, element, legend, percent, table, text
 from mindspeed_autoparallel.report.operator_graph import draw_graph
 from mindspeed_autoparallel.report.operator_tables import draw_constraints, draw_explorer, draw_moves
 from mindspeed_autoparallel.units import format_bytes, format_us
@@ -45,14 +45,12 @@ def render_operator_page(values: Data) -> str:
         + "".join(element("section", element("h2", text(name)) + drawn, id=key) for key, name, drawn in sections)
         + element("footer", "Bytes are predictions: what one device sends for one step.")
     )
-    script = read_asset("operator_tree.js") + read_asset("operator_view.js")
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{script_policy(script)}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{text(title)}</title>\n<style>{read_asset('report.css')}{read_asset('operators.css')}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n"
-        f'<script type="application/json" id="explorer-data">{embedded(values["tree"])}</script>\n'
-        f"<script>{script}</script>\n</body>\n</html>\n"
+    return document(
+        title,
+        body,
+        styles=("operators.css",),
+        scripts=("operator_tree.js", "operator_view.js"),
+        values={"explorer-data": values["tree"]},
     )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from mindspeed_autoparallel.report import data, encoders, search_sections, sections, spread
-from mindspeed_autoparallel.report.assets import read_asset, script_policy
-from mindspeed_autoparallel.report.markup import element, embedded, text
+from mindspeed_autoparallel.report.document import document
+from mindspeed_autoparallel.report.markup import element, text
 from mindspeed_autoparallel.spec.plan import Plan
 
 SECTIONS = (
@@ -27,7 +27,6 @@ def render_page(plan: Plan, flags: str = "") -> str:
     """Return a self-contained page: headline, why, stages, memory, data, timeline, alternatives, what was ruled out,
     commands, provenance. ``flags``: the line of the host's flags to paste, where the caller has it."""
     values: dict[str, Any] = {**data.report_data(plan), "flags": flags}
-    script = read_asset("report.js")
     shown = [part for part in SECTIONS if part[0] not in ("encoders", "data") or values[part[0]] is not None]
     links = "".join(element("a", text(title), href=f"#{name}") for name, title, _ in shown)
     body = [
@@ -37,13 +36,4 @@ def render_page(plan: Plan, flags: str = "") -> str:
         element("footer", text(f"mindspeed-autoparallel {plan.tool_version}. Times and memory are predictions.")),
     ]
     title = f"{values['headline']['layout']} · {values['headline']['model']}"
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{script_policy(script)}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{text(title)}</title>\n<style>{read_asset('report.css')}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join(body)
-        + '\n</main>\n<div id="tip" role="tooltip"></div>\n'
-        f'<script type="application/json" id="timeline-data">{embedded(values["timeline"])}</script>\n'
-        f"<script>{script}</script>\n</body>\n</html>\n"
-    )
+    return document(title, "\n".join(body), scripts=("report.js",), values={"timeline-data": values["timeline"]})

@@ -57,13 +57,12 @@ def headline(values: Data) -> str:
         ("1 T tokens", f"{answer['days_per_trillion']:,.1f} days", "of training"),
         ("Memory left", format_bytes(answer["headroom_bytes"]), answer["memory"]),
         ("Bubble", percent(head["bubble_fraction"]), "of the pipeline, average rank"),
-        ("Gap to the bound", percent(head["gap_fraction"]), bound),
+        *([("Gap to the bound", percent(head["gap_fraction"]), bound)] if head["searched"] else []),
         *([("Without a search", *gain)] if values["baselines"][1:] else []),
     ]
     notes = "".join(element("li", text(warning)) for warning in head["warnings"])
-    button = element("button", "Light / dark", id="theme", type="button")
     return (
-        element("header", title + button)
+        element("header", title)
         + (element("ul", notes, class_="warnings", aria_label="Warnings") if notes else "")
         + draw_tiles(tiles)
     )
@@ -116,42 +115,77 @@ def why(values: Data) -> str:
 
 
 def stages(values: Data) -> str:
-    """Return layers and recompute of every module, and times, per stage."""
+    """Return layers and recompute of every module, and times, per stage; with virtual stages a row per rank."""
     rows = values["stages"]
     names = list(dict.fromkeys(part["name"] for row in rows for part in row["modules"]))
-    most = {name: max(p["num_layers"] for row in rows for p in row["modules"] if p["name"] == name) for name in names}
-    slowest = max(row["forward_us"] + row["backward_us"] for row in rows) or 1.0
-    virtual = any(row["chunk"] for row in rows)
-    drawn = []
-    for row in rows:
-        held = {part["name"]: part for part in row["modules"]}
-        times = element("i", class_="forward", style=width(row["forward_us"] / slowest))
-        times += element("i", class_="backward", style=width(row["backward_us"] / slowest))
-        peak = format_bytes(row["peak_bytes"]) if row["peak_bytes"] is not None and row["chunk"] == 0 else ""
-        drawn.append(
-            [
-                text(row["stage"]),
-                *([text(f"{row['rank']} / {row['chunk']}")] if virtual else []),
-                *(_module(held.get(name), index, most[name]) for index, name in enumerate(names, FIRST_MODULE)),
-                f"{row['forward_us'] / US_PER_MS:.1f}",
-                f"{row['backward_us'] / US_PER_MS:.1f}",
-                element("div", times, class_="mini", style="min-width:110px"),
-                peak,
-            ]
-        )
-    header = ["stage", *(["rank / chunk"] if virtual else []), *names]
-    header += ["forward ms", "backward ms", "per microbatch", "peak"]
-    last = len(header) - 1
     note = "Layers by number, and how many of them are computed again in the backward pass."
     if overhead_us := values["headline"]["pass_overhead_us"]:
         note += f" Every forward and backward takes {format_us(overhead_us)} more, outside of the blocks."
     marks = [("forward", "forward"), ("backward", "backward, with recompute"), ("c7 hatch", "recomputed layers")]
-    return (
-        element("h2", "Stages")
-        + element("p", text(note), class_="sub")
-        + legend(names, marks, FIRST_MODULE)
-        + table(header, drawn, (last - 3, last - 2, last))
-    )
+    drawn = _by_chunk(rows, names) if any(row["chunk"] for row in rows) else _by_stage(rows, names)
+    return element("h2", "Stages") + element("p", text(note), class_="sub") + legend(names, marks, FIRST_MODULE) + drawn
+
+
+def _by_stage(rows: list[Data], names: list[str]) -> str:
+    most, slowest = _most_layers(rows), _slowest_us(rows)
+    drawn = []
+    for row in rows:
+        held = {part["name"]: part for part in row["modules"]}
+        drawn.append(
+            [
+                text(row["stage"]),
+                *(_module(held.get(name), index, most[name]) for index, name in enumerate(names, FIRST_MODULE)),
+                f"{row['forward_us'] / US_PER_MS:.1f}",
+                f"{row['backward_us'] / US_PER_MS:.1f}",
+                _passes(row, slowest, 110),
+                format_bytes(row["peak_bytes"]) if row["peak_bytes"] is not None else "",
+            ]
+        )
+    header = ["stage", *names, "forward ms", "backward ms", "per microbatch", "peak"]
+    last = len(header) - 1
+    return table(header, drawn, (last - 3, last - 2, last))
+
+
+def _by_chunk(rows: list[Data], names: list[str]) -> str:
+    """Return a row per rank and a column per chunk."""
+    most, slowest = _most_layers(rows), _slowest_us(rows)
+    ranks: dict[int, list[Data]] = {}
+    for row in rows:
+        ranks.setdefault(row["rank"], []).append(row)
+    drawn = []
+    for rank, own in ranks.items():
+        cells = []
+        for row in own:
+            held = {part["name"]: part for part in row["modules"]}
+            parts = [_module(held[n], i, most[n]) for i, n in enumerate(names, FIRST_MODULE) if n in held]
+            cells.append("".join(parts) + _passes(row, slowest, 90))
+        total_us = sum(row["forward_us"] + row["backward_us"] for row in own)
+        peak = own[0]["peak_bytes"]
+        drawn.append(
+            [text(rank), *cells, f"{total_us / US_PER_MS:.1f}", format_bytes(peak) if peak is not None else ""]
+        )
+    chunks = max(map(len, ranks.values()))
+    header = ["rank", *(f"chunk {chunk}" for chunk in range(chunks)), "ms per microbatch", "peak"]
+    return table(header, drawn, (chunks + 1, chunks + 2))
+
+
+def _most_layers(rows: list[Data]) -> dict[str, int]:
+    most: dict[str, int] = {}
+    for part in (part for row in rows for part in row["modules"]):
+        most[part["name"]] = max(most.get(part["name"], 0), part["num_layers"])
+    return most
+
+
+def _slowest_us(rows: list[Data]) -> float:
+    return max(row["forward_us"] + row["backward_us"] for row in rows) or 1.0
+
+
+def _passes(row: Data, slowest_us: float, least_px: int) -> str:
+    """Return a bar of a stage's forward and backward."""
+    bar = element("i", class_="forward", style=width(row["forward_us"] / slowest_us))
+    bar += element("i", class_="backward", style=width(row["backward_us"] / slowest_us))
+    tip = f"forward {format_us(row['forward_us'])}, backward {format_us(row['backward_us'])}"
+    return element("div", bar, class_="mini", style=f"min-width:{least_px}px", data_tip=tip)
 
 
 def _module(part: Data | None, index: int, most: int) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from mindspeed_autoparallel.report.assets import read_asset, script_policy
-from mindspeed_autoparallel.report.markup import element, text
+from mindspeed_autoparallel.report.document import document
+from mindspeed_autoparallel.report.markup import element, table, text
 from mindspeed_autoparallel.spec.sharded import ShardedDecisions
 from mindspeed_autoparallel.spec.sharded_plan import ShardedOutcome, ShardedPlan
 from mindspeed_autoparallel.units import format_bytes, format_us
@@ -70,46 +70,42 @@ def _compared(outcome: ShardedOutcome, plan: ShardedPlan) -> str:
 
 def render_sharded_page(plan: ShardedPlan) -> str:
     """Return the plan as one HTML file: no network, no other files; every value is escaped."""
-    memory = [[name, format_bytes(size)] for name, size in plan.memory.terms.items()]
-    steps = [[name.removesuffix("_us").replace("_", " "), format_us(value)] for name, value in vars(plan.step).items()]
+    memory = [[text(name), format_bytes(size)] for name, size in plan.memory.terms.items()]
+    steps = [
+        [text(name.removesuffix("_us").replace("_", " ")), format_us(value)] for name, value in vars(plan.step).items()
+    ]
     others = [
-        [one.name, format_us(one.step.total_us), format_bytes(one.memory.peak_bytes), "yes" if one.feasible else "no"]
+        [
+            text(one.name),
+            format_us(one.step.total_us),
+            format_bytes(one.memory.peak_bytes),
+            "yes" if one.feasible else "no",
+        ]
         for one in (*plan.baselines, *plan.alternatives)
     ]
     verdicts = [
         [
-            one.sizes.label(),
-            one.outcome,
+            text(one.sizes.label()),
+            text(one.outcome),
             "" if one.step_us is None else format_us(one.step_us),
             "" if one.lower_bound_us is None else format_us(one.lower_bound_us),
-            one.reason,
+            text(one.reason),
         ]
         for one in plan.search.verdicts[:_MOST_ROWS]
     ]
     sections = [
         ("The plan", "".join(element("p", text(line)) for line in text_lines(plan))),
-        ("Step", _table(["part", "time"], steps)),
-        ("Memory at the peak", _table(["term", "bytes"], memory)),
-        ("Compared", _table(["configuration", "step", "peak", "fits"], others)),
-        ("Sizes", _table(["sizes", "outcome", "step", "at least", "reason"], verdicts)),
+        ("Step", table(["part", "time"], steps)),
+        ("Memory at the peak", table(["term", "bytes"], memory)),
+        ("Compared", table(["configuration", "step", "peak", "fits"], others)),
+        ("Sizes", table(["sizes", "outcome", "step", "at least", "reason"], verdicts)),
         ("Searched", element("p", text(plan.search.scope)) + _notes(plan)),
     ]
     body = "\n".join(element("section", element("h2", text(title)) + content) for title, content in sections)
     title = f"{plan.decisions.sizes.label()} · {plan.model}"
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{script_policy()}">\n'
-        f"<title>{text(title)}</title>\n<style>{read_asset('report.css')}</style>\n</head>\n<body>\n<main>\n"
-        f"{element('h1', text(title))}\n{body}\n"
-        + element("footer", text(f"mindspeed-autoparallel {plan.tool_version}. Times and memory are predictions."))
-        + "\n</main>\n</body>\n</html>\n"
-    )
+    foot = element("footer", text(f"mindspeed-autoparallel {plan.tool_version}. Times and memory are predictions."))
+    return document(title, f"{element('h1', text(title))}\n{body}\n{foot}")
 
 
 def _notes(plan: ShardedPlan) -> str:
     return "".join(element("p", text(note)) for note in plan.profile.notes)
-
-
-def _table(heads: list[str], rows: list[list[str]]) -> str:
-    head = element("tr", "".join(element("th", text(one)) for one in heads))
-    return element("table", head + "".join(element("tr", "".join(element("td", text(c)) for c in row)) for row in rows))

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from mindspeed_autoparallel.report.assets import read_asset, script_policy
+from mindspeed_autoparallel.report.document import document
 from mindspeed_autoparallel.report.markup import draw_tiles, element, table, text
 from mindspeed_autoparallel.report.table import aligned
 from mindspeed_autoparallel.report.tuning_result import Configuration, SampleSpread, TuningResult, Verified
@@ -202,13 +202,7 @@ def render_tuning_page(result: TuningResult) -> str:
         sections.insert(1, ("Measured", measured))
     body = "".join(element("section", element("h2", text(title)) + inner) for title, inner in sections)
     title = f"{result['top'][0]['label']} on {result['ranks']} devices"
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{script_policy()}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{text(title)}</title>\n<style>{read_asset('report.css')}</style>\n</head>\n<body>\n<main>\n"
-        f"<header><h1>{text(title)}</h1></header>\n{_tiles(result)}\n{body}\n</main>\n</body>\n</html>\n"
-    )
+    return document(title, f"<header><h1>{text(title)}</h1></header>\n{_tiles(result)}\n{body}")
 
 
 def _tiles(result: TuningResult) -> str:

@@ -1,9 +1,7 @@
-"use strict";
-/* global BOX, buildTree, place, openAtFirst, visit, nodeAt, cornerOf */
+/* global tr, BOX, buildTree, place, openAtFirst, visit, nodeAt, cornerOf */
 // Draws the module tree of a plan on a canvas: zoom, pan, open and close modules, find an operator by its name.
 const byId = id => document.getElementById(id);
 const style = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-window.addEventListener("error", event => { document.documentElement.dataset.error = event.message; });
 
 function bytes(value) {
   for (const [size, name] of [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]]) {
@@ -125,19 +123,19 @@ function explore(plan) {
     selected = node;
     const lines = [];
     if (node.op >= 0) {
-      lines.push(node.path, plan.kinds[plan.kind[node.op]] + ", output " + plan.shapes[plan.shape[node.op]]);
-      lines.push("cut on each mesh dim: " + cutName(plan.cuts[node.op]));
+      lines.push(node.path, tr("{}, output {}", plan.kinds[plan.kind[node.op]], plan.shapes[plan.shape[node.op]]));
+      lines.push(tr("cut on each mesh dim: {}", cutName(plan.cuts[node.op])));
     } else {
-      lines.push((node.path || "model") + ": " + node.count + " operators");
+      lines.push(tr("{}: {} operators", node.path || tr("model"), node.count));
       for (const [cut, number] of [...node.cuts].sort((a, b) => b[1] - a[1]).slice(0, 6)) {
-        lines.push(number + " cut by " + cutName(cut));
+        lines.push(tr("{} cut by {}", number, cutName(cut)));
       }
     }
-    lines.push("sent forward " + bytes(node.forward) + ", backward " + bytes(node.backward));
+    lines.push(tr("sent forward {}, backward {}", bytes(node.forward), bytes(node.backward)));
     for (let i = 0, told = 0; node.op >= 0 && i < plan.edges.length && told < 12; i += 4) {
       const [from, to, forward, backward] = plan.edges.slice(i, i + 4);
       if (to !== node.op && from !== node.op) continue;
-      const way = to === node.op ? "reads " + plan.names[from] : "is read by " + plan.names[to];
+      const way = to === node.op ? tr("reads {}", plan.names[from]) : tr("is read by {}", plan.names[to]);
       lines.push(way + (forward + backward ? ": " + bytes(forward) + " + " + bytes(backward) : ""));
       told++;
     }
@@ -178,7 +176,7 @@ function explore(plan) {
       top = corner.y + BOX.height / 2 - canvas.clientHeight / 2 / scale;
       return tell(leaves[at]);
     }
-    byId("explored").textContent = wanted.length ? "No operator has " + wanted.join(" and ") + " in its name." : "";
+    byId("explored").textContent = wanted.length ? tr("No operator has {} in its name.", wanted.join(tr(" and "))) : "";
   }
 
   const spot = event => {
@@ -234,7 +232,7 @@ function explore(plan) {
   byId("close-all").addEventListener("click", () => setOpen(openAtFirst(root, root.children.length), 0));
   byId("find").addEventListener("keydown", event => { if (event.key === "Enter") find(event.target.value); });
   addEventListener("resize", redraw);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { palette(); redraw(); });
+  addEventListener("pagechange", () => { palette(); redraw(); });
   palette();
   setOpen(open, 0.75);
 }

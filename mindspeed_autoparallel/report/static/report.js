@@ -1,6 +1,4 @@
-"use strict";
 const root = document.documentElement;
-window.addEventListener("error", event => { root.dataset.error = event.message; });
 const $ = id => document.getElementById(id);
 const css = name => getComputedStyle(root).getPropertyValue(name).trim();
 
@@ -25,18 +23,7 @@ document.addEventListener("focusin", event => {
 
 const redraws = [];
 const redraw = () => redraws.forEach(draw => draw());
-function setTheme(theme) {
-  if (theme) root.dataset.theme = theme; else delete root.dataset.theme;
-  redraw();
-}
-$("theme").addEventListener("click", () => {
-  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  setTheme(dark ? "light" : "dark");
-});
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-let before;
-addEventListener("beforeprint", () => { before = root.dataset.theme; setTheme("light"); });
-addEventListener("afterprint", () => setTheme(before));
+addEventListener("pagechange", redraw);
 
 // The filter of configurations: words that must all be there, and the outcomes chosen.
 const search = $("search");
@@ -60,9 +47,10 @@ if (search) {
       group.querySelector(".n").textContent = shown;
       total += shown;
     });
-    $("shown").textContent = total + " shown";
+    $("shown").textContent = tr("{} shown", total);
   };
   search.addEventListener("input", filter);
+  addEventListener("pagechange", filter);
   for (const button of document.querySelectorAll("[data-outcome]")) button.addEventListener("click", () => {
     button.setAttribute("aria-pressed", button.getAttribute("aria-pressed") !== "true");
     filter();
@@ -126,7 +114,7 @@ function timeline(data) {
     let drawn = 0;
     context.fillStyle = css("--soft");
     context.textAlign = "right";
-    context.fillText("busy", width - 4, axis / 2);
+    context.fillText(tr("busy"), width - 4, axis / 2);
     rows.forEach((row, rank) => {
       const y = axis + rank * rowHeight, height = rowHeight - (rowHeight > 16 ? 4 : 2);
       context.fillStyle = css("--idle");
@@ -134,7 +122,7 @@ function timeline(data) {
       drawn += blocks(context, row, y, height, left, inner, from, to, rowHeight >= 15);
       context.fillStyle = css(rank === highlighted ? "--ink" : "--soft");
       context.textAlign = "left";
-      context.fillText("rank " + rank, 2, y + height / 2 + 0.5);
+      context.fillText(tr("rank {}", rank), 2, y + height / 2 + 0.5);
       context.textAlign = "right";
       context.fillText((100 * data.busy[rank]).toFixed(0) + " %", width - 4, y + height / 2 + 0.5);
     });
@@ -205,16 +193,16 @@ function timeline(data) {
     const rank = Math.floor((event.clientY - box.top - axis) / rowHeight), at = timeAt(detail, event.clientX, from, to);
     if (rank < 0 || rank >= rows.length) return showTip("", 0, 0);
     const row = rows[rank], i = first(row, at);
-    let text = "Rank " + rank + ": " + data.labels[rank];
+    let text = tr("Rank {}", rank) + ": " + data.labels[rank];
     if (at >= from && at <= to) {
       if (i < row.length && row[i + 3] <= at) {
         text += "\n" + (row[i] === 2 ? data.names[row[i + 2]] :
-          (row[i] ? "backward" : "forward") + " of microbatch " + row[i + 2]) +
-          (data.num_chunks > 1 ? ", chunk " + row[i + 1] : "") +
-          "\n" + time(row[i + 4]) + ", starts at " + time(row[i + 3]);
+          tr(row[i] ? "backward of microbatch {}" : "forward of microbatch {}", row[i + 2])) +
+          (data.num_chunks > 1 ? tr(", chunk {}", row[i + 1]) : "") +
+          "\n" + tr("{}, starts at {}", time(row[i + 4]), time(row[i + 3]));
       } else {
         const past = i ? row[i - 2] + row[i - 1] : 0, next = i < row.length ? row[i + 3] : end;
-        text += "\nwaiting " + time(next - past);
+        text += "\n" + tr("waiting {}", time(next - past));
       }
     }
     if (rank !== highlighted) { highlighted = rank; draw(); }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -13,10 +15,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from example_pages import KINDS, example_page
 from example_plan import _step_us, example_plan
 
 from mindspeed_autoparallel.report import render_page
 from mindspeed_autoparallel.report.markup import term_colour
+from mindspeed_autoparallel.report.words import in_chinese, texts_of
 from mindspeed_autoparallel.spec.plan import EDITED, Plan
 
 VOID = {"meta", "input", "br", "link", "img"}
@@ -142,7 +146,7 @@ def test_every_verdict_is_on_the_page(page: str) -> None:
 
 def test_hostile_names_stay_text() -> None:
     checker = parse(render_page(hostile_plan()))
-    assert [tag for tag, _ in checker.seen].count("script") == 2
+    assert [tag for tag, _ in checker.seen].count("script") == 3
     assert not any(name.startswith("on") for _, attributes in checker.seen for name in attributes)
     assert "img" not in [tag for tag, _ in checker.seen]
     assert any(HOSTILE in word for word in checker.words)
@@ -260,7 +264,7 @@ def test_filter_zoom_tooltip_and_theme_do_what_they_say(page: str, tmp_path: Pat
 def test_the_policy_allows_the_pages_own_script_alone() -> None:
     page = render_page(example_plan())
     script = re.search(r"<script>(.*?)</script>", page, re.S)
-    assert script is not None and page.count("<script") == 2
+    assert script is not None and page.count("<script") == 3
     digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()
     assert f"script-src 'sha256-{digest}'" in page and "script-src 'unsafe-inline'" not in page
 
@@ -281,25 +285,72 @@ def test_flags_to_paste_are_on_the_page() -> None:
     assert "--tensor-model-parallel-size 2 &lt;x&gt;" in page
 
 
+_MEASURE = """
+<script>addEventListener("load", () => setTimeout(() => {
+  const language = document.getElementById("language");
+  const seen = () => ({
+    width: document.documentElement.scrollWidth,
+    wide: [...document.querySelectorAll("main *")].filter(one =>
+      one.getBoundingClientRect().right > innerWidth + 1 && !one.closest(".scroll")).slice(0, 5)
+      .map(one => one.tagName + "." + one.className),
+    heading: document.querySelector("h2").textContent, error: document.documentElement.dataset.error || "",
+  });
+  const told = [seen()];
+  language.click(); told.push(seen());
+  if (!location.hash) { language.click(); told.push(seen()); }
+  parent.postMessage({ name: window.name, told }, "*");
+}, 300));</script>
+"""
+_COLLECT = """
+<script>const told = {}; addEventListener("message", event => {
+  told[event.data.name] = event.data.told; document.documentElement.dataset.told = JSON.stringify(told);
+});</script>
+"""
+
+
 @needs_browser
 @pytest.mark.parametrize("width", [420, 1400])
-def test_no_page_is_wider_than_the_window(width: int, tmp_path: Path) -> None:
-    """In a frame of that width: browsers do not make windows as narrow as a phone. A screenshot lies beside it."""
-    (tmp_path / "inner").mkdir()
-    inner = tmp_path / "inner" / "page.html"
-    inner.write_text(
-        re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", render_page(example_plan())), "utf-8"
-    )
-    probe = (
-        "<script>document.addEventListener('DOMContentLoaded', () => setTimeout(() => parent.postMessage("
-        "document.documentElement.scrollWidth + ' ' + [...document.querySelectorAll('main *')].filter(one => "
-        "one.getBoundingClientRect().right > innerWidth + 1 && !one.closest('.scroll')).slice(0, 5)"
-        ".map(one => one.tagName + '.' + one.className).join(','), '*'), 300))</script>"
-    )
-    inner.write_text(inner.read_text("utf-8").replace("</head>", probe + "</head>"), "utf-8")
-    listen = "<script>addEventListener('message', told => document.documentElement.dataset.told = told.data)</script>"
-    frame = f'<html><head>{listen}</head><body><iframe src="inner/page.html" width="{width}" height="2400"></iframe></body></html>'
-    start, _ = opened(frame, tmp_path, "--virtual-time-budget=4000", f"--screenshot={tmp_path / 'page.png'}")
-    told = re.search(r'data-told="(\d+) ?([^"]*)"', start)
+def test_no_page_is_wider_than_the_window_in_either_language(width: int, tmp_path: Path) -> None:
+    """Every kind of page in a frame of that width: browsers do not make windows as narrow as a phone. With
+    ``SCREENSHOTS`` set to a folder, a picture of all of them lies there."""
+    folder = tmp_path / "inner"
+    folder.mkdir()
+    frames = ""
+    for kind in KINDS:
+        (folder / f"{kind}.html").write_text(
+            without_policy(example_page(kind)).replace("</head>", _MEASURE + "</head>"), "utf-8"
+        )
+        frames += f'<iframe name="{kind}" src="inner/{kind}.html" width="{width}" height="2400"></iframe><br>'
+    document = f"<html><head>{_COLLECT}</head><body>{frames}</body></html>"
+    start, _ = opened(document, tmp_path, "--virtual-time-budget=6000")
+    if "SCREENSHOTS" in os.environ:
+        picture = Path(os.environ["SCREENSHOTS"]).resolve() / f"pages-{width}.png"
+        size = f"--window-size={width + 40},{2420 * len(KINDS)}"
+        opened(document, tmp_path, "--virtual-time-budget=6000", size, f"--screenshot={picture}")
+    told = re.search(r'data-told="([^"]*)"', start)
     assert told is not None, start
-    assert int(told[1]) <= width, f"{told[1]} of {width} pixels: {told[2]}"
+    found = json.loads(html.unescape(told[1]))
+    assert sorted(found) == sorted(KINDS)
+    for kind, (english, chinese, again) in found.items():
+        for seen in (english, chinese):
+            assert seen["error"] == "" and seen["width"] <= width, f"{kind}: {seen}"
+            assert kind == "operators" or not seen["wide"], f"{kind}: {seen['wide']}"
+        assert chinese["heading"] != english["heading"] == again["heading"], kind
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_prose_of_every_page_has_a_translation(kind: str) -> None:
+    page = re.sub(r"<(script|style)[^>]*>.*?</\1>", "", example_page(kind), flags=re.DOTALL)
+    prose = [one for one in texts_of(page) if re.search(r"[a-z]{3,} [a-z]{2,} [a-z]{2,}", one)]
+    prose = [one for one in prose if not one.startswith(("mindspeed-autoparallel convert", "torchrun"))]
+    assert prose
+    assert [one for one in prose if in_chinese(one) is None] == []
+
+
+def test_a_translation_fills_its_places_in_order_or_by_number() -> None:
+    assert in_chinese("step") == "单步"
+    assert in_chinese("2 is 5.0% slower, 3 is 50.0% slower") == "2 慢 5.0%，3 慢 50.0%"
+    assert in_chinese("not proved: at most 8.7 % from the best possible, after 3.0 s") == (
+        "未证明最优：3.0 s 后，距可能的最优至多 8.7 %"
+    )
+    assert in_chinese("no such text at all") is None
