@@ -6,6 +6,8 @@ import argparse
 import shlex
 from typing import TYPE_CHECKING
 
+from mindspeed_autoparallel.errors import ConfigError
+
 if TYPE_CHECKING:
     from mindspeed_autoparallel.spec import Plan
 
@@ -19,10 +21,29 @@ def host_of(plan: Plan) -> str:
     return MINDSPEED_LLM if len(plan.model.modules) == 1 else MINDSPEED_MM
 
 
-def launch_flags(plan: Plan, host: str, num_mtp_layers: int = 0) -> list[str]:
+_LAYOUT_STRINGS, _FLEX_BACKENDS = (0, 13), (0, 15)
+"""First releases of Megatron-LM with ``--pipeline-model-parallel-layout`` and ``--moe-flex-dispatcher-backend``."""
+NEWEST = (0, 20)
+
+
+def release_of(text: str | None) -> tuple[int, int]:
+    """Return ``0.12`` or ``0.12.1`` as numbers; the newest release where ``text`` is ``None``."""
+    if text is None:
+        return NEWEST
+    numbers = text.removeprefix("core_").lstrip("vr").split(".")[:2]
+    if len(numbers) < 2 or not all(number.isdecimal() for number in numbers) or int(numbers[0]) > 9:
+        raise ConfigError(f"--megatron-release must be a release of Megatron-LM such as 0.12 or 0.16.1, got {text!r}.")
+    major, minor = map(int, numbers)
+    if (major, minor) < (0, 12):
+        raise ConfigError(f"--megatron-release {text}: flags are known for 0.12 and newer.")
+    return major, minor
+
+
+def launch_flags(plan: Plan, host: str, num_mtp_layers: int = 0, release: tuple[int, int] = NEWEST) -> list[str]:
     """Return the flags that say the plan's layout, switches and recompute to ``host``.
 
-    Raises ``PlanError`` for what no flag of the host says: ``--auto-parallel-plan`` trains such a plan.
+    ``release``: of Megatron-LM. Raises ``PlanError`` for what no flag of the host says: ``--auto-parallel-plan`` trains
+    such a plan.
     """
     from mindspeed_autoparallel.errors import PlanError
     from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
@@ -38,12 +59,12 @@ def launch_flags(plan: Plan, host: str, num_mtp_layers: int = 0) -> list[str]:
     if plan.layout.schedule == "gpipe":
         raise PlanError("Megatron has no schedule that runs all forwards first.")
     arguments = argparse.Namespace(microbatch_group_size_per_vp_stage=None, mtp_num_layers=num_mtp_layers)
-    if host == MEGATRON:
+    if host == MEGATRON and release >= _LAYOUT_STRINGS:
         arguments.pipeline_model_parallel_layout = None
-    else:
+    elif host != MEGATRON:
         arguments.num_layer_list = arguments.noop_layers = None
     stages = {**_stages(plan, arguments, stage_arguments(plan, arguments)), **group_arguments(plan, arguments)}
-    return [*native_flags(plan, stages), *switches(plan, host), *_recompute(plan)]
+    return [*native_flags(plan, stages), *switches(plan, host, release), *_recompute(plan)]
 
 
 def flags_line(plan: Plan, num_mtp_layers: int = 0) -> str:
@@ -68,7 +89,7 @@ def _stages(
     return {"num_layers_per_virtual_pipeline_stage": counts[0]} if plan.layout.virtual_size > 1 else {}
 
 
-def switches(plan: Plan, host: str) -> list[str]:
+def switches(plan: Plan, host: str, release: tuple[int, int] = NEWEST) -> list[str]:
     """Return the flags of switches that the plan's price rests on and that its sizes do not name."""
     layout = plan.layout
     words = ["--overlap-param-gather"] if layout.overlap_gradient_reduce and layout.distributed_optimizer else []
@@ -77,7 +98,8 @@ def switches(plan: Plan, host: str) -> list[str]:
     if layout.expert_size > 1:
         across = layout.expert_size * layout.ranks_of_expert > plan.cluster.devices_per_node
         # DeepEP, which sends a token to a node once, is NVIDIA's alone.
-        deep = ["flex", "--moe-flex-dispatcher-backend", "deepep"]
+        named = ["--moe-flex-dispatcher-backend", "deepep"] if release >= _FLEX_BACKENDS else ["--moe-enable-deepep"]
+        deep = ["flex", *named]
         words += ["--moe-token-dispatcher-type", *(deep if across and host == MEGATRON else ["alltoall"])]
     if layout.context_size > 1 and host != MEGATRON:
         words += ["--context-parallel-algo", "megatron_cp_algo"]

@@ -8,7 +8,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mindspeed_autoparallel.cli._launch import MEGATRON, MINDSPEED_MM, host_of, launch_flags, switches
+from mindspeed_autoparallel.cli._launch import (
+    MEGATRON,
+    MINDSPEED_MM,
+    NEWEST,
+    host_of,
+    launch_flags,
+    release_of,
+    switches,
+)
 from mindspeed_autoparallel.cost.analytic.fields import integer
 from mindspeed_autoparallel.errors import ConfigError, PlanError
 from mindspeed_autoparallel.files import write_together
@@ -43,12 +51,20 @@ def add_argument(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write the plan as a bash script: torchrun with the host's flags, or with --auto-parallel-plan",
     )
+    parser.add_argument(
+        "--megatron-release",
+        metavar="RELEASE",
+        help="Megatron-LM that --script is for, such as 0.12 (default: 0.15 and newer, whose flags are the same)",
+    )
 
 
 def check(arguments: argparse.Namespace) -> None:
     """Raise ``ConfigError`` where ``--script`` cannot be written, before anything is searched."""
     if arguments.script is None:
+        if arguments.megatron_release is not None:
+            raise ConfigError("--megatron-release is for --script, which writes flags of that release.")
         return
+    release_of(arguments.megatron_release)
     if not arguments.script.absolute().parent.is_dir() or arguments.script.is_dir():
         raise ConfigError(f"--script {arguments.script} must be a file in a folder that exists.")
     for flag in ("fsdp2", "hetero_parallel"):
@@ -81,18 +97,19 @@ def mtp_layers(shape: Mapping[str, object] | None) -> int:
     return integer(shape or {}, "mtp_layers", 0, "model", 0)
 
 
-def write_script(plan: Plan, path: Path, shape: Mapping[str, object] | None) -> None:
+def write_script(plan: Plan, path: Path, shape: Mapping[str, object] | None, release: tuple[int, int] = NEWEST) -> None:
     """Write launch lines of ``plan`` to ``path``, and beside it the plan where no flags describe it.
 
-    ``shape``: the model's sizes as a request has them, or ``None`` where only the user's own script has them.
+    ``release``: of Megatron-LM. ``shape``: the model's sizes as a request has them, or ``None`` where only the user's
+    own script has them.
     """
     host, mtp = host_of(plan), mtp_layers(shape)
     files: dict[Path, str] = {}
     plan_file = path.with_suffix(".plan.json")
     try:
-        layout, reason = launch_flags(plan, host, mtp), ""
+        layout, reason = launch_flags(plan, host, mtp, release), ""
     except PlanError as error:
-        layout = ["--auto-parallel-plan", plan_file.name, *switches(plan, host)]
+        layout = ["--auto-parallel-plan", plan_file.name, *switches(plan, host, release)]
         reason = str(error)
         files[plan_file] = plan.text()
     model = model_flags(shape, host) if shape is not None else None

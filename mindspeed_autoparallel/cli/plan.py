@@ -143,7 +143,7 @@ def _finish(arguments: argparse.Namespace, plan: Plan, profile: Profile, tokens:
         write_results(plan, arguments.out, profile)
     shape = _profile_source.model_shape(arguments)
     if arguments.script is not None:
-        _script.write_script(plan, arguments.script, shape)
+        _script.write_script(plan, arguments.script, shape, _launch.release_of(arguments.megatron_release))
     if arguments.json:
         print(json.dumps(json.loads(json_text(to_json(plan)))))
         return

@@ -74,6 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _write_pages(requests: Sequence[Any], answers: Sequence[Answer], devices: tuple[Device, ...], page: Path) -> None:
     """Write a page for every request that was answered."""
     from mindspeed_autoparallel.cli._launch import flags_line
+    from mindspeed_autoparallel.cli._script import mtp_layers
     from mindspeed_autoparallel.files import write_text_atomic
     from mindspeed_autoparallel.predict.priced_plan import priced_plan
     from mindspeed_autoparallel.report import render_page
@@ -83,7 +84,7 @@ def _write_pages(requests: Sequence[Any], answers: Sequence[Answer], devices: tu
             continue
         path = page if len(requests) == 1 else page.with_stem(f"{page.stem}-{number}")
         plan = priced_plan(request, devices)
-        write_text_atomic(path, render_page(plan, flags_line(plan, int(request["model"].get("mtp_layers") or 0))))
+        write_text_atomic(path, render_page(plan, flags_line(plan, mtp_layers(request["model"]))))
         print(f"page: {path}", file=sys.stderr)
 
 

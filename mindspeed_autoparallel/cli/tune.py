@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_autoparallel.cli import _plan_answer, _script
+from mindspeed_autoparallel.cli._launch import release_of
 from mindspeed_autoparallel.cli._progress import progress_of
 from mindspeed_autoparallel.interrupts import Stopped, exit_code_of
 
@@ -85,7 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
         tuned, interrupt = stopped.plan, stopped
         print("interrupted: the best plans so far", file=sys.stderr, flush=True)
     if arguments.script is not None:
-        _script.write_script(tuned.plans[0], arguments.script, tuned.requests[0]["model"])
+        release = release_of(arguments.megatron_release)
+        _script.write_script(tuned.plans[0], arguments.script, tuned.requests[0]["model"], release)
     if arguments.page is not None:
         _write_page(tuned, arguments.page)
     result = _document(tuned)
@@ -107,7 +109,7 @@ def _write_page(tuned: Tuned, path: Path) -> None:
     from mindspeed_autoparallel.report import render_page
 
     first, model = tuned.plans[0], tuned.requests[0]["model"]
-    write_text_atomic(path, render_page(first, flags_line(first, int(model.get("mtp_layers") or 0))))
+    write_text_atomic(path, render_page(first, flags_line(first, _script.mtp_layers(model))))
     print(f"page: {path}", file=sys.stderr)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from mindspeed_autoparallel.profiles.blocks import ModuleCost
 from mindspeed_autoparallel.profiles.measurement import MeasuredAt, Measurement
 
-_STATE = ("dense", "expert")
+_STATE = ("dense", "expert", "tied_copy")
 
 
 def interpolate(measurements: Sequence[Measurement], point: MeasuredAt) -> Measurement | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from functools import cache
+from functools import cache, lru_cache
 from html.parser import HTMLParser
 
 from mindspeed_autoparallel.report.assets import read_asset
@@ -30,21 +30,29 @@ def _catalogue() -> tuple[dict[str, str], list[tuple[re.Pattern[str], str]], dic
     return exact, patterns, held["script"]
 
 
+@lru_cache(maxsize=4096)
 def in_chinese(english: str) -> str | None:
     """Return the translation of a text; ``None`` where there is none."""
     exact, patterns, _ = _catalogue()
     if english in exact:
         return exact[english]
+    if (whole := _joined(english, in_part=False)) is not None:
+        return whole
     for pattern, chinese in patterns:
         if found := pattern.fullmatch(english):
             return _filled(chinese, [in_chinese(part) or part for part in found.groups()])
     if english.endswith(".") and (whole := in_chinese(english[:-1])) is not None:
         return f"{whole}。"
+    return _joined(english, in_part=True)
+
+
+def _joined(english: str, *, in_part: bool) -> str | None:
+    """Return the translation part by part; ``in_part``: parts without one stay as they are."""
     for joint, mark in _JOINTS:
         parts = english.split(joint)
         if len(parts) > 1:
             translated = [in_chinese(part) for part in parts]
-            if any(part is not None for part in translated):
+            if any(part is not None for part in translated) if in_part else all(translated):
                 return mark.join(old if new is None else new for old, new in zip(parts, translated, strict=True))
     return None
 

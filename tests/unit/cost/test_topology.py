@@ -90,14 +90,3 @@ def test_reduction_gathering_and_optimizer_by_hand(nodes: int, per_node: int) ->
     whole = post_pipeline_time(held, Layout(data_size=4, distributed_optimizer=False), cluster, DEVICE)
     assert whole.data_parallel_us == pytest.approx(all_reduce_us(4 * MIB, 4, link))
     assert whole.optimizer_us == pytest.approx(7 + 1e-6 * 2 * MIB)
-
-
-def test_a_reduction_that_overlaps_hides_behind_the_backward_and_gathering_does_not() -> None:
-    cluster, held = Cluster(num_nodes=1, devices_per_node=4), [PlacedBlock(name="m layer", cost=block(10.0))]
-    layout = Layout(data_size=4, overlap_gradient_reduce=True)
-    open_us = post_pipeline_time(held, layout, cluster, DEVICE).data_parallel_us
-    reduce_us = reduce_scatter_us(4 * MIB, 4, DEVICE.intra)
-    partly = post_pipeline_time(held, layout, cluster, DEVICE, hidden_us=reduce_us / 4)
-    assert open_us - partly.data_parallel_us == pytest.approx(reduce_us / 4)
-    hidden = post_pipeline_time(held, layout, cluster, DEVICE, hidden_us=1e9)
-    assert hidden.data_parallel_us == pytest.approx(all_gather_us(2 * MIB, 4, DEVICE.intra))

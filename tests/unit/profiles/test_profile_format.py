@@ -92,6 +92,17 @@ def test_unmeasured_micro_batch_is_interpolated_and_says_so() -> None:
     assert not measured.interpolated_from
 
 
+def test_a_tied_copy_of_the_embedding_does_not_grow_with_the_micro_batch() -> None:
+    profile = make_profile()
+    copy = StateBytes(num_parameters=3, parameter_bytes=6)
+    modules = {
+        name: replace(cost, post=cost.layer, tied_copy=copy) for name, cost in profile.measurements[0].modules.items()
+    }
+    tied = replace(profile, measurements=(replace(profile.measurements[0], modules=modules),))
+    found = tied.at(MeasuredAt(micro_batch_size=4))
+    assert found is not None and found.modules["text_decoder"].tied_copy == copy
+
+
 def test_tensor_size_is_interpolated_inside_and_never_outside_what_was_measured() -> None:
     profile = make_profile((MeasuredAt(tensor_size=1), MeasuredAt(tensor_size=4)))
     found = profile.at(MeasuredAt(tensor_size=2))

@@ -60,7 +60,12 @@ def result():
     }
 
 
-@pytest.fixture(params=[render_table, render_tuning_page])
+def shown_page(result):
+    """Return the page without what is embedded for its script."""
+    return render_tuning_page(result).split("<script")[0]
+
+
+@pytest.fixture(params=[render_table, shown_page])
 def shown(request):
     return request.param
 
