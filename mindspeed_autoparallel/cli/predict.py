@@ -9,7 +9,7 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +71,9 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _write_pages(requests: Sequence[Any], answers: Sequence[Answer], devices: tuple[Device, ...], page: Path) -> None:
+def _write_pages(
+    requests: Sequence[Mapping[str, Any]], answers: Sequence[Answer], devices: tuple[Device, ...], page: Path
+) -> None:
     """Write a page for every request that was answered."""
     from mindspeed_autoparallel.cli._launch import flags_line
     from mindspeed_autoparallel.cli._script import mtp_layers

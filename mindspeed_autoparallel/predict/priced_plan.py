@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
 from mindspeed_autoparallel.cost.catalogue import find_device
@@ -19,7 +18,7 @@ from mindspeed_autoparallel.spec import Plan
 from mindspeed_autoparallel.spec.plan import EDITED, SearchRecord
 
 
-def priced_plan(request: Mapping[str, Any], extra_devices: tuple[Device, ...] = ()) -> Plan:
+def priced_plan(request: Mapping[str, object], extra_devices: tuple[Device, ...] = ()) -> Plan:
     """Return the plan whose layout, placement and switches are those of ``request``. Raises ``ConfigError``."""
     work = read_workload(request_in_own_words(request))
     device = find_device(work.gpu, extra_devices)
