@@ -1,4 +1,4 @@
-"""``plan --fsdp2``: a native FSDP2 configuration, searched on computed or measured costs."""
+"""``plan --fsdp2``: the file of an FSDP2 trainer, searched on computed or measured costs."""
 
 from __future__ import annotations
 
@@ -13,25 +13,23 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_json, write_together
 
 if TYPE_CHECKING:
-    from mindspeed_autoparallel.hosts.mindspeed_mm import NativeConfig
+    from mindspeed_autoparallel.hosts.opening import HostFile
     from mindspeed_autoparallel.profiles.sharded import ShardedProfile
     from mindspeed_autoparallel.spec.cluster import Cluster
     from mindspeed_autoparallel.spec.sharded_plan import ShardedPlan
 
-_TOKENS = "data.dataset_param.basic_parameters.cutoff_len"
-_REDUCED = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2}
-_REFUSED = ("candidate", "hetero_parallel", "mm_model", "data", "global_batch_size")
+_REFUSED = ("candidate", "hetero_parallel", "mm_model", "data")
 
 
 @dataclass(frozen=True)
 class _Inputs:
-    config: NativeConfig
+    file: HostFile
     profile: ShardedProfile
 
 
 def run_sharded(arguments: argparse.Namespace, cluster: Cluster) -> int:
     """Search, print, and write ``plan.json``, the page and the configuration where ``--out`` is given."""
-    from mindspeed_autoparallel.hosts.mindspeed_mm_decisions import read_decisions, sharding_host
+    from mindspeed_autoparallel.hosts.opening import with_global_batch
     from mindspeed_autoparallel.planner.sharded.search import ShardedOptions, search_sharded
     from mindspeed_autoparallel.report.sharded import text_lines
     from mindspeed_autoparallel.spec.codec import to_json
@@ -40,14 +38,18 @@ def run_sharded(arguments: argparse.Namespace, cluster: Cluster) -> int:
         if getattr(arguments, name, None):
             raise ConfigError(f"--{name.replace('_', '-')} has no meaning with --fsdp2: the YAML says what is trained.")
     inputs = _inputs(arguments)
-    config, profile = inputs.config, inputs.profile
+    file, profile = inputs.file, inputs.profile
     on_npu = "ascend" in profile.provenance.device.lower()
-    shipped = read_decisions(config, profile.modules, cluster.num_devices, on_npu)
+    shipped = file.decisions(profile.modules, cluster.num_devices, on_npu)
+    if arguments.global_batch_size is not None:
+        if file.states_batch:
+            raise ConfigError(f"--global-batch-size has no meaning here: {file.path} states the batch.")
+        shipped = with_global_batch(shipped, arguments.global_batch_size)
     limit_s = min(arguments.time_limit_s, 60.0)
     plan = search_sharded(
         profile,
         cluster,
-        sharding_host(config, on_npu),
+        file.host(on_npu),
         shipped,
         ShardedOptions(time_limit_s=limit_s, top_k=arguments.top_k),
         source_files=tuple(str(path) for path in (arguments.fsdp2, arguments.model) if path is not None),
@@ -62,36 +64,37 @@ def run_sharded(arguments: argparse.Namespace, cluster: Cluster) -> int:
 
 
 def _write(folder: Path, plan: ShardedPlan, inputs: _Inputs) -> None:
-    from mindspeed_autoparallel.hosts.mindspeed_mm_decisions import decided_values
     from mindspeed_autoparallel.report.sharded import render_sharded_page
 
-    config = inputs.config
-    written = config.with_values(decided_values(config, plan.decisions, inputs.profile.modules))
+    path = inputs.file.path
+    written, words = inputs.file.written(plan.decisions, inputs.profile.modules)
     texts = {
         folder / "plan.json": plan.text(),
         folder / "plan.html": render_sharded_page(plan),
-        folder / config.path.name: written,
+        folder / path.name: written,
     }
-    if (folder / config.path.name).resolve() == config.path.resolve():
-        raise ConfigError(f"--out {folder} holds {config.path.name} itself; name another folder.")
+    if (folder / path.name).resolve() == path.resolve():
+        raise ConfigError(f"--out {folder} holds {path.name} itself; name another folder.")
     write_together(texts)
     print(f"written: {', '.join(str(path) for path in texts)}", file=sys.stderr)
+    if words:
+        print(f"on the command line: {' '.join(words)}", file=sys.stderr)
 
 
 def _inputs(arguments: argparse.Namespace) -> _Inputs:
-    from mindspeed_autoparallel.hosts.mindspeed_mm import read_native
+    from mindspeed_autoparallel.hosts.opening import open_host_file
     from mindspeed_autoparallel.profiles.sharded import ShardedProfile
 
-    config = read_native(arguments.fsdp2)
+    file = open_host_file(arguments.fsdp2)
     if arguments.profile is not None:
-        return _Inputs(config, ShardedProfile.read(arguments.profile))
+        return _Inputs(file, ShardedProfile.read(arguments.profile))
     for flag in ("model", "device"):
         if getattr(arguments, flag) is None:
             raise ConfigError(f"--fsdp2 needs --{flag}, or a measured --profile.")
-    return _Inputs(config, _computed(arguments, config))
+    return _Inputs(file, _computed(arguments, file))
 
 
-def _computed(arguments: argparse.Namespace, config: NativeConfig) -> ShardedProfile:
+def _computed(arguments: argparse.Namespace, file: HostFile) -> ShardedProfile:
     from mindspeed_autoparallel.cost.catalogue import find_device, read_device
     from mindspeed_autoparallel.predict.sharded_profile import Described, sharded_profile
     from mindspeed_autoparallel.profiles.sharded import ElementBytes
@@ -100,14 +103,14 @@ def _computed(arguments: argparse.Namespace, config: NativeConfig) -> ShardedPro
     content: Any = read_json(path, "model configuration")
     if not isinstance(content, dict):
         raise ConfigError(f"model configuration {path} must be an object.")
-    tokens = arguments.seq_length or config.values.integer(_TOKENS, 0)
+    tokens = arguments.seq_length or file.tokens
     if tokens < 1:
-        raise ConfigError(f"{config.path} has no {_TOKENS}; give --seq-length.")
+        raise ConfigError(f"{file.path} has no {file.tokens_key}; give --seq-length.")
     described = Described(
         sequence=tokens,
-        frozen=config.frozen,
-        micro_batch_size=config.sizes.micro_batch,
-        bytes_of=ElementBytes(reduced=_REDUCED.get(config.sharding.reduce_dtype, 4)),
+        frozen=file.frozen,
+        micro_batch_size=file.micro_batch,
+        bytes_of=ElementBytes(reduced=file.reduced_bytes),
     )
     device = find_device(arguments.device, tuple(read_device(one) for one in arguments.device_file))
     print(f"analytic: nothing was measured; costs are computed for {device.name}", file=sys.stderr)

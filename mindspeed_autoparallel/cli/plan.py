@@ -35,9 +35,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _profile_source.add_arguments(parser)
     parser.add_argument("--nnodes", type=int, required=True, help="nodes to train on")
     parser.add_argument("--nproc-per-node", type=int, required=True, help="devices of a node")
-    parser.add_argument("--global-batch-size", type=int, help="samples of one step; with --fsdp2 the YAML's")
     parser.add_argument(
-        "--fsdp2", type=Path, metavar="CONFIG", help="plan MindSpeed-MM's native FSDP2 trainer from its YAML"
+        "--global-batch-size", type=int, help="samples of one step; with --fsdp2 the file's, where it has them"
+    )
+    parser.add_argument(
+        "--fsdp2",
+        type=Path,
+        metavar="CONFIG",
+        help="plan an FSDP2 trainer from its YAML (MindSpeed-MM, MindSpeed-LLM, VeOmni, NeMo Automodel, verl)",
     )
     parser.add_argument("--memory-limit-mib", type=float, help="per device; default: the profile's capacity")
     _plan_answer.add_arguments(parser)

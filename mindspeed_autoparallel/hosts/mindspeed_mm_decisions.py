@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from mindspeed_autoparallel.errors import ConfigError, PlanError
+from mindspeed_autoparallel.errors import PlanError
 from mindspeed_autoparallel.hosts.mindspeed_mm import NativeConfig
 from mindspeed_autoparallel.hosts.mindspeed_mm_checks import check_modules, shard_sizes
-from mindspeed_autoparallel.hosts.patterns import compile_pattern, matching_names, patterns_for_names
+from mindspeed_autoparallel.hosts.module_lists import changed_list, layers_of, wrapped_patterns
+from mindspeed_autoparallel.hosts.patterns import matching_names
 from mindspeed_autoparallel.hosts.yaml_edit import Value
 from mindspeed_autoparallel.profiles.sharded import ShardedModule
 from mindspeed_autoparallel.spec.sharded import (
@@ -41,8 +42,6 @@ def sharding_host(config: NativeConfig, npu: bool = True) -> ShardingHost:
         name=HOST_NAME,
         variant="mindspeed-mm",
         policies=(KEEP, recompute, OFFLOAD, RECOMPUTE_OFFLOAD),
-        uniform_reshard=True,
-        uniform_prefetch=True,
         # Heads are exchanged inside flash attention alone.
         ulysses=config.values.text("model.attn_implementation", "flash_attention_2").startswith("flash"),
         ring=npu,
@@ -67,7 +66,7 @@ def read_decisions(
     recomputed, offloaded = matching_names(features.recompute, names), matching_names(features.offload, names)
     policies = {
         pattern: tuple(_policy(name in recomputed, name in offloaded, features.keep_attention) for name in layers)
-        for pattern, layers in _layers(modules).items()
+        for pattern, layers in layers_of(modules).items()
     }
     groups = [
         GroupChoice(
@@ -76,7 +75,7 @@ def read_decisions(
             forward_prefetch=sharding.forward_prefetch,
             backward_prefetch=sharding.backward_prefetch,
         )
-        for pattern in (*_wrapped_patterns(config, modules), "")
+        for pattern in (*_wrapped(config, modules), "")
     ]
     return ShardedDecisions(
         sizes=sizes,
@@ -105,7 +104,7 @@ def decided_values(
     values = decided_sizes(config, decisions)
     names = [module.name for module in modules if module.name]
     wrapped = [group.pattern for group in groups if group.pattern]
-    if wrapped != list(_wrapped_patterns(config, modules)):
+    if wrapped != list(_wrapped(config, modules)):
         others = [one for one in config.sharding.apply_modules if not matching_names([one], names)]
         values["parallel.fsdp_plan.apply_modules"] = [*wrapped, *others]
     for reshard, forward, backward in shared:
@@ -158,37 +157,18 @@ def _layer_values(
         ("enable_activation_offload", "activation_offload_plan", _OFFLOADED, config.features.offload),
     )
     for switch, plan, meaning, present in lists:
-
-        def taken(policy: str, meaning: tuple[str, ...] = meaning) -> bool:
-            return policy in meaning
-
-        values |= _list_values(config, decisions, modules, (switch, plan, present), taken)
+        patterns = changed_list(decisions, modules, meaning, present)
+        if patterns is not None:
+            values[f"features.{switch}"] = bool(patterns)
+        if patterns:
+            values[f"features.{plan}.apply_modules"] = patterns
     return values
 
 
-def _list_values(
-    config: NativeConfig,
-    decisions: ShardedDecisions,
-    modules: Sequence[ShardedModule],
-    keys: tuple[str, str, tuple[str, ...]],
-    taken: Callable[[str], bool],
-) -> dict[str, Value]:
-    """Return a feature's switch and its list of modules, or nothing where the file has the same layers already."""
-    switch, plan, present = keys
-    patterns: list[str] = []
-    wanted: list[str] = []
-    stacks = _layers(modules)
-    for pattern, layers in stacks.items():
-        chosen = [name for index, name in enumerate(layers) if taken(decisions.policy(pattern, index))]
-        patterns += patterns_for_names(pattern, chosen, layers)
-        wanted += chosen
-    layer_names = [name for layers in stacks.values() for name in layers]
-    if list(matching_names(present, layer_names)) == [name for name in layer_names if name in set(wanted)]:
-        return {}
-    others = [one for one in present if not matching_names([one], layer_names)]
-    if not patterns and not others:
-        return {f"features.{switch}": False}
-    return {f"features.{switch}": True, f"features.{plan}.apply_modules": [*others, *patterns]}
+def _wrapped(config: NativeConfig, modules: Sequence[ShardedModule]) -> tuple[str, ...]:
+    sharding = config.sharding
+    where = f"{config.path}: parallel.fsdp_plan.apply_modules"
+    return wrapped_patterns(where, sharding.apply_modules, sharding.ignored_modules, modules)
 
 
 def _chunk_values(
@@ -207,43 +187,9 @@ def _chunk_values(
     return values
 
 
-def _layers(modules: Sequence[ShardedModule]) -> dict[str, list[str]]:
-    """Return the names of the layers of each stack, by pattern, in forward order."""
-    found: dict[str, list[str]] = {}
-    for module in modules:
-        if module.is_layer:
-            found.setdefault(module.pattern, []).append(module.name)
-    return found
-
-
 def _policy(recomputed: bool, offloaded: bool, keep_attention: bool) -> str:
     if offloaded:
         return RECOMPUTE_OFFLOAD if recomputed else OFFLOAD
     if not recomputed:
         return KEEP
     return RECOMPUTE_KEEP_ATTENTION if keep_attention else RECOMPUTE
-
-
-def _wrapped_patterns(config: NativeConfig, modules: Sequence[ShardedModule]) -> tuple[str, ...]:
-    """Return the patterns of ``modules`` that ``apply_modules`` wraps, in its order."""
-    found: dict[str, None] = {}
-    stacks: dict[str, list[str]] = {}
-    for module in modules:
-        if module.name:
-            stacks.setdefault(module.pattern, []).append(module.name)
-    ignored = [compile_pattern(one) for one in config.sharding.ignored_modules]
-    everything = config.sharding.apply_modules
-    for text in everything:
-        for pattern, members in stacks.items():
-            if pattern in found or not matching_names([text], members):
-                continue
-            whole = matching_names(everything, members)
-            kept = [name for name in whole if not any(one.matches(name) for one in ignored)]
-            if kept and len(kept) < len(members):
-                raise ConfigError(
-                    f"{config.path}: parallel.fsdp_plan.apply_modules wraps {len(kept)} of the {len(members)} modules "
-                    f"{pattern}; a plan wraps all or none: list {pattern}."
-                )
-            if kept:
-                found[pattern] = None
-    return tuple(found)

@@ -1,12 +1,12 @@
-"""Other trainers that shard with FSDP2: where their YAML files hold sizes and switches of a sharded training.
+"""Other trainers that shard with FSDP2: where their YAML files hold sizes, lists of modules and switches.
 
-One table per trainer. Lists of modules and what else they decide are kept as they are; a plan's sizes are written.
+One table per trainer, read from its code. ``trainer_decisions`` reads and writes what a file decides beside sizes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mindspeed_autoparallel.errors import ConfigError
@@ -17,7 +17,11 @@ from mindspeed_autoparallel.hosts.yaml_tree import load_tree
 from mindspeed_autoparallel.spec.sharded import ShardSizes
 
 _UNSET = (None, "none", "None", "auto", -1, "-1", 0)
-"""Sizes that a trainer computes from the world."""
+"""Sizes that a trainer computes from the world, or that are missing."""
+
+
+LAYERS, EMBEDDING, HEAD = "layers", "embedding", "head"
+"""What a trainer wraps without a list."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,18 +34,46 @@ class Trainer:
     marks: tuple[str, ...]
     """One of these keys stands in ``section``."""
     fully_shard: str = ""
+    shards_alone: bool = False
+    """Whether the key counts no Ulysses ranks."""
+    unset_shard: int = 0
+    """Size where the key is missing; 0: the whole world."""
     replicas: str = ""
     tensor: str = ""
     pipeline: str = ""
     ulysses: str = ""
     expert: str = ""
     expert_shard: str = ""
+    experts_everywhere: bool = False
+    """Whether experts are sharded over all devices, replicas or not, where ``expert_shard`` has no key."""
     micro_batch: str = ""
     accumulation: str = ""
     global_batch: str = ""
+    wrap: str = ""
+    """List of patterns; where it is missing, ``wraps`` are wrapped."""
+    wraps: tuple[str, ...] = (LAYERS,)
     recompute: str = ""
-    reshard: str = ""
+    """A switch, for all layers or for those of ``recompute_modules``."""
+    recompute_modules: str = ""
+    """List of patterns."""
+    reshard: tuple[str, ...] = ()
+    """The first one that the file has is the switch."""
+    reshard_default: bool = True
+    root_stays: bool = True
+    """Whether the root's own parameters stay gathered after forward."""
+    forward_prefetch: str = ""
+    backward_prefetch: str = ""
+    prefetch_default: int = 0
     offload: str = ""
+    strategy: str = ""
+    """What shards: only ``fsdp2`` (or nothing) is understood."""
+    reduced: str = ""
+    """Data type of reductions; fp32 where it is missing."""
+    tokens: str = ""
+    """Longest sample."""
+    words: Mapping[str, str] = field(default_factory=dict)
+    """Field of ``ShardSizes``, or ``recompute``, that stands in no file but on the command line: its word, with ``{}``
+    for the value."""
 
 
 TRAINERS = (
@@ -50,30 +82,51 @@ TRAINERS = (
         section="",
         marks=("sharding_size", "sub_modules_to_wrap"),
         fully_shard="sharding_size",
+        unset_shard=1,
         expert="expert_parallel_size",
-        recompute="recompute_modules",
-        reshard="reshard_after_forward",
+        wrap="sub_modules_to_wrap",
+        wraps=(LAYERS, EMBEDDING, HEAD),
+        recompute_modules="recompute_modules",
+        reshard=("reshard_after_forward",),
+        root_stays=False,
+        forward_prefetch="num_to_forward_prefetch",
+        backward_prefetch="num_to_backward_prefetch",
         offload="offload_to_cpu",
+        reduced="reduce_dtype",
+        words={
+            "ulysses_size": "--context-parallel-size {} --context-parallel-algo ulysses_cp_algo",
+            "micro_batch_size": "--micro-batch-size {}",
+        },
     ),
     Trainer(
         name="MindSpeed-LLM",
         section="parallel",
         marks=("fsdp_modules", "fsdp_size", "ep_modules"),
         fully_shard="parallel.fsdp_size",
+        unset_shard=1,
         tensor="parallel.tp_size",
         ulysses="parallel.cp_size",
         expert="parallel.ep_size",
         expert_shard="parallel.ep_fsdp_size",
         micro_batch="training.per_device_train_batch_size",
         accumulation="training.gradient_accumulation_steps",
+        wrap="parallel.fsdp_modules",
         recompute="parallel.recompute",
-        reshard="parallel.reshard_after_forward",
+        recompute_modules="parallel.recompute_modules",
+        reshard=("parallel.reshard_after_forward",),
+        root_stays=False,
+        forward_prefetch="parallel.num_to_forward_prefetch",
+        backward_prefetch="parallel.num_to_backward_prefetch",
+        prefetch_default=1,
+        reduced="parallel.reduce_dtype",
+        tokens="data.cutoff_len",
     ),
     Trainer(
         name="VeOmni",
         section="train",
         marks=("accelerator",),
         fully_shard="train.accelerator.dp_shard_size",
+        shards_alone=True,
         replicas="train.accelerator.dp_replicate_size",
         tensor="train.accelerator.tp_size",
         pipeline="train.accelerator.pp_size",
@@ -82,8 +135,10 @@ TRAINERS = (
         micro_batch="train.micro_batch_size",
         global_batch="train.global_batch_size",
         recompute="train.gradient_checkpointing.enable",
-        reshard="train.accelerator.fsdp_config.reshard_after_forward",
+        reshard=("train.accelerator.fsdp_config.reshard_after_forward",),
         offload="train.accelerator.fsdp_config.offload",
+        strategy="train.accelerator.fsdp_config.fsdp_mode",
+        tokens="data.max_seq_len",
     ),
     Trainer(
         name="NeMo Automodel",
@@ -94,11 +149,15 @@ TRAINERS = (
         pipeline="distributed.pp_size",
         ulysses="distributed.cp_size",
         expert="distributed.ep_size",
+        experts_everywhere=True,
         micro_batch="step_scheduler.local_batch_size",
         global_batch="step_scheduler.global_batch_size",
         recompute="distributed.activation_checkpointing",
-        reshard="distributed.moe.reshard_after_forward",
+        reshard=("distributed.reshard_after_forward", "distributed.moe.reshard_after_forward"),
+        forward_prefetch="distributed.fsdp2_forward_prefetch_depth",
+        backward_prefetch="distributed.fsdp2_backward_prefetch_depth",
         offload="distributed.offload_policy",
+        strategy="distributed.strategy",
     ),
     Trainer(
         name="verl",
@@ -106,8 +165,13 @@ TRAINERS = (
         marks=("fsdp_size", "reshard_after_forward", "wrap_policy"),
         fully_shard="fsdp_size",
         ulysses="ulysses_sequence_parallel_size",
-        reshard="reshard_after_forward",
-        offload="param_offload",
+        wraps=(LAYERS, EMBEDDING),
+        reshard=("reshard_after_forward",),
+        offload="offload_policy",
+        words={
+            "micro_batch_size": "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={}",
+            "recompute": "actor_rollout_ref.model.enable_gradient_checkpointing={}",
+        },
     ),
 )
 
@@ -136,7 +200,10 @@ class TrainerFile:
                     f"{self.path}: {key} is {value}; a sharded plan has no tensor or pipeline parallelism."
                 )
         context, expert = self.size(keys.ulysses) or 1, self.size(keys.expert) or 1
-        shard = self.size(keys.fully_shard) or num_devices // (self.size(keys.replicas) or 1)
+        given = self.size(keys.fully_shard)
+        unset = keys.unset_shard if self.values.at(keys.fully_shard or keys.replicas) is None else 0
+        shard = given or unset or num_devices // (self.size(keys.replicas) or 1)
+        shard *= context if given and keys.shards_alone else 1
         if context > num_devices or expert > num_devices or shard < 1:
             raise ConfigError(f"{self.path}: its sizes need more than {num_devices} devices.")
         micro = self.size(keys.micro_batch) or 1
@@ -148,35 +215,44 @@ class TrainerFile:
             fully_shard_size=shard,
             ulysses_size=context,
             expert_size=expert,
-            expert_shard_size=self.size(keys.expert_shard) or max(1, shard // expert),
+            expert_shard_size=self.size(keys.expert_shard) or self._expert_shard(num_devices, shard, expert),
             micro_batch_size=micro,
             accumulation=accumulation,
         )
 
-    def with_sizes(self, sizes: ShardSizes) -> str:
-        """Return the text with ``sizes`` in it and everything else kept; raises where a size has no key to stand in."""
+    def _expert_shard(self, num_devices: int, shard: int, expert: int) -> int:
+        if self.trainer.expert_shard:
+            return 1
+        return max(1, (num_devices if self.trainer.experts_everywhere else shard) // expert)
+
+    def size_values(self, sizes: ShardSizes) -> dict[str, Value]:
+        """Return the keys that make the file have ``sizes``; raises where a size has no key to stand in."""
         present, keys = self.sizes(sizes.num_devices), self.trainer
-        wanted: dict[str, Value] = {}
-        changes = (
-            ("fully_shard_size", keys.fully_shard or keys.replicas),
-            ("ulysses_size", keys.ulysses),
-            ("expert_size", keys.expert),
-            ("micro_batch_size", keys.micro_batch),
-        )
-        for name, key in changes:
-            value = getattr(sizes, name)
-            if value == getattr(present, name):
-                continue
-            if not key:
+        changes = [
+            (keys.ulysses, "ulysses_size", present.ulysses_size, sizes.ulysses_size),
+            (keys.expert, "expert_size", present.expert_size, sizes.expert_size),
+            (keys.micro_batch, "micro_batch_size", present.micro_batch_size, sizes.micro_batch_size),
+        ]
+        shards = [one.fully_shard_size // (one.context_size if keys.shards_alone else 1) for one in (present, sizes)]
+        if keys.fully_shard or not keys.replicas:
+            changes.append((keys.fully_shard, "fully_shard_size", shards[0], shards[1]))
+        if keys.replicas:
+            changes.append((keys.replicas, "replicas", present.replicas, sizes.replicas))
+        if keys.expert_shard and sizes.expert_size > 1:
+            changes.append((keys.expert_shard, "", present.expert_shard_size, sizes.expert_shard_size))
+        if keys.accumulation:
+            changes.append((keys.accumulation, "", present.accumulation, sizes.accumulation))
+        if keys.global_batch:
+            changes.append((keys.global_batch, "", present.global_batch_size, sizes.global_batch_size))
+        changed = [(key, name, value) for key, name, before, value in changes if value != before]
+        for key, name, value in changed:
+            if not key and name not in keys.words:
                 raise ConfigError(f"{self.path}: {keys.name} has no key for {name.replace('_', ' ')} {value}.")
-            wanted[key] = sizes.replicas if key == keys.replicas else value
-        if keys.expert_shard and sizes.expert_size > 1 and sizes.expert_shard_size != present.expert_shard_size:
-            wanted[keys.expert_shard] = sizes.expert_shard_size
-        if keys.accumulation and sizes.accumulation != present.accumulation:
-            wanted[keys.accumulation] = sizes.accumulation
-        if keys.global_batch and sizes.global_batch_size != self.size(keys.global_batch):
-            wanted[keys.global_batch] = sizes.global_batch_size
-        return with_values(self.text, wanted, str(self.path))
+        return {key: value for key, _, value in changed if key}
+
+    def with_values(self, values: Mapping[str, Value]) -> str:
+        """Return the text with ``values`` in it and everything else kept."""
+        return with_values(self.text, values, str(self.path))
 
 
 def read_trainer_file(path: Path) -> TrainerFile:

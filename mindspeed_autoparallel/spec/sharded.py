@@ -14,6 +14,9 @@ RECOMPUTE_OFFLOAD = "recompute-offload"
 POLICIES = (KEEP, RECOMPUTE, RECOMPUTE_KEEP_ATTENTION, OFFLOAD, RECOMPUTE_OFFLOAD)
 """What happens to a layer's activations: kept; computed again from the layer's input; the same with the outputs of
 attention kept; kept with the layer's input waiting in the host's memory; computed again from such an input."""
+EACH, FIRST, ALL = "each", "first", "all"
+LAYER_CHOICES = (EACH, FIRST, ALL)
+"""For which layers a host takes a policy: each on its own, the first ones of the model, or all or none."""
 VARIANTS = ("torch", "torch-2.7", "mindspeed-mm")
 """Rules of gathering and reducing: torch's newest release, torch 2.7, and MindSpeed-MM's patched copy of 2.7."""
 
@@ -137,10 +140,12 @@ class ShardingHost:
     name: str
     variant: str = "torch"
     policies: tuple[str, ...] = POLICIES
-    uniform_reshard: bool = False
-    """Whether one switch holds for all groups."""
-    uniform_prefetch: bool = False
-    """Whether one depth holds for all groups."""
+    layer_choice: str = "each"
+    """One of ``LAYER_CHOICES``."""
+    reshard_choices: tuple[bool, ...] = (True, False)
+    root_stays: bool = False
+    """Whether the root's own parameters stay gathered after forward, whatever the others do."""
+    prefetch_depths: tuple[int, ...] = (0, 1, 2)
     hybrid_shard: bool = True
     ulysses: bool = True
     ring: bool = False
@@ -160,5 +165,7 @@ class ShardingHost:
     def __post_init__(self) -> None:
         if self.variant not in VARIANTS:
             raise ConfigError(f"unknown variant {self.variant!r}; known: {', '.join(VARIANTS)}.")
+        if self.layer_choice not in LAYER_CHOICES:
+            raise ConfigError(f"unknown layer choice {self.layer_choice!r}; known: {', '.join(LAYER_CHOICES)}.")
         if KEEP not in self.policies:
             raise ConfigError(f"{self.name}: a host that cannot keep activations is not supported.")

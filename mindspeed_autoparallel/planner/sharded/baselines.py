@@ -8,7 +8,7 @@ from mindspeed_autoparallel.planner.sharded.lowering import Lowering
 from mindspeed_autoparallel.planner.sharded.pricing import layer_policies, outcome_of, policies_by_pattern, priced
 from mindspeed_autoparallel.planner.sharded.problem import Problem, Unmeasured
 from mindspeed_autoparallel.schedule.sharded import replay
-from mindspeed_autoparallel.spec.sharded import RECOMPUTE, ShardedDecisions
+from mindspeed_autoparallel.spec.sharded import EACH, RECOMPUTE, ShardedDecisions
 from mindspeed_autoparallel.spec.sharded_plan import ShardedOutcome
 
 
@@ -20,7 +20,8 @@ def baselines_of(problem: Problem, shipped: ShardedDecisions, limit_bytes: int) 
         return ()
     bare = replace(shipped, policies={})
     outcomes.append(priced(problem, bare, limit_bytes, "without recomputation"))
-    outcomes.append(_greedy(problem, bare, limit_bytes))
+    if problem.host.layer_choice == EACH:
+        outcomes.append(_greedy(problem, bare, limit_bytes))
     return tuple(outcomes)
 
 

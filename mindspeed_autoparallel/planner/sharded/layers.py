@@ -16,6 +16,8 @@ from mindspeed_autoparallel.planner.sharded.program import THOROUGH, Cuts, Effor
 from mindspeed_autoparallel.profiles.sharded import ShardedModule
 from mindspeed_autoparallel.schedule.sharded import Replayed, StreamModule, replay
 from mindspeed_autoparallel.spec.sharded import (
+    ALL,
+    EACH,
     KEEP,
     OFFLOAD,
     RECOMPUTE,
@@ -90,6 +92,12 @@ class LayerSearch:
         if not self.may_fit():
             return None
         best = self._prefixes()
+        choice = self.lowering.problem.host.layer_choice
+        if choice != EACH:
+            if best is None:
+                return None
+            bound = best.step_ns if choice == ALL else self.path_bound_ns(kept) or kept.step_ns
+            return Solved(self.best_policies, best, min(bound, best.step_ns))
         cuts = Cuts()
         self._learn(cuts, {}, kept)
         bound = kept.step_ns
@@ -139,6 +147,8 @@ class LayerSearch:
             if not names:
                 continue
             low, high, fits = 1, len(names), None
+            if self.lowering.problem.host.layer_choice == ALL:
+                low = high
             while low <= high:
                 middle = (low + high) // 2
                 policies = dict.fromkeys(names[:middle], policy)

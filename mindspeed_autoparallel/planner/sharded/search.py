@@ -14,7 +14,7 @@ from mindspeed_autoparallel.planner.sharded.lowering import Lowering
 from mindspeed_autoparallel.planner.sharded.pricing import layer_policies, outcome_of, policies_by_pattern, priced
 from mindspeed_autoparallel.planner.sharded.problem import Problem, Unmeasured
 from mindspeed_autoparallel.planner.sharded.program import QUICK, THOROUGH
-from mindspeed_autoparallel.planner.sharded.space import PREFETCH_DEPTHS, Switches, decided, sizes_of, switches_of
+from mindspeed_autoparallel.planner.sharded.space import Switches, decided, sizes_of, switches_of
 from mindspeed_autoparallel.profiles.sharded import ShardedProfile
 from mindspeed_autoparallel.spec.cluster import Cluster
 from mindspeed_autoparallel.spec.plan import ProfileRecord
@@ -92,7 +92,7 @@ class _Search:
             try:
                 # The bound falls with the prefetch depth.
                 for switches in switches_of(self.problem, offload_optimizer=offload_optimizer):
-                    if switches.prefetch < PREFETCH_DEPTHS[-1]:
+                    if switches.prefetch < max(self.problem.host.prefetch_depths):
                         continue
                     lowering = Lowering(self.problem, decided(self.shipped, self.problem, sizes, switches))
                     bounds.append(step_bound_ns(lowering, self.limit))
@@ -127,7 +127,7 @@ class _Search:
             lower, candidate = self._switches(sizes, switches)
             if lower is not None:
                 found.append(max(bound, lower))
-            elif switches.reshard and not switches.prefetch:  # all others hold at least as much
+            elif self._holds_least(switches):  # all others hold at least as much
                 too_large.add(switches.loss_chunk)
             if candidate is not None and (mine is None or candidate.outcome.step.total_us < mine.outcome.step.total_us):
                 mine = candidate
@@ -140,6 +140,11 @@ class _Search:
         self._verdict(sizes, "solved", "", min(found), mine.outcome.step.total_us)
         self.by_sizes[sizes.label()] = mine
         return min(found)
+
+    def _holds_least(self, switches: Switches) -> bool:
+        """Return whether all other switches with this chunk of the loss hold at least as much."""
+        host = self.problem.host
+        return switches.reshard == max(host.reshard_choices) and switches.prefetch == min(host.prefetch_depths)
 
     def _switches(self, sizes: ShardSizes, switches: Switches) -> tuple[int | None, _Found | None]:
         """Return a bound, ``None`` where nothing fits, and the best policies where they may beat the best so far."""

@@ -10,8 +10,6 @@ from mindspeed_autoparallel.planner.sharded.problem import Problem
 from mindspeed_autoparallel.profiles.sharded import CostPoint
 from mindspeed_autoparallel.spec.sharded import GroupChoice, ShardedDecisions, ShardSizes
 
-PREFETCH_DEPTHS = (0, 1, 2)
-
 
 @dataclass(frozen=True)
 class Switches:
@@ -82,7 +80,7 @@ def switches_of(problem: Problem, *, offload_optimizer: bool) -> list[Switches]:
     chunks = host.loss_chunks if problem.profile.head is not None else (0,)
     return [
         Switches(reshard=reshard, prefetch=prefetch, loss_chunk=chunk, offload_optimizer=offload_optimizer)
-        for chunk, prefetch, reshard in itertools.product(chunks, PREFETCH_DEPTHS, (True, False))
+        for chunk, prefetch, reshard in itertools.product(chunks, host.prefetch_depths, host.reshard_choices)
     ]
 
 
@@ -97,16 +95,16 @@ def decided(shipped: ShardedDecisions, problem: Problem, sizes: ShardSizes, swit
         groups.sort(key=lambda group: order.index(group.pattern) if group.pattern in order else len(order))
     return ShardedDecisions(
         sizes=sizes,
-        groups=tuple(_choice(group, switches) for group in groups),
+        groups=tuple(_choice(group, switches, problem.host.root_stays) for group in groups),
         loss_chunk=switches.loss_chunk,
         offload_optimizer=switches.offload_optimizer,
     )
 
 
-def _choice(group: GroupChoice, switches: Switches) -> GroupChoice:
+def _choice(group: GroupChoice, switches: Switches, root_stays: bool) -> GroupChoice:
     return replace(
         group,
-        reshard_after_forward=switches.reshard,
+        reshard_after_forward=switches.reshard and not (root_stays and not group.pattern),
         forward_prefetch=switches.prefetch,
         backward_prefetch=switches.prefetch,
     )

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from native_files import modules
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.hosts.opening import open_host_file
 from mindspeed_autoparallel.hosts.trainers import TrainerFile, read_trainer_file
+from mindspeed_autoparallel.spec.sharded import ALL, KEEP, ShardedDecisions, ShardingHost
 
 FILES = {
-    "MindSpeed-MM fsdp2_config": "sharding_size: 4 # shards\nsub_modules_to_wrap:\n  - layers.{*}\n",
+    "MindSpeed-MM fsdp2_config": "sharding_size: 4 # shards\nsub_modules_to_wrap:\n  - model.layers.{*}\n  - lm_head\n"
+    'recompute_modules: ["model.layers.{*}"] # all\nnum_to_forward_prefetch: 1\nnum_to_backward_prefetch: 1\n',
     "MindSpeed-LLM": "parallel:\n  fsdp_modules: [lm_head]\n  fsdp_size: 4 # shards\n  cp_size: 1\n  ep_size: 2\n"
+    '  recompute: false\n  recompute_modules: ["model.layers.{*}"]\n'
     "training:\n  per_device_train_batch_size: 1\n  gradient_accumulation_steps: 3\n",
     "VeOmni": "train:\n  global_batch_size: 16\n  micro_batch_size: 1\n  accelerator:\n    ulysses_size: 2\n"
     "    dp_replicate_size: 2 # shards\n    fsdp_config: {fsdp_mode: fsdp2}\n",
@@ -22,7 +28,7 @@ FILES = {
 }
 LABELS = {
     "MindSpeed-MM fsdp2_config": "FS4 HSDP2 MBS1 x1",
-    "MindSpeed-LLM": "FS4 HSDP2 EP2 EFS2 MBS1 x3",
+    "MindSpeed-LLM": "FS4 HSDP2 EP2 EFS1 MBS1 x3",
     "VeOmni": "FS4 HSDP2 UL2 MBS1 x4",
     "NeMo Automodel": "FS8 EP4 MBS1 x2",
     "verl": "FS8 UL2 MBS1 x1",
@@ -40,12 +46,14 @@ def test_sizes_are_read_and_written_back_with_everything_else_kept(tmp_path: Pat
     found = read(tmp_path, FILES[name])
     sizes = found.sizes(8)
     assert (found.trainer.name, sizes.label()) == (name, LABELS[name])
-    changed = replace(sizes, fully_shard_size=8, expert_shard_size=8 // sizes.expert_size)
+    changed = replace(
+        sizes, fully_shard_size=8, expert_shard_size=8 // sizes.expert_size if sizes.expert_size > 1 else 1
+    )
     if found.trainer.micro_batch:
         changed = replace(changed, micro_batch_size=2)
     if not found.trainer.accumulation and found.trainer.global_batch:
         changed = replace(changed, accumulation=2)
-    written = found.with_sizes(changed)
+    written = found.with_values(found.size_values(changed))
     again = read(tmp_path, written).sizes(8)
     assert (again.fully_shard_size, again.micro_batch_size, again.accumulation, again.ulysses_size) == (
         changed.fully_shard_size,
@@ -74,4 +82,64 @@ def test_what_is_not_understood_is_named_in_a_line(tmp_path: Path, text: str, wo
 def test_a_size_without_a_key_is_not_lost(tmp_path: Path) -> None:
     found = read(tmp_path, FILES["verl"])
     with pytest.raises(ConfigError, match="verl has no key for expert size 2"):
-        found.with_sizes(replace(found.sizes(8), expert_size=2, expert_shard_size=4))
+        found.size_values(replace(found.sizes(8), expert_size=2, expert_shard_size=4))
+
+
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [
+        ("sub_modules_to_wrap: [lm_head]\n", "FS1 HSDP8 MBS1 x1"),
+        ("sharding_size: auto\nsub_modules_to_wrap: [lm_head]\n", "FS8 MBS1 x1"),
+        ("parallel: {fsdp_modules: [lm_head], cp_size: 1}\n", "FS1 HSDP8 MBS1 x1"),
+        ("train: {accelerator: {ulysses_size: 2, dp_shard_size: 4}}\n", "FS8 UL2 MBS1 x1"),
+        ("distributed: {strategy: fsdp2, dp_replicate_size: 2, ep_size: 4}\n", "FS4 HSDP2 EP4 MBS1 x1"),
+    ],
+)
+def test_missing_sizes_are_those_of_the_trainers_code(tmp_path: Path, text: str, label: str) -> None:
+    assert read(tmp_path, text).sizes(8).label() == label
+
+
+def drawn_decisions(generator: random.Random, host: ShardingHost, shipped: ShardedDecisions) -> ShardedDecisions:
+    """Return decisions that the host can hold; sizes stay, which have a test of their own."""
+    reshard, depth = generator.choice(host.reshard_choices), generator.choice(host.prefetch_depths)
+    groups = tuple(
+        replace(
+            group,
+            reshard_after_forward=reshard and not (host.root_stays and not group.pattern),
+            forward_prefetch=depth,
+            backward_prefetch=depth,
+        )
+        for group in shipped.groups
+    )
+    row = tuple(generator.choice(host.policies) for _ in range(4))
+    if host.layer_choice == ALL:
+        row = (generator.choice(host.policies),) * 4
+    policies = {"model.layers.{*}": row} if set(row) != {KEEP} else {}
+    return replace(shipped, groups=groups, policies=policies)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_drawn_decisions_are_read_back_from_what_is_written(tmp_path: Path, name: str) -> None:
+    generator, stack = random.Random(7), modules(blocks=0)
+    path = tmp_path / "config.yaml"
+    for _ in range(30):
+        path.write_text(FILES[name])
+        file = open_host_file(path)
+        shipped, host = file.decisions(stack, 8, False), file.host(False)
+        wanted = drawn_decisions(generator, host, shipped)
+        text, words = file.written(wanted, stack)
+        path.write_text(text)
+        again = open_host_file(path).decisions(stack, 8, False)
+        if name == "verl":  # recomputation stands on its command line
+            assert ("enable_gradient_checkpointing=True" in " ".join(words)) == bool(wanted.policies)
+            again = replace(again, policies=wanted.policies)
+        assert (again.sizes, again.policies, set(again.groups)) == (wanted.sizes, wanted.policies, set(wanted.groups))
+        assert "# shards" in text
+
+
+def test_recomputed_operators_and_other_strategies_are_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    for line, words in (("activation_checkpointing: selective", "single operators"), ("strategy: ddp", "only fsdp2")):
+        path.write_text(f"distributed:\n  tp_size: 1\n  {line}\n")
+        with pytest.raises(ConfigError, match=words):
+            open_host_file(path).decisions(modules(), 8, False)

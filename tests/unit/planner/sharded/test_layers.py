@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 from sharded_profile import decisions_of, drawn_problem, drawn_profile, drawn_sizes
@@ -11,7 +12,7 @@ from mindspeed_autoparallel.planner.sharded.layers import LayerSearch
 from mindspeed_autoparallel.planner.sharded.lowering import Lowering
 from mindspeed_autoparallel.planner.sharded.problem import Problem
 from mindspeed_autoparallel.profiles.sharded import CostPoint
-from mindspeed_autoparallel.spec.sharded import VARIANTS, ShardingHost
+from mindspeed_autoparallel.spec.sharded import ALL, FIRST, VARIANTS, ShardingHost
 
 
 def brute_force(search):
@@ -48,6 +49,29 @@ def test_two_hundred_problems_equal_brute_force():
         if found is not None:
             assert found.bound_ns <= best <= found.replayed.step_ns <= best * 1.0001, seed
             assert found.replayed.peak_bytes <= search.limit
+
+
+@pytest.mark.parametrize("choice", [FIRST, ALL])
+def test_a_policy_for_the_first_layers_or_for_all_equals_all_of_them_tried(choice):
+    for seed in range(25):
+        search = limited(seed)
+        problem = search.lowering.problem
+        host = replace(problem.host, layer_choice=choice)
+        lowering = Lowering(replace(problem, host=host), search.lowering.decisions)
+        search = LayerSearch(lowering, search.limit)
+        names = list(search.options)
+        best = None
+        for policy, number in itertools.product(host.policies, range(len(names) + 1)):
+            rows = {name: policy for name in names[:number] if policy in search.options[name]}
+            outcome = search.run(rows)
+            if choice == FIRST or number in (0, len(names)):
+                fits = outcome.peak_bytes <= search.limit
+                best = outcome.step_ns if fits and (best is None or outcome.step_ns < best) else best
+        found = search.solve()
+        assert (found is None) == (best is None), seed
+        if found is not None:
+            assert found.bound_ns <= best <= found.replayed.step_ns, seed
+            assert found.replayed.step_ns <= best * (1.0 if choice == ALL else 1.01), seed
 
 
 def with_experts(seed):

@@ -1,0 +1,181 @@
+"""What files of other FSDP2 trainers decide beside sizes, and the values that make them decide a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mindspeed_autoparallel.errors import ConfigError, PlanError
+from mindspeed_autoparallel.hosts.module_lists import changed_list, layers_of, wrapped_patterns
+from mindspeed_autoparallel.hosts.patterns import matching_names
+from mindspeed_autoparallel.hosts.trainers import EMBEDDING, HEAD, LAYERS, TrainerFile
+from mindspeed_autoparallel.hosts.yaml_edit import Value
+from mindspeed_autoparallel.profiles.sharded import ShardedModule
+from mindspeed_autoparallel.spec.sharded import (
+    ALL,
+    EACH,
+    KEEP,
+    RECOMPUTE,
+    GroupChoice,
+    ShardedDecisions,
+    ShardingHost,
+)
+
+_FSDP2 = ("fsdp2", "")
+
+
+def trainer_host(file: TrainerFile) -> ShardingHost:
+    """Return what the trainer accepts: switches without a key stay as its code has them."""
+    keys = file.trainer
+    _check(file)
+    prefetches = bool(keys.forward_prefetch)
+    return ShardingHost(
+        name=keys.name,
+        policies=(KEEP, RECOMPUTE)
+        if keys.recompute or keys.recompute_modules or "recompute" in keys.words
+        else (KEEP,),
+        layer_choice=EACH if keys.recompute_modules else ALL,
+        reshard_choices=(True, False) if keys.reshard else (keys.reshard_default,),
+        root_stays=keys.root_stays,
+        prefetch_depths=(0, 1, 2) if prefetches else (0,),
+        hybrid_shard=bool(keys.fully_shard or keys.replicas),
+        ulysses=bool(keys.ulysses or "ulysses_size" in keys.words),
+        expert_parallel=bool(keys.expert),
+    )
+
+
+def trainer_decisions(file: TrainerFile, modules: Sequence[ShardedModule], num_devices: int) -> ShardedDecisions:
+    """Return what the file decides on ``num_devices`` devices; ``ConfigError`` for what a plan does not describe."""
+    keys, values = file.trainer, file.values
+    _check(file)
+    recomputed = _recomputed(file, modules)
+    reshard = values.switch(_reshard_key(file), keys.reshard_default) if keys.reshard else keys.reshard_default
+    depths = [
+        values.integer(key, keys.prefetch_default) if key else 0
+        for key in (keys.forward_prefetch, keys.backward_prefetch)
+    ]
+    patterns = [*_wrapped(file, modules), ""]
+    groups = [
+        GroupChoice(
+            pattern=pattern,
+            reshard_after_forward=reshard and not (keys.root_stays and not pattern),
+            forward_prefetch=depths[0],
+            backward_prefetch=depths[1],
+        )
+        for pattern in patterns
+    ]
+    policies = {
+        pattern: tuple(RECOMPUTE if name in recomputed else KEEP for name in layers)
+        for pattern, layers in layers_of(modules).items()
+    }
+    return ShardedDecisions(
+        sizes=file.sizes(num_devices),
+        groups=tuple(groups),
+        policies={pattern: layers for pattern, layers in policies.items() if set(layers) != {KEEP}},
+        offload_optimizer=_offloads(file),
+    )
+
+
+def trainer_values(
+    file: TrainerFile, decisions: ShardedDecisions, modules: Sequence[ShardedModule]
+) -> tuple[dict[str, Value], tuple[str, ...]]:
+    """Return the dotted keys that make the file decide ``decisions``, and the words of the command line beside it.
+
+    Raises ``ConfigError`` or ``PlanError`` for a decision that neither can hold.
+    """
+    keys, present = file.trainer, trainer_decisions(file, modules, decisions.sizes.num_devices)
+    values = file.size_values(decisions.sizes)
+    words = [
+        word.format(getattr(decisions.sizes, name))
+        for name, word in keys.words.items()
+        if name != "recompute" and getattr(decisions.sizes, name) != getattr(present.sizes, name)
+    ]
+    chosen, before = decisions.groups[0], present.groups[0]
+    if chosen.reshard_after_forward != before.reshard_after_forward:
+        values[_reshard_key(file)] = chosen.reshard_after_forward
+    for key, depth, old in (
+        (keys.forward_prefetch, chosen.forward_prefetch, before.forward_prefetch),
+        (keys.backward_prefetch, chosen.backward_prefetch, before.backward_prefetch),
+    ):
+        if depth != old:
+            values[key] = depth
+    if keys.wrap and chosen.forward_prefetch:
+        wrapped = [group.pattern for group in decisions.groups if group.pattern]
+        if wrapped != [group.pattern for group in present.groups if group.pattern]:
+            values[keys.wrap] = wrapped
+    recomputed = {policy for row in decisions.policies.values() for policy in row} - {KEEP}
+    if recomputed - {RECOMPUTE}:
+        raise PlanError(f"{file.path}: {keys.name} has no policy {min(recomputed - {RECOMPUTE})!r}.")
+    if keys.recompute_modules:
+        values |= _list_values(file, decisions, modules)
+    elif decisions.policies != present.policies:
+        if keys.recompute:
+            values[keys.recompute] = bool(recomputed)
+        else:
+            words.append(keys.words["recompute"].format(bool(recomputed)))
+    return values, tuple(words)
+
+
+def _list_values(file: TrainerFile, decisions: ShardedDecisions, modules: Sequence[ShardedModule]) -> dict[str, Value]:
+    keys, switched = file.trainer, _switched(file)
+    listed = file.values.texts(keys.recompute_modules) if switched else ()
+    patterns = changed_list(decisions, modules, (RECOMPUTE,), listed)
+    if patterns is None:
+        return {}
+    if keys.recompute and not patterns:
+        return {keys.recompute: False}
+    switch: dict[str, Value] = {keys.recompute: True} if keys.recompute and not switched else {}
+    return {**switch, keys.recompute_modules: patterns}
+
+
+def _check(file: TrainerFile) -> None:
+    """Raise ``ConfigError`` for what shards in another way, and for recomputation of single operators."""
+    keys, values = file.trainer, file.values
+    strategy = values.text(keys.strategy) if keys.strategy else ""
+    if strategy not in _FSDP2:
+        raise ConfigError(f"{file.path}: {keys.strategy} is {strategy}; only fsdp2 is planned.")
+    if keys.recompute and values.text(keys.recompute) == "selective":
+        raise ConfigError(
+            f"{file.path}: {keys.recompute} is selective, which recomputes single operators; a plan has whole layers: "
+            "set true or false."
+        )
+
+
+def _switched(file: TrainerFile) -> bool:
+    key = file.trainer.recompute
+    if not key:
+        return bool(file.trainer.recompute_modules)
+    return file.values.text(key) == "full" or file.values.switch(key, False)
+
+
+def _recomputed(file: TrainerFile, modules: Sequence[ShardedModule]) -> set[str]:
+    names = [name for layers in layers_of(modules).values() for name in layers]
+    if not _switched(file):
+        return set()
+    key = file.trainer.recompute_modules
+    if not key:
+        return set(names)
+    listed = file.values.texts(key) or (("model.layers.{*}",) if file.trainer.recompute else ())
+    return set(matching_names(listed, names))
+
+
+def _wrapped(file: TrainerFile, modules: Sequence[ShardedModule]) -> tuple[str, ...]:
+    keys = file.trainer
+    listed = file.values.texts(keys.wrap) if keys.wrap else ()
+    if listed:
+        return wrapped_patterns(f"{file.path}: {keys.wrap}", listed, (), modules)
+    kinds = {
+        LAYERS: lambda one: one.is_layer,
+        EMBEDDING: lambda one: one.name.endswith(("embed_tokens", "embedding")),
+        HEAD: lambda one: one.is_head,
+    }
+    return tuple(dict.fromkeys(one.pattern for one in modules if any(kinds[kind](one) for kind in keys.wraps)))
+
+
+def _reshard_key(file: TrainerFile) -> str:
+    keys = file.trainer.reshard
+    return next((key for key in keys if file.values.has(key)), keys[0])
+
+
+def _offloads(file: TrainerFile) -> bool:
+    value = file.values.at(file.trainer.offload) if file.trainer.offload else None
+    return value not in (None, False, "false", "none", "None")

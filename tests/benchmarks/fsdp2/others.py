@@ -1,0 +1,62 @@
+"""Configuration files of FSDP2 trainers in checkouts: how many are read, and why others are not.
+
+python tests/benchmarks/fsdp2/others.py CHECKOUT...
+
+Decisions are read for a stand-in model (patterns of other models match nothing in it) on the fewest of 8 to 1,024
+devices that the sizes allow, and written back unchanged: the file has to keep every byte.
+"""
+
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "helpers"))
+
+from native_files import modules
+
+from mindspeed_autoparallel.errors import AutoParallelError
+from mindspeed_autoparallel.hosts.opening import open_host_file
+from mindspeed_autoparallel.hosts.trainers import read_trainer_file
+
+DEVICES = [2**power for power in range(3, 11)]
+
+
+def outcome(path: Path) -> tuple[str, str]:
+    """Return the trainer's name with nothing, or with the reason why a plan cannot describe the file."""
+    try:
+        file = read_trainer_file(path)
+    except AutoParallelError:
+        return "", ""
+    for devices in DEVICES:
+        try:
+            opened = open_host_file(path)
+            text, _ = opened.written(opened.decisions(modules(), devices, True), modules())
+        except AutoParallelError as error:
+            reason = re.sub(r"\d+", "N", str(error).replace(str(path), "").strip(": "))
+            continue
+        reason = "" if text.encode() == path.read_bytes() else "bytes changed"
+        if not reason:
+            break
+    return file.trainer.name, reason
+
+
+def main() -> None:
+    """Print a table for each checkout."""
+    for checkout in map(Path, sys.argv[1:]):
+        found: dict[str, Counter[str]] = {}
+        for path in sorted([*checkout.rglob("*.yaml"), *checkout.rglob("*.yml")]):
+            name, reason = outcome(path)
+            found.setdefault(name, Counter())[reason] += 1
+        for name, reasons in sorted(found.items()):
+            if not name:
+                continue
+            total = sum(reasons.values())
+            print(f"{checkout.name}: {name}: {reasons['']} of {total} files ({reasons[''] / total:.1%})")
+            for reason, number in reasons.most_common():
+                if reason:
+                    print(f"    {number} x {reason[:150]}")
+
+
+if __name__ == "__main__":
+    main()
