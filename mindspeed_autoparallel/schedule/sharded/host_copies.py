@@ -20,12 +20,15 @@ class HostCopies:
         """Place to the moment at which its copy out is done, until the device's copy is freed."""
         self._away: set[int] = set()
         self._back: dict[int, int] = {}
+        self._used: set[int] = set()
+        """Places whose backward has begun."""
 
     def begin(self) -> None:
         """Start a micro batch."""
         self._out.clear()
         self._away.clear()
         self._back.clear()
+        self._used.clear()
 
     def before_forward(self, index: int) -> None:
         """Free the input of the layer before, once it has travelled, and send this one's."""
@@ -48,8 +51,9 @@ class HostCopies:
     def before_backward(self, index: int) -> None:
         """Wait for the layer's input, and fetch the one before it."""
         place = self._place.get(index)
-        if place is None or (place == len(self._order) - 1 and self._stays):
+        if place is None or place in self._used or (place == len(self._order) - 1 and self._stays):
             return
+        self._used.add(place)
         self._fetch(place)
         self._queues.wait(COMPUTE, self._back.pop(place))
         if place > 0:

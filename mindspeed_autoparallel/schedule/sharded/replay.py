@@ -49,6 +49,8 @@ class _Step:
         self.recompute_ns = 0
         self.to_recompute = -1
         self.flowing_bytes = 0
+        self.is_first_part = self.is_last_part = True
+        """Of the parts of a micro batch whose backward runs."""
 
     def run(self) -> Replayed:
         training = self.training
@@ -79,6 +81,16 @@ class _Step:
         self.communication.pre_forward(module.units)
         self.copies.before_forward(index)
         self.memory.hold(index, self._input_bytes(module))
+        for _ in range(module.chunks):
+            self._forward_part(index)
+            self.memory.add("temporary", self._part_bytes(module))
+        if module.chunks > 1:
+            self.memory.touch("temporary", module.output_bytes)  # the parts, joined
+            self.memory.add("temporary", -module.chunks * self._part_bytes(module))
+        self.communication.post_forward(module.units)
+
+    def _forward_part(self, index: int) -> None:
+        module = self.modules[index]
         self.queues.run(COMPUTE, ("F", module.name), module.forward_ns)
         self.memory.hold(index, module.kept_bytes * module.needs_backward)
         self.memory.touch("temporary", module.forward_transient_bytes)
@@ -89,7 +101,11 @@ class _Step:
             self.queues.run(COMPUTE, ("FT", module.name), module.tail_forward_ns)
             self.memory.hold(index, module.tail_kept_bytes * module.needs_backward)
             self.memory.touch("temporary", module.tail_forward_transient_bytes)
-        self.communication.post_forward(module.units)
+
+    @staticmethod
+    def _part_bytes(module: StreamModule) -> int:
+        """Return the output of one of several parts of a micro batch."""
+        return module.output_bytes // module.chunks if module.chunks > 1 else 0
 
     def _run(self, module: StreamModule, kind: str, duration_ns: int, transient_bytes: int) -> None:
         self.queues.run(COMPUTE, (kind, module.name), duration_ns)
@@ -135,6 +151,22 @@ class _Step:
         self.memory.add("activation gradients", self.flowing_bytes - around)
         self.communication.pre_backward(module.units)
         self.memory.at = f"backward of {module.name or 'the model'}"
+        around_part = self.is_first_part, self.is_last_part
+        for part in range(module.chunks):
+            if module.chunks > 1:
+                self.is_first_part, self.is_last_part = part == 0, part == module.chunks - 1
+            self._backward_part(index)
+        self.is_first_part, self.is_last_part = around_part
+        self.memory.hold(index, -self._input_bytes(module))
+        if module.chunks > 1:
+            self.memory.add("activation gradients", -self._input_bytes(module))
+        self.memory.add("activation gradients", around - self.flowing_bytes)
+        self.flowing_bytes = around
+        if module.input_requires_grad:
+            self.communication.post_backward(tuple(reversed(module.units)))
+
+    def _backward_part(self, index: int) -> None:
+        module = self.modules[index]
         if module.recomputes:
             self.to_recompute = index
         tail_bytes = module.tail_kept_bytes + module.tail_again_bytes
@@ -151,12 +183,14 @@ class _Step:
             self.copies.before_backward(index)
         self._run(module, "B", module.backward_ns, module.backward_transient_bytes)
         again = module.again_bytes if self._recomputed(index) else 0
-        self.memory.hold(index, -module.kept_bytes - again - self._input_bytes(module))
-        self.communication.made_gradients(module.parameters_of, module.gradient_bytes)
-        self.memory.add("activation gradients", around - self.flowing_bytes)
-        self.flowing_bytes = around
-        if module.input_requires_grad:
-            self.communication.post_backward(tuple(reversed(module.units)))
+        self.memory.hold(index, -module.kept_bytes - again)
+        if module.chunks > 1:
+            # A part's gradient is as large as the input's, which it is added to.
+            self.memory.touch("temporary", self._input_bytes(module))
+            self.memory.add("activation gradients", self._input_bytes(module) * self.is_first_part)
+        self.communication.made_gradients(
+            module.parameters_of, module.gradient_bytes, is_first=self.is_first_part, is_last=self.is_last_part
+        )
 
     def _recompute(self) -> None:
         """Run a forward again, if one waits: torch does it when backward first needs a tensor of it."""

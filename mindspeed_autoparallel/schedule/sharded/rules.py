@@ -42,7 +42,8 @@ class Communication:
             state = self.states[index]
             if state.training == PRE_BACKWARD:
                 if self.variant == "torch" and not state.gathered and not state.unit.empty:
-                    self._gather(state)
+                    # A unit that was reduced is gathered for a further part of the micro batch on the compute queue.
+                    self._gather(state, alone=state.group not in (FORWARD, PRE_BACKWARD))
                     self._wait(state)
                 continue
             state.training = FORWARD
@@ -87,7 +88,8 @@ class Communication:
 
     # Gathering
 
-    def _gather(self, state: State) -> None:
+    def _gather(self, state: State, *, alone: bool = False) -> None:
+        """Gather a unit, beside computing or ``alone``."""
         unit = state.unit
         if state.pending is not None or state.gathered:
             return
@@ -96,11 +98,12 @@ class Communication:
             return
         queues = self.queues
         self.memory.add("gather buffers", unit.flat_bytes)
-        queues.run(COPY_IN, ("copy in", unit.name), unit.copy_in_ns)
+        copying, gathering = (COMPUTE, COMPUTE) if alone else (COPY_IN, GATHER)
+        queues.run(copying, ("copy in", unit.name), unit.copy_in_ns)
         self.memory.add("gather buffers", unit.gathered_bytes)
         self.memory.add("gather buffers", -unit.flat_bytes)
-        queues.wait(GATHER, queues.now[COPY_IN])
-        state.pending = queues.run(GATHER, ("gather", unit.name), unit.gather_ns)
+        queues.wait(gathering, queues.now[copying])
+        state.pending = queues.run(gathering, ("gather", unit.name), unit.gather_ns)
 
     def _wait(self, state: State) -> None:
         if state.pending is None:
@@ -168,11 +171,14 @@ class Communication:
                 if not self.states[target].unit.empty:
                     self._gather(self.states[target])
 
-    def made_gradients(self, unit: int, size: int) -> None:
-        """Note gradients of a unit's parameters."""
+    def made_gradients(self, unit: int, size: int, *, is_first: bool, is_last: bool) -> None:
+        """Note gradients of a unit's parameters.
+
+        Of several parts of a micro batch they are there from the first one on, and reach the unit with the last one.
+        """
         if unit >= 0 and size:
-            self.states[unit].gradient_bytes += size
-            self.memory.add("gradients", size)
+            self.states[unit].gradient_bytes += size * is_last
+            self.memory.add("gradients", size * is_first)
 
     def post_backward(self, units: tuple[int, ...]) -> None:
         """Free and reduce ``units``."""

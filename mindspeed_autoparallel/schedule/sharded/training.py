@@ -91,6 +91,9 @@ class StreamModule:
     tail_backward_transient_bytes: int = 0
     gradient_bytes: int = 0
     """Of its parameters, as backward makes them."""
+    chunks: int = 1
+    """Parts of a micro batch that it and all below run one after another, under one gather: forward passes, and then
+    each part's recomputation and backward. Times and saved bytes, the input's left out, are those of one part."""
     copies: int = 1
     """Times its input travels under an offloading policy."""
     copy_ns: int = 0

@@ -122,6 +122,11 @@ class Work(nn.Module):
         )
 
     def forward(self, x):
+        if self.record["chunks"] > 1:
+            return torch.cat([self.part(part) for part in x.chunk(self.record["chunks"])])
+        return self.part(x)
+
+    def part(self, x):
         if self.record["top"]:
             return checkpoint(self.work, x, use_reentrant=False)
         return self.work(x)

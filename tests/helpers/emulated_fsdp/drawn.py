@@ -77,6 +77,11 @@ def drawn_training(seed, variant="torch"):
         if experts and coin(0.8):
             tree.add(f"layers.{layer}.experts", at, wrapped=coin(0.8))
     tree.add("head", root, wrapped=coin(0.7))
+    for index, module in enumerate(tree.modules):
+        units_below = any(other.parent == index and other.units for other in tree.modules)
+        # Before 2.14 a unit below is not gathered again for the second part.
+        if module.parent == decoder and coin(0.3) and (variant == "torch" or not units_below):
+            tree.modules[index] = replace(module, chunks=2)
     replicated = coin(0.4)
     prefetch = [index for index, _ in enumerate(tree.units)]
     for index, unit in enumerate(tree.units):
