@@ -113,7 +113,9 @@ class ShardedDecisions:
     loss_chunk: int = 0
     """Tokens of which head and loss are computed at once; 0: all."""
     micro_batch_chunk: int = 0
-    """Samples of a micro batch that a layer runs at once; 0: all."""
+    """Samples of a micro batch that layers of ``chunked`` run at once, each recomputed and offloaded; 0: all."""
+    chunked: tuple[str, ...] = ()
+    """Patterns of layers that may run so."""
     offload_optimizer: bool = False
     """Whether parameters and optimizer state wait in the host's memory."""
 
@@ -155,7 +157,7 @@ class ShardingHost:
     loss_chunks: tuple[int, ...] = (0,)
     """Chunk sizes to choose among, in tokens; 0: whole."""
     micro_batch_chunks: tuple[int, ...] = (0,)
-    """The same for samples of a micro batch. A chunk above 0 needs every layer recomputed."""
+    """The same for samples of a micro batch."""
     offload_optimizer: bool = False
     last_offload_stays: bool = True
     """Whether the input of the last offloaded layer never travels."""

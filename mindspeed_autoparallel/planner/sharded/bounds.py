@@ -24,7 +24,7 @@ def step_bound_ns(lowering: Lowering, limit_bytes: int) -> int | None:
     backward starts before it, and none of forward after it. Each phase lasts as long as its gathers, and as long as
     its computing with the recomputation that memory needs.
     """
-    again = _recomputation_ns(lowering, limit_bytes)
+    again = _forced_ns(lowering) if lowering.forced else _recomputation_ns(lowering, limit_bytes)
     if again is None:
         return None
     units = [(unit, count) for unit, count in lowering.kinds.values() if not unit.empty]
@@ -51,6 +51,13 @@ def step_bound_ns(lowering: Lowering, limit_bytes: int) -> int | None:
     reducing_last = later * more + forward * (lowering.problem.host.variant == "torch" or not more) + reduces
     step = max(phases + later * more, forward + reduces * (more + 1), reducing_last)
     return step + lowering.optimizer_ns
+
+
+def _forced_ns(lowering: Lowering) -> int:
+    """Return the recomputation of layers that run a micro batch in parts: they have no choice."""
+    modules = zip(lowering.profile.modules, lowering.problem.layer_names, strict=True)
+    kinds = (module.kind for module, layer in modules if layer in lowering.forced)
+    return sum(sum(_pass_ns(lowering, lowering.costs[kind])[:2]) for kind in kinds)
 
 
 def _computing_ns(lowering: Lowering) -> tuple[int, int]:

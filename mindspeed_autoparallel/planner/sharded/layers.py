@@ -42,7 +42,10 @@ class LayerSearch:
         self.lowering, self.limit, self.effort = lowering, limit_bytes, effort
         self._spent_s = 0.0
         problem = lowering.problem
-        self.layers = [one for one in problem.profile.modules if one.is_layer and one.needs_backward]
+        modules = problem.profile.modules
+        self.layers = [
+            one for one in modules if one.is_layer and one.needs_backward and one.name not in lowering.forced
+        ]
         self.members: dict[str, list[int]] = {layer.name: [] for layer in self.layers}
         for index, module in enumerate(problem.profile.modules):
             layer = problem.layer_of(module)
@@ -167,6 +170,8 @@ class LayerSearch:
 
         ``kept`` is the replay in which every layer keeps: its longest path, with the recomputation that memory needs.
         """
+        if self.lowering.forced:
+            return kept.step_ns
         fixed, weights = self._path({}, kept)
         moments = tight_moments(self.lowering, self.limit)
         if moments is None:

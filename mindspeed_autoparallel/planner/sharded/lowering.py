@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 from mindspeed_autoparallel.planner.sharded.links import Exchanges
 from mindspeed_autoparallel.planner.sharded.prefetching import execution_order, prefetch_lists
@@ -13,6 +14,7 @@ from mindspeed_autoparallel.spec.sharded import (
     KEEP,
     OFFLOAD,
     RECOMPUTE_KEEP_ATTENTION,
+    RECOMPUTE_OFFLOAD,
     ShardedDecisions,
 )
 
@@ -36,21 +38,50 @@ class Lowering:
             ring_size=sizes.ring_size,
             expert_size=sizes.expert_size,
         )
-        self.costs = {name: self._costs(name) for name in self.profile.kinds}
+        self.costs = {name: self._costs(name, self.point) for name in self.profile.kinds}
         self.structure = problem.units(decisions)
+        self.parts, self.forced = self._parts()
+        """Parts of a micro batch in which layers run, and the policies of these layers by name."""
+        if self.parts > 1:
+            self._divide()
         self.kinds = {index: (self._unit(index), count) for index, count in self.structure.alike}
         """Of the first of units that are alike: its fields, and how many there are."""
         self._chunked = bool(decisions.loss_chunk and self.profile.head)
         self._built: dict[tuple[str, str], StreamModule] = {}
 
-    def _costs(self, kind: str) -> ModuleCosts:
+    def _costs(self, kind: str, point: CostPoint) -> ModuleCosts:
         record = self.profile.kinds[kind]
-        found = record.at(self.point)
+        found = record.at(point)
         if found is not None:
             return found
         if record.costs:
-            raise Unmeasured(f"{kind or 'the root'} has no costs at {self.point.label()}")
-        return ModuleCosts(at=self.point, forward_us=0.0, backward_us=0.0)
+            raise Unmeasured(f"{kind or 'the root'} has no costs at {point.label()}")
+        return ModuleCosts(at=point, forward_us=0.0, backward_us=0.0)
+
+    def _parts(self) -> tuple[int, dict[str, str]]:
+        """Return one part where a unit lies in a layer: before torch 2.14 it is not gathered for a second part."""
+        decisions, problem = self.decisions, self.problem
+        chunk = decisions.micro_batch_chunk
+        layers = {one.name for one in self.profile.modules if one.is_layer and one.pattern in decisions.chunked}
+        if not chunk or not layers or self.sizes.micro_batch_size % chunk:
+            return 1, {}
+        inside = (one for one in self.structure.modules if one.name not in layers)
+        if any((layer := problem.layer_of(one)) is not None and layer.name in layers for one in inside):
+            return 1, {}
+        return self.sizes.micro_batch_size // chunk, dict.fromkeys(layers, RECOMPUTE_OFFLOAD)
+
+    def _divide(self) -> None:
+        """Make the costs of divided layers those of all their parts together; ``part_costs`` has those of one."""
+        point = replace(self.point, micro_batch_size=self.decisions.micro_batch_chunk)
+        divided = {
+            module.kind
+            for module, layer in zip(self.profile.modules, self.problem.layer_names, strict=True)
+            if layer in self.forced
+        }
+        self.part_costs = {kind: self._costs(kind, point) for kind in divided}
+        for kind, part in self.part_costs.items():
+            times = {name: getattr(part, name) * self.parts for name in vars(part) if name.endswith("_us")}
+            self.costs[kind] = replace(self.costs[kind], **times)
 
     @functools.cached_property
     def units(self) -> tuple[Unit, ...]:
@@ -130,7 +161,7 @@ class Lowering:
         """Return the step under ``policies`` (layer name to policy; others keep)."""
         modules = []
         for module, layer in zip(self.profile.modules, self.problem.layer_names, strict=True):
-            policy = policies.get(layer, KEEP) if layer else KEEP
+            policy = self.forced.get(layer) or policies.get(layer, KEEP) if layer else KEEP
             known = self._built.get((module.name, policy))
             if known is None:
                 known = self._built[module.name, policy] = self._module(module, policy)
@@ -146,7 +177,9 @@ class Lowering:
         )
 
     def _module(self, module: ShardedModule, policy: str) -> StreamModule:
-        costs, place = self.costs[module.kind], self.structure.place
+        whole_costs, place = self.costs[module.kind], self.structure.place
+        divided = self.problem.layer_names[self.problem.index_of[module.name]] in self.forced
+        costs = self.part_costs[module.kind] if divided else whole_costs
         exchange = self.exchanges.forward_us(costs.ulysses_sent_bytes, costs.ring_sent_bytes, costs.expert_sent_bytes)
         again = costs.forward_us + exchange
         # Only the layer's own input outlives a recomputed forward.
@@ -174,8 +207,8 @@ class Lowering:
             input_requires_grad=module.input_requires_grad,
             needs_backward=module.needs_backward,
             parameters_of=self.structure.holders[self.problem.index_of[module.name]],
-            output_bytes=costs.output_bytes if module.needs_backward else 0,
-            input_bytes=costs.input_bytes if module.is_layer else 0,
+            output_bytes=(whole_costs if module.is_layer else costs).output_bytes if module.needs_backward else 0,
+            input_bytes=whole_costs.input_bytes if module.is_layer else 0,
             kept_bytes=kept,
             again_bytes=whole - kept,
             forward_transient_bytes=costs.forward_transient_bytes,
@@ -186,8 +219,9 @@ class Lowering:
             tail_forward_transient_bytes=costs.tail_forward_transient_bytes,
             tail_backward_transient_bytes=costs.tail_backward_transient_bytes,
             gradient_bytes=gradients if module.needs_backward else 0,
+            chunks=self.parts if divided and module.is_layer else 1,
             copies=self.problem.host.offload_copies if policy == OFFLOAD else 1,
-            copy_ns=ns(costs.input_bytes / link * 1e6) if link else 0,
+            copy_ns=ns(whole_costs.input_bytes / link * 1e6) if link else 0,
         )
         if self._chunked and module.is_head:
             return self._head_in_chunks(record, costs.input_bytes)

@@ -25,7 +25,8 @@ from mindspeed_autoparallel.units import US_PER_S, format_bytes
 _SCOPE = (
     "fully_shard, Ulysses, ring, expert and micro-batch sizes that the profile has costs for; one reshard switch and "
     "one prefetch depth (0 to 2) for all groups; the host's chunk sizes of the loss; modules wrapped as shipped; a "
-    "policy for every layer. Not searched: chunked micro batches, other wrapping, switches that differ by group"
+    "policy for every layer, chunked micro batches where the file has their plan and no unit lies in a chunked layer. "
+    "Not searched: other wrapping, switches that differ by group"
 )
 
 
@@ -91,7 +92,7 @@ class _Search:
             bounds = []
             try:
                 # The bound falls with the prefetch depth.
-                for switches in switches_of(self.problem, offload_optimizer=offload_optimizer):
+                for switches in switches_of(self.problem, sizes, offload_optimizer=offload_optimizer):
                     if switches.prefetch < max(self.problem.host.prefetch_depths):
                         continue
                     lowering = Lowering(self.problem, decided(self.shipped, self.problem, sizes, switches))
@@ -117,9 +118,10 @@ class _Search:
         """Search the switches of ``sizes``; return its bound."""
         found: list[int] = []
         mine: _Found | None = None
-        too_large: set[int] = set()
-        for switches in switches_of(self.problem, offload_optimizer=offload_optimizer):
-            if switches.loss_chunk in too_large:
+        too_large: set[tuple[int, int]] = set()
+        for switches in switches_of(self.problem, sizes, offload_optimizer=offload_optimizer):
+            chunks = (switches.loss_chunk, switches.micro_batch_chunk)
+            if chunks in too_large:
                 continue
             if self.best_ns is not None and time.process_time() > self.end:
                 found.append(bound)
@@ -128,7 +130,7 @@ class _Search:
             if lower is not None:
                 found.append(max(bound, lower))
             elif self._holds_least(switches):  # all others hold at least as much
-                too_large.add(switches.loss_chunk)
+                too_large.add(chunks)
             if candidate is not None and (mine is None or candidate.outcome.step.total_us < mine.outcome.step.total_us):
                 mine = candidate
         if not found:
@@ -142,7 +144,7 @@ class _Search:
         return min(found)
 
     def _holds_least(self, switches: Switches) -> bool:
-        """Return whether all other switches with this chunk of the loss hold at least as much."""
+        """Return whether all other switches with these chunks hold at least as much."""
         host = self.problem.host
         return switches.reshard == max(host.reshard_choices) and switches.prefetch == min(host.prefetch_depths)
 
@@ -150,6 +152,8 @@ class _Search:
         """Return a bound, ``None`` where nothing fits, and the best policies where they may beat the best so far."""
         decisions = decided(self.shipped, self.problem, sizes, switches)
         lowering = Lowering(self.problem, decisions)
+        if switches.micro_batch_chunk and lowering.parts == 1:
+            return self.best_ns, None
         least = step_bound_ns(lowering, self.limit)
         if least is None:
             self._note_peak(lowering.static_bytes)
@@ -175,7 +179,7 @@ class _Search:
         self.least_peak = peak if self.least_peak is None else min(self.least_peak, peak)
 
     def _offer(self, lowering: Lowering, decisions: ShardedDecisions, solved: Solved) -> _Found:
-        chosen = replace(decisions, policies=policies_by_pattern(self.problem, solved.policies))
+        chosen = replace(decisions, policies=policies_by_pattern(self.problem, solved.policies | lowering.forced))
         outcome = outcome_of(lowering, chosen, solved.replayed, self.limit, chosen.sizes.label())
         found = _Found(chosen, outcome, solved.bound_ns)
         if self.best is None or outcome.step.total_us < self.best.outcome.step.total_us:

@@ -18,6 +18,7 @@ class Switches:
     reshard: bool = True
     prefetch: int = 0
     loss_chunk: int = 0
+    micro_batch_chunk: int = 0
     offload_optimizer: bool = False
 
 
@@ -74,13 +75,22 @@ def _expert_shards(num_devices: int, shard: int, expert_size: int) -> list[int]:
     return sorted({whole, inside}, reverse=True)
 
 
-def switches_of(problem: Problem, *, offload_optimizer: bool) -> list[Switches]:
-    """Return all combinations; the likeliest first."""
-    host = problem.host
+def switches_of(problem: Problem, sizes: ShardSizes, *, offload_optimizer: bool) -> list[Switches]:
+    """Return all combinations at ``sizes``; the likeliest first."""
+    host, micro = problem.host, sizes.micro_batch_size
+    parts = [0, *(size for size in host.micro_batch_chunks if 0 < size < micro and micro % size == 0)]
     chunks = host.loss_chunks if problem.profile.head is not None else (0,)
     return [
-        Switches(reshard=reshard, prefetch=prefetch, loss_chunk=chunk, offload_optimizer=offload_optimizer)
-        for chunk, prefetch, reshard in itertools.product(chunks, host.prefetch_depths, host.reshard_choices)
+        Switches(
+            reshard=reshard,
+            prefetch=prefetch,
+            loss_chunk=chunk,
+            micro_batch_chunk=part,
+            offload_optimizer=offload_optimizer,
+        )
+        for part, chunk, prefetch, reshard in itertools.product(
+            parts, chunks, host.prefetch_depths, host.reshard_choices
+        )
     ]
 
 
@@ -97,6 +107,8 @@ def decided(shipped: ShardedDecisions, problem: Problem, sizes: ShardSizes, swit
         sizes=sizes,
         groups=tuple(_choice(group, switches, problem.host.root_stays) for group in groups),
         loss_chunk=switches.loss_chunk,
+        micro_batch_chunk=switches.micro_batch_chunk,
+        chunked=shipped.chunked,
         offload_optimizer=switches.offload_optimizer,
     )
 

@@ -13,6 +13,7 @@ from mindspeed_autoparallel.planner.sharded.pricing import policies_by_pattern, 
 from mindspeed_autoparallel.planner.sharded.problem import Problem
 from mindspeed_autoparallel.planner.sharded.search import ShardedOptions, search_sharded
 from mindspeed_autoparallel.planner.sharded.space import decided, sizes_of, switches_of
+from mindspeed_autoparallel.profiles import Collective, LinkTier
 from mindspeed_autoparallel.profiles.sharded import CostPoint
 from mindspeed_autoparallel.schedule.sharded import replay
 from mindspeed_autoparallel.spec.cluster import Cluster
@@ -29,9 +30,11 @@ def drawn(seed):
     """A problem on four devices of two nodes, with the limit between the least and the most memory."""
     generator = random.Random(seed)
     profile = drawn_profile(generator, 2, experts=generator.random() < 0.5, points=POINTS)
-    host = ShardingHost(name="drawn", policies=(KEEP, RECOMPUTE, RECOMPUTE_OFFLOAD), loss_chunks=(0, 256))
+    host = ShardingHost(
+        name="drawn", policies=(KEEP, RECOMPUTE, RECOMPUTE_OFFLOAD), loss_chunks=(0, 256), micro_batch_chunks=(0, 1)
+    )
     shipped = decisions_of(profile, ShardSizes(num_devices=4, fully_shard_size=4, micro_batch_size=2))
-    shipped = replace(shipped, policies={"model.layers.{*}": (RECOMPUTE, RECOMPUTE)})
+    shipped = replace(shipped, policies={"model.layers.{*}": (RECOMPUTE, RECOMPUTE)}, chunked=("model.layers.{*}",))
     problem = Problem(profile, host, 2)
     least = priced(problem, shipped, 0).memory.peak_bytes
     most = priced(problem, replace(shipped, policies={}), 0).memory.peak_bytes
@@ -44,7 +47,7 @@ def brute_force(problem, shipped, cluster):
     best = None
     layers = [module.name for module in problem.profile.modules if module.is_layer]
     for sizes in sizes_of(problem, 4, shipped.sizes.global_batch_size):
-        for switches in switches_of(problem, offload_optimizer=False):
+        for switches in switches_of(problem, sizes, offload_optimizer=False):
             lowering = Lowering(problem, decided(shipped, problem, sizes, switches))
             for chosen in itertools.product(problem.host.policies, repeat=len(layers)):
                 outcome = replay(lowering.training(dict(zip(layers, chosen, strict=True))))
@@ -82,3 +85,26 @@ def test_plan_is_never_slower_than_shipped_and_reads_back(tmp_path):
 def test_policies_by_pattern_name_layers_in_order():
     problem, *_ = drawn(2)
     assert policies_by_pattern(problem, {"model.layers.1": RECOMPUTE}) == {"model.layers.{*}": (KEEP, RECOMPUTE)}
+
+
+def test_a_micro_batch_in_parts_is_chosen_where_gathers_are_slow_and_memory_is_short():
+    generator = random.Random(3)
+    points = tuple(CostPoint(micro_batch_size=micro) for micro in (1, 2, 4))
+    profile = drawn_profile(generator, 3, points=points)
+    slow = LinkTier(default=Collective(latency_us=5, bytes_per_s=2e9))
+    device = replace(profile.device, intra=slow, inter=slow)
+    host = ShardingHost(name="drawn", policies=(KEEP, RECOMPUTE, RECOMPUTE_OFFLOAD), micro_batch_chunks=(0, 1, 2))
+    profile = replace(profile, device=device, host_link_bytes_per_s=2e10)
+    sizes = ShardSizes(num_devices=4, fully_shard_size=4, accumulation=4)
+    shipped = replace(decisions_of(profile, sizes), chunked=("model.layers.{*}",))
+    problem = Problem(profile, host, 2)
+    whole = replace(sizes, micro_batch_size=4, accumulation=1)
+    rows = {"model.layers.{*}": (RECOMPUTE_OFFLOAD,) * 3}
+    parts = priced(problem, replace(shipped, sizes=whole, policies=rows, micro_batch_chunk=1), 2**60)
+    at_once = priced(problem, replace(shipped, sizes=whole, policies=rows), 2**60)
+    assert parts.memory.peak_bytes < at_once.memory.peak_bytes
+    assert parts.step.total_us == pytest.approx(at_once.step.total_us, rel=0.01)
+    cluster = Cluster(num_nodes=2, devices_per_node=2, memory_limit_bytes=parts.memory.peak_bytes)
+    plan = search_sharded(profile, cluster, host, replace(shipped, policies=rows), OPTIONS)
+    assert plan.decisions.micro_batch_chunk and plan.decisions.sizes.micro_batch_size == 4
+    assert plan.decisions.policies == rows and plan.step.total_us <= parts.step.total_us
