@@ -53,10 +53,13 @@ class LayerSearch:
                 self.members[layer.name].append(index)
         self.options = {layer.name: self._options(layer) for layer in self.layers}
         self._rows: dict[str, tuple[StreamModule, ...]] = {}
+        self._held: dict[tuple[str, ...], int] = {}
         self.num_replays = 0
         self.best_policies: dict[str, str] = {}
         self.least_peak = 0
         """Of all that was replayed."""
+        self.nothing_fits = False
+        """Whether a search without a result has shown that there is none."""
 
     def _options(self, layer: ShardedModule) -> tuple[str, ...]:
         profile, found = self.lowering.profile, []
@@ -93,6 +96,7 @@ class LayerSearch:
         if kept.peak_bytes <= self.limit:
             return Solved({}, kept, kept.step_ns)
         if not self.may_fit():
+            self.nothing_fits = True
             return None
         best = self._prefixes()
         choice = self.lowering.problem.host.layer_choice
@@ -111,6 +115,7 @@ class LayerSearch:
             self._spent_s += answer.spent_s
             if answer.status == "infeasible":  # nothing below the best, or nothing fits the points
                 bound = best.step_ns if best else bound
+                self.nothing_fits = best is None
                 break
             bound = max(bound, answer.bound_ns)
             if answer.status == "unknown" or self._spent_s > self.effort.total_s:
@@ -284,10 +289,11 @@ class LayerSearch:
 
     def _resting(self, layer: str, policy: str) -> int:
         """Return what a layer holds between its forward and its backward, at least."""
-        modules = self._modules(policy)
-        total = 0
-        for index in self.members[layer]:
-            module = modules[index]
-            total += module.kept_bytes + module.tail_kept_bytes
-            total += 0 if module.name == layer and policy in (OFFLOAD, RECOMPUTE_OFFLOAD) else module.input_bytes
-        return total
+        profile = self.lowering.profile.modules
+        key = (policy, *(profile[index].kind for index in self.members[layer]))
+        if key not in self._held:
+            rows = [self._modules(policy)[index] for index in self.members[layer]]
+            away = policy in (OFFLOAD, RECOMPUTE_OFFLOAD)
+            inputs = sum(one.input_bytes for one in rows if not (away and one.name == layer))
+            self._held[key] = inputs + sum(one.kept_bytes + one.tail_kept_bytes for one in rows)
+        return self._held[key]

@@ -38,16 +38,36 @@ class Lowering:
             ring_size=sizes.ring_size,
             expert_size=sizes.expert_size,
         )
-        self.costs = {name: self._costs(name, self.point) for name in self.profile.kinds}
+        self.costs = dict(self._costs_at(self.point))
         self.structure = problem.units(decisions)
         self.parts, self.forced = self._parts()
         """Parts of a micro batch in which layers run, and the policies of these layers by name."""
         if self.parts > 1:
             self._divide()
-        self.kinds = {index: (self._unit(index), count) for index, count in self.structure.alike}
+        self.kinds = self._kinds()
         """Of the first of units that are alike: its fields, and how many there are."""
         self._chunked = bool(decisions.loss_chunk and self.profile.head)
-        self._built: dict[tuple[str, str], StreamModule] = {}
+        chunks = (decisions.loss_chunk, decisions.micro_batch_chunk)
+        self._built = problem.known_modules.setdefault((id(self.structure), sizes, *chunks), {})
+
+    def _costs_at(self, point: CostPoint) -> dict[str, ModuleCosts]:
+        known = self.problem.known_costs
+        if point not in known:
+            known[point] = {name: self._costs(name, point) for name in self.profile.kinds}
+        return known[point]
+
+    def _kinds(self) -> dict[int, tuple[Unit, int]]:
+        sizes, structure = self.sizes, self.structure
+        divided = (sizes.num_devices, sizes.fully_shard_size, sizes.expert_size, sizes.expert_shard_size)
+        known = self.problem.known_units.setdefault((id(structure), *divided), {})
+        found = {}
+        for index, count in structure.alike:
+            unit = known.get(index) or known.setdefault(index, self._unit(index))
+            choice = self.decisions.group(structure.modules[index].pattern)
+            if choice is not None and not choice.reshard_after_forward:
+                unit = Unit(**{**vars(unit), "reshard_after_forward": False})
+            found[index] = (unit, count)
+        return found
 
     def _costs(self, kind: str, point: CostPoint) -> ModuleCosts:
         record = self.profile.kinds[kind]
@@ -117,7 +137,7 @@ class Lowering:
         return size_bytes / rate * 1e6 if rate else 0.0
 
     def _unit(self, index: int) -> Unit:
-        """Return a unit without prefetch lists."""
+        """Return a unit without prefetch lists, resharded after forward."""
         of, sizes, module = self.profile.bytes_of, self.sizes, self.structure.modules[index]
         experts = module.holds_experts and sizes.expert_size > 1
         ranks = sizes.expert_shard_size if experts else sizes.fully_shard_size
@@ -131,7 +151,6 @@ class Lowering:
         shard = frozen.shard(ranks) + (frozen_experts.numel // ranks if strided else frozen_experts.shard(ranks))
         shard += owned
         gathered, reduced = shard * ranks * of.gathered, owned * ranks * of.reduced
-        choice = self.decisions.group(module.pattern)
         casts = of.gathered != of.sharded
         return Unit(
             name=module.name or "root",
@@ -145,7 +164,6 @@ class Lowering:
             empty=trainable + untrained == 0,
             has_gradients=trainable > 0,
             replicated=replicas > 1,
-            reshard_after_forward=choice is None or choice.reshard_after_forward,
             shard_ranks=ranks,
             flat_bytes=shard * of.gathered if casts else 0,
             gathered_bytes=gathered,
@@ -226,16 +244,8 @@ class Lowering:
         if self._chunked and module.is_head:
             return self._head_in_chunks(record, costs.input_bytes)
         if self._chunked and not module.name:
-            return StreamModule(
-                **{
-                    **vars(record),
-                    "tail_kept_bytes": 0,
-                    "tail_forward_transient_bytes": 0,
-                    "tail_backward_transient_bytes": 0,
-                    "tail_forward_ns": 0,
-                    "tail_backward_ns": 0,
-                }
-            )
+            gone = ("kept_bytes", "forward_transient_bytes", "backward_transient_bytes", "forward_ns", "backward_ns")
+            return replace(record, **{f"tail_{name}": 0 for name in gone})
         return record
 
     def _head_in_chunks(self, record: StreamModule, input_bytes: int) -> StreamModule:
@@ -247,15 +257,13 @@ class Lowering:
         logits = chunk * head.vocabulary * (head.kept_bytes_per_logit + head.transient_bytes_per_logit)
         root = self.costs[self.profile.modules[0].kind]
         loss = ns(root.tail_forward_us + root.tail_backward_us)
-        return StreamModule(
-            **{
-                **vars(record),
-                "forward_ns": record.forward_ns + record.backward_ns + loss,
-                "backward_ns": 0,
-                "kept_bytes": input_bytes + record.gradient_bytes,
-                "forward_transient_bytes": logits + record.gradient_bytes,
-                "backward_transient_bytes": 0,
-            }
+        return replace(
+            record,
+            forward_ns=record.forward_ns + record.backward_ns + loss,
+            backward_ns=0,
+            kept_bytes=input_bytes + record.gradient_bytes,
+            forward_transient_bytes=logits + record.gradient_bytes,
+            backward_transient_bytes=0,
         )
 
     @property

@@ -7,8 +7,9 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
-from mindspeed_autoparallel.profiles.sharded import ShardedModule, ShardedProfile
-from mindspeed_autoparallel.spec.sharded import ShardedDecisions, ShardingHost
+from mindspeed_autoparallel.profiles.sharded import CostPoint, ModuleCosts, ShardedModule, ShardedProfile
+from mindspeed_autoparallel.schedule.sharded import StreamModule, Unit
+from mindspeed_autoparallel.spec.sharded import ShardedDecisions, ShardingHost, ShardSizes
 
 
 class Unmeasured(Exception):
@@ -22,6 +23,21 @@ class Problem:
     profile: ShardedProfile
     host: ShardingHost
     devices_per_node: int
+
+    @functools.cached_property
+    def known_costs(self) -> dict[CostPoint, dict[str, ModuleCosts]]:
+        """Return costs by kind that are looked up already, by point."""
+        return {}
+
+    @functools.cached_property
+    def known_units(self) -> dict[tuple[int, ...], dict[int, Unit]]:
+        """Return units that are computed already, by structure and sizes, and by number."""
+        return {}
+
+    @functools.cached_property
+    def known_modules(self) -> dict[tuple[int, ShardSizes, int, int], dict[tuple[str, str], StreamModule]]:
+        """Return modules that are built already, by structure, sizes and chunks, and by name and policy."""
+        return {}
 
     @functools.cached_property
     def numbers(self) -> dict[str, int]:
@@ -57,9 +73,9 @@ class Problem:
         return at
 
     @functools.cached_property
-    def module_counts(self) -> Counter[tuple[str, bool, bool]]:
-        """Return modules by kind, by whether they run backward, and by whether they are the head or the root."""
-        return Counter((one.kind, one.needs_backward, one.is_head or not one.name) for one in self.profile.modules)
+    def module_counts(self) -> Counter[tuple[str, bool]]:
+        """Return modules by kind and by whether they run backward."""
+        return Counter((one.kind, one.needs_backward) for one in self.profile.modules)
 
     @functools.cached_property
     def layer_groups(self) -> Counter[tuple[str, tuple[str, ...]]]:

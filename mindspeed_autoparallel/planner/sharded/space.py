@@ -79,7 +79,9 @@ def switches_of(problem: Problem, sizes: ShardSizes, *, offload_optimizer: bool)
     """Return all combinations at ``sizes``; the likeliest first."""
     host, micro = problem.host, sizes.micro_batch_size
     parts = [0, *(size for size in host.micro_batch_chunks if 0 < size < micro and micro % size == 0)]
-    chunks = host.loss_chunks if problem.profile.head is not None else (0,)
+    # The smallest chunk of the loss holds the least, and all take as long.
+    smallest = [min((size for size in host.loss_chunks if size), default=0)]
+    chunks = dict.fromkeys([0, *(smallest if problem.profile.head is not None else [])])
     return [
         Switches(
             reshard=reshard,

@@ -33,12 +33,14 @@ class Queues:
     def run(self, queue: str, what: object, duration_ns: int) -> int:
         """Run for ``duration_ns`` at the end of ``queue``; return the moment at which it is done."""
         start = self.now[queue]
+        if not duration_ns:
+            return start
         end = Moment(start + duration_ns)
         end.operation = len(self.operations)
         self.operations.append((what, duration_ns, getattr(start, "operation", -1)))
         self.now[queue] = end
         self.busy[queue] += duration_ns
-        if self._with_spans and duration_ns:
+        if self._with_spans:
             self.spans.append((queue, what, start, end))
         return end
 
@@ -53,8 +55,7 @@ class Queues:
         at = getattr(self.now[COMPUTE], "operation", -1)
         while at >= 0:
             what, duration, at = self.operations[at]
-            if duration:
-                found.append((what, duration))
+            found.append((what, duration))
         return tuple(found)
 
 

@@ -1,0 +1,262 @@
+"""Best first over sizes and switches: bounds from sums, then from paths, then the policies of every layer.
+
+Every open choice is an entry with a bound. The entry with the lowest bound is refined: sizes become one entry for each
+combination of switches, an entry with a bound from sums gets that of its longest path, and one with that is solved.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections import defaultdict
+from dataclasses import dataclass, replace
+
+from mindspeed_autoparallel.planner.sharded.bounds import step_bound_ns
+from mindspeed_autoparallel.planner.sharded.layers import LayerSearch, Solved
+from mindspeed_autoparallel.planner.sharded.lowering import Lowering
+from mindspeed_autoparallel.planner.sharded.pricing import layer_policies, outcome_of, policies_by_pattern, priced
+from mindspeed_autoparallel.planner.sharded.problem import Problem, Unmeasured
+from mindspeed_autoparallel.planner.sharded.program import QUICK, THOROUGH
+from mindspeed_autoparallel.planner.sharded.space import Switches, decided, sizes_of, switches_of
+from mindspeed_autoparallel.schedule.sharded import Replayed
+from mindspeed_autoparallel.spec.cluster import Cluster
+from mindspeed_autoparallel.spec.sharded import ShardedDecisions, ShardSizes
+from mindspeed_autoparallel.spec.sharded_plan import ShardedOutcome, ShardedVerdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardedOptions:
+    """How far a search goes."""
+
+    time_limit_s: float = 10.0
+    """Of processor time; a first plan is found whatever it takes."""
+    gap: float = 0.002
+    """Sizes whose bound is this close to the best are not tried."""
+    top_k: int = 3
+
+
+@dataclass(frozen=True)
+class Found:
+    """A configuration that fits, and what no policies of its sizes and switches are faster than."""
+
+    decisions: ShardedDecisions
+    outcome: ShardedOutcome
+    bound_ns: int
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """An open choice: sizes, with switches, and with the replay in which every layer keeps, as far as it is refined."""
+
+    sizes: ShardSizes
+    switches: Switches | None = None
+    search: LayerSearch | None = None
+    kept: Replayed | None = None
+
+
+class Frontier:
+    """The search of one problem; ``best`` is the fastest configuration found."""
+
+    def __init__(self, problem: Problem, cluster: Cluster, shipped: ShardedDecisions, options: ShardedOptions) -> None:
+        self.problem, self.shipped, self.options = problem, shipped, options
+        self.num_devices = cluster.num_devices
+        self.limit = cluster.memory_limit_bytes or problem.profile.device.memory_capacity_bytes
+        self.best: Found | None = None
+        self.solved: dict[ShardSizes, dict[Switches, Found]] = defaultdict(dict)
+        self.verdicts: list[ShardedVerdict] = []
+        self.least_peak: int | None = None
+        self.end = time.process_time() + options.time_limit_s
+        self._heap: list[tuple[int, int, int, int, _Entry]] = []
+        self._count = itertools.count()
+        self._dived = False
+        self._lost: list[int] = []
+        """Bounds of entries whose search ended without a result or a proof that there is none."""
+        self._tried: dict[ShardSizes, str] = {}
+        """Sizes with what is said of them where nothing fits."""
+
+    @property
+    def best_ns(self) -> int | None:
+        """Return the step of the best configuration."""
+        return None if self.best is None else round(self.best.outcome.step.total_us * 1000)
+
+    @property
+    def target_ns(self) -> int | None:
+        """Return the step that an entry's bound must be below to be of interest."""
+        return None if self.best_ns is None else round(self.best_ns * (1 - self.options.gap))
+
+    @property
+    def bound_ns(self) -> int:
+        """Return what nothing is faster than."""
+        solved = (found.bound_ns for row in self.solved.values() for found in row.values())
+        bounds = [*solved, *self._lost, *(entry[0] for entry in self._heap[:1])]
+        return min([*bounds, *([] if self.best_ns is None else [self.best_ns])], default=0)
+
+    def run(self, *, offload_optimizer: bool = False) -> None:
+        """Refine entries until none can be faster than the best by the requested gap, or time ends."""
+        self._open_sizes(offload_optimizer=offload_optimizer)
+        while self._heap:
+            target = self.target_ns
+            if target is not None and self._heap[0][0] >= target:
+                break
+            left = self.end - time.process_time()
+            if target is not None and left < 0:
+                self._solve_one()
+                break
+            if left < self.options.time_limit_s / 2 and not self._dived:
+                self._dived = True  # a plan worth having, whatever happens until time ends
+                self._solve_one()
+                continue
+            bound, *_, entry = heapq.heappop(self._heap)
+            if entry.switches is None:
+                self._open_switches(entry.sizes, bound, offload_optimizer=offload_optimizer)
+            elif entry.search is None:
+                self._open_path(entry.sizes, entry.switches, bound)
+            else:
+                self._solve(entry, bound)
+        self._conclude()
+
+    def _push(self, bound: int, entry: _Entry) -> None:
+        order = entry.sizes.accumulation, -entry.sizes.fully_shard_size
+        heapq.heappush(self._heap, (bound, *order, next(self._count), entry))
+
+    def _lowering(self, sizes: ShardSizes, switches: Switches) -> Lowering:
+        return Lowering(self.problem, decided(self.shipped, self.problem, sizes, switches))
+
+    def _open_sizes(self, *, offload_optimizer: bool) -> None:
+        """Add all sizes whose states fit, with the lowest bound of their switches."""
+        for sizes in sizes_of(self.problem, self.num_devices, self.shipped.sizes.global_batch_size):
+            bounds = []
+            try:
+                rows = switches_of(self.problem, sizes, offload_optimizer=offload_optimizer)
+                # The bound falls with the prefetch depth, and with a chunked loss.
+                deepest, chunk = max(one.prefetch for one in rows), max(one.loss_chunk for one in rows)
+                for switches in rows:
+                    if switches.prefetch == deepest and switches.loss_chunk == chunk:
+                        lowering = self._lowering(sizes, switches)
+                        bounds.append(step_bound_ns(lowering, self.limit))
+            except Unmeasured as reason:
+                self.verdicts.append(ShardedVerdict(sizes=sizes, outcome="unmeasured", reason=str(reason)))
+                continue
+            possible = [bound for bound in bounds if bound is not None]
+            self._tried[sizes] = "nothing fits the memory" if possible else "states and the least activations exceed it"
+            if possible:
+                self._push(min(possible), _Entry(sizes))
+            else:
+                self._note_peak(lowering.static_bytes)
+
+    def _open_switches(self, sizes: ShardSizes, bound: int, *, offload_optimizer: bool) -> None:
+        """Add the switches of ``sizes``, with bounds from sums, but those whose chunks hold too much at the least."""
+        host = self.problem.host
+        least = max(host.reshard_choices), min(host.prefetch_depths)
+        rows = switches_of(self.problem, sizes, offload_optimizer=offload_optimizer)
+        too_large = set()
+        for switches in rows:
+            if (switches.reshard, switches.prefetch) != least:
+                continue
+            lowering = self._lowering(sizes, switches)
+            search = LayerSearch(lowering, self.limit, QUICK)
+            divided = not switches.micro_batch_chunk or lowering.parts > 1
+            if not divided or step_bound_ns(lowering, self.limit) is None or not search.may_fit():
+                self._note_peak(search.least_peak or lowering.static_bytes)
+                too_large.add((switches.loss_chunk, switches.micro_batch_chunk))
+        for switches in rows:
+            if (switches.loss_chunk, switches.micro_batch_chunk) not in too_large:
+                lower = step_bound_ns(self._lowering(sizes, switches), self.limit)
+                if lower is not None:
+                    self._push(max(bound, lower), _Entry(sizes, switches))
+
+    def _open_path(self, sizes: ShardSizes, switches: Switches, bound: int) -> None:
+        """Replace an entry's bound by that of the longest path in which every layer keeps; drop it if nothing fits."""
+        search = LayerSearch(self._lowering(sizes, switches), self.limit, QUICK)
+        kept = search.run({})
+        lower = search.path_bound_ns(kept)
+        if lower is None:
+            self._note_peak(kept.peak_bytes)
+        else:
+            self._push(max(bound, lower), _Entry(sizes, switches, search, kept))
+
+    def _solve_one(self) -> None:
+        """Solve the entry with the lowest bound from a path."""
+        ready = [item for item in self._heap if item[-1].search is not None]
+        if ready:
+            best = min(ready)
+            self._heap.remove(best)
+            heapq.heapify(self._heap)
+            self._solve(best[-1], best[0])
+
+    def _solve(self, entry: _Entry, bound: int) -> None:
+        assert entry.search is not None and entry.switches is not None
+        solved = entry.search.solve(self.target_ns, entry.kept)
+        if solved is None:
+            self._note_peak(entry.search.least_peak)
+            if not entry.search.nothing_fits:
+                self._lost.append(bound)
+            return
+        self._offer(entry.search.lowering, entry.switches, replace(solved, bound_ns=max(bound, solved.bound_ns)))
+
+    def _note_peak(self, peak: int) -> None:
+        self.least_peak = peak if self.least_peak is None else min(self.least_peak, peak)
+
+    def _offer(self, lowering: Lowering, switches: Switches, solved: Solved) -> None:
+        policies = policies_by_pattern(self.problem, solved.policies | lowering.forced)
+        chosen = replace(lowering.decisions, policies=policies)
+        outcome = outcome_of(lowering, chosen, solved.replayed, self.limit, chosen.sizes.label())
+        found = Found(chosen, outcome, solved.bound_ns)
+        self.solved[chosen.sizes][switches] = found
+        if self.best is None or outcome.step.total_us < self.best.outcome.step.total_us:
+            self.best = found
+
+    def offer_shipped(self) -> None:
+        """Take the shipped configuration as the best so far, where it fits."""
+        try:
+            outcome = priced(self.problem, self.shipped, self.limit, "shipped")
+        except Unmeasured:
+            return
+        if outcome.feasible and self.shipped.sizes.num_devices == self.num_devices:
+            self.best = Found(self.shipped, outcome, 0)
+
+    def polish(self) -> int:
+        """Solve the best sizes and switches thoroughly; return what nothing is faster than."""
+        assert self.best is not None
+        found = self.best
+        switches = next((one for one, other in self.solved[found.decisions.sizes].items() if other is found), None)
+        if switches is not None and layer_policies(self.problem, found.decisions):
+            lowering = self._lowering(found.decisions.sizes, switches)
+            solved = LayerSearch(lowering, self.limit, replace(THOROUGH, total_s=3.0)).solve()
+            if solved is not None:
+                self._offer(lowering, switches, replace(solved, bound_ns=max(found.bound_ns, solved.bound_ns)))
+        bound = self.bound_ns
+        self._enlarge_chunks()
+        return min(bound, self.best_ns or bound)
+
+    def _enlarge_chunks(self) -> None:
+        """Take the largest chunks of the loss that fit: the search tries the smallest, as all take as long."""
+        assert self.best is not None
+        chosen, step = self.best.decisions, self.best.outcome.step.total_us
+        larger = (size for size in sorted(self.problem.host.loss_chunks, reverse=True) if size > chosen.loss_chunk)
+        for size in larger if chosen.loss_chunk else ():
+            outcome = priced(self.problem, replace(chosen, loss_chunk=size), self.limit, self.best.outcome.name)
+            if outcome.feasible and outcome.step.total_us <= step:
+                self.best = replace(self.best, decisions=outcome.decisions, outcome=outcome)
+                return
+
+    def _conclude(self) -> None:
+        """Note what became of all sizes."""
+        left: dict[ShardSizes, int] = {}
+        for bound, *_, entry in self._heap:
+            left[entry.sizes] = min(bound, left.get(entry.sizes, bound))
+        for sizes, reason in self._tried.items():
+            found, bounds = self.solved.get(sizes, {}), [left[sizes]] if sizes in left else []
+            bounds += [one.bound_ns for one in found.values()]
+            outcome, step = "memory", None
+            if found:
+                outcome, reason, step = "solved", "", min(one.outcome.step.total_us for one in found.values())
+            elif sizes in left and self.target_ns is not None and left[sizes] >= self.target_ns:
+                outcome, reason = "bounded", "no faster than the best, or by less than the requested gap"
+            elif sizes in left:
+                outcome, reason = "unsolved", "the time limit came first"
+            lower = min(bounds, default=0) / 1000
+            self.verdicts.append(
+                ShardedVerdict(sizes=sizes, outcome=outcome, reason=reason, lower_bound_us=lower, step_us=step)
+            )
