@@ -42,8 +42,6 @@ def run_sharded(arguments: argparse.Namespace, cluster: Cluster) -> int:
     on_npu = "ascend" in profile.provenance.device.lower()
     shipped = file.decisions(profile.modules, cluster.num_devices, on_npu)
     if arguments.global_batch_size is not None:
-        if file.states_batch:
-            raise ConfigError(f"--global-batch-size has no meaning here: {file.path} states the batch.")
         shipped = with_global_batch(shipped, arguments.global_batch_size)
     limit_s = min(arguments.time_limit_s, 60.0)
     plan = search_sharded(
@@ -86,6 +84,8 @@ def _inputs(arguments: argparse.Namespace) -> _Inputs:
     from mindspeed_autoparallel.profiles.sharded import ShardedProfile
 
     file = open_host_file(arguments.fsdp2)
+    if arguments.global_batch_size is not None and file.states_batch:
+        raise ConfigError(f"--global-batch-size has no meaning with --fsdp2: {file.path} states the batch.")
     if arguments.profile is not None:
         return _Inputs(file, ShardedProfile.read(arguments.profile))
     for flag in ("model", "device"):

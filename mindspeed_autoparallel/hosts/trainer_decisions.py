@@ -39,7 +39,7 @@ def trainer_host(file: TrainerFile) -> ShardingHost:
         prefetch_depths=(0, 1, 2) if prefetches else (0,),
         hybrid_shard=bool(keys.fully_shard or keys.replicas),
         ulysses=bool(keys.ulysses or "ulysses_size" in keys.words),
-        expert_parallel=bool(keys.expert),
+        expert_parallel=bool(keys.expert) and keys.plans_experts,
     )
 
 
@@ -162,7 +162,10 @@ def _wrapped(file: TrainerFile, modules: Sequence[ShardedModule]) -> tuple[str, 
     keys = file.trainer
     listed = file.values.texts(keys.wrap) if keys.wrap else ()
     if listed:
-        return wrapped_patterns(f"{file.path}: {keys.wrap}", listed, (), modules)
+        found = wrapped_patterns(f"{file.path}: {keys.wrap}", listed, (), modules)
+        if not found:
+            raise ConfigError(f"{file.path}: {keys.wrap} {', '.join(listed)} matches no module of the model.")
+        return found
     kinds = {
         LAYERS: lambda one: one.is_layer,
         EMBEDDING: lambda one: one.name.endswith(("embed_tokens", "embedding")),

@@ -46,6 +46,8 @@ class Trainer:
     expert_shard: str = ""
     experts_everywhere: bool = False
     """Whether experts are sharded over all devices, replicas or not, where ``expert_shard`` has no key."""
+    plans_experts: bool = True
+    """False: the files call expert sizes above 1 experimental; one in a file is read, and none is planned."""
     micro_batch: str = ""
     accumulation: str = ""
     global_batch: str = ""
@@ -84,6 +86,7 @@ TRAINERS = (
         fully_shard="sharding_size",
         unset_shard=1,
         expert="expert_parallel_size",
+        plans_experts=False,
         wrap="sub_modules_to_wrap",
         wraps=(LAYERS, EMBEDDING, HEAD),
         recompute_modules="recompute_modules",

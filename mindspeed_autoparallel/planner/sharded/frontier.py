@@ -13,16 +13,19 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from mindspeed_autoparallel.planner.sharded.bounds import step_bound_ns
-from mindspeed_autoparallel.planner.sharded.layers import LayerSearch, Solved
+from mindspeed_autoparallel.planner.sharded.layers import LayerSearch
 from mindspeed_autoparallel.planner.sharded.lowering import Lowering
-from mindspeed_autoparallel.planner.sharded.pricing import layer_policies, outcome_of, policies_by_pattern, priced
+from mindspeed_autoparallel.planner.sharded.pricing import outcome_of, policies_by_pattern, priced
 from mindspeed_autoparallel.planner.sharded.problem import Problem, Unmeasured
-from mindspeed_autoparallel.planner.sharded.program import QUICK, THOROUGH
+from mindspeed_autoparallel.planner.sharded.program import QUICK, THOROUGH, Solved
 from mindspeed_autoparallel.planner.sharded.space import Switches, decided, sizes_of, switches_of
 from mindspeed_autoparallel.schedule.sharded import Replayed
 from mindspeed_autoparallel.spec.cluster import Cluster
 from mindspeed_autoparallel.spec.sharded import ShardedDecisions, ShardSizes
 from mindspeed_autoparallel.spec.sharded_plan import ShardedOutcome, ShardedVerdict
+
+_POLISH_S = 3.0
+"""Of processor time, where the search has used up its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +72,8 @@ class Frontier:
         self.end = time.process_time() + options.time_limit_s
         self._heap: list[tuple[int, int, int, int, _Entry]] = []
         self._count = itertools.count()
+        self._whole_loss: set[tuple[ShardSizes, int]] = set()
+        """Sizes, and parts of their micro batch, with which a loss in one piece may fit."""
         self._dived = False
         self._lost: list[int] = []
         """Bounds of entries whose search ended without a result or a proof that there is none."""
@@ -160,30 +165,44 @@ class Frontier:
             if not divided or step_bound_ns(lowering, self.limit) is None or not search.may_fit():
                 self._note_peak(search.least_peak or lowering.static_bytes)
                 too_large.add((switches.loss_chunk, switches.micro_batch_chunk))
+        fitting = {(one.loss_chunk, one.micro_batch_chunk) for one in rows} - too_large
         for switches in rows:
-            if (switches.loss_chunk, switches.micro_batch_chunk) not in too_large:
-                lower = step_bound_ns(self._lowering(sizes, switches), self.limit)
-                if lower is not None:
-                    self._push(max(bound, lower), _Entry(sizes, switches))
+            chunks = (switches.loss_chunk, switches.micro_batch_chunk)
+            if chunks not in fitting:
+                continue
+            # A loss in one piece gets its bound from the same switches with a chunked loss, where these can fit.
+            if not switches.loss_chunk and any(loss and part == chunks[1] for loss, part in fitting):
+                self._whole_loss.add((sizes, chunks[1]))
+                continue
+            lower = step_bound_ns(self._lowering(sizes, switches), self.limit)
+            if lower is not None:
+                self._push(max(bound, lower), _Entry(sizes, switches))
 
     def _open_path(self, sizes: ShardSizes, switches: Switches, bound: int) -> None:
         """Replace an entry's bound by that of the longest path in which every layer keeps; drop it if nothing fits."""
         search = LayerSearch(self._lowering(sizes, switches), self.limit, QUICK)
         kept = search.run({})
         lower = search.path_bound_ns(kept)
+        if switches.loss_chunk and (sizes, switches.micro_batch_chunk) in self._whole_loss:
+            # The head's backward and the loss run at another place: a step is shorter by no more than what they take.
+            least = 0 if lower is None else lower - search.lowering.late_head_ns * sizes.accumulation
+            self._push(max(bound, least), _Entry(sizes, replace(switches, loss_chunk=0)))
         if lower is None:
             self._note_peak(kept.peak_bytes)
         else:
             self._push(max(bound, lower), _Entry(sizes, switches, search, kept))
 
     def _solve_one(self) -> None:
-        """Solve the entry with the lowest bound from a path."""
-        ready = [item for item in self._heap if item[-1].search is not None]
-        if ready:
-            best = min(ready)
-            self._heap.remove(best)
-            heapq.heapify(self._heap)
-            self._solve(best[-1], best[0])
+        """Solve entries with a bound from a path, the lowest of each sizes, until one fits."""
+        seen = set()
+        for item in sorted(item for item in self._heap if item[-1].search is not None):
+            if item[-1].sizes not in seen:
+                seen.add(item[-1].sizes)
+                self._heap.remove(item)
+                self._solve(item[-1], item[0])
+                if item[-1].sizes in self.solved:
+                    break
+        heapq.heapify(self._heap)
 
     def _solve(self, entry: _Entry, bound: int) -> None:
         assert entry.search is not None and entry.switches is not None
@@ -217,15 +236,30 @@ class Frontier:
             self.best = Found(self.shipped, outcome, 0)
 
     def polish(self) -> int:
-        """Solve the best sizes and switches thoroughly; return what nothing is faster than."""
+        """Solve what was solved quickly again, thoroughly; return what nothing is faster than.
+
+        The best comes first, then what has the lowest bound, until the gap is closed or a few seconds are over.
+        """
         assert self.best is not None
-        found = self.best
-        switches = next((one for one, other in self.solved[found.decisions.sizes].items() if other is found), None)
-        if switches is not None and layer_policies(self.problem, found.decisions):
-            lowering = self._lowering(found.decisions.sizes, switches)
+        end, done = max(self.end, time.process_time() + _POLISH_S), set[tuple[ShardSizes, Switches]]()
+        while time.process_time() < end:
+            rows = [(sizes, *item) for sizes, row in self.solved.items() for item in row.items()]
+            waiting = [
+                (found is not self.best, found.bound_ns, sizes, switches)
+                for sizes, switches, found in rows
+                if (sizes, switches) not in done and found.decisions.policies and found.bound_ns < (self.target_ns or 0)
+            ]
+            if not waiting:
+                break
+            _, bound, sizes, switches = min(waiting, key=lambda item: item[:2])
+            done.add((sizes, switches))
+            lowering, before = self._lowering(sizes, switches), self.solved[sizes][switches]
             solved = LayerSearch(lowering, self.limit, replace(THOROUGH, total_s=3.0)).solve()
             if solved is not None:
-                self._offer(lowering, switches, replace(solved, bound_ns=max(found.bound_ns, solved.bound_ns)))
+                self._offer(lowering, switches, replace(solved, bound_ns=max(bound, solved.bound_ns)))
+                after = self.solved[sizes][switches]
+                if before.outcome.step.total_us < after.outcome.step.total_us:
+                    self.solved[sizes][switches] = replace(before, bound_ns=after.bound_ns)
         bound = self.bound_ns
         self._enlarge_chunks()
         return min(bound, self.best_ns or bound)

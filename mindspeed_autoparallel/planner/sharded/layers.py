@@ -8,11 +8,11 @@ each is a valid cut. Copies to the host are left out of the paths: they only del
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mindspeed_autoparallel.planner.sharded.bounds import least_time_ns, tight_moments
 from mindspeed_autoparallel.planner.sharded.lowering import Lowering
-from mindspeed_autoparallel.planner.sharded.program import THOROUGH, Cuts, Effort, solve_program
+from mindspeed_autoparallel.planner.sharded.program import THOROUGH, Cuts, Effort, Solved, solve_program
 from mindspeed_autoparallel.profiles.sharded import ShardedModule
 from mindspeed_autoparallel.schedule.sharded import Replayed, StreamModule, replay
 from mindspeed_autoparallel.spec.sharded import (
@@ -24,15 +24,6 @@ from mindspeed_autoparallel.spec.sharded import (
     RECOMPUTE_KEEP_ATTENTION,
     RECOMPUTE_OFFLOAD,
 )
-
-
-@dataclass(frozen=True)
-class Solved:
-    """The best policies found, their replay, and what no policies can be faster than."""
-
-    policies: dict[str, str]
-    replayed: Replayed
-    bound_ns: int
 
 
 class LayerSearch:
@@ -54,7 +45,6 @@ class LayerSearch:
         self.options = {layer.name: self._options(layer) for layer in self.layers}
         self._rows: dict[str, tuple[StreamModule, ...]] = {}
         self._held: dict[tuple[str, ...], int] = {}
-        self.num_replays = 0
         self.best_policies: dict[str, str] = {}
         self.least_peak = 0
         """Of all that was replayed."""
@@ -83,7 +73,6 @@ class LayerSearch:
 
     def run(self, policies: dict[str, str]) -> Replayed:
         """Replay ``policies``."""
-        self.num_replays += 1
         return replay(self.lowering.training(policies))
 
     def solve(self, target_ns: int | None = None, kept: Replayed | None = None) -> Solved | None:
@@ -131,21 +120,34 @@ class LayerSearch:
             if outcome.peak_bytes <= self.limit and (best is None or outcome.step_ns < best.step_ns):
                 best, self.best_policies = outcome, policies
             self._learn(cuts, policies, outcome)
+        best = self._with_less(cuts, best)
         return Solved(self.best_policies, best, min(bound, best.step_ns)) if best else None
+
+    def _with_less(self, cuts: Cuts, best: Replayed | None) -> Replayed | None:
+        """Return the best of answers for less memory: inputs on their way make what the points allow too large."""
+        margin = 0
+        for _ in range(6 if cuts.known else 0):
+            answer = solve_program(self.options, cuts.with_less(margin), self.effort, best.step_ns if best else None)
+            outcome = self.run(answer.policies)
+            if answer.status != "found" or (best and outcome.step_ns >= best.step_ns):
+                break
+            if outcome.peak_bytes <= self.limit:
+                best, self.best_policies = outcome, answer.policies
+                break
+            margin += outcome.peak_bytes - self.limit
+        return best
 
     def may_fit(self) -> bool:
         """Return whether what holds the least in every layer fits; with copies in flight it need not be the least."""
         smallest = {}
         for layer, options in self.options.items():
             smallest[layer] = min(options, key=lambda policy: (self._resting(layer, policy), policy))
-        once = replace(self.lowering.training(smallest), accumulation=1)
-        outcome = replay(once)
-        self.least_peak = outcome.peak_bytes
-        if outcome.peak_bytes <= self.limit:
+        self.least_peak = replay(replace(self.lowering.training(smallest), accumulation=1)).peak_bytes
+        if self.least_peak <= self.limit:
             return True
         # Inputs on the device, at most two, are what the least may hold too much.
         inputs = max((self._modules(KEEP)[members[0]].input_bytes for members in self.members.values()), default=0)
-        return outcome.peak_bytes - 2 * inputs <= self.limit
+        return self.least_peak - 2 * inputs <= self.limit
 
     def _prefixes(self) -> Replayed | None:
         """Return the best of simple answers: a policy for the fewest first layers that fit."""

@@ -244,8 +244,8 @@ class Lowering:
         if self._chunked and module.is_head:
             return self._head_in_chunks(record, costs.input_bytes)
         if self._chunked and not module.name:
-            gone = ("kept_bytes", "forward_transient_bytes", "backward_transient_bytes", "forward_ns", "backward_ns")
-            return replace(record, **{f"tail_{name}": 0 for name in gone})
+            record = replace(record, tail_kept_bytes=0, tail_forward_ns=0, tail_backward_ns=0)
+            return replace(record, tail_forward_transient_bytes=0, tail_backward_transient_bytes=0)
         return record
 
     def _head_in_chunks(self, record: StreamModule, input_bytes: int) -> StreamModule:
@@ -267,6 +267,13 @@ class Lowering:
         )
 
     @property
+    def late_head_ns(self) -> int:
+        """Return what a chunked loss moves from a micro batch's backward to the end of its forward."""
+        root = self.costs[self.profile.modules[0].kind]
+        heads = (self.costs[one.kind].backward_us for one in self.profile.modules if one.is_head)
+        return ns(sum(heads) + root.tail_forward_us + root.tail_backward_us) + 4
+
+    @property
     def owned_elements(self) -> int:
         """Return trainable elements whose optimizer state this device holds."""
         kinds = self.kinds.values()
@@ -279,9 +286,7 @@ class Lowering:
         kinds = self.kinds.values()
         elements = sum(unit.gathered_bytes // (unit.shard_ranks * of.gathered) * count for unit, count in kinds)
         shards = elements * of.sharded
-        states = self.owned_elements * of.optimizer
-        if self.decisions.offload_optimizer:
-            states = 0
+        states = 0 if self.decisions.offload_optimizer else self.owned_elements * of.optimizer
         return shards + states + self.profile.device.runtime_overhead_bytes
 
     @property

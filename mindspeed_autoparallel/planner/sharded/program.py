@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ortools.sat.python import cp_model
 
+from mindspeed_autoparallel.schedule.sharded import Replayed
 from mindspeed_autoparallel.spec.sharded import (
     KEEP,
     OFFLOAD,
@@ -48,6 +49,20 @@ class Cuts:
     """Bytes left for layers, what each takes by (layer, policy), and the choice under which the point exists."""
     known: list[dict[str, str]] = field(default_factory=list)
     """Policies that were replayed and turned out slower or larger than the cuts say."""
+
+    def with_less(self, margin: int) -> Cuts:
+        """Return the cuts with ``margin`` bytes less at every point."""
+        points = [(left - margin, weights, only) for left, weights, only in self.points]
+        return replace(self, points=points)
+
+
+@dataclass(frozen=True)
+class Solved:
+    """The best policies found, their replay, and what no policies can be faster than."""
+
+    policies: dict[str, str]
+    replayed: Replayed
+    bound_ns: int
 
 
 @dataclass(frozen=True)

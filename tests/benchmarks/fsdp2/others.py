@@ -2,8 +2,8 @@
 
 python tests/benchmarks/fsdp2/others.py CHECKOUT...
 
-Decisions are read for a stand-in model (patterns of other models match nothing in it) on the fewest of 8 to 1,024
-devices that the sizes allow, and written back unchanged: the file has to keep every byte.
+Decisions are read for a stand-in model with the names that a file lists, on the fewest of 8 to 1,024 devices that the
+sizes allow, and written back unchanged: the file has to keep every byte.
 """
 
 import re
@@ -18,6 +18,7 @@ from native_files import modules
 from mindspeed_autoparallel.errors import AutoParallelError
 from mindspeed_autoparallel.hosts.opening import open_host_file
 from mindspeed_autoparallel.hosts.trainers import read_trainer_file
+from mindspeed_autoparallel.profiles.sharded import ShardedModule
 
 DEVICES = [2**power for power in range(3, 11)]
 
@@ -31,7 +32,8 @@ def outcome(path: Path) -> tuple[str, str]:
     for devices in DEVICES:
         try:
             opened = open_host_file(path)
-            text, _ = opened.written(opened.decisions(modules(), devices, True), modules())
+            stack = stand_in(file)
+            text, _ = opened.written(opened.decisions(stack, devices, True), stack)
         except AutoParallelError as error:
             reason = re.sub(r"\d+", "N", str(error).replace(str(path), "").strip(": "))
             continue
@@ -39,6 +41,17 @@ def outcome(path: Path) -> tuple[str, str]:
         if not reason:
             break
     return file.trainer.name, reason
+
+
+def stand_in(file):
+    """Return modules with the names that the file lists, four layers to a stack; a small decoder's without a list."""
+    listed = file.values.texts(file.trainer.wrap) if file.trainer.wrap else ()
+    found = [modules()[0]]
+    for pattern in dict.fromkeys(listed):
+        for number in range(4) if "{*}" in pattern else (0,):
+            name = pattern.replace("{*}", str(number))
+            found.append(ShardedModule(name=name, kind=pattern, pattern=pattern, is_layer="{*}" in pattern))
+    return found if listed else modules()
 
 
 def main() -> None:

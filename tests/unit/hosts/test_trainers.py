@@ -69,6 +69,7 @@ def test_sizes_are_read_and_written_back_with_everything_else_kept(tmp_path: Pat
     [
         ("optimizer: adam\n", "is no file of MindSpeed-MM fsdp2_config"),
         ("distributed: {strategy: fsdp2, tp_size: 2}\n", "tp_size is 2"),
+        ("sharding_size: auto\nsub_modules_to_wrap: [decoder.blocks]\n", "decoder.blocks matches no module"),
         ("distributed: {strategy: fsdp2, cp_size: 16}\n", "more than 8 devices"),
         ("distributed: {strategy: fsdp2, cp_size: two}\n", "whole number"),
     ],
@@ -76,6 +77,7 @@ def test_sizes_are_read_and_written_back_with_everything_else_kept(tmp_path: Pat
 def test_what_is_not_understood_is_named_in_a_line(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as error:
         read(tmp_path, text).sizes(8)
+        open_host_file(tmp_path / "config.yaml").decisions(modules(), 8, False)
     assert "\n" not in str(error.value)
 
 

@@ -156,6 +156,21 @@ def test_plan_writes_plan_page_and_the_users_file(files, capsys):
     assert "shipped (FS8 MBS1 x2)" in capsys.readouterr().out
 
 
+def test_files_of_other_trainers_are_planned_and_written_in_their_words(files, capsys):
+    (files / "config.yaml").write_text(
+        "sharding_size: auto  # all\nsub_modules_to_wrap: ['model.language_model.layers.{*}', lm_head]\n"
+        "recompute_modules: ['model.language_model.layers.{*}']\nnum_to_forward_prefetch: 1\nnum_to_backward_prefetch: 1\n"
+    )
+    more = ("--seq-length", "512", "--global-batch-size", "32")
+    assert run(files, *more, "--out", str(files / "out")) == 0
+    plan = ShardedPlan.read(files / "out" / "plan.json")
+    assert plan.host == "MindSpeed-MM fsdp2_config" and plan.decisions.sizes.global_batch_size == 32
+    written = (files / "out" / "config.yaml").read_text()
+    assert "# all" in written and "recompute_modules: []" in written
+    words = f"--micro-batch-size {plan.decisions.sizes.micro_batch_size}"
+    assert (words in capsys.readouterr().err) == (plan.decisions.sizes.micro_batch_size > 1)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
