@@ -180,8 +180,7 @@ class LayerSearch:
         if self.lowering.forced:
             return kept.step_ns
         fixed, weights = self._path({}, kept)
-        moments = tight_moments(self.lowering, self.limit)
-        if moments is None:
+        if (moments := tight_moments(self.lowering, self.limit)) is None:
             return None
         alike: Counter[tuple[tuple[int, int], ...]] = Counter()
         rows = {layer: self._choices(layer, weights) for layer in self.options}
