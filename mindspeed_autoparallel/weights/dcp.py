@@ -39,7 +39,10 @@ class DcpFile:
     def __init__(self, checkpoint: Path) -> None:
         self.path = iteration_folder(checkpoint)
         self._reader = ChunkReader(self.path)
-        self._key_of = {key.removeprefix(_PREFIX): key for key in self._reader.known if key.startswith(_PREFIX)}
+        known = [key for key in self._reader.known if key.startswith(_PREFIX)]
+        # MindSpeed-MM's trainer of Qwen3-VL on Megatron wraps the model of Hugging Face once more.
+        wrapped = any(key.startswith((3 * _PREFIX, f"{2 * _PREFIX}lm_head.")) for key in known)
+        self._key_of = {key.removeprefix(2 * _PREFIX if wrapped else _PREFIX): key for key in known}
         if not self._key_of:
             raise ConfigError(
                 f"{self.path} has no tensors under {_PREFIX!r}: it is not a checkpoint of an FSDP2 training."

@@ -12,6 +12,21 @@ from mindspeed_autoparallel.files import check_readable, shown
 METADATA = ".metadata"
 
 
+class _Record:
+    """Stands for an object of torch.distributed.checkpoint, whose import takes as long as a conversion of 1 GiB."""
+
+    offset: Any = None
+    """Of ``MetadataIndex``, which stores it only where there is one."""
+
+    def __init__(self, *values: object) -> None:
+        """Take what members of enumerations are made of."""
+
+    def __setstate__(self, state: Any) -> None:
+        if isinstance(state, tuple):  # of TensorProperties
+            state = {"dtype": state[0]}
+        self.__dict__.update(state)
+
+
 class _MetadataUnpickler(pickle.Unpickler):
     """``.metadata`` is a pickle by definition of the format: only the classes that describe tensors may be in it."""
 
@@ -41,7 +56,9 @@ class _MetadataUnpickler(pickle.Unpickler):
             ("pathlib._local", "PosixPath"),
             ("builtins", "set"),
         }
-        if described or plain or (module == "torch" and _is_dtype(name)):
+        if described:
+            return _Record
+        if plain or (module == "torch" and _is_dtype(name)):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"{module}.{name} has no place in checkpoint metadata")
 

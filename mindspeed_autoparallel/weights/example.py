@@ -37,7 +37,7 @@ def write_random_model(
     write_json_atomic(folder / "config.json", config)
     generator = torch.Generator().manual_seed(seed)
     omni = config["model_type"] == "qwen2_5_omni"
-    shapes = list(_shapes(config))
+    shapes = list(shapes_of(config))
     writer = ShardWriter(folder, max_shard_bytes, [f"model.language_model.{name}" for name, _ in shapes])
     for classic, shape in shapes:
         # Without a thinker in front the names would be those of the text family.
@@ -49,7 +49,8 @@ def write_random_model(
     writer.finish()
 
 
-def _shapes(config: dict[str, object]) -> Iterator[tuple[str, tuple[int, ...]]]:
+def shapes_of(config: dict[str, object]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield name and shape of every tensor in the files of a model, the classic form of names."""
     architecture = architecture_from_config(config, "config.json")
     for entry in entries_of(architecture):
         if names.is_output_layer(entry.rule) and architecture.tied_embeddings:

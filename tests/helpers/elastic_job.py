@@ -34,7 +34,7 @@ MODEL = """--num-layers 8 --hidden-size 64 --num-attention-heads 4 --ffn-hidden-
     --eval-interval 1000 --distributed-backend gloo --mock-data --num-workers 0 --ckpt-format torch_dist"""
 BATCH = 24
 RENDEZVOUS = "is_host=0,last_call_timeout=8,keep_alive_interval=2,keep_alive_max_attempt=6,join_timeout=600"
-_STEP = re.compile(r"^STEP (\d+) (\S+) (\d+)$", re.MULTILINE)
+_STEP, _PROCESS = re.compile(r"STEP (\d+) (\S+) (\d+)"), re.compile(r"PROCESS (\d+)")
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,23 @@ class Step:
     num_ranks: int
 
 
+class _Log:
+    """What one node prints; ``processes``: the ranks that it has started."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._at = path, 0
+        self.processes: list[int] = []
+
+    def new_lines(self) -> list[str]:
+        """Return the whole lines since the last call."""
+        with self.path.open("rb") as stream:
+            stream.seek(self._at)
+            text = stream.read()
+        text = text[: text.rfind(b"\n") + 1]
+        self._at += len(text)
+        return text.decode(errors="replace").splitlines()
+
+
 class ElasticJob:
     """Starts nodes, kills them, and reads what they trained."""
 
@@ -53,8 +70,10 @@ class ElasticJob:
         self.folder, self.per_node, self.words = folder, per_node, words
         self.port, self.python = port, python
         self.agents: dict[int, subprocess.Popen[bytes]] = {}
-        self._logs: list[Path] = []
-        self._log_of: dict[int, Path] = {}
+        self._logs: list[_Log] = []
+        self._log_of: dict[int, _Log] = {}
+        self._steps: list[Step] = []
+        self._lines: list[str] = []
         store = [python, "-m", "mindspeed_autoparallel", "rendezvous", "--address", "127.0.0.1"]
         self._store = self._start([*store, "--port", str(port)], "store")
 
@@ -80,15 +99,15 @@ class ElasticJob:
         command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{self.port}", "--rdzv-id", "job"]
         command += ["--local-addr", "127.0.0.1", "--rdzv-conf", RENDEZVOUS]
         name = f"node{node}-{len(self._logs)}"
-        self._log_of[node] = self.folder / f"{name}.log"
+        self._log_of[node] = _Log(self.folder / f"{name}.log")
         self._logs.append(self._log_of[node])
         script = Path(__file__).parent / "elastic_script.py"
         self.agents[node] = self._start([*command, str(script), *self.words], name)
 
     def ranks_of(self, node: int) -> list[int]:
         """Return the process numbers of the ranks on ``node`` that have started last."""
-        found = re.findall(r"^PROCESS (\d+)$", self._log_of[node].read_text(errors="replace"), re.MULTILINE)
-        return [int(word) for word in found[-self.per_node :]]
+        self._read()
+        return self._log_of[node].processes[-self.per_node :]
 
     def kill_node(self, node: int) -> None:
         """End a node as a power cut does."""
@@ -103,16 +122,25 @@ class ElasticJob:
         _kill(self.ranks_of(node)[local_rank])
 
     def steps(self) -> list[Step]:
-        """Return the steps in the order of the files, within one in that of time."""
-        found = []
-        for log in self._logs:
-            found += [(int(a), float(b), int(c)) for a, b, c in _STEP.findall(log.read_text(errors="replace"))]
-        return [Step(*one) for one in found]
+        """Return the steps in the order in which they were read."""
+        self._read()
+        return self._steps
 
     def lines(self, word: str) -> list[str]:
-        """Return the lines of all nodes with ``word``."""
-        texts = [log.read_text(errors="replace") for log in self._logs]
-        return [line for text in texts for line in text.splitlines() if word in line]
+        """Return the lines of ``--auto-parallel-elastic`` with ``word``."""
+        self._read()
+        return [line for line in self._lines if word in line]
+
+    def _read(self) -> None:
+        """Take in what the nodes have printed since the last call."""
+        for log in self._logs:
+            for line in log.new_lines():
+                if found := _STEP.fullmatch(line):
+                    self._steps.append(Step(int(found[1]), float(found[2]), int(found[3])))
+                elif found := _PROCESS.fullmatch(line):
+                    log.processes.append(int(found[1]))
+                elif "elastic: " in line:
+                    self._lines.append(line)
 
     def wait(self, until: Callable[[], bool], timeout_s: float, what: str) -> float:
         """Wait for ``until``; return the seconds it took, ``AssertionError`` after ``timeout_s``."""
@@ -128,7 +156,8 @@ class ElasticJob:
     def tails(self) -> str:
         """Return the last lines of every log."""
         return "\n".join(
-            f"{log.name}:\n" + "\n".join(log.read_text(errors="replace").splitlines()[-30:]) for log in self._logs
+            f"{log.path.name}:\n" + "\n".join(log.path.read_text(errors="replace").splitlines()[-30:])
+            for log in self._logs
         )
 
     def finished(self) -> bool:
@@ -147,7 +176,10 @@ class ElasticJob:
 def elastic_job(
     folder: Path, words: list[str], *, per_node: int = 2, python: str | None = None
 ) -> Iterator[ElasticJob]:
-    """Hold a job in ``folder``; all its processes are gone at the end. ``python``: default one that forks programs."""
+    """Hold a job in ``folder``; all its processes are gone at the end.
+
+    ``python``: default one that forks programs from a process that has imported torch.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with reserved_port() as port:
         job = ElasticJob(folder, port, per_node, words, python or forked_python())

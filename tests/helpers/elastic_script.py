@@ -1,4 +1,7 @@
-"""docs/examples/pretrain_gpt.py, whose last rank also prints every step's loss in full: Megatron's line has seven digits."""
+"""A script of docs/examples, pretrain_gpt.py by default, whose last rank also prints every step's loss in full.
+
+Megatron's own line has seven digits. The variable EXAMPLE names another script.
+"""
 
 import os
 import runpy
@@ -28,6 +31,6 @@ def log(loss_dict, *arguments, **keywords):
 
 
 training.training_log = log
-script = Path(__file__).parents[2] / "docs" / "examples" / "pretrain_gpt.py"
+script = Path(__file__).parents[2] / "docs" / "examples" / os.environ.get("EXAMPLE", "pretrain_gpt.py")
 sys.argv[0] = str(script)
 runpy.run_path(str(script), run_name="__main__")

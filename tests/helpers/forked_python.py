@@ -33,17 +33,23 @@ def server_seconds() -> float:
     return sum(map(int, text.rpartition(")")[2].split()[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
-@functools.lru_cache(maxsize=1)
-def forked_python() -> str:
-    """Return the path of the stand-in for ``python``; its server lives as long as this process."""
+@functools.cache
+def forked_python(also: tuple[str, ...] = ()) -> str:
+    """Return the path of the stand-in for ``python``; its server lives as long as this process.
+
+    ``also``: modules that the server imports beside torch, in this order and on the CPU device, where a program is about
+    something else than its imports.
+    """
     folder = Path(tempfile.mkdtemp(prefix="python-"))
     client = folder / "python"
     (folder / "real").symlink_to(sys.executable)
     client.write_text(f"#!{sys.executable} -IS\n" + (_HERE / "python_client.py").read_text())
     client.chmod(0o700)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_TAKEN)}
+    if also:
+        environment["MINDSPEED_AUTOPARALLEL_DEVICE"] = "cpu"
     server = subprocess.Popen(
-        [sys.executable, str(_HERE / "python_server.py"), str(folder / "socket"), str(client)],
+        [sys.executable, str(_HERE / "python_server.py"), str(folder / "socket"), str(client), *also],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**environment, "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"},

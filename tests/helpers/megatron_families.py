@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_mtp_block_spec
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.identity_op import IdentityOp
@@ -37,9 +37,9 @@ class NormedRowParallelLinear(RowParallelLinear):
 
 
 class PlainAttention(DotProductAttention):
-    """Causal attention with a soft cap on its scores, and values that may be narrower than keys (latent attention)."""
+    """Attention with a soft cap on its scores, and values that may be narrower than keys (latent attention)."""
 
-    cap = 0.0
+    cap, causal = 0.0, True
 
     def __init__(self, *args: Any, k_channels: int = 0, v_channels: int = 0, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
@@ -50,7 +50,8 @@ class PlainAttention(DotProductAttention):
         scores = torch.einsum("qbhd,kbhd->bhqk", query, key) * self.softmax_scale
         if self.cap:
             scores = self.cap * torch.tanh(scores / self.cap)
-        scores = scores.masked_fill(torch.triu(torch.ones(length, length, dtype=torch.bool), 1), float("-inf"))
+        if self.causal:
+            scores = scores.masked_fill(torch.triu(torch.ones(length, length, dtype=torch.bool), 1), float("-inf"))
         return torch.einsum("bhqk,kbhd->qbhd", scores.softmax(-1), value).reshape(length, batch, -1)
 
 
@@ -170,9 +171,10 @@ def _own_flags(family: str, theirs: Any) -> dict[str, Any]:
     return {}
 
 
-def gpt_model(family: str, theirs: Any, tied: bool) -> Any:
-    """Return Megatron's model of the sizes of ``theirs``, the config of a language model."""
-    flags = flags_of(family, theirs)
+def gpt_model(family: str, theirs: Any, tied: bool, *, multi_token: int | None = None) -> Any:
+    """Return Megatron's model of the sizes of ``theirs``, the config of a language model; ``multi_token``: its layers
+    for multi-token prediction."""
+    flags = {**flags_of(family, theirs), "mtp_num_layers": multi_token}
     config = (MLATransformerConfig if flags.get("multi_latent_attention") else TransformerConfig)(**flags)
     rope = theirs.rope_parameters
     rope = rope.get("sliding_attention", rope)  # the only kind in a tiny Gemma 3
@@ -183,9 +185,10 @@ def gpt_model(family: str, theirs: Any, tied: bool) -> Any:
         scaling = {"rope_scaling": True, "rope_scaling_factor": rope["factor"]}
     elif rope["rope_type"] == "linear":
         scaling = {"seq_len_interpolation_factor": rope["factor"]}
+    layers = _layers(family, theirs, config)
     return GPTModel(
         config,
-        _layers(family, theirs, config),
+        layers,
         theirs.vocab_size,
         64,
         position_embedding_type="yarn" if family == "gpt_oss" else "rope",
@@ -193,6 +196,7 @@ def gpt_model(family: str, theirs: Any, tied: bool) -> Any:
         rotary_base=rope["rope_theta"],
         share_embeddings_and_output_weights=tied,
         parallel_output=False,
+        mtp_block_spec=get_gpt_mtp_block_spec(config, layers, False) if multi_token else None,
         **scaling,
     ).eval()
 

@@ -1,9 +1,9 @@
 """Fork Python programs from one process that has imported torch: the server behind ``forked_python.python()``.
 
-Words: the socket's path and the client's. A request is the command line, variables, folder and open files of a client
+Words: the socket's path, the client's, and names of further modules to import. A request is the command line, variables, folder and open files of a client
 (``python_client.py``), which the forked process takes over. Then it runs what ``python WORDS...`` would have run.
 Imported beforehand are torch and what Megatron reads of it (4 of the 5 seconds that ``import megatron.core`` takes),
-never Megatron or this project: patches, devices and the order of imports are those of a program started by hand.
+and Megatron or this project only where the words name them: patches, devices and the order of imports are those of a program started by hand.
 The server ends all its programs, and itself, when its standard input closes.
 
 Two things cost programs nothing here, and change nothing that they see: the source of the classes that Megatron makes
@@ -22,6 +22,7 @@ import socket
 import struct
 import sys
 import warnings
+from pathlib import Path
 
 from python_program import Program
 from remembered_sources import remember_sources
@@ -34,11 +35,13 @@ _IMPORTED = (
     # What Megatron's tokenizers import, whichever is chosen.
     *("transformers", "transformers.models.auto.tokenization_auto", "transformers.utils.chat_template_utils"),
 )
+_variables: dict[str, str] = {}
+"""That imported modules have set."""
 
 
 def main() -> None:
     """Serve until standard input closes."""
-    path, client = sys.argv[1:3]
+    path, client, *also = sys.argv[1:]
     del sys.path[0]  # this folder, which programs have on their path where they ask for it
     warnings.simplefilter("ignore")
     add_hook, sys.addaudithook = sys.addaudithook, lambda hook: None
@@ -47,6 +50,7 @@ def main() -> None:
             importlib.import_module(name)
     sys.addaudithook = add_hook
     remember_sources()
+    _import_also(also)
     warnings.resetwarnings()
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(path)
@@ -64,6 +68,16 @@ def main() -> None:
     listening.close()
     if program is not None:
         program(client)
+
+
+def _import_also(names: list[str]) -> None:
+    """Import ``names``; the variables that they set are those of every program that does not set them itself."""
+    before = dict(os.environ)
+    if names:
+        sys.path.insert(0, str(Path(__file__).parents[2]))
+    for name in names:
+        importlib.import_module(name)
+    _variables.update({name: value for name, value in os.environ.items() if before.get(name) != value})
 
 
 class _Programs:
@@ -141,7 +155,8 @@ def _request(connection: socket.socket) -> tuple[dict, list[int]]:
         if not more:
             raise EOFError
         body += more
-    return marshal.loads(body), files
+    request = marshal.loads(body)
+    return {**request, "variables": {**_variables, **request["variables"]}}, files
 
 
 if __name__ == "__main__":

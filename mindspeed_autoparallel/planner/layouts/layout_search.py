@@ -17,7 +17,7 @@ from mindspeed_autoparallel.planner.layouts.tasks import IMPROVE, SIMPLE, SOLVE,
 from mindspeed_autoparallel.planner.layouts.turns import Looks, is_quick, likeliest_first, turn_of
 from mindspeed_autoparallel.planner.layouts.workers import Workers
 from mindspeed_autoparallel.planner.placement import ModulePlacement
-from mindspeed_autoparallel.spec import Model
+from mindspeed_autoparallel.spec import Model, Plan
 from mindspeed_autoparallel.spec.plan import ROUNDING, Verdict
 
 GROUP = 4
@@ -85,6 +85,15 @@ class LayoutSearch(Search[Candidate]):
         self._begin_from[candidate.layout.label()] = outcome.placement
         if outcome.fits:
             self._offer(SolvedLayout(candidate=candidate, outcome=outcome))
+
+    def begin_from(self, plan: Plan) -> None:
+        """Take over ``plan``, of one of the layouts, and the bounds that its search has proved."""
+        proved = {verdict.layout.label(): verdict.lower_bound_us or 0.0 for verdict in plan.search.verdicts}
+        self.items = [replace(item, bound_us=max(item.bound_us, proved.get(_label(item), 0.0))) for item in self.items]
+        outcome = Outcome(placement=ModulePlacement.of_plan(plan), step_us=plan.step.total_us)
+        for item in self.items:
+            if item.item.layout == plan.layout:
+                self.know(item.item, outcome)
 
     def _offer(self, found: SolvedLayout) -> None:
         """Keep a plan where no faster one of its layout is known."""

@@ -8,7 +8,7 @@ from math import inf
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions
-from mindspeed_autoparallel.spec import Layout
+from mindspeed_autoparallel.spec import Layout, Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +24,8 @@ class SearchOptions:
     layouts: Sequence[Layout] | None = None
     """Only these (of the backbone, where encoders have their own)."""
     space: SpaceOptions = field(default_factory=SpaceOptions)
+    known: Plan | None = None
+    """A plan for the same profile, cluster and batch, to be beaten; what its search proved of layouts holds."""
     with_relaxations: bool = True
     """Also solve the best layout with more memory and with more microbatches."""
 

@@ -67,6 +67,10 @@ def search(
     options.check(global_batch_size)
     started = time.monotonic()
     candidates, verdicts = enumerate_layouts(profile, cluster, global_batch_size, options.space, options.layouts)
+    known = options.known
+    if known is not None and known.layout not in [item.layout for item in candidates]:
+        # In groups of another size than those that are tried first.
+        candidates += enumerate_layouts(profile, cluster, global_batch_size, options.space, [known.layout])[0]
     if not candidates:
         raise _nothing_to_search(verdicts, global_batch_size)
     progress(f"{len(candidates)} layouts to search, {len(verdicts)} ruled out")
@@ -166,6 +170,8 @@ def _explore(
         layout_search.take_likeliest_first([promise_us(profile, cluster, item) for item in candidates])
     layout_search.looks.virtual_s = _virtual_s(options) * (REGROUPED_SHARE if known else 1)
     layout_search.known_us = known_us
+    if options.known is not None and not known:
+        layout_search.begin_from(options.known)
     for item in known:
         layout_search.know(item.candidate, item.outcome)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -19,6 +20,11 @@ from mindspeed_autoparallel.spec import Cluster, Layout, Plan
 
 _KEPT = ("pipeline_size", "tensor_size", "context_size", "expert_size", "expert_tensor_size", "virtual_size")
 """Sizes that do not change where training goes on with fewer or more replicas."""
+
+_NEAR = ("tensor_size", "context_size", "expert_size", "expert_tensor_size", "micro_batch_size")
+"""Sizes of the layouts that are searched first."""
+NEAR_SHARE = 0.3
+"""Of the time, at most, for these."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +150,21 @@ def _search(
         ).best
     if splits is not None:
         return search_given(profile, cluster, batch, splits, options, progress=progress)
-    return search(profile, cluster, batch, options, progress=progress)
+    started = time.monotonic()
+    near = _near(old, profile, cluster, options)
+    left_s = max(options.time_limit_s / 2, options.time_limit_s - (time.monotonic() - started))
+    return search(profile, cluster, batch, replace(options, known=near, time_limit_s=left_s), progress=progress)
+
+
+def _near(old: Plan, profile: Profile, cluster: Cluster, options: SearchOptions) -> Plan | None:
+    """Return a plan with the old one's sizes beside PP, VPP and DP, soon found and good enough to discard most others;
+    None where there is none."""
+    held = {name: getattr(old.layout, name) for name in _NEAR}
+    few = replace(options, space=replace(options.space, held=held), time_limit_s=NEAR_SHARE * options.time_limit_s)
+    try:
+        return search(profile, cluster, old.global_batch_size, few)
+    except (InfeasiblePlan, ConfigError):
+        return None
 
 
 def _space_of(old: Plan) -> SpaceOptions:

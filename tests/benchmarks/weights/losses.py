@@ -3,8 +3,10 @@
     python tests/benchmarks/weights/losses.py FOLDER LOSSES [SEED] [MINUTES]
 
 Four simulated nodes of two processes. A lost node is started again some losses later, so that the training shrinks and
-grows. Prints one line a loss: what was killed, processes afterwards, seconds until the next new step; then how far the
-losses are from a run of one process without any, and every plan against its proved optimum. MINUTES: no loss after them.
+grows. Prints one line a loss: what was killed, ranks afterwards, seconds until the restarted training has made a step,
+processor seconds of all processes that ended meanwhile, load of the machine; then how far the losses are from a run of
+one process without any, and every plan against its proved optimum. MINUTES: no loss after them. All programs are forked
+from one process that has imported torch, Megatron and this project: the seconds leave out what these imports take.
 """
 
 from __future__ import annotations
@@ -20,8 +22,18 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2] / "helpers"))
 
 from elastic_job import ElasticJob, elastic_job, planned, share_of_optimum, words_of
+from forked_python import forked_python, server_seconds
 
 NODES, PER_NODE, START, LIMIT_S = 4, 2, 5, 300
+IMPORTED = (
+    *("mindspeed_autoparallel", "megatron.training", "megatron.training.argument_utils"),
+    *("megatron.core.models.gpt", "megatron.core.datasets.gpt_dataset", "megatron.core.dist_checkpointing"),
+    *("mindspeed_autoparallel.runtime.features.elastic.entry", "mindspeed_autoparallel.planner.replan"),
+    *(
+        "mindspeed_autoparallel.runtime.features.apply_plan.entry",
+        "mindspeed_autoparallel.runtime.attention.context_parallel",
+    ),
+)
 STEP_S = 0.4
 """Every step sleeps so long, so that the training does not run away between two losses."""
 
@@ -38,18 +50,23 @@ def main() -> None:
     shutil.copytree(folder / "whole" / kept, save / kept)
     (save / "latest_checkpointed_iteration.txt").write_text(str(START))
     os.environ["ELASTIC_STEP_S"] = str(STEP_S)
-    with elastic_job(folder / "job", words_of(plan, save, iterations=iterations, interval=2), per_node=PER_NODE) as job:
+    words = words_of(plan, save, iterations=iterations, interval=2)
+    with elastic_job(folder / "job", words, per_node=PER_NODE, python=forked_python(IMPORTED)) as job:
         for node in range(NODES):
             job.start_node(node, NODES)
-        _next_step(job, 0)
+        _steps_more(job, 1)
         for number in range(count):
             if time.monotonic() > until:
                 break
-            before = len(job.steps())
+            used, starts = server_seconds(), _starts(job)
             what = _lose(job, generator)
-            seconds = _next_step(job, before)
-            print(f"{number + 1}: {what}, {job.steps()[-1].num_ranks} ranks, {seconds:.1f} s", flush=True)
-            _next_step(job, len(job.steps()) + 1)
+            seconds = job.wait(lambda starts=starts: _starts(job) > starts, LIMIT_S, "restart") + _steps_more(job, 1)
+            used, load = server_seconds() - used, os.getloadavg()[0]
+            ranks = job.steps()[-1].num_ranks
+            print(
+                f"{number + 1}: {what}, {ranks} ranks, {seconds:.1f} s, CPU {used:.1f} s, load {load:.0f}", flush=True
+            )
+            _steps_more(job, 2)
         steps = job.steps()
     os.environ["ELASTIC_STEP_S"] = "0"
     expected = _without_losses(folder, plan, iterations, max(step.iteration for step in steps))
@@ -65,7 +82,7 @@ def _without_losses(folder: Path, plan: Path, iterations: int, last: int) -> dic
     """Train in one process up to step ``last``, from the checkpoint of an earlier call; the loss of every step since."""
     words = words_of(plan, folder / "whole", iterations=iterations, interval=START)
     words += ["--exit-interval", str(last)]
-    with elastic_job(folder / f"reference-{last}", words, per_node=1) as job:
+    with elastic_job(folder / f"reference-{last}", words, per_node=1, python=forked_python(IMPORTED)) as job:
         job.start_node(0, 1)
         job.wait(job.finished, LIMIT_S, "end of the run without losses")
         return {step.iteration: step.loss for step in job.steps()}
@@ -86,8 +103,14 @@ def _lose(job: ElasticJob, generator: random.Random) -> str:
     return f"nodes {nodes}" if kind == "two nodes" else f"node {nodes[0]}"
 
 
-def _next_step(job: ElasticJob, before: int) -> float:
-    return job.wait(lambda: len(job.steps()) > before, LIMIT_S, "next step")
+def _starts(job: ElasticJob) -> int:
+    return len(job.lines("a step predicted"))
+
+
+def _steps_more(job: ElasticJob, number: int) -> float:
+    """Wait for ``number`` steps more; the seconds."""
+    before = len(job.steps())
+    return job.wait(lambda: len(job.steps()) >= before + number, LIMIT_S, "next step")
 
 
 if __name__ == "__main__":

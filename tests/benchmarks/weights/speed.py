@@ -1,9 +1,11 @@
-"""Time and peak memory of converting a random model of Qwen2-VL-2B's size, beside a plain copy of its safetensors.
+"""Processor seconds, clock and peak memory of converting a large model, beside ``cp -r`` of its safetensors.
 
-    python tests/benchmarks/weights/speed.py FOLDER
+    python tests/benchmarks/weights/speed.py FOLDER GIB [STEP ...]
 
-FOLDER: an empty folder on the disk to measure; needs 14 GB and is emptied again. Every step runs in a process of its
-own and counts until the disk has everything (sync).
+A model of Llama 3 8B's shapes in bf16 with as many layers as GIB asks for, in four shards of FOLDER, which needs three times
+as much room. Steps: make, cp, hf-to-mm (one rank's file), mm-to-hf, same (what came back against the model), hf-to-dist,
+dist-to-hf, hf-to-ranks (PP4 TP2), ranks-to-hf, remove; all of them by default. Other work on the machine changes processor seconds less than
+the clock, which counts until the disk has everything.
 """
 
 from __future__ import annotations
@@ -11,104 +13,119 @@ from __future__ import annotations
 import os
 import resource
 import shutil
-import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from mindspeed_autoparallel.weights.example import write_random_model
-
 CONFIG = {
-    "model_type": "qwen2_vl",
-    "hidden_size": 1536,
-    "intermediate_size": 8960,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 2,
-    "vocab_size": 151936,
-    "tie_word_embeddings": True,
-    "vision_config": {"depth": 32, "embed_dim": 1280, "hidden_size": 1536, "num_heads": 16, "patch_size": 14},
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "tie_word_embeddings": False,
 }
-SHARD_BYTES = 1024**3
-COPY = """
-import sys, pathlib, safetensors.torch as st
-target = pathlib.Path(sys.argv[2])
-target.mkdir()
-for path in sorted(pathlib.Path(sys.argv[1]).glob("*.safetensors")):
-    st.save_file(st.load_file(path), target / path.name)
-"""
-CONVERT = [sys.executable, "-m", "mindspeed_autoparallel", "convert"]
+LAYER_GIB, ENDS_GIB = 0.4063, 1.957
+STEPS = (
+    *("make", "cp", "hf-to-mm", "mm-to-hf", "same", "hf-to-dist", "dist-to-hf", "same"),
+    *("hf-to-ranks", "ranks-to-hf", "same", "remove"),
+)
 
 
-def measured(name: str, command: list[str]) -> float:
-    """Runs ``command``; prints seconds (until synced), processor seconds and memory; returns seconds.
+def measured(name: str, command: list[str]) -> None:
+    """Run ``command``; print its processor seconds, seconds on the clock, load of the machine and memory.
 
     Anonymous memory is what the process itself holds; the rest of its resident set are pages of the input files, which
     the kernel takes back whenever it needs them.
     """
     os.sync()
-    started = time.monotonic()
-    anonymous = resident = 0
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    started, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    anonymous = 0
     while process.poll() is None:
-        try:
-            lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-        except OSError:
-            break
-        sizes = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.startswith(("RssAnon", "VmHWM"))}
-        anonymous, resident = max(anonymous, sizes.get("RssAnon", 0)), max(resident, sizes.get("VmHWM", 0))
-        time.sleep(0.01)
+        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+        anonymous = max(anonymous, *(int(line.split()[1]) for line in lines if line.startswith("RssAnon")), 0)
+        time.sleep(0.05)
     if process.wait():
         raise SystemExit(f"{name} failed")
     os.sync()
-    seconds = time.monotonic() - started
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu_seconds = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
-    held, mapped = anonymous / 1024**2, resident / 1024**2
-    print(f"{name:34s} {seconds:8.1f} {cpu_seconds:12.1f} {held:14.2f} {mapped:13.2f}", flush=True)
-    return seconds
+    used, seconds = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic() - started
+    processor = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
+    load = os.getloadavg()[0]
+    print(f"{name:12s} CPU {processor:6.1f} s, clock {seconds:6.1f} s, load {load:4.1f}, {anonymous / 1024**2:.2f} GiB")
+    sys.stdout.flush()
 
 
-def main(folder: Path) -> None:
-    model = folder / "hf"
-    write_random_model(model, CONFIG, dtype="bfloat16", max_shard_bytes=SHARD_BYTES)
-    shards = [path.stat().st_size for path in model.glob("*.safetensors")]
-    sizes = f"{sum(shards) / 1024**3:.2f} GiB in {len(shards)} shards, the largest {max(shards) / 1024**3:.2f} GiB"
-    print(f"model: {sizes}")
-    print(f"{'step':34s} {'seconds':>8s} {'cpu_seconds':>12s} {'anonymous_GiB':>14s} {'resident_GiB':>13s}")
-    print(f"the largest tensor: {151936 * 1536 * 2 / 1024**3:.2f} GiB")
-    copies = []
-    copy = [sys.executable, "-c", COPY, str(model), str(folder / "copy")]
+def make(model: Path, num_layers: int) -> None:
+    """Write the model; its values are those of one random row, from another place in every tensor."""
+    import json
+
+    import torch
+
+    from mindspeed_autoparallel.weights.example import shapes_of
+    from mindspeed_autoparallel.weights.shard_writer import ShardWriter
+
+    model.mkdir(parents=True)
+    config = {**CONFIG, "num_hidden_layers": num_layers}
+    (model / "config.json").write_text(json.dumps(config))
+    shapes = [(name, torch.Size(shape)) for name, shape in shapes_of(config)]
+    total = 2 * sum(shape.numel() for _, shape in shapes)
+    row = torch.randn(2**24).to(torch.bfloat16).repeat(2 + max(shape.numel() for _, shape in shapes) // 2**24)
+    writer = ShardWriter(model, total // 4 + 2**28, [name for name, _ in shapes])
+    for number, (name, shape) in enumerate(shapes):
+        begin = 12345 * number % 2**24
+        writer.add(name, row[begin : begin + shape.numel()].view(shape))
+    writer.finish()
+    print(f"{total / 1024**3:.2f} GiB in {len(list(model.glob('*.safetensors')))} shards, {num_layers} layers")
+
+
+def same(model: Path, back: Path) -> None:
+    """Print how many tensors came back with other bits; remove what came back."""
+    from mindspeed_autoparallel.weights.huggingface import shard_of_tensor
+    from mindspeed_autoparallel.weights.safetensors_file import SafetensorsFile
+    from mindspeed_autoparallel.weights.tensors import same_bits
+
+    before, after = shard_of_tensor(model), shard_of_tensor(back)
+    assert before.keys() == after.keys()
+    opened = {path: SafetensorsFile(path) for path in {*before.values(), *after.values()}}
+    different = [
+        name for name in before if not same_bits(opened[before[name]].read(name), opened[after[name]].read(name))
+    ]
+    print(f"{len(before)} tensors, {len(different)} differ {different[:3]}", flush=True)
+    shutil.rmtree(back)
+
+
+def main() -> None:
+    """Do the steps."""
+    folder, num_layers = Path(sys.argv[1]), round((float(sys.argv[2]) - ENDS_GIB) / LAYER_GIB)
+    model, back = folder / "hf", folder / "back"
+    convert = [sys.executable, "-m", "mindspeed_autoparallel", "convert"]
+    quarter = num_layers // 4
+    layers = ",".join(map(str, (quarter, quarter, quarter, num_layers - 3 * quarter)))
     layouts = {
-        "PP1 TP1": ["--llm-pp-layers", "28", "--vit-pp-layers", "32"],
-        "PP4 TP2": ["--llm-pp-layers", "1,10,10,7", "--vit-pp-layers", "32,0,0,0", "--tp-size", "2"],
-        "torch_dist": ["--format", "torch_dist"],
+        "mm": ["--llm-pp-layers", str(num_layers)],
+        "dist": ["--format", "torch_dist"],
+        "ranks": ["--llm-pp-layers", layers, "--tp-size", "2"],
     }
-    times = {}
-    for name, flags in layouts.items():
-        # Copies stand between the conversions, so that a disk that is slow for a while is slow for both.
-        copies.append(measured("copy of safetensors", copy))
-        shutil.rmtree(folder / "copy")
-        target = folder / "mm"
-        there = [*CONVERT, "hf-to-mm", str(model), str(target), *flags]
-        times[f"hf-to-mm {name}"] = measured(f"hf-to-mm {name}", there)
-        other = layouts["PP4 TP2" if name != "PP4 TP2" else "PP1 TP1"]
-        again = [*CONVERT, "resplit", str(target), str(folder / "other"), "--hf-dir", str(model), *other]
-        times[f"resplit from {name}"] = measured(f"resplit from {name}", again)
-        shutil.rmtree(folder / "other")
-        copies.append(measured("copy of safetensors", copy))
-        shutil.rmtree(folder / "copy")
-        back = [*CONVERT, "mm-to-hf", str(target), str(folder / "back"), "--hf-dir", str(model)]
-        back += ["--max-shard-mib", "1024"]
-        times[f"mm-to-hf {name}"] = measured(f"mm-to-hf {name}", back)
-        shutil.rmtree(folder / "back")
-        shutil.rmtree(target)
-    shutil.rmtree(model)
-    for name, seconds in times.items():
-        print(f"{name}: {statistics.median(copies) / seconds:.2f} of the speed of a copy (median of {len(copies)})")
+    for step in sys.argv[3:] or STEPS:
+        source, _, target = step.partition("-to-")
+        if step == "make":
+            make(model, num_layers)
+        elif step == "same":
+            same(model, back)
+        elif step == "remove":
+            shutil.rmtree(folder)
+        elif step == "cp":
+            measured(step, ["cp", "-r", str(model), str(folder / "copy")])
+            shutil.rmtree(folder / "copy")
+        elif source == "hf":
+            measured(step, [*convert, "hf-to-mm", str(model), str(folder / target), *layouts[target]])
+        else:
+            measured(step, [*convert, "mm-to-hf", str(folder / source), str(back), "--hf-dir", str(model)])
+            shutil.rmtree(folder / source)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

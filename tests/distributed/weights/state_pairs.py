@@ -14,17 +14,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "devices"))
+sys.path[:0] = [str(Path(__file__).parents[1] / "devices"), str(Path(__file__).parents[2] / "helpers")]
 
 import gpt_layouts as job  # first: imports the plugin before megatron
 
 # isort: split
 import torch
 import torch.distributed as dist
+from dist_tensors import stored_tensors
 from megatron.core import dist_checkpointing
 from megatron.core import parallel_state as ps
-from torch.distributed.checkpoint import FileSystemReader, load
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from mindspeed_autoparallel.patching import ENGINE
 
@@ -109,7 +108,7 @@ def _scramble(chunks: list[Any]) -> None:
 
 def _compared(first: Path, second: Path) -> dict[str, Any]:
     """Return how many tensors of both are equal to the bit, and which are not."""
-    left, right = _tensors(first), _tensors(second)
+    left, right = stored_tensors(first), stored_tensors(second)
     different = [name for name in left if name not in right or not torch.equal(left[name], right[name])]
     plain = [dist_checkpointing.load_common_state_dict(str(folder)) for folder in (first, second)]
     groups = [_settings(one["optimizer"]) for one in plain]
@@ -118,17 +117,6 @@ def _compared(first: Path, second: Path) -> dict[str, Any]:
         "moments": sum("exp_avg" in name for name in left),
         "different": [*different, *sorted(set(right) - set(left)), *(["groups"] if groups[0] != groups[1] else [])],
     }
-
-
-def _tensors(folder: Path) -> dict[str, torch.Tensor]:
-    described = FileSystemReader(folder).read_metadata().state_dict_metadata
-    state = {
-        name: torch.empty(one.size, dtype=one.properties.dtype)
-        for name, one in described.items()
-        if isinstance(one, TensorStorageMetadata)
-    }
-    load(state, checkpoint_id=folder, no_dist=True)
-    return state
 
 
 def _settings(state: Any) -> set[str]:

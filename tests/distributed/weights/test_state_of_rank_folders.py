@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
+from dist_tensors import stored_tensors
 from elastic_job import MODEL
 from ranks import run_ranks
 
@@ -88,7 +89,7 @@ def test_state_of_rank_folders_goes_to_another_layout(
     converting = f"--load {tmp_path / 'ranks'} --ckpt-format torch --ckpt-convert-format torch_dist"
     assert train(tmp_path, old, f"{converting} --ckpt-convert-save {tmp_path / 'whole'} {whole}") == {}
     step = f"iter_{SAVED:07d}"
-    found, expected = tensors(ours / step), tensors(tmp_path / "whole" / "torch_dist" / step)
+    found, expected = stored_tensors(ours / step), stored_tensors(tmp_path / "whole" / "torch_dist" / step)
     assert sum("exp_avg" in name for name in expected) > 10
     assert sorted(found) == sorted(expected)
     assert [name for name, tensor in expected.items() if not torch.equal(found[name], tensor)] == []
@@ -98,15 +99,3 @@ def test_state_of_rank_folders_goes_to_another_layout(
     assert sorted(resumed) == list(range(SAVED + 1, UNTIL + 1))
     for number, loss in resumed.items():
         assert loss == pytest.approx(uninterrupted[number], rel=1e-6), number
-
-
-def tensors(folder: Path) -> dict[str, Any]:
-    import torch
-    from torch.distributed.checkpoint import FileSystemReader, load
-    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-
-    described = FileSystemReader(folder).read_metadata().state_dict_metadata
-    kinds = {name: one for name, one in described.items() if isinstance(one, TensorStorageMetadata)}
-    state = {name: torch.zeros(one.size, dtype=one.properties.dtype) for name, one in kinds.items()}
-    load(state, checkpoint_id=folder, no_dist=True)
-    return {name: tensor for name, tensor in state.items() if "rng_state" not in name}

@@ -20,6 +20,7 @@ from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.weights import conversion
 from mindspeed_autoparallel.weights.architecture import TEXT, read_architecture
+from mindspeed_autoparallel.weights.dist_metadata import read_metadata
 from mindspeed_autoparallel.weights.layouts import CheckpointLayout, make_layout
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
@@ -86,6 +87,14 @@ def test_optimizer_state_cut_by_data_parallel_rank_is_refused(make_model: Make, 
     (tmp_path / "ck" / "latest_checkpointed_iteration.txt").write_text("release")
     with pytest.raises(ConfigError, match="fits only the layout that wrote it"):
         conversion.resplit(tmp_path / "ck", model, tmp_path / "b", plain(model), file_format="torch_dist")
+
+
+def test_metadata_is_read_without_torch_s_checkpoint_package(make_model: Make, tmp_path: Path) -> None:
+    model = make_model()
+    conversion.huggingface_to_checkpoint(model, tmp_path / "ck", plain(model), file_format="torch_dist")
+    metadata = read_metadata(tmp_path / "ck" / "release")
+    kinds = {type(one).__module__ for one in (metadata, *metadata.storage_data, *metadata.storage_data.values())}
+    assert kinds == {read_metadata.__module__}, "its import takes longer than reading"
 
 
 def test_metadata_that_would_run_code_is_refused(make_model: Make, tmp_path: Path) -> None:

@@ -77,6 +77,18 @@ def test_nodes_without_a_good_layout_stay_unused() -> None:
     assert found.cluster.num_nodes == 7 > found.chosen.plan.cluster.num_nodes
 
 
+def test_a_known_plan_is_kept_or_beaten_however_short_the_time() -> None:
+    profile, cluster = small_profile(), Cluster(num_nodes=1, devices_per_node=6)
+    options = SearchOptions(with_relaxations=False)
+    # 10 microbatches: the smallest group that Megatron runs on three stages is not three.
+    known = search(profile, cluster, 20, replace(options, space=SpaceOptions(held={"pipeline_size": 3})))
+    in_no_time = search(profile, cluster, 20, replace(options, known=known, time_limit_s=1e-6))
+    whole = search(profile, cluster, 20, replace(options, known=known))
+    assert in_no_time.step.total_us <= known.step.total_us
+    assert whole.step.total_us == pytest.approx(search(profile, cluster, 20, options).step.total_us, rel=1e-9)
+    assert whole.search.status == "optimal"
+
+
 @pytest.mark.parametrize("before", [1, 2])
 def test_a_plan_of_experts_gets_any_expert_size(before: int) -> None:
     profile = language_profile(num_layers=4, tensor=(1,), batches=(1,), experts=(1, 2, 4))
