@@ -102,7 +102,11 @@ class DcpWriter:
         self._described[version] = dcp.BytesStorageMetadata()
         self._stored[dcp.MetadataIndex(version)] = append(self._stream, CHECKPOINT_VERSION)
         self._stream.close()
-        described = dcp.Metadata(state_dict_metadata=self._described, planner_data={}, storage_data=self._stored)
+        # Where a tensor lies in the nested state that FSDP2 trainings save: mm-convert puts it together by that.
+        nested = {
+            key: ("model", key.removeprefix(_PREFIX)) if key != version else (version,) for key in self._described
+        }
+        described = dcp.Metadata(state_dict_metadata=self._described, planner_data=nested, storage_data=self._stored)
         with (self.folder / "release" / METADATA).open("wb") as stream:
             pickle.dump(described, stream)
         (self.folder / TRACKER).write_text("release", encoding="utf-8")

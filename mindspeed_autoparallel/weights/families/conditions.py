@@ -24,12 +24,20 @@ def model_words(family: Family, block: Block) -> frozenset[str]:
 
 
 def stored_words(words: frozenset[str], stored: Mapping[str, Shape], hidden: int) -> frozenset[str]:
-    """Return ``words`` with how these files hold experts: each for itself, stacked, or stacked and transposed."""
-    down = [shape for name, shape in stored.items() if name.endswith("experts.down_proj") and len(shape) == 3]
+    """Return ``words`` with how these files hold experts: each for itself, stacked, or stacked and transposed.
+
+    A stack is [expert, out, in] of the down projection, or [expert x out, in]; square ones are as the family's.
+    """
+    down = [shape for name, shape in stored.items() if name.endswith("experts.down_proj") and len(shape) in (2, 3)]
     each = any(".experts.0." in name for name in stored)
-    if not (down or each) or "pairs" in words:
+    square = bool(down) and len(down[0]) == 3 and down[0][1] == down[0][2]
+    if not (down or each) or square or "pairs" in words:
         return words
-    found = "each" if each else "stacked" if down[0][1] == hidden else "transposed"
+    if each:
+        found = "each"
+    else:
+        is_out_last = down[0][-1] == hidden
+        found = "transposed" if is_out_last else "stacked"
     return words - {"each", "stacked", "transposed"} | {found}
 
 

@@ -14,7 +14,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "devices"), str(Path(__file__).parents[2] / "helpers")]
+sys.path.insert(0, str(Path(__file__).parents[2] / "helpers"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "devices"))
 
 import gpt_layouts as job  # first: imports the plugin before megatron
 

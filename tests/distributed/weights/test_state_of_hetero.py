@@ -52,8 +52,13 @@ def train(folder: Path, layout: dict[str, Any], *words: str, until: int = UNTIL)
     return {int(step): float(loss) for step, loss in re.findall(r"^STEP (\d+) (\S+) \d+$", text, re.MULTILINE)}
 
 
-@pytest.mark.parametrize("kind", ["", "--use-distributed-optimizer --dist-ckpt-optim-fully-reshardable"])
-@pytest.mark.parametrize(("before", "after"), [(ONE, OTHER), (OTHER, ONE)])
+@pytest.mark.parametrize(
+    ("before", "after", "kind"),
+    [
+        pytest.param(ONE, OTHER, "", id="plain"),
+        pytest.param(OTHER, ONE, "--use-distributed-optimizer --dist-ckpt-optim-fully-reshardable", id="distributed"),
+    ],
+)
 def test_the_state_of_all_modules_moves_to_other_layouts(
     before: dict[str, Any], after: dict[str, Any], kind: str, tmp_path: Path
 ) -> None:

@@ -181,6 +181,7 @@ def test_a_failed_overwrite_leaves_the_old_checkpoint(make_model: Make, tmp_path
 
 def test_torch_reads_what_is_written_as_dcp_and_what_it_saved_is_read(make_model: Make, tmp_path: Path) -> None:
     import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint import format_utils
 
     model = make_model()
     conversion.huggingface_to_checkpoint(model, tmp_path / "ck", plain(model), file_format="dcp")
@@ -188,6 +189,9 @@ def test_torch_reads_what_is_written_as_dcp_and_what_it_saved_is_read(make_model
     loaded = {"model": {name: torch.zeros_like(tensor) for name, tensor in expected.items()}}
     dcp.load(loaded, checkpoint_id=str(tmp_path / "ck" / "release"), no_dist=True)
     assert all(torch.equal(loaded["model"][name], tensor) for name, tensor in expected.items())
+    format_utils.dcp_to_torch_save(tmp_path / "ck" / "release", tmp_path / "whole.pt")
+    whole = torch.load(tmp_path / "whole.pt", weights_only=True)
+    assert sorted(whole["model"]) == sorted(expected), "nested as it was saved, without a model to load into"
 
     moments = {name: tensor * 2 for name, tensor in expected.items()}
     dcp.save(
