@@ -57,7 +57,7 @@ class _MetadataUnpickler(pickle.Unpickler):
             ("builtins", "set"),
         }
         if described:
-            return _Record
+            return type(name, (_Record,), {})
         if plain or (module == "torch" and _is_dtype(name)):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"{module}.{name} has no place in checkpoint metadata")
