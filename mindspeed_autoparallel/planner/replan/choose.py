@@ -21,7 +21,7 @@ from mindspeed_autoparallel.spec import Cluster, Layout, Plan
 _KEPT = ("pipeline_size", "tensor_size", "context_size", "expert_size", "expert_tensor_size", "virtual_size")
 """Sizes that do not change where training goes on with fewer or more replicas."""
 
-_NEAR = ("tensor_size", "context_size", "expert_size", "expert_tensor_size", "micro_batch_size")
+_NEAR = ("tensor_size", "context_size", "expert_size", "expert_tensor_size", "micro_batch_size", "virtual_size")
 """Sizes of the layouts that are searched first."""
 NEAR_SHARE = 0.3
 """Of the time, at most, for these."""
