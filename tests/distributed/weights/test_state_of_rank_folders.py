@@ -63,9 +63,9 @@ def train(folder: Path, *words: str, until: int = UNTIL) -> dict[int, float]:
         pytest.param(f"--bf16 {PIPELINE}", None, CONFIG, id="plain bf16 PP2", marks=pytest.mark.long),
         pytest.param(
             f"{SHARD} {EXPERTS}",
-            f"{SHARD} {EXPERTS} {PIPELINE}".replace("size 2 --moe-token", "size 1 --moe-token"),
+            f"{SHARD} {EXPERTS} {TENSOR} --expert-tensor-parallel-size 1 --sequence-parallel",
             MIXTRAL,
-            id="distributed EP2 to PP2",
+            id="distributed EP2 to TP2 EP2",
             marks=pytest.mark.long,
         ),
     ],
