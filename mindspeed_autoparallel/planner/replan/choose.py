@@ -157,7 +157,7 @@ def _search(
 
 
 def _near(old: Plan, profile: Profile, cluster: Cluster, options: SearchOptions) -> Plan | None:
-    """Return a plan with the old one's sizes beside PP, VPP and DP, soon found and good enough to discard most others;
+    """Return a plan with the old one's sizes beside PP and DP, soon found and good enough to discard most others;
     None where there is none."""
     held = {name: getattr(old.layout, name) for name in _NEAR}
     few = replace(options, space=replace(options.space, held=held), time_limit_s=NEAR_SHARE * options.time_limit_s)
