@@ -54,6 +54,7 @@ def main() -> None:
     with elastic_job(folder / "job", words, per_node=PER_NODE, python=forked_python(IMPORTED)) as job:
         for node in range(NODES):
             job.start_node(node, NODES)
+        job.wait(lambda: _all_take_part(job), LIMIT_S, "start of all nodes")
         _steps_more(job, 1)
         for number in range(count):
             if time.monotonic() > until:
@@ -66,6 +67,7 @@ def main() -> None:
             print(
                 f"{number + 1}: {what}, {ranks} ranks, {seconds:.1f} s, CPU {used:.1f} s, load {load:.0f}", flush=True
             )
+            job.wait(lambda: _all_take_part(job), LIMIT_S, "restart with all nodes")
             _steps_more(job, 2)
         steps = job.steps()
     os.environ["ELASTIC_STEP_S"] = "0"
@@ -90,11 +92,11 @@ def _without_losses(folder: Path, plan: Path, iterations: int, last: int) -> dic
 
 def _lose(job: ElasticJob, generator: random.Random) -> str:
     """Kill a rank or a node, or two nodes in a row; start those again that were lost before."""
+    trained = sorted(job.agents)
     for node in [node for node in range(NODES) if node not in job.agents]:
         job.start_node(node, NODES)
-    started = [node for node in job.agents if job.ranks_of(node)]
     kind = generator.choice(("rank", "node", "two nodes"))
-    nodes = generator.sample(sorted(started), 2)
+    nodes = generator.sample(trained, 2)
     if kind == "rank":
         job.kill_rank(nodes[0], generator.randrange(PER_NODE))
         return f"rank on node {nodes[0]}"
@@ -105,6 +107,12 @@ def _lose(job: ElasticJob, generator: random.Random) -> str:
 
 def _starts(job: ElasticJob) -> int:
     return len(job.lines("a step predicted"))
+
+
+def _all_take_part(job: ElasticJob) -> bool:
+    """Return whether the training has started last with all nodes that there are: others may wait to be let in."""
+    starts = job.lines("a step predicted")
+    return bool(starts) and f"elastic: {PER_NODE * len(job.agents)} processes" in starts[-1]
 
 
 def _steps_more(job: ElasticJob, number: int) -> float:
