@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd
 
-from mindspeed_autoparallel.cost.staged_redistribution import MovedSamples, staged_samples, tied_replicas
+from mindspeed_autoparallel.cost.staged_redistribution import MovedSamples, counted_samples, tied_replicas
 from mindspeed_autoparallel.profiles import DeviceCost, LinkTier
 from mindspeed_autoparallel.spec import Cluster, Layout, ModuleLayout
 
@@ -80,13 +80,13 @@ def moved_samples(exchange: EncoderExchange, samples_per_dp_replica: int) -> Mov
 
     A first-stage rank lacks what its own encoder replica did not compute, of its shard of the sequence. A gradient goes
     to every member of the replica that computed the sample, each shard from a rank that keeps it; a member that keeps
-    it itself has it. Exact where replicas are nested; where they are tied, turns of senders are not followed.
+    it itself has it. Exact for few samples that every replica gets alike (``staged_redistribution``).
     """
-    if exchange.encoder.pipeline_size > 1:
-        return staged_samples(
-            exchange.backbone, exchange.encoder, exchange.backbone_replicas, samples_per_dp_replica, exchange.shards
-        )
-    return (_nested if exchange.nested else _tied)(exchange, samples_per_dp_replica)
+    if exchange.nested and exchange.encoder.pipeline_size == 1:
+        return _nested(exchange, samples_per_dp_replica)
+    return counted_samples(
+        exchange.backbone, exchange.encoder, exchange.backbone_replicas, samples_per_dp_replica, exchange.shards
+    )
 
 
 def _nested(exchange: EncoderExchange, samples: int) -> MovedSamples:
@@ -102,21 +102,6 @@ def _nested(exchange: EncoderExchange, samples: int) -> MovedSamples:
     owing = samples * width - at_home * covered / shards
     received_back = max(of_near * (1 - 1 / shards if width <= stage else 1), of_far)
     return MovedSamples(inputs=0.0, outputs=max(received, sent), gradients=max(owing / stage, received_back))
-
-
-def _tied(exchange: EncoderExchange, samples: int) -> MovedSamples:
-    """Count samples where an encoder replica spans first stages of several backbone replicas, and reads their data."""
-    width, stage, shards = exchange.encoder_width, exchange.stage_width, exchange.shards
-    owned, at_home = exchange.samples_of_busiest(samples), samples // exchange.encoder_replicas
-    received = (samples - at_home) / shards if exchange.encoder_replicas > 1 else 0.0
-    sent = owned * stage / width / shards if received else 0.0
-    owing = samples * width - at_home * stage / shards
-    received_back = owned - (0 if exchange.encoder_replicas > 1 else at_home / shards)
-    return MovedSamples(
-        inputs=owned * (1 - 1 / exchange.backbone_replicas),
-        outputs=max(received, sent),
-        gradients=max(owing / stage, received_back),
-    )
 
 
 def stage_loads(exchange: EncoderExchange, samples: int) -> list[int]:

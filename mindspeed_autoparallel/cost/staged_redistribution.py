@@ -1,16 +1,22 @@
-"""What moves between the backbone's first stage and an encoder with a pipeline of its own: counted, rank by rank.
+"""What moves between the backbone's first stage and an encoder whose replicas are tied to several of the backbone's, or
+that has a pipeline of its own: counted, rank by rank.
 
-An encoder replica then lies on ranks far apart, and no closed form covers all layouts. Ranks are in Megatron's order:
+No closed form covers all layouts. Few items are delivered one by one, as training does it; of many, the senders share
+evenly. Ranks are in Megatron's order:
 tensor fastest, then context, data, pipeline. Formulas H2 and H3 of such encoders.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from mindspeed_autoparallel.spec import Layout, ModuleLayout
+
+MOST_ITEMS = 48
+"""Samples of a macro-batch, all tied replicas together, that are delivered one by one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +48,13 @@ class _Sizes:
         first = (stage * self.num_replicas + replica) * self.width
         return range(first, first + self.width)
 
+    def readers(self, dp_replica: int) -> list[int]:
+        """Return the ranks of a backbone replica, all of which read its batches."""
+        world_stage = self.dp_replica_width * self.num_dp_replicas
+        return [
+            shift * world_stage + rank for shift in range(self.backbone_stages) for rank in self.first_stage(dp_replica)
+        ]
+
     def first_stage(self, dp_replica: int) -> range:
         """Return the ranks of a backbone replica's first stage."""
         return range(dp_replica * self.dp_replica_width, (dp_replica + 1) * self.dp_replica_width)
@@ -52,14 +65,18 @@ def tied_replicas(backbone: Layout, encoder: ModuleLayout) -> tuple[tuple[int, .
     return _tied(_sizes_of(backbone, encoder))
 
 
-def staged_samples(
+def counted_samples(
     backbone: Layout, encoder: ModuleLayout, dp_replicas: int, samples_per_dp_replica: int, shards: int
 ) -> MovedSamples:
-    """Return H3 for one macro-batch: every replica gets every so manyth sample; senders share evenly."""
+    """Return H3 for one macro-batch: every replica gets every so manyth sample."""
     sizes = _sizes_of(backbone, encoder)
     everyone = tuple(range(sizes.num_dp_replicas)), tuple(range(sizes.num_replicas))
     tied = everyone if dp_replicas == sizes.num_dp_replicas else _tied(sizes)
-    return _moved(sizes, *tied, samples_per_dp_replica, shards)
+    if len(tied[0]) * samples_per_dp_replica > MOST_ITEMS:
+        return _moved(sizes, *tied, samples_per_dp_replica, shards)
+    # Of context parallelism alone, a rank has two runs of every sequence.
+    runs = 2 if backbone.context_size == shards > 1 else 1
+    return _followed(sizes, *tied, samples_per_dp_replica, shards, runs)
 
 
 def _sizes_of(backbone: Layout, encoder: ModuleLayout) -> _Sizes:
@@ -98,11 +115,7 @@ def _moved(
     inputs, outputs, gradients = _Traffic(), _Traffic(), _Traffic()
     for place, dp_replica in enumerate(dp_replicas):
         stage = sizes.first_stage(dp_replica)
-        readers = [
-            stage.start + shift * sizes.dp_replica_width * sizes.num_dp_replicas + rank
-            for shift in range(sizes.backbone_stages)
-            for rank in range(sizes.dp_replica_width)
-        ]
+        readers = sizes.readers(dp_replica)
         for turn, replica in enumerate(replicas):
             first = (turn - place * samples) % len(replicas)
             count = len(range(first, samples, len(replicas)))
@@ -114,6 +127,25 @@ def _moved(
             outputs.deliver([rank for rank in stage if rank not in owners], owners, count / shards)
             gradients.deliver([rank for rank in owners if rank not in stage], stage, count)
             gradients.deliver([rank for rank in owners if rank in stage], stage, count * (1 - 1 / shards))
+    return MovedSamples(inputs=inputs.most, outputs=outputs.most, gradients=gradients.most)
+
+
+@lru_cache(maxsize=65536)
+def _followed(
+    sizes: _Sizes, dp_replicas: tuple[int, ...], replicas: tuple[int, ...], samples: int, shards: int, runs: int
+) -> MovedSamples:
+    """Count as ``_moved`` does, every piece from the rank that sent fewest before it."""
+    inputs, outputs, gradients = _Traffic(), _Traffic(), _Traffic()
+    homes = [dp_replica for dp_replica in dp_replicas for _ in range(samples)]
+    owners = [replicas[number % len(replicas)] for number in range(len(homes))]
+    stages, readers = [sizes.first_stage(home) for home in homes], [sizes.readers(home) for home in homes]
+    takers = [sizes.members(owner, 0) for owner in owners]
+    givers = [sizes.members(owner, sizes.stages - 1) for owner in owners]
+    share, part = sizes.dp_replica_width // shards, 1 / shards / runs
+    inputs.follow(takers, readers, 1.0, 1)
+    outputs.follow(stages, givers, part, runs)
+    for first in range(0, sizes.dp_replica_width, share):
+        gradients.follow(givers, [stage[first : first + share] for stage in stages], part, runs)
     return MovedSamples(inputs=inputs.most, outputs=outputs.most, gradients=gradients.most)
 
 
@@ -130,6 +162,18 @@ class _Traffic:
             self._received[rank] += samples
         for rank in sources if targets else ():
             self._sent[rank] += samples * len(targets) / len(sources)
+
+    def follow(self, targets: Sequence[range], holders: Sequence[Sequence[int]], samples: float, times: int) -> None:
+        """Send ``samples`` of every item so many ``times`` to each of its targets, in the order of training."""
+        turns: dict[int, int] = defaultdict(int)
+        for target, item in sorted((target, item) for item, ranks in enumerate(targets) for target in ranks):
+            if target in holders[item]:
+                continue
+            for _ in range(times):
+                source = min(holders[item], key=lambda rank: (turns[rank], rank))
+                turns[source] += 1
+                self._sent[source] += samples
+                self._received[target] += samples
 
     @property
     def most(self) -> float:

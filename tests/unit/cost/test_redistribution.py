@@ -9,6 +9,7 @@ import pytest
 from redistribution_volume import received_bytes, sent_bytes, standard_placement
 
 from mindspeed_autoparallel.cost.redistribution import EncoderExchange, exchange_of, moved_samples
+from mindspeed_autoparallel.cost.staged_redistribution import MOST_ITEMS
 from mindspeed_autoparallel.runtime.hetero.redistribution.items import Item
 from mindspeed_autoparallel.runtime.hetero.redistribution.placement import (
     Placement,
@@ -91,10 +92,11 @@ def test_sets_loads_and_bytes_are_those_of_the_training(case: tuple[int, ...], s
                 expected,
                 busiest,
             )
+        elif per_dp_replica * exchange.backbone_replicas <= MOST_ITEMS:
+            assert expected == pytest.approx(busiest), (per_dp_replica, expected, busiest)
         else:
-            # Uneven loads: turns of senders are not followed one by one.
-            assert (expected == 0) == (busiest == 0), (per_dp_replica, expected, busiest)
-            assert abs(expected - busiest) <= max(2.0, 0.5 * busiest), (per_dp_replica, expected, busiest)
+            # Of many samples the turns of senders are not followed one by one.
+            assert expected <= busiest + 1e-9 and busiest <= expected + 1, (per_dp_replica, expected, busiest)
 
 
 STAGED = [
@@ -123,9 +125,10 @@ def test_of_encoders_in_stages_too(sequence: bool) -> None:
         )
         assert exchange.nested == (len(dp_replicas) == 1)
         for per_dp_replica, expected, busiest in samples_moved(exchange, encoder, backbone, sequence):
-            # Senders take turns by pieces: where these are not even, one has up to a sample more.
+            few = per_dp_replica * exchange.backbone_replicas <= MOST_ITEMS
+            # Of many samples the turns of senders are not followed one by one.
             assert expected <= busiest + 1e-9, (layout, own, per_dp_replica, expected, busiest)
-            assert busiest <= expected + 1, (layout, own, per_dp_replica, expected, busiest)
+            assert busiest <= expected + (1e-9 if few else 1), (layout, own, per_dp_replica, expected, busiest)
 
 
 def test_whole_world_balance_ties_all_replicas() -> None:
