@@ -17,6 +17,7 @@ from functools import lru_cache
 import numpy
 
 from mindspeed_autoparallel.operators.graph.node import PARTIAL, REPLICATE
+from mindspeed_autoparallel.operators.graph.remaining import Remaining
 
 State = tuple[int, ...]
 Move = tuple[tuple[int, ...], int, int]
@@ -31,8 +32,6 @@ _LARGEST_WITH_SPARE = 50_000
 """States up to which tensor dims that no end cuts are used, too."""
 _LARGEST_SEARCH = 300_000
 """States up to which a search may pass all."""
-_MOST_DEVICES = 2**12
-"""Up to which a search compares the pieces of every device."""
 _MOST_DIMS = 4
 """Tensor dims a sequence may use: those of its ends, then up to so many the most divisible others."""
 
@@ -173,7 +172,7 @@ def all_pairs(shape: tuple[int, ...], mesh: tuple[int, ...]) -> tuple[dict[State
 @lru_cache(maxsize=1 << 16)
 def _search(source: State, target: State, mesh: tuple[int, ...], caps: tuple[int, ...]) -> list[Move]:
     """Search from one state to another where there are too many states for a table (A*)."""
-    remaining, allowed = _Remaining(target, mesh, len(caps)), None
+    remaining, allowed = Remaining(target, mesh, len(caps)), None
     if (len(caps) + 2) ** len(mesh) > _LARGEST_SEARCH:
         allowed = [{source[d], target[d], REPLICATE} for d in range(len(mesh))]
     best: dict[State, float] = {source: 0.0}
@@ -198,49 +197,6 @@ def _search(source: State, target: State, mesh: tuple[int, ...], caps: tuple[int
         at, move = back[at]
         path.append(move)
     return path[::-1]
-
-
-class _Remaining:
-    """Bound what a device still has to send on the way to ``target``, in units of the tensor.
-
-    Every step of a ring sends as much as it receives. Without a pending sum a device has to receive what it lacks of
-    its piece. With one of P parts, each element needs P - 1 messages until the first device has its sum, and one more
-    for every other device that holds it at the end.
-    """
-
-    def __init__(self, target: State, mesh: tuple[int, ...], num_dims: int) -> None:
-        self._mesh, self._num_dims, self._devices = mesh, num_dims, math.prod(mesh)
-        self._coordinates = numpy.indices(mesh).reshape(len(mesh), -1) if self._devices <= _MOST_DEVICES else None
-        self._start, self._size = self._pieces(target)
-        self._whole = float(self._size.prod())
-        self._copies = math.prod(n for n, p in zip(mesh, target, strict=True) if p < 0)
-        self._known: dict[State, float] = {}
-
-    def at_least(self, state: State) -> float:
-        """Return the bound from ``state``."""
-        if state not in self._known:
-            parts = math.prod(n for n, p in zip(self._mesh, state, strict=True) if p == PARTIAL)
-            if parts > 1:
-                self._known[state] = (parts - 1 + self._copies - 1) / self._devices
-            else:
-                start, size = self._pieces(state)
-                stop = numpy.minimum(start + size[:, None], self._start + self._size[:, None])
-                held = numpy.maximum(stop - numpy.maximum(start, self._start), 0.0).prod(axis=0).mean()
-                self._known[state] = max(0.0, self._whole - float(held))
-        return self._known[state]
-
-    def _pieces(self, state: State) -> tuple[numpy.ndarray, numpy.ndarray]:
-        """Return where every device's piece starts, ``[tensor dim, device]``, and its size by tensor dim; both as
-        shares of the dim. With too many devices all pieces are taken to start at 0: they overlap at most so much."""
-        start, size = numpy.zeros((self._num_dims, 1)), numpy.ones(self._num_dims)
-        if self._coordinates is not None:
-            start = numpy.zeros((self._num_dims, self._devices))
-        for at, placement in enumerate(state):
-            if placement >= 0:
-                size[placement] /= self._mesh[at]
-                if self._coordinates is not None:
-                    start[placement] += self._coordinates[at] * size[placement]
-        return start, size
 
 
 @lru_cache(maxsize=1 << 14)
