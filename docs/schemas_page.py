@@ -10,7 +10,7 @@ import msgspec
 from mindspeed_autoparallel.cost.analytic.request_keys import ALIASES, KNOWN, SILENT
 from mindspeed_autoparallel.data.distribution import FORMAT, SCHEMA_VERSION, Distribution
 from mindspeed_autoparallel.errors import AutoParallelError
-from mindspeed_autoparallel.planner.results import Result
+from mindspeed_autoparallel.planner.results import RESULT_SCHEMA_VERSION, Result
 from mindspeed_autoparallel.predict.answers import Predictions, Tuning
 from mindspeed_autoparallel.predict.predict import SCHEMA_VERSION as PREDICTION_VERSION
 from mindspeed_autoparallel.profiles.profile import PROFILE_FORMAT, PROFILE_SCHEMA_VERSION, Profile
@@ -29,7 +29,7 @@ def schemas() -> dict[str, str]:
         "prediction": _of_record(Predictions, "prediction", PREDICTION_VERSION),
         "tuning": _of_record(Tuning, "tuning", 2),
         "report": _of_record(ReportData, "report", REPORT_SCHEMA_VERSION),
-        "result": _of_record(Result, "result", 1, with_version=False),
+        "result": _of_record(Result, "result", RESULT_SCHEMA_VERSION),
         "request": _head("request", 1) | _request(),
         "error": _head("error", 1) | _error(),
     }
@@ -40,15 +40,12 @@ def _head(name: str, version: int) -> dict[str, Any]:
     return {"$schema": _DRAFT, "$id": f"mindspeed-autoparallel/{name}-{version}.json", "version": version}
 
 
-def _of_record(
-    kind: Any, name: str, version: int, file_format: str = "", *, with_version: bool = True
-) -> dict[str, Any]:
+def _of_record(kind: Any, name: str, version: int, file_format: str = "") -> dict[str, Any]:
     """Return the schema of a record; its version, and the format of a file, are the only ones allowed."""
     made = msgspec.json.schema(kind, schema_hook=lambda _: {"description": "any value"})
     top = made["$defs"][made["$ref"].rsplit("/", 1)[-1]]
-    if with_version:
-        top["properties"]["schema_version"] = {"const": version}
-        top["required"] = sorted({*top.get("required", []), "schema_version"})
+    top["properties"]["schema_version"] = {"const": version}
+    top["required"] = sorted({*top.get("required", []), "schema_version"})
     if file_format:
         top["properties"]["format"] = {"const": file_format}
         top["required"] = sorted({*top["required"], "format"})

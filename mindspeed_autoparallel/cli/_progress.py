@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import shutil
+import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from mindspeed_autoparallel.planner.best_first import Progress, Status, silent
 from mindspeed_autoparallel.progress import repeating
@@ -39,6 +40,11 @@ class _Shown:
     def silent_s(self) -> float:
         """Return seconds since the last line."""
         return time.monotonic() - self._last
+
+    @property
+    def is_printing(self) -> bool:
+        """Return whether a line is being written."""
+        return self._lock.locked()
 
     @property
     def seconds(self) -> float:
@@ -82,9 +88,27 @@ def progress_of(arguments: argparse.Namespace) -> Progress:
 
 
 @contextlib.contextmanager
+def _alarms(action: Callable[[], None], every_s: float) -> Iterator[None]:
+    """Do ``action`` every ``every_s`` seconds inside the block, by a timer's signal: forked processes inherit no timer.
+
+    Where signals cannot be handled (another thread, Windows), nothing is done.
+    """
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGALRM, lambda *_: action())
+    timer = signal.setitimer(signal.ITIMER_REAL, every_s, every_s)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+
+
+@contextlib.contextmanager
 def shown_progress(arguments: argparse.Namespace, works_alone: bool) -> Iterator[None]:
     """Let ``progress_of(arguments)`` print inside the block. ``works_alone``: the command starts no process that it
-    forks, so that a thread may print that it works where nothing else does."""
+    forks, so that a thread may print that it works where nothing else does; otherwise a timer's signal does."""
     if getattr(arguments, "quiet", False):
         yield
         return
@@ -93,6 +117,8 @@ def shown_progress(arguments: argparse.Namespace, works_alone: bool) -> Iterator
 
     def tell() -> None:
         nonlocal told
+        if shown.is_printing:
+            return  # a signal between two lines of ``show``
         wait = _WAITS_S[min(told, len(_WAITS_S) - 1)] if not sys.stderr.isatty() else _SILENCE_S
         if shown.silent_s >= wait:
             told += 1
@@ -100,6 +126,5 @@ def shown_progress(arguments: argparse.Namespace, works_alone: bool) -> Iterator
 
     with contextlib.ExitStack() as stack:
         stack.callback(shown.close)
-        if works_alone:
-            stack.enter_context(repeating(tell, 0.5))
+        stack.enter_context(repeating(tell, 0.5) if works_alone else _alarms(tell, 0.5))
         yield

@@ -12,6 +12,7 @@ from mindspeed_autoparallel.spec import Plan, to_json
 from mindspeed_autoparallel.units import US_PER_MS
 
 RESULT_FILE = "auto_parallel_search_optimal_config.json"
+RESULT_SCHEMA_VERSION = 1
 PLAN_FILE = "plan.json"
 PROFILE_FILE = "plan.profile.json"
 """The profile that the plan was searched with: ``replan`` plans anew with it after a loss."""
@@ -36,6 +37,7 @@ def write_results(plan: Plan, directory: Path, profile: Profile | None = None) -
 class Result(TypedDict):
     """The short result: sizes by name, layers and recomputed layers by module and pipeline rank."""
 
+    schema_version: int
     parallel_config: dict[str, int]
     layer_placement: dict[str, list[int]]
     layer_recompute: dict[str, list[int]]
@@ -68,6 +70,7 @@ def result_of(plan: Plan) -> Result:
         return [sum(row[rank::size]) for rank in range(size)]
 
     return {
+        "schema_version": RESULT_SCHEMA_VERSION,
         "parallel_config": parallel,
         "layer_placement": {
             f"{module.result_key}_layer_placement": [module.num_layers]

@@ -12,13 +12,14 @@ from mindspeed_autoparallel.cost.analytic.reading import read_workload
 from mindspeed_autoparallel.cost.analytic.states import bytes_per_parameter
 from mindspeed_autoparallel.cost.analytic.step_time import EXPOSED_WHEN_OVERLAPPED, update_us
 from mindspeed_autoparallel.cost.analytic.workload import Workload
+from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.cost.collectives import Fabric
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.predict.analytic_blocks import encoder_cost, module_cost
 from mindspeed_autoparallel.predict.model_file import Section
 from mindspeed_autoparallel.predict.switches import with_stated_switches
-from mindspeed_autoparallel.predict.useful_work import useful_work
+from mindspeed_autoparallel.predict.useful_work import UsefulWork, useful_work
 from mindspeed_autoparallel.profiles import (
     Collective,
     DeviceCost,
@@ -103,6 +104,12 @@ def stated_train(sections: Sequence[Section], device: Device, train: Mapping[str
     """Return ``train`` with every switch said, as for the model of ``sections`` (``predict.switches``)."""
     runs = _Runs(sections, device, 1, dict(train)).at(MeasuredAt())
     return with_stated_switches(train, runs[-1].model, device.name, alone=len(sections) == 1)
+
+
+def stated_work(sections: Sequence[Section]) -> UsefulWork:
+    """Return the operations of a model on any device. Raises ``ConfigError`` where its sizes are not all known."""
+    whole = _Runs(sections, find_device("H100"), 1, {}).at(MeasuredAt())
+    return useful_work(whole, [section.frozen for section in sections])
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -92,6 +94,21 @@ def test_a_silent_command_prints_that_it_works(
     with _progress.shown_progress(argparse.Namespace(command="simulate"), works_alone=True):
         assert worked.wait(60)
     assert re.search(r"simulate: working, \d+ s", capsys.readouterr().err)
+
+
+def test_a_command_that_forks_prints_that_it_works_without_a_thread(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_progress, "_WAITS_S", (0.0,))
+    before = signal.getsignal(signal.SIGALRM), threading.active_count()
+    interval = signal.getitimer(signal.ITIMER_REAL)[1]
+    with _progress.shown_progress(argparse.Namespace(command="doctor"), works_alone=False):
+        done = subprocess.run([sys.executable, "-c", "import time; time.sleep(1)"], check=False)
+        assert threading.active_count() == before[1]
+    assert done.returncode == 0
+    assert re.search(r"doctor: working, \d+ s", capsys.readouterr().err)
+    assert signal.getsignal(signal.SIGALRM) == before[0]
+    assert signal.getitimer(signal.ITIMER_REAL)[1] == interval
 
 
 def test_quiet_prints_no_progress(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.patching.releases import release_of, within
 from mindspeed_autoparallel.runtime.features.apply_plan.check import MeasuredRank, PlanCheck
 from mindspeed_autoparallel.runtime.features.apply_plan.hetero import apply_hetero
+from mindspeed_autoparallel.runtime.features.apply_plan.overlaps import kept_overlap, kept_pairs, tensor_overlap
 from mindspeed_autoparallel.runtime.features.apply_plan.own_run import add_run
 from mindspeed_autoparallel.runtime.features.apply_plan.request import PlanRequest
 from mindspeed_autoparallel.runtime.megatron.description import Description
@@ -29,7 +30,6 @@ from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     LAST_ARGUMENT,
     LAYOUT_ARGUMENT,
     LOSS_ARGUMENT,
-    PAIRS_ARGUMENT,
     RECOMPUTE_ARGUMENTS,
     ArgumentValue,
     check_pairs,
@@ -58,8 +58,6 @@ from mindspeed_autoparallel.runtime.state import of_process
 from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.spec.recompute import RecomputePolicy, policy_of
 
-_NEED_PAIRS = ("delay_wgrad_compute", "ep_overlap_early_attn_memory_release")
-"""Megatron asserts combined 1F1B beside them."""
 _OWN_SPLITS = (
     LAYOUT_ARGUMENT,
     FIRST_ARGUMENT,
@@ -80,7 +78,8 @@ def apply(request: PlanRequest, arguments: argparse.Namespace) -> None:
     check_pairs(plan, arguments)
     check_context_was_given(int(before.get("context_parallel_size") or 1), plan.layout.context_size, path)
     _refuse_unsaved(plan, arguments)
-    _set_all(arguments, {**sizes(plan), **_kept_overlap(plan, arguments), **_kept_pairs(plan, arguments)})
+    _set_all(arguments, {**sizes(plan), **kept_overlap(plan, arguments), **kept_pairs(plan, arguments)})
+    _set_all(arguments, tensor_overlap(plan, arguments))
 
     def teach(ranks: list[MeasuredRank]) -> None:
         if calibrated is not None:
@@ -108,44 +107,6 @@ def apply(request: PlanRequest, arguments: argparse.Namespace) -> None:
         _tell_replaced(before, vars(arguments))
         for line in _limits_of_checkpoints(arguments):
             print(line, flush=True)
-
-
-def _kept_overlap(plan: Plan, arguments: argparse.Namespace) -> dict[str, ArgumentValue]:
-    """Return the script's own overlaps of the data-parallel exchange, as far as Megatron allows them under ``plan``."""
-    layout = plan.layout
-    reduce = layout.overlap_gradient_reduce or bool(getattr(arguments, "overlap_grad_reduce", False))
-    gather = layout.overlap_parameter_gather or bool(getattr(arguments, "overlap_param_gather", False))
-    kept: dict[str, ArgumentValue] = {"overlap_grad_reduce": reduce}
-    if hasattr(arguments, "overlap_param_gather"):
-        # Megatron asserts both of these.
-        kept["overlap_param_gather"] = gather and reduce and layout.distributed_optimizer
-    if reduce and not layout.overlap_gradient_reduce and os.environ.get("RANK", "0") == "0":
-        print(
-            "kept from the script: --overlap-grad-reduce. The plan was priced without it, so steps may be "
-            "faster than predicted.",
-            flush=True,
-        )
-    return kept
-
-
-def _kept_pairs(plan: Plan, arguments: argparse.Namespace) -> dict[str, ArgumentValue]:
-    """Return the script's own combined 1F1B: off, with what needs it, where Megatron allows it not under ``plan``."""
-    layout = plan.layout
-    if layout.paired or not getattr(arguments, PAIRS_ARGUMENT, False):
-        return {}
-    kinds = {
-        kind for stage in plan.stages for rows in stage.recompute.values() for kind, count in rows.items() if count
-    }
-    interleaved = layout.pipeline_size == 1 or layout.virtual_size > 1
-    if layout.expert_size > 1 and interleaved and not any(kind.startswith("full") for kind in kinds):
-        if os.environ.get("RANK", "0") == "0":
-            print(
-                "kept from the script: --overlap-moe-expert-parallel-comm. The plan was priced without it, so steps "
-                "may be faster than predicted.",
-                flush=True,
-            )
-        return {}
-    return {name: False for name in (PAIRS_ARGUMENT, *_NEED_PAIRS) if hasattr(arguments, name)}
 
 
 def _tell_replaced(before: Mapping[str, object], after: Mapping[str, object]) -> None:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.cost.device import Device
-from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.predict.analytic_profile import analytic_profile
+from mindspeed_autoparallel.errors import AutoParallelError, ConfigError
+from mindspeed_autoparallel.predict.analytic_profile import analytic_profile, stated_work
 from mindspeed_autoparallel.predict.megatron_arguments import model_of_arguments, switches_of_arguments
 from mindspeed_autoparallel.predict.model_file import Section
+from mindspeed_autoparallel.predict.useful_work import UsefulWork
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.redaction import masked_words
 from mindspeed_autoparallel.runtime.megatron.description import Description
@@ -51,6 +52,14 @@ def computed_profile(
         train=switches_of_arguments(vars(arguments)),
     )
     return replace(profile, interleaved_sends=interleaved_sends(arguments))
+
+
+def useful_work_of(arguments: argparse.Namespace, description: Description) -> UsefulWork | None:
+    """Return the operations of the model that the script states; ``None`` where they are not all known."""
+    try:
+        return stated_work(_sections(arguments, description))
+    except (AutoParallelError, AttributeError, KeyError):
+        return None
 
 
 def _sections(arguments: argparse.Namespace, description: Description) -> tuple[Section, ...]:

@@ -6,6 +6,7 @@ import argparse
 import datetime
 import sys
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from mindspeed_autoparallel.errors import ProfileError
@@ -34,6 +35,8 @@ from mindspeed_autoparallel.profiles.records import (
 from mindspeed_autoparallel.redaction import masked_words
 from mindspeed_autoparallel.runtime.megatron.description import Description
 from mindspeed_autoparallel.runtime.megatron.sends import interleaved_sends
+from mindspeed_autoparallel.runtime.profiling.sources.analytic import useful_work_of
+from mindspeed_autoparallel.runtime.profiling.sources.device_cost import with_peak
 from mindspeed_autoparallel.spec.model import Model, Module
 
 _MIN_RELATIVE_SPREAD = 0.05
@@ -58,9 +61,13 @@ def build_profile(
         item.name: _whole_kinds(item, described.get(item.name, 0), (choices or {}).get(item.name, ()))
         for item in first.modules
     }
+    model = _model(description, first, arguments, kinds)
+    if (work := useful_work_of(arguments, description)) is not None:
+        active = round(work.active_parameters)
+        model = replace(model, operations_per_sample=work.operations, num_active_parameters=active)
     return Profile(
-        model=_model(description, first, arguments, kinds),
-        device=device,
+        model=model,
+        device=with_peak(device, provenance.device),
         measurements=tuple(
             Measurement(
                 at=point,

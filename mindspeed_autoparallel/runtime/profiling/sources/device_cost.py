@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.cost.device import Device
@@ -46,6 +47,15 @@ def device_cost(results: Mapping[MeasuredAt, PointResult]) -> tuple[DeviceCost, 
         ),
         notes,
     )
+
+
+def with_peak(cost: DeviceCost, name: str) -> DeviceCost:
+    """Return ``cost`` with the 16-bit peak of the catalogue's accelerator ``name``, if it has one of that name."""
+    try:
+        device = find_device(name)
+    except ConfigError:
+        return cost
+    return cost if device.name == "CPU" else replace(cost, peak_flops_per_s=device.peak_tflops * 1e12)
 
 
 def links_of(results: Mapping[MeasuredAt, PointResult]) -> str:

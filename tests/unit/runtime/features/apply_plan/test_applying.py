@@ -11,7 +11,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from mindspeed_autoparallel.errors import ConfigError, PlanError
-from mindspeed_autoparallel.runtime.features.apply_plan import apply
+from mindspeed_autoparallel.runtime.features.apply_plan import apply, overlaps
 from mindspeed_autoparallel.runtime.features.apply_plan.check import comparison, crowding
 from mindspeed_autoparallel.runtime.features.apply_plan.entry import prepare
 from mindspeed_autoparallel.runtime.megatron.description import describe
@@ -605,3 +605,29 @@ def test_ranks_that_share_an_expert_are_as_planned_whatever_the_script_says(
     prepare(arguments)
     assert arguments.expert_tensor_parallel_size == said
     assert f"--expert-tensor-parallel-size {said}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "installed", "expected"),
+    [
+        ({"tp_comm_overlap": False, "transformer_impl": "transformer_engine"}, True, {"tp_comm_overlap": True}),
+        ({"tp_comm_overlap": True, "transformer_impl": "transformer_engine"}, True, {}),
+        ({"tp_comm_overlap": False, "transformer_impl": "local"}, True, "--transformer-impl transformer_engine"),
+        ({"tp_comm_overlap": False, "transformer_impl": "transformer_engine"}, False, "not installed"),
+        ({"transformer_impl": "transformer_engine"}, True, "no such flag"),
+    ],
+)
+def test_an_overlap_that_the_plan_was_priced_with_is_turned_on_or_named(
+    monkeypatch, capsys, arguments, installed, expected
+):
+    monkeypatch.setattr(overlaps.importlib.util, "find_spec", lambda name: object() if installed else None)
+    monkeypatch.setenv("RANK", "0")
+    plan = make_plan({"text_decoder": (4,)}, tensor_size=2, sequence_parallel=True, overlap_tensor_parallel=True)
+    found = overlaps.tensor_overlap(plan, argparse.Namespace(**arguments))
+    printed = capsys.readouterr().out
+    if isinstance(expected, dict):
+        assert (found, printed) == (expected, "")
+    else:
+        assert found == {} and "missing: --tp-comm-overlap" in printed and expected in printed
+    plain = replace(plan, layout=replace(plan.layout, overlap_tensor_parallel=False))
+    assert overlaps.tensor_overlap(plain, argparse.Namespace(**arguments)) == {}

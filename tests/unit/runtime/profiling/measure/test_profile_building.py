@@ -83,6 +83,22 @@ def test_the_full_layer_counts_come_from_the_description(tmp_path):
     assert isinstance(read_profile(tmp_path / "profile.json"), Profile)
 
 
+def test_a_script_that_states_its_sizes_gives_the_operations_of_a_sample_and_a_known_device_its_peak():
+    results = {POINT: result(module("text_decoder", "llm"))}
+    described = description(("text_decoder", 2))
+    cost, _ = device_cost(results)
+    sizes = {"num_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "ffn_hidden_size": 32, "kv_channels": 4}
+    arguments = argparse.Namespace(seq_length=16, vocab_size=32, overlap_p2p_comm=False, **sizes)
+    source = provenance_of(described, "measured", "NVIDIA H100 80GB HBM3", {"torch": "x"})
+    profile = build_profile(described, results, cost, arguments, source)
+    # Forward and backward, two operations a weight and token: attention 4 h^2, MLP 8 h^2 a layer, biases 9 h, norms 4 h, and
+    # the head; scores and values of a causal attention are half of 4 s h a token.
+    weights = 2 * (4 * 8 * 8 + 2 * 8 * 32 + 13 * 8) + 8 * 32
+    assert profile.model.operations_per_sample == 3 * 16 * (2 * weights + 2 * 2 * 16 * 8)
+    assert profile.device.peak_flops_per_s == pytest.approx(989e12, rel=0.01)
+    assert build(results, described).model.operations_per_sample == 0, "its sizes are not stated"
+
+
 def test_full_recompute_keeps_the_input_and_pays_the_forward_again():
     results = {POINT: result(module("text_decoder", "llm"))}
     layer = build(results, description(("text_decoder", 4))).at(POINT).modules["text_decoder"].layer

@@ -1,0 +1,75 @@
+"""Overlaps of a training by a plan: the plan's, and the script's own as far as Megatron allows them beside it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+
+from mindspeed_autoparallel.runtime.megatron.layout_arguments import PAIRS_ARGUMENT, ArgumentValue
+from mindspeed_autoparallel.spec.plan import Plan
+
+_NEED_PAIRS = ("delay_wgrad_compute", "ep_overlap_early_attn_memory_release")
+"""Megatron asserts combined 1F1B beside them."""
+
+
+def kept_overlap(plan: Plan, arguments: argparse.Namespace) -> dict[str, ArgumentValue]:
+    """Return the script's own overlaps of the data-parallel exchange, as far as Megatron allows them under ``plan``."""
+    layout = plan.layout
+    reduce = layout.overlap_gradient_reduce or bool(getattr(arguments, "overlap_grad_reduce", False))
+    gather = layout.overlap_parameter_gather or bool(getattr(arguments, "overlap_param_gather", False))
+    kept: dict[str, ArgumentValue] = {"overlap_grad_reduce": reduce}
+    if hasattr(arguments, "overlap_param_gather"):
+        # Megatron asserts both of these.
+        kept["overlap_param_gather"] = gather and reduce and layout.distributed_optimizer
+    if reduce and not layout.overlap_gradient_reduce and os.environ.get("RANK", "0") == "0":
+        print(
+            "kept from the script: --overlap-grad-reduce. The plan was priced without it, so steps may be "
+            "faster than predicted.",
+            flush=True,
+        )
+    return kept
+
+
+def tensor_overlap(plan: Plan, arguments: argparse.Namespace) -> dict[str, ArgumentValue]:
+    """Return the overlap of tensor parallelism that the plan was priced with, where Megatron takes it; a line names
+    what it lacks."""
+    if not plan.layout.overlap_tensor_parallel or getattr(arguments, "tp_comm_overlap", False):
+        return {}
+    lacks = {
+        "this Megatron has no such flag": not hasattr(arguments, "tp_comm_overlap"),
+        "it needs --sequence-parallel": not plan.layout.sequence_parallel,
+        "it needs --transformer-impl transformer_engine": getattr(arguments, "transformer_impl", "") == "local",
+        "Transformer Engine is not installed": importlib.util.find_spec("transformer_engine") is None,
+        "experts do not take it": bool(getattr(arguments, "num_experts", None)),
+    }
+    missing = [reason for reason, holds in lacks.items() if holds]
+    if not missing:
+        return {"tp_comm_overlap": True}
+    if os.environ.get("RANK", "0") == "0":
+        print(
+            f"missing: --tp-comm-overlap, with which the plan was priced ({missing[0]}). Steps may be slower than "
+            f"predicted; plan with train.tp_comm_overlap false to see by how much.",
+            flush=True,
+        )
+    return {}
+
+
+def kept_pairs(plan: Plan, arguments: argparse.Namespace) -> dict[str, ArgumentValue]:
+    """Return the script's own combined 1F1B: off, with what needs it, where Megatron allows it not under ``plan``."""
+    layout = plan.layout
+    if layout.paired or not getattr(arguments, PAIRS_ARGUMENT, False):
+        return {}
+    kinds = {
+        kind for stage in plan.stages for rows in stage.recompute.values() for kind, count in rows.items() if count
+    }
+    interleaved = layout.pipeline_size == 1 or layout.virtual_size > 1
+    if layout.expert_size > 1 and interleaved and not any(kind.startswith("full") for kind in kinds):
+        if os.environ.get("RANK", "0") == "0":
+            print(
+                "kept from the script: --overlap-moe-expert-parallel-comm. The plan was priced without it, so steps "
+                "may be faster than predicted.",
+                flush=True,
+            )
+        return {}
+    return {name: False for name in (PAIRS_ARGUMENT, *_NEED_PAIRS) if hasattr(arguments, name)}
