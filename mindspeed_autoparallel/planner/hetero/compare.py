@@ -103,7 +103,8 @@ def compare(
         )
     except InfeasiblePlan as error:
         if homogeneous is None:
-            raise
+            # The nearest layout and the cluster that is large enough are those without hetero layouts.
+            raise InfeasiblePlan(f"{note} With layouts of their own for encoders: {error}") from error
         raise OnlyHomogeneous(str(error), homogeneous) from error
     except KeyboardInterrupt as error:
         if homogeneous is None:

@@ -11,6 +11,8 @@ import pytest
 from small_profile import small_profile
 
 from mindspeed_autoparallel.cli.main import main
+from mindspeed_autoparallel.errors import InfeasiblePlan
+from mindspeed_autoparallel.planner.hetero import compare
 from mindspeed_autoparallel.planner.hetero.backbone import backbone_profile
 from mindspeed_autoparallel.planner.results import RESULT_FILE
 from mindspeed_autoparallel.profiles import Profile
@@ -107,7 +109,34 @@ def test_no_fit_exits_with_three_and_the_reason(tmp_path: Path, capsys: pytest.C
     assert plan(tmp_path, small_profile(capacity_mib=60), "--json") == 3
     answer = json.loads(capsys.readouterr().out)
     assert answer["status"] == "infeasible"
-    assert "encoders alone hold" in answer["reason"]
+    reason = answer["reason"]
+    assert "encoders alone hold" in reason
+    assert "Nearest is " in reason and "is enough" in reason, "what would fit is named, as without hetero layouts"
+
+
+@pytest.mark.parametrize(
+    ("ended", "code", "told"),
+    [
+        (InfeasiblePlan("no hetero plan fits in 9 MiB."), 0, "no hetero plan: no hetero plan fits in 9 MiB."),
+        (KeyboardInterrupt(), 130, "interrupted: the best plan so far"),
+    ],
+)
+def test_a_homogeneous_plan_is_kept_whatever_becomes_of_the_hetero_search(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    ended: BaseException,
+    code: int,
+    told: str,
+) -> None:
+    def search_hetero(*_: Any, **__: Any) -> None:
+        raise ended
+
+    monkeypatch.setattr(compare, "search_hetero", search_hetero)
+    assert plan(tmp_path, small_profile()) == code
+    assert told in capsys.readouterr().err
+    kept = Plan.read(tmp_path / "plan.json")
+    assert kept.hetero is None and all(rank.peak_bytes <= rank.limit_bytes for rank in kept.memory)
 
 
 def test_a_profile_without_an_encoder_exits_with_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
