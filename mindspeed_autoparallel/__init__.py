@@ -23,6 +23,10 @@ Importing arms the patches and loads neither torch nor ortools; nothing in Megat
 
 __version__ = "0.1.0"
 
-from mindspeed_autoparallel import patches as _patches
+from mindspeed_autoparallel.first_interrupt import handle_first_interrupt as _handle_first_interrupt
+
+_handle_first_interrupt(__name__)
+
+from mindspeed_autoparallel import patches as _patches  # noqa: E402  # loads most of what an interrupt can meet
 
 _patches.install()

@@ -22,6 +22,7 @@ from mindspeed_autoparallel.cli import _progress
 from mindspeed_autoparallel.cli._spellings import with_new_spellings
 from mindspeed_autoparallel.errors import AutoParallelError, ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.files import shown
+from mindspeed_autoparallel.first_interrupt import leave_interrupts_to_the_command
 from mindspeed_autoparallel.interrupts import ended_like_ctrl_c, exit_code_of
 from mindspeed_autoparallel.whole_numbers import WholeNumber
 
@@ -134,6 +135,7 @@ def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code (0 done, 2 bad input, 3 no plan fits, 130 interrupted, 143 ended)."""
     try:
+        leave_interrupts_to_the_command()
         with ended_like_ctrl_c():
             return _printed(list(sys.argv[1:] if argv is None else argv))
     except MemoryError:

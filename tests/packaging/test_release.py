@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.metadata
 import os
 import re
@@ -18,11 +19,21 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "dependencies.md").read_text("utf-8")
+PROJECT = (ROOT / "pyproject.toml").read_text("utf-8")
 DEPENDENCIES = [
     Requirement(text)
-    for text in re.findall(r'"([^"]+)"', re.search(r"^dependencies = \[(.*)\]$", (ROOT / "pyproject.toml").read_text("utf-8"), re.MULTILINE)[1])  # type: ignore[index]
-]  # fmt: skip
-LOWEST = ("msgspec==0.18.0", "numpy==1.24.0", "ortools==9.10.4067", "packaging==22.0", "wrapt==1.16.0")
+    for text in re.findall(r'"([^"]+)"', re.search(r"^dependencies = \[(.*)\]$", PROJECT, re.MULTILINE)[1])  # type: ignore[index]
+]
+EXTRAS = [
+    Requirement(text)
+    for line in re.findall(r"^(?:megatron|npu|weights|yaml|tables|completion) = \[([^]]*)\]", PROJECT, re.MULTILINE)
+    for text in re.findall(r'"([^"]+)"', line)
+]
+LOWEST = (
+    *("msgspec==0.18.0", "numpy==1.24.0", "ortools==9.10.4067", "packaging==22.0", "wrapt==1.16.0"),
+    *("pyyaml==6.0", "pyarrow==15.0.0", "shtab==1.7.0"),
+)
+NEWEST = (*(one.name for one in DEPENDENCIES), "pyyaml", "pyarrow", "shtab")
 
 
 def digests(source: Path, target: Path) -> dict[str, str]:
@@ -67,9 +78,19 @@ def test_a_dependency_has_two_bounds_and_its_licence_is_on_the_page(requirement:
     assert re.split(r"[ -]", licence)[0] in row
 
 
+@pytest.mark.parametrize("requirement", EXTRAS, ids=str)
+def test_an_extra_has_two_bounds_that_hold_what_the_tests_run_with(requirement: Requirement):
+    assert {specifier.operator for specifier in requirement.specifier} == {">=", "<"}
+    try:
+        installed = importlib.metadata.version(requirement.name)
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip(f"{requirement.name} is not installed here")
+    assert requirement.specifier.contains(installed)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("python", "packages"), [("python3.10", LOWEST), ("python3.12", tuple(one.name for one in DEPENDENCIES))])  # fmt: skip
+@pytest.mark.parametrize(("python", "packages"), [("python3.10", LOWEST), ("python3.12", NEWEST)])
 def test_plans_are_the_same_with_the_lowest_and_the_newest_dependencies(
     python: str, packages: tuple[str, ...], tmp_path: Path
 ):
@@ -104,6 +125,15 @@ def test_plans_are_the_same_with_the_lowest_and_the_newest_dependencies(
         "--profile-source",
         "analytic",
     ]
+    (tmp_path / "own.yaml").write_text("parallel_config: {mem_coeff: 0.1}\n")
+    table = tmp_path / "lengths.parquet"
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(importlib.import_module("pyarrow").Table.from_pylist([{"tokens": 7}, {"tokens": 9}]), table)
+    extras = (
+        ["operators", "--layers", "1", "--devices", "2", "--config", str(tmp_path / "own.yaml"), "--json"],
+        ["data", "describe", "--table", str(table), "--json"],
+        ["--print-completion", "bash"],
+    )
     lines = []
     for interpreter in (own, sys.executable):
         run = subprocess.run(
@@ -115,4 +145,13 @@ def test_plans_are_the_same_with_the_lowest_and_the_newest_dependencies(
         )
         assert run.returncode == 0, run.stderr[-2000:]
         lines.append(next(line for line in run.stdout.splitlines() if line.startswith("flags of")))
+        for extra in extras:
+            run = subprocess.run(
+                [interpreter, "-m", "mindspeed_autoparallel", *extra],
+                cwd=tmp_path,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                capture_output=True,
+                text=True,
+            )
+            assert run.returncode == 0 and run.stdout, run.stderr[-2000:]
     assert lines[0] == lines[1]

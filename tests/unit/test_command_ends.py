@@ -62,6 +62,29 @@ def test_a_signal_waits_for_the_import_that_it_meets(number, code, tmp_path):
     assert (run.returncode, run.stdout, run.stderr) == (code, "whole\n", "interrupted\n")
 
 
+@pytest.mark.parametrize("module", ["patches", "patching", "cli.main", "cli._progress"])
+@pytest.mark.parametrize("start", ["script", "module", "joined", "training"])
+def test_ctrl_c_while_the_command_loads_is_one_line(start, module, tmp_path):
+    """A program that only imports the package keeps Python's own handler."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == 'mindspeed_autoparallel.{module}':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+    )
+    script = tmp_path / ("pretrain.py" if start == "training" else "mindspeed-autoparallel")
+    script.write_text("from mindspeed_autoparallel.cli.main import main\nmain(['--version'])\n")
+    words = {"module": ["-m", "mindspeed_autoparallel"], "joined": ["-mmindspeed_autoparallel"]}.get(start, [script])
+    here = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])}
+    run = subprocess.run([sys.executable, *words, "--version"], env=here, capture_output=True, text=True, timeout=100)
+    if start == "training":
+        assert run.returncode != 130 and run.stderr.endswith("KeyboardInterrupt\n"), run.stderr
+    else:
+        assert (run.returncode, run.stdout, run.stderr) == (130, "", "interrupted\n")
+
+
 def test_an_import_that_never_ends_can_be_interrupted(tmp_path):
     (tmp_path / "hanging_library.py").write_text(
         f"import os, time\nos.kill(os.getpid(), {int(signal.SIGINT)})\nwhile True: time.sleep(0.01)\n"
