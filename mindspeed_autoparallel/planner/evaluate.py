@@ -32,9 +32,14 @@ from mindspeed_autoparallel.planner.stage_times import (
     stage_times_ns,
     times_by_module_ns,
 )
-from mindspeed_autoparallel.planner.variable_data import mean_factors, sampled_times
+from mindspeed_autoparallel.planner.variable_data import mean_factors, spread_us
 from mindspeed_autoparallel.profiles import DeviceCost, Profile
-from mindspeed_autoparallel.schedule import SimulatedStep, StepTimes, make_program, simulate
+from mindspeed_autoparallel.schedule import (
+    SimulatedStep,
+    StepTimes,
+    program_of_peaks,
+    simulate_folded,
+)
 from mindspeed_autoparallel.spec import Cluster, Layout
 from mindspeed_autoparallel.spec.plan import RankMemory, StagePlan, StepTime
 
@@ -74,6 +79,7 @@ def evaluate(
 ) -> Evaluation:
     """Predict one step. Raises ``ConfigError`` where the layout was not measured or the batch does not divide.
 
+    ``with_timeline``: of the replay; without it the bubble of a layout with pairs is 0.
     ``stage_times_us``: forward and backward of some virtual stages, given instead of computed (what-if).
     """
     if layout.modules:
@@ -83,7 +89,8 @@ def evaluate(
         raise ConfigError(f"{layout.label()}: the profile has no measurement for {measured_at(layout).label()}.")
     device, size = profile.device, layout.pipeline_size
     num_microbatches = layout.num_microbatches(global_batch_size)
-    program = make_program(*layout.program_sizes(num_microbatches))
+    sizes = layout.program_sizes(num_microbatches)
+    program = program_of_peaks(sizes)
     check_placement(profile.model, layout, placement)
     blocks = placed_blocks(profile.model, measurement, placement)
     if [] in blocks:
@@ -100,17 +107,15 @@ def evaluate(
         paired_saving=_savings_ns(profile, layout, blocks),
     )
     sends = sends_of(profile, layout)
-    simulated = simulate(program, times, sends=sends, with_timeline=with_timeline)
+    simulated = simulate_folded(sizes, times, sends, with_timeline=with_timeline)
     tails, worst = _tails(blocks, (forward, backward), simulated, layout, cluster, device)
-    pipeline_us = simulated.step_time / NS_PER_US
-    spread: list[float] = []
-    if profile.variable_data is not None and not stage_times_us:
-        sampled = sampled_times(profile.variable_data, [times_by_module_ns(held) for held in blocks], num_microbatches)
-        varied = (replace(times, forward=f, backward=b) for f, b in sampled)
-        spread = [simulate(program, each, sends=sends).step_time / NS_PER_US for each in varied]
-        pipeline_us = sum(spread) / len(spread)
+    by_module = [times_by_module_ns(held) for held in blocks]
+    data = None if stage_times_us else profile.variable_data
+    spread = [] if data is None else spread_us(data, by_module, sizes, times, sends)
+    pipeline_us = sum(spread) / len(spread) if spread else simulated.step_time / NS_PER_US
     tied_us = embedding_us(profile.model, measurement, layout, cluster, device)
-    step = _step_time(pipeline_us, spread, worst, tied_us, _bubble_fraction(simulated, size) if with_timeline else 0.0)
+    busy_ns = sum(simulated.busy) if layout.paired else num_microbatches * _microbatch_ns(times)
+    step = _step_time(pipeline_us, spread, worst, tied_us, _bubble_fraction(simulated, busy_ns / size))
     limit = cluster.memory_limit_bytes or device.memory_capacity_bytes
     return Evaluation(
         stages=_stage_plans(placement, layout, forward, backward),
@@ -221,9 +226,16 @@ def _step_time(
     )
 
 
-def _bubble_fraction(simulated: SimulatedStep, size: int) -> float:
-    busy = sum(simulated.busy) / size / NS_PER_US
-    return max(0.0, 1 - busy / (simulated.step_time / NS_PER_US)) if busy else 0.0
+def _bubble_fraction(simulated: SimulatedStep, busy_ns: float) -> float:
+    """Return the share of the pipeline's time in which the average rank does not compute; ``busy_ns``: how long it
+    does."""
+    return max(0.0, 1 - busy_ns / NS_PER_US / (simulated.step_time / NS_PER_US)) if busy_ns else 0.0
+
+
+def _microbatch_ns(times: StepTimes) -> float:
+    """Return what all stages compute on one microbatch, without pairs."""
+    passes = [*times.forward, *times.backward]
+    return sum(passes) + len(passes) * times.per_operation + 2 * sum(times.per_pass)  # type: ignore[arg-type]  # no rows
 
 
 def _throughput(num_tokens: int, step_us: float, layout: Layout) -> float:

@@ -27,7 +27,7 @@ from mindspeed_autoparallel.planner.split.model.deepstack import deepstack_joint
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US, block_times_ns
 from mindspeed_autoparallel.planner.variable_data import mean_factors
 from mindspeed_autoparallel.profiles import BlockCost, Measurement, Profile
-from mindspeed_autoparallel.schedule import make_program
+from mindspeed_autoparallel.schedule import program_of_peaks
 from mindspeed_autoparallel.spec import Cluster, Layout
 
 
@@ -52,7 +52,7 @@ def build_problem(
     *sizes, paired = layout.program_sizes(num_microbatches)
     # Before every pair of combined 1F1B as much is held as plain passes hold at most; and at no time more than where
     # its forward would end before its backward begins.
-    program = make_program(*sizes, paired and safe)  # type: ignore[arg-type]  # a tuple cut in two
+    program = program_of_peaks((*sizes, paired and safe))  # type: ignore[arg-type]  # a tuple cut in two
     moments = moments_of(program, layout.virtual_size, safe=safe)
     # Several moments: their copies are counted by the rows of the problem.
     several = layout.virtual_size > 1 and not safe

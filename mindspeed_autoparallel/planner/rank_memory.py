@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from mindspeed_autoparallel.cost.memory import PlacedBlock, Traffic, mindspeed_stage_bytes, rank_peak
 from mindspeed_autoparallel.planner.placement import ModulePlacement, boundary_bytes, placed_blocks
 from mindspeed_autoparallel.profiles import MeasuredAt, Measurement, ModuleCost, Profile, StateBytes
-from mindspeed_autoparallel.schedule import Program, in_flight, make_program
+from mindspeed_autoparallel.schedule import Program, in_flight, program_of_peaks
 from mindspeed_autoparallel.spec import Cluster, Layout
 from mindspeed_autoparallel.spec.plan import RankMemory
 
@@ -116,7 +116,7 @@ def fits_rank(
     """Return whether one rank's exact peak is within its limit. The layout must be measured."""
     measurement = point_of(profile, layout)
     assert measurement is not None
-    program = make_program(*layout.program_sizes(num_microbatches))
+    program = program_of_peaks(layout.program_sizes(num_microbatches))
     (memory,) = memory_of_ranks(
         profile,
         layout,

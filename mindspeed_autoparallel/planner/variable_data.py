@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
+from mindspeed_autoparallel.planner.stage_times import NS_PER_US
 from mindspeed_autoparallel.profiles import VariableData
+from mindspeed_autoparallel.schedule import ProgramSizes, StepTimes, make_program, simulate
 
 MAX_REPRESENTATIVES = 32
 
@@ -66,3 +69,16 @@ def _draws(num_samples: int, num_microbatches: int) -> tuple[tuple[int, ...], ..
         start = [generator.randrange(num_samples) for _ in range(num_microbatches)]
         draws += [tuple((first + shift) % num_samples for first in start) for shift in range(num_samples)]
     return tuple(draws)
+
+
+def spread_us(
+    data: VariableData,
+    stages: Sequence[Mapping[str, tuple[int, int]]],
+    sizes: ProgramSizes,
+    times: StepTimes,
+    sends: str,
+) -> list[float]:
+    """Return the pipeline times of sampled batches; ``stages``: as for ``sampled_times``, ``times``: all the rest."""
+    program = make_program(*sizes)
+    varied = (replace(times, forward=f, backward=b) for f, b in sampled_times(data, stages, sizes[2]))
+    return [simulate(program, each, sends=sends).step_time / NS_PER_US for each in varied]

@@ -1,8 +1,17 @@
 """Pipeline schedules as action programs, and one exact simulator for all of them."""
 
 from mindspeed_autoparallel.schedule.batch import BatchPath, BatchSimulator
+from mindspeed_autoparallel.schedule.folding import ProgramSizes, program_of_peaks, simulate_folded
 from mindspeed_autoparallel.schedule.messages import SENDS
-from mindspeed_autoparallel.schedule.programs import SCHEDULES, Action, Program, group_sizes, in_flight, make_program
+from mindspeed_autoparallel.schedule.programs import (
+    SCHEDULES,
+    Action,
+    Program,
+    check_program,
+    group_sizes,
+    in_flight,
+    make_program,
+)
 from mindspeed_autoparallel.schedule.simulator import SimulatedStep, StepTimes, simulate
 from mindspeed_autoparallel.schedule.text import program_from_text, program_to_text
 
@@ -13,12 +22,16 @@ __all__ = [
     "BatchPath",
     "BatchSimulator",
     "Program",
+    "ProgramSizes",
     "SimulatedStep",
     "StepTimes",
+    "check_program",
     "group_sizes",
     "in_flight",
     "make_program",
     "program_from_text",
+    "program_of_peaks",
     "program_to_text",
     "simulate",
+    "simulate_folded",
 ]

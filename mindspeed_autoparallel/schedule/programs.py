@@ -44,24 +44,11 @@ def make_program(
     up, and then every forward and the backward behind it are one pass (``--overlap-moe-expert-parallel-comm``: with
     virtual stages, or one stage alone). Raises ``ConfigError``.
     """
-    if schedule not in SCHEDULES:
-        raise ConfigError(f"unknown schedule {schedule!r}; known: {', '.join(SCHEDULES)}.")
-    for name, size in (("pipeline size", num_stages), ("microbatches", num_microbatches), ("chunks", num_chunks)):
-        if size < 1:
-            raise ConfigError(f"{name} must be at least 1, got {size}.")
-    if paired and schedule != "interleaved" and (schedule != "1f1b" or num_stages > 1):
-        raise ConfigError(
-            f"combined 1F1B runs on one stage or with virtual stages, not {num_stages} stages of {schedule}."
-        )
+    check_program(schedule, num_stages, num_microbatches, num_chunks, microbatch_group_size, paired)
     if schedule != "interleaved":
-        if num_chunks != 1:
-            raise ConfigError(f"{num_chunks} chunks per stage need the interleaved schedule, not {schedule}.")
         chunk_order = [(microbatch, 0) for microbatch in range(num_microbatches)]
     else:
-        if num_stages < 2 or num_chunks < 2:
-            raise ConfigError(f"interleaved needs 2 stages and 2 chunks or more, got {num_stages} and {num_chunks}.")
         group = microbatch_group_size or num_stages
-        _check_group_size(group, num_stages, num_microbatches)
         chunk_order = [
             (microbatch, chunk)
             for first in range(0, num_microbatches, group)
@@ -87,6 +74,28 @@ def make_program(
             actions += (forwards[warmup + step], backwards[step]._replace(paired=paired))
         program.append(tuple(actions + backwards[total - warmup :]))
     return tuple(program)
+
+
+def check_program(
+    schedule: str, num_stages: int, num_microbatches: int, num_chunks: int, microbatch_group_size: int, paired: bool
+) -> None:
+    """Raise ``ConfigError`` for what ``make_program`` makes no program of."""
+    if schedule not in SCHEDULES:
+        raise ConfigError(f"unknown schedule {schedule!r}; known: {', '.join(SCHEDULES)}.")
+    for name, size in (("pipeline size", num_stages), ("microbatches", num_microbatches), ("chunks", num_chunks)):
+        if size < 1:
+            raise ConfigError(f"{name} must be at least 1, got {size}.")
+    if paired and schedule != "interleaved" and (schedule != "1f1b" or num_stages > 1):
+        raise ConfigError(
+            f"combined 1F1B runs on one stage or with virtual stages, not {num_stages} stages of {schedule}."
+        )
+    if schedule != "interleaved":
+        if num_chunks != 1:
+            raise ConfigError(f"{num_chunks} chunks per stage need the interleaved schedule, not {schedule}.")
+        return
+    if num_stages < 2 or num_chunks < 2:
+        raise ConfigError(f"interleaved needs 2 stages and 2 chunks or more, got {num_stages} and {num_chunks}.")
+    _check_group_size(microbatch_group_size or num_stages, num_stages, num_microbatches)
 
 
 def _check_group_size(group: int, num_stages: int, num_microbatches: int) -> None:

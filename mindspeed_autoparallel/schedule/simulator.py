@@ -111,6 +111,29 @@ class EventGraph:
         return len(self.work) - 1
 
 
+@dataclass(frozen=True)
+class Replayed:
+    """Every event of one step; lists are by node of the graph."""
+
+    graph: EventGraph
+    ends: list[Time]
+    durations: list[Time]
+    links: list[Time]
+    """By virtual stage that the link follows; the last one costs nothing."""
+
+    def waited_for(self, node: int) -> tuple[int, int]:
+        """Return the node that ``node`` waited for longest, and the link between."""
+        a, link_a, b, link_b, c, link_c = self.graph.waits[node]
+        return max(
+            ((a, link_a), (b, link_b), (c, link_c) if c else (a, link_a)),
+            key=lambda wait: self.ends[wait[0]] + self.links[wait[1]],
+        )
+
+    def last(self) -> int:
+        """Return the node that ends last."""
+        return max(range(len(self.ends)), key=self.ends.__getitem__)
+
+
 def simulate(
     program: Program, times: StepTimes, *, rendezvous: bool = False, sends: str = "", with_timeline: bool = False
 ) -> SimulatedStep:
@@ -123,6 +146,11 @@ def simulate(
     if not sends:
         interleaved = rendezvous and any(action.chunk for action in program[0])
         sends = "freed" if interleaved else "blocking" if rendezvous else "eager"
+    return traced(replayed(program, times, sends), with_timeline=with_timeline)
+
+
+def replayed(program: Program, times: StepTimes, sends: str) -> Replayed:
+    """Return when every event of ``program`` ends; ``sends``: one of ``messages.SENDS``."""
     graph = compile_graph(program, sends)
     extra, message = times.per_operation, times.per_message
     num_virtual = len(times.forward)
@@ -156,7 +184,7 @@ def simulate(
             if other > start:
                 start = other
         append(start + duration)
-    return _trace(graph, program, ends, durations, links, num_virtual, with_timeline)
+    return Replayed(graph, ends, durations, links)
 
 
 def _row(row: Row, count: int, extra: Time) -> Time | list[Time]:
@@ -175,18 +203,11 @@ def _at(row: Time | list[Time], microbatch: int) -> Time:
     return row[microbatch] if isinstance(row, list) else row
 
 
-def _trace(
-    graph: EventGraph,
-    program: Program,
-    ends: list[Time],
-    durations: list[Time],
-    links: list[Time],
-    num_virtual: int,
-    with_timeline: bool,
-) -> SimulatedStep:
-    num_stages = len(program)
+def traced(found: Replayed, *, with_timeline: bool = False) -> SimulatedStep:
+    """Return the critical path of a replay, and the rest of the record."""
+    graph, ends, durations = found.graph, found.ends, found.durations
+    num_stages, num_virtual, node = graph.num_stages, graph.num_virtual, found.last()
     first, last = graph.bounds()
-    node = max(range(len(ends)), key=ends.__getitem__)
     step_time = ends[node]
     forwards, backwards = [0] * num_virtual, [0] * num_virtual
     path: list[tuple[str, Time]] = []
@@ -197,14 +218,9 @@ def _trace(
             (forwards if action.kind == "F" else backwards)[action.chunk * num_stages + stage] += 1
             if with_timeline:
                 path.append((f"{action.kind}{stage}.{action.chunk}.{action.microbatch}", durations[node]))
-        a, link_a, b, link_b, c, link_c = graph.waits[node]
-        best, link = max(
-            ((a, link_a), (b, link_b), (c, link_c) if c else (a, link_a)),
-            key=lambda wait: ends[wait[0]] + links[wait[1]],
-        )
-        if with_timeline and links[link]:
-            path.append(("p2p", links[link]))
-        node = best
+        node, link = found.waited_for(node)
+        if with_timeline and found.links[link]:
+            path.append(("p2p", found.links[link]))
     busy: list[Time] = [0] * num_stages
     timeline = []
     for index, work in enumerate(graph.work):

@@ -30,7 +30,8 @@ def assemble_plan(
 ) -> Plan:
     """Return everything of ``plan.json``."""
     assert result.placement is not None
-    found = evaluate(profile, cluster, best.layout, result.placement, global_batch_size)
+    paired = best.layout.paired
+    found = evaluate(profile, cluster, best.layout, result.placement, global_batch_size, with_timeline=paired)
     plan = plan_of(profile, cluster, best.layout, best.measurement, found, global_batch_size, record)
     return replace(
         plan,

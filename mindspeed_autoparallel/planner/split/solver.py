@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from mindspeed_autoparallel.planner.split.model.integer_master import IntegerMaster
 from mindspeed_autoparallel.planner.split.model.problem import SplitProblem
-from mindspeed_autoparallel.planner.split.model.solution import Placement, SplitSolution, program_of
+from mindspeed_autoparallel.planner.split.model.solution import Placement, SplitSolution, check_schedule
 from mindspeed_autoparallel.planner.split.state import Beginning, Limits, State, nothing_found
 from mindspeed_autoparallel.planner.split.strategies.portfolio import PORTFOLIO
 
@@ -37,7 +37,7 @@ def solve(
         StoppedEarly: the limits ended before a plan was found.
     """
     limits = Limits(time_limit_s=time_limit_s, below=below, effort=effort, seed=seed)
-    program_of(problem)  # refuses a schedule that the host lacks
+    check_schedule(problem)
     state = State(problem=problem, limits=limits, excluded=tuple(excluded), begin=begin)
     for strategy in PORTFOLIO:
         if strategy.suits(state):

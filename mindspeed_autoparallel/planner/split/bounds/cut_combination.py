@@ -17,8 +17,8 @@ from mindspeed_autoparallel.planner.split.model.cuts import Cut
 from mindspeed_autoparallel.planner.split.model.linear import LinearProgram
 from mindspeed_autoparallel.planner.split.model.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.model.ranges import Array
+from mindspeed_autoparallel.planner.split.model.solution import step_at
 from mindspeed_autoparallel.planner.split.settings import SETTINGS
-from mindspeed_autoparallel.schedule import StepTimes, make_program, simulate
 
 
 def best_mean(problem: SplitProblem, paths: Paths, limit: int, deadline: float) -> Array | None:
@@ -117,9 +117,7 @@ class _Mixture:
         problem, num = self.problem, self.problem.num_stages
         mixed = shares @ numpy.array(self.columns[: len(shares)])
         forward, backward, tails = mixed[: 3 * num].reshape(3, num).tolist()
-        program = make_program(problem.schedule, num, problem.num_microbatches)
-        times = StepTimes(forward=forward, backward=backward, link=problem.link, per_operation=problem.per_operation)
-        found = simulate(program, times, rendezvous=problem.rendezvous, sends=problem.sends)
+        found = step_at(problem, forward, backward)
         if found.step_time + max(tails) <= step * (1 + 1e-6):
             return None
         last = tails.index(max(tails)) if problem.tails else -1

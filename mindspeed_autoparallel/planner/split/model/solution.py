@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
 from typing import Any
@@ -12,7 +13,16 @@ from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.split.model.cuts import Cut
 from mindspeed_autoparallel.planner.split.model.linear import memory_rows
 from mindspeed_autoparallel.planner.split.model.problem import SplitProblem
-from mindspeed_autoparallel.schedule import BatchSimulator, Program, SimulatedStep, StepTimes, make_program, simulate
+from mindspeed_autoparallel.schedule import (
+    BatchSimulator,
+    Program,
+    ProgramSizes,
+    SimulatedStep,
+    StepTimes,
+    check_program,
+    make_program,
+    simulate_folded,
+)
 
 Array = Any
 """A numpy array."""
@@ -92,7 +102,16 @@ def stage_times(problem: SplitProblem, placement: object) -> tuple[list[float], 
 
 def program_of(problem: SplitProblem) -> Program:
     """Return the order of every stage. Raises ``ConfigError`` where the schedule cannot run so many microbatches."""
-    return make_program(
+    return make_program(*_program_sizes(problem))
+
+
+def check_schedule(problem: SplitProblem) -> None:
+    """Raise ``ConfigError`` where the schedule cannot run so many microbatches."""
+    check_program(*_program_sizes(problem))
+
+
+def _program_sizes(problem: SplitProblem) -> ProgramSizes:
+    return (
         problem.schedule,
         problem.num_stages,
         problem.num_microbatches,
@@ -118,10 +137,15 @@ def batch_simulator(problem: SplitProblem) -> BatchSimulator:
 
 def step_of(problem: SplitProblem, placement: object, *, with_timeline: bool = False) -> SimulatedStep:
     """Simulate a placement (integers: exactly)."""
-    forward, backward = stage_times(problem, placement)
-    program = program_of(problem)
+    return step_at(problem, *stage_times(problem, placement), with_timeline=with_timeline)
+
+
+def step_at(
+    problem: SplitProblem, forward: Sequence[float], backward: Sequence[float], *, with_timeline: bool = False
+) -> SimulatedStep:
+    """Simulate a pipeline whose virtual stages take so long."""
     times = StepTimes(forward=forward, backward=backward, link=problem.link, per_operation=problem.per_operation)
-    return simulate(program, times, rendezvous=problem.rendezvous, sends=problem.sends, with_timeline=with_timeline)
+    return simulate_folded(_program_sizes(problem), times, sends_of(problem), with_timeline=with_timeline)
 
 
 def longest_tail(problem: SplitProblem, placement: object) -> tuple[int, float]:

@@ -15,9 +15,8 @@ from mindspeed_autoparallel.planner.split.heuristics.moves import improve
 from mindspeed_autoparallel.planner.split.model.cuts import Cut
 from mindspeed_autoparallel.planner.split.model.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.model.ranges import Chain
-from mindspeed_autoparallel.planner.split.model.solution import Placement, longest_step, program_of, tick_of
+from mindspeed_autoparallel.planner.split.model.solution import Placement, longest_step, step_at, tick_of
 from mindspeed_autoparallel.planner.split.settings import SETTINGS
-from mindspeed_autoparallel.schedule import StepTimes, simulate
 
 LONGEST = 2**56
 """Ticks; far below where 64-bit sums overflow."""
@@ -187,12 +186,10 @@ def first_cuts(problem: SplitProblem) -> dict[Cut, None]:
         max(1, sum(s.num_layers * s.forward for s in problem.segments) // num),
         max(1, sum(s.num_layers * s.backward for s in problem.segments) // num),
     ]
-    program = program_of(problem)
     found: dict[Cut, None] = {}
     for slow in [None, *range(num)]:
         forward, backward = ([time * (1 + (stage == slow)) for stage in range(num)] for time in even)
-        times = StepTimes(forward=forward, backward=backward, link=problem.link, per_operation=problem.per_operation)
-        step = simulate(program, times, rendezvous=problem.rendezvous, sends=problem.sends)
+        step = step_at(problem, forward, backward)
         tail = -1 if not problem.tails else num - 1 if slow is None else slow
         found[Cut.of(step, forward, backward, step.step_time, tail)] = None
     return found
