@@ -9,7 +9,8 @@ from torch.overrides import TorchFunctionMode
 class _EverythingOnCpu(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
-        if str(kwargs.get("device", "")).startswith("cuda"):
+        device = kwargs.get("device", "")
+        if isinstance(device, int) or str(device).startswith("cuda"):
             kwargs["device"] = "cpu"
         return function(*args, **kwargs)
 
@@ -54,3 +55,42 @@ def settle():
     if hasattr(fp8, "_quantize_param_shard_impl"):
         quantize = fp8._quantize_param_shard_impl
         fp8._quantize_param_shard_impl = lambda params, *a, **k: quantize(params, *a, **k) if params else None
+
+
+def install_for_training():
+    """Like ``install``, and what megatron.training asks of a device beside that; call before megatron is imported."""
+    import collections
+    import contextlib
+    import os
+
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"  # the fused functions are compiled, for a GPU
+    install()
+    cuda, distributed = torch.cuda, torch.distributed
+    properties = types.SimpleNamespace(name="CPU", major=8, minor=0, multi_processor_count=1, total_memory=2**34)
+    answers = {
+        "is_available": True, "is_initialized": True, "device_count": 8, "current_device": 0, "set_device": None,
+        "get_device_properties": properties, "get_device_capability": (8, 0), "get_device_name": "CPU",
+        "memory_stats": collections.defaultdict(int), "empty_cache": None, "reset_peak_memory_stats": None,
+        "memory_allocated": 0, "max_memory_allocated": 0, "memory_reserved": 0, "max_memory_reserved": 0,
+        "mem_get_info": (2**34, 2**34), "is_current_stream_capturing": False, "is_bf16_supported": True,
+    }  # fmt: skip
+    for name, value in answers.items():
+        setattr(cuda, name, lambda *args, value=value, **kwargs: value)
+    cuda._lazy_call = lambda callback, **kwargs: callback()
+    cuda.manual_seed_all = cuda.manual_seed
+    cuda.default_generators = (torch.default_generator,) * 8
+    cuda.stream = cuda.device = lambda *args: contextlib.nullcontext()
+    cuda.Stream = cuda.Event = lambda *args, **kwargs: cuda.current_stream()
+    for name in ("range_push", "range_pop", "mark"):
+        setattr(cuda.nvtx, name, lambda *args: None)
+    for name in ("is_available", "current_accelerator"):
+        setattr(torch.accelerator, name, lambda *args, **kwargs: None)
+    for name in ("init_process_group", "new_group", "barrier"):
+        made = getattr(distributed, name)
+
+        def without_device(*args, made=made, **kwargs):
+            for word in ("device_id", "device_ids", "pg_options"):
+                kwargs.pop(word, None)
+            return made(*args, **kwargs)
+
+        setattr(distributed, name, without_device)

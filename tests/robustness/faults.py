@@ -6,16 +6,20 @@
 A rank exits, raises, runs out of the machine's memory, aborts, is killed, stops for 30 s, or finds the disk full
 (``fault_site/sitecustomize.py``). The rank is drawn from those of an undisturbed run, the moment from the processor
 seconds that it used there, so load moves nothing; every second fault of a training comes after a checkpoint. Jobs are
-those of ``kills.py``. A full disk needs the right to mount a tmpfs.
+those of ``kills.py``, with made-up secrets of thirty kinds on their command lines and in their environment: no file
+of theirs may hold one. A full disk needs the right to mount a tmpfs.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,19 +33,26 @@ import kills
 from kill_jobs import STEPS, Job
 
 sys.path.insert(0, str(kills.ROOT / "tests" / "helpers"))
-from forked_python import forked_python
+from forked_python import forked_python, server_seconds
+from secret_kinds import KINDS as SECRETS
+
+from mindspeed_autoparallel.redaction import with_encoded
 
 LONG = 40
 NAMED = {
     # What the output has to hold beside the fault's own mark: words a user can act on.
+    "kill": r"signal 9|Signal 9|Killed|SIGKILL|-9\b",
+    "disk": r"No space left on device|free space",
     "exit": r"exit code 3|exitcode *: 3",
     "raise": r"ValueError: the fault that was put here",
     "memory": r"memory of this machine ran out|MemoryError|out of memory",
     "abort": r"signal 6|Signal 6|Aborted|SIGABRT|-6\b",
-    "kill": r"signal 9|Signal 9|Killed|SIGKILL|-9\b",
     "stop": r"",
-    "disk": r"No space left on device|free space",
 }
+BY_FORM = ",".join(secret for flag, secret in SECRETS.values() if flag == "--note")
+BY_NAME = {f"OBS_{flag[2:]}".replace("-", "_").upper(): secret for flag, secret in SECRETS.values() if flag != "--note"}
+_WRITERS = "-c from multiprocessing."
+"""Megatron keeps the queue of a checkpoint's writers in a process of Python's own, which outlives a killed rank."""
 SITE = Path(__file__).parent / "fault_site"
 DISK_MIB = 64
 MOST_TRIES = 4
@@ -90,7 +101,7 @@ def fault_once(job: Job, fault: Fault, good: Path, wanted: str, folder: Path) ->
             problem = _with_fault(job, fault, folder)
             if (folder / "faults" / "happened").exists():
                 (disk / "filler").unlink(missing_ok=True)
-                return problem or _again(job, wanted, folder)
+                return problem or _told(job, folder) or _again(job, wanted, folder) or _told(job, folder)
             if problem:
                 return problem
         finally:
@@ -110,6 +121,7 @@ def _environment(folder: Path, fault: Fault | None) -> dict[str, str]:
     (folder / "faults").mkdir()
     own = {"FAULT_FOLDER": str(folder / "faults"), "PYTHONPATH": f"{SITE}:{kills.ROOT}"}
     words = () if fault is None else (fault.kind, fault.rank, fault.seconds, fault.step)
+    own |= BY_NAME
     return {**own, "FAULT": ":".join(map(str, words))} if words else own
 
 
@@ -146,10 +158,23 @@ def _with_fault(job: Job, fault: Fault, folder: Path) -> str:
 
 
 def _left(folder: Path) -> list[int]:
-    """Return the processes in sessions of the run's ranks."""
+    """Return the processes in sessions of the run's ranks, without Megatron's writers of checkpoints."""
     ranks = [json.loads(place.read_text() or "[0]")[0] for place in (folder / "faults").glob("rank-*")]
     mark = str(folder)
-    return sorted({pid for rank in ranks for pid in kills.processes(mark, rank) if kills.command(pid)})
+    found = {pid for rank in ranks for pid in kills.processes(mark, rank) if kills.command(pid)}
+    return sorted(pid for pid in found if _WRITERS not in kills.command(pid))
+
+
+def _told(job: Job, folder: Path) -> str:
+    """Return which secrets of the command line and the environment a file of the run holds; what a training prints is
+    its script's own."""
+    values = with_encoded({secret for _, secret in SECRETS.values()})
+    for path in folder.rglob("*"):
+        if path.is_file() and not (path.name == "printed" and job.name == "hetero training") and "ck" not in path.parts:
+            text = path.read_bytes().decode(errors="replace")
+            if found := [value for value in values if value in text]:
+                return f"secrets in a file: {path.relative_to(folder)} holds {found[:3]}"
+    return ""
 
 
 def _again(job: Job, wanted: str, folder: Path) -> str:
@@ -183,7 +208,19 @@ def _jobs(names: list[str]) -> list[Job]:
     """Return the jobs of ``names`` with programs that are forked from one with torch: half of a run loads torch."""
     python = forked_python()
     jobs = [job for name in names for job in kills.KINDS[name]()]
-    return [replace(job, argv=tuple(python if word == sys.executable else word for word in job.argv)) for job in jobs]
+    # A forked program has the server for its parent: data-loader workers, which look for theirs, would never end.
+    own = {"hetero training": ("--num-workers", "0")}
+    return [
+        replace(
+            job,
+            argv=(
+                *(python if word == sys.executable else word for word in job.argv),
+                *("--wandb-exp-name", BY_FORM),
+                *own.get(job.name, ()),
+            ),
+        )
+        for job in jobs
+    ]
 
 
 def _arguments() -> argparse.Namespace:
@@ -213,10 +250,11 @@ def main() -> int:
             source = random.Random(f"{arguments.seed}:{number}")
             steps = job.name == "hetero training" and turn % 2 == 0
             fault = drawn(list(NAMED)[turn % len(NAMED)], lives, steps, source)
-            folder = Path(name) / str(number)
+            folder, used = Path(name) / str(number), server_seconds()
             problem = fault_once(job, fault, good, wanted, folder)
             print(
-                f"{arguments.seed}:{number} {job.name}, {fault}: {problem or 'named, and the rerun is whole'}",
+                f"{arguments.seed}:{number} {job.name}, {fault}: {problem or 'named, and the rerun is whole'}, "
+                f"{server_seconds() - used:.0f} processor s",
                 flush=True,
             )
             if not problem.startswith("no fault"):
@@ -224,6 +262,9 @@ def main() -> int:
                 if problem:
                     wrong[problem.partition(":")[0]] += 1
                     print((folder / "printed").read_text(errors="replace")[-3000:])
+            for pid in kills.processes(str(folder), -1):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             shutil.rmtree(folder, ignore_errors=True)
     print(f"{happened.total()} faults, {dict(happened)}; wrong: {dict(wrong) or 'nothing'}")
     return 1 if wrong else 0

@@ -117,8 +117,9 @@ def _searched(folder: Path) -> str:
 
 
 def _tuned(folder: Path) -> str:
+    """Number of answers and of what was traced and measured: which layouts lead depends on measured times."""
     result = json.loads((folder / "work" / "auto_tuning_result.json").read_text())
-    return f"{len(result['top'])} {sorted(item['label'] for item in result['top'])}"
+    return f"{len(result['top'])} of {sorted(_measured(folder))}"
 
 
 def _measured(folder: Path) -> dict[str, bytes]:

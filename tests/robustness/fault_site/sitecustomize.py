@@ -99,7 +99,9 @@ def _watch(place: Path, kind: str, seconds: float, step: int) -> None:
             _happen(kind, place.parent)
             return
         if not kind:
-            place.write_text(json.dumps([os.getpid(), joined, used]))
+            whole = place.with_name(f"new-{place.name}")
+            whole.write_text(json.dumps([os.getpid(), joined, used]))
+            whole.replace(place)
         time.sleep(_LOOK_S)
 
 
