@@ -265,11 +265,11 @@ class Frontier:
         return min(bound, self.best_ns or bound)
 
     def _enlarge_chunks(self) -> None:
-        """Take the largest chunks of the loss that fit: the search tries the smallest, as all take as long."""
+        """Take a loss in one piece, or in the largest chunks that fit, where that is no slower than in the smallest."""
         assert self.best is not None
         chosen, step = self.best.decisions, self.best.outcome.step.total_us
         larger = (size for size in sorted(self.problem.host.loss_chunks, reverse=True) if size > chosen.loss_chunk)
-        for size in larger if chosen.loss_chunk else ():
+        for size in (0, *larger) if chosen.loss_chunk else ():
             outcome = priced(self.problem, replace(chosen, loss_chunk=size), self.limit, self.best.outcome.name)
             if outcome.feasible and outcome.step.total_us <= step:
                 self.best = replace(self.best, decisions=outcome.decisions, outcome=outcome)
