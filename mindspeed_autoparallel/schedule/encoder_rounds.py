@@ -16,18 +16,25 @@ class Rounds:
     count: int
     compute_us: float
     transfer_us: float
+    inputs_us: float = 0.0
+    """Of a forward: the transfer of its inputs, behind the rows of the batch before; 0: nothing travels."""
     before_us: float = 0.0
     """Of a backward: the forward that runs again, before its gradients are waited for."""
 
 
 def forward_us(runs: Sequence[Rounds]) -> float:
-    """Compute batch k, send it, wait for batch k - 1; transfers go one after another."""
+    """Take the inputs of batch k, compute it, send it, wait for batch k - 1; transfers go one after another."""
     now = before = arrived = 0.0
     for run in runs:
         for _ in range(min(run.count, REPEATING)):
-            now = max(now, before) + run.compute_us
+            now = max(now, before)
+            if run.inputs_us:
+                now = max(now, arrived) + run.inputs_us
+            now += run.compute_us
             before, arrived = arrived, max(now, arrived) + run.transfer_us
-        more = max(0, run.count - REPEATING) * max(run.compute_us, run.transfer_us)
+        one_by_one = run.inputs_us + run.compute_us + run.transfer_us
+        each = one_by_one if run.inputs_us else max(run.compute_us, run.transfer_us)
+        more = max(0, run.count - REPEATING) * each
         now, before, arrived = now + more, before + more, arrived + more
     return max(now, arrived)
 

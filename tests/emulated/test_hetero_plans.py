@@ -66,8 +66,8 @@ def forced_and_measured() -> list[tuple[Forced, float]]:
 def test_odd_scales_memory_modes_own_pipelines_and_slow_transfers_are_predicted() -> None:
     for choice, step_us in forced_and_measured():
         if not choice.sequential:
-            # Where replicas are tied, turns of senders are not followed.
-            rel = 5e-3 if choice.inputs_travel else 1e-6
+            # Where replicas are tied, the exchange of sizes is priced; the device does not emulate it.
+            rel = 5e-4 if choice.inputs_travel else 1e-6
             assert choice.predicted_us() == pytest.approx(step_us, rel=rel), choice
 
 

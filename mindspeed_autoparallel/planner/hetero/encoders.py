@@ -190,7 +190,12 @@ def _forward_us(runs: Sequence[StagedRounds]) -> _Time:
         compute_us = sum(run.count * run.forward_us[0] for run in runs)
         total_us = forward_us(
             [
-                Rounds(count=run.count, compute_us=run.forward_us[0] + run.inputs_us, transfer_us=run.outputs_us)
+                Rounds(
+                    count=run.count,
+                    compute_us=run.forward_us[0],
+                    transfer_us=run.outputs_us,
+                    inputs_us=run.inputs_us,
+                )
                 for run in runs
             ]
         )

@@ -33,3 +33,10 @@ def test_a_last_shorter_batch_does_not_wait_longer_than_it_must() -> None:
 
 def test_nothing_to_encode_takes_no_time() -> None:
     assert forward_us([]) == backward_us([]) == 0.0
+
+
+def test_inputs_wait_for_the_rows_of_the_batch_before() -> None:
+    runs = [Rounds(count=2, compute_us=10.0, transfer_us=7.0, inputs_us=3.0)]
+    assert forward_us(runs) == 2 * (3.0 + 10.0 + 7.0)
+    assert forward_us([Rounds(count=9, compute_us=10.0, transfer_us=7.0, inputs_us=3.0)]) == 9 * 20.0
+    assert forward_us([Rounds(count=2, compute_us=10.0, transfer_us=7.0)]) == 10.0 + 10.0 + 7.0
