@@ -30,14 +30,14 @@ def stored_words(words: frozenset[str], stored: Mapping[str, Shape], hidden: int
     """
     down = [shape for name, shape in stored.items() if name.endswith("experts.down_proj") and len(shape) in (2, 3)]
     each = any(".experts.0." in name for name in stored)
-    square = bool(down) and len(down[0]) == 3 and down[0][1] == down[0][2]
-    if not (down or each) or square or "pairs" in words:
+    if not (down or each) or "pairs" in words:
         return words
     if each:
         found = "each"
     else:
-        is_out_last = down[0][-1] == hidden
-        found = "transposed" if is_out_last else "stacked"
+        square = len(down[0]) == 3 and down[0][1] == down[0][2]
+        out_is_last = "transposed" in words if square else down[0][-1] == hidden
+        found = "transposed" if out_is_last else "stacked"
     return words - {"each", "stacked", "transposed"} | {found}
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.weights.architecture import TEXT, VISION, architecture_from_config
+from mindspeed_autoparallel.weights.families.conditions import stored_words
 from mindspeed_autoparallel.weights.layouts import make_layout, parse_layers
 
 TEXT_CONFIG = {
@@ -107,3 +108,19 @@ def test_layers_of_a_module_the_model_lacks_are_refused() -> None:
 def test_first_and_last_chunk_skip_stages_without_layers() -> None:
     placed = layout_of(text=((0, 10), (18, 0)), vision=((32, 0), (0, 0))).modules[TEXT]
     assert (placed.first_chunk(), placed.last_chunk(), placed.start_of(1, 0)) == ((0, 1), (1, 0), 10)
+
+
+@pytest.mark.parametrize(
+    ("family", "shape", "found"),
+    [
+        ("each", (4, 32, 16), "stacked"),
+        ("each", (4, 16, 32), "transposed"),
+        ("each", (4, 32, 32), "stacked"),
+        ("transposed", (4, 32, 32), "transposed"),  # its shape does not show how it lies
+        ("transposed", (128, 16), "stacked"),
+        ("stacked", (64, 32), "transposed"),
+    ],
+)
+def test_the_shape_of_a_stack_shows_how_experts_lie(family: str, shape: tuple[int, ...], found: str) -> None:
+    stored = {"model.layers.0.mlp.experts.down_proj": shape}
+    assert stored_words(frozenset({family, "experts"}), stored, hidden=32) == {found, "experts"}
