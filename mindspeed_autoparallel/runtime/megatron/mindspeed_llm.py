@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mindspeed_autoparallel.errors import PlanError
+from mindspeed_autoparallel.spec.layout import Layout
 
 LIST_ARGUMENT, NOOP_ARGUMENT = "num_layer_list", "noop_layers"
 
@@ -60,4 +61,14 @@ def check_context_was_given(given: int, planned: int, path: Path) -> None:
         raise PlanError(
             f"{path} has context-parallel size {planned}, and MindSpeed chooses its attention from the command line "
             f"before a plan can set the size (given: {given}). Give the script --context-parallel-size {planned}."
+        )
+
+
+def check_fused_linear(arguments: argparse.Namespace, layout: Layout, path: Path) -> None:
+    """Raise ``PlanError`` where MindSpeed ends at ``--use-ascend-mc2``, which needs a split along the sequence."""
+    if getattr(arguments, "use_ascend_mc2", False) and not (layout.tensor_size > 1 and layout.sequence_parallel):
+        raise PlanError(
+            f"{path} has tensor-parallel size {layout.tensor_size}"
+            f"{'' if layout.sequence_parallel else ' without sequence parallelism'}, and MindSpeed ends there beside "
+            "--use-ascend-mc2. Leave that flag out of the script."
         )

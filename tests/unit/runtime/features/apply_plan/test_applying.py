@@ -546,6 +546,18 @@ def test_a_training_that_would_end_at_its_first_checkpoint_does_not_begin(flags_
         prepare(arguments)
 
 
+@pytest.mark.parametrize(("tensor", "sequence", "accepted"), [(1, False, False), (2, False, False), (2, True, True)])
+def test_mindspeeds_fused_linear_layers_need_sequence_parallelism(flags_job, monkeypatch, tensor, sequence, accepted):
+    monkeypatch.setenv("WORLD_SIZE", str(2 * tensor))
+    plan = make_plan({"text_decoder": [1, 3]}, tensor_size=tensor, sequence_parallel=sequence)
+    arguments = flags_job(plan, use_ascend_mc2=True)
+    if accepted:
+        prepare(arguments)
+        return
+    with pytest.raises(PlanError, match=rf"size {tensor} without sequence .* Leave that flag out of the script"):
+        prepare(arguments)
+
+
 def test_recompute_that_the_host_cannot_be_told_is_refused():
     some = make_plan({"text_decoder": [2, 2]}, {"text_decoder": [2, 1]}, kind="selective:mlp")
     with pytest.raises(PlanError, match=r"selective \(mlp\) in some layers only"):
