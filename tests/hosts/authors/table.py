@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,12 +14,16 @@ _BEGIN, _END = "<!-- trainings of authors: generated -->\n", "<!-- end of traini
 _SEARCHES = ("measured search", "search", "lean search", "tuning")
 _PLANS = ("plan", "lean plan")
 _TOLERANCE = 1e-6
+_REASONS = 10
+"""Lines of refusals that are listed."""
 _BAD = ("traceback", "timeout", "host")
 
 
 def write(files: Iterable[Path], pages: Iterable[Path]) -> None:
     """Write the tables between their marks in ``pages``."""
-    rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    # A training that was tried again counts once, as it ended last.
+    rows = list({(row["host"], row["file"], *row["words"]): row for row in lines}.values())
     text = _by_host(rows) + "\n" + _by_reason(rows)
     for page in pages:
         content = page.read_text()
@@ -29,8 +34,9 @@ def write(files: Iterable[Path], pages: Iterable[Path]) -> None:
 def _by_host(rows: list[dict[str, Any]]) -> str:
     lines = [
         "| host | scripts tried | arguments accepted by the host alone | searched | plan's arguments accepted "
-        "| trained with the losses of one process | refused in a line | ended otherwise | a flag changed without a line | slowest refusal |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| trained with the losses of one process | refused in a line | ended otherwise | a flag changed without a line "
+        "| slowest refusal | from flag to plan, computed costs |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for host in sorted({row["host"] for row in rows}):
         own = [row for row in rows if row["host"] == host]
@@ -39,10 +45,12 @@ def _by_host(rows: list[dict[str, Any]]) -> str:
         silent = sum(bool(stage.get("silent")) for row in begun for stage in row["stages"].values())
         refusals = [s["seconds"] for row in begun for s in row["stages"].values() if s["end"] == "refused"]
         slowest = f"{max(refusals):.1f} s" if refusals else "none"
-        searched = sum(row["stages"].get("search", {}).get("end") == "planned" for row in begun)
+        found = [row["stages"]["search"] for row in begun if row["stages"].get("search", {}).get("end") == "planned"]
+        times = sorted(stage["seconds"] for stage in found)
+        spread = f"{statistics.median(times):.1f} s, at most {times[-1]:.1f} s" if times else "none"
         lines.append(
-            f"| {host} | {_count(own)} | {_count(begun)} | {searched} | {ends['planned']} | {_trained(own)} "
-            f"| {ends['refused']} | {ends['bad']} | {silent} | {slowest} |"
+            f"| {host} | {_count(own)} | {_count(begun)} | {len(found)} | {ends['planned']} | {_trained(own)} "
+            f"| {ends['refused']} | {ends['bad']} | {silent} | {slowest} | {spread} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -78,12 +86,15 @@ def _by_reason(rows: list[dict[str, Any]]) -> str:
         }
         reasons.update(own)
     lines = ["| refused | the line, shortened | trainings |", "| --- | --- | --- |"]
-    lines += [
-        f"| {who} | {line} | {number} |" for (who, line), number in sorted(reasons.items(), key=lambda item: -item[1])
-    ]
+    often = reasons.most_common(_REASONS)
+    lines += [f"| {who} | {line} | {number} |" for (who, line), number in often]
+    lines.append(
+        f"| by either | {len(reasons) - len(often)} other lines | {reasons.total() - sum(n for _, n in often)} |"
+    )
     return "\n".join(lines) + "\n"
 
 
 def _short(line: str) -> str:
+    line = re.sub(r"^\S+\.py: error: ", "", line)
     line = re.sub(r" \(?/\S+|\d+(\.\d+)?", lambda found: "" if "/" in found[0] else "N", line.replace("|", "/"))
     return line if len(line) <= 110 else line[:107] + "..."
