@@ -25,7 +25,7 @@ _VLM = f"""--use-mcore-models --num-layers 4 --hidden-size 64 --ffn-hidden-size 
     --no-gradient-accumulation-fusion --no-masked-softmax-fusion --log-interval 1 --eval-interval 10000 --eval-iters 0
     --mm-data data.json --mm-tool {EXAMPLE / "tools.json"}""".split()
 _SCRIPT = str(ROOT / "docs" / "examples" / "pretrain_vlm.py")
-_LOSS = re.compile(rf"iteration +{STEPS}/.*?lm loss: ([0-9.E+-]+)")
+_NORM = re.compile(rf"iteration +{STEPS}/.*?grad norm: ([0-9.]+)")
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def trainings() -> list[Job]:
     own = ("--hetero-parallel", "--mm-model", "model.json", "--global-batch-size", "2", "--distributed-backend", "nccl")
     saved = ("--variable-seq-lengths", "--save", "ck", "--load", "ck", "--save-interval", "1")
     words = (*launch, *_VLM, *own, *saved)
-    return [Job("hetero training", words, _hetero_model, _last_loss, finished=_checkpoints, victim=_SCRIPT)]
+    return [Job("hetero training", words, _hetero_model, _last_norm, finished=_checkpoints, victim=_SCRIPT)]
 
 
 def _nothing(folder: Path) -> None:
@@ -138,9 +138,9 @@ def _hetero_model(folder: Path) -> None:
     _data(folder)
 
 
-def _last_loss(folder: Path) -> str:
-    """Loss of the last step to four digits, from the run that reached it."""
-    return f"{float(_LOSS.findall((folder / 'printed').read_text(errors='replace'))[-1]):.3e}"
+def _last_norm(folder: Path) -> str:
+    """Gradient norm of the last step: Megatron prints the second loss after a start as the mean of the first two."""
+    return f"{float(_NORM.findall((folder / 'printed').read_text(errors='replace'))[-1]):.3e}"
 
 
 def _checkpoints(folder: Path) -> dict[str, bytes]:
