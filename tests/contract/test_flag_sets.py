@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from flag_sets import drawn_flag_sets
 from forked_python import forked_python
+from launch_scripts import FURTHER
 
 from mindspeed_autoparallel.cli._launch import MEGATRON, NEWEST, release_of
 
@@ -40,16 +41,12 @@ for name, (words, devices) in json.loads(sys.stdin.read()).items():
             failed[name] = repr(error) + printed.getvalue()[-300:] * isinstance(error, SystemExit)
 print("FAILED", json.dumps(failed))
 """
-_FURTHER = (
-    *("--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "32000", "--train-iters", "10"),
-    *("--lr", "1e-4", "--position-embedding-type", "rope", "--normalization", "RMSNorm", "--disable-bias-linear"),
-)
 
 
 def _refused(seed: int, release: tuple[int, int], sources: str, every: int = 1) -> dict[str, str]:
     """Return which flag sets the release in folder ``sources`` (nothing: the installed one) refuses, and why."""
     sets = [one for one in drawn_flag_sets(seed, release=release, every=every) if one.host == MEGATRON]
-    cases = {one.name: ([*one.words, *_FURTHER], one.num_devices) for one in sets}
+    cases = {one.name: ([*one.words, *FURTHER], one.num_devices) for one in sets}
     words, devices = next(iter(cases.values()))
     cases["illegal"] = [*words, "--tensor-model-parallel-size", "3"], devices
     path = [folder for folder in (sources, os.environ.get("PYTHONPATH", "")) if folder]

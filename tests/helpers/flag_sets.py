@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from mindspeed_autoparallel.cli._launch import NEWEST, host_of, launch_flags
+from mindspeed_autoparallel.cli._launch import MEGATRON, NEWEST, host_of, launch_flags
 from mindspeed_autoparallel.cli._script import model_flags
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan, PlanError
@@ -85,6 +85,8 @@ def drawn_flag_sets(seed: int, *, release: tuple[int, int] = NEWEST, every: int 
         if plan is None:
             continue
         host = host_of(plan)
+        if host != MEGATRON and model_flags(shape, host) is None:
+            continue  # sizes that MindSpeed-LLM's user writes
         try:
             words = launch_flags(plan, host, int(shape.get("mtp_layers") or 0), release)
         except PlanError:

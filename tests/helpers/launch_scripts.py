@@ -40,7 +40,7 @@ MEGATRON_CASES = {
     "shared experts": (_SHARED, 16, {"ep": 4, "tp": 2, "pp": 2}, {}),
     "prediction": ({**_DENSE, "mtp_layers": 1}, 8, {"pp": 4, "vpp": 1}, {}),
 }
-_FURTHER = [
+FURTHER = [
     *("--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "32000", "--train-iters", "10"),
     *("--lr", "1e-4", "--position-embedding-type", "rope", "--normalization", "RMSNorm", "--disable-bias-linear"),
 ]
@@ -52,7 +52,7 @@ def launched(script: Path, folder: Path) -> list[str]:
     stub.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
     stub.chmod(0o755)
     found = {"PATH": f"{folder}:{os.environ['PATH']}", "NODE_RANK": "0", "MASTER_ADDR": "10.0.0.1"}
-    done = subprocess.run(["bash", str(script), *_FURTHER], env=found, capture_output=True, text=True, check=True)
+    done = subprocess.run(["bash", str(script), *FURTHER], env=found, capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
 
 

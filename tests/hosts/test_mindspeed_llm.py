@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from launch_scripts import CASES, drawn_launches
+from flag_sets import drawn_flag_sets
+from launch_scripts import CASES, FURTHER, drawn_launches
 
 _spec = importlib.util.spec_from_file_location("mindspeed_cells", Path(__file__).with_name("mindspeed_cells.py"))
 cells = importlib.util.module_from_spec(_spec)
@@ -52,6 +53,9 @@ def test_the_hosts_own_validators_read_our_words_for_uneven_splits(tmp_path):
 
 def test_the_hosts_own_parser_and_validators_accept_the_flags_of_drawn_plans(tmp_path):
     drawn = {name: (words, devices) for name, words, devices in drawn_launches(tmp_path, "910B", CASES)}
+    for one in drawn_flag_sets(3, every=5):
+        if one.host == "mindspeed-llm":
+            drawn[one.name] = [*one.words, *FURTHER], one.num_devices
     failed = cells.refused(cells.LLM_SOURCES, "mindspeed_llm", drawn)
     assert list(failed) == ["illegal"], failed
 
