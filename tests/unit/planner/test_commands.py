@@ -52,7 +52,14 @@ def _simulate(path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 def test_result_file_has_the_known_keys_and_lists_of_pipeline_length(plan_file: Path) -> None:
     result = json.loads((plan_file.parent / RESULT_FILE).read_text())
     plan = Plan.read(plan_file)
-    assert list(result) == ["parallel_config", "layer_placement", "layer_recompute", "e2e_time", "throughput"]
+    assert list(result) == [
+        "schema_version",
+        "parallel_config",
+        "layer_placement",
+        "layer_recompute",
+        "e2e_time",
+        "throughput",
+    ]
     assert list(result["parallel_config"]) == ["PP", "TP", "DP", "MBS"]
     assert list(result["layer_placement"]) == ["vit_layer_placement", "llm_layer_placement"]
     assert list(result["layer_recompute"]) == ["vit_layer_recompute", "llm_layer_recompute"]
