@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 
 from mindspeed_autoparallel.cost.analytic.activations import (
     backward_transient_bytes,
@@ -26,23 +27,31 @@ from mindspeed_autoparallel.cost.analytic.parameters import (
 from mindspeed_autoparallel.cost.analytic.sharded import gathered_layer_bytes, shards_of
 from mindspeed_autoparallel.cost.analytic.states import bytes_per_parameter
 from mindspeed_autoparallel.cost.analytic.step_time import beside_layer, encoder_layer_time, prediction_time
-from mindspeed_autoparallel.cost.analytic.workload import Workload
+from mindspeed_autoparallel.cost.analytic.workload import RECOMPUTE, Workload
 from mindspeed_autoparallel.cost.collectives import Fabric
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.profiles import BlockCost, ModuleCost, RecomputeCost, StateBytes, mean_layer
 
 
 def module_cost(
-    work: Workload, device: Device, fabric: Fabric, frozen: bool, *, is_last: bool, alone: bool
+    work: Workload,
+    device: Device,
+    fabric: Fabric,
+    frozen: bool,
+    *,
+    is_last: bool,
+    alone: bool,
+    recomputes: Collection[str] = RECOMPUTE,
 ) -> ModuleCost:
     """Return the blocks of a module on one rank at ``work``'s sizes; the last module has embedding, head and loss.
 
-    ``alone``: it is the only one, and layers of multi-token prediction are a block of their own.
+    ``alone``: it is the only one, and layers of multi-token prediction are a block of their own. ``recomputes``: of
+    these, ``none`` among them, layers have a cost.
     """
     # The placement holds what is recomputed, layer by layer.
     work = dataclasses.replace(work, recompute="none")
     kinds = tuple(dict.fromkeys(work.model.layers))
-    costs = tuple(_layer(work, device, fabric, frozen, kind) for kind in kinds)
+    costs = tuple(_layer(work, device, fabric, frozen, kind, recomputes) for kind in kinds)
     pattern = tuple(kinds.index(kind) for kind in work.model.layers)
     if len(costs) == 1:
         module = ModuleCost(layer=costs[0])
@@ -116,7 +125,9 @@ def _state(
     )
 
 
-def _layer(work: Workload, device: Device, fabric: Fabric, frozen: bool, layer: LayerKind) -> BlockCost:
+def _layer(
+    work: Workload, device: Device, fabric: Fabric, frozen: bool, layer: LayerKind, recomputes: Collection[str]
+) -> BlockCost:
     parameters = layer_parameters(work, layer)
     efficiency = device.efficiency(work.stack)
     plain = layer_time(work, device, efficiency, fabric, layer)
@@ -127,12 +138,15 @@ def _layer(work: Workload, device: Device, fabric: Fabric, frozen: bool, layer: 
     output = round(work.tokens * work.model.hidden * work.element_bytes / _split(work))
     recompute = {}
     whole, transient = round(layer_activation_bytes(work, layer)), round(backward_transient_bytes(work, layer))
-    for kind in ("none", "selective", "full"):
-        changed = dataclasses.replace(work, recompute=kind)
-        saved = round(kept * layer_activation_bytes(changed, layer))
+    for kind in recomputes:
+        saved, extra_us = round(kept * layer_activation_bytes(work, layer)), 0.0
+        if kind != "none":
+            changed = dataclasses.replace(work, recompute=kind)
+            saved = round(kept * layer_activation_bytes(changed, layer))
+            extra_us = layer_time(changed, device, efficiency, fabric, layer).backward_us - plain.backward_us
         recompute[kind] = RecomputeCost(
             saved_bytes=saved,
-            extra_backward_us=layer_time(changed, device, efficiency, fabric, layer).backward_us - plain.backward_us,
+            extra_backward_us=extra_us,
             forward_peak_bytes=whole - saved + gathered,
             # What was not kept is there again before the layer's backward begins.
             backward_peak_bytes=whole - saved + transient + gathered,

@@ -121,11 +121,17 @@ _RULES = (
         lambda work: work.adapters is not None,
         "frozen matrices are not gathered",
     ),
+    _Rule(
+        "train",
+        ("fp8_dot_product_attention",),
+        lambda work: not (work.quantized_attention and work.model.latent and work.fused_attention),
+        "measured gains are those of latent attention, fused, under a recipe",
+    ),
     _Rule("train", ("dropout",), lambda work: work.model.gated or work.model.num_experts > 0, "such models have none"),
 )
 
 
-_SAID_OFF = ("causal", "bias_activation_fusion")
+_SAID_OFF = ("causal", "bias_activation_fusion", "grouped_gemm")
 """Switches whose being off is what a request states."""
 _LISTS = ("pipeline_layout", "num_layer_list")
 _COUNTS = ("first_stage_layers", "last_stage_layers", "account_for_embedding", "account_for_loss")

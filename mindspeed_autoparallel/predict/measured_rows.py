@@ -36,6 +36,8 @@ _CATEGORIES = (None, "gpt", "moe", "mixtral", "hybrid")
 _INFORMATION = frozenset({"mbs_source", "micro_batch_count", "kernels", "lbs", "ga", "balanced_router", "config", "o2"})
 _LOSS_IN_PLACE_SINCE = "2025-08-09"
 """When MindSpeed's loss stopped to make a second fp32 copy of the logits (its commit 55859a22)."""
+_PUBLISHED_BY = {"images/model_table.png": "nemo-24.07"}
+"""Containers of the month in which figures without a date were published: Megatron-LM's on H100, f2e5db402c."""
 _GRAPH_NAMES = {True: "transformer_engine", False: "none"}
 
 
@@ -118,6 +120,8 @@ def request_of_row(row: Mapping[str, object]) -> dict[str, object] | None:
     request_train = _train(train, batch)
     if str(part(row, "source").get("date") or _LOSS_IN_PLACE_SINCE) < _LOSS_IN_PLACE_SINCE:
         request_train["loss_in_place"] = False
+    if software := _PUBLISHED_BY.get(str(part(row, "source").get("path"))):
+        request_train["software"] = software
     request = {
         "id": row.get("id", ""),
         "model": model,

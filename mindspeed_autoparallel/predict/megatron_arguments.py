@@ -193,6 +193,7 @@ def _train(arguments: Arguments) -> dict[str, object]:
         "recompute_per_pp_rank": arguments.flag("enable_recompute_layers_per_pp_rank") or None,
         "recompute_extra": _extra(arguments),
         "precision": _precision(arguments),
+        "fp8_dot_product_attention": arguments.flag("fp8_dot_product_attention") or None,
         "attention": "unfused" if unfused else "fused",
         # Megatron's own fused loss keeps fp32 logits, Transformer Engine's does not.
         "cross_entropy_fusion": fusion and arguments.text("cross_entropy_fusion_impl") == "te",

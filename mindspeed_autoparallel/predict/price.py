@@ -45,11 +45,10 @@ def price(work: Workload, device: Device) -> Evaluation:
     layout, batch = run.layout, work.global_batch
     shorter = _short_counts(layout, work.num_microbatches)
     if shorter is None:
-        return evaluate(run.profile, run.cluster, layout, run.placement, batch, with_timeline=True)
+        return evaluate(run.profile, run.cluster, layout, run.placement, batch, with_timeline=False)
     each = work.data_size * work.micro_batch
     less, more = (
-        evaluate(run.profile, run.cluster, layout, run.placement, count * each, with_timeline=with_timeline)
-        for count, with_timeline in zip(shorter, (False, True), strict=True)
+        evaluate(run.profile, run.cluster, layout, run.placement, count * each, with_timeline=False) for count in shorter
     )
     return _extended(less, more, shorter, work)
 
@@ -93,7 +92,8 @@ def described(work: Workload, device: Device) -> Described:
     modules: dict[str, ModuleCost] = {}
     if work.model.encoder:
         modules[ENCODER] = encoder_cost(work, device, fabric)
-    modules[TEXT] = module_cost(work, device, fabric, False, is_last=True, alone=not modules)
+    recomputes = ("none", work.recompute)
+    modules[TEXT] = module_cost(work, device, fabric, False, is_last=True, alone=not modules, recomputes=recomputes)
     profile = Profile(
         model=_model(work),
         device=device_cost(work, device, fabric),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -35,10 +36,10 @@ def useful_work(works: Sequence[Workload], frozen: Sequence[bool]) -> UsefulWork
     active = operations = 0.0
     for work, is_frozen in zip(works, frozen, strict=True):
         passes = _FROZEN_PASSES if is_frozen else _PASSES
-        for kind in work.model.layers:
+        for kind, number in Counter(work.model.layers).items():
             here = _active(work, kind)
-            active += here
-            operations += passes * (2 * _tokens(work) * here + _attention(work, kind))
+            active += number * here
+            operations += number * passes * (2 * _tokens(work) * here + _attention(work, kind))
         if work.model.encoder is not None:
             encoder, each = work.model.encoder, encoder_parameters(work)
             active += encoder.num_layers * each

@@ -58,6 +58,7 @@ def read_training(train: Mapping[str, object], gpu: str, stack: str) -> dict[str
         "shared_master_weights": bool(train.get("reuse_fp32_param", False)),
         "swapped_optimizer": "swap-optimizer" in _offload(train),
         **_graph(train),
+        "quantized_attention": bool(switch(train, "fp8_dot_product_attention", False, "train")) and bool(recipe),
         "preference": str(train.get("task")) if train.get("task") in _PREFERENCES else "",
         "supervised": str(train.get("task")).lower().startswith(_SUPERVISED),
         "dropout": bool(switch(train, "dropout", True, "train")),

@@ -26,15 +26,16 @@ class Release(NamedTuple):
 _FUSED_LATENT_ATTENTION = Release(25, 9)
 """First container whose Transformer Engine (2.7) is known to have fused attention on Blackwell for heads whose queries
 and values differ in size; 25.04's has none (2.5 with cuDNN 9.11 is the first)."""
-_FUSED_LOSS = Release(25, 9)
-"""First recipes that choose Transformer Engine's loss."""
+_BRIDGE = Release(25, 9)
+"""First recipes of Megatron-Bridge, which choose Transformer Engine's loss, and of latent attention run the
+up-projections again."""
 _RACK_KERNELS = Release(25, 11)
 """First recipes that send tokens by HybridEP on racks of NVLink, and that capture parts of layers in graphs."""
 _NODE_KERNELS = Release(26, 2)
 """First recipes with such kernels on other machines too; before, DeepSeek-V3 on H100 alone has DeepEP."""
 _WHOLE_GRAPHS = Release(26, 6)
-"""First mxfp8 recipes of models with experts that hide exchanges inside a node or rack, and that capture whole
-iterations."""
+"""First mxfp8 recipes of models with experts that hide exchanges inside a node or rack, that capture whole
+iterations and whose attention is quantized."""
 
 
 def read_release(train: Mapping[str, object]) -> Release | None:
@@ -58,6 +59,8 @@ def with_release(work: Workload, model: Mapping[str, object], train: Mapping[str
     hidden = train.get("moe_a2a_overlap") is None and _hides_exchanges(work, release)
     if hidden:
         changes["expert_overlap"] = True
+        if (release is None or release >= _WHOLE_GRAPHS) and train.get("fp8_dot_product_attention") is None:
+            changes["quantized_attention"] = work.on_blackwell
     graph = _graph(work, release, hidden)
     if train.get("cuda_graph") is None and graph:
         changes["replayed_launches"], changes["replays_experts"] = GRAPHS[graph]
@@ -65,7 +68,10 @@ def with_release(work: Workload, model: Mapping[str, object], train: Mapping[str
         changes["exchanged_per_expert"] = True
     if release and train.get("attention") is None and work.model.latent and work.on_blackwell:
         changes["fused_attention"] = release >= _FUSED_LATENT_ATTENTION
-    if release and train.get("cross_entropy_fusion") is None and release < _FUSED_LOSS:
+    if release and release >= _BRIDGE and work.model.latent and train.get("recompute_modules") is None:
+        # Where attention is fused, running it again saves nothing.
+        changes["recompute_detail"] = dataclasses.replace(work.recompute_detail, modules=("mla_up_proj",))
+    if release and train.get("cross_entropy_fusion") is None and release < _BRIDGE:
         changes["cross_entropy_fusion"] = False
     return dataclasses.replace(work, **changes) if changes else work
 

@@ -59,7 +59,7 @@ KNOWN = {
             *("grad_reduce_in_bf16", "fp8_param_gather", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"),
             *("optimizer_cpu_offload", "optimizer_offload_fraction", "cpu_offloading_num_layers"),
             *("grouped_gemm", "gradient_accumulation_fusion", "cuda_graph", "routing_imbalance", "optimizer"),
-            "software",
+            *("software", "fp8_dot_product_attention"),
         }
     ),
 }

@@ -148,6 +148,8 @@ class Workload:
     """Whether a token is sent once for each of its experts (dispatcher ``alltoall``) and not once to each rank."""
     replayed_launches: float = 0.0
     """Share of the host's launches that a captured graph replays, of those that it captures."""
+    quantized_attention: bool = False
+    """Whether attention's products are quantized, too, on Blackwell (``fp8_dot_product_attention``)."""
     replays_experts: bool = True
     """Whether a captured graph holds the experts, too."""
     preference: str = ""

@@ -108,6 +108,7 @@ _VALUES: dict[tuple[str, str], tuple[dict[str, dict[str, Any]], Any]] = {
     ("train", "gradient_accumulation_fusion"): ({}, False),
     ("train", "cuda_graph"): ({}, "full_iteration"),
     ("train", "routing_imbalance"): ({"model": _EXPERTS}, 1.5),
+    ("train", "fp8_dot_product_attention"): ({"model": {"mla": _LATENT}, "train": {"precision": "fp8"}}, True),
     ("train", "software"): ({"model": _MAMBA}, "nemo-25.11"),
     ("model", "attention_gate"): ({}, True),
 }

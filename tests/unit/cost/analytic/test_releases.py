@@ -46,6 +46,7 @@ def test_the_newest_mxfp8_recipes_capture_whole_iterations_and_earlier_ones_all_
 
 def test_what_a_request_states_goes_before_its_container() -> None:
     stated = {"moe_a2a_overlap": False, "cuda_graph": "none", "attention": "fused", "cross_entropy_fusion": True}
+    stated |= {"fp8_dot_product_attention": False}
     each = {_work(name, model={"dispatcher": "alltoall"}, **stated) for name in (None, "25.04", "26.02", "26.06")}
     assert len(each) == 1
 
@@ -96,6 +97,25 @@ def test_the_loss_of_transformer_engine_passes_over_the_logits_five_times() -> N
     )
     logits_ms = 4096 * 32000 * 2 / (8000e6 * 0.73459)
     assert plain["step_time_ms"] - fused["step_time_ms"] == pytest.approx(4 * 11 * logits_ms, rel=0.01)
+
+
+def test_recipes_of_latent_attention_run_its_up_projections_again() -> None:
+    def modules(software: str | None, **train: Any) -> tuple[str, ...]:
+        return _work(software, model={"mla": _LATENT}, recompute="selective", **train).recompute_detail.modules
+
+    assert modules("26.04") == ("mla_up_proj",)
+    assert modules(None) == modules("25.04") == modules("26.04", recompute_modules=["core_attn"]) == ("core_attn",)
+
+
+def test_quantized_attention_is_faster_where_heads_are_latent() -> None:
+    def ms(latent: bool, quantized: bool) -> float:
+        model = {"mla": _LATENT} if latent else {}
+        request = _request("26.06", model=model, fp8_dot_product_attention=quantized)
+        return float(predict_one(request)["step_time_ms"])
+
+    assert ms(True, True) < ms(True, False)
+    assert ms(False, True) == ms(False, False)
+    assert ms(True, True) == predict_one(_request("26.06", model={"mla": _LATENT}))["step_time_ms"]
 
 
 def test_a_container_is_named_by_year_and_month() -> None:
