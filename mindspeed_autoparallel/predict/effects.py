@@ -67,6 +67,25 @@ _RULES = (
         "only fused attention over whole sequences skips half",
     ),
     _Rule("train", ("own_masks",), lambda work: work.stack != "megatron-core", "the software of 2021 keeps none"),
+    _Rule(
+        "model",
+        ("tied_embeddings",),
+        lambda work: work.adapters is not None and work.pipeline_size > 1,
+        "both ends hold a frozen table of their own",
+    ),
+    _Rule("model", ("attention_gate",), lambda work: work.model.latent is not None, "latent attention has none"),
+    _Rule(
+        "train",
+        ("rope_fusion",),
+        lambda work: work.model.latent is not None or all(kind.mixer != "attention" for kind in work.model.layers),
+        "only plain attention is rotated by kernels that may be fused",
+    ),
+    _Rule(
+        "train",
+        ("recompute_extra",),
+        lambda work: work.stack != "megatron-core",
+        "the software of 2021 has no such switch",
+    ),
     _Rule("model", ("activation",), lambda work: not work.model.gated, "the MLP is not gated"),
     _Rule("parallel", ("etp",), lambda work: not _has_experts(work), "the model has no experts"),
     _Rule("parallel", ("cp_type", "ulysses_degree"), lambda work: work.context_size == 1, "cp is 1"),
@@ -131,7 +150,7 @@ _RULES = (
 )
 
 
-_SAID_OFF = ("causal", "bias_activation_fusion", "grouped_gemm")
+_SAID_OFF = ("causal", "bias_activation_fusion", "grouped_gemm", "rope_fusion")
 """Switches whose being off is what a request states."""
 _LISTS = ("pipeline_layout", "num_layer_list")
 _COUNTS = ("first_stage_layers", "last_stage_layers", "account_for_embedding", "account_for_loss")
