@@ -48,7 +48,8 @@ def price(work: Workload, device: Device) -> Evaluation:
         return evaluate(run.profile, run.cluster, layout, run.placement, batch, with_timeline=False)
     each = work.data_size * work.micro_batch
     less, more = (
-        evaluate(run.profile, run.cluster, layout, run.placement, count * each, with_timeline=False) for count in shorter
+        evaluate(run.profile, run.cluster, layout, run.placement, count * each, with_timeline=False)
+        for count in shorter
     )
     return _extended(less, more, shorter, work)
 
