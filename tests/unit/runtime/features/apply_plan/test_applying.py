@@ -507,7 +507,7 @@ def test_a_group_that_a_stage_does_not_fill_is_refused_where_megatron_would_end(
 
 @pytest.mark.parametrize(("given", "planned", "accepted"), [(1, 2, False), (2, 1, False), (4, 2, True), (1, 1, True)])
 def test_mindspeed_needs_context_parallelism_on_the_command_line(flags_job, monkeypatch, given, planned, accepted):
-    """It patches attention while it is imported: every rank attended to its own part of the sequence alone."""
+    """It chooses its attention while it is imported, by the command line alone."""
     arguments = flags_job(make_plan({"text_decoder": [1, 3]}, context_size=planned), context_parallel_size=given)
     monkeypatch.setenv("WORLD_SIZE", str(2 * planned))
     monkeypatch.setitem(sys.modules, "mindspeed.features_manager", types.ModuleType("mindspeed.features_manager"))
