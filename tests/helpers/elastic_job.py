@@ -52,6 +52,8 @@ class _Log:
     def __init__(self, path: Path) -> None:
         self.path, self._at = path, 0
         self.processes: list[int] = []
+        self.lost = False
+        """Whether the node was killed: ranks of it that show up later had been started before, and go, too."""
 
     def new_lines(self) -> list[str]:
         """Return the whole lines since the last call."""
@@ -113,6 +115,7 @@ class ElasticJob:
         """End a node as a power cut does."""
         agent = self.agents.pop(node)
         agent.kill()
+        self._log_of[node].lost = True
         for pid in self.ranks_of(node):
             _kill(pid)
         agent.wait()
@@ -139,6 +142,8 @@ class ElasticJob:
                     self._steps.append(Step(int(found[1]), float(found[2]), int(found[3])))
                 elif found := _PROCESS.fullmatch(line):
                     log.processes.append(int(found[1]))
+                    if log.lost:
+                        _kill(int(found[1]))
                 elif "elastic: " in line:
                     self._lines.append(line)
 
