@@ -90,7 +90,7 @@ def main():
     # The look-up has no say in the symbolic costs: it is told to stand with the rest.
     searched = {
         "tensor": search_graph(captured.graph, 4, mem_coeff=1e6, pins={"table.embedding": {"table": 4}}),
-        "mixed": search_graph(captured.graph, 4, pins=mixed),
+        "mixed": search_graph(captured.graph, 4, mem_coeff=0.1, pins=mixed),
         "other": search_graph(captured.graph, 4, search_mode="exact", pins={"*.down": {"columns": 4}}),
     }
     rows = []

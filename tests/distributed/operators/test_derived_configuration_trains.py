@@ -92,10 +92,10 @@ def test_derived_configurations_train_with_the_losses_and_norms_of_one_process()
 def test_fewer_samples_than_devices_give_context_parallelism_that_trains_as_one_process():
     one, two = (decoder_graph(SHAPE, batch=batch, sequence=16) for batch in (1, 2))
     found = [
-        derive_megatron(search_graph(one, 4)),
+        derive_megatron(search_graph(one, 4, mem_coeff=0.1)),
         derive_megatron(search_graph(one, 4, mem_coeff=1)),
         derive_megatron(search_graph(one, 4, mem_coeff=1, pins={"layers.*.up": {"rows": 2, "columns": 2}})),
-        derive_megatron(search_graph(two, 4)),
+        derive_megatron(search_graph(two, 4, mem_coeff=0.1)),
     ]
     layouts = [f.layout.label() for f in found]
     assert layouts == [

@@ -33,7 +33,7 @@ with tempfile.TemporaryDirectory() as folder:
     model = GPTModel(config, get_gpt_layer_local_spec(), vocab_size=128, max_sequence_length=16)
     positions = torch.arange(16).expand(8, 16)
     mask = torch.ones(1, 1, 16, 16).triu(1).bool()
-    plan = search_strategies(model, (torch.zeros(8, 16, dtype=torch.int64), positions, mask), devices=4)
+    plan = search_strategies(model, (torch.zeros(8, 16, dtype=torch.int64), positions, mask), devices=4, mem_coeff=0.1)
     held = {n for n, node in plan.decisions.graph.nodes.items() if node.is_parameter}
     found = {
         "degrees": plan.degrees(),
