@@ -17,7 +17,7 @@ mkdir -p "$out"
 trap 'echo "quickstart failed; the whole output is in $log, its end:" >&2; tail -n 20 "$log" >&2' ERR
 # A plan is compared with a training that has a core for every device.
 devices=1
-while [ $((devices * 2)) -le "$(nproc)" ] && [ "$devices" -lt 4 ]; do devices=$((devices * 2)); done
+while [ $((devices * 2)) -le "$(env -u OMP_NUM_THREADS nproc)" ] && [ "$devices" -lt 4 ]; do devices=$((devices * 2)); done
 # Small processes on few cores: threads would only fight each other.
 export OMP_NUM_THREADS=1 MINDSPEED_AUTOPARALLEL_DEVICE=cpu
 
@@ -54,4 +54,4 @@ grep -E '^ \[20.* iteration ' "$log" | tail -n 1 | sed -E 's/^.*iteration +([0-9
 echo "== done"
 echo "plan for 8 x 16 devices: $out/cluster/auto_parallel_search_optimal_config.json"
 echo "report page:             $out/cluster/auto_parallel_report.html"
-echo "everything else said:    $log"
+echo "log:                     $log"

@@ -21,8 +21,9 @@ def host_of(plan: Plan) -> str:
     return MINDSPEED_LLM if len(plan.model.modules) == 1 else MINDSPEED_MM
 
 
-_LAYOUT_STRINGS, _FLEX_BACKENDS = (0, 13), (0, 15)
-"""First releases of Megatron-LM with ``--pipeline-model-parallel-layout`` and ``--moe-flex-dispatcher-backend``."""
+_LAYOUT_STRINGS, _FLEX_BACKENDS, _SHARED_GROUPS = (0, 13), (0, 15), (0, 16)
+"""First releases of Megatron-LM with ``--pipeline-model-parallel-layout`` and ``--moe-flex-dispatcher-backend``, and
+where TP may be a multiple of the key/value groups (0.12 refuses it, 0.16 takes it; those between were not read)."""
 NEWEST = (0, 20)
 
 
@@ -42,8 +43,8 @@ def release_of(text: str | None) -> tuple[int, int]:
 def launch_flags(plan: Plan, host: str, num_mtp_layers: int = 0, release: tuple[int, int] = NEWEST) -> list[str]:
     """Return the flags that say the plan's layout, switches and recompute to ``host``.
 
-    ``release``: of Megatron-LM. Raises ``PlanError`` for what no flag of the host says: ``--auto-parallel-plan`` trains
-    such a plan.
+    ``release``: of Megatron-LM. Raises ``PlanError`` for what no flag of the host states (``--auto-parallel-plan``
+    trains such a plan), and ``ConfigError`` for what the release cannot train.
     """
     from mindspeed_autoparallel.errors import PlanError
     from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
@@ -52,6 +53,13 @@ def launch_flags(plan: Plan, host: str, num_mtp_layers: int = 0, release: tuple[
         stage_arguments,
     )
 
+    tensor = plan.layout.tensor_size
+    for module in plan.model.modules:
+        if host == MEGATRON and release < _SHARED_GROUPS and module.num_kv_heads % tensor:
+            raise ConfigError(
+                f"TP {tensor} beside {module.num_kv_heads} key/value groups needs Megatron-LM 0.16 or newer, got "
+                f"--megatron-release {release[0]}.{release[1]}. Train with a newer one."
+            )
     if plan.layout.modules:
         raise PlanError(f"{', '.join(plan.layout.modules)} have a layout of their own.")
     if host == MINDSPEED_MM and plan.layout.num_virtual_stages > 1:

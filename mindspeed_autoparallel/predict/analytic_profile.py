@@ -169,6 +169,9 @@ def _points(
     contexts = powers if whole[-1].model.sequence >= _LONG_SEQUENCE else [1]
     for context in contexts:
         for expert, tensor, micro_batch in itertools.product(experts, powers, micro_batches):
+            # MindSpeed is built on Megatron 0.12, where TP must divide the key/value groups.
+            if any(work.on_ascend and work.model.kv_heads % tensor for work in whole):
+                continue
             for expert_tensor in _shared_by(whole, tensor):
                 yield MeasuredAt(
                     tensor_size=tensor,

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from flag_sets import drawn_flag_sets
+from flag_sets import MODELS, drawn_flag_sets, drawn_plan
 from forked_python import forked_python
 from launch_scripts import FURTHER
 
-from mindspeed_autoparallel.cli._launch import MEGATRON, NEWEST, release_of
+from mindspeed_autoparallel.cli._launch import MEGATRON, NEWEST, launch_flags, release_of
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.spec import Plan
 
 pytest.importorskip("megatron.training")
 pytestmark = [pytest.mark.torch, pytest.mark.megatron]
@@ -68,6 +71,20 @@ def _refused(seed: int, release: tuple[int, int], sources: str, every: int = 1) 
 
 def test_megatron_accepts_the_flags_of_drawn_plans_of_many_models_and_devices() -> None:
     assert _refused(1, NEWEST, "", every=11) == {}
+
+
+def test_tensor_parallelism_above_the_key_value_groups_is_left_to_hosts_that_take_it() -> None:
+    def plans(device: str) -> list[Plan]:
+        drawn = (drawn_plan(MODELS["prime 13 layers"], device, random.Random(seed)) for seed in range(12))
+        return [plan for plan in drawn if plan is not None]
+
+    assert max(plan.layout.tensor_size for plan in plans("910B")) <= 4
+    wide = next(plan for plan in plans("H100") if plan.layout.tensor_size == 8)
+    assert launch_flags(wide, MEGATRON)
+    with pytest.raises(
+        ConfigError, match=r"TP 8 beside 4 key/value groups needs Megatron-LM 0.16 or newer, got .*0.12"
+    ):
+        launch_flags(wide, MEGATRON, release=(0, 12))
 
 
 @pytest.mark.long

@@ -81,7 +81,7 @@ def drawn_flag_sets(seed: int, *, release: tuple[int, int] = NEWEST, every: int 
     pairs = [(model, device) for model in MODELS for device in DEVICES]
     for model, device in pairs[::every]:
         shape = MODELS[model]
-        plan = _plan(shape, device, random.Random(f"{seed} {model} {device}"))
+        plan = drawn_plan(shape, device, random.Random(f"{seed} {model} {device}"))
         if plan is None:
             continue
         host = host_of(plan)
@@ -89,13 +89,13 @@ def drawn_flag_sets(seed: int, *, release: tuple[int, int] = NEWEST, every: int 
             continue  # sizes that MindSpeed-LLM's user writes
         try:
             words = launch_flags(plan, host, int(shape.get("mtp_layers") or 0), release)
-        except PlanError:
-            continue
+        except (PlanError, ConfigError):
+            continue  # no flags, or none that the release could train with
         name = f"{model}, {device}: {plan.layout.label()}"
         yield FlagSet(name, host, plan.cluster.num_devices, (*_model_words(shape, host), *words, "--bf16"))
 
 
-def _plan(shape: dict[str, Any], name: str, drawn: random.Random) -> Plan | None:
+def drawn_plan(shape: dict[str, Any], name: str, drawn: random.Random) -> Plan | None:
     """Return a drawn layout with a simple split; ``None`` where none of four has one."""
     device = find_device(name)
     sections = [Section("text_decoder", shape)]
