@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import sys
 from functools import lru_cache
 
 from mindspeed_autoparallel.errors import ConfigError, first_line
 from mindspeed_autoparallel.runtime.devices.adapter import DeviceAdapter
+from mindspeed_autoparallel.runtime.first_rank import print_once
 
 DEVICE_VARIABLE = "MINDSPEED_AUTOPARALLEL_DEVICE"
 _KINDS = ("npu", "cuda", "cpu")
@@ -99,5 +99,4 @@ def _reason(error: BaseException) -> str:
 
 
 def _say(text: str) -> None:
-    if os.environ.get("RANK", "0") == "0":
-        print(f"mindspeed_autoparallel: {text}", file=sys.stderr, flush=True)
+    print_once(f"mindspeed_autoparallel: {text}", to_stderr=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from typing import Any
 
@@ -11,6 +10,7 @@ from mindspeed_autoparallel.errors import AutoParallelError
 from mindspeed_autoparallel.hosts.yaml_edit import Value
 from mindspeed_autoparallel.profiles.sharded import ShardedProfile
 from mindspeed_autoparallel.runtime.devices import current_device
+from mindspeed_autoparallel.runtime.first_rank import is_first_rank
 from mindspeed_autoparallel.runtime.fsdp2.flags import NativeRequest
 from mindspeed_autoparallel.runtime.fsdp2.measuring import measure_steps
 from mindspeed_autoparallel.runtime.fsdp2.modules import FoundModules, find_modules
@@ -41,7 +41,7 @@ def prepare_search(native: NativeTrainer, request: NativeRequest) -> None:
     def measure_and_end(trainer: Any) -> None:
         try:
             profile = _measured(trainer, native, found[-1])
-            if os.environ.get("RANK", "0") == "0":
+            if is_first_rank():
                 plan_and_write(native, request, profile)
         except AutoParallelError as error:
             end_with(error)

@@ -14,6 +14,7 @@ from typing import Any
 from mindspeed_autoparallel.errors import AutoParallelError, ConfigError
 from mindspeed_autoparallel.hosts.mindspeed_mm import NativeConfig, read_native
 from mindspeed_autoparallel.hosts.yaml_edit import Value
+from mindspeed_autoparallel.runtime.first_rank import print_once
 
 
 @dataclass(frozen=True)
@@ -60,15 +61,13 @@ def running_trainer() -> NativeTrainer:
 
 def end_with(error: AutoParallelError) -> None:
     """End this process; the first rank prints the message."""
-    if os.environ.get("RANK", "0") == "0":
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    print_once(f"{type(error).__name__}: {error}", to_stderr=True)
     sys.exit(error.exit_code)
 
 
 def say(text: str) -> None:
     """Print a line on the first rank."""
-    if os.environ.get("RANK", "0") == "0":
-        print(f"mindspeed_autoparallel: {text}", flush=True)
+    print_once(f"mindspeed_autoparallel: {text}")
 
 
 def world_size() -> int:

@@ -102,6 +102,12 @@ class DescribedModule:
     deepstack_layers: int = 0
     """See ``spec.Module``."""
 
+    def block_in(self, content: Any) -> Any:
+        """Return its block of ``content``, a model.json; all of it where the flags describe the module."""
+        for key in self.keys:
+            content = content[key]
+        return content
+
 
 @dataclass(frozen=True)
 class Description:
@@ -116,18 +122,14 @@ class Description:
 
     def block_of(self, module: DescribedModule) -> Mapping[str, object]:
         """Return what model.json holds of ``module``; an empty mapping where the flags describe it."""
-        block: Any = self.content
-        for key in module.keys:
-            block = block[key]
-        return block if module.keys else {}
+        block: Mapping[str, object] = module.block_in(self.content) if module.keys else {}
+        return block
 
     def with_layers(self, num_layers: Mapping[str, int], per_stage: Mapping[str, list[int]]) -> dict[str, object]:
         """Return a copy of model.json with other layer counts; ``per_stage`` also sets ``pipeline_num_layers``."""
         content = copy.deepcopy(dict(self.content))
         for module in self.modules:
-            block: Any = content
-            for key in module.keys:
-                block = block[key]
+            block = module.block_in(content)
             if module.name in num_layers and module.keys:
                 block["num_layers"] = num_layers[module.name]
             if module.name in per_stage and module.keys:

@@ -12,6 +12,7 @@ from typing import cast
 
 from mindspeed_autoparallel.errors import ConfigError, told_in_a_line
 from mindspeed_autoparallel.patching import ENGINE
+from mindspeed_autoparallel.runtime.first_rank import print_once
 from mindspeed_autoparallel.runtime.state import of_process
 
 TASK_VARIABLE = "MINDSPEED_AUTOPARALLEL_TASK"
@@ -174,13 +175,11 @@ def _leave_hosts_hetero_parallel(arguments: argparse.Namespace) -> None:
             f"{_HETERO} is this host's own flag, and stays so; it does not go with {', '.join(ours)}. Leave it out, "
             f"and give {_HETERO_BESIDE} for layouts of ours."
         )
-    if os.environ.get("RANK", "0") == "0":
-        print(
-            f"mindspeed_autoparallel: {_HETERO} is this host's own and is left to it; for ours, give "
-            f"{_HETERO_BESIDE} instead.",
-            file=sys.stderr,
-            flush=True,
-        )
+    print_once(
+        f"mindspeed_autoparallel: {_HETERO} is this host's own and is left to it; for ours, give {_HETERO_BESIDE} "
+        "instead.",
+        to_stderr=True,
+    )
 
 
 def hetero_flag(model: Mapping[str, object] | None = None) -> str:
@@ -220,8 +219,8 @@ def _verify(flag: str) -> None:
     """Check the functions that ``flag`` works through, and print once which it cannot watch."""
     told = of_process(Parses).unwatched
     for line in ENGINE.verify(flag):
-        if line not in told and os.environ.get("RANK", "0") == "0":
-            print(line, file=sys.stderr, flush=True)
+        if line not in told:
+            print_once(line, to_stderr=True)
         told.add(line)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from mindspeed_autoparallel.errors import ConfigError, told_in_a_line
 from mindspeed_autoparallel.patching.releases import release_in, within
+from mindspeed_autoparallel.runtime.first_rank import print_once
 
 SUPPORTED = ">=0.12,<0.21"
 """Releases of megatron-core whose sources were run with the features (docs/hosts.md)."""
@@ -121,8 +121,8 @@ def refuse_unfit_installation(flags: Collection[str]) -> None:
         return
     with told_in_a_line():
         remark = check_installation(find_installation(), switches)
-    if remark and os.environ.get("RANK", "0") == "0":
-        print(f"mindspeed_autoparallel: {remark}", file=sys.stderr, flush=True)
+    if remark:
+        print_once(f"mindspeed_autoparallel: {remark}", to_stderr=True)
 
 
 def refuse_late_import(flags: Collection[str], modules: Sequence[str]) -> None:

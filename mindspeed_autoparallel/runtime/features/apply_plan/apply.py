@@ -21,6 +21,7 @@ from mindspeed_autoparallel.runtime.features.apply_plan.hetero import apply_hete
 from mindspeed_autoparallel.runtime.features.apply_plan.overlaps import kept_overlap, kept_pairs, tensor_overlap
 from mindspeed_autoparallel.runtime.features.apply_plan.own_run import add_run
 from mindspeed_autoparallel.runtime.features.apply_plan.request import PlanRequest
+from mindspeed_autoparallel.runtime.first_rank import is_first_rank, print_once
 from mindspeed_autoparallel.runtime.megatron.description import Description
 from mindspeed_autoparallel.runtime.megatron.hybrid import OLD_ARGUMENT, hybrid_pattern, predicts_further_tokens
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
@@ -103,7 +104,7 @@ def apply(request: PlanRequest, arguments: argparse.Namespace) -> None:
         stages = stage_arguments(plan, arguments)
         check_list_was_given(stages, arguments, path)
         _apply_to_flags(plan, arguments, stages)
-    if os.environ.get("RANK", "0") == "0":
+    if is_first_rank():
         print(f"training by the plan {path}: {plan.layout.label()}", flush=True)
         print(f"as native flags: {shlex.join(native_flags(plan, {**stages, **groups}))}", flush=True)
         _tell_replaced(before, vars(arguments))
@@ -113,7 +114,7 @@ def apply(request: PlanRequest, arguments: argparse.Namespace) -> None:
 
 def _tell_replaced(before: Mapping[str, object], after: Mapping[str, object]) -> None:
     """Print a line for every argument that the script sets and the plan changes: given as a flag, or switched off."""
-    if os.environ.get("RANK", "0") != "0":
+    if not is_first_rank():
         return
     given = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in sys.argv[1:] if word.startswith("--")}
     for name, old in before.items():
@@ -151,9 +152,7 @@ def _limits_of_checkpoints(arguments: argparse.Namespace) -> list[str]:
 def _apply_to_model_file(plan: Plan, description: Description, arguments: Any, path: Path) -> None:
     content = description.with_layers({}, {})
     for module in description.modules:
-        block: Any = content
-        for key in module.keys:
-            block = block[key]
+        block = module.block_in(content)
         for stale in RECOMPUTE_ARGUMENTS:
             block.pop(stale, None)
         block.update(model_keys(plan, module.name))
@@ -173,7 +172,7 @@ def _apply_to_model_file(plan: Plan, description: Description, arguments: Any, p
     arguments.mm_model = str(applied)
     for name in RECOMPUTE_ARGUMENTS:
         setattr(arguments, name, None)
-    if os.environ.get("RANK", "0") == "0":
+    if is_first_rank():
         print(_difference(description, content, applied), flush=True)
 
 
@@ -184,11 +183,10 @@ def _pipeline_rank(plan: Plan) -> int:
 
 
 def _say_more_recomputed(pipeline_ranks: list[int]) -> None:
-    if pipeline_ranks and os.environ.get("RANK", "0") == "0":
-        print(
+    if pipeline_ranks:
+        print_once(
             f"Megatron recomputes equally many layers in every chunk of a rank: pipeline ranks {pipeline_ranks} "
-            "recompute more than planned, so steps take longer than predicted and memory stays below the prediction.",
-            flush=True,
+            "recompute more than planned, so steps take longer than predicted and memory stays below the prediction."
         )
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.hetero_model import write_hetero_model
+from mindspeed_autoparallel.runtime.first_rank import print_once
 from mindspeed_autoparallel.runtime.megatron.description import Description
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import RECOMPUTE_ARGUMENTS, recompute_arguments
 from mindspeed_autoparallel.spec.plan import Plan
@@ -36,5 +36,4 @@ def apply_hetero(plan: Plan, description: Description, arguments: argparse.Names
         arguments.mm_model = str(model_file)
     arguments.hetero_memory, arguments.hetero_balance = record.memory, record.balance
     arguments.auto_parallel_hetero = True
-    if os.environ.get("RANK", "0") == "0":
-        print(f"training by the plan {path}: {plan.layout.label()}, sizes written to {model_file}", flush=True)
+    print_once(f"training by the plan {path}: {plan.layout.label()}, sizes written to {model_file}")

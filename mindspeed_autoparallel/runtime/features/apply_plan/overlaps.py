@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
 
+from mindspeed_autoparallel.runtime.first_rank import print_once
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import PAIRS_ARGUMENT, ArgumentValue
 from mindspeed_autoparallel.spec.plan import Plan
 
 _NEED_PAIRS = ("delay_wgrad_compute", "ep_overlap_early_attn_memory_release")
 """Megatron asserts combined 1F1B beside them."""
+_KEPT = "kept from the script: {}. The plan was priced without it, so steps may be faster than predicted."
 
 
 def kept_overlap(plan: Plan, arguments: argparse.Namespace) -> dict[str, ArgumentValue]:
@@ -22,12 +23,8 @@ def kept_overlap(plan: Plan, arguments: argparse.Namespace) -> dict[str, Argumen
     if hasattr(arguments, "overlap_param_gather"):
         # Megatron asserts both of these.
         kept["overlap_param_gather"] = gather and reduce and layout.distributed_optimizer
-    if reduce and not layout.overlap_gradient_reduce and os.environ.get("RANK", "0") == "0":
-        print(
-            "kept from the script: --overlap-grad-reduce. The plan was priced without it, so steps may be "
-            "faster than predicted.",
-            flush=True,
-        )
+    if reduce and not layout.overlap_gradient_reduce:
+        print_once(_KEPT.format("--overlap-grad-reduce"))
     return kept
 
 
@@ -46,17 +43,15 @@ def tensor_overlap(plan: Plan, arguments: argparse.Namespace) -> dict[str, Argum
     missing = [reason for reason, holds in lacks.items() if holds]
     if not missing:
         return {"tp_comm_overlap": True}
-    if os.environ.get("RANK", "0") == "0":
-        print(
-            f"missing: --tp-comm-overlap, with which the plan was priced ({missing[0]}). Steps may be slower than "
-            f"predicted; plan with train.tp_comm_overlap false to see by how much.",
-            flush=True,
-        )
+    print_once(
+        f"missing: --tp-comm-overlap, with which the plan was priced ({missing[0]}). Steps may be slower than "
+        "predicted; plan with train.tp_comm_overlap false to see by how much."
+    )
     return {}
 
 
 def kept_pairs(plan: Plan, arguments: argparse.Namespace) -> dict[str, ArgumentValue]:
-    """Return the script's own combined 1F1B: off, with what needs it, where Megatron allows it not under ``plan``."""
+    """Return what switches the script's own combined 1F1B off, where Megatron does not allow it under ``plan``."""
     layout = plan.layout
     if layout.paired or not getattr(arguments, PAIRS_ARGUMENT, False):
         return {}
@@ -65,11 +60,6 @@ def kept_pairs(plan: Plan, arguments: argparse.Namespace) -> dict[str, ArgumentV
     }
     interleaved = layout.pipeline_size == 1 or layout.virtual_size > 1
     if layout.expert_size > 1 and interleaved and not any(kind.startswith("full") for kind in kinds):
-        if os.environ.get("RANK", "0") == "0":
-            print(
-                "kept from the script: --overlap-moe-expert-parallel-comm. The plan was priced without it, so steps "
-                "may be faster than predicted.",
-                flush=True,
-            )
+        print_once(_KEPT.format("--overlap-moe-expert-parallel-comm"))
         return {}
     return {name: False for name in (PAIRS_ARGUMENT, *_NEED_PAIRS) if hasattr(arguments, name)}

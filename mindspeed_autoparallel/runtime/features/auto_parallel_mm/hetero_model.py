@@ -38,9 +38,7 @@ def hetero_model(plan: Plan, description: Description) -> dict[str, Any]:
         whole = content[module.keys[0]]
         _drop_sizes(whole)
         words = _take_hetero_words(whole)
-        block: Any = content
-        for key in module.keys:
-            block = block[key]
+        block = module.block_in(content)
         for stale in _STALE:
             block.pop(stale, None)
         own = plan.layout.modules.get(module.name)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.runtime.first_rank import print_once
 from mindspeed_autoparallel.spec import Plan
 from mindspeed_autoparallel.weights.whole_steps import loss_line, saved_steps
 
@@ -20,8 +20,8 @@ def apply(arguments: argparse.Namespace, first: Plan, plan: Plan) -> None:
     """Make the world the ranks of ``plan`` and load the newest checkpoint; ``first`` is the user's plan."""
     take_part(arguments, first, plan)
     line = resume_from_newest(arguments, first)
-    if line and os.environ.get("RANK", "0") == "0":
-        print(f"elastic: {line}", flush=True)
+    if line:
+        print_once(f"elastic: {line}")
 
 
 def take_part(arguments: argparse.Namespace, first: Plan, plan: Plan) -> None:

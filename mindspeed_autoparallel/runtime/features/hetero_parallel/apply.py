@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import os
 
 from mindspeed_autoparallel.runtime.features.hetero_parallel.request import HeteroRequest
+from mindspeed_autoparallel.runtime.first_rank import is_first_rank
 from mindspeed_autoparallel.runtime.hetero.job import current_job
 
 
@@ -17,7 +17,7 @@ def apply(request: HeteroRequest, arguments: argparse.Namespace) -> None:
     arguments.pipeline_model_parallel_size = backbone.pipeline_size
     arguments.context_parallel_size = backbone.context_size
     current_job().begin(request.layout, request.scales, arguments)
-    if os.environ.get("RANK", "0") == "0":
+    if is_first_rank():
         _announce(request, arguments)
 
 
