@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
-import numpy
 
 from mindspeed_autoparallel.data.records import read_records
 from mindspeed_autoparallel.data.sample import SampleSize
@@ -230,7 +229,7 @@ def frames_of(record: dict[str, Any], video: Video) -> int:
         raise LeftOut("no fps, or neither duration nor num_frames.")
     number = round(fps * cast(float, seconds)) if count is None else count
     interval = fps / video.train_fps if video.auto_interval and abs(fps - video.train_fps) >= 0.1 else 1.0
-    found = len(numpy.arange(0, number, interval))
+    found = math.ceil(number / interval)
     if found < video.num_frames and video.drop_short_ratio >= 1:
         raise LeftOut(f"{found} frames, below num_frames {video.num_frames}.")
     stride = (video.vae_scale_factor or [4])[0]
@@ -250,6 +249,7 @@ def _number(record: dict[str, Any], key: str) -> float | None:
 
 
 def check_resolution(record: dict[str, Any], video: Video) -> None:
+    """Raise ``LeftOut`` where training leaves a record out for its size or shape, ``ConfigError`` for a broken one."""
     given = record.get("resolution")
     height, width = (_number(given, key) if isinstance(given, dict) else None for key in ("height", "width"))
     if not height or not width:
