@@ -74,7 +74,8 @@ def virtual_plan() -> Plan:
     return plan_of(profile, cluster, layout, measurement, found, batch, record)
 
 
-def _configuration(number: int, step_ms: float) -> dict[str, Any]:
+def tuned_configuration(number: int, step_ms: float) -> dict[str, Any]:
+    """Return one of a result's configurations."""
     memory = [{"pipeline_rank": 0, "peak_bytes": 2**30, "limit_bytes": 2**31, "peak_point": "backward of layer 1"}]
     return {
         "number": number,
@@ -103,7 +104,7 @@ def tuning_result() -> Any:
         "num_device_launches": 1,
         "knowledge": {"covered_time_share": 1.0},
         "notes": [],
-        "top": [_configuration(1, 100.0), _configuration(2, 105.0), _configuration(3, 150.0)],
+        "top": [tuned_configuration(1, 100.0), tuned_configuration(2, 105.0), tuned_configuration(3, 150.0)],
         "search": {
             "num_candidates": 9,
             "num_legal": 5,

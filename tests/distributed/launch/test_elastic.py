@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 from elastic_job import elastic_job, planned, share_of_optimum, words_of
+from megatron_releases import marks_of_trainings
 
-HAS_TRAINING = any((Path(folder) / "megatron" / "training").is_dir() for folder in sys.path)
-pytestmark = [
-    pytest.mark.distributed,
-    pytest.mark.torch,
-    pytest.mark.megatron,
-    pytest.mark.skipif(not HAS_TRAINING, reason="the training needs megatron.training"),
-]
+pytestmark = marks_of_trainings()
 ITERATIONS, START, LIMIT_S = 60, 10, 300
 
 

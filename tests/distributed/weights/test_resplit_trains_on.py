@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
+from megatron_releases import marks_of_trainings
 from ranks import run_ranks
 
-# Looked for in files: importing it here would come before this package's own import.
-HAS_TRAINING = any((Path(folder) / "megatron" / "training").is_dir() for folder in sys.path)
-
-pytestmark = [
-    pytest.mark.distributed,
-    pytest.mark.torch,
-    pytest.mark.megatron,
-    pytest.mark.skipif(not HAS_TRAINING, reason="the reference training needs megatron.training"),
-]
+pytestmark = marks_of_trainings()
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "docs" / "examples" / "qwen2vl_tiny"

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
+from megatron_releases import marks_of_trainings
 from ranks import run_ranks
 
-HAS_TRAINING = any((Path(folder) / "megatron" / "training").is_dir() for folder in sys.path)
-pytestmark = [
-    pytest.mark.distributed,
-    pytest.mark.torch,
-    pytest.mark.megatron,
-    pytest.mark.long,
-    pytest.mark.skipif(not HAS_TRAINING, reason="the training needs megatron.training"),
-]
+pytestmark = [*marks_of_trainings(), pytest.mark.long]
 ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "tests" / "helpers" / "elastic_script.py"
 EXAMPLE = ROOT / "docs" / "examples" / "qwen2vl_tiny"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,10 @@ import pytest
 pytest.importorskip("torch")
 from dist_tensors import stored_tensors
 from elastic_job import MODEL
+from megatron_releases import marks_of_trainings
 from ranks import run_ranks
 
-HAS_TRAINING = any((Path(folder) / "megatron" / "training").is_dir() for folder in sys.path)
-pytestmark = [
-    pytest.mark.distributed,
-    pytest.mark.torch,
-    pytest.mark.megatron,
-    pytest.mark.skipif(not HAS_TRAINING, reason="the training needs megatron.training"),
-]
+pytestmark = marks_of_trainings()
 SCRIPT = Path(__file__).parents[2] / "helpers" / "elastic_script.py"
 LLAMA = """--position-embedding-type rope --normalization RMSNorm --swiglu --disable-bias-linear --group-query-attention
     --num-query-groups 2 --norm-epsilon 1e-6 --no-rope-fusion --no-bias-swiglu-fusion"""

@@ -1,6 +1,7 @@
 """The result of a tuning run for people: why the first is first, what limits each, what was left out."""
 
 import pytest
+from example_pages import tuned_configuration, tuning_result
 
 from mindspeed_autoparallel.report.tuning import MISSING_AFTER, render_table, render_tuning_page
 from mindspeed_autoparallel.runtime.features.auto_tuning.launches import PURPOSES
@@ -8,56 +9,13 @@ from mindspeed_autoparallel.runtime.launch import LaunchStatus
 
 
 def plan(number, step_ms, interval, **more):
-    memory = [{"pipeline_rank": 0, "peak_bytes": 2**30, "limit_bytes": 2**31, "peak_point": "backward of layer 1"}]
-    return {
-        "number": number,
-        "label": f"PP{number} TP1",
-        "step_time_ms": step_ms,
-        "step_time_interval_ms": interval,
-        "bubble_fraction": 0.1,
-        "memory": memory,
-        "tokens_per_s_per_device": 5.0,
-        "recompute": {"kind": "none", "layers_per_stage": [0]},
-        "argv": ["--tensor-model-parallel-size", "1"],
-        "take_out": [],
-        "command": "torchrun --standalone --nproc-per-node 4 train.py --tensor-model-parallel-size 1",
-        "plan": f"auto_tuning_plan_{number}.json",
-        "limits": ["bubble: ranks waiting for others: 10.0% of the step"],
-        **more,
-    }
+    return {**tuned_configuration(number, step_ms), "step_time_interval_ms": interval, "take_out": [], **more}
 
 
 @pytest.fixture
 def result():
-    return {
-        "ranks": 4,
-        "devices_per_node": 4,
-        "device": "cpu",
-        "launches": [],
-        "num_device_launches": 1,
-        "knowledge": {"covered_time_share": 1.0},
-        "notes": [],
-        "top": [plan(1, 100.0, [90, 110]), plan(2, 105.0, [95, 115]), plan(3, 150.0, [140, 160])],
-        "search": {
-            "num_candidates": 9,
-            "num_legal": 5,
-            "num_solved": 4,
-            "num_bounded": 1,
-            "num_without_room": 0,
-            "seconds": 0.5,
-            "lower_bound_ms": 100.0,
-        },
-        "as_given": {
-            "label": "PP4 TP1",
-            "step_time_ms": 125.0,
-            "peak_bytes": 2**30,
-            "limit_bytes": 2**31,
-            "fits": True,
-        },
-        "searched": {"tensor parallel": "1, 2"},
-        "left_out_dimensions": {"MC2": "needs an Ascend NPU"},
-        "left_out": {"N stages are more than the N layers.": 4},
-    }
+    top = [plan(1, 100.0, [90, 110]), plan(2, 105.0, [95, 115]), plan(3, 150.0, [140, 160])]
+    return {**tuning_result(), "top": top}
 
 
 def shown_page(result):
