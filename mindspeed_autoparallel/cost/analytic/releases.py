@@ -24,8 +24,8 @@ class Release(NamedTuple):
 
 
 _FUSED_LATENT_ATTENTION = Release(25, 9)
-"""First container whose Transformer Engine (2.7) is known to have fused attention on Blackwell for heads whose queries
-and values differ in size; 25.04's has none (2.5 with cuDNN 9.11 is the first)."""
+"""First listed container whose Transformer Engine (2.7) has fused attention on Blackwell for heads whose queries and
+values differ in size: 2.5 with cuDNN 9.11 is the first release, and 25.04's has none."""
 _BRIDGE = Release(25, 9)
 """First recipes of Megatron-Bridge, which choose Transformer Engine's loss, and of latent attention run the
 up-projections again."""

@@ -78,7 +78,7 @@ class Frontier:
         self._lost: list[int] = []
         """Bounds of entries whose search ended without a result or a proof that there is none."""
         self._tried: dict[ShardSizes, str] = {}
-        """Sizes with what is said of them where nothing fits."""
+        """Sizes, and the reason of their verdict where nothing fits."""
 
     @property
     def best_ns(self) -> int | None:
