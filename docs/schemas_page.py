@@ -14,7 +14,7 @@ from mindspeed_autoparallel.planner.results import RESULT_SCHEMA_VERSION, Result
 from mindspeed_autoparallel.predict.answers import Predictions, Tuning
 from mindspeed_autoparallel.predict.predict import SCHEMA_VERSION as PREDICTION_VERSION
 from mindspeed_autoparallel.profiles.profile import PROFILE_FORMAT, PROFILE_SCHEMA_VERSION, Profile
-from mindspeed_autoparallel.report.data import REPORT_SCHEMA_VERSION, ReportData
+from mindspeed_autoparallel.report.data import REPORT_SCHEMA_VERSION, Report
 from mindspeed_autoparallel.spec.plan import PLAN_FORMAT, PLAN_SCHEMA_VERSION, Plan
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -28,7 +28,7 @@ def schemas() -> dict[str, str]:
         "data": _of_record(Distribution, "data", SCHEMA_VERSION, FORMAT),
         "prediction": _of_record(Predictions, "prediction", PREDICTION_VERSION),
         "tuning": _of_record(Tuning, "tuning", 2),
-        "report": _of_record(ReportData, "report", REPORT_SCHEMA_VERSION),
+        "report": _of_record(Report, "report", REPORT_SCHEMA_VERSION),
         "result": _of_record(Result, "result", RESULT_SCHEMA_VERSION),
         "request": _head("request", 1) | _request(),
         "error": _head("error", 1) | _error(),

@@ -24,6 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
     from mindspeed_autoparallel.cli._launch import flags_line
     from mindspeed_autoparallel.files import write_text_atomic
     from mindspeed_autoparallel.report import chrome_trace, render_page, render_table, report_data
+    from mindspeed_autoparallel.spec.codec import to_json
     from mindspeed_autoparallel.spec.plan import Plan
 
     plan = Plan.read(arguments.plan)
@@ -32,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.trace:
         write_text_atomic(arguments.trace, json.dumps(chrome_trace(plan), allow_nan=False) + "\n")
     if arguments.json:
-        print(json.dumps(report_data(plan), allow_nan=False))
+        print(json.dumps(to_json(report_data(plan)), allow_nan=False))
         return 0
     if arguments.text or not (arguments.page or arguments.trace):
         print(render_table(plan), end="")

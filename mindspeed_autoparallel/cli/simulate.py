@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 def print_plan(plan: Plan, tokens: float | None = None) -> None:
     """Print the answer, one line per stage, then the step and what limits it. ``tokens``: of the whole training."""
     from mindspeed_autoparallel.report.answer import answer_lines
-    from mindspeed_autoparallel.report.data import end_alone
+    from mindspeed_autoparallel.report.stages import end_alone
     from mindspeed_autoparallel.report.virtual_stages import group_sizes
     from mindspeed_autoparallel.spec.plan import EDITED
 

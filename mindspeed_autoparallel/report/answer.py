@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.units import US_PER_MS, US_PER_S, format_bytes, format_us
@@ -39,11 +39,16 @@ class Answer:
     plain_us: float | None
     """Step of the best plain recipe: any layout, even layers, no virtual stages, the same recompute everywhere."""
     plain_layout: str
-
-    @property
-    def plain_loss(self) -> float | None:
-        """Return how much longer than the plan's the plain recipe's step is, as a share."""
-        return None if self.plain_us is None else self.plain_us / self.step_us - 1
+    parameters: str
+    """`` (30.5 B parameters, 3.3 B active)``, nothing where they are unknown."""
+    plain_loss: float | None
+    """How much longer than the plan's the plain recipe's step is, as a share."""
+    days_per_trillion: float
+    """That a training on 1T tokens takes."""
+    headroom_bytes: int
+    """That the fullest rank leaves below its limit."""
+    memory: str
+    """The same in words."""
 
     def days(self, tokens: float) -> float:
         """Return days that a training on ``tokens`` takes."""
@@ -57,9 +62,12 @@ class Answer:
 
 def answer_of(plan: Plan) -> Answer:
     """Return the figures of ``plan``."""
-    cluster, model = plan.cluster, plan.model
+    cluster, model, step_us = plan.cluster, plan.model, plan.step.total_us
     fullest = max(plan.memory, key=lambda rank: rank.peak_bytes / max(1, rank.limit_bytes))
     plain = next((base for base in plan.baselines if base.layout is not None), None)
+    plain_us = plain.step_us if plain is not None else None
+    capacity = int(_of_device(plan, "memory_capacity_bytes")) or fullest.limit_bytes
+    tokens_per_s = plan.throughput_tokens_per_s_per_device * cluster.num_devices
     return Answer(
         model=model.name,
         num_parameters=model.num_parameters,
@@ -68,36 +76,28 @@ def answer_of(plan: Plan) -> Answer:
         num_nodes=cluster.num_nodes,
         devices_per_node=cluster.devices_per_node,
         layout=plan.layout.label(),
-        step_us=plan.step.total_us,
-        tokens_per_s=plan.throughput_tokens_per_s_per_device * cluster.num_devices,
+        step_us=step_us,
+        tokens_per_s=tokens_per_s,
         tokens_per_s_per_device=plan.throughput_tokens_per_s_per_device,
         mfu=_utilization(plan),
         peak_bytes=fullest.peak_bytes,
         limit_bytes=fullest.limit_bytes,
-        capacity_bytes=int(_of_device(plan, "memory_capacity_bytes")) or fullest.limit_bytes,
-        plain_us=plain.step_us if plain is not None else None,
+        capacity_bytes=capacity,
+        plain_us=plain_us,
         plain_layout=plain.layout.label() if plain is not None and plain.layout is not None else "",
+        parameters=_parameters(model.num_parameters / 1e9, model.num_active_parameters / 1e9),
+        plain_loss=None if plain_us is None else plain_us / step_us - 1,
+        days_per_trillion=TRILLION / tokens_per_s / _DAY_S,
+        headroom_bytes=fullest.limit_bytes - fullest.peak_bytes,
+        memory=_memory(fullest.peak_bytes, fullest.limit_bytes, capacity),
     )
-
-
-def answer_data(plan: Plan) -> dict[str, object]:
-    """Return the figures as JSON-ready values."""
-    answer = answer_of(plan)
-    return {
-        **asdict(answer),
-        "parameters": parameters(answer),
-        "plain_loss": answer.plain_loss,
-        "days_per_trillion": answer.days(TRILLION),
-        "headroom_bytes": answer.limit_bytes - answer.peak_bytes,
-        "memory": memory_line(answer).removeprefix("memory: "),
-    }
 
 
 def answer_lines(plan: Plan, tokens: float | None = None) -> list[str]:
     """Return the answer as text. ``tokens``: of the whole training, whose days are added."""
     answer = answer_of(plan)
     lines = [
-        f"{answer.model}{parameters(answer)} on {answer.num_nodes} x {answer.devices_per_node} {answer.device}: "
+        f"{answer.model}{answer.parameters} on {answer.num_nodes} x {answer.devices_per_node} {answer.device}: "
         f"{answer.layout}",
         f"  step {answer.step_us / US_PER_MS:,.1f} ms, {answer.tokens_per_s:,.0f} tokens/s in all, "
         f"{answer.tokens_per_s_per_device:,.0f} per device" + (f", MFU {answer.mfu:.1%}" if answer.mfu else ""),
@@ -105,14 +105,13 @@ def answer_lines(plan: Plan, tokens: float | None = None) -> list[str]:
     if tokens is not None:
         hours = answer.days(tokens) * 24 * answer.num_devices
         lines.append(f"  {amount(tokens)} tokens take {answer.days(tokens):,.1f} days ({hours:,.0f} device hours)")
-    return [*lines, f"  {memory_line(answer)}", *([f"  {plain_line(answer)}"] if answer.plain_us else [])]
+    return [*lines, f"  memory: {answer.memory}", *([_plain_line(answer)] if answer.plain_us else [])]
 
 
-def parameters(answer: Answer) -> str:
-    """Return `` (30.5 B parameters, 3.3 B active)``, nothing where they are unknown."""
-    if not answer.num_parameters:
+def _parameters(total: float, active: float) -> str:
+    """``total`` and ``active`` count billions."""
+    if not total:
         return ""
-    total, active = answer.num_parameters / 1e9, answer.num_active_parameters / 1e9
     return f" ({total:.1f} B parameters" + (f", {active:.1f} B active)" if 0 < active < 0.95 * total else ")")
 
 
@@ -124,21 +123,19 @@ def amount(tokens: float) -> str:
     return f"{tokens:.4g}"
 
 
-def memory_line(answer: Answer) -> str:
+def _memory(peak: int, limit: int, capacity: int) -> str:
     """Return what the fullest rank leaves free."""
-    margin = answer.capacity_bytes - answer.limit_bytes
-    beside = f", beside a margin of {format_bytes(margin)}" if margin > 0 else ""
-    if answer.peak_bytes > answer.limit_bytes:
-        return f"memory: {format_bytes(answer.peak_bytes - answer.limit_bytes)} too much on the fullest rank{beside}"
-    free = format_bytes(answer.limit_bytes - answer.peak_bytes)
-    return f"memory: {format_bytes(answer.peak_bytes)} on the fullest rank, {free} free{beside}"
+    beside = f", beside a margin of {format_bytes(capacity - limit)}" if capacity > limit else ""
+    if peak > limit:
+        return f"{format_bytes(peak - limit)} too much on the fullest rank{beside}"
+    return f"{format_bytes(peak)} on the fullest rank, {format_bytes(limit - peak)} free{beside}"
 
 
-def plain_line(answer: Answer) -> str:
+def _plain_line(answer: Answer) -> str:
     """Return the plan beside the best plain recipe."""
     assert answer.plain_us is not None and answer.plain_loss is not None
     return (
-        f"without a search: {format_us(answer.plain_us)} ({answer.plain_loss:+.1%}) by the best plain recipe, "
+        f"  without a search: {format_us(answer.plain_us)} ({answer.plain_loss:+.1%}) by the best plain recipe, "
         f"{answer.plain_layout} (even layers, no virtual stages)"
     )
 

@@ -3,14 +3,64 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from mindspeed_autoparallel.report.markup import element, table, text
 from mindspeed_autoparallel.spec.hetero import HeteroBest, HeteroRecord
 from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.units import format_bytes, format_us
 
-Data = dict[str, Any]
+
+@dataclass(frozen=True)
+class StepPart:
+    """A part of the step."""
+
+    name: str
+    us: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderRow:
+    """An encoder outside the pipeline; times of a step on every rank."""
+
+    module: str
+    layout: str
+    num_layers: int
+    num_macro_batches: int
+    samples: int
+    """The most of one of these batches."""
+    forward_us: float
+    backward_us: float
+    exchange_us: float
+    """Redistribution of activations and their gradients."""
+    tail_us: float
+    """Reduction of gradients and the optimizer."""
+    total_us: float
+    moved_bytes: int
+    held_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class HomogeneousRow:
+    """The best plan in which one layout serves all modules."""
+
+    layout: str
+    step_us: float
+    speed_up: float
+    """Its step over that of this plan."""
+    gain: str
+    """What layouts, batch scale and recomputing save."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoders:
+    """Encoders under layouts of their own, and the homogeneous plan beside this one."""
+
+    memory: str
+    balance: str
+    rows: tuple[EncoderRow, ...]
+    homogeneous: HomogeneousRow | None
+    homogeneous_note: str
+    """Why there is none."""
 
 
 @dataclass(frozen=True)
@@ -60,59 +110,58 @@ def _said(parts: list[GainPart], start: str) -> str:
     return f"{start}: {told}."
 
 
-def encoders(plan: Plan) -> Data | None:
+def encoders(plan: Plan) -> Encoders | None:
     """Return one row per encoder and the homogeneous plan beside this one; ``None`` where one layout serves all
     modules."""
     record = plan.hetero
     if record is None:
         return None
     other = record.homogeneous
-    return {
-        "memory": record.memory,
-        "balance": record.balance,
-        "rows": [
-            {
-                "module": phase.module,
-                "layout": phase.layout.label(),
-                "num_layers": phase.num_layers,
-                "num_macro_batches": phase.num_macro_batches,
-                "samples": phase.samples,
-                "forward_us": phase.forward_us,
-                "backward_us": phase.backward_us,
-                "exchange_us": phase.exchange_us,
-                "tail_us": phase.reduction_us + phase.optimizer_us,
-                "total_us": phase.total_us,
-                "moved_bytes": phase.moved_bytes,
-                "held_bytes": phase.state_bytes + phase.kept_bytes,
-            }
+    return Encoders(
+        memory=record.memory,
+        balance=record.balance,
+        rows=tuple(
+            EncoderRow(
+                module=phase.module,
+                layout=phase.layout.label(),
+                num_layers=phase.num_layers,
+                num_macro_batches=phase.num_macro_batches,
+                samples=phase.samples,
+                forward_us=phase.forward_us,
+                backward_us=phase.backward_us,
+                exchange_us=phase.exchange_us,
+                tail_us=phase.reduction_us + phase.optimizer_us,
+                total_us=phase.total_us,
+                moved_bytes=phase.moved_bytes,
+                held_bytes=phase.state_bytes + phase.kept_bytes,
+            )
             for phase in record.encoders
-        ],
-        "homogeneous": None
+        ),
+        homogeneous=None
         if other is None
-        else {
-            "layout": other.layout.label(),
-            "step_us": other.step_us,
-            "speed_up": other.step_us / plan.step.total_us,
-            "gain": _said(gain_parts(other.step_us, record, plan.step.total_us), "From it to this one"),
-        },
-        "homogeneous_note": record.homogeneous_note,
-    }
+        else HomogeneousRow(
+            layout=other.layout.label(),
+            step_us=other.step_us,
+            speed_up=other.step_us / plan.step.total_us,
+            gain=_said(gain_parts(other.step_us, record, plan.step.total_us), "From it to this one"),
+        ),
+        homogeneous_note=record.homogeneous_note,
+    )
 
 
-def encoder_phases(plan: Plan) -> tuple[list[Data], list[Data]]:
-    """Return what every rank does before and after the backbone's pipeline, as (name, us)."""
+def encoder_phases(plan: Plan) -> tuple[list[StepPart], list[StepPart]]:
+    """Return what every rank does before and after the backbone's pipeline."""
     phases = plan.hetero.encoders if plan.hetero is not None else ()
-    before = [(f"{phase.module} forward", phase.forward_us) for phase in phases]
-    after = [(f"{phase.module} backward", phase.backward_us) for phase in phases]
-    after.append(("redistribution", sum(phase.exchange_us for phase in phases)))
-    named = [[{"name": name, "us": us} for name, us in part if us > 0] for part in (before, after)]
-    return named[0], named[1]
+    before = [StepPart(f"{phase.module} forward", phase.forward_us) for phase in phases]
+    after = [StepPart(f"{phase.module} backward", phase.backward_us) for phase in phases]
+    after.append(StepPart("redistribution", sum(phase.exchange_us for phase in phases)))
+    return [part for part in before if part.us > 0], [part for part in after if part.us > 0]
 
 
-def step_parts(plan: Plan) -> list[Data]:
+def step_parts(plan: Plan) -> list[StepPart]:
     """Return what encoders add to the step."""
     return [
-        {"name": f"{phase.module} {name}", "us": value}
+        StepPart(f"{phase.module} {name}", value)
         for phase in (plan.hetero.encoders if plan.hetero is not None else ())
         for name, value in (
             ("forward", phase.forward_us),
@@ -124,33 +173,33 @@ def step_parts(plan: Plan) -> list[Data]:
     ]
 
 
-def comparison(values: Data) -> str:
+def comparison(values: Encoders) -> str:
     """Return ``1.26 times as fast as the best homogeneous plan, PP2 TP2 DP1 MBS1 (1.15 s)``."""
-    other = values["homogeneous"]
+    other = values.homogeneous
     if other is None:
-        return f"the only kind that fits: {values['homogeneous_note'] or 'no homogeneous plan was searched.'}"
-    named = f"the best homogeneous plan, {other['layout']} ({format_us(other['step_us'])})"
-    if other["speed_up"] >= 1:
-        return f"{other['speed_up']:.3f} times as fast as {named}. {other['gain']}"
-    return f"{1 / other['speed_up']:.3f} times as slow as {named}. {other['gain']}"
+        return f"the only kind that fits: {values.homogeneous_note or 'no homogeneous plan was searched.'}"
+    named = f"the best homogeneous plan, {other.layout} ({format_us(other.step_us)})"
+    if other.speed_up >= 1:
+        return f"{other.speed_up:.3f} times as fast as {named}. {other.gain}"
+    return f"{1 / other.speed_up:.3f} times as slow as {named}. {other.gain}"
 
 
-def section(values: Data) -> str:
+def section(values: Encoders) -> str:
     """Return the page's section."""
     rows = [
         [
-            text(row["module"]),
-            text(row["layout"]),
-            text(row["num_layers"]),
-            text(f"{row['num_macro_batches']} of up to {row['samples']}"),
-            text(format_us(row["forward_us"])),
-            text(format_us(row["backward_us"])),
-            text(format_us(row["exchange_us"])),
-            text(format_us(row["tail_us"])),
-            text(format_bytes(row["moved_bytes"])),
-            text(format_bytes(row["held_bytes"])),
+            text(row.module),
+            text(row.layout),
+            text(row.num_layers),
+            text(f"{row.num_macro_batches} of up to {row.samples}"),
+            text(format_us(row.forward_us)),
+            text(format_us(row.backward_us)),
+            text(format_us(row.exchange_us)),
+            text(format_us(row.tail_us)),
+            text(format_bytes(row.moved_bytes)),
+            text(format_bytes(row.held_bytes)),
         ]
-        for row in values["rows"]
+        for row in values.rows
     ]
     header = [
         "encoder",
@@ -165,8 +214,8 @@ def section(values: Data) -> str:
         "held",
     ]
     about = (
-        f"Encoders run before and after the backbone's pipeline, on all ranks (memory mode {values['memory']}, balance "
-        f"{values['balance']}). This plan is {comparison(values)}"
+        f"Encoders run before and after the backbone's pipeline, on all ranks (memory mode {values.memory}, balance "
+        f"{values.balance}). This plan is {comparison(values)}"
     )
     return element("h2", "Encoders") + element("p", text(about), class_="sub") + table(header, rows, range(2, 10))
 
@@ -181,10 +230,10 @@ def lines(plan: Plan) -> list[str]:
     if values is None:
         return [rival(plan)] if plan.hetero_rival is not None else []
     found = [
-        f"{row['module']} {row['layout']} outside the pipeline: "
-        f"{_counted(row['num_macro_batches'], 'batch', 'batches')} of up to "
-        f"{_counted(row['samples'], 'sample', 'samples')}, {format_us(row['total_us'])} of the step, "
-        f"holds {format_bytes(row['held_bytes'])}"
-        for row in values["rows"]
+        f"{row.module} {row.layout} outside the pipeline: "
+        f"{_counted(row.num_macro_batches, 'batch', 'batches')} of up to "
+        f"{_counted(row.samples, 'sample', 'samples')}, {format_us(row.total_us)} of the step, "
+        f"holds {format_bytes(row.held_bytes)}"
+        for row in values.rows
     ]
-    return [*found, f"hetero (memory {values['memory']}): {comparison(values)}"]
+    return [*found, f"hetero (memory {values.memory}): {comparison(values)}"]

@@ -2,56 +2,84 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
-from mindspeed_autoparallel.spec.plan import EDITED, Plan
+from mindspeed_autoparallel.spec.plan import EDITED, Plan, ProfileRecord
 from mindspeed_autoparallel.units import format_us
-
-Data = dict[str, Any]
 
 TIGHT_FRACTION = 0.03
 """Below this share of free memory a stage is called tight."""
 
 
-def headline(plan: Plan) -> Data:
+@dataclass(frozen=True, kw_only=True)
+class Headline:
+    """The choice, its predicted speed, and the sources of that figure. Times of a step in microseconds."""
+
+    model: str
+    num_parameters: int
+    layout: str
+    schedule: str
+    num_nodes: int
+    devices_per_node: int
+    num_devices: int
+    global_batch_size: int
+    num_microbatches: int
+    step_us: float
+    p50_us: float | None
+    """``None`` where samples are equal, like the next."""
+    p95_us: float | None
+    tokens_per_s_per_device: float
+    tokens_per_s: float
+    """Of all devices together."""
+    bubble_fraction: float
+    pass_overhead_us: float
+    """What a forward or backward of one microbatch takes beside the stage's blocks."""
+    searched: bool
+    proved: bool
+    proof: str
+    lower_bound_us: float
+    gap_fraction: float
+    num_configurations: int
+    num_solved: int
+    search_seconds: float
+    profile: ProfileRecord
+    tool_version: str
+    warnings: tuple[str, ...]
+    """What a reader must know before trusting the figures, most important first."""
+
+
+def headline(plan: Plan) -> Headline:
     """Return the choice, its predicted speed, and the sources of that figure."""
     search, layout = plan.search, plan.layout
-    return {
-        "model": plan.model.name,
-        "num_parameters": plan.model.num_parameters,
-        "layout": layout.label(),
-        "schedule": layout.schedule,
-        "num_nodes": plan.cluster.num_nodes,
-        "devices_per_node": plan.cluster.devices_per_node,
-        "num_devices": plan.cluster.num_devices,
-        "global_batch_size": plan.global_batch_size,
-        "num_microbatches": plan.num_microbatches,
-        "step_us": plan.step.total_us,
-        "p50_us": plan.step.p50_us,
-        "p95_us": plan.step.p95_us,
-        "tokens_per_s_per_device": plan.throughput_tokens_per_s_per_device,
-        "tokens_per_s": plan.throughput_tokens_per_s_per_device * plan.cluster.num_devices,
-        "bubble_fraction": plan.step.bubble_fraction,
-        "pass_overhead_us": pass_overhead_us(plan),
-        "searched": search.status != EDITED,
-        "proved": search.status == "optimal" and not _loses(plan),
-        "proof": proof(plan),
-        "lower_bound_us": search.lower_bound_us,
-        "gap_fraction": search.gap_fraction,
-        "num_configurations": search.num_configurations,
-        "num_solved": search.num_solved,
-        "search_seconds": search.seconds,
-        "profile": {
-            "source": plan.profile.source,
-            "device": plan.profile.device,
-            "created_utc": plan.profile.created_utc,
-            "sha256": plan.profile.sha256,
-            "model_hash": plan.profile.model_hash,
-            "notes": list(plan.profile.notes),
-        },
-        "tool_version": plan.tool_version,
-        "warnings": warnings(plan),
-    }
+    return Headline(
+        model=plan.model.name,
+        num_parameters=plan.model.num_parameters,
+        layout=layout.label(),
+        schedule=layout.schedule,
+        num_nodes=plan.cluster.num_nodes,
+        devices_per_node=plan.cluster.devices_per_node,
+        num_devices=plan.cluster.num_devices,
+        global_batch_size=plan.global_batch_size,
+        num_microbatches=plan.num_microbatches,
+        step_us=plan.step.total_us,
+        p50_us=plan.step.p50_us,
+        p95_us=plan.step.p95_us,
+        tokens_per_s_per_device=plan.throughput_tokens_per_s_per_device,
+        tokens_per_s=plan.throughput_tokens_per_s_per_device * plan.cluster.num_devices,
+        bubble_fraction=plan.step.bubble_fraction,
+        pass_overhead_us=pass_overhead_us(plan),
+        searched=search.status != EDITED,
+        proved=search.status == "optimal" and not _loses(plan),
+        proof=proof(plan),
+        lower_bound_us=search.lower_bound_us,
+        gap_fraction=search.gap_fraction,
+        num_configurations=search.num_configurations,
+        num_solved=search.num_solved,
+        search_seconds=search.seconds,
+        profile=plan.profile,
+        tool_version=plan.tool_version,
+        warnings=tuple(warnings(plan)),
+    )
 
 
 def pass_overhead_us(plan: Plan) -> float:

@@ -2,41 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from mindspeed_autoparallel.report.data import Report
 from mindspeed_autoparallel.report.markup import element, table, text
 from mindspeed_autoparallel.units import format_bytes, format_us
 
-Data = dict[str, Any]
 
-
-def alternatives(values: Data) -> str:
+def alternatives(values: Report) -> str:
     """Return other layouts at their best."""
     rows = [
         [
-            element("span", text(row["layout"]), class_="cell"),
-            text(format_us(row["step_us"])),
-            f"{row['loss_fraction'] * 100:+.1f} %",
-            text(format_us(row["lower_bound_us"])),
-            format_bytes(row["peak_bytes"]),
-            text(row["num_recomputed"]),
-            text("; ".join(f"{name} {'-'.join(map(str, layers))}" for name, layers in row["layers"].items())),
+            element("span", text(row.layout), class_="cell"),
+            text(format_us(row.step_us)),
+            f"{row.loss_fraction * 100:+.1f} %",
+            text(format_us(row.lower_bound_us)),
+            format_bytes(row.peak_bytes),
+            text(row.num_recomputed),
+            text("; ".join(f"{name} {'-'.join(map(str, layers))}" for name, layers in row.layers.items())),
         ]
-        for row in values["alternatives"]
+        for row in values.alternatives
     ]
     header = ["layout", "step", "against the plan", "bound", "peak", "recomputed", "layers per stage"]
     body = table(header, rows, range(1, 6)) if rows else element("p", "No other layout was solved.", class_="soft")
     return element("h2", "Alternatives") + element("p", "The best split of other layouts.", class_="sub") + body
 
 
-def ruled_out(values: Data) -> str:
+def ruled_out(values: Report) -> str:
     """Return every configuration by what became of it, with a filter."""
-    head, groups = values["headline"], values["verdicts"]
+    head, groups = values.headline, values.verdicts
     chips = "".join(
-        element("button", text(group["outcome"]), type="button", data_outcome=group["outcome"], aria_pressed="false")
+        element("button", text(group.outcome), type="button", data_outcome=group.outcome, aria_pressed="false")
         for group in groups
     )
-    total = sum(len(group["rows"]) for group in groups)
+    total = sum(len(group.rows) for group in groups)
     field = '<input id="search" type="search" placeholder="Filter, e.g. TP8 memory" aria-label="Filter">'
     shown = element("span", text(f"{total} shown"), id="shown", class_="soft")
     tools = element("div", field + chips + shown, class_="tools")
@@ -45,20 +42,20 @@ def ruled_out(values: Data) -> str:
     for group in groups:
         rows = [
             [
-                element("span", text(row["layout"]), class_="cell") + (chosen if row["chosen"] else ""),
-                text(row["reason"]),
-                text(format_us(row["step_us"]) if row["step_us"] else "–"),
-                text(format_us(row["lower_bound_us"]) if row["lower_bound_us"] else "–"),
+                element("span", text(row.layout), class_="cell") + (chosen if row.chosen else ""),
+                text(row.reason),
+                text(format_us(row.step_us) if row.step_us else "–"),
+                text(format_us(row.lower_bound_us) if row.lower_bound_us else "–"),
             ]
-            for row in group["rows"]
+            for row in group.rows
         ]
-        title = element("b", text(group["outcome"])) + f" · {element('span', text(len(rows)), class_='n')} · "
-        summary = element("summary", title + element("span", text(group["meaning"]), class_="soft"))
+        title = element("b", text(group.outcome)) + f" · {element('span', text(len(rows)), class_='n')} · "
+        summary = element("summary", title + element("span", text(group.meaning), class_="soft"))
         body = table(["layout", "reason", "step", "bound"], rows, (2, 3))
-        opened = {"open": ""} if group["outcome"] == "solved" else {}
-        drawn.append(element("details", summary + body, class_="group", data_group=group["outcome"], **opened))
-    note = f"{head['num_configurations']} configurations, {head['num_solved']} split to the end"
-    note += f" in {head['search_seconds']:.1f} s."
+        opened = {"open": ""} if group.outcome == "solved" else {}
+        drawn.append(element("details", summary + body, class_="group", data_group=group.outcome, **opened))
+    note = f"{head.num_configurations} configurations, {head.num_solved} split to the end"
+    note += f" in {head.search_seconds:.1f} s."
     return (
         element("h2", "What was ruled out, and why")
         + element("p", text(note), class_="sub")
@@ -66,9 +63,9 @@ def ruled_out(values: Data) -> str:
     )
 
 
-def commands(values: Data) -> str:
-    """Return how to train by the plan, and how weights follow it."""
-    hetero = values["encoders"] is not None
+def commands(values: Report, flags: str) -> str:
+    """Return how to train by the plan, and how weights follow it. ``flags``: the host's, to paste; may be empty."""
+    hetero = values.encoders is not None
     train = (
         "--hetero-parallel --mm-model with the model.json that was written beside it"
         if hetero
@@ -82,21 +79,21 @@ def commands(values: Data) -> str:
             "mindspeed-autoparallel convert resplit CHECKPOINT TARGET --hf-dir HF_FOLDER --plan plan.json",
         ],
     ]
-    if values.get("flags"):
-        rows.insert(0, ["the same as flags", values["flags"]])
+    if flags:
+        rows.insert(0, ["the same as flags", flags])
     drawn = [[text(what), element("span", text(command), class_="mono")] for what, command in rows]
     return element("h2", "Commands") + table(["", ""], drawn)
 
 
-def provenance(values: Data) -> str:
+def provenance(values: Report) -> str:
     """Return what the figures rest on."""
-    profile = values["headline"]["profile"]
+    profile = values.headline.profile
     rows = [
-        ["profile", text(", ".join(filter(None, (profile["source"], profile["device"], profile["created_utc"]))))],
-        ["profile hash", element("span", text(profile["sha256"] or "–"), class_="mono")],
-        ["model hash", element("span", text(profile["model_hash"] or "–"), class_="mono")],
+        ["profile", text(", ".join(filter(None, (profile.source, profile.device, profile.created_utc))))],
+        ["profile hash", element("span", text(profile.sha256 or "–"), class_="mono")],
+        ["model hash", element("span", text(profile.model_hash or "–"), class_="mono")],
     ]
-    notes = "".join(element("li", text(note)) for note in profile["notes"])
+    notes = "".join(element("li", text(note)) for note in profile.notes)
     return (
         element("h2", "Provenance")
         + table(["", ""], rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mindspeed_autoparallel.report import answer, data, encoders, headline, search_data
+from mindspeed_autoparallel.report import answer, data, encoders, headline, search_data, stages
 from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.units import US_PER_MS, format_bytes, format_us
 
@@ -16,26 +16,26 @@ def render_table(plan: Plan) -> str:
     warnings."""
     head = headline.headline(plan)
     lines = [
-        f"{head['layout']} for {head['model']} on {head['num_nodes']} x {head['devices_per_node']} devices: "
-        f"{head['num_microbatches']} microbatches, global batch {head['global_batch_size']}",
+        f"{head.layout} for {head.model} on {head.num_nodes} x {head.devices_per_node} devices: "
+        f"{head.num_microbatches} microbatches, global batch {head.global_batch_size}",
         *_stage_rows(plan),
         *encoders.lines(plan),
         _step_line(plan),
         *(line.strip() for line in answer.answer_lines(plan)[1:]),
-        "the step: " + ", ".join(f"{part['name']} {format_us(part['us'])}" for part in data.step_parts(plan)),
+        "the step: " + ", ".join(f"{part.name} {format_us(part.us)}" for part in data.step_parts(plan)),
     ]
-    if head["p95_us"] is not None and head["p50_us"] is not None:
-        lines.append(f"with variable data: P50 {format_us(head['p50_us'])}, P95 {format_us(head['p95_us'])}")
-    if not head["proved"]:
-        gap = f"{head['gap_fraction'] * 100:.1f} %"
-        lines.append(f"no plan is faster than {format_us(head['lower_bound_us'])}: gap {gap}")
+    if head.p95_us is not None and head.p50_us is not None:
+        lines.append(f"with variable data: P50 {format_us(head.p50_us)}, P95 {format_us(head.p95_us)}")
+    if not head.proved:
+        gap = f"{head.gap_fraction * 100:.1f} %"
+        lines.append(f"no plan is faster than {format_us(head.lower_bound_us)}: gap {gap}")
     lines += [f"limited by: {limit}" for limit in plan.search.limits[:NUM_LIMITS]]
     for item in search_data.relaxations(plan)[:NUM_LIMITS]:
-        if item["gain_fraction"]:
-            gain = f"{item['gain_fraction'] * 100:.1f} % per sample, step {format_us(item['step_us'])}"
-            lines.append(f"would help: {item['change']} ({gain})")
+        if item.gain_fraction and item.step_us is not None:
+            gain = f"{item.gain_fraction * 100:.1f} % per sample, step {format_us(item.step_us)}"
+            lines.append(f"would help: {item.change} ({gain})")
     lines.append(_provenance(plan))
-    lines += [f"warning: {warning}" for warning in head["warnings"]]
+    lines += [f"warning: {warning}" for warning in head.warnings]
     # Names come from files: nothing in them may move the cursor or add lines.
     return "\n".join("".join(c if c.isprintable() else "?" for c in line).rstrip() for line in lines) + "\n"
 
@@ -44,19 +44,15 @@ def _stage_rows(plan: Plan) -> list[str]:
     virtual = plan.layout.virtual_size > 1
     header = ["stage", "rank", "module", "layers", "recompute", "forward_ms", "backward_ms", "peak"]
     rows = [header]
-    for stage in data.stages(plan):
-        times = [f"{stage['forward_us'] / US_PER_MS:.1f}", f"{stage['backward_us'] / US_PER_MS:.1f}"]
+    for stage in stages.stages(plan):
+        times = [f"{stage.forward_us / US_PER_MS:.1f}", f"{stage.backward_us / US_PER_MS:.1f}"]
         # A rank has one peak: with several chunks it stands at the first.
-        shown = stage["peak_bytes"] is not None and stage["chunk"] == 0
-        times.append(format_bytes(stage["peak_bytes"]) if shown else "")
-        parts = stage["modules"] or [None]
+        peak = stage.peak_bytes if stage.chunk == 0 else None
+        times.append("" if peak is None else format_bytes(peak))
+        parts = stage.modules or [None]
         for index, part in enumerate(parts):
-            name = [str(stage["stage"]), str(stage["rank"])] if index == 0 else ["", ""]
-            cells = (
-                [part["name"], data.layer_range(part), _recompute(part["recompute"])]
-                if part
-                else [stage["end_alone"] or "-", "", ""]
-            )
+            name = [str(stage.stage), str(stage.rank)] if index == 0 else ["", ""]
+            cells = [part.name, part.range, _recompute(part.recompute)] if part else [stage.end_alone or "-", "", ""]
             rows.append([*name, *cells, *(times if index == 0 else ["", "", ""])])
     if not virtual:
         rows = [[row[0], *row[2:]] for row in rows]
@@ -93,7 +89,7 @@ def _step_line(plan: Plan) -> str:
 
 def _provenance(plan: Plan) -> str:
     profile = plan.profile
-    counts = {group["outcome"]: len(group["rows"]) for group in search_data.verdicts(plan)}
+    counts = {group.outcome: len(group.rows) for group in search_data.verdicts(plan)}
     made = ", ".join(filter(None, (profile.device, profile.created_utc)))
     ruled_out = ", ".join(f"{name} {count}" for name, count in counts.items())
     return f"profile {profile.source}, {made}; {plan.search.num_configurations} configurations" + (

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mindspeed_autoparallel.report.data import rank_label
 from mindspeed_autoparallel.report.replay import replay
+from mindspeed_autoparallel.report.stages import rank_label
 from mindspeed_autoparallel.spec.plan import Plan
 
 PIPELINE, REST = 1, 2

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,13 @@ from example_plan import example_plan
 from small_profile import small_profile
 
 from mindspeed_autoparallel.cli.main import main
+from mindspeed_autoparallel.planner.hetero.compare import compare
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.results import result_of
 from mindspeed_autoparallel.report.data import report_data
 from mindspeed_autoparallel.spec import Cluster, to_json
 
+FOUR = Cluster(num_nodes=1, devices_per_node=4)
 ROOT = Path(__file__).parents[2]
 SCHEMAS = {path.stem: json.loads(path.read_text("utf-8")) for path in (ROOT / "docs" / "schemas").glob("*.json")}
 
@@ -35,7 +39,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {
         "profile": json.loads((folder / "profile.json").read_text("utf-8")),
         "plan": to_json(plan),
-        "report": report_data(plan),
+        "report": to_json(report_data(plan)),
         "result": result_of(plan),
         "request": json.loads((ROOT / "docs" / "examples" / "requests.json").read_text("utf-8")),
     }
@@ -55,7 +59,37 @@ def test_what_is_written_is_valid(name: str, written: dict[str, Any]) -> None:
 
 def test_an_example_with_everything_is_valid() -> None:
     _check("plan", to_json(example_plan()))
-    _check("report", report_data(example_plan()))
+    _check("report", to_json(report_data(example_plan())))
+
+
+def test_every_value_inside_a_report_has_its_kind() -> None:
+    """A list in place of any single value is refused, however deep it is."""
+    plan = example_plan()
+    for drawn in (plan, replace(plan, num_microbatches=4000), compare(small_profile(), FOUR, 8).hetero):
+        report = _first_of_lists(to_json(report_data(drawn)))
+        _check("report", report)
+        places = list(_values(report))
+        assert len(places) > 90
+        for holder, key in places:
+            right, holder[key] = holder[key], [["wrong"]]
+            with pytest.raises(jsonschema.ValidationError):
+                _check("report", report)
+            holder[key] = right
+
+
+def _first_of_lists(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _first_of_lists(item) for key, item in value.items()}
+    return [_first_of_lists(item) for item in value[:1]] if isinstance(value, list) else value
+
+
+def _values(holder: Any) -> Iterator[tuple[Any, Any]]:
+    """Return (what holds it, its key) of every value that is neither a list nor an object."""
+    for key, value in holder.items() if isinstance(holder, dict) else enumerate(holder):
+        if isinstance(value, (dict, list)):
+            yield from _values(value)
+        else:
+            yield holder, key
 
 
 @pytest.mark.parametrize("name", ["profile", "plan", "report", "result"])

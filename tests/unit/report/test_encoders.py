@@ -23,7 +23,7 @@ def hetero() -> Plan:
 
 
 def test_parts_of_the_step_add_up_to_it(hetero: Plan) -> None:
-    assert sum(part["us"] for part in report_data(hetero)["step_parts"]) == pytest.approx(hetero.step.total_us)
+    assert sum(part.us for part in report_data(hetero).step_parts) == pytest.approx(hetero.step.total_us)
 
 
 def test_page_shows_encoders_and_the_homogeneous_plan(hetero: Plan) -> None:
@@ -38,10 +38,10 @@ def test_page_of_the_loser_says_so_and_claims_no_proof_of_all(hetero: Plan) -> N
     assert hetero.hetero is not None
     assert hetero.hetero.homogeneous is not None
     assert hetero.step.total_us > hetero.hetero.homogeneous.step_us, "it loses"
-    values = report_data(hetero)["headline"]
-    assert not values["proved"]
+    values = report_data(hetero).headline
+    assert not values.proved
     assert "proved optimal" not in render_page(hetero)
-    assert any(text.startswith("The best homogeneous plan is faster") for text in values["warnings"])
+    assert any(text.startswith("The best homogeneous plan is faster") for text in values.warnings)
 
 
 def test_page_of_a_homogeneous_winner_says_how_far_hetero_is_behind() -> None:
@@ -88,22 +88,22 @@ def test_page_of_a_homogeneous_loser_says_how_much_faster_hetero_is() -> None:
 def test_timeline_shows_the_encoders_around_the_pipeline(hetero: Plan) -> None:
     assert hetero.hetero is not None
     (phase,) = hetero.hetero.encoders
-    shown = report_data(hetero)["timeline"]
-    assert shown["names"][:2] == ["image_encoder forward", "image_encoder backward"]
+    shown = report_data(hetero).timeline
+    assert shown.names[:2] == ("image_encoder forward", "image_encoder backward")
     outside = phase.forward_us + phase.backward_us + phase.exchange_us
-    assert shown["end_us"] == pytest.approx(hetero.step.pipeline_us + outside)
-    for row in shown["rows"]:
+    assert shown.end_us == pytest.approx(hetero.step.pipeline_us + outside)
+    for row in shown.rows:
         kinds, starts, lengths = row[::5], row[3::5], row[4::5]
         assert (kinds[0], starts[0]) == (2, 0.0)
         assert 0 in kinds
-        assert starts == sorted(starts)
-        assert starts[-1] + lengths[-1] == pytest.approx(shown["end_us"], abs=0.05)
+        assert list(starts) == sorted(starts)
+        assert starts[-1] + lengths[-1] == pytest.approx(shown.end_us, abs=0.05)
 
 
 def test_page_of_a_homogeneous_plan_has_no_such_section() -> None:
     plan = search(small_profile(), FOUR, 8, SearchOptions(with_relaxations=False))
     assert 'id="encoders"' not in render_page(plan)
-    assert report_data(plan)["encoders"] is None
+    assert report_data(plan).encoders is None
 
 
 def test_table_says_what_the_encoder_takes_and_what_limits_the_plan(hetero: Plan) -> None:

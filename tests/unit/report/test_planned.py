@@ -43,7 +43,7 @@ def test_timeline_is_the_planners_replay(plan: Plan) -> None:
     found = replay(plan)
     assert not found.inferred
     assert found.step.step_time == pytest.approx(plan.step.pipeline_us, rel=1e-9)
-    assert report_data(plan)["timeline"]["end_us"] == pytest.approx(plan.step.pipeline_us, rel=1e-9)
+    assert report_data(plan).timeline.end_us == pytest.approx(plan.step.pipeline_us, rel=1e-9)
 
 
 def test_broken_costs_fall_back_to_inferred_messages(plan: Plan) -> None:

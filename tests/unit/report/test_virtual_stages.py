@@ -43,7 +43,7 @@ def test_what_virtual_stages_gain_is_told_against_the_best_plan_without_them() -
     text = comparison(both)
     assert f"save {saved:.2%}" in text
     assert plain.layout.label() in text and format_us(plain.step.total_us) in text
-    assert text in report_data(both)["limits"]
+    assert text in report_data(both).limits
 
 
 def test_the_group_size_and_the_others_searched_are_told() -> None:
@@ -53,7 +53,7 @@ def test_the_group_size_and_the_others_searched_are_told() -> None:
     text = group_sizes(plan)
     assert text.startswith(f"{size} microbatches of a chunk in a row")
     assert f"also searched: {other}" in text
-    assert text in report_data(plan)["limits"]
+    assert text in report_data(plan).limits
     edited = replace(plan, search=replace(plan.search, status=EDITED))
     assert "searched" not in group_sizes(edited)
     assert group_sizes(_plan(1)) == ""
