@@ -13,7 +13,7 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_json, write_together
 
 if TYPE_CHECKING:
-    from mindspeed_autoparallel.hosts.opening import HostFile
+    from mindspeed_autoparallel.hosts.host_file import HostFile
     from mindspeed_autoparallel.profiles.sharded import ShardedProfile
     from mindspeed_autoparallel.spec.cluster import Cluster
     from mindspeed_autoparallel.spec.sharded_plan import ShardedPlan
@@ -65,18 +65,18 @@ def _write(folder: Path, plan: ShardedPlan, inputs: _Inputs) -> None:
     from mindspeed_autoparallel.report.sharded import render_sharded_page
 
     path = inputs.file.path
-    written, words = inputs.file.written(plan.decisions, inputs.profile.modules)
-    texts = {
-        folder / "plan.json": plan.text(),
-        folder / "plan.html": render_sharded_page(plan),
-        folder / path.name: written,
-    }
-    if (folder / path.name).resolve() == path.resolve():
+    written = inputs.file.written(plan.decisions, inputs.profile.modules)
+    texts = {folder / "plan.json": plan.text(), folder / "plan.html": render_sharded_page(plan)}
+    if written.text:
+        texts[folder / path.name] = written.text
+    if written.text and (folder / path.name).resolve() == path.resolve():
         raise ConfigError(f"--out {folder} holds {path.name} itself; name another folder.")
     write_together(texts)
     print(f"written: {', '.join(str(path) for path in texts)}", file=sys.stderr)
-    if words:
-        print(f"on the command line: {' '.join(words)}", file=sys.stderr)
+    if written.words:
+        print(f"on the command line: {' '.join(written.words)}", file=sys.stderr)
+    if written.left_out:
+        print(f"to take out of it: {' '.join(written.left_out)}", file=sys.stderr)
 
 
 def _inputs(arguments: argparse.Namespace) -> _Inputs:
@@ -88,7 +88,9 @@ def _inputs(arguments: argparse.Namespace) -> _Inputs:
         raise ConfigError(f"--global-batch-size has no meaning with --fsdp2: {file.path} states the batch.")
     if arguments.profile is not None:
         return _Inputs(file, ShardedProfile.read(arguments.profile))
-    for flag in ("model", "device"):
+    if file.arguments and arguments.model is not None:
+        raise ConfigError(f"--model has no meaning with --fsdp2 {file.path}: its flags describe the model.")
+    for flag in ("device",) if file.arguments else ("model", "device"):
         if getattr(arguments, flag) is None:
             raise ConfigError(f"--fsdp2 needs --{flag}, or a measured --profile.")
     return _Inputs(file, _computed(arguments, file))
@@ -96,13 +98,9 @@ def _inputs(arguments: argparse.Namespace) -> _Inputs:
 
 def _computed(arguments: argparse.Namespace, file: HostFile) -> ShardedProfile:
     from mindspeed_autoparallel.cost.catalogue import find_device, read_device
-    from mindspeed_autoparallel.predict.sharded_profile import Described, sharded_profile
-    from mindspeed_autoparallel.profiles.sharded import ElementBytes
+    from mindspeed_autoparallel.predict.megatron_arguments import model_of_arguments
+    from mindspeed_autoparallel.predict.sharded_profile import Described, megatron_profile, sharded_profile
 
-    path = arguments.model / "config.json" if arguments.model.is_dir() else arguments.model
-    content: Any = read_json(path, "model configuration")
-    if not isinstance(content, dict):
-        raise ConfigError(f"model configuration {path} must be an object.")
     tokens = arguments.seq_length or file.tokens
     if tokens < 1:
         raise ConfigError(f"{file.path} has no {file.tokens_key}; give --seq-length.")
@@ -110,15 +108,16 @@ def _computed(arguments: argparse.Namespace, file: HostFile) -> ShardedProfile:
         sequence=tokens,
         frozen=file.frozen,
         micro_batch_size=file.micro_batch,
-        bytes_of=ElementBytes(reduced=file.reduced_bytes),
+        bytes_of=file.bytes_of,
     )
     device = find_device(arguments.device, tuple(read_device(one) for one in arguments.device_file))
     print(f"analytic: nothing was measured; costs are computed for {device.name}", file=sys.stderr)
-    return sharded_profile(
-        content,
-        str(path),
-        described,
-        device,
-        arguments.nproc_per_node,
-        network_gbit_per_s=arguments.network_gbit_per_s,
-    )
+    per_node, network = arguments.nproc_per_node, arguments.network_gbit_per_s
+    if file.arguments:
+        shape = model_of_arguments(file.arguments)
+        return megatron_profile(shape, described, device, per_node, network_gbit_per_s=network)
+    path = arguments.model / "config.json" if arguments.model.is_dir() else arguments.model
+    content: Any = read_json(path, "model configuration")
+    if not isinstance(content, dict):
+        raise ConfigError(f"model configuration {path} must be an object.")
+    return sharded_profile(content, str(path), described, device, per_node, network_gbit_per_s=network)

@@ -42,7 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fsdp2",
         type=Path,
         metavar="CONFIG",
-        help="plan an FSDP2 trainer from its YAML (MindSpeed-MM, MindSpeed-LLM, VeOmni, NeMo Automodel, verl)",
+        help="plan an FSDP2 trainer from its YAML (MindSpeed-MM, MindSpeed-LLM, VeOmni, NeMo Automodel, verl) or "
+        "from the script that launches Megatron with --use-torch-fsdp2",
     )
     parser.add_argument("--memory-limit-mib", type=float, help="per device; default: the profile's capacity")
     _plan_answer.add_arguments(parser)

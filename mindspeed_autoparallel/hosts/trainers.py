@@ -187,6 +187,8 @@ class TrainerFile:
     path: Path
     text: str
     values: Values
+    given: Mapping[str, int] = field(default_factory=dict)
+    """Sizes that stand in a launch script beside it, by field of ``ShardSizes``; ``global_batch_size``; ``tokens``."""
 
     def size(self, key: str) -> int | None:
         """Return the size at ``key``; ``None`` where the file leaves it to the trainer."""
@@ -202,16 +204,17 @@ class TrainerFile:
                 raise ConfigError(
                     f"{self.path}: {key} is {value}; a sharded plan has no tensor or pipeline parallelism."
                 )
-        context, expert = self.size(keys.ulysses) or 1, self.size(keys.expert) or 1
+        context = self.size(keys.ulysses) or self.given.get("ulysses_size", 1)
+        expert = self.size(keys.expert) or 1
         given = self.size(keys.fully_shard)
         unset = keys.unset_shard if self.values.at(keys.fully_shard or keys.replicas) is None else 0
         shard = given or unset or num_devices // (self.size(keys.replicas) or 1)
         shard *= context if given and keys.shards_alone else 1
         if context > num_devices or expert > num_devices or shard < 1:
             raise ConfigError(f"{self.path}: its sizes need more than {num_devices} devices.")
-        micro = self.size(keys.micro_batch) or 1
+        micro = self.size(keys.micro_batch) or self.given.get("micro_batch_size", 1)
         rows = micro * (num_devices // context)
-        whole = self.size(keys.global_batch)
+        whole = self.size(keys.global_batch) or self.given.get("global_batch_size")
         accumulation = self.size(keys.accumulation) or max(1, (whole or rows) // rows)
         return ShardSizes(
             num_devices=num_devices,

@@ -21,7 +21,8 @@ class ModuleNames:
     """Where a family's model class has its parts."""
 
     decoder: str = "model"
-    """Around the embedding, the layers and the last norm."""
+    """Around the layers, the last norm, and the embedding where that has no name of its own."""
+    embedding: str = ""
     head: str = "lm_head"
     experts: str = "mlp.experts"
     """Below a layer."""
@@ -31,6 +32,7 @@ class ModuleNames:
     """By module of ``hugging_face_modules``."""
 
 
+MEGATRON = ModuleNames(decoder="decoder", embedding="embedding", head="output_layer", stacked_experts=False)
 _VISUAL = {IMAGE: TowerNames(name="model.visual")}
 _KIMI = {IMAGE: TowerNames(name="vision_tower", layers="encoder.blocks.{*}")}
 _NAMES = {

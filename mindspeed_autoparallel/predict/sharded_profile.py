@@ -6,7 +6,7 @@ import datetime
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,7 +33,7 @@ from mindspeed_autoparallel.predict.sharded_costs import (
     joined_kinds,
     layer_costs,
 )
-from mindspeed_autoparallel.predict.sharded_modules import ModuleNames, TowerNames, names_of
+from mindspeed_autoparallel.predict.sharded_modules import MEGATRON, ModuleNames, TowerNames, names_of
 from mindspeed_autoparallel.profiles import Collective, DeviceCost, LinkTier, Provenance
 from mindspeed_autoparallel.profiles.sharded import (
     CostPoint,
@@ -79,17 +79,45 @@ def sharded_profile(
     Raises ``ConfigError`` naming the file and the key for a family that the analytic model does not have.
     """
     tree = _tree(config, where, described, device, devices_per_node)
-    notes, model = list(tree.notes), tree.whole.model
+    family = str(config.get("model_type") or "")
+    return _profile(tree, config, family, described, _Cluster(device, devices_per_node, network_gbit_per_s))
+
+
+def megatron_profile(
+    shape: Mapping[str, object],
+    described: Described,
+    device: Device,
+    devices_per_node: int,
+    *,
+    network_gbit_per_s: float | None = None,
+) -> ShardedProfile:
+    """Return the same of Megatron's GPT model of ``shape``, a request's ``model``."""
+    shape = {**shape, "seq": described.sequence}
+    tree = _decoder_tree(MEGATRON, shape, [], described, device, devices_per_node)
+    return _profile(tree, shape, "gpt", described, _Cluster(device, devices_per_node, network_gbit_per_s))
+
+
+@dataclass(frozen=True)
+class _Cluster:
+    device: Device
+    devices_per_node: int
+    network_gbit_per_s: float | None
+
+
+def _profile(
+    tree: _Tree, source: Mapping[str, object], model_name: str, described: Described, cluster: _Cluster
+) -> ShardedProfile:
+    device, notes, model = cluster.device, list(tree.notes), tree.whole.model
     if device.host_link_gb_per_s is None:
         notes.append(f"host link: {_HOST_LINK / 1e9:g} GB/s assumed")
     efficiency = device.efficiency(_STACK)
-    fabric = Fabric.of(device, efficiency, devices_per_node, network_gbit_per_s)
+    fabric = Fabric.of(device, efficiency, cluster.devices_per_node, cluster.network_gbit_per_s)
     return ShardedProfile(
-        model=str(config.get("model_type") or ""),
+        model=model_name,
         modules=tree.modules,
         kinds=tree.kinds,
         device=_device_cost(device, fabric),
-        provenance=_provenance(config, device),
+        provenance=_provenance(source, device),
         tokens_per_sample=described.sequence,
         attention_heads=_heads(model),
         num_experts=model.num_experts,
@@ -131,6 +159,17 @@ def _tree(
     else:
         encoders, shape = [], decoder_of_config({**config, "model_type": DECODERS.get(family, family)}, where)
     shape = {**{key: value for key, value in shape.items() if key != "name"}, "seq": described.sequence}
+    return _decoder_tree(names, shape, encoders, described, device, devices_per_node)
+
+
+def _decoder_tree(
+    names: ModuleNames,
+    shape: Mapping[str, object],
+    encoders: Sequence[Mapping[str, object]],
+    described: Described,
+    device: Device,
+    devices_per_node: int,
+) -> _Tree:
     works = dict(_Points(shape, device, devices_per_node, described.micro_batch_size).works())
     whole = works[CostPoint()]
     kinds = decoder_kinds(works, device, stacked_experts=names.stacked_experts)
@@ -200,16 +239,18 @@ def _heads(model: ModelShape) -> tuple[int, ...]:
 
 def _decoder_modules(names: ModuleNames, whole: Workload, *, after_tower: bool) -> list[ShardedModule]:
     prefix, layers = names.decoder, f"{names.decoder}.layers.{{*}}"
+    own, embedding = names.embedding, names.embedding or f"{prefix}.embed_tokens"
     modules = [
-        ShardedModule(name=prefix, kind="decoder", pattern=prefix, input_requires_grad=after_tower),
+        ShardedModule(name=prefix, kind="decoder", pattern=prefix, input_requires_grad=after_tower or bool(own)),
         ShardedModule(
-            name=f"{prefix}.embed_tokens",
+            name=embedding,
             kind="embedding",
-            pattern=f"{prefix}.embed_tokens",
-            parent=prefix,
+            pattern=embedding,
+            parent="" if own else prefix,
             input_requires_grad=False,
         ),
     ]
+    modules = modules[::-1] if own else modules
     for number, kind in enumerate(joined_kinds(whole.model.layers)):
         name = f"{prefix}.layers.{number}"
         word = f"{kind.mixer} {kind.mlp}"

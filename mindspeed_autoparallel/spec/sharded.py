@@ -159,6 +159,11 @@ class ShardingHost:
     micro_batch_chunks: tuple[int, ...] = (0,)
     """The same for samples of a micro batch."""
     offload_optimizer: bool = False
+    reentrant: bool = False
+    """Whether recomputation calls a layer again as a whole, hooks included, as a reentrant checkpoint does."""
+    relisted: tuple[str, ...] = ()
+    """Patterns whose units, where any layer is recomputed, gather in backward the unit before them in this list in
+    place of torch's order; a pattern of no module stands for a unit without parameters."""
     last_offload_stays: bool = True
     """Whether the input of the last offloaded layer never travels."""
     offload_copies: int = 2

@@ -19,9 +19,9 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+from mindspeed_autoparallel.hosts.script import read_script
 from mindspeed_autoparallel.runtime.doctor.launch import check_model_sizes, check_world_size
 from mindspeed_autoparallel.runtime.doctor.node import Node
-from mindspeed_autoparallel.runtime.doctor.script import read_script
 
 LAUNCHERS = ("torchrun", "python", "python3", "msrun", "deepspeed")
 QUIET = (

@@ -10,6 +10,13 @@ import pytest
 from emulated_fsdp.drawn import drawn_training
 from forked_python import forked_python
 
+from mindspeed_autoparallel.cost.catalogue import find_device
+from mindspeed_autoparallel.hosts.opening import open_host_file
+from mindspeed_autoparallel.planner.sharded.lowering import Lowering
+from mindspeed_autoparallel.planner.sharded.pricing import layer_policies
+from mindspeed_autoparallel.planner.sharded.problem import Problem
+from mindspeed_autoparallel.predict.megatron_arguments import model_of_arguments
+from mindspeed_autoparallel.predict.sharded_profile import Described, megatron_profile
 from mindspeed_autoparallel.schedule.sharded import replay
 from mindspeed_autoparallel.spec.codec import to_json
 
@@ -49,3 +56,31 @@ def test_older_rules(variant):
     patched = [f"{host}/mindspeed_mm/fsdp/ops/fully_shard/fully_shard.py"] if variant == "mindspeed-mm" else []
     trainings = [drawn_training(seed, variant) for seed in range(100)]
     compare(trainings, by_torch(trainings, python, patched))
+
+
+def test_megatron_wraps_and_lists_units_as_planned(tmp_path):
+    """Megatron's own TorchFullyShardedDataParallel around a GPT model of three layers, two of them recomputed."""
+    script = Path(emulated_fsdp.__file__).with_name("megatron_units.py")
+    done = subprocess.run([forked_python(), str(script)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    theirs = json.loads(done.stdout.splitlines()[-1])
+    launch = tmp_path / "train.sh"
+    launch.write_text(
+        "torchrun pretrain_gpt.py --use-torch-fsdp2 --num-layers 3 --hidden-size 16 --num-attention-heads 2 "
+        "--vocab-size 32 --seq-length 8 --untie-embeddings-and-output-weights --position-embedding-type rope "
+        "--transformer-impl local --recompute-granularity full --recompute-method block --recompute-num-layers 2\n"
+    )
+    file = open_host_file(launch)
+    described = Described(sequence=8, bytes_of=file.bytes_of)
+    profile = megatron_profile(model_of_arguments(file.arguments), described, find_device("H100"), 8)
+    problem = Problem(profile, file.host(False), 8)
+    decisions = file.decisions(profile.modules, 8, False)
+    lowering = Lowering(problem, decisions)
+    for kind, policies in (("recomputed", layer_policies(problem, decisions)), ("kept", {})):
+        units = lowering.training(policies).units
+        names = [unit.name.removeprefix("root") for unit in units]
+        assert set(names) == set(theirs[kind]) - {"rotary_pos_emb"}
+        for name, unit in zip(names, units, strict=True):
+            # A unit without parameters gathers nothing; a unit that lists itself does neither.
+            expected = [one if one in names else name for one in theirs[kind][name]]
+            assert [names[one] for one in unit.backward_prefetch] == expected, name

@@ -118,6 +118,19 @@ class Lowering:
             units.append(unit)
         return tuple(units)
 
+    @functools.cached_property
+    def relisted_units(self) -> tuple[Unit, ...]:
+        """Return all units with the backward lists that the host sets where any layer is recomputed."""
+        units, before = list(self.units), None
+        for pattern in self.problem.host.relisted:
+            places = [place for place, one in enumerate(self.structure.modules) if one.pattern == pattern]
+            for place in places or [-1]:
+                if place >= 0 and before is not None:
+                    # A unit that lists itself gathers nothing: it is there.
+                    units[place] = replace(units[place], backward_prefetch=(place if before < 0 else before,))
+                before = place
+        return tuple(units)
+
     def _prefetch(self) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
         groups = self.decisions.groups
         if not any(group.forward_prefetch or group.backward_prefetch for group in groups):
@@ -186,7 +199,7 @@ class Lowering:
             modules.append(known)
         return StreamTraining(
             modules=tuple(modules),
-            units=self.units,
+            units=self.relisted_units if any(one.recomputes for one in modules) else self.units,
             accumulation=self.sizes.accumulation,
             variant=self.problem.host.variant,
             last_offload_stays=self.problem.host.last_offload_stays,
@@ -238,6 +251,7 @@ class Lowering:
             tail_backward_transient_bytes=costs.tail_backward_transient_bytes,
             gradient_bytes=gradients if module.needs_backward else 0,
             chunks=self.parts if divided and module.is_layer else 1,
+            reentrant=module.is_layer and self.problem.host.reentrant,
             copies=self.problem.host.offload_copies if policy == OFFLOAD else 1,
             copy_ns=ns(whole_costs.input_bytes / link * 1e6) if link else 0,
         )

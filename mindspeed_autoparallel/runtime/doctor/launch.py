@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from mindspeed_autoparallel.hosts.script import Script
 from mindspeed_autoparallel.runtime.doctor.finding import Finding, advice, fine, problem, unknown
 from mindspeed_autoparallel.runtime.doctor.node import Node
-from mindspeed_autoparallel.runtime.doctor.script import Script
 
 _OWN_SPLITS = (
     "--pipeline-model-parallel-layout",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mindspeed_autoparallel.runtime.doctor.script import Script
+from mindspeed_autoparallel.hosts.script import Script
 
 ASCEND, NVIDIA, NO_DEVICE = "ascend", "nvidia", "none"
 

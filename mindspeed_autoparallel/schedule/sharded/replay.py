@@ -137,6 +137,15 @@ class _Step:
         if index != top and not is_last:
             self.communication.post_forward(module.units, recomputing=True)
 
+    def _call_again(self, index: int) -> None:
+        """Run a module's whole forward again, its own hooks included, before its backward's begin."""
+        units = self.modules[index].units
+        self.memory.at = f"recomputation of {self.modules[index].name}"
+        self.copies.before_backward(index)
+        self.communication.pre_forward(units)
+        self._again(index, index, is_last=False)
+        self.communication.post_forward(units, recomputing=True)
+
     def _run_again(self, module: StreamModule, kind: str, duration_ns: int) -> None:
         self.recompute_ns += duration_ns
         self.queues.run(COMPUTE, (kind, module.name), duration_ns)
@@ -149,6 +158,8 @@ class _Step:
         # The gradient of the module around it is the same one, as in a residual branch or a stack of layers.
         around, self.flowing_bytes = self.flowing_bytes, max(self.flowing_bytes, module.output_bytes)
         self.memory.add("activation gradients", self.flowing_bytes - around)
+        if module.reentrant and module.recomputes:
+            self._call_again(index)
         self.communication.pre_backward(module.units)
         self.memory.at = f"backward of {module.name or 'the model'}"
         around_part = self.is_first_part, self.is_last_part
@@ -167,7 +178,7 @@ class _Step:
 
     def _backward_part(self, index: int) -> None:
         module = self.modules[index]
-        if module.recomputes:
+        if module.recomputes and not module.reentrant:
             self.to_recompute = index
         tail_bytes = module.tail_kept_bytes + module.tail_again_bytes
         if module.tail_backward_ns or tail_bytes or module.tail_backward_transient_bytes:

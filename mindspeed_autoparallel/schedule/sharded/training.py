@@ -94,6 +94,9 @@ class StreamModule:
     chunks: int = 1
     """Parts of a micro batch that it and all below run one after another, under one gather: forward passes, and then
     each part's recomputation and backward. Times and saved bytes, the input's left out, are those of one part."""
+    reentrant: bool = False
+    """Whether recomputation calls it again as a whole, hooks included, as a reentrant checkpoint around it does; else
+    the checkpoint is inside it and ends with the last tensor that backward needs."""
     copies: int = 1
     """Times its input travels under an offloading policy."""
     copy_ns: int = 0

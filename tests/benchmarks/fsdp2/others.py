@@ -1,4 +1,4 @@
-"""Configuration files of FSDP2 trainers in checkouts: how many are read, and why others are not.
+"""Configuration files of FSDP2 trainers, and scripts with --use-torch-fsdp2: how many are read, and why others are not.
 
 python tests/benchmarks/fsdp2/others.py CHECKOUT...
 
@@ -20,7 +20,29 @@ from mindspeed_autoparallel.hosts.opening import open_host_file
 from mindspeed_autoparallel.hosts.trainers import read_trainer_file
 from mindspeed_autoparallel.profiles.sharded import ShardedModule
 
+LAYERS_OF_MEGATRON = [
+    ShardedModule(name=f"decoder.layers.{number}", kind="layer", pattern="decoder.layers.{*}", is_layer=True)
+    for number in range(4)
+]
 DEVICES = [2**power for power in range(3, 11)]
+
+
+def script_outcome(path: Path) -> tuple[str, str]:
+    """Return the same of a launch script with ``--use-torch-fsdp2``; a stand-in model where its YAML lists modules."""
+    if not path.is_file() or "--use-torch-fsdp2" not in path.read_text("utf-8", "replace"):
+        return "", ""
+    reason = ""
+    for devices in DEVICES:
+        try:
+            opened = open_host_file(path)
+            listed = opened.path.suffix != ".sh"
+            stack = stand_in(read_trainer_file(opened.path)) if listed else [modules()[0], *LAYERS_OF_MEGATRON]
+            opened.decisions(stack, devices, True)
+        except AutoParallelError as error:
+            reason = re.sub(r"\d+", "N", str(error).replace(str(path), "").strip(": "))
+            continue
+        return "scripts with --use-torch-fsdp2", ""
+    return "scripts with --use-torch-fsdp2", reason
 
 
 def outcome(path: Path) -> tuple[str, str]:
@@ -33,7 +55,7 @@ def outcome(path: Path) -> tuple[str, str]:
         try:
             opened = open_host_file(path)
             stack = stand_in(file)
-            text, _ = opened.written(opened.decisions(stack, devices, True), stack)
+            text = opened.written(opened.decisions(stack, devices, True), stack).text
         except AutoParallelError as error:
             reason = re.sub(r"\d+", "N", str(error).replace(str(path), "").strip(": "))
             continue
@@ -60,6 +82,9 @@ def main() -> None:
         found: dict[str, Counter[str]] = {}
         for path in sorted([*checkout.rglob("*.yaml"), *checkout.rglob("*.yml")]):
             name, reason = outcome(path)
+            found.setdefault(name, Counter())[reason] += 1
+        for path in sorted(checkout.rglob("*.sh")):
+            name, reason = script_outcome(path)
             found.setdefault(name, Counter())[reason] += 1
         for name, reasons in sorted(found.items()):
             if not name:

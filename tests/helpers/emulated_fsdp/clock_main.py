@@ -127,14 +127,20 @@ class Work(nn.Module):
         return self.part(x)
 
     def part(self, x):
-        if self.record["top"]:
+        if self.record["top"] and not self.record["reentrant"]:
             return checkpoint(self.work, x, use_reentrant=False)
         return self.work(x)
+
+    def called(self, x):
+        """The module called as its parent calls it: a reentrant checkpoint stands around it, as Megatron's does."""
+        if self.record["top"] and self.record["reentrant"]:
+            return checkpoint(self, x, use_reentrant=True)
+        return self(x) if self.record["input_requires_grad"] else self(x.detach())
 
     def work(self, x):
         y = Timed.apply(x, self.weight, self.record, False)
         for child in self.below:
-            y = child(y) if child.record["input_requires_grad"] else y + child(y.detach())
+            y = child.called(y) if child.record["input_requires_grad"] else y + child.called(y)
         if self.record["tail_forward_ns"]:
             y = Timed.apply(y, None, self.record, True)
         return y + 0

@@ -95,6 +95,11 @@ def drawn_training(seed, variant="torch"):
         if coin(0.3):
             lists["backward_prefetch"] = tuple(drawn.sample(prefetch, min(len(prefetch), drawn.randint(1, 2))))
         tree.units[index] = replace(unit, **times, **lists, replicated=replicated, shard_ranks=4 if replicated else 8)
+    if coin(0.4):  # as Megatron recomputes
+        tree.modules = [
+            replace(one, reentrant=one.policy == RECOMPUTE and one.chunks == 1 and one.input_requires_grad)
+            for one in tree.modules
+        ]
     return StreamTraining(
         modules=tuple(tree.modules), units=tuple(tree.units), accumulation=drawn.randint(1, 3), variant=variant
     )

@@ -129,7 +129,8 @@ def test_drawn_decisions_are_read_back_from_what_is_written(tmp_path: Path, name
         file = open_host_file(path)
         shipped, host = file.decisions(stack, 8, False), file.host(False)
         wanted = drawn_decisions(generator, host, shipped)
-        text, words = file.written(wanted, stack)
+        found = file.written(wanted, stack)
+        text, words = found.text, found.words
         path.write_text(text)
         again = open_host_file(path).decisions(stack, 8, False)
         if name == "verl":  # recomputation stands on its command line

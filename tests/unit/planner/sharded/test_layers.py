@@ -51,12 +51,15 @@ def test_two_hundred_problems_equal_brute_force():
             assert found.replayed.peak_bytes <= search.limit
 
 
-@pytest.mark.parametrize("choice", [FIRST, ALL])
-def test_a_policy_for_the_first_layers_or_for_all_equals_all_of_them_tried(choice):
+AS_MEGATRON = {"reentrant": True, "relisted": ("embed", "rotary", "model.layers.{*}", "head")}
+
+
+@pytest.mark.parametrize(("choice", "more"), [(FIRST, {}), (ALL, {}), (FIRST, AS_MEGATRON)])
+def test_a_policy_for_the_first_layers_or_for_all_equals_all_of_them_tried(choice, more):
     for seed in range(25):
         search = limited(seed)
         problem = search.lowering.problem
-        host = replace(problem.host, layer_choice=choice)
+        host = replace(problem.host, layer_choice=choice, **more)
         lowering = Lowering(replace(problem, host=host), search.lowering.decisions)
         search = LayerSearch(lowering, search.limit)
         names = list(search.options)

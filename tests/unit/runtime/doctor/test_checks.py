@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from mindspeed_autoparallel.hosts.script import Script, parse_script
 from mindspeed_autoparallel.patching.patch import Patch
 from mindspeed_autoparallel.runtime.doctor import ascend, cores, device, launch, network, releases, resources
 from mindspeed_autoparallel.runtime.doctor.examine import CHECKS, examine
 from mindspeed_autoparallel.runtime.doctor.finding import ADVICE, OK, PROBLEM, UNKNOWN, Finding
 from mindspeed_autoparallel.runtime.doctor.node import ASCEND, NVIDIA, Node
 from mindspeed_autoparallel.runtime.doctor.report import as_json, as_text, export_lines
-from mindspeed_autoparallel.runtime.doctor.script import Script, parse_script
 from mindspeed_autoparallel.units import GIB
 
 Make = Callable[..., Node]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.runtime.doctor.expansion import Values, expand
+from mindspeed_autoparallel.hosts.expansion import Values, expand
 
 MAYBE = "\0"
 """In front of a word that a condition adds."""
@@ -22,6 +22,8 @@ _OPENING = frozenset({"if", "for", "while", "until", "case", "select"})
 _CLOSING = frozenset({"fi", "done", "esac"})
 _SKIPPED = frozenset({"then", "else", "elif", "do", "!", "time", "exec", "nohup", "sudo", "eval", "{"})
 _DOCUMENT = re.compile(r"(?<!<)<<(?!<)-?\s*['\"]?(\w+)['\"]?")
+_CONTINUED = re.compile(r"^[ \t]*#[^\n]*|\\\n", re.MULTILINE)
+"""A backslash that joins two lines; at the end of a comment it does not."""
 _MAX_DEPTH, _MAX_SOURCED = 8, 200
 _MAX_NESTED = 100
 """Quotes and substitutions inside each other."""
@@ -135,7 +137,7 @@ def _source(path: str, folder: Path, read: Callable[[Path], str | None], reading
 
 def statements(text: str) -> Iterator[list[str]]:
     """Split ``text`` into simple commands and these into raw words: quotes, arrays and ``$( )`` stay whole."""
-    text = _without_documents(text.replace("\\\n", " "))
+    text = _without_documents(_CONTINUED.sub(lambda found: found[0].rstrip("\\\n") or " ", text))
     words: list[str] = []
     word = ""
     index = 0

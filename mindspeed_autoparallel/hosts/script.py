@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_text
-from mindspeed_autoparallel.runtime.doctor.shell import MAYBE, read_bash, statements
+from mindspeed_autoparallel.hosts.shell import MAYBE, read_bash, statements
 
 _MAX_BYTES = 2**20
 _MAX_QUOTED = 3

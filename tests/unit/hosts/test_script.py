@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.runtime.doctor.script import parse_script, read_script
+from mindspeed_autoparallel.hosts.script import parse_script, read_script
 
 SCRIPT = r"""#!/bin/bash
 export TASK_QUEUE_ENABLE=2
@@ -34,6 +34,14 @@ python -u pretrain_vlm.py \
     | tee logs/train.log 2>&1
 chmod 440 logs/train.log
 """
+
+
+def test_a_comment_ends_with_its_line_whatever_it_ends_with() -> None:
+    text = (
+        '# --trust-remote-code \\\nARGS="--save out \\\n    # --more \\\n    --lr 1"\ntorchrun \\\n    train.py $ARGS\n'
+    )
+    script = parse_script(text)
+    assert (script.program, script.given("--save"), script.given("--lr")) == ("train.py", "out", "1")
 
 
 def test_variables_are_followed_into_flags() -> None:

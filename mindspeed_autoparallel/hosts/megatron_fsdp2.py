@@ -1,0 +1,209 @@
+"""Megatron's ``--use-torch-fsdp2``: what a launch script decides, and the flags that make it decide a plan.
+
+Read from ``megatron/core/distributed/torch_fully_sharded_data_parallel.py``, ``transformer_block.py`` and
+``tensor_parallel/random.py`` (0.12 to 0.19).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from mindspeed_autoparallel.errors import ConfigError, PlanError
+from mindspeed_autoparallel.hosts.host_file import HostFile, Modules, Written
+from mindspeed_autoparallel.hosts.script import Script
+from mindspeed_autoparallel.profiles.sharded import ElementBytes
+from mindspeed_autoparallel.spec.sharded import (
+    FIRST,
+    KEEP,
+    RECOMPUTE,
+    GroupChoice,
+    ShardedDecisions,
+    ShardingHost,
+    ShardSizes,
+)
+
+LAYERS = "decoder.layers.{*}"
+_ROTARY = "rotary_pos_emb"
+_BYTES = ElementBytes(sharded=2, gathered=2, reduced=2, optimizer=12)
+"""Float16Module shards bf16 parameters and no policy changes their type; the optimizer has fp32 copies and moments."""
+_KEEPS_GATHERED = "--torch-fsdp2-no-reshard-after-forward"
+_RECOMPUTE = ("--recompute-granularity", "--recompute-method", "--recompute-num-layers")
+_REFUSED = {
+    "--tensor-model-parallel-size": "a sharded plan has no tensor parallelism",
+    "--pipeline-model-parallel-size": "Megatron refuses pipeline parallelism beside --use-torch-fsdp2",
+    "--expert-model-parallel-size": "Megatron refuses expert parallelism beside --use-torch-fsdp2",
+}
+_UNPRICED = {
+    "--recompute-activations": "recomputation of single operators is no policy of a layer",
+    "--cpu-offloading": "Transformer Engine's offload has no price here",
+    "--fp8-format": "fp8 has no price in a sharded plan",
+    "--mtp-num-layers": "multi-token prediction has no price in a sharded plan",
+}
+MEGATRON_FSDP = ("--use-megatron-fsdp", "--use-custom-fsdp")
+MEGATRON_FSDP_REASON = (
+    "Megatron-FSDP gathers in buckets of --suggested-communication-unit-size parameters ahead of the layer that runs, "
+    "frees them when its own queue says so, and keeps buffers of its own: its order was read and not replayed. Plan "
+    "with --use-torch-fsdp2, or search both by --auto-tuning."
+)
+
+
+def read_megatron(script: Script) -> HostFile:
+    """Return what ``script`` decides. Raises ``ConfigError`` in one line for what a plan cannot describe."""
+    _check(script)
+    return HostFile(
+        path=Path(script.path),
+        micro_batch=_number(script, "--micro-batch-size", 1),
+        tokens=_number(script, "--seq-length", 0),
+        tokens_key="--seq-length",
+        bytes_of=_BYTES,
+        states_batch=False,
+        arguments={name.lstrip("-").replace("-", "_"): value or True for name, value in script.flags.items()},
+        host=lambda npu: _host(script),
+        decisions=lambda modules, devices, npu: _decisions(script, modules, devices),
+        written=lambda decisions, modules: _written(script, decisions, modules),
+    )
+
+
+def _check(script: Script) -> None:
+    for flag, reason in _REFUSED.items():
+        if (value := _number(script, flag, 1)) > 1:
+            raise ConfigError(f"{script.path}: {flag} {value}: {reason}.")
+    for flag, reason in _UNPRICED.items():
+        if script.given(flag) is not None:
+            raise ConfigError(f"{script.path}: {flag}: {reason}.")
+    if script.given("--untie-embeddings-and-output-weights") is None:
+        raise ConfigError(
+            f"{script.path}: Megatron refuses --use-torch-fsdp2 without --untie-embeddings-and-output-weights."
+        )
+    if not (_number(script, "--vocab-size", 0) or _number(script, "--padded-vocab-size", 0)):
+        raise ConfigError(f"{script.path} has no --vocab-size, which the size of embedding and head follows: add it.")
+    if _number(script, "--context-parallel-size", 1) > 1 and not _exchanges_heads(script):
+        raise ConfigError(
+            f"{script.path}: context parallelism around a ring has no price without measuring: --cp-comm-type a2a."
+        )
+    _recomputed(script, 1)
+
+
+def _exchanges_heads(script: Script) -> bool:
+    return script.given("--cp-comm-type") == "a2a" or script.given("--context-parallel-algo") == "ulysses_cp_algo"
+
+
+def _number(script: Script, flag: str, default: int) -> int:
+    """Return a flag's count; ``ConfigError`` where only a run of the script would tell it."""
+    value = script.number(flag, default) if script.given(flag) is not None else default
+    if value is None:
+        raise ConfigError(
+            f"{script.path}: {flag} {script.given(flag)!r} cannot be read without running it: write the number."
+        )
+    return value
+
+
+def _recomputed(script: Script, layers: int) -> int:
+    """Return how many first layers of ``layers`` are recomputed."""
+    granularity, method = script.given("--recompute-granularity"), script.given("--recompute-method")
+    number = _number(script, "--recompute-num-layers", 1)
+    if granularity is None:
+        return 0
+    if granularity != "full":
+        raise ConfigError(
+            f"{script.path}: --recompute-granularity {granularity} recomputes single operators, which is no policy of "
+            "a layer: full, or none."
+        )
+    if method == "uniform" and number == 1:
+        return layers
+    if method != "block":
+        raise ConfigError(
+            f"{script.path}: --recompute-method {method} of {number} layers at once has no price: block, or uniform "
+            "with --recompute-num-layers 1."
+        )
+    return min(number, layers)
+
+
+def _host(script: Script) -> ShardingHost:
+    rotary = script.given("--position-embedding-type") == "rope"
+    rotary |= script.given("--use-rotary-position-embeddings") is not None
+    listed = ("embedding", *([_ROTARY] if rotary else []), LAYERS, "output_layer")
+    return ShardingHost(
+        name="Megatron --use-torch-fsdp2",
+        policies=(KEEP, RECOMPUTE),
+        layer_choice=FIRST,
+        reentrant=True,
+        relisted=listed,
+        prefetch_depths=(0,),
+        hybrid_shard=False,
+        ulysses=True,
+        expert_parallel=False,
+    )
+
+
+def _decisions(script: Script, modules: Modules, num_devices: int) -> ShardedDecisions:
+    context = _number(script, "--context-parallel-size", 1)
+    micro = _number(script, "--micro-batch-size", 1)
+    if num_devices % context:
+        raise ConfigError(f"{script.path}: --context-parallel-size {context} does not divide {num_devices} devices.")
+    rows = micro * (num_devices // context)
+    batch = _number(script, "--global-batch-size", rows)
+    if batch % rows:
+        raise ConfigError(
+            f"{script.path}: --global-batch-size {batch} is no multiple of the {rows} samples of one micro batch on "
+            f"{num_devices} devices; give --global-batch-size."
+        )
+    layers = sum(one.is_layer for one in modules)
+    recomputed = _recomputed(script, layers)
+    row = (RECOMPUTE,) * recomputed + (KEEP,) * (layers - recomputed)
+    reshard = script.given(_KEEPS_GATHERED) is None
+    local = script.given("--transformer-impl") == "local"
+    patterns = ("embedding", LAYERS, *(() if local else ("output_layer",)), "")
+    return ShardedDecisions(
+        sizes=ShardSizes(
+            num_devices=num_devices,
+            fully_shard_size=num_devices,
+            ulysses_size=context,
+            micro_batch_size=micro,
+            accumulation=batch // rows,
+        ),
+        groups=tuple(GroupChoice(pattern=pattern, reshard_after_forward=reshard) for pattern in patterns),
+        policies={LAYERS: row} if recomputed else {},
+    )
+
+
+def _written(script: Script, decisions: ShardedDecisions, modules: Modules) -> Written:
+    present = _decisions(script, modules, decisions.sizes.num_devices)
+    words: list[str] = []
+    left_out: list[str] = []
+    sizes, before = decisions.sizes, present.sizes
+    if sizes.micro_batch_size != before.micro_batch_size:
+        words += ["--micro-batch-size", str(sizes.micro_batch_size)]
+    if sizes.global_batch_size != before.global_batch_size:
+        words += ["--global-batch-size", str(sizes.global_batch_size)]
+    if sizes.ulysses_size != before.ulysses_size:
+        words += ["--context-parallel-size", str(sizes.ulysses_size), "--cp-comm-type", "a2a"]
+    if decisions.policies != present.policies:
+        row = decisions.policies.get(LAYERS, ())
+        number = row.count(RECOMPUTE)
+        if set(row[:number]) - {RECOMPUTE}:
+            raise PlanError(f"{script.path}: Megatron recomputes the first layers, and the plan has others: {row}.")
+        named = ("full", "block", str(number))
+        words += [word for pair in zip(_RECOMPUTE, named, strict=True) for word in pair] if number else []
+        left_out += [] if number else [flag for flag in _RECOMPUTE if script.given(flag) is not None]
+    stays, stayed = (not one.groups[0].reshard_after_forward for one in (decisions, present))
+    if stays != stayed:
+        (words if stays else left_out).append(_KEEPS_GATHERED)
+    return Written(words=tuple(words), left_out=tuple(left_out))
+
+
+def flags_beside(script: Script, words: Mapping[str, str]) -> dict[str, int]:
+    """Return the sizes that stand in the script beside a YAML file: field of ``ShardSizes``, or another name.
+
+    ``words``: the flag of each size, as ``--micro-batch-size {}``.
+    """
+    for flag, reason in _REFUSED.items():
+        if (value := _number(script, flag, 1)) > 1:
+            raise ConfigError(f"{script.path}: {flag} {value}: {reason}.")
+    flags = {field: word.split()[0] for field, word in words.items()}
+    flags |= {"global_batch_size": "--global-batch-size", "tokens": "--seq-length"}
+    found = {field: _number(script, flag, 0) for field, flag in flags.items()}
+    if found.get("ulysses_size", 0) > 1 and not _exchanges_heads(script):
+        raise ConfigError(f"{script.path}: --context-parallel-size without --context-parallel-algo ulysses_cp_algo.")
+    return {field: value for field, value in found.items() if value}
