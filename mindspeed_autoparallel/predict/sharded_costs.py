@@ -1,4 +1,4 @@
-"""Costs of a decoder's kinds of modules under ``fully_shard``, by formula: layers, experts, embedding, head."""
+"""Costs under ``fully_shard``, by formula: a decoder's layers, experts, embedding and head, and a device's links."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from mindspeed_autoparallel.cost.analytic.activations import backward_transient_bytes, layer_activation_bytes
 from mindspeed_autoparallel.cost.analytic.layer_time import head_time, layer_time
+from mindspeed_autoparallel.cost.analytic.memory import CONTEXT_BYTES
 from mindspeed_autoparallel.cost.analytic.mixers import mixing
 from mindspeed_autoparallel.cost.analytic.model_shape import LayerKind
 from mindspeed_autoparallel.cost.analytic.parameters import layer_parameters
 from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.collectives import Fabric
 from mindspeed_autoparallel.cost.device import Device
+from mindspeed_autoparallel.profiles import Collective, DeviceCost, LinkTier
 from mindspeed_autoparallel.profiles.sharded import CostPoint, ModuleCosts, ModuleKind
 
 _NO_EXCHANGE = Fabric(
@@ -156,4 +158,24 @@ def _experts(point: CostPoint, work: Workload, device: Device, kind: LayerKind) 
         kept_bytes=max(0, round(saved) - hidden),
         backward_transient_bytes=round(backward_transient_bytes(work, kind) + gradients),
         expert_sent_bytes=round(work.routed_rows * work.model.hidden * work.element_bytes),
+    )
+
+
+def device_cost(device: Device, fabric: Fabric) -> DeviceCost:
+    """Return memory and links of ``device``, for exchanges that the planner prices."""
+
+    def tier(latency_us: float, bytes_per_us: float, exchange: float | None = None) -> LinkTier:
+        link = Collective(latency_us=latency_us, bytes_per_s=bytes_per_us * 1e6)
+        routed = {"all_to_all": Collective(latency_us=latency_us, bytes_per_s=exchange * 1e6)} if exchange else {}
+        return LinkTier(default=link, operations=routed)
+
+    return DeviceCost(
+        memory_capacity_bytes=int(device.memory_gib * 2**30) - CONTEXT_BYTES,
+        runtime_overhead_bytes=device.workspace_bytes,
+        intra=tier(fabric.link_latency_us, fabric.link_bytes_per_us),
+        inter=tier(
+            fabric.inter_latency_us,
+            fabric.inter_bytes_per_us / fabric.devices_per_node,
+            fabric.exchange_bytes_per_us,
+        ),
     )

@@ -1,11 +1,14 @@
-"""Names of a family's modules, as the patterns of a sharded training's file have them."""
+"""Modules of a family, and their names as the patterns of a sharded training's file have them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.predict.hugging_face_modules import AUDIO, IMAGE
+from mindspeed_autoparallel.predict.sharded_costs import joined_kinds
+from mindspeed_autoparallel.profiles.sharded import ShardedModule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,3 +64,35 @@ _NAMES = {
 def names_of(family: str) -> ModuleNames:
     """Return the names of a family's modules; those of transformers' text models where it is not known."""
     return next((names for prefix, names in _NAMES.items() if family.startswith(prefix)), ModuleNames())
+
+
+def decoder_modules(names: ModuleNames, whole: Workload, *, after_tower: bool) -> list[ShardedModule]:
+    """Return the modules of a decoder, its head among them, in the order of forward; the root is not one of them."""
+    prefix, layers = names.decoder, f"{names.decoder}.layers.{{*}}"
+    own, embedding = names.embedding, names.embedding or f"{prefix}.embed_tokens"
+    modules = [
+        ShardedModule(name=prefix, kind="decoder", pattern=prefix, input_requires_grad=after_tower or bool(own)),
+        ShardedModule(
+            name=embedding,
+            kind="embedding",
+            pattern=embedding,
+            parent="" if own else prefix,
+            input_requires_grad=False,
+        ),
+    ]
+    modules = modules[::-1] if own else modules
+    for number, kind in enumerate(joined_kinds(whole.model.layers)):
+        name = f"{prefix}.layers.{number}"
+        word = f"{kind.mixer} {kind.mlp}"
+        modules.append(ShardedModule(name=name, kind=word, pattern=layers, parent=prefix, is_layer=True))
+        if kind.mlp == "experts":
+            modules.append(
+                ShardedModule(
+                    name=f"{name}.{names.experts}",
+                    kind=f"{word}: experts",
+                    pattern=f"{layers}.{names.experts}",
+                    parent=name,
+                    holds_experts=True,
+                )
+            )
+    return [*modules, ShardedModule(name=names.head, kind="head", pattern=names.head, is_head=True)]

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mindspeed_autoparallel.cost.analytic.fields import integer
-from mindspeed_autoparallel.cost.analytic.memory import CONTEXT_BYTES
 from mindspeed_autoparallel.cost.analytic.model_shape import LayerKind, ModelShape
 from mindspeed_autoparallel.cost.analytic.parameters import layer_parameters
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
@@ -30,11 +29,11 @@ from mindspeed_autoparallel.predict.sharded_costs import (
     KEPT_PER_LOGIT,
     TRANSIENT_PER_LOGIT,
     decoder_kinds,
-    joined_kinds,
+    device_cost,
     layer_costs,
 )
-from mindspeed_autoparallel.predict.sharded_modules import MEGATRON, ModuleNames, TowerNames, names_of
-from mindspeed_autoparallel.profiles import Collective, DeviceCost, LinkTier, Provenance
+from mindspeed_autoparallel.predict.sharded_modules import MEGATRON, ModuleNames, TowerNames, decoder_modules, names_of
+from mindspeed_autoparallel.profiles import Provenance
 from mindspeed_autoparallel.profiles.sharded import (
     CostPoint,
     ElementBytes,
@@ -79,8 +78,9 @@ def sharded_profile(
     Raises ``ConfigError`` naming the file and the key for a family that the analytic model does not have.
     """
     tree = _tree(config, where, described, device, devices_per_node)
-    family = str(config.get("model_type") or "")
-    return _profile(tree, config, family, described, _Cluster(device, devices_per_node, network_gbit_per_s))
+    return _profile(
+        tree, config, str(config.get("model_type") or ""), described, device, (devices_per_node, network_gbit_per_s)
+    )
 
 
 def megatron_profile(
@@ -94,29 +94,27 @@ def megatron_profile(
     """Return the same of Megatron's GPT model of ``shape``, a request's ``model``."""
     shape = {**shape, "seq": described.sequence}
     tree = _decoder_tree(MEGATRON, shape, [], described, device, devices_per_node)
-    return _profile(tree, shape, "gpt", described, _Cluster(device, devices_per_node, network_gbit_per_s))
-
-
-@dataclass(frozen=True)
-class _Cluster:
-    device: Device
-    devices_per_node: int
-    network_gbit_per_s: float | None
+    return _profile(tree, shape, "gpt", described, device, (devices_per_node, network_gbit_per_s))
 
 
 def _profile(
-    tree: _Tree, source: Mapping[str, object], model_name: str, described: Described, cluster: _Cluster
+    tree: _Tree,
+    source: Mapping[str, object],
+    family: str,
+    described: Described,
+    device: Device,
+    network: tuple[int, float | None],
 ) -> ShardedProfile:
-    device, notes, model = cluster.device, list(tree.notes), tree.whole.model
+    notes, model = list(tree.notes), tree.whole.model
     if device.host_link_gb_per_s is None:
         notes.append(f"host link: {_HOST_LINK / 1e9:g} GB/s assumed")
     efficiency = device.efficiency(_STACK)
-    fabric = Fabric.of(device, efficiency, cluster.devices_per_node, cluster.network_gbit_per_s)
+    fabric = Fabric.of(device, efficiency, *network)
     return ShardedProfile(
-        model=model_name,
+        model=family,
         modules=tree.modules,
         kinds=tree.kinds,
-        device=_device_cost(device, fabric),
+        device=device_cost(device, fabric),
         provenance=_provenance(source, device),
         tokens_per_sample=described.sequence,
         attention_heads=_heads(model),
@@ -177,11 +175,13 @@ def _decoder_tree(
     notes = ["no device was measured: times and activations are computed"]
     for encoder in encoders:
         name = str(encoder["name"])
-        tower = _tower(names.towers.get(name, TowerNames(name=name)), encoder, described, works, device)
-        kinds |= tower.kinds
-        modules += tower.modules
+        tower_kinds, tower_modules = _tower(
+            names.towers.get(name, TowerNames(name=name)), encoder, described, works, device
+        )
+        kinds |= tower_kinds
+        modules += tower_modules
         notes.append(f"{encoder['name']}: {described.tower_tokens} positions per sample")
-    modules += _decoder_modules(names, whole, after_tower=bool(encoders))
+    modules += decoder_modules(names, whole, after_tower=bool(encoders))
     return _Tree(tuple(modules), kinds, whole, tuple(notes))
 
 
@@ -237,47 +237,9 @@ def _heads(model: ModelShape) -> tuple[int, ...]:
     return (model.heads, model.kv_heads, *linear)
 
 
-def _decoder_modules(names: ModuleNames, whole: Workload, *, after_tower: bool) -> list[ShardedModule]:
-    prefix, layers = names.decoder, f"{names.decoder}.layers.{{*}}"
-    own, embedding = names.embedding, names.embedding or f"{prefix}.embed_tokens"
-    modules = [
-        ShardedModule(name=prefix, kind="decoder", pattern=prefix, input_requires_grad=after_tower or bool(own)),
-        ShardedModule(
-            name=embedding,
-            kind="embedding",
-            pattern=embedding,
-            parent="" if own else prefix,
-            input_requires_grad=False,
-        ),
-    ]
-    modules = modules[::-1] if own else modules
-    for number, kind in enumerate(joined_kinds(whole.model.layers)):
-        name = f"{prefix}.layers.{number}"
-        word = f"{kind.mixer} {kind.mlp}"
-        modules.append(ShardedModule(name=name, kind=word, pattern=layers, parent=prefix, is_layer=True))
-        if kind.mlp == "experts":
-            modules.append(
-                ShardedModule(
-                    name=f"{name}.{names.experts}",
-                    kind=f"{word}: experts",
-                    pattern=f"{layers}.{names.experts}",
-                    parent=name,
-                    holds_experts=True,
-                )
-            )
-    return [*modules, ShardedModule(name=names.head, kind="head", pattern=names.head, is_head=True)]
-
-
 def _held(elements: int, costs: tuple[ModuleCosts, ...], *, frozen: bool) -> ModuleKind:
-    if frozen:
-        return ModuleKind(frozen_parameters=(elements,), costs=costs)
-    return ModuleKind(parameters=(elements,), costs=costs)
-
-
-@dataclass(frozen=True)
-class _Tower:
-    kinds: dict[str, ModuleKind]
-    modules: list[ShardedModule]
+    trained, untrained = ((), (elements,)) if frozen else ((elements,), ())
+    return ModuleKind(parameters=trained, frozen_parameters=untrained, costs=costs)
 
 
 def _tower(
@@ -286,7 +248,7 @@ def _tower(
     described: Described,
     works: Mapping[CostPoint, Workload],
     device: Device,
-) -> _Tower:
+) -> tuple[dict[str, ModuleKind], list[ShardedModule]]:
     """Return an encoder; Ulysses and experts leave it as it is."""
     name, pattern = names.name, f"{names.name}.{names.layers}"
     frozen = any(one == name or one.startswith(f"{name}.") or name.startswith(f"{one}.") for one in described.frozen)
@@ -319,22 +281,4 @@ def _tower(
                 input_requires_grad=not frozen,
             )
         )
-    return _Tower(kinds, modules)
-
-
-def _device_cost(device: Device, fabric: Fabric) -> DeviceCost:
-    def tier(latency_us: float, bytes_per_us: float, exchange: float | None = None) -> LinkTier:
-        link = Collective(latency_us=latency_us, bytes_per_s=bytes_per_us * 1e6)
-        routed = {"all_to_all": Collective(latency_us=latency_us, bytes_per_s=exchange * 1e6)} if exchange else {}
-        return LinkTier(default=link, operations=routed)
-
-    return DeviceCost(
-        memory_capacity_bytes=int(device.memory_gib * 2**30) - CONTEXT_BYTES,
-        runtime_overhead_bytes=device.workspace_bytes,
-        intra=tier(fabric.link_latency_us, fabric.link_bytes_per_us),
-        inter=tier(
-            fabric.inter_latency_us,
-            fabric.inter_bytes_per_us / fabric.devices_per_node,
-            fabric.exchange_bytes_per_us,
-        ),
-    )
+    return kinds, modules

@@ -6,7 +6,7 @@ import functools
 from dataclasses import replace
 
 from mindspeed_autoparallel.planner.sharded.links import Exchanges
-from mindspeed_autoparallel.planner.sharded.prefetching import execution_order, prefetch_lists
+from mindspeed_autoparallel.planner.sharded.prefetching import explicit_lists, relisted
 from mindspeed_autoparallel.planner.sharded.problem import Problem, Unmeasured
 from mindspeed_autoparallel.profiles.sharded import CostPoint, ModuleCosts, ShardedModule
 from mindspeed_autoparallel.schedule.sharded import StreamModule, StreamTraining, Unit
@@ -106,7 +106,8 @@ class Lowering:
     @functools.cached_property
     def units(self) -> tuple[Unit, ...]:
         """Return all units with their prefetch lists."""
-        forward, backward = self._prefetch()
+        own_units = [one for one in self.structure.modules if not (one.holds_experts and self.sizes.expert_size > 1)]
+        forward, backward = explicit_lists(self.decisions.groups, own_units)
         place, units = self.structure.place, []
         for module, like in zip(self.structure.modules, self.structure.like, strict=True):
             unit = self.kinds[like][0]
@@ -121,28 +122,8 @@ class Lowering:
     @functools.cached_property
     def relisted_units(self) -> tuple[Unit, ...]:
         """Return all units with the backward lists that the host sets where any layer is recomputed."""
-        units, before = list(self.units), None
-        for pattern in self.problem.host.relisted:
-            places = [place for place, one in enumerate(self.structure.modules) if one.pattern == pattern]
-            for place in places or [-1]:
-                if place >= 0 and before is not None:
-                    # A unit that lists itself gathers nothing: it is there.
-                    units[place] = replace(units[place], backward_prefetch=(place if before < 0 else before,))
-                before = place
-        return tuple(units)
-
-    def _prefetch(self) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
-        groups = self.decisions.groups
-        if not any(group.forward_prefetch or group.backward_prefetch for group in groups):
-            return {}, {}
-        own_units = [one for one in self.structure.modules if not (one.holds_experts and self.sizes.expert_size > 1)]
-        wrapped = {group.pattern: [one for one in own_units if one.pattern == group.pattern] for group in groups}
-        order = execution_order(groups, wrapped)
-        of = {group.pattern: group for group in groups}
-        chosen = {name: of[self.problem.by_name[name].pattern] for name in order}
-        forward = {name: group.forward_prefetch for name, group in chosen.items()}
-        backward = {name: group.backward_prefetch for name, group in chosen.items()}
-        return prefetch_lists(order, forward, backward=False), prefetch_lists(order, backward, backward=True)
+        patterns = [one.pattern for one in self.structure.modules]
+        return relisted(self.units, patterns, self.problem.host.relisted)
 
     def copy_us(self, size_bytes: float) -> float:
         """Return a copy on the device that reads and writes ``size_bytes`` together."""

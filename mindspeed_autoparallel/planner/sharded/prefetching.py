@@ -1,10 +1,12 @@
-"""Explicit prefetch lists, in the order of ``apply_modules`` as MindSpeed-MM builds them."""
+"""Explicit prefetch lists: in the order of ``apply_modules`` as MindSpeed-MM builds them, and Megatron's."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from mindspeed_autoparallel.profiles.sharded import ShardedModule
+from mindspeed_autoparallel.schedule.sharded import Unit
 from mindspeed_autoparallel.spec.sharded import GroupChoice
 
 
@@ -52,3 +54,34 @@ def prefetch_lists(order: Sequence[str], depths: Mapping[str, int], *, backward:
     names = _parents_first(list(reversed(order))) if backward else list(order)
     lists = {name: tuple(names[at + 1 : at + 1 + depths[name]]) for at, name in enumerate(names)}
     return {name: ahead for name, ahead in lists.items() if ahead}
+
+
+def explicit_lists(
+    groups: Sequence[GroupChoice], units: Sequence[ShardedModule]
+) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
+    """Return by module the units that it gathers ahead in forward and in backward; ``units``: the wrapped modules."""
+    if not any(group.forward_prefetch or group.backward_prefetch for group in groups):
+        return {}, {}
+    order = execution_order(
+        groups, {one.pattern: [two for two in units if two.pattern == one.pattern] for one in groups}
+    )
+    of, pattern_of = {group.pattern: group for group in groups}, {one.name: one.pattern for one in units}
+    chosen = {name: of[pattern_of[name]] for name in order}
+    forward = {name: group.forward_prefetch for name, group in chosen.items()}
+    backward = {name: group.backward_prefetch for name, group in chosen.items()}
+    return prefetch_lists(order, forward, backward=False), prefetch_lists(order, backward, backward=True)
+
+
+def relisted(units: Sequence[Unit], patterns: Sequence[str], order: Sequence[str]) -> tuple[Unit, ...]:
+    """Return units that gather in backward the unit before them, by the patterns of ``order``.
+
+    ``patterns``: of the units. One of ``order`` without units stands for a unit without parameters.
+    """
+    found, before = list(units), None
+    for pattern in order:
+        for place in [place for place, one in enumerate(patterns) if one == pattern] or [-1]:
+            if place >= 0 and before is not None:
+                # A unit that lists itself gathers nothing: it is there.
+                found[place] = replace(found[place], backward_prefetch=(place if before < 0 else before,))
+            before = place
+    return tuple(found)
