@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from mindspeed_autoparallel.planner.sharded.bounds import least_time_ns, tight_moments
+from mindspeed_autoparallel.planner.sharded.bounds import least_time_ns, step_bound_ns, tight_moments
 from mindspeed_autoparallel.planner.sharded.lowering import Lowering
+from mindspeed_autoparallel.planner.sharded.prefixes import every_number, fewest_first
 from mindspeed_autoparallel.planner.sharded.program import THOROUGH, Cuts, Effort, Solved, solve_program
 from mindspeed_autoparallel.profiles.sharded import ShardedModule
 from mindspeed_autoparallel.schedule.sharded import Replayed, StreamModule, replay
@@ -73,7 +74,9 @@ class LayerSearch:
 
     def run(self, policies: dict[str, str]) -> Replayed:
         """Replay ``policies``."""
-        return replay(self.lowering.training(policies))
+        outcome = replay(self.lowering.training(policies))
+        self.least_peak = min(self.least_peak or outcome.peak_bytes, outcome.peak_bytes)
+        return outcome
 
     def solve(self, target_ns: int | None = None, kept: Replayed | None = None) -> Solved | None:
         """Return the best policies, or ``None`` where nothing fits; stops where the bound reaches ``target_ns``.
@@ -81,7 +84,11 @@ class LayerSearch:
         ``kept``: the replay in which every layer keeps, where it is there already.
         """
         kept = kept or self.run({})
-        self.least_peak = min(self.least_peak or kept.peak_bytes, kept.peak_bytes)
+        if self.lowering.problem.host.reentrant:
+            # A layer that is called again gathers at other moments: keeping it need not be faster.
+            best = self._prefixes(every=True)
+            self.nothing_fits = best is None
+            return best and Solved(self.best_policies, best, best.step_ns)
         if kept.peak_bytes <= self.limit:
             return Solved({}, kept, kept.step_ns)
         if not self.may_fit():
@@ -149,34 +156,27 @@ class LayerSearch:
         inputs = max((self._modules(KEEP)[members[0]].input_bytes for members in self.members.values()), default=0)
         return self.least_peak - 2 * inputs <= self.limit
 
-    def _prefixes(self) -> Replayed | None:
-        """Return the best of simple answers: a policy for the fewest first layers that fit."""
-        best: Replayed | None = None
-        for policy in (RECOMPUTE_KEEP_ATTENTION, RECOMPUTE, RECOMPUTE_OFFLOAD, OFFLOAD):
-            names = [layer.name for layer in self.layers if policy in self.options[layer.name]]
-            if not names:
-                continue
-            low, high, fits = 1, len(names), None
-            if self.lowering.problem.host.layer_choice == ALL:
-                low = high
-            while low <= high:
-                middle = (low + high) // 2
-                policies = dict.fromkeys(names[:middle], policy)
-                outcome = self.run(policies)
-                self.least_peak = min(self.least_peak, outcome.peak_bytes)
-                if outcome.peak_bytes <= self.limit:
-                    fits, high = (outcome, policies), middle - 1
-                else:
-                    low = middle + 1
-            if fits and (best is None or fits[0].step_ns < best.step_ns):
-                best, self.best_policies = fits
-        return best
+    def _prefixes(self, *, every: bool = False) -> Replayed | None:
+        """Return the best of simple answers: a policy for the fewest first layers that fit, or for ``every`` number."""
+        policies = (RECOMPUTE_KEEP_ATTENTION, RECOMPUTE, RECOMPUTE_OFFLOAD, OFFLOAD)
+        layers = {policy: [name for name, options in self.options.items() if policy in options] for policy in policies}
+        all_or_none = self.lowering.problem.host.layer_choice == ALL
+        if every:
+            found = every_number(layers, self.run, self.limit)
+        else:
+            found = fewest_first(layers, self.run, self.limit, all_or_none=all_or_none)
+        if found is not None:
+            self.best_policies = found[1]
+        return found and found[0]
 
     def path_bound_ns(self, kept: Replayed) -> int | None:
         """Return what no policies that fit are faster than; ``None`` where none of them fits.
 
         ``kept`` is the replay in which every layer keeps: its longest path, with the recomputation that memory needs.
+        That path does not hold for layers that are called again as a whole: they have the bound from sums.
         """
+        if self.lowering.problem.host.reentrant:
+            return step_bound_ns(self.lowering, self.limit)
         if self.lowering.forced:
             return kept.step_ns
         fixed, weights = self._path({}, kept)

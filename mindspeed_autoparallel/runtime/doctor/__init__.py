@@ -1,8 +1,6 @@
 """Diagnoses a node and a launch script: what to set and why. Changes nothing.
 
     node      what can be seen of a machine; the only place that looks, so that checks can be tried on a made-up one
-    script    the variables and flags of a launch script
-    shell, expansion    bash statements and words, as far as they can be derived without running them
     finding   the result of a check
     device, releases, ascend, cores, network, resources, launch    the checks, one small function each
     report    text, JSON, ``export`` lines
