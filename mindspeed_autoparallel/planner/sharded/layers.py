@@ -88,7 +88,7 @@ class LayerSearch:
             # A layer that is called again gathers at other moments: keeping it need not be faster.
             best = self._prefixes(every=True)
             self.nothing_fits = best is None
-            return best and Solved(self.best_policies, best, best.step_ns)
+            return None if best is None else Solved(self.best_policies, best, best.step_ns)
         if kept.peak_bytes <= self.limit:
             return Solved({}, kept, kept.step_ns)
         if not self.may_fit():
