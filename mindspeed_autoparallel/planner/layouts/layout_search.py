@@ -11,16 +11,17 @@ from math import inf
 from mindspeed_autoparallel.planner.best_first import EXACT, Open, Progress, Search
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.layouts.plain_search import PlainSearch
-from mindspeed_autoparallel.planner.layouts.rank_looks import bound_by_ranks
+from mindspeed_autoparallel.planner.layouts.rank_looks import bound_by_ranks, raise_smallest
 from mindspeed_autoparallel.planner.layouts.solved import SolvedLayout
 from mindspeed_autoparallel.planner.layouts.tasks import IMPROVE, SIMPLE, SOLVE, Outcome, Task
-from mindspeed_autoparallel.planner.layouts.turns import Looks, is_quick, likeliest_first, turn_of
+from mindspeed_autoparallel.planner.layouts.turns import Looks, is_quick, turn_of
 from mindspeed_autoparallel.planner.layouts.workers import Workers
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.spec import Model, Plan
 from mindspeed_autoparallel.spec.plan import ROUNDING, Verdict
 
-GROUP = 4
+GROUP, GIVEN_UP_S = 4, 2.0
+"""Layouts looked at together; for the bounds of those that took too long, in seconds."""
 MANY_LAYOUTS, MANY_GROUPS = 64, 6
 """From so many layouts on those that promise most come first, and simple splits of this many groups are tried where
 no plain recipe is known."""
@@ -49,8 +50,7 @@ class LayoutSearch(Search[Candidate]):
         """Layouts in which nothing fits, or nothing was found."""
         self.open_bounds_us: dict[str, float] = {}
         """Layouts that time or effort left open."""
-        # Chains with one chunk per stage come first: they are proved in a moment, and then bound the others. Those with
-        # virtual stages are looked at from the likeliest on: a good plan discards most of the rest.
+        # Chains come first: they are proved in a moment. Layouts with virtual stages follow from the likeliest on.
         self.looks = Looks(model)
         self.items = [
             Open(turn_of(model, item, expected), bound, order, item)
@@ -60,9 +60,10 @@ class LayoutSearch(Search[Candidate]):
         self._begin_from: dict[str, ModulePlacement] = {}
         self._beaten: list[Open[Candidate]] = []
         self._bounds: dict[str, Open[Candidate]] = {}
+        self._given_up: list[Open[Candidate]] = []
         self._workers, self._deadline, self._progress = workers, deadline, progress
-        self.known_us = inf
-        """Step of a plan of other layouts, to be beaten."""
+        self.bounds_s, self.known_us = 0.0, inf
+        """Seconds after the deadline for the bounds of what is left open; step of a plan of other layouts."""
         self.plain = PlainSearch(workers, lambda found: self.know(found.candidate, found.outcome))
         self.interrupt: KeyboardInterrupt | None = None
         """What ended the search before its time."""
@@ -107,10 +108,6 @@ class LayoutSearch(Search[Candidate]):
         known = [self._bounds.get(_label(item), item) for item in self.items]
         return [item for item in known if _label(item) not in settled]
 
-    def take_likeliest_first(self, promises_us: Sequence[float]) -> None:
-        """Look at many layouts in the order of what they promise (``promise_us``), in that of their candidates."""
-        self.looks.many, self.items = True, likeliest_first(self.items, promises_us, GROUP)
-
     def warm_up(self) -> None:
         """Take simple splits of the most promising layouts: something to prune by."""
         number = max(GROUP, min(4 * GROUP, self._num_alternatives + 1))
@@ -118,22 +115,22 @@ class LayoutSearch(Search[Candidate]):
             number = MANY_GROUPS * GROUP
         cutoff_us = self.cutoff_us()
         items = heapq.nsmallest(number, [item for item in self.items if item.bound_us < cutoff_us])
-        seconds = self._deadline - time.monotonic()
-        tasks = [Task(kind=SIMPLE, layout=item.item.layout, seconds=seconds) for item in items]
+        tasks = [Task(kind=SIMPLE, layout=one.item.layout, seconds=self._deadline - time.monotonic()) for one in items]
         outcomes = self._workers.perform(tasks, enough=self.best_us < inf)
         for item, outcome in zip(items, outcomes, strict=True):
             if outcome.step_us is not None:
                 self._offer(SolvedLayout(candidate=item.item, outcome=outcome))
 
     def bound_by_ranks(self, deadline: float) -> list[Open[Candidate]]:
-        """Raise the bounds of all layouts that may hold the best plan by their ranks alone; return what is not settled
-        by it. Ends at ``deadline``."""
-        bounded = bound_by_ranks(self._workers, self.items, self.cutoff_us(), deadline)
-        self.items = bounded
-        for item in bounded:
-            if item.bound_us == inf:
-                self._too_full(item)
-        return [item for item in bounded if item.bound_us < inf]
+        """Raise bounds by ranks alone, until ``deadline``; return what is not settled by it."""
+        self.items = bound_by_ranks(self._workers, self.items, self.cutoff_us(), deadline)
+        return self._possible(self.items)
+
+    def _possible(self, items: list[Open[Candidate]]) -> list[Open[Candidate]]:
+        """Settle layouts in which nothing fits, and return the others."""
+        for item in (one for one in items if one.bound_us == inf):
+            self._too_full(item)
+        return [item for item in items if item.bound_us < inf]
 
     def cutoff_us(self) -> float:
         """Return the best step time, or that of the last requested alternative."""
@@ -149,14 +146,17 @@ class LayoutSearch(Search[Candidate]):
         """Keep what the best plan beats: it may be the next best."""
         open_yet = item.bound_us < self.best_us * (1 - ROUNDING)
         if self._proving and open_yet and self.looks.seconds_left(item, self.best_us) <= 0:
-            self._leave(item)
+            self._given_up.append(item)
         elif self._proving:
             self._beaten.append(item)
         else:
             self._bounded(item)
 
     def next_round(self) -> list[Open[Candidate]]:
-        """Return the beaten layouts once the best plan is proved."""
+        """Return the beaten layouts once the best plan is proved as far as it can be."""
+        for item in self._raised(self._given_up, GIVEN_UP_S):
+            self._leave(item)
+        self._given_up.clear()
         self._proving, beaten, self._beaten = False, self._beaten, []
         return beaten
 
@@ -198,11 +198,11 @@ class LayoutSearch(Search[Candidate]):
     def _to_look_at_again(self, item: Open[Candidate], outcome: Outcome) -> Open[Candidate] | None:
         """Keep what a look found, and return the layout with the bound it proved; ``None``: it is settled."""
         bound = max(item.bound_us, outcome.lower_bound_us)
-        if outcome.step_us is not None and bound >= outcome.step_us * (1 - ROUNDING):
-            return None
-        if outcome.step_us is not None and outcome.step_us < self.best_us:
-            self._progress(f"{_label(item)}: {outcome.step_us / 1000:.2f} ms, at least {bound / 1000:.2f} ms")
         if outcome.step_us is not None:
+            if bound >= outcome.step_us * (1 - ROUNDING):
+                return None
+            if outcome.step_us < self.best_us:
+                self._progress(f"{_label(item)}: {outcome.step_us / 1000:.2f} ms, at least {bound / 1000:.2f} ms")
             self._offer(SolvedLayout(candidate=item.item, outcome=outcome))
         return self.looks.later(item, bound)
 
@@ -219,8 +219,7 @@ class LayoutSearch(Search[Candidate]):
         return steps[self._num_alternatives] * (1 - EXACT) if len(steps) > self._num_alternatives else inf
 
     def _solved(self, item: Open[Candidate], outcome: Outcome) -> None:
-        before = self.best_us
-        bound = max(item.bound_us, outcome.lower_bound_us)
+        before, bound = self.best_us, max(item.bound_us, outcome.lower_bound_us)
         simple = self._simple.get(_label(item))
         if outcome.step_us is None and simple is not None and not outcome.beaten:
             outcome = simple.outcome
@@ -248,7 +247,9 @@ class LayoutSearch(Search[Candidate]):
         self._settle(item, "unsolved", "no plan was found, and none proved impossible, in time.", bound_us=bound)
 
     def stop(self, left: list[Open[Candidate]]) -> None:
-        """Leave open what may still win; a simple split is a plan, too."""
+        """Leave open what may still win; simple splits are plans, too."""
+        if self.interrupt is None:
+            left = self._raised([*left, *self._given_up])
         best = self.best_us
         for label, simple in self._simple.items():
             if simple.step_us <= best and label not in self.found:
@@ -265,6 +266,11 @@ class LayoutSearch(Search[Candidate]):
                 self._bounded(item)
         for item in self._beaten:
             self._bounded(item)
+
+    def _raised(self, items: list[Open[Candidate]], most_s: float = inf) -> list[Open[Candidate]]:
+        until = time.monotonic() + min(self.bounds_s, most_s)
+        offer = lambda item, outcome: self._offer(SolvedLayout(candidate=item.item, outcome=outcome))
+        return self._possible(raise_smallest(self._workers, items, self.best_us, until, offer))
 
     def _bounded(self, item: Open[Candidate]) -> None:
         simple = self._simple.get(_label(item))

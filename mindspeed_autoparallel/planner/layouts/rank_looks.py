@@ -1,19 +1,20 @@
-"""The first look of a search at all layouts that may hold the best plan: their bounds by ranks alone."""
+"""Looks at many layouts for their bounds alone: a first one by ranks, and one at what time leaves open."""
 
 from __future__ import annotations
 
+import heapq
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
 
 from mindspeed_autoparallel.planner.best_first import Open
 from mindspeed_autoparallel.planner.candidate import Candidate
-from mindspeed_autoparallel.planner.layouts.tasks import RANKS, Task
+from mindspeed_autoparallel.planner.layouts.tasks import PATHS, PROVE, RANKS, SOLVE, Outcome, Task
 from mindspeed_autoparallel.planner.layouts.workers import Workers
 
-_TOGETHER = 32
-"""Layouts bounded between two looks at the clock."""
+_TOGETHER, _AT_THE_END = 32, 2
+"""Layouts bounded between two looks at the clock: all of them in a moment, and those that time left open."""
 
 
 def bound_by_ranks(
@@ -33,3 +34,41 @@ def bound_by_ranks(
             bound_us = inf if outcome.proved_infeasible else max(items[place].bound_us, outcome.lower_bound_us)
             found[place] = replace(items[place], bound_us=bound_us)
     return found
+
+
+def raise_smallest(
+    workers: Workers,
+    items: Sequence[Open[Candidate]],
+    best_us: float,
+    deadline: float,
+    offer: Callable[[Open[Candidate], Outcome], None],
+) -> list[Open[Candidate]]:
+    """Return ``items`` with higher bounds, as far as ``deadline`` allows: always those with the smallest bounds, which
+    bound the answer. With virtual stages by critical paths, then by whole layers. ``offer`` gets the plans met."""
+    looks = {item.order: [SOLVE] if item.item.layout.virtual_size == 1 else [PATHS, PROVE] for item in items}
+    queue = [(item.bound_us, item.order, item) for item in items]
+    heapq.heapify(queue)
+    found: list[Open[Candidate]] = []
+    while queue and queue[0][0] < best_us and time.monotonic() < deadline:
+        group = [heapq.heappop(queue)[2] for _ in range(min(_AT_THE_END, len(queue)))]
+        tasks = [
+            Task(
+                kind=looks[item.order].pop(0),
+                layout=item.item.layout,
+                seconds=deadline - time.monotonic(),
+                cutoff_us=best_us,
+                only_faster=True,
+                bound_us=item.bound_us,
+            )
+            for item in group
+        ]
+        for item, outcome in zip(group, workers.perform(tasks), strict=True):
+            bound_us = best_us if outcome.beaten else max(item.bound_us, outcome.lower_bound_us)
+            raised = replace(item, bound_us=inf if outcome.proved_infeasible else bound_us)
+            if outcome.step_us is not None:
+                offer(item, outcome)
+            if looks[item.order]:
+                heapq.heappush(queue, (bound_us, item.order, raised))
+            else:
+                found.append(raised)
+    return [*found, *(item for _, _, item in queue)]

@@ -32,7 +32,7 @@ from mindspeed_autoparallel.planner.layouts.solved import SolvedLayout
 from mindspeed_autoparallel.planner.layouts.space import enumerate_layouts
 from mindspeed_autoparallel.planner.layouts.tasks import Request
 from mindspeed_autoparallel.planner.layouts.tie_break import with_least_recompute
-from mindspeed_autoparallel.planner.layouts.turns import VIRTUAL_S
+from mindspeed_autoparallel.planner.layouts.turns import VIRTUAL_S, likeliest_first
 from mindspeed_autoparallel.planner.layouts.workers import Workers, usable_cores
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US
 from mindspeed_autoparallel.profiles import Profile
@@ -46,6 +46,8 @@ RANKS_SHARE = 0.2
 """Of the time, for a first bound of every layout."""
 FINISH_S, FINISH_SHARE = 1.0, 0.1
 """After the time limit alternatives are still evaluated for so long, at least, or for this share of it."""
+BOUNDS_SHARE = 0.15
+"""Of the time, at its end, for higher bounds of what is left open."""
 MANY_OPERATIONS = 20_000
 """Forwards and backwards of all layouts' steps together; fewer are not worth another process."""
 
@@ -156,6 +158,8 @@ def _explore(
     """Search ``candidates`` until all are settled or time is up. ``known``: plans of some of them; ``known_us``: the
     step of one of other layouts."""
     profile, cluster = workers.request.profile, workers.request.cluster
+    bounds_s = BOUNDS_SHARE * max(0.0, deadline - time.monotonic())
+    deadline -= bounds_s
     layout_search = LayoutSearch(
         profile.model,
         candidates,
@@ -167,9 +171,11 @@ def _explore(
         progress=progress,
     )
     if len(candidates) >= MANY_LAYOUTS:
-        layout_search.take_likeliest_first([promise_us(profile, cluster, item) for item in candidates])
+        promises = [promise_us(profile, cluster, item) for item in candidates]
+        layout_search.looks.many = True
+        layout_search.items = likeliest_first(layout_search.items, promises, GROUP)
     layout_search.looks.virtual_s = _virtual_s(options) * (REGROUPED_SHARE if known else 1)
-    layout_search.known_us = known_us
+    layout_search.known_us, layout_search.bounds_s = known_us, bounds_s
     if options.known is not None and not known:
         layout_search.begin_from(options.known)
     for item in known:

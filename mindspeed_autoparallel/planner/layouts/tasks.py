@@ -13,14 +13,19 @@ from mindspeed_autoparallel.planner.layouts.layout_solver import simple_splits, 
 from mindspeed_autoparallel.planner.layouts.options import SolveOptions
 from mindspeed_autoparallel.planner.layouts.plain import plain_recipe
 from mindspeed_autoparallel.planner.layouts.rank_bounds import rank_bound_us
-from mindspeed_autoparallel.planner.layouts.virtual_layouts import bound_layout, improve_layout, prove_layout
+from mindspeed_autoparallel.planner.layouts.virtual_layouts import (
+    bound_layout,
+    follow_paths,
+    improve_layout,
+    prove_layout,
+)
 from mindspeed_autoparallel.planner.paired_costs import searched_costs
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.rank_memory import point_of
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout
 
-SIMPLE, PLAIN, RANKS, BOUND = "simple", "plain", "ranks", "bound"
+SIMPLE, PLAIN, RANKS, BOUND, PATHS = "simple", "plain", "ranks", "bound", "paths"
 IMPROVE, PROVE, SOLVE, TIME = "improve", "prove", "solve", "time"
 
 
@@ -41,7 +46,8 @@ class Task:
     kind: str
     """``simple``: the best even or greedy split that fits; ``plain``: the plain recipe; ``ranks``: a bound by ranks
     alone; ``solve``: the best of all, proved as far as effort goes; with virtual stages also ``bound``: none, but a
-    bound; ``improve``: a good plan, and no bound; ``prove``: a higher bound; ``time``: ``placement``, evaluated."""
+    bound; ``paths``, ``prove``: a higher one; ``improve``: a good plan, and no bound; ``time``: ``placement``,
+    evaluated."""
     layout: Layout
     seconds: float
     cutoff_us: float | None = None
@@ -113,6 +119,8 @@ def _performed(request: Request, task: Task) -> Outcome:
     )
     if task.kind == BOUND:
         result = bound_layout(request.profile, cluster, candidate, options)
+    elif task.kind == PATHS:
+        result = follow_paths(request.profile, cluster, candidate, task.bound_us, options)
     elif task.kind == PROVE:
         result = prove_layout(request.profile, cluster, candidate, task.bound_us, options)
     elif task.kind == IMPROVE:

@@ -29,6 +29,7 @@ from mindspeed_autoparallel.planner.split import NoneBelow, StoppedEarly
 from mindspeed_autoparallel.planner.split.bounds.relaxation import relaxed_cuts
 from mindspeed_autoparallel.planner.split.bounds.whole_layers import raised_bound
 from mindspeed_autoparallel.planner.split.bounds.whole_ranks import rank_caps, whole_ranks_bound
+from mindspeed_autoparallel.planner.split.model.cuts import Cut
 from mindspeed_autoparallel.planner.split.state import Beginning
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US
 from mindspeed_autoparallel.profiles import Profile
@@ -54,6 +55,18 @@ def bound_layout(profile: Profile, cluster: Cluster, candidate: Candidate, optio
     return look.result(bound)
 
 
+def follow_paths(
+    profile: Profile, cluster: Cluster, candidate: Candidate, bound_us: float, options: SolveOptions
+) -> LayoutResult:
+    """Return a bound by some critical paths of plans faster than ``cutoff_us``, ``bound_us`` or more, and no plan."""
+    look = _Look(profile, cluster, candidate, options)
+    paths = _relaxed_below(look)
+    if paths is None and look.below is None:
+        return LayoutResult(lower_bound_us=0.0, placement=None, evaluation=None, proved_infeasible=True)
+    low = max(0.0, (bound_us - look.tied_us) * NS_PER_US)
+    return look.result(max(low, paths[1] if paths is not None else look.below or 0.0))
+
+
 def improve_layout(
     profile: Profile,
     cluster: Cluster,
@@ -67,10 +80,7 @@ def improve_layout(
     ``known``: a placement to begin from, whether it fits or not.
     """
     look = _Look(profile, cluster, candidate, options)
-    caps = rank_caps(look.problem, look.below) if look.below is not None else ()
-    relaxed = None
-    if caps is not None:
-        relaxed = relaxed_cuts(look.problem, look.deadline, look.below, most_rounds=ROUNDS, caps=caps)
+    relaxed = _relaxed_below(look)
     if relaxed is None or (look.below is not None and relaxed[1] >= look.below):
         if look.below is None:
             return LayoutResult(lower_bound_us=0.0, placement=None, evaluation=None, proved_infeasible=True)
@@ -90,6 +100,14 @@ def prove_layout(
         return LayoutResult(lower_bound_us=bound_us, placement=None, evaluation=None)
     low = min(look.below, max(0.0, (bound_us - look.tied_us) * NS_PER_US))
     return look.result(raised_bound(look.problem, low, look.below, look.deadline))
+
+
+def _relaxed_below(look: _Look) -> tuple[dict[Cut, None], float] | None:
+    """Return some critical paths, and a bound of what is faster than the plan known; ``None``: nothing is."""
+    caps = rank_caps(look.problem, look.below) if look.below is not None else ()
+    if caps is None:
+        return None
+    return relaxed_cuts(look.problem, look.deadline, look.below, most_rounds=ROUNDS, caps=caps)
 
 
 class _Look:

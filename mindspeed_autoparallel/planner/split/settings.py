@@ -106,6 +106,8 @@ class Settings:
     ranks_worth_rounding: float = 0.02
     """Layers below this share of a rank's work stay fractional."""
     ranks_halvings: int = 6
+    ranks_most_ways: int = 20_000
+    """Ways to keep or recompute a number of whole layers on one rank; with more, fractions hide little."""
 
     # Whole layers: queries between bound and plan
     whole_layers_first_nodes: int = 1_000

@@ -8,13 +8,13 @@ way. Often nothing is left, and otherwise little for a search over whole layers 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import ceil, floor
 
 import numpy
 
-from mindspeed_autoparallel.planner.split.model.cut_model import ROUNDING
+from mindspeed_autoparallel.planner.split.model.cut_model import ROUNDING, RankCap
 from mindspeed_autoparallel.planner.split.model.cuts import Cut
 from mindspeed_autoparallel.planner.split.model.layer_ranges import LayerRanges, Number
 from mindspeed_autoparallel.planner.split.model.layer_row import fits_a_row, is_one_row
@@ -40,16 +40,20 @@ def can_be_tightened(problem: SplitProblem) -> bool:
     return is_one_row(problem) and fits_a_row(problem)
 
 
-def tighten(problem: SplitProblem, cuts: Collection[Cut], step: int, deadline: float) -> Tightened | None:
+def tighten(
+    problem: SplitProblem, cuts: Collection[Cut], step: int, deadline: float, caps: Sequence[RankCap] = ()
+) -> Tightened | None:
     """Return where layers may be in placements that take at most ``step``; ``None``: there is none.
 
-    What the deadline cuts short is valid, only wider.
+    ``caps``: what ranks hold in such placements. What the deadline cuts short is valid, only wider.
     """
-    return _Tightening(problem, cuts, step, deadline).run()
+    return _Tightening(problem, cuts, step, deadline, caps).run()
 
 
 class _Tightening:
-    def __init__(self, problem: SplitProblem, cuts: Collection[Cut], step: int, deadline: float) -> None:
+    def __init__(
+        self, problem: SplitProblem, cuts: Collection[Cut], step: int, deadline: float, caps: Sequence[RankCap]
+    ) -> None:
         self.problem, self.step, self.deadline = problem, step * (1 + ROUNDING), deadline
         self.pool = list(cuts)
         shape = len(self.pool), 2 * problem.num_virtual
@@ -58,6 +62,7 @@ class _Tightening:
         )
         self._constants: Array = numpy.array([cut.constant for cut in self.pool], dtype=float)
         self.program = StageProgram(problem, self.step)
+        self.program.cap(caps)
         self.ranges = LayerRanges.widest(problem)
         self._simulator: BatchSimulator | None = None
         self.attained = False

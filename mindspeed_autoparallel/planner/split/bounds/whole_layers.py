@@ -52,7 +52,7 @@ def ask(problem: SplitProblem, cuts: Collection[Cut], target: int | None, deadli
     model = CutModel(problem, whole=True)
     if target is not None and can_be_tightened(problem):
         now = time.monotonic()
-        tightened = tighten(problem, cuts, target, now + SETTINGS.whole_layers_tightening_share * (until - now))
+        tightened = tighten(problem, cuts, target, now + SETTINGS.whole_layers_tightening_share * (until - now), caps)
         if tightened is None:
             return Answer("none below", float(target))
         cuts = tightened.cuts

@@ -10,6 +10,7 @@ from __future__ import annotations
 from math import floor, inf
 from typing import Any
 
+from mindspeed_autoparallel.planner.split.bounds.least_recompute import LeastRecompute
 from mindspeed_autoparallel.planner.split.model.cut_model import RankCap, tail_rows
 from mindspeed_autoparallel.planner.split.model.cuts import Cut
 from mindspeed_autoparallel.planner.split.model.layer_row import is_one_row
@@ -84,47 +85,51 @@ class _Ranks:
         }
         self._layers = {group: total for group, total in self._layers.items() if total > 1}
         cuts = rank_cuts(problem) if self._layers else []
-        self._ranks = [_Rank(problem, rank, cut) for rank, cut in enumerate(cuts)]
+        blocks = _sure_blocks(problem)
+        self._ranks = [_Rank(problem, rank, cut, blocks) for rank, cut in enumerate(cuts)]
 
     def caps(self, step: float) -> list[RankCap] | None:
         """Return what ranks hold at most within ``step``; ``None``: it is too short for any plan."""
         found: list[RankCap] = []
         for group, total in self._layers.items():
-            mosts = [rank.most(group, step, total) for rank in self._ranks]
-            if None in mosts or sum(most or 0 for most in mosts) < total:
+            caps = [rank.cap(group, step, total) for rank in self._ranks]
+            if None in caps or sum(cap.most for cap in caps if cap is not None) < total:
                 return None
-            found += [RankCap(group=group, rank=rank, most=most) for rank, most in enumerate(mosts) if most is not None]
+            found += [cap for cap in caps if cap is not None]
         return found
 
 
-class _Rank:
-    """One rank's share of the linear relaxation."""
+def _sure_blocks(problem: SplitProblem) -> dict[int, int]:
+    """Return single blocks at either end of a row where they surely are: on the first and the last virtual stage."""
+    if problem.allow_empty_stages or not is_one_row(problem):
+        return {}
+    ends = {0: 0, len(problem.segments) - 1: problem.num_virtual - 1}
+    return {k: v for k, v in ends.items() if problem.segments[k].num_layers == len(problem.segments[k].kinds) == 1}
 
-    def __init__(self, problem: SplitProblem, rank: int, cut: Cut) -> None:
-        self.problem, self._program = problem, LinearProgram()
+
+class _Rank:
+    """One rank's share of the linear relaxation; and what its whole layers recompute."""
+
+    def __init__(self, problem: SplitProblem, rank: int, cut: Cut, blocks: dict[int, int]) -> None:
+        self.problem, self.rank, self._program = problem, rank, LinearProgram()
         # Times near 1: solvers lose their way with large numbers.
         self._unit = max(1.0, sum(s.num_layers * (s.forward + s.backward) for s in problem.segments))
         self._unit *= problem.num_microbatches / problem.num_virtual
-        chunks = range(rank, problem.num_virtual, problem.num_stages)
+        self._chunks = range(rank, problem.num_virtual, problem.num_stages)
         self.x: list[list[dict[int, Any]]] = [
-            [{v: self._program.number(segment.num_layers) for v in chunks} for _ in segment.kinds]
+            [{v: self._program.number(segment.num_layers) for v in self._chunks} for _ in segment.kinds]
             for segment in problem.segments
         ]
-        self._hold_blocks()
+        for k, place in blocks.items():
+            for v, variable in self.x[k][0].items():
+                variable.SetBounds(int(v == place), int(v == place))
+        self._blocks = {k: v for k, v in blocks.items() if v in self._chunks}
+        self._recomputes: dict[tuple[int, ...], LeastRecompute] = {}
         self._add_memory(rank)
         self._steps: list[Any] = []
         self._constants: list[int] = []
-        self._add_path(cut, chunks)
-
-    def _hold_blocks(self) -> None:
-        """Hold single blocks at either end of a row where they surely are: on the first and the last virtual stage."""
-        problem = self.problem
-        if problem.allow_empty_stages or not is_one_row(problem):
-            return
-        for k, place in ((0, 0), (-1, problem.num_virtual - 1)):
-            if problem.segments[k].num_layers == len(problem.segments[k].kinds) == 1:
-                for v, variable in self.x[k][0].items():
-                    variable.SetBounds(int(v == place), int(v == place))
+        self._constant = cut.constant + _least_way(problem, rank, blocks)
+        self._add_path(cut)
 
     def _add_memory(self, rank: int) -> None:
         problem = self.problem
@@ -133,22 +138,52 @@ class _Rank:
             terms = [(term.size * scale, self.x[term.segment][term.kind][term.stage]) for term in row]
             self._program.row(terms, high=problem.room(rank) * scale)
 
-    def _add_path(self, cut: Cut, chunks: range) -> None:
+    def _add_path(self, cut: Cut) -> None:
         problem = self.problem
         for tail, fixed in tail_rows(problem, self.x, cut.tail_stage):
             # Solvers' variables overload ==: no keys of a dictionary.
             after = {id(variable): ticks for ticks, variable in tail}
             terms = []
-            for term in path_row(problem, cut, chunks):
+            for term in path_row(problem, cut, self._chunks):
                 variable = self.x[term.segment][term.kind][term.stage]
                 terms.append(((term.size + after.get(id(variable), 0)) / self._unit, variable))
             row = self._program.row(terms, high=0)
             self._steps.append(row)
-            self._constants.append(cut.constant + fixed)
+            self._constants.append(self._constant + fixed)
 
-    def most(self, group: tuple[int, ...], step: float, total: int) -> int | None:
-        """Return how many whole layers of a stack the rank holds at most; ``None``: not even the blocks that it surely
-        holds fit."""
+    def cap(self, group: tuple[int, ...], step: float, total: int) -> RankCap | None:
+        """Return how many whole layers of a stack the rank holds at most, and what they recompute; ``None``: not even
+        the blocks that it surely holds fit."""
+        most = self._most(group, step, total)
+        if most is None:
+            return None
+        if group not in self._recomputes:
+            self._recomputes[group] = LeastRecompute(self.problem, self.rank, group, self._blocks)
+        recompute = self._recomputes[group]
+        if not recompute.suits:
+            return RankCap(group=group, rank=self.rank, most=most)
+        while most >= recompute.fewest and not self._is_within(recompute, group[0], most, step):
+            most -= 1
+        if most < recompute.fewest:
+            return None
+        return RankCap(group=group, rank=self.rank, most=most, floors=recompute.floors(most))
+
+    def _is_within(self, recompute: LeastRecompute, k: int, layers: int, step: float) -> bool:
+        """Return whether so many whole layers of a segment, and the sure blocks, take no longer than ``step``."""
+        problem, added = self.problem, recompute.added(layers)
+        if added is None:
+            return False
+        held = {**dict.fromkeys(self._blocks, 1), k: layers}
+        work = added + sum(n * (problem.segments[j].forward + problem.segments[j].backward) for j, n in held.items())
+        after = 0
+        for row in problem.tails_at(self.rank):
+            # What else the rank may hold shortens no tail whose ticks are all 0 or more.
+            if min(row.by_segment) >= 0 and any(n and row.by_segment[j] for j, n in held.items()):
+                after = max(after, row.fixed + sum(row.by_segment[j] * n for j, n in held.items()))
+        return self._constant + problem.num_microbatches * work + after <= step * (1 + ROUNDING)
+
+    def _most(self, group: tuple[int, ...], step: float, total: int) -> int | None:
+        """Return how many layers a rank holds at most that may recompute fractions."""
         for row, constant in zip(self._steps, self._constants, strict=True):
             row.SetUb((step * (1 + ROUNDING) - constant) / self._unit)
         objective = self._program.solver.Objective()
@@ -162,3 +197,22 @@ class _Rank:
         if status == "infeasible":
             return None
         return min(total, floor(objective.Value() + ROUNDING)) if status == "optimal" else total
+
+
+def _least_way(problem: SplitProblem, rank: int, blocks: dict[int, int]) -> int:
+    """Return what a microbatch takes at least on the stages before a rank, down and back up."""
+    if problem.allow_empty_stages:
+        return 0
+    solid = [k for k, s in enumerate(problem.segments) if s.beside is None]
+    way = 0
+    for v in range(rank):
+        # Sure blocks lie on their own stage alone.
+        times = [_least_time(problem, k) for k in solid if blocks.get(k, v) == v]
+        beside = [_least_time(problem, k) for k, place in blocks.items() if place == v and k not in solid]
+        way += min(times) + sum(beside)
+    return way
+
+
+def _least_time(problem: SplitProblem, k: int) -> int:
+    segment = problem.segments[k]
+    return segment.forward + segment.backward + min(kind.extra_backward for kind in segment.kinds)

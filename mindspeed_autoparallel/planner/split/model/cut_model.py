@@ -30,12 +30,14 @@ CLOCK = 2
 
 @dataclass(frozen=True, kw_only=True)
 class RankCap:
-    """A rank holds at most so many layers of a stack."""
+    """A rank holds at most so many layers of a stack, and recomputes some of them."""
 
     group: tuple[int, ...]
     """The stack's segments."""
     rank: int
     most: int
+    floors: tuple[tuple[float, float], ...] = ()
+    """What they add to a microbatch's backward at least: so much per layer, and so much beside it, in ticks."""
 
 
 class CutModel:
@@ -156,10 +158,18 @@ class CutModel:
             self._row([(1.0, self.step), *sums.values()], low=(cut.constant + fixed) / self.unit)
 
     def cap(self, caps: Iterable[RankCap]) -> None:
-        """Add what ranks hold at most."""
+        """Add what ranks hold at most, and recompute at least."""
         for item in caps:
             stages = range(item.rank, self.problem.num_virtual, self.problem.num_stages)
             self._row([term for k in item.group for term in self._of(k, stages)], high=item.most)
+            for slope, fixed in item.floors:
+                terms = [
+                    ((kind.extra_backward - slope) / self.unit, row[v])
+                    for k in item.group
+                    for kind, row in zip(self.problem.segments[k].kinds, self.x[k], strict=True)
+                    for v in stages
+                ]
+                self._row(terms, low=(fixed - ROUNDING * abs(fixed)) / self.unit)
 
     def keep_to(self, ranges: LayerRanges) -> None:
         """Take over where the boundaries of one row of whole layers may lie, and what stages and ranks may hold."""

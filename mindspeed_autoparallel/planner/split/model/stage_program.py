@@ -6,10 +6,12 @@ It is asked for the least or the most of one number after another, each time fro
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import numpy
 
+from mindspeed_autoparallel.planner.split.model.cut_model import ROUNDING, RankCap
 from mindspeed_autoparallel.planner.split.model.cuts import Cut
 from mindspeed_autoparallel.planner.split.model.layer_ranges import LayerRanges, Number
 from mindspeed_autoparallel.planner.split.model.linear import LinearProgram, memory_rows
@@ -119,6 +121,21 @@ class StageProgram:
         passes = zip(self._times, cut[:2], strict=True)
         terms = [(float(n), t) for times, counts in passes for n, t in zip(counts, times, strict=True) if n]
         self._row(terms, high=(self._step - cut.constant) / self.unit)
+
+    def cap(self, caps: Iterable[RankCap]) -> None:
+        """Add what ranks hold at most, and recompute at least."""
+        segments = self.problem.segments
+        for item in caps:
+            stages = range(item.rank, self.problem.num_virtual, self.problem.num_stages)
+            self._row([(1.0, self._held[k][v]) for k in item.group for v in stages], high=item.most)
+            for slope, fixed in item.floors:
+                terms = []
+                for k in item.group:
+                    plain, *others = (kind.extra_backward for kind in segments[k].kinds)
+                    terms += [((plain - slope) / self.unit, self._held[k][v]) for v in stages]
+                    for more, row in zip(others, self._recomputed[k], strict=True):
+                        terms += [((more - plain) / self.unit, row[v]) for v in stages]
+                self._row(terms, low=(fixed - ROUNDING * abs(fixed)) / self.unit)
 
     def keep_to(self, ranges: LayerRanges) -> None:
         """Take over what is known of boundaries, stages and ranks, and so of segments' layers before a boundary."""

@@ -12,14 +12,15 @@ import pytest
 from small_profile import block, small_profile
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
-from mindspeed_autoparallel.planner.best_first import silent
+from mindspeed_autoparallel.planner.best_first import Open, silent
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts import short_rows, turns
 from mindspeed_autoparallel.planner.layouts.layout_search import LayoutSearch
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
+from mindspeed_autoparallel.planner.layouts.rank_looks import raise_smallest
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions, enumerate_layouts
-from mindspeed_autoparallel.planner.layouts.tasks import BOUND, IMPROVE, PROVE, SOLVE, Outcome, Task
+from mindspeed_autoparallel.planner.layouts.tasks import BOUND, IMPROVE, PROVE, SOLVE, Outcome, Request, Task
 from mindspeed_autoparallel.planner.layouts.turns import LOOKS
 from mindspeed_autoparallel.planner.layouts.workers import Workers
 from mindspeed_autoparallel.planner.placement import ModulePlacement
@@ -225,6 +226,28 @@ def test_virtual_stages_that_time_left_open_are_named_and_keep_their_bound(monke
     left = [verdict.lower_bound_us for verdict in plan.search.verdicts if verdict.outcome == "unsolved"]
     assert left and plan.search.lower_bound_us <= min(bound for bound in left if bound is not None)
     assert 0 < plan.search.lower_bound_us <= everything.step.total_us * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("capacity_mib", [1000, 330, 240])
+def test_no_plan_beats_the_bounds_of_layouts_that_time_left_open(capacity_mib: int) -> None:
+    profile, cluster = small_profile(capacity_mib=capacity_mib), Cluster(num_nodes=1, devices_per_node=4)
+    candidates, _ = enumerate_layouts(profile, cluster, 8, SpaceOptions())
+    best_us = _enumerate(profile, cluster, 8)
+    offered: list[float] = []
+    with Workers(Request(profile=profile, cluster=cluster, global_batch_size=8), 1) as workers:
+        items = [Open(0.0, 0.0, order, item) for order, item in enumerate(candidates)]
+        raised = raise_smallest(
+            workers, items, 1.1 * best_us, inf, lambda item, outcome: offered.append(outcome.step_us or 0.0)
+        )
+    assert sorted(item.order for item in raised) == [item.order for item in items]
+    assert min(item.bound_us for item in raised) <= best_us * (1 + 1e-9) and min(offered, default=inf) >= best_us * (
+        1 - 1e-9
+    )
+    for item in raised:
+        num, layout = item.item.layout.num_virtual_stages, item.item.layout
+        found = [evaluate(profile, cluster, layout, one, 8, with_timeline=False) for one in _placements(num)]
+        least_us = min((each.step.total_us for each in found if each.fits), default=inf)
+        assert item.bound_us <= least_us * (1 + 1e-9)
 
 
 def test_twice_the_microbatches_of_groups_that_only_the_plan_runs_are_tried_in_smaller_groups() -> None:
