@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from mindspeed_autoparallel.cost.analytic.request_keys import ALIASES, KNOWN, SILENT
+from mindspeed_autoparallel.cost.analytic.request_keys import KNOWN, SILENT
+from mindspeed_autoparallel.cost.analytic.spellings import ALIASES, INFORMATION
 from mindspeed_autoparallel.data.distribution import FORMAT, SCHEMA_VERSION, Distribution
 from mindspeed_autoparallel.errors import AutoParallelError
 from mindspeed_autoparallel.planner.results import RESULT_SCHEMA_VERSION, Result
@@ -64,7 +65,7 @@ def _request() -> dict[str, Any]:
     }
     one = {
         "type": "object",
-        "properties": {"id": {}, **sections},
+        "properties": {**{key: {} for key in sorted(INFORMATION)}, **sections},
         "required": ["model", "hw", "train"],
     }
     many = {"type": "object", "properties": {"requests": {"type": "array", "items": one}}, "required": ["requests"]}

@@ -37,14 +37,20 @@ class Arguments:
 
     def __init__(self, values: Mapping[str, object]) -> None:
         self._values = {str(name).lstrip("-").replace("-", "_"): value for name, value in values.items()}
+        self._read: set[str] = set()
 
     def has(self, name: str) -> bool:
         """Return whether ``name`` is there and says something."""
+        self._read.add(name)
         return name in self._values and str(self._values[name]).lower() not in _NO
 
     def flag(self, name: str) -> bool:
         """Return whether a switch is on."""
         return self.has(name)
+
+    def unread(self) -> dict[str, object]:
+        """Return what nothing was read of so far."""
+        return {name: value for name, value in self._values.items() if name not in self._read}
 
     def denied(self, name: str) -> bool:
         """Return whether ``name`` is there and off."""

@@ -41,7 +41,8 @@ def leaner_readings(request: Mapping[str, object], work: Workload) -> Iterator[A
     ranks = work.data_size * work.context_size
     if work.pipeline_size > 1 or work.adapters or ranks == 1:
         return
-    if "fsdp" not in parallel and "dist_opt" not in parallel:
+    # Megatron's FSDP goes with the distributed optimizer.
+    if "fsdp" not in parallel and parallel.get("dist_opt") is not False:
         parallel["fsdp"] = ranks
         words.append(f"parameters sharded over {ranks} ranks (Megatron FSDP)")
         yield Assumption(request={**request, "train": train, "parallel": parallel}, words=", ".join(words))

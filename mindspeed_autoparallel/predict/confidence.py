@@ -20,6 +20,8 @@ _HIDDEN_LAUNCHES = 1.03
 _SUPERVISED_WIDTH = 8.6
 """Nine of ten published tuning runs on devices that were fitted to pretraining took up to this much longer, for reasons
 that their sources do not say (docs/validation/prediction.md)."""
+_OF_KINDS = ("unmeasured_eight_bits", "unmeasured_latent")
+"""Widths of new features that hold for some runs alone."""
 _NETWORK_FACTOR = 2.0
 """Within which the share of a network's rate is known where no run over nodes was measured."""
 
@@ -71,14 +73,27 @@ def half_width(work: Workload, device: Device) -> tuple[float, str]:
     """
     efficiency = device.efficiency(work.stack)
     kind = extrapolation(work, device)
-    unknown = 2 * max(efficiency.relative_error, *efficiency.intervals.values(), 0.0)
+    widths = {name: width for name, width in efficiency.intervals.items() if name not in _OF_KINDS}
+    unknown = 2 * max(efficiency.relative_error, *widths.values(), 0.0)
     if kind == "supervised":
         unknown = max(unknown, _SUPERVISED_WIDTH)
-    width = max(efficiency.intervals.get(kind, unknown), efficiency.intervals.get("seen", 0.0))
+    key = _model_key(work) if kind == "unmeasured_features" else kind
+    width = efficiency.intervals.get(key, efficiency.intervals.get(kind, unknown))
+    width = max(width, efficiency.intervals.get("seen", 0.0))
     if work.num_devices > work.devices_per_node:
         width = max(width, efficiency.intervals.get("more_devices", 0.0))
         width = math.hypot(width, _network_share(work, device, efficiency))
     return width, kind
+
+
+def _model_key(work: Workload) -> str:
+    """Return the key of the width of ``work``, where new features differ by it: of latent attention, of eight-bit
+    recipes without experts beside attention; elsewhere that of all."""
+    having = features(work)
+    if "latent" in having:
+        return "unmeasured_latent"
+    known = "experts" not in having or "state_space" in having
+    return "unmeasured_eight_bits" if known and work.recipe and work.recipe != "nvfp4" else "unmeasured_features"
 
 
 def _network_share(work: Workload, device: Device, efficiency: Efficiency) -> float:

@@ -110,6 +110,12 @@ _RULES = (
         lambda work: work.expert_size == 1 or not _has_experts(work),
         "no tokens travel between ranks of experts",
     ),
+    _Rule(
+        "train",
+        ("moe_a2a_overlap",),
+        lambda work: work.expert_size > 1 and _has_experts(work) and not work.expert_overlap,
+        "Megatron takes it for layers of attention, on one stage or several chunks per rank, without full recompute",
+    ),
     _Rule("train", ("routing_imbalance", "grouped_gemm"), lambda work: not _has_experts(work), "no experts"),
     _Rule("train", ("routing_imbalance",), lambda work: work.model.capacity_factor > 0, "capacity_factor bounds rows"),
     _Rule(

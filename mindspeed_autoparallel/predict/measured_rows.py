@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping
 
 from mindspeed_autoparallel.cost.analytic.fields import integer, optional_integer, part
-from mindspeed_autoparallel.cost.analytic.request_keys import ALIASES, KNOWN, SILENT
+from mindspeed_autoparallel.cost.analytic.request_keys import KNOWN, SILENT
+from mindspeed_autoparallel.cost.analytic.spellings import ALIASES
 from mindspeed_autoparallel.cost.analytic.workload import RECOMPUTE
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import shown

@@ -56,9 +56,15 @@ def switches_of_arguments(values: Mapping[str, object]) -> dict[str, object]:
 
 def model_of_arguments(values: Mapping[str, object]) -> dict[str, object]:
     """Return the request's ``model`` that the arguments describe; query groups count without their switch, too."""
+    return model_and_rest(values)[0]
+
+
+def model_and_rest(values: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
+    """Return the request's ``model`` that the arguments describe, and the arguments that it was not read from."""
     grouped = {"group_query_attention": True} if values.get("num_query_groups") else {}
-    model = _model(Arguments({**grouped, **values}))
-    return {key: value for key, value in model.items() if value is not None}
+    arguments = Arguments({**grouped, **values})
+    model = _model(arguments)
+    return {key: value for key, value in model.items() if value is not None}, arguments.unread()
 
 
 def _model(arguments: Arguments) -> dict[str, object]:

@@ -24,6 +24,8 @@ from mindspeed_autoparallel.spec.plan import RankMemory, StagePlan
 
 SCHEMA_VERSION = 1
 _GIB = 2**30
+_MOST_NAMED = 20
+"""Unknown keys that one note names: a whole namespace of Megatron's has hundreds."""
 
 
 def predict_one(request: Mapping[str, object], extra_devices: tuple[Device, ...] = ()) -> Answer:
@@ -40,7 +42,8 @@ def predict_one(request: Mapping[str, object], extra_devices: tuple[Device, ...]
     read = _read(request)
     answer, assumed = _fitting_answer(request, read, extra_devices)
     unknown = unknown_keys(request) if isinstance(request, Mapping) else []
-    answer["notes"] = [f"{', '.join(unknown)}: unknown; ignored"] if unknown else []
+    more = f" and {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
+    answer["notes"] = [f"{', '.join(unknown[:_MOST_NAMED])}{more}: unknown; ignored"] if unknown else []
     if isinstance(read, Workload) and answer["status"] != "error":
         answer["notes"] += without_effect(request, read)
     if assumed:

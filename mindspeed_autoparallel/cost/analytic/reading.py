@@ -18,11 +18,12 @@ from mindspeed_autoparallel.cost.analytic.fields import (
 )
 from mindspeed_autoparallel.cost.analytic.legality import check_divisions
 from mindspeed_autoparallel.cost.analytic.model_shape import ModelShape
-from mindspeed_autoparallel.cost.analytic.placement import PlacementRequest, place_layers
+from mindspeed_autoparallel.cost.analytic.placement import PlacementRequest, place_layers, unfold_layout
 from mindspeed_autoparallel.cost.analytic.reading_model import read_model
 from mindspeed_autoparallel.cost.analytic.reading_train import read_recompute, read_recompute_detail, read_training
 from mindspeed_autoparallel.cost.analytic.releases import with_release
-from mindspeed_autoparallel.cost.analytic.request_keys import canonical, refuse_unmodelled
+from mindspeed_autoparallel.cost.analytic.request_keys import refuse_unmodelled
+from mindspeed_autoparallel.cost.analytic.spellings import canonical
 from mindspeed_autoparallel.cost.analytic.workload import Sharding, Workload, is_ascend
 from mindspeed_autoparallel.errors import ConfigError
 
@@ -39,6 +40,8 @@ _STRATEGIES: Mapping[str, Sharding] = {
     "optim_grads_params": "parameters",
 }
 """``--data-parallel-sharding-strategy``."""
+_TRAY = 4
+"""Devices of a compute tray of a rack (NVIDIA GB200 and GB300 NVL72); other nodes have eight."""
 VARIABLE_TOKENS = 1024
 """Tokens per sample where lengths vary and no mean is said; an answer's notes say so."""
 
@@ -53,7 +56,7 @@ def read_workload(request: Mapping[str, object]) -> Workload:
     refuse_unmodelled(request)
     hardware, parallel, train = (section_of(request, key) for key in ("hw", "parallel", "train"))
     noop = counts(parallel, "noop_layers", "parallel")
-    model = _documents(read_model(section_of(request, "model"), len(noop)), train)
+    model = _documents(read_model(_with_predictions(section_of(request, "model"), parallel), len(noop)), train)
     gpu = _gpu(hardware)
     devices, node = _devices(hardware)
     tensor, pipeline, context, data = _layout(parallel, devices)
@@ -133,7 +136,8 @@ def packs_examples(train: Mapping[str, object]) -> bool:
 
 def _devices(hardware: Mapping[str, object]) -> tuple[int, int]:
     devices = integer(hardware, "num_gpus", None, "hw")
-    node = integer(hardware, "gpus_per_node", min(8, devices), "hw")
+    usual = _TRAY if any(rack in _gpu(hardware).lower() for rack in ("gb200", "gb300")) else 8
+    node = integer(hardware, "gpus_per_node", min(usual, devices), "hw")
     if devices > node and devices % node:
         raise ConfigError(
             f"hw.num_gpus {devices} does not fill nodes of gpus_per_node {node}; the nearest are "
@@ -155,11 +159,25 @@ def _layout(parallel: Mapping[str, object], devices: int) -> tuple[int, int, int
 
 def _virtual(parallel: Mapping[str, object], layers: int, pipeline: int) -> int:
     each = optional_integer(parallel, "layers_per_chunk", "parallel")
-    if parallel.get("vpp") is not None or each is None or pipeline == 1:
-        return integer(parallel, "vpp", 1, "parallel")
+    stated, layout = optional_integer(parallel, "vpp", "parallel", 0), parallel.get("pipeline_layout")
+    if not stated and pipeline > 1 and isinstance(layout, str) and layout:
+        # Megatron counts the chunks of a layout, too.
+        return max(1, (unfold_layout(layout).count("|") + 1) // pipeline)
+    if stated is not None or each is None or pipeline == 1:
+        return stated or 1
     if layers % (pipeline * each):
         raise ConfigError(f"{layers} layers in chunks of {each} do not fill {pipeline} stages evenly.")
     return layers // (pipeline * each)
+
+
+def _with_predictions(section: Mapping[str, object], parallel: Mapping[str, object]) -> Mapping[str, object]:
+    """Return a model's ``section`` with the layers of multi-token prediction that a layout string has, where it states
+    no number of them."""
+    layout = parallel.get("pipeline_layout")
+    if section.get("mtp_layers") is not None or not isinstance(layout, str):
+        return section
+    written = unfold_layout(layout).count("m")
+    return {**section, "mtp_layers": written} if written else section
 
 
 def _software(train: Mapping[str, object], gpu: str, model: ModelShape) -> tuple[str, str]:
@@ -207,11 +225,11 @@ def _context(parallel: Mapping[str, object], context: int) -> dict[str, Any]:
 
 def _sharding(parallel: Mapping[str, object], ranks: int, gpu: str) -> dict[str, Any]:
     """Return Megatron's FSDP: ``fsdp`` ranks share every shard, more data-parallel ranks hold them again (HSDP)."""
-    size = optional_integer(parallel, "fsdp", "parallel")
+    size = optional_integer(parallel, "fsdp", "parallel", 0) if parallel.get("fsdp") is not False else None
     strategy = parallel.get("sharding_strategy") or "optim_grads_params"
     if not isinstance(strategy, str) or strategy not in _STRATEGIES:
         raise ConfigError(f"parallel.sharding_strategy is {strategy!r}, known: {', '.join(_STRATEGIES)}.")
-    if size in (None, 1):
+    if size in (None, 0, 1):
         if parallel.get("sharding_strategy"):
             raise ConfigError("parallel.sharding_strategy says what fsdp shards, but parallel.fsdp is missing.")
         return {}

@@ -98,10 +98,10 @@ def _optimizer(train: Mapping[str, object]) -> dict[str, float]:
 
 def read_recompute(train: Mapping[str, object]) -> str:
     """Return which of ``RECOMPUTE`` the request states; ``none`` by default."""
-    recompute = train.get("recompute") or "none"
+    recompute = str(train.get("recompute") or "none").lower()
     if recompute not in RECOMPUTE:
         raise ConfigError(f"train.recompute is {recompute!r}, must be one of {', '.join(RECOMPUTE)}.")
-    return str(recompute)
+    return recompute
 
 
 def read_recompute_detail(train: Mapping[str, object], model: ModelShape) -> RecomputeDetail:

@@ -43,7 +43,8 @@ def read_release(train: Mapping[str, object]) -> Release | None:
     name = train.get("software")
     if name is None:
         return None
-    found = re.fullmatch(r"(?:nemo[-:])?(\d\d)\.(\d\d)(?:\.\w+)*", str(name))
+    written = r"(?:(?:.*\W)?nemo[-:])?(\d\d)\.(\d\d)(?:\.\w+)*(?: nemo.*)?"
+    found = re.fullmatch(written, str(name), re.IGNORECASE)
     if not found or not 1 <= int(found.group(2)) <= 12:
         raise ConfigError(f"train.software is {name!r}, must name a NeMo container by year and month, as nemo-26.04.")
     return Release(int(found.group(1)), int(found.group(2)))
@@ -56,6 +57,8 @@ def with_release(work: Workload, model: Mapping[str, object], train: Mapping[str
     """
     release = read_release(train)
     changes: dict[str, Any] = {}
+    if work.expert_overlap and not work.on_ascend and not _can_hide_exchanges(work):
+        changes["expert_overlap"] = False
     hidden = train.get("moe_a2a_overlap") is None and _hides_exchanges(work, release)
     if hidden:
         changes["expert_overlap"] = True
@@ -77,21 +80,25 @@ def with_release(work: Workload, model: Mapping[str, object], train: Mapping[str
 
 
 def _hides_exchanges(work: Workload, release: Release | None) -> bool:
-    """Return whether recipes hide the experts' exchanges, where Megatron takes the switch: layers of attention, one
-    stage or several chunks per rank, no full recompute.
+    """Return whether recipes hide the experts' exchanges, where Megatron takes the switch.
 
     The newest mxfp8 ones do; before, those whose experts span nodes (DeepSeek-V3 on B200 in v0.4.2), in every precision
     before 26.02 (DeepSeek-V3 and Qwen3 on H100), but not where tokens are dropped.
     """
-    possible = work.expert_size > 1 and all(kind.mixer == "attention" for kind in work.model.layers)
-    possible = possible and (work.pipeline_size == 1 or work.virtual_size > 1) and work.recompute != "full"
-    if not possible or work.gradient_overlap is False:
+    if not _can_hide_exchanges(work) or work.gradient_overlap is False:
         return False
     if release is None or release >= _WHOLE_GRAPHS:
         return work.recipe == "mxfp8"
     spans_nodes = not work.on_rack and work.expert_size * work.expert_tensor_size > work.devices_per_node
     sought = work.recipe == "mxfp8" or release < _NODE_KERNELS
     return spans_nodes and sought and not work.model.capacity_factor
+
+
+def _can_hide_exchanges(work: Workload) -> bool:
+    """Return whether Megatron takes ``--overlap-moe-expert-parallel-comm``: layers of attention, one stage or several
+    chunks per rank, no full recompute."""
+    possible = work.expert_size > 1 and all(kind.mixer == "attention" for kind in work.model.layers)
+    return possible and (work.pipeline_size == 1 or work.virtual_size > 1) and work.recompute != "full"
 
 
 def _graph(work: Workload, release: Release | None, hidden: bool) -> str:

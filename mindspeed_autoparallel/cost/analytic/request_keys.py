@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mindspeed_autoparallel.cost.analytic.spellings import ALIASES, INFORMATION
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import shown
 
@@ -65,13 +66,6 @@ KNOWN = {
 }
 """Keys of a request's sections that say something about the run."""
 
-ALIASES = {
-    "model": {"head_dim": "head_size", "tie_embeddings": "tied_embeddings", "mtp_num_layers": "mtp_layers"},
-    "hw": {},
-    "parallel": {"schedule_group_size": "microbatch_group_size"},
-    "train": {},
-}
-
 SILENT = {
     "model": frozenset({"name", "params", "params_b", "norm", "position", "router", "num_shared_experts", "model_id"}),
     "hw": frozenset({"gpu_stated", "gpu_hint", "platform", "num_gpus_source"}),
@@ -107,19 +101,11 @@ SCHEDULES = ("1f1b", "1f1b-interleaved", "interleaved")
 OPTIMIZERS = ("adam", "adamw")
 
 
-def canonical(request: Mapping[str, object]) -> dict[str, object]:
-    """Return ``request`` with aliases of keys replaced; sections that are no objects stay as they are."""
-    result = dict(request)
-    for section, names in ALIASES.items():
-        values = result.get(section)
-        if isinstance(values, Mapping) and any(name in values for name in names):
-            result[section] = {names.get(key, key): value for key, value in values.items()}
-    return result
-
-
 def unknown_keys(request: Mapping[str, object]) -> list[str]:
-    """Return keys of the request's sections that nothing is known about, such as misspelt ones: they change nothing."""
-    return [
+    """Return keys of the request and its sections that nothing is known about, such as misspelt ones: they change
+    nothing."""
+    beside = [str(key) for key in request if key not in KNOWN and key not in INFORMATION]
+    return beside + [
         f"{section}.{key}"
         for section, known in KNOWN.items()
         if isinstance(values := request.get(section), Mapping)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import collections
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from mindspeed_autoparallel.cost.analytic.spellings import container_of
 from mindspeed_autoparallel.predict.predict import predict_one
 from mindspeed_autoparallel.predict.scoreboard import measured_step_ms
 
@@ -53,13 +53,13 @@ class Score:
 
 
 def software_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the container that a row's source names, and what the launch script beside its page sets."""
+    """Return the container of a row's source, and what the launch script beside its page sets."""
     source = row["source"]
     for page, stated in _LAUNCH_SCRIPTS.items():
         if page in source and row["hw"]["gpu"] == "GB200":
             return stated
-    named = re.search(r"\b2[4-6]\.\d\d\b", source.replace("dgxc-benchmarking@f041145", "25.04"))
-    return {"software": f"nemo-{named.group()}"} if named else {}
+    named = "nemo-25.04" if "dgxc-benchmarking@f041145" in source else container_of(source)
+    return {"software": named} if named else {}
 
 
 def request_of(row: Mapping[str, Any], software: bool = True) -> dict[str, Any]:

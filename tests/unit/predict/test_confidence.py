@@ -101,3 +101,18 @@ def test_tuning_on_examples_has_a_width_of_its_own_where_no_such_run_was_measure
     assert tuned > 5 * plain
     known = _device(measured_features=("supervised",))
     assert half_width(_work(train={"task": "sft"}), known) == half_width(_work(), known)
+
+
+def test_new_features_have_widths_by_what_they_are() -> None:
+    device = find_device("H100")
+    recipe = {"hw": {"gpu": "H100"}, "train": {"precision": "fp8"}}
+    experts = {"type": "moe", "num_experts": 8, "topk": 2, "moe_ffn": 8192}
+    latent = {"q_lora_rank": 512, "kv_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "v_head_dim": 64}
+    hybrid = {"type": "hybrid", "layer_pattern": "M*ME" * 6, **{k: v for k, v in experts.items() if k != "type"}}
+    models = ({}, hybrid, experts, {**experts, "mla": latent})
+    widths = [half_width(_work(model=model, **recipe), device)[0] for model in models]
+    assert widths[0] == widths[1] < widths[2] < widths[3]
+    four_bits = {"hw": {"gpu": "GB200"}, "train": {"precision": "nvfp4"}}
+    rack = find_device("GB200")
+    eight = half_width(_work(hw={"gpu": "GB200"}, train={"precision": "mxfp8"}), rack)[0]
+    assert half_width(_work(**four_bits), rack)[0] > eight
