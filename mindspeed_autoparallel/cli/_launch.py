@@ -111,7 +111,18 @@ def switches(plan: Plan, host: str, release: tuple[int, int] = NEWEST) -> list[s
         words += ["--moe-token-dispatcher-type", *(deep if across and host == MEGATRON else ["alltoall"])]
     if layout.context_size > 1 and host != MEGATRON:
         words += ["--context-parallel-algo", "megatron_cp_algo"]
-    return words
+    return words + _of_training(plan, host, release)[0]
+
+
+def without_flags(plan: Plan, host: str, release: tuple[int, int] = NEWEST) -> tuple[str, ...]:
+    """Return the switches that the plan's price rests on and that ``host`` has no flag for, as a request's keys."""
+    return tuple(f"train.{key}" for key in _of_training(plan, host, release)[1])
+
+
+def _of_training(plan: Plan, host: str, release: tuple[int, int]) -> tuple[list[str], tuple[str, ...]]:
+    from mindspeed_autoparallel.predict.train_flags import flags_of_switches
+
+    return flags_of_switches(plan.profile.train or {"precision": "bf16"}, on_ascend=host != MEGATRON, release=release)
 
 
 def _recompute(plan: Plan) -> list[str]:

@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from mindspeed_autoparallel.cli import _media
+from mindspeed_autoparallel.cost.analytic.request_keys import KNOWN
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.files import shown
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.units import GIB
 from mindspeed_autoparallel.whole_numbers import LARGE
+
+_FLAGS_OF_THEIR_OWN = {
+    "gbs": "the batch is --global-batch-size",
+    "overlap_grad_reduce": "the flag is --overlap-grad-reduce",
+    "moe_a2a_overlap": "the flag is --overlap-moe-expert-parallel-comm",
+    **dict.fromkeys(
+        (
+            *("mbs", "recompute", "recompute_method", "recompute_num_layers", "recompute_modules"),
+            *("recompute_per_pp_rank", "recompute_extra"),
+        ),
+        "the search chooses it; predict prices one choice",
+    ),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,11 +38,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile-source",
         choices=("file", "analytic"),
-        default="file",
-        help="analytic: no profile and no accelerator, computed for --model on --device (default: file)",
+        help="analytic: no profile and no accelerator, computed for --model on --device (default: analytic where "
+        "--model is given, else file)",
     )
     parser.add_argument(
         "--model", type=Path, metavar="FILE", help="with analytic: sizes as JSON, or a Hugging Face config.json"
+    )
+    parser.add_argument(
+        "--train",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="with analytic: a switch of the training as docs/predict.md lists them, such as precision=fp8 "
+        "(repeatable); --script and the printed flags have it",
     )
     parser.add_argument(
         "--seq-length",
@@ -62,15 +87,13 @@ def read_profile_of(arguments: argparse.Namespace) -> Profile:
     """Return the profile the flags ask for; ``ConfigError`` names the flag that is missing or has no use."""
     if arguments.profile_tensor_size < 1:
         raise ConfigError(f"--profile-tensor-size must be at least 1, got {arguments.profile_tensor_size}.")
-    if arguments.profile_source == "analytic":
+    if _is_analytic(arguments):
         return _analytic(arguments)
-    for flag in ("model", "device", "seq-length"):
-        if getattr(arguments, flag.replace("-", "_")) is not None:
+    for flag in ("model", "device", "seq-length", "train"):
+        if getattr(arguments, flag.replace("-", "_")):
             raise ConfigError(f"--{flag} is for --profile-source analytic; a profile has its model and device.")
     if arguments.profile is None:
-        raise ConfigError(
-            "--profile is missing. Without measurements: --profile-source analytic --model FILE --device NAME."
-        )
+        raise ConfigError("--profile is missing. Without measurements: --model FILE --device NAME.")
     from mindspeed_autoparallel.profiles import read_profile
 
     return read_profile(
@@ -80,12 +103,39 @@ def read_profile_of(arguments: argparse.Namespace) -> Profile:
 
 def model_shape(arguments: argparse.Namespace) -> Mapping[str, object] | None:
     """Return the sizes of a ``--model`` of one module as a request has them; ``None`` elsewhere."""
-    if arguments.profile_source != "analytic":
+    if not _is_analytic(arguments):
         return None
     from mindspeed_autoparallel.predict.model_file import read_model_file
 
     sections = read_model_file(arguments.model, arguments.seq_length, _media.of_sample(arguments))
     return sections[0].shape if len(sections) == 1 else None
+
+
+def _is_analytic(arguments: argparse.Namespace) -> bool:
+    source = arguments.profile_source or ("analytic" if arguments.model and not arguments.profile else "file")
+    return bool(source == "analytic")
+
+
+def _train(words: Sequence[str]) -> dict[str, object]:
+    """Return ``KEY=VALUE`` words as the section ``train`` of a request."""
+    found: dict[str, object] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals or not text:
+            raise ConfigError(f"--train must be KEY=VALUE such as precision=fp8, got {shown(repr(word))}.")
+        if key in _FLAGS_OF_THEIR_OWN:
+            raise ConfigError(f"--train {key}: {_FLAGS_OF_THEIR_OWN[key]}.")
+        if key not in KNOWN["train"]:
+            near = difflib.get_close_matches(key, KNOWN["train"] - _FLAGS_OF_THEIR_OWN.keys(), 1)
+            hint = f"did you mean {near[0]}?" if near else "docs/predict.md lists the keys of train."
+            raise ConfigError(f"--train {shown(repr(key))} is no switch of a training; {hint}")
+        if key in found:
+            raise ConfigError(f"--train {key} is given twice.")
+        try:
+            found[key] = json.loads(text)
+        except ValueError:
+            found[key] = text
+    return found
 
 
 def _analytic(arguments: argparse.Namespace) -> Profile:
@@ -112,7 +162,7 @@ def _analytic(arguments: argparse.Namespace) -> Profile:
         arguments.nproc_per_node,
         network_gbit_per_s=arguments.network_gbit_per_s,
         command=" ".join(["mindspeed-autoparallel", *sys.argv[1:]]),
-        train=stated_train(sections, device, {}),
+        train=stated_train(sections, device, _train(arguments.train)),
     )
     print(f"analytic: nothing was measured; costs are computed for {device.name}", file=sys.stderr)
     path = arguments.model.absolute()

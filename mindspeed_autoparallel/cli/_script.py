@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from mindspeed_autoparallel.cli._launch import (
     launch_flags,
     release_of,
     switches,
+    without_flags,
 )
 from mindspeed_autoparallel.cost.analytic.fields import integer
 from mindspeed_autoparallel.errors import ConfigError, PlanError
@@ -113,10 +114,11 @@ def write_script(plan: Plan, path: Path, shape: Mapping[str, object] | None, rel
         reason = str(error)
         files[plan_file] = plan.text()
     model = model_flags(shape, host) if shape is not None else None
-    write_together({**files, path: _text(plan, layout, model, reason)})
+    left = without_flags(plan, host, release)
+    write_together({**files, path: _text(plan, layout, model, reason, left)})
 
 
-def _text(plan: Plan, layout: list[str], model: list[str] | None, reason: str) -> str:
+def _text(plan: Plan, layout: list[str], model: list[str] | None, reason: str, left: Sequence[str]) -> str:
     cluster, host = plan.cluster, host_of(plan)
     lines = [
         "#!/usr/bin/env bash",
@@ -124,6 +126,7 @@ def _text(plan: Plan, layout: list[str], model: list[str] | None, reason: str) -
         f"{_plain(plan.profile.device)}: {plan.step.total_us / 1000:.1f} ms a step predicted.",
         f"# Run it on every node in {host}'s folder: NODE_RANK=0 MASTER_ADDR=first-node bash FILE <further arguments>",
         *_needs(model),
+        *([f"# Priced with {', '.join(left)}, for which {host} has no flag that is known here."] if left else []),
     ]
     if reason:
         lines += [
@@ -145,7 +148,7 @@ def _text(plan: Plan, layout: list[str], model: list[str] | None, reason: str) -
         f'    --master_addr {address} --master_port "${{MASTER_PORT:-6000}}"',
         ")",
         *(_array("MODEL", [shlex.quote(word) for word in model]) if model is not None else []),
-        *_array("LAYOUT", [*layout, "--bf16"]),
+        *_array("LAYOUT", layout),
     ]
     own = '"${MODEL[@]}" ' if model is not None else ""
     script = "pretrain_vlm.py" if host == MINDSPEED_MM else "pretrain_gpt.py"

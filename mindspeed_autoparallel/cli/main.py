@@ -87,6 +87,17 @@ class _Parser(argparse.ArgumentParser):
             print(json.dumps({"status": "error", "code": "usage", "reason": message}))
         self.exit(ConfigError.exit_code, f"{self.prog}: error: {message} (flags: {self.prog} --help)\n")
 
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse; flags that a command has not are an error of the command's parser, whose help lists its flags."""
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            chosen = self if self._subparsers is None else self._commands().get(getattr(found, "command", ""), self)
+            chosen.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found
+
+    def _commands(self) -> dict[str, argparse.ArgumentParser]:
+        return next(dict(action.choices) for action in self._actions if isinstance(action, argparse._SubParsersAction))
+
 
 class _PrintCompletion(argparse.Action):
     """Prints a shell's completion script, made by shtab from the parsers, and ends."""

@@ -2,7 +2,7 @@
 
 plan --profile profile.json --nnodes 8 --nproc-per-node 16 --global-batch-size 256 --out . --json
 plan --fsdp2 config.yaml --model config.json --device 910B --nnodes 2 --nproc-per-node 8 --out .
-plan --profile-source analytic --model model.json --device H100 --nnodes 8 --nproc-per-node 8 --global-batch-size 256
+plan --model config.json --device H100 --train precision=fp8 --nnodes 8 --nproc-per-node 8 --global-batch-size 256
 """
 
 from __future__ import annotations
@@ -103,6 +103,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out is not None:
         made_folder(arguments.out, "--out")
     if arguments.fsdp2 is not None:
+        if arguments.train:
+            raise ConfigError("--train is for one Megatron layout; the YAML of --fsdp2 has the training's switches.")
         return _run_sharded(arguments, cluster)
     if arguments.global_batch_size is None:
         raise ConfigError("--global-batch-size is missing: samples of one step.")

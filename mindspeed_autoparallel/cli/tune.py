@@ -135,12 +135,13 @@ def _document(tuned: Tuned) -> dict[str, Any]:
 
 def _choice(plan: Plan, request: dict[str, Any], predicted: Answer) -> dict[str, Any]:
     """Return a plan with what ``predict`` has for its request; step and memory are the plan's."""
-    from mindspeed_autoparallel.cli._launch import host_of, launch_flags
+    from mindspeed_autoparallel.cli._launch import host_of, launch_flags, without_flags
     from mindspeed_autoparallel.errors import PlanError
     from mindspeed_autoparallel.report.answer import answer_of
 
     answer: dict[str, Any] = {**predicted}
     notes = list(answer.get("notes", []))
+    notes += [f"{key}: the host has no flag that is known here" for key in without_flags(plan, host_of(plan))]
     try:
         argv = launch_flags(plan, host_of(plan), int(request["model"].get("mtp_layers") or 0))
     except PlanError as error:

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from mindspeed_autoparallel.cost.analytic.kernels import narrow_peak_tflops
 from mindspeed_autoparallel.cost.analytic.memory import CONTEXT_BYTES
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
 from mindspeed_autoparallel.cost.analytic.states import bytes_per_parameter
@@ -83,6 +84,7 @@ def analytic_profile(
             created_utc=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             model_hash=model_hash,
             software={"stack": _STACK, "efficiencies": efficiency.provenance},
+            train={key: value for key, value in runs.train.items() if value is not None},
             command=command,
         ),
     )
@@ -101,7 +103,7 @@ def _modules(
 
 
 def stated_train(sections: Sequence[Section], device: Device, train: Mapping[str, object]) -> dict[str, object]:
-    """Return ``train`` with every switch said, as for the model of ``sections`` (``predict.switches``)."""
+    """Return ``train`` with every switch stated, as for the model of ``sections`` (``predict.switches``)."""
     runs = _Runs(sections, device, 1, dict(train)).at(MeasuredAt())
     return with_stated_switches(train, runs[-1].model, device.name, alone=len(sections) == 1)
 
@@ -243,7 +245,13 @@ def _model(sections: Sequence[Section], whole: Sequence[Workload], plain: Measur
 
 
 def device_cost(work: Workload, device: Device, fabric: Fabric) -> DeviceCost:
-    """Return what a run of ``work``'s software pays beside its blocks: links, gradients, optimizer."""
+    """Return what a run of ``work``'s software pays beside its blocks: links, gradients, optimizer.
+
+    Raises ``ConfigError`` where the device has no products in the recipe's form.
+    """
+    if work.recipe and narrow_peak_tflops(device, work.recipe) is None:
+        figure = "peak_fp4_tflops" if work.recipe == "nvfp4" else "peak_fp8_tflops"
+        raise ConfigError(f"train.precision is {work.recipe}, but {device.name} has no {figure} in the catalogue.")
     efficiency = device.efficiency(work.stack)
     sent_us = efficiency.point_to_point_us + _gathered_message_us(work, fabric)
     shares = work.tensor_size if work.stack == "megatron-2021" else 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mindspeed_autoparallel.cost.analytic.kernels import narrow_peak_tflops
 from mindspeed_autoparallel.cost.analytic.memory import CONTEXT_BYTES
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
 from mindspeed_autoparallel.cost.analytic.request_keys import unknown_keys
@@ -82,7 +81,6 @@ def _fitting_answer(
 def _answer(identity: Any, work: Workload, extra_devices: tuple[Device, ...]) -> Answer:
     try:
         device = find_device(work.gpu, extra_devices)
-        _check_recipe(work, device)
     except ConfigError as error:
         return {"id": identity, "status": "error", "reason": str(error)}
     efficiency = device.efficiency(work.stack)
@@ -146,12 +144,6 @@ def _stage(rank: RankMemory, stages: Sequence[StagePlan], work: Workload) -> Sta
         "workspace_gib": rank.runtime_overhead_bytes / _GIB,
         "microbatch_ms": sum(stage.forward_us + stage.backward_us for stage in own) / 1e3,
     }
-
-
-def _check_recipe(work: Workload, device: Device) -> None:
-    if work.recipe and narrow_peak_tflops(device, work.recipe) is None:
-        key = "peak_fp4_tflops" if work.recipe == "nvfp4" else "peak_fp8_tflops"
-        raise ConfigError(f"train.precision is {work.recipe}, but {device.name} has no {key} in the catalogue.")
 
 
 def predict(document: Any, extra_devices: tuple[Device, ...] = ()) -> Predictions:

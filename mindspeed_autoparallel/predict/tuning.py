@@ -113,11 +113,18 @@ def tune(
         plan, interrupt = stopped.plan, stopped.cause
     plans = (plan, *(_whole(profile, plan, other) for other in plan.alternatives))
     requests = tuple(request_of_plan(each, request, stated) for each in plans)
-    answers = tuple(predict_one(each, extra_devices) for each in requests)
+    answers = tuple(_with_notes_on(train, predict_one(each, extra_devices)) for each in requests)
     tuned = Tuned(plans=plans, requests=requests, answers=answers, left_out=_left_out(plan))
     if interrupt is not None:
         raise Stopped(tuned, interrupt)
     return tuned
+
+
+def _with_notes_on(train: Mapping[str, object], answer: Answer) -> Answer:
+    """Return ``answer`` without notes on switches that the request leaves open: those may have no effect in silence."""
+    stated = {f"train.{key}" for key in train}
+    notes = [note for note in answer["notes"] if not note.startswith("train.") or note.partition(":")[0] in stated]
+    return {**answer, "notes": notes}
 
 
 def _space(

@@ -10,6 +10,7 @@ from typing import Any
 from mindspeed_autoparallel.cli._launch import MEGATRON, NEWEST, host_of, launch_flags
 from mindspeed_autoparallel.cli._script import model_flags
 from mindspeed_autoparallel.cost.catalogue import find_device
+from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan, PlanError
 from mindspeed_autoparallel.planner.layouts.assembly import plan_of
 from mindspeed_autoparallel.planner.layouts.layout_solver import simple_splits
@@ -91,8 +92,8 @@ def drawn_flag_sets(seed: int, *, release: tuple[int, int] = NEWEST, every: int 
             words = launch_flags(plan, host, int(shape.get("mtp_layers") or 0), release)
         except (PlanError, ConfigError):
             continue  # no flags, or none that the release could train with
-        name = f"{model}, {device}: {plan.layout.label()}"
-        yield FlagSet(name, host, plan.cluster.num_devices, (*_model_words(shape, host), *words, "--bf16"))
+        name = f"{model}, {device}: {plan.layout.label()} {plan.profile.train}"
+        yield FlagSet(name, host, plan.cluster.num_devices, (*_model_words(shape, host), *words))
 
 
 def drawn_plan(shape: dict[str, Any], name: str, drawn: random.Random) -> Plan | None:
@@ -103,7 +104,8 @@ def drawn_plan(shape: dict[str, Any], name: str, drawn: random.Random) -> Plan |
     batch = drawn.choice([1, 2, 3]) * cluster.num_devices
     usual = list(usual_points(sections, device, 8))
     points = drawn.sample(usual, min(6, len(usual)))
-    profile = analytic_profile(sections, device, 8, train=stated_train(sections, device, {}), points=points)
+    train = stated_train(sections, device, drawn_switches(device, drawn))
+    profile = analytic_profile(sections, device, 8, train=train, points=points)
     space = SpaceOptions(overlap_gradient_reduce=True, standalone_ends="Ascend" not in device.name)
     candidates, _ = enumerate_layouts(profile, cluster, batch, space)
     drawn.shuffle(candidates)
@@ -119,6 +121,27 @@ def drawn_plan(shape: dict[str, Any], name: str, drawn: random.Random) -> Plan |
             )
             return plan_of(profile, cluster, candidate.layout, candidate.measurement, split.evaluation, batch, record)
     return None
+
+
+def drawn_switches(device: Device, drawn: random.Random) -> dict[str, Any]:
+    """Return switches of a training that the device takes, as a request's section ``train`` has them."""
+    recipes = [*(["fp8", "fp8_blockwise", "mxfp8"] if device.peak_fp8_tflops else [])]
+    recipes += ["nvfp4"] if device.peak_fp4_tflops else []
+    train: dict[str, Any] = {"precision": drawn.choice(["bf16", *recipes])}
+    on_ascend = "Ascend" in device.name
+    if not on_ascend:
+        others = {
+            "cross_entropy_fusion": [True, False],
+            "exp_avg_dtype": [None, "bf16"],
+            "exp_avg_sq_dtype": [None, "bf16"],
+            "grad_reduce_in_bf16": [None, True, False],
+            "optimizer_cpu_offload": [None, True],
+            "cuda_graph": [None, None, "local", "transformer_engine", "full_iteration"],
+        }
+        train |= {key: value for key, values in others.items() if (value := drawn.choice(values)) is not None}
+    train |= {"dropout": False} if drawn.random() < 0.5 else {}
+    train |= {"gradient_accumulation_fusion": False} if drawn.random() < 0.5 else {}
+    return train
 
 
 def _model_words(shape: dict[str, Any], host: str) -> list[str]:

@@ -83,6 +83,7 @@ def plan_of(
             created_utc=origin.created_utc,
             model_hash=origin.model_hash,
             notes=tuple(notes),
+            train=origin.train,
         ),
         extra=PlannedFrom(
             link_us=found.link_us,

@@ -157,7 +157,7 @@ def test_a_script_has_the_layout_or_the_plan_where_no_flags_describe_it(tmp_path
     folder.mkdir()
     write_script(plan, folder / "launch.sh", shape)
     words = _handed_to_torchrun(folder / "launch.sh")
-    assert " ".join([*launch_flags(plan, MEGATRON), "--bf16", "--lr", "1"]) in " ".join(words)
+    assert " ".join([*launch_flags(plan, MEGATRON), "--lr", "1"]) in " ".join(words)
     assert not list(folder.glob("*.json"))
     other = replace(plan, layout=replace(plan.layout, schedule="gpipe"), model=replace(plan.model, name="x\nrm -r y"))
     write_script(other, folder / "launch.sh", None)

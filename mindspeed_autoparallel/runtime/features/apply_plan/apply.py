@@ -18,7 +18,12 @@ from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.patching.releases import release_of, within
 from mindspeed_autoparallel.runtime.features.apply_plan.check import MeasuredRank, PlanCheck
 from mindspeed_autoparallel.runtime.features.apply_plan.hetero import apply_hetero
-from mindspeed_autoparallel.runtime.features.apply_plan.overlaps import kept_overlap, kept_pairs, tensor_overlap
+from mindspeed_autoparallel.runtime.features.apply_plan.overlaps import (
+    kept_overlap,
+    kept_pairs,
+    print_other_switches,
+    tensor_overlap,
+)
 from mindspeed_autoparallel.runtime.features.apply_plan.own_run import add_run
 from mindspeed_autoparallel.runtime.features.apply_plan.request import PlanRequest
 from mindspeed_autoparallel.runtime.first_rank import is_first_rank, print_once
@@ -83,6 +88,7 @@ def apply(request: PlanRequest, arguments: argparse.Namespace) -> None:
     _refuse_unsaved(plan, arguments)
     _set_all(arguments, {**sizes(plan), **kept_overlap(plan, arguments), **kept_pairs(plan, arguments)})
     _set_all(arguments, tensor_overlap(plan, arguments))
+    print_other_switches(plan, arguments)
 
     def teach(ranks: list[MeasuredRank]) -> None:
         if calibrated is not None:

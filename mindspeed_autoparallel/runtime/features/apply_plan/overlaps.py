@@ -1,16 +1,26 @@
-"""Overlaps of a training by a plan: the plan's, and the script's own as far as Megatron allows them beside it."""
+"""Switches of a training by a plan: the plan's overlaps, the script's own as far as Megatron allows them beside it, and
+where the script has others than those that the plan was priced with."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
 
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.predict.megatron_arguments import switches_of_arguments
 from mindspeed_autoparallel.runtime.first_rank import print_once
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import PAIRS_ARGUMENT, ArgumentValue
 from mindspeed_autoparallel.spec.plan import Plan
 
 _NEED_PAIRS = ("delay_wgrad_compute", "ep_overlap_early_attn_memory_release")
 """Megatron asserts combined 1F1B beside them."""
+_COMPARED = (
+    *("precision", "attention", "cross_entropy_fusion", "grouped_gemm", "grad_reduce_in_bf16", "fp8_param_gather"),
+    *("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype", "optimizer_cpu_offload"),
+)
+"""Switches of a request that move time or memory by more than a few percent."""
+_OTHERWISE = dict.fromkeys(("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"), "fp32")
+"""What a script has that names none."""
 _KEPT = "kept from the script: {}. The plan was priced without it, so steps may be faster than predicted."
 
 
@@ -48,6 +58,21 @@ def tensor_overlap(plan: Plan, arguments: argparse.Namespace) -> dict[str, Argum
         "predicted; plan with train.tp_comm_overlap false to see by how much."
     )
     return {}
+
+
+def print_other_switches(plan: Plan, arguments: argparse.Namespace) -> None:
+    """Print which switches of the script are not those that the plan's computed costs rest on."""
+    planned = plan.profile.train
+    try:
+        own = switches_of_arguments(vars(arguments)) if planned else {}
+    except ConfigError:
+        return  # a training that is not modelled has no switches to compare
+    both = [(name, planned[name], own.get(name, _OTHERWISE.get(name, False))) for name in _COMPARED if name in planned]
+    if differ := [f"{name} {has} (planned: {wanted})" for name, wanted, has in both if wanted != has]:
+        print_once(
+            f"switches of the script that the plan was not priced with: {', '.join(differ)}. Step and peak may differ "
+            "from the prediction; `plan --script` writes the plan's own flags."
+        )
 
 
 def kept_pairs(plan: Plan, arguments: argparse.Namespace) -> dict[str, ArgumentValue]:
