@@ -241,7 +241,9 @@ def _states(arguments: Arguments) -> dict[str, object]:
     quantized = _precision(arguments) not in ("bf16", "fp16", "fp32")
     states: dict[str, object] = {
         "grad_reduce_in_bf16": arguments.flag("grad_reduce_in_bf16") if quantized or arguments.flag("bf16") else None,
-        "fp8_param_gather": arguments.flag("fp8_param_gather") if quantized else None,
+        "fp8_param_gather": (arguments.flag("fp8_param_gather") or arguments.flag("fp4_param_gather"))
+        if quantized
+        else None,
         "optimizer_cpu_offload": arguments.flag("optimizer_cpu_offload") or None,
     }
     if states["optimizer_cpu_offload"]:
