@@ -88,12 +88,15 @@ class Calibration:
         self._catalogue = functools.partial(find_measured, "CPU" if device.name == "cpu" else self._about.name)
 
     def take(self, launches: Launches) -> CalibrationResult:
-        """Launch once for whatever is missing; a launch that fails leaves what it finished, and the search goes on."""
+        """Launch once for whatever is missing.
+
+        A launch that fails leaves what it finished, and the search goes on; the next run measures the rest.
+        """
         recovered = self._recovered()
         if self._journal.pending:
             _LOGGER.info("what an earlier launch measured before it was cut off is used")
             self._store(recovered)
-            self._journal.commit()
+            self._journal.commit(finished=False)
         missing = self._missing(recovered)
         if self._traces:
             _LOGGER.info(f"the knowledge base covers {missing.coverage.covered_time_share:.1%} of the traced time")
@@ -101,29 +104,36 @@ class Calibration:
             _LOGGER.info("nothing could be traced: layouts are measured whole where the devices can hold them")
         if missing.nothing:
             _LOGGER.info("nothing has to be measured")
+            self._journal.commit()
             return self._result(missing.coverage)
         outcome = self._launch(launches, missing)
+        finished = outcome.status is LaunchStatus.OK
         self._store(missing.points)
-        if missing.pipelines and self._figures.known("message") is None:
+        if finished and missing.pipelines and self._figures.known("message") is None:
             self._figures.keep_pipeline_cost(None)
             self._notes.append("the model could not be run as a pipeline: what the host adds to messages is left out")
-        self._journal.commit()
+        self._journal.commit(finished=finished)
         after = self._coverage() if missing.operators else missing.coverage
         if after.covered_time_share < _LEAST_COVERAGE:
             raise ProfileError(
                 f"after the launch only {after.covered_time_share:.0%} of the operators' time is known, too little to "
                 f"search by. How it ended: {outcome.describe()}"
             )
-        if outcome.status is not LaunchStatus.OK:
-            self._notes.append(f"the measuring launch ended with {outcome.status.value}; what it finished is used")
+        if not finished:
+            self._notes.append(
+                f"the measuring launch ended with {outcome.status.value}; what it finished is used, and the same command "
+                "measures the rest"
+            )
         return self._result(after)
 
     def _missing(self, recovered: Iterable[MeasuredAt]) -> Missing:
         covered = self._coverage()
         operators = covered.missing if covered.covered_time_share < MINIMUM_COVERAGE else ()
-        anchors = self._anchors() if operators or not self._figures.cpu_overhead_is_known else []
+        again = self._journal.unfinished
+        anchors = self._anchors() if operators or again or not self._figures.cpu_overhead_is_known else []
         fallback = [point for point in self._failed if is_measurable(self._request, point)]
-        points = tuple(point for point in dict.fromkeys((*anchors, *fallback)) if point not in recovered)
+        done = {*recovered, *(point for point in anchors if again and self._measured(point) is not None)}
+        points = tuple(point for point in dict.fromkeys((*anchors, *fallback)) if point not in done)
         pipelines = self._pipelines(anchors) if points or not self._figures.pipelines_are_known else []
         return Missing(
             coverage=covered,

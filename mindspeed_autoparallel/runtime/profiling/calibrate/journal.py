@@ -9,7 +9,8 @@ from mindspeed_autoparallel.files import read_json, write_json_atomic
 from mindspeed_autoparallel.runtime.profiling.calibrate.worker import LINKS_FILE, OPERATORS_FILE
 
 _FILE = "measuring.json"
-"""Lies in the folder from before the launch until its figures are in the knowledge base."""
+"""Lies in the folder from before the launch until its figures are in the knowledge base, and until a launch after one
+that failed has measured the rest."""
 
 
 class MeasurementJournal:
@@ -19,6 +20,7 @@ class MeasurementJournal:
         self.folder = folder
         self._mark = folder / _FILE
         self._about = {"schema_version": 1, "device": device, "software": software}
+        self._unfinished = {**self._about, "unfinished": True}
 
     @property
     def pending(self) -> bool:
@@ -34,6 +36,17 @@ class MeasurementJournal:
             path.unlink(missing_ok=True)
         write_json_atomic(self._mark, self._about)
 
-    def commit(self) -> None:
-        """End it: everything is in the knowledge base."""
-        self._mark.unlink(missing_ok=True)
+    @property
+    def unfinished(self) -> bool:
+        """Tell whether the last launch of this device and software failed before it had measured everything."""
+        try:
+            return self._mark.exists() and read_json(self._mark, "mark of a measuring launch") == self._unfinished
+        except ConfigError:
+            return False
+
+    def commit(self, *, finished: bool = True) -> None:
+        """End it: what was measured is in the knowledge base. ``finished``: whether that is all of the launch."""
+        if finished:
+            self._mark.unlink(missing_ok=True)
+        else:
+            write_json_atomic(self._mark, self._unfinished)
