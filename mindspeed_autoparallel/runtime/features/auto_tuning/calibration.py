@@ -121,8 +121,8 @@ class Calibration:
             )
         if not finished:
             self._notes.append(
-                f"the measuring launch ended with {outcome.status.value}; what it finished is used, and the same command "
-                "measures the rest"
+                f"the measuring launch ended with {outcome.status.value}; what it finished is used, "
+                "and the same command measures the rest"
             )
         return self._result(after)
 
