@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from mindspeed_autoparallel.runtime.features.auto_tuning.calibration_result impo
     datasheet_optimizer_us_per_byte,
     find_measured,
     is_measurable,
+    measured_so_far,
     needed_bytes,
     tiers_or_catalogue,
 )
@@ -41,7 +41,7 @@ from mindspeed_autoparallel.runtime.features.auto_tuning.figures import Figures,
 from mindspeed_autoparallel.runtime.features.auto_tuning.launches import Launches
 from mindspeed_autoparallel.runtime.features.auto_tuning.pipelines import files_in, pipelines_of, samples_in, stages_us
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
-from mindspeed_autoparallel.runtime.features.auto_tuning.trace_store import Traces, measure_task, num_written
+from mindspeed_autoparallel.runtime.features.auto_tuning.trace_store import Traces, measure_task
 from mindspeed_autoparallel.runtime.launch import LaunchOutcome, LaunchStatus
 from mindspeed_autoparallel.runtime.profiling.calibrate.fingerprint import fingerprint_of
 from mindspeed_autoparallel.runtime.profiling.calibrate.journal import MeasurementJournal
@@ -157,7 +157,7 @@ class Calibration:
         task = measure_task(request, missing.points or tuple(self._traces)[:1], self._folder, *self._traced_layers())
         files = [task.result_file(point) for point in missing.points]
         self._journal.open([*files, *files_in(self._folder)])
-        with changes_logged(self._progress(len(missing.operators), files)):
+        with changes_logged(measured_so_far(self._folder, len(missing.operators), files)):
             return launches.on_devices(
                 "calibrate",
                 {
@@ -170,18 +170,6 @@ class Calibration:
                     "pipelines": [asdict(pipeline) for pipeline in missing.pipelines],
                 },
             )
-
-    def _progress(self, num_operators: int, layouts: list[Path]) -> Callable[[], str]:
-        started = time.time()
-
-        def describe() -> str:
-            measured = len(read_operators(self._folder, since=started).rows)
-            return (
-                f"measured {measured} of {num_operators} operators, {num_written(layouts, started)} of {len(layouts)} "
-                "whole layouts"
-            )
-
-        return describe
 
     def _recovered(self) -> tuple[MeasuredAt, ...]:
         """Return the layouts that a launch measured whole before it was cut off."""

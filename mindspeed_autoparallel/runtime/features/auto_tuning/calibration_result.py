@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.cost.device import Device, Efficiency
@@ -18,6 +20,8 @@ from mindspeed_autoparallel.profiles.knowledge import Operator
 from mindspeed_autoparallel.profiles.knowledge.estimate import Coverage
 from mindspeed_autoparallel.profiles.records import PointResult, TraceResult
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
+from mindspeed_autoparallel.runtime.features.auto_tuning.trace_store import num_written
+from mindspeed_autoparallel.runtime.profiling.calibrate.worker import read_operators
 from mindspeed_autoparallel.runtime.profiling.measure.pipelines import Pipeline
 
 _STATE_BYTES = 20
@@ -113,3 +117,17 @@ def tiers_or_catalogue(
                 used = f"datasheet figures are used; {how} samples them"
                 notes.append(f"links {where} were never sampled here: {used}")
     return found, notes
+
+
+def measured_so_far(folder: Path, num_operators: int, layouts: list[Path]) -> Callable[[], str]:
+    """Return what describes the progress of a measuring launch that starts now and writes into ``folder``."""
+    started = time.time()
+
+    def describe() -> str:
+        measured = len(read_operators(folder, since=started).rows)
+        return (
+            f"measured {measured} of {num_operators} operators, {num_written(layouts, started)} of {len(layouts)} "
+            "whole layouts"
+        )
+
+    return describe
