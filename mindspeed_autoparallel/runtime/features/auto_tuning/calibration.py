@@ -6,7 +6,6 @@ import functools
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.cost.collectives import p2p_us
