@@ -83,14 +83,14 @@ def read_decisions(
         policies={pattern: layers for pattern, layers in policies.items() if set(layers) != {KEEP}},
         loss_chunk=features.chunk_loss_size,
         micro_batch_chunk=features.chunk_batch_size if features.chunk_batch_size < sizes.micro_batch_size else 0,
-        chunked=_chunked(config, modules),
+        chunked=_whole_stacks(config.values.texts("features.chunkmbs_plan.apply_modules"), modules),
+        hooks=_whole_stacks(sharding.hook_modules, modules),
         offload_optimizer=sharding.cpu_offload,
     )
 
 
-def _chunked(config: NativeConfig, modules: Sequence[ShardedModule]) -> tuple[str, ...]:
-    """Return the patterns of layers that the file's plan of chunked batches names whole, switched on or not."""
-    listed = config.values.texts("features.chunkmbs_plan.apply_modules")
+def _whole_stacks(listed: Sequence[str], modules: Sequence[ShardedModule]) -> tuple[str, ...]:
+    """Return the patterns of layers of which ``listed`` names all."""
     stacks = layers_of(modules)
     return tuple(pattern for pattern, layers in stacks.items() if matching_names(listed, layers) == tuple(layers))
 

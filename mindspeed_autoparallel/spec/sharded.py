@@ -116,6 +116,8 @@ class ShardedDecisions:
     """Samples of a micro batch that layers of ``chunked`` run at once, each recomputed and offloaded; 0: all."""
     chunked: tuple[str, ...] = ()
     """Patterns of layers that may run so."""
+    hooks: tuple[str, ...] = ()
+    """Patterns of layers at whose hooks the units inside them are gathered and reduced: ``hook_modules``."""
     offload_optimizer: bool = False
     """Whether parameters and optimizer state wait in the host's memory."""
 

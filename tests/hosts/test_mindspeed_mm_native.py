@@ -6,6 +6,7 @@ import json
 import os
 import random
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,11 +28,16 @@ from native_cells import (
     write_model,
 )
 from native_runs import plan_of
+from sharded_profile import drawn_profile
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.hosts.mindspeed_mm import NativeSizes, is_native, read_native
 from mindspeed_autoparallel.hosts.mindspeed_mm_checks import refused_sizes
 from mindspeed_autoparallel.hosts.patterns import compile_pattern
+from mindspeed_autoparallel.planner.sharded.lowering import Lowering
+from mindspeed_autoparallel.planner.sharded.problem import Problem
+from mindspeed_autoparallel.profiles.sharded import ModuleKind, ShardedModule
+from mindspeed_autoparallel.spec.sharded import GroupChoice, ShardedDecisions, ShardingHost, ShardSizes
 
 pytestmark = needs_sources()
 
@@ -233,3 +239,81 @@ def test_every_shipped_file_is_read_and_a_file_that_nothing_changes_keeps_every_
         changed = config.with_values({"training.micro_batch_size": 7, "features.recompute": False})
         assert changed.count("\n") <= config.text.count("\n") + 2
     assert read >= 21 and all("duplicate anchor" in reason for reason in refused), refused
+
+
+def drawn_lists(generator):
+    """Return apply_modules in a drawn order, depths, whether experts are split and whether hooks stand at layers."""
+    layers = "model.layers.{*}"
+    listed = ["visual", "visual.blocks.{*}", "model.embed", "model", layers, f"{layers}.experts", "lm_head"]
+    listed += [f"{layers}.linear"] * generator.randint(0, 1)
+    generator.shuffle(listed)
+    depths = generator.randint(0, 2), generator.randint(0, 2)
+    return listed, depths, generator.random() < 0.5, generator.random() < 0.7
+
+
+def test_prefetch_lists_are_those_of_the_hosts_own_code_with_and_without_hooks_at_layers():
+    generator = random.Random(11)
+    cases = [drawn_lists(generator) for _ in range(60)]
+    patterns = ["visual", "visual.blocks.{*}", "model", "model.embed", "model.layers.{*}", "lm_head"]
+    modules = [ShardedModule(name="", kind="root", pattern="")]
+    for pattern in patterns:
+        for number in range(3) if "{*}" in pattern else (0,):
+            name, parent = pattern.replace("{*}", str(number)), pattern.partition(".")[0] if "." in pattern else ""
+            modules.append(
+                ShardedModule(name=name, kind="root", pattern=pattern, parent=parent, is_layer="{*}" in pattern)
+            )
+            if pattern.startswith("model.layers"):
+                for part in ("linear", "experts"):
+                    inside = {"parent": name, "holds_experts": part == "experts"}
+                    modules.append(
+                        ShardedModule(name=f"{name}.{part}", kind="root", pattern=f"{pattern}.{part}", **inside)
+                    )
+    profile = replace(drawn_profile(random.Random(0), 1), modules=tuple(modules), kinds={"root": ModuleKind()})
+    program = """
+import json, sys
+from types import SimpleNamespace
+from torch import nn
+from mindspeed_mm.fsdp.distributed import fully_shard_parallel as host
+class Module(nn.Module):
+    def set_modules_to_forward_prefetch(self, ahead):
+        self.ahead = ahead
+    def set_modules_to_backward_prefetch(self, behind):
+        self.behind = behind
+found = []
+for listed, (forward, backward), split, hooked in json.loads(sys.argv[1]):
+    model = Module()
+    for name in json.loads(sys.argv[2])[1:]:
+        parent, _, last = name.rpartition(".")
+        at = model
+        for part in filter(None, parent.split(".")):
+            if not hasattr(at, part):
+                at.add_module(part, Module())
+            at = getattr(at, part)
+        at.add_module(last, Module())
+    experts = [one for one in listed if one.endswith("experts")] if split else []
+    plan = SimpleNamespace(
+        apply_modules=[one for one in listed if one not in experts], ignored_modules=[],
+        hook_modules=["model.layers.{*}"] if hooked else [], num_to_forward_prefetch=forward, num_to_backward_prefetch=backward,
+    )
+    host.set_modules_to_prefetch(model, plan, SimpleNamespace(apply_efsdp_modules=experts) if split else None)
+    names = {module: name for name, module in model.named_modules()}
+    found.append({
+        name: [[names[one] for one in getattr(module, key, [])] for key in ("ahead", "behind")]
+        for name, module in model.named_modules()
+    })
+print(json.dumps(found))
+"""
+    theirs = json.loads(in_host(program, json.dumps(cases), json.dumps([one.name for one in modules])))
+    for (listed, depths, split, hooked), expected in zip(cases, theirs, strict=True):
+        sizes = ShardSizes(num_devices=8, fully_shard_size=8, expert_size=2 if split else 1)
+        groups = [GroupChoice(pattern=one, forward_prefetch=depths[0], backward_prefetch=depths[1]) for one in listed]
+        decided = ShardedDecisions(
+            sizes=replace(sizes, expert_shard_size=4 if split else 1),
+            groups=(*groups, GroupChoice(pattern="")),
+            hooks=("model.layers.{*}",) if hooked else (),
+        )
+        lowering = Lowering(Problem(profile, ShardingHost(name="host", variant="mindspeed-mm"), 8), decided)
+        names = [one.name for one in lowering.structure.modules]
+        for name, unit in zip(names, lowering.units, strict=True):
+            lists = [[names[one] for one in row] for row in (unit.forward_prefetch, unit.backward_prefetch)]
+            assert lists == expected[name], (listed, depths, split, hooked, name)

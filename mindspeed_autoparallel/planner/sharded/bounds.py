@@ -69,7 +69,8 @@ def _computing_ns(lowering: Lowering) -> tuple[int, int]:
     gathering = [index for index, unit in enumerate(alone) if not unit.empty and (unit.shard_ranks > 1 or not torch)]
     before = 0
     if gathering:
-        heads, tails = lowering.structure.before(gathering[-1])
+        last = next(places for places in lowering.hooked.values() if gathering[-1] in places)
+        heads, tails = lowering.structure.before(last[0])
         before = sum(kinds[kind].forward * count for kind, count in heads.items())
         before += sum(kinds[kind].tail * count for kind, count in tails.items())
     total = sum(

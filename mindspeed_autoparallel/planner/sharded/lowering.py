@@ -40,6 +40,8 @@ class Lowering:
         )
         self.costs = dict(self._costs_at(self.point))
         self.structure = problem.units(decisions)
+        self.hooked = self.structure.hooked(decisions.hooks, sizes.expert_size > 1)
+        """By module: units whose hooks stand there."""
         self.parts, self.forced = self._parts()
         """Parts of a micro batch in which layers run, and the policies of these layers by name."""
         if self.parts > 1:
@@ -48,7 +50,7 @@ class Lowering:
         """Of the first of units that are alike: its fields, and how many there are."""
         self._chunked = bool(decisions.loss_chunk and self.profile.head)
         chunks = (decisions.loss_chunk, decisions.micro_batch_chunk)
-        self._built = problem.known_modules.setdefault((id(self.structure), sizes, *chunks), {})
+        self._built = problem.known_modules.setdefault((id(self.structure), sizes, *chunks, decisions.hooks), {})
 
     def _costs_at(self, point: CostPoint) -> dict[str, ModuleCosts]:
         known = self.problem.known_costs
@@ -85,7 +87,7 @@ class Lowering:
         layers = {one.name for one in self.profile.modules if one.is_layer and one.pattern in decisions.chunked}
         if not chunk or not layers or self.sizes.micro_batch_size % chunk:
             return 1, {}
-        inside = (one for one in self.structure.modules if one.name not in layers)
+        inside = (one for one in self.structure.modules if one.name not in layers and one.name in self.hooked)
         if any((layer := problem.layer_of(one)) is not None and layer.name in layers for one in inside):
             return 1, {}
         return self.sizes.micro_batch_size // chunk, dict.fromkeys(layers, RECOMPUTE_OFFLOAD)
@@ -106,24 +108,28 @@ class Lowering:
     @functools.cached_property
     def units(self) -> tuple[Unit, ...]:
         """Return all units with their prefetch lists."""
-        own_units = [one for one in self.structure.modules if not (one.holds_experts and self.sizes.expert_size > 1)]
-        forward, backward = explicit_lists(self.decisions.groups, own_units)
+        modules, split = self.structure.modules, self.sizes.expert_size > 1
+        # Experts that are split are listed where a hook gathers them.
+        own = [one for one in modules if not (one.holds_experts and split)]
+        together = self.structure.listed_together(self.hooked, split)
+        forward, backward = explicit_lists(self.decisions.groups, own, together)
+        contexts = {one: at for places in self.hooked.values() for at, one in enumerate(reversed(places))}
         place, units = self.structure.place, []
         for module, like in zip(self.structure.modules, self.structure.like, strict=True):
             unit = self.kinds[like][0]
             ahead, behind = forward.get(module.name, ()), backward.get(module.name, ())
-            if module.name != unit.name or ahead or behind:
+            context = contexts[place[module.name]]
+            if module.name != unit.name or ahead or behind or context:
                 lists = {"forward_prefetch": ahead, "backward_prefetch": behind}
                 numbers = {key: tuple(place[name] for name in names) for key, names in lists.items()}
-                unit = Unit(**{**vars(unit), "name": module.name or "root", **numbers})
+                unit = Unit(**{**vars(unit), "name": module.name or "root", "context": context, **numbers})
             units.append(unit)
         return tuple(units)
 
     @functools.cached_property
     def relisted_units(self) -> tuple[Unit, ...]:
         """Return all units with the backward lists that the host sets where any layer is recomputed."""
-        patterns = [one.pattern for one in self.structure.modules]
-        return relisted(self.units, patterns, self.problem.host.relisted)
+        return relisted(self.units, [one.pattern for one in self.structure.modules], self.problem.host.relisted)
 
     def copy_us(self, size_bytes: float) -> float:
         """Return a copy on the device that reads and writes ``size_bytes`` together."""
@@ -189,7 +195,7 @@ class Lowering:
         )
 
     def _module(self, module: ShardedModule, policy: str) -> StreamModule:
-        whole_costs, place = self.costs[module.kind], self.structure.place
+        whole_costs = self.costs[module.kind]
         divided = self.problem.layer_names[self.problem.index_of[module.name]] in self.forced
         costs = self.part_costs[module.kind] if divided else whole_costs
         exchange = self.exchanges.forward_us(costs.ulysses_sent_bytes, costs.ring_sent_bytes, costs.expert_sent_bytes)
@@ -209,7 +215,7 @@ class Lowering:
         record = StreamModule(
             name=module.name,
             parent=self.problem.index_of[module.parent] if module.name else -1,
-            units=(place[module.name],) if module.name in place else (),
+            units=self.hooked.get(module.name, ()),
             forward_ns=ns(costs.forward_us + exchange),
             backward_ns=ns(costs.backward_us + exchange) if module.needs_backward else 0,
             tail_forward_ns=ns(costs.tail_forward_us),

@@ -57,19 +57,35 @@ def prefetch_lists(order: Sequence[str], depths: Mapping[str, int], *, backward:
 
 
 def explicit_lists(
-    groups: Sequence[GroupChoice], units: Sequence[ShardedModule]
+    groups: Sequence[GroupChoice], units: Sequence[ShardedModule], together: Mapping[str, Sequence[str]]
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
-    """Return by module the units that it gathers ahead in forward and in backward; ``units``: the wrapped modules."""
+    """Return by module the units that it gathers ahead in forward and in backward; ``units``: the wrapped modules.
+
+    ``together``: by layer the modules of the units with hooks there, which one list names together. In forward the
+    first of them that is not the layer has the layer's list, in backward the layer itself.
+    """
     if not any(group.forward_prefetch or group.backward_prefetch for group in groups):
         return {}, {}
+    inside = {name for layer, names in together.items() for name in names if name != layer}
+    listed = [one for one in units if one.name not in inside]
     order = execution_order(
-        groups, {one.pattern: [two for two in units if two.pattern == one.pattern] for one in groups}
+        groups, {group.pattern: [one for one in listed if one.pattern == group.pattern] for group in groups}
     )
-    of, pattern_of = {group.pattern: group for group in groups}, {one.name: one.pattern for one in units}
+    of, pattern_of = {group.pattern: group for group in groups}, {one.name: one.pattern for one in listed}
     chosen = {name: of[pattern_of[name]] for name in order}
     forward = {name: group.forward_prefetch for name, group in chosen.items()}
     backward = {name: group.backward_prefetch for name, group in chosen.items()}
-    return prefetch_lists(order, forward, backward=False), prefetch_lists(order, backward, backward=True)
+    first = {layer: next(name for name in names if name != layer) for layer, names in together.items()}
+
+    def named(ahead: Sequence[str]) -> tuple[str, ...]:
+        return tuple(name for one in ahead for name in together.get(one, (one,)))
+
+    ahead = prefetch_lists(order, forward, backward=False)
+    behind = prefetch_lists(order, backward, backward=True)
+    return (
+        {first.get(name, name): named(row) for name, row in ahead.items()},
+        {name: named(row) for name, row in behind.items()},
+    )
 
 
 def relisted(units: Sequence[Unit], patterns: Sequence[str], order: Sequence[str]) -> tuple[Unit, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mindspeed_autoparallel.profiles.sharded import CostPoint, ModuleCosts, ShardedModule, ShardedProfile
@@ -35,8 +36,10 @@ class Problem:
         return {}
 
     @functools.cached_property
-    def known_modules(self) -> dict[tuple[int, ShardSizes, int, int], dict[tuple[str, str], StreamModule]]:
-        """Return modules that are built already, by structure, sizes and chunks, and by name and policy."""
+    def known_modules(
+        self,
+    ) -> dict[tuple[int, ShardSizes, int, int, tuple[str, ...]], dict[tuple[str, str], StreamModule]]:
+        """Return modules that are built already, by structure, sizes, chunks and hooks, and by name and policy."""
         return {}
 
     @functools.cached_property
@@ -180,6 +183,33 @@ class Units:
         modules = problem.profile.modules[:end]
         heads = Counter(module.kind for module in modules)
         return heads, Counter(module.kind for module in modules if module.name not in around)
+
+    @functools.cache  # noqa: B019 - units live as long as their problem
+    def hooked(self, hooks: tuple[str, ...], split_experts: bool) -> dict[str, tuple[int, ...]]:
+        """Return by module the units whose hooks stand there, in the order in which their forward hooks run.
+
+        A host that hooks at layers calls ``fully_shard`` on split experts, then on what else a layer holds, and on
+        the layer last; hooks of later calls run first.
+        """
+        found: dict[str, list[int]] = {}
+        for place, module in enumerate(self.modules):
+            layer = self.problem.layer_of(module) if hooks else None
+            at_layer = layer is not None and layer.pattern in hooks and layer.name in self.place
+            found.setdefault(layer.name if layer is not None and at_layer else module.name, []).append(place)
+        return {
+            name: (places[0], *sorted(places[:0:-1], key=lambda one: split_experts and self.modules[one].holds_experts))
+            for name, places in found.items()
+        }
+
+    def listed_together(self, hooked: Mapping[str, tuple[int, ...]], split_experts: bool) -> dict[str, list[str]]:
+        """Return modules with hooks at one layer as prefetch lists name them: split experts, it, the others."""
+        found = {}
+        for layer, places in hooked.items():
+            inside = [self.modules[place] for place in places[:0:-1]]
+            split = [one.name for one in inside if split_experts and one.holds_experts]
+            if inside:
+                found[layer] = [*split, layer, *(one.name for one in inside if one.name not in split)]
+        return found
 
     @functools.cached_property
     def alike(self) -> tuple[tuple[int, int], ...]:

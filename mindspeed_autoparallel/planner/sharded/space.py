@@ -111,6 +111,7 @@ def decided(shipped: ShardedDecisions, problem: Problem, sizes: ShardSizes, swit
         loss_chunk=switches.loss_chunk,
         micro_batch_chunk=switches.micro_batch_chunk,
         chunked=shipped.chunked,
+        hooks=shipped.hooks,
         offload_optimizer=switches.offload_optimizer,
     )
 

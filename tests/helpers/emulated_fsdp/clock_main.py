@@ -216,7 +216,8 @@ def run(case):
     for module in order:
         found[module.record["name"]] = module
         order.extend(module.below)
-    by_unit = {unit: found[module["name"]] for module in case["modules"] for unit in module["units"]}
+    hooks = {unit: found[module["name"]] for module in case["modules"] for unit in module["units"]}
+    by_unit = {index: found[unit["name"].replace("root", "")] for index, unit in enumerate(case["units"])}
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for index in reversed(range(len(case["units"]))):
         unit, module = case["units"][index], by_unit[index]
@@ -225,6 +226,7 @@ def run(case):
             mesh=meshes[unit["replicated"]],
             reshard_after_forward=unit["reshard_after_forward"],
             mp_policy=policy,
+            **({} if module is hooks[index] else {"hook_module": hooks[index]}),
         )
     for index, unit in enumerate(case["units"]):
         by_unit[index].set_modules_to_forward_prefetch([by_unit[other] for other in unit["forward_prefetch"]])

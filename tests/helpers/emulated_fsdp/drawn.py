@@ -50,6 +50,18 @@ class _Tree:
             )
         return index
 
+    def hook_at_layers(self, decoder):
+        """Gather the units inside layers where their layer begins, each in a context of its own."""
+        for index, module in enumerate(self.modules):
+            layer = module.parent
+            if layer < 0 or self.modules[layer].parent != decoder or not module.units:
+                continue
+            around = self.modules[layer]
+            for unit in around.units:
+                self.units[unit] = replace(self.units[unit], context=1)
+            self.modules[layer] = replace(around, units=around.units + module.units)
+            self.modules[index] = replace(module, units=())
+
 
 def drawn_training(seed, variant="torch"):
     """Return a random training; the same one for the same seed."""
@@ -77,6 +89,8 @@ def drawn_training(seed, variant="torch"):
         if experts and coin(0.8):
             tree.add(f"layers.{layer}.experts", at, wrapped=coin(0.8))
     tree.add("head", root, wrapped=coin(0.7))
+    if variant == "mindspeed-mm" and coin():
+        tree.hook_at_layers(decoder)
     for index, module in enumerate(tree.modules):
         units_below = any(other.parent == index and other.units for other in tree.modules)
         # Before 2.14 a unit below is not gathered again for the second part.
