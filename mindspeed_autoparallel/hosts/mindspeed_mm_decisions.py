@@ -48,6 +48,7 @@ def sharding_host(config: NativeConfig, npu: bool = True) -> ShardingHost:
         loss_chunks=tuple(sorted({0, *chosen})) if config.values.has(loss) else (0,),
         micro_batch_chunks=(0, *_BATCH_CHUNKS) if config.values.has(batch) else (0,),
         offload_optimizer=True,
+        lists_units=True,
     )
 
 

@@ -40,6 +40,7 @@ def trainer_host(file: TrainerFile) -> ShardingHost:
         hybrid_shard=bool(keys.fully_shard or keys.replicas),
         ulysses=bool(keys.ulysses or "ulysses_size" in keys.words),
         expert_parallel=bool(keys.expert) and keys.plans_experts,
+        lists_units=bool(keys.wrap),
     )
 
 
@@ -98,10 +99,10 @@ def trainer_values(
     ):
         if depth != old:
             values[key] = depth
-    if keys.wrap and chosen.forward_prefetch:
-        wrapped = [group.pattern for group in decisions.groups if group.pattern]
-        if wrapped != [group.pattern for group in present.groups if group.pattern]:
-            values[keys.wrap] = wrapped
+    wrapped, listed = ([group.pattern for group in one.groups if group.pattern] for one in (decisions, present))
+    # Without prefetch lists the order has no meaning.
+    if keys.wrap and (wrapped != listed if chosen.forward_prefetch else set(wrapped) != set(listed)):
+        values[keys.wrap] = wrapped
     recomputed = {policy for row in decisions.policies.values() for policy in row} - {KEEP}
     if recomputed - {RECOMPUTE}:
         raise PlanError(f"{file.path}: {keys.name} has no policy {min(recomputed - {RECOMPUTE})!r}.")

@@ -161,6 +161,8 @@ class ShardingHost:
     micro_batch_chunks: tuple[int, ...] = (0,)
     """The same for samples of a micro batch."""
     offload_optimizer: bool = False
+    lists_units: bool = False
+    """Whether its files list the modules that are units."""
     reentrant: bool = False
     """Whether recomputation calls a layer again as a whole, hooks included, as a reentrant checkpoint does."""
     relisted: tuple[str, ...] = ()

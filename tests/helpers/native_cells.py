@@ -38,6 +38,7 @@ class Kind:
 MEDIA = {"text": "", "pictures": "images: images, ", "sounds": "images: images, audios: audios, "}
 KINDS = {
     "moe": Kind("qwen3_vl_moe", "qwen3vl"),
+    "dense": Kind("", "qwen3vl"),  # the trainer registers none: without a name it takes transformers' own class
     "omni": Kind("qwen3_omni_moe", "qwen3omni", TRANSFORMERS_5, "qwen3_omni_nothink", "qwen3omni", ("visual", "model")),
     "linear": Kind("qwen3_5", "qwen3_5", TRANSFORMERS_5_2),
     "linear-moe": Kind("qwen3_5_moe", "qwen3_5_moe", TRANSFORMERS_5_2),

@@ -45,6 +45,7 @@ pytestmark = needs_sources()
 CELLS = [
     *(("moe", "text", plan) for plan in (SHARDED, HYBRID, ULYSSES, EXPERTS, EXPERTS_HYBRID)),
     *(("moe", "pictures", plan) for plan in (SHARDED, EXPERTS_HYBRID)),
+    ("dense", "text", SHARDED),
     *(("omni", "sounds", plan) for plan in (SHARDED, HYBRID, PREFETCHED)),
     *(("linear", "pictures", plan) for plan in (SHARDED, HYBRID, ULYSSES)),
     *(("linear-moe", "pictures", plan) for plan in (SHARDED, EXPERTS, EXPERTS_HYBRID)),
@@ -91,7 +92,7 @@ def test_plans_train_as_one_process_does(prepared, kind, data, name):
     folder, expected = prepared(kind, data)
     decided = PLANS[name]
     flash = {"model.attn_implementation": "flash_attention_2"} if decided.sizes.ulysses_size > 1 else {}
-    plan_of(renamed(decided, kind), KINDS[kind].model_id).write(folder / "plan.json")
+    plan_of(renamed(decided, kind), KINDS[kind].model_id or str(folder / "model")).write(folder / "plan.json")
     config = write_config(folder, kind, flash, data=data)
     words = ("--auto-parallel-plan", "plan.json", "--auto-parallel-check-steps", "3")
     done = run_native_host(decided.sizes.num_devices, config, *words, python=KINDS[kind].python)

@@ -1,8 +1,8 @@
 """Write a four-layer model of MindSpeed-MM's native trainer with random weights, a tokenizer of bytes, and talks.
 
-python tiny_native.py FOLDER KIND       needs transformers 4.57 (moe), 5.0 (omni) or 5.2 (linear, linear-moe)
+python tiny_native.py FOLDER KIND       needs transformers 4.57 (moe, dense), 5.0 (omni) or 5.2 (linear, linear-moe)
 
-``moe`` is Qwen3-VL with experts, ``omni`` the thinker of Qwen3-Omni, ``linear`` and ``linear-moe`` Qwen3.5. Data:
+``moe`` is Qwen3-VL with experts, ``dense`` the one without, ``omni`` the thinker of Qwen3-Omni, ``linear`` and ``linear-moe`` Qwen3.5. Data:
 ``text.json``, ``pictures.json`` with one picture in each talk, and ``sounds.json`` with a picture and half a second.
 """
 
@@ -111,8 +111,16 @@ def write_model(folder, kind):
         "vision_start_token_id": numbers["<|vision_start|>"],
         "vision_end_token_id": numbers["<|vision_end|>"],
     }
-    vision = VISION if kind == "moe" else {k: v for k, v in VISION.items() if k != "deepstack_visual_indexes"}
-    names = {"moe": "Qwen3VLMoe", "omni": "Qwen3OmniMoe", "linear": "Qwen3_5", "linear-moe": "Qwen3_5Moe"}
+    vision = (
+        VISION if kind in ("moe", "dense") else {k: v for k, v in VISION.items() if k != "deepstack_visual_indexes"}
+    )
+    names = {
+        "moe": "Qwen3VLMoe",
+        "dense": "Qwen3VL",
+        "omni": "Qwen3OmniMoe",
+        "linear": "Qwen3_5",
+        "linear-moe": "Qwen3_5Moe",
+    }
     if kind == "omni":
         # transformers 5.0.0 reads the attribute before it sets it, as native_stand_ins/sitecustomize.py says.
         transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe.Qwen3OmniMoeTalkerCodePredictorConfig.use_sliding_window = False
@@ -131,7 +139,7 @@ def write_model(folder, kind):
         )
         module, inner = transformers.Qwen3OmniMoeThinkerForConditionalGeneration, config.thinker_config
     else:
-        text = {"moe": TEXT | EXPERTS, "linear": LINEAR, "linear-moe": LINEAR | EXPERTS}[kind]
+        text = {"moe": TEXT | EXPERTS, "dense": TEXT, "linear": LINEAR, "linear-moe": LINEAR | EXPERTS}[kind]
         text = text | ({"shared_expert_intermediate_size": 64} if kind == "linear-moe" else {})
         inner = config = getattr(transformers, f"{names[kind]}Config")(
             text_config=text, vision_config=vision, tie_word_embeddings=False, **tokens

@@ -112,6 +112,9 @@ def drawn_decisions(generator: random.Random, host: ShardingHost, shipped: Shard
             backward_prefetch=depth,
         )
         for group in shipped.groups
+        if not (
+            host.lists_units and len(shipped.groups) > 2 and group.pattern == "lm_head" and generator.random() < 0.3
+        )
     )
     row = tuple(generator.choice(host.policies) for _ in range(4))
     if host.layer_choice == ALL:
