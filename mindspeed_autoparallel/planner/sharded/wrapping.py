@@ -1,4 +1,4 @@
-"""Which modules beside the longest stack of layers are units: every choice, at a plan's sizes, switches and policies."""
+"""Which modules beside the longest stack of layers are units: every choice, at a plan's sizes and policies."""
 
 from __future__ import annotations
 
