@@ -63,6 +63,7 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
     micro, number = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([8, 16]))
     parallel = {
         "dist_opt": True,
+        "fsdp": 1,
         "tp": tensor,
         "pp": pipeline,
         "cp": context,

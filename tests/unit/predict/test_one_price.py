@@ -58,7 +58,7 @@ _STATED = {"grad_reduce_in_bf16": False, "exp_avg_dtype": "fp32", "cpu_offloadin
 
 def _check(request: dict[str, Any]) -> None:
     request = {**request, "train": {**_STATED, **request["train"]}}
-    request["parallel"] = {"dist_opt": True, **request["parallel"]}
+    request["parallel"] = {"fsdp": 1, **request["parallel"]}
     answer = predict_one(request)
     assert answer["status"] != "error", answer["reason"]
     found, plan = _planned(request)
