@@ -14,7 +14,8 @@ from functools import lru_cache
 import numpy
 
 from mindspeed_autoparallel.operators.graph.node import PARTIAL, REPLICATE
-from mindspeed_autoparallel.operators.graph.shortest import State, bytes_sent, is_valid
+from mindspeed_autoparallel.operators.graph.shortest import least_costs
+from mindspeed_autoparallel.operators.graph.transitions import State, bytes_sent, is_valid
 
 MOST_STATES = 1000
 """Counts of one tensor beyond which no table is made of them."""
@@ -84,15 +85,12 @@ def _table(mesh: tuple[int, ...], caps: tuple[int, ...]) -> tuple[dict[State, in
     alphabet = (PARTIAL, REPLICATE, *range(len(caps)))
     states = [state for state in all_counts(alphabet, mesh) if is_valid(state, mesh, caps)]
     index = {state: number for number, state in enumerate(states)}
-    shares = numpy.full((len(states), len(states)), numpy.inf)
-    numpy.fill_diagonal(shares, 0.0)
-    for a, state in enumerate(states):
-        for after, moved in _transitions(state, mesh, caps):
-            b = index[after]
-            shares[a, b] = min(shares[a, b], moved)
-    for middle in range(len(states)):
-        numpy.minimum(shares, shares[:, middle, None] + shares[None, middle, :], out=shares)
-    return index, shares
+    nexts = []
+    for state in states:
+        steps = list(_transitions(state, mesh, caps))
+        after = numpy.array([index[state] for state, _ in steps], dtype=int)
+        nexts.append((after, numpy.array([moved for _, moved in steps])[:, None]))
+    return index, least_costs(nexts)
 
 
 def _transitions(state: State, mesh: tuple[int, ...], caps: tuple[int, ...]) -> Iterator[tuple[State, float]]:

@@ -1,8 +1,6 @@
 """Find the sequence of collectives that moves the fewest bytes between two placements of a tensor.
 
-A state is one placement per mesh dim. Mesh dims cut a tensor dim from the first to the last, so a step on a mesh dim is
-possible only where no inner mesh dim cuts the tensor dims that it lifts or makes: otherwise the pieces would not be
-contiguous. Bytes are in units of the whole tensor, so one table serves every tensor that divides alike.
+Bytes are in units of the whole tensor, so one table serves every tensor that divides alike.
 """
 
 from __future__ import annotations
@@ -10,7 +8,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -18,20 +16,19 @@ import numpy
 
 from mindspeed_autoparallel.operators.graph.node import PARTIAL, REPLICATE
 from mindspeed_autoparallel.operators.graph.remaining import Remaining
-
-State = tuple[int, ...]
-Move = tuple[tuple[int, ...], int, int]
-"""Mesh dims, and their placement before and after."""
+from mindspeed_autoparallel.operators.graph.transitions import Move, State, is_valid, transitions
 
 _STEP = 1e-9
 """Added per step, in units of the tensor: of equally cheap sequences the shorter one is taken."""
+_LESS = 1e-12
+"""Differences below are rounding."""
 _LARGEST_TABLE = 260
 """States up to which all pairs are solved at once."""
 _LARGEST_MATRIX = 630
 _LARGEST_WITH_SPARE = 50_000
 """States up to which tensor dims that no end cuts are used, too."""
-_LARGEST_SEARCH = 300_000
-"""States up to which a search may pass all."""
+_LARGEST_SEARCH, _LARGEST_TRIED, _MOST_TAKEN = 300_000, 2_000_000, 20_000
+"""States up to which a search may pass all; up to which it may as long as it takes so many."""
 _MOST_DIMS = 4
 """Tensor dims a sequence may use: those of its ends, then up to so many the most divisible others."""
 
@@ -43,8 +40,8 @@ def shortest_moves(source: State, target: State, shape: tuple[int, ...], mesh: t
     The least of all sequences of slices, all-gathers, all-to-alls, reduce-scatters and all-reduces over one or several
     mesh dims, where the tensor has few enough placements to tabulate (three mesh dims, and four with three tensor dims
     that can be cut); otherwise of those that move neighbouring mesh dims with equal ends as one, and, besides the
-    tensor dims of the ends, use others up to 50,000 placements. Above 300,000 placements, the least of those whose
-    intermediate placements appear at one of the ends.
+    tensor dims of the ends, use others up to 50,000 placements. Above 300,000 placements, where 20,000 of them do not
+    suffice (or at once above 2,000,000), the least of those whose intermediate placements appear at one of the ends.
     ``AssertionError`` for a target with a pending sum.
     """
     if source == target:
@@ -139,22 +136,48 @@ def _table(
     alphabet = (PARTIAL, REPLICATE, *range(len(caps)))
     states = [s for s in itertools.product(alphabet, repeat=len(mesh)) if is_valid(s, mesh, caps)]
     index = {state: number for number, state in enumerate(states)}
-    bytes_ = numpy.full((len(states), len(states)), numpy.inf)
-    numpy.fill_diagonal(bytes_, 0.0)
-    follow = numpy.tile(numpy.arange(len(states)), (len(states), 1))
     moves: dict[tuple[int, int], Move] = {}
+    nexts: list[tuple[numpy.ndarray, numpy.ndarray]] = []
     for a, state in enumerate(states):
+        costs: dict[int, float] = {}
         for move, after, moved in transitions(state, mesh, caps):
             b = index[after]
-            if moved + _STEP < bytes_[a, b]:
-                bytes_[a, b] = moved + _STEP
-                moves[a, b] = move
-    for middle in range(len(states)):
-        through = bytes_[:, middle, None] + bytes_[None, middle, :]
-        better = through < bytes_ - 1e-12
-        bytes_[better] = through[better]
-        follow = numpy.where(better, follow[:, middle, None], follow)
+            if moved + _STEP < costs.get(b, math.inf):
+                costs[b], moves[a, b] = moved + _STEP, move
+        nexts.append((numpy.array([*costs], dtype=int), numpy.array([*costs.values()])[:, None]))
+    bytes_ = least_costs(nexts)
+    follow = _next_on_the_way(nexts, bytes_)
     return index, bytes_, follow, moves
+
+
+Nexts = Sequence[tuple[numpy.ndarray, numpy.ndarray]]
+"""By state, where one step leads ``[steps]`` and what it costs ``[steps, 1]``."""
+
+
+def least_costs(nexts: Nexts) -> numpy.ndarray:
+    """Return the least cost between any two of the states, infinite where there is no way."""
+    number = len(nexts)
+    least: numpy.ndarray = numpy.full((number, number), numpy.inf)
+    numpy.fill_diagonal(least, 0.0)
+    settled = False
+    while not settled:
+        settled = True
+        for a, (after, cost) in enumerate(nexts):
+            if after.size:
+                found = numpy.minimum((cost + least[after]).min(axis=0), least[a])
+                settled = settled and not (found < least[a] - _LESS).any()
+                least[a] = found
+    return least
+
+
+def _next_on_the_way(nexts: Nexts, least: numpy.ndarray) -> numpy.ndarray:
+    """Return the state after the first one on the way between any two; every step costs more than 0."""
+    follow = numpy.tile(numpy.arange(len(nexts)), (len(nexts), 1))
+    for a, (after, cost) in enumerate(nexts):
+        if after.size:
+            follow[a] = after[(cost + least[after]).argmin(axis=0)]
+            follow[a, a] = a
+    return follow
 
 
 def all_pairs(shape: tuple[int, ...], mesh: tuple[int, ...]) -> tuple[dict[State, int], numpy.ndarray] | None:
@@ -172,9 +195,29 @@ def all_pairs(shape: tuple[int, ...], mesh: tuple[int, ...]) -> tuple[dict[State
 @lru_cache(maxsize=1 << 16)
 def _search(source: State, target: State, mesh: tuple[int, ...], caps: tuple[int, ...]) -> list[Move]:
     """Search from one state to another where there are too many states for a table (A*)."""
-    remaining, allowed = Remaining(target, mesh, len(caps)), None
-    if (len(caps) + 2) ** len(mesh) > _LARGEST_SEARCH:
-        allowed = [{source[d], target[d], REPLICATE} for d in range(len(mesh))]
+    number = (len(caps) + 2) ** len(mesh)
+    if number <= _LARGEST_TRIED:
+        path = _walk(source, target, mesh, caps, None, _MOST_TAKEN if number > _LARGEST_SEARCH else number)
+        if path is not None:
+            return path
+    allowed = [{source[d], target[d], REPLICATE} for d in range(len(mesh))]
+    path = _walk(source, target, mesh, caps, allowed, number)
+    assert path is not None, "all-gathers and slices lead everywhere"
+    return path
+
+
+def _walk(
+    source: State,
+    target: State,
+    mesh: tuple[int, ...],
+    caps: tuple[int, ...],
+    allowed: Sequence[set[int]] | None,
+    most_taken: int,
+) -> list[Move] | None:
+    """Return the least moves over placements that are ``allowed`` on each mesh dim; ``None`` after ``most_taken`` of
+    them."""
+    remaining = _remaining(target, mesh, len(caps))
+    taken = 0
     best: dict[State, float] = {source: 0.0}
     back: dict[State, tuple[State, Move]] = {}
     queue: list[tuple[float, float, State]] = [(0.0, 0.0, source)]
@@ -184,11 +227,14 @@ def _search(source: State, target: State, mesh: tuple[int, ...], caps: tuple[int
             break
         if moved > best[state]:
             continue
+        taken += 1
+        if taken > most_taken:
+            return None
         for move, after, more in _transitions(state, mesh, caps):
             if allowed is not None and any(p not in held for p, held in zip(after, allowed, strict=True)):
                 continue
             total = moved + more + _STEP
-            if total < best.get(after, math.inf) - 1e-12:
+            if total < best.get(after, math.inf) - _LESS:
                 best[after], back[after] = total, (state, move)
                 heapq.heappush(queue, (total + remaining.at_least(after), total, after))
     path: list[Move] = []
@@ -199,47 +245,13 @@ def _search(source: State, target: State, mesh: tuple[int, ...], caps: tuple[int
     return path[::-1]
 
 
+@lru_cache(maxsize=1 << 12)
+def _remaining(target: State, mesh: tuple[int, ...], num_dims: int) -> Remaining:
+    """Return the bound of all searches to ``target``, which keeps what it computed."""
+    return Remaining(target, mesh, num_dims)
+
+
 @lru_cache(maxsize=1 << 14)
 def _transitions(state: State, mesh: tuple[int, ...], caps: tuple[int, ...]) -> tuple[tuple[Move, State, float], ...]:
     """Return ``transitions``, which many searches on one mesh go through."""
     return tuple(transitions(state, mesh, caps))
-
-
-def is_valid(state: Sequence[int], mesh: Sequence[int], caps: Sequence[int]) -> bool:
-    """Tell whether every tensor dim divides: ``caps[d]`` is the largest number of parts of dim ``d``."""
-    return all(
-        cap % math.prod(n for n, p in zip(mesh, state, strict=True) if p == d) == 0 for d, cap in enumerate(caps)
-    )
-
-
-def transitions(state: State, mesh: tuple[int, ...], caps: tuple[int, ...]) -> Iterator[tuple[Move, State, float]]:
-    """Yield every step from ``state``: the move, the state after it, and the share of the tensor one device sends."""
-    local = 1.0 / math.prod(n for n, p in zip(mesh, state, strict=True) if p >= 0)
-    for before in dict.fromkeys(state):
-        dims = [d for d, p in enumerate(state) if p == before]
-        for size in range(1, len(dims) + 1):
-            if size > 1 and before == REPLICATE:
-                break  # slices over several dims are several slices
-            for chosen in itertools.combinations(dims, size):
-                parts = math.prod(mesh[d] for d in chosen)
-                for after in (REPLICATE, *range(len(caps))):
-                    if after == before or (after == REPLICATE and before >= 0 and size > 1):
-                        continue
-                    moved_to = tuple(after if d in chosen else p for d, p in enumerate(state))
-                    if _is_blocked(state, chosen, before, after) or not is_valid(moved_to, mesh, caps):
-                        continue
-                    yield (chosen, before, after), moved_to, bytes_sent(before, after, parts, local)
-
-
-def _is_blocked(state: State, chosen: tuple[int, ...], before: int, after: int) -> bool:
-    cut = {p for p in (before, after) if p >= 0}
-    return any(state[d] in cut for d in range(chosen[0] + 1, len(state)) if d not in chosen)
-
-
-def bytes_sent(before: int, after: int, parts: int, local: float) -> float:
-    """Return what one device sends in a ring of ``parts``, for pieces of ``local`` bytes before the step."""
-    if before == REPLICATE:
-        return 0.0
-    if before == PARTIAL:
-        return (2 if after == REPLICATE else 1) * (parts - 1) * local / parts
-    return (parts - 1) * local * (1.0 if after == REPLICATE else 1.0 / parts)

@@ -12,7 +12,8 @@ import numpy
 from mindspeed_autoparallel.operators.graph.counted import all_counts, counted, least_shares, orders
 from mindspeed_autoparallel.operators.graph.node import NO_CUT, Node
 from mindspeed_autoparallel.operators.graph.redistribution import Placements, gradient_of_output, moved_bytes
-from mindspeed_autoparallel.operators.graph.shortest import all_pairs, is_valid
+from mindspeed_autoparallel.operators.graph.shortest import all_pairs
+from mindspeed_autoparallel.operators.graph.transitions import is_valid
 from mindspeed_autoparallel.operators.search.factors import FactorGraph, Table
 from mindspeed_autoparallel.operators.search.pricing import Machine, work_us
 from mindspeed_autoparallel.operators.search.problem import shape_numbers

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from mindspeed_autoparallel.operators.graph import shortest
 from mindspeed_autoparallel.operators.graph.node import PARTIAL, REPLICATE
 from mindspeed_autoparallel.operators.graph.redistribution import moved_bytes, steps
 
@@ -88,6 +89,19 @@ def test_drawn_pairs_on_five_and_six_mesh_dims_equal_dijkstra(mesh, dims, source
         for _ in range(targets):
             target = tuple(draw.choice((REPLICATE, *range(dims))) for _ in mesh)
             assert moved_bytes(source, target, shape, ITEM, mesh) == least[target], (source, target)
+
+
+def test_on_eight_mesh_dims_placements_of_neither_end_are_passed(monkeypatch):
+    mesh, shape = (2,) * 8, (256,) * 3
+    source, target = (2, 2, 2, -2, 1, 0, 1, 0), (2, 0, -1, 2, 1, 2, -1, 1)
+    found = moved_bytes(source, target, shape, ITEM, mesh)
+    for cache in (moved_bytes, shortest.shortest_moves, shortest._search):
+        cache.cache_clear()
+    monkeypatch.setattr(shortest, "_LARGEST_TRIED", 0)
+    cut = moved_bytes(source, target, shape, ITEM, mesh)
+    for cache in (moved_bytes, shortest.shortest_moves, shortest._search):
+        cache.cache_clear()
+    assert 1.9 * found < cut
 
 
 def test_no_step_passes_a_placement_that_does_not_divide():
