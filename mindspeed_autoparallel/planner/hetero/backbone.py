@@ -18,6 +18,7 @@ from mindspeed_autoparallel.planner.hetero.space import split_modules
 from mindspeed_autoparallel.planner.layouts.bounds import pipeline_bound_ns, relaxed_bound_ns, tail_bound_us
 from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult, limits_of, solve_layout
 from mindspeed_autoparallel.planner.layouts.options import SolveOptions
+from mindspeed_autoparallel.planner.layouts.virtual_layouts import bound_layout, prove_layout
 from mindspeed_autoparallel.planner.problem_building import build_problem
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US
 from mindspeed_autoparallel.profiles import BlockCost, Measurement, Profile, VariableData
@@ -135,6 +136,20 @@ class BackboneSolver:
         bound = max([*known, self._relaxed_us(reserved, deadline)])
         self.relaxed.append((reserved, bound))
         return bound
+
+    def virtual_bound_us(self, reserved: Reserved, cutoff_us: float, deadline: float) -> float:
+        """Return a bound of a layout with virtual stages beside ``reserved``, ``cutoff_us`` where nothing is faster;
+        infinite where nothing fits."""
+        made = beside(self.backbone, self.candidate.measurement, self.cluster, reserved)
+        if made is None:
+            return float("inf")
+        profile, measurement, cluster = made
+        candidate = replace(self.candidate, measurement=measurement)
+        options = SolveOptions(time_limit_s=max(0.1, deadline - time.monotonic()), cutoff_us=cutoff_us)
+        found = bound_layout(profile, cluster, candidate, options)
+        if not (found.proved_infeasible or found.beaten or found.timed_out):
+            found = prove_layout(profile, cluster, candidate, found.lower_bound_us, options)
+        return float("inf") if found.proved_infeasible else found.lower_bound_us
 
     def _relaxed_us(self, reserved: Reserved, deadline: float) -> float:
         made = beside(self.backbone, self.candidate.measurement, self.cluster, reserved)

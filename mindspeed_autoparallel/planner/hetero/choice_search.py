@@ -15,7 +15,13 @@ from math import inf
 
 from mindspeed_autoparallel.planner.best_first import EXACT, Open, Progress, Search
 from mindspeed_autoparallel.planner.evaluate import Evaluation
-from mindspeed_autoparallel.planner.hetero.backbone import BackboneSolver, least_of, limit_of, outside_pipeline_fits
+from mindspeed_autoparallel.planner.hetero.backbone import (
+    BackboneSolver,
+    Reserved,
+    least_of,
+    limit_of,
+    outside_pipeline_fits,
+)
 from mindspeed_autoparallel.planner.hetero.encoder_costs import EncoderCosts
 from mindspeed_autoparallel.planner.hetero.solved import Solved, reserved_by
 from mindspeed_autoparallel.planner.hetero.space import records
@@ -45,6 +51,11 @@ class Choice:
         """Return the backbone layout's name."""
         return self.solver.candidate.layout.label()
 
+    @property
+    def virtual(self) -> bool:
+        """Return whether the backbone has virtual stages."""
+        return self.solver.candidate.layout.virtual_size > 1
+
 
 class ChoiceSearch(Search[Choice]):
     """Search encoder and backbone layouts together; behind the best, a few layouts are solved to be named beside it."""
@@ -58,7 +69,10 @@ class ChoiceSearch(Search[Choice]):
         deadline: float,
         num_alternatives: int,
         progress: Progress,
+        virtual_s: float = inf,
     ) -> None:
+        """Search until ``deadline``; ``virtual_s``: processor seconds after which virtual stages, which come behind all
+        others unless this is infinite, are left open."""
         self.solved: list[Solved] = []
         self.verdicts: dict[str, Verdict] = {}
         """By the backbone's label: what became of it."""
@@ -68,6 +82,7 @@ class ChoiceSearch(Search[Choice]):
         self._costs, self._memory_modes, self._balance = costs, memory_modes, balance
         self._deadline, self._progress = deadline, progress
         self._num_alternatives = self._alternatives_left = num_alternatives
+        self._virtual_last, self._virtual_left_s = virtual_s < inf, virtual_s
         self._order = count()
 
     @property
@@ -81,7 +96,7 @@ class ChoiceSearch(Search[Choice]):
 
     def opened(self, bound_us: float, choice: Choice) -> Open[Choice]:
         """Return ``choice`` as an item behind those of equal bound."""
-        return Open(False, bound_us, next(self._order), choice)
+        return Open(self._virtual_last and choice.virtual, bound_us, next(self._order), choice)
 
     def start(self, solvers: Sequence[BackboneSolver]) -> list[Open[Choice]]:
         """Return the backbone layouts under their cheapest bound."""
@@ -96,8 +111,8 @@ class ChoiceSearch(Search[Choice]):
 
     def admits(self, item: Open[Choice], cutoff_us: float) -> bool:
         """Return whether a choice may win, or be an alternative: one of a layout that has no plan yet."""
-        if item.bound_us < cutoff_us:
-            return True
+        if item.bound_us < cutoff_us or item.late:
+            return item.bound_us < cutoff_us
         num_layouts = sum(verdict.outcome == "solved" for verdict in self.verdicts.values())
         enough = self._alternatives_left <= 0 or num_layouts > self._num_alternatives
         return not enough and not self._has_plan(item.item)
@@ -113,39 +128,54 @@ class ChoiceSearch(Search[Choice]):
             if item.bound_us >= cutoff_us:
                 self._bounded(item.item, item.bound_us)
             else:
-                self.open_us.append(item.bound_us)
-                self._note(item.item, "unsolved", "the time limit came first.", item.bound_us)
+                self._leave_open(item, "the time limit came first.")
 
     def expand(self, group: Sequence[Open[Choice]], cutoff_us: float) -> list[Open[Choice]]:
         """Refine each choice by one step."""
         found: list[Open[Choice]] = []
         for item in group:
-            choice, bound = item.item, item.bound_us
-            self._alternatives_left -= bound >= cutoff_us and choice.relaxed
-            if choice.record is None:
-                found += self._choices(choice, bound)
-            elif choice.relaxed:
-                self._solve(choice, choice.record, bound)
-            else:
-                relaxed_us = choice.solver.bound_us(reserved_by(choice.record), self._deadline) + choice.record.total_us
-                if relaxed_us == inf:
-                    self._note_short(choice, choice.record)
-                else:
-                    found.append(self.opened(max(bound, relaxed_us), replace(choice, relaxed=True)))
+            if item.late and self._virtual_left_s <= 0:
+                self._leave_open(item, "the processor time for virtual stages was over: request them for all of it.")
+                continue
+            started = time.process_time()
+            found += self._refined(item, cutoff_us)
+            if item.late:
+                self._virtual_left_s -= time.process_time() - started
         return found
+
+    def _refined(self, item: Open[Choice], cutoff_us: float) -> list[Open[Choice]]:
+        choice, bound = item.item, item.bound_us
+        self._alternatives_left -= bound >= cutoff_us and choice.relaxed
+        if choice.record is None:
+            return self._choices(choice, bound)
+        if choice.relaxed:
+            self._solve(choice, choice.record, bound)
+            return []
+        relaxed_us = choice.solver.bound_us(reserved_by(choice.record), self._deadline) + choice.record.total_us
+        if relaxed_us == inf:
+            self._note_short(choice, choice.record)
+            return []
+        return [self.opened(max(bound, relaxed_us), replace(choice, relaxed=True))]
+
+    def _leave_open(self, item: Open[Choice], reason: str) -> None:
+        self.open_us.append(item.bound_us)
+        self._note(item.item, "unsolved", reason, item.bound_us)
 
     def _choices(self, choice: Choice, bound: float) -> list[Open[Choice]]:
         """Return what encoders can do beside one backbone layout, each with its bound; none where that is settled."""
-        solver = choice.solver
+        solver, seconds = choice.solver, self._seconds(choice)
         made_records = records(self._costs, solver.candidate, solver.cluster, self._memory_modes, self._balance)
         reserved = least_of([reserved_by(made) for made in made_records])
+        least_us = min(made.total_us for made in made_records)
+        bound = max(bound, solver.cheap_bound_us + least_us)
         if self.solved:
-            bound = max(bound, solver.bound_us(reserved, self._deadline) + min(made.total_us for made in made_records))
+            if bound < self.cutoff_us():
+                bound = max(bound, self._bound_beside_us(choice, reserved, least_us) + least_us)
             if self.cutoff_us() <= bound < inf:
                 self._bounded(choice, bound)
                 return []
         # Beside the least memory that any choice takes: often the plan for all of them, else a bound for all.
-        least = solver.solve(reserved, self._seconds()) if bound < inf else None
+        least = solver.solve(reserved, seconds) if bound < inf else None
         if least is None or least.proved_infeasible:
             self._note_short(choice, min(made_records, key=lambda made: made.reserved_bytes))
             return []
@@ -154,10 +184,17 @@ class ChoiceSearch(Search[Choice]):
             for made in made_records
         ]
 
+    def _bound_beside_us(self, choice: Choice, reserved: Reserved, encoders_us: float) -> float:
+        """Return a bound of the pipeline beside ``reserved``; infinite where it does not fit."""
+        if not choice.virtual:
+            return choice.solver.bound_us(reserved, self._deadline)
+        deadline = time.monotonic() + self._seconds(choice)
+        return choice.solver.virtual_bound_us(reserved, self.cutoff_us() - encoders_us, deadline)
+
     def _solve(self, choice: Choice, record: HeteroRecord, bound: float) -> None:
         """Solve one choice; where an encoder does not fit beside the plan's state, again with memory kept for it."""
         solver, reserved = choice.solver, reserved_by(record)
-        result = solver.solve(reserved, self._seconds())
+        result = solver.solve(reserved, self._seconds(choice))
         if result.proved_infeasible:
             self._note_short(choice, record)
             return
@@ -166,7 +203,7 @@ class ChoiceSearch(Search[Choice]):
         limit = limit_of(solver.backbone, solver.cluster)
         fits = found is not None and outside_pipeline_fits(found, limit, reserved, record.transient_bytes)
         if not fits or (found is not None and found.step.total_us > result.lower_bound_us * (1 + ENOUGH)):
-            tight = search_tight(solver, reserved, record.transient_bytes, time.monotonic() + self._seconds())
+            tight = search_tight(solver, reserved, record.transient_bytes, time.monotonic() + self._seconds(choice))
             if tight is not None and tight.best is None:
                 self._note_short(choice, record)
                 return
@@ -178,7 +215,7 @@ class ChoiceSearch(Search[Choice]):
             if solver.no_split_leaves(reserved, record.transient_bytes):
                 self._note_short(choice, record)
                 return
-            result, found = self._with_more_reserved(solver, record)
+            result, found = self._with_more_reserved(choice, record)
         if found is None:
             self.open_us.append(lower)
             self._note(choice, "unsolved", NOT_FOUND, lower)
@@ -201,15 +238,14 @@ class ChoiceSearch(Search[Choice]):
                 step_us=found.step_us,
             )
 
-    def _with_more_reserved(
-        self, solver: BackboneSolver, record: HeteroRecord
-    ) -> tuple[LayoutResult, Evaluation | None]:
+    def _with_more_reserved(self, choice: Choice, record: HeteroRecord) -> tuple[LayoutResult, Evaluation | None]:
         """Return a split whose state leaves memory for the encoders to run, by reserving more and more of it."""
-        reserved, limit = reserved_by(record), limit_of(solver.backbone, solver.cluster)
+        solver, reserved = choice.solver, reserved_by(record)
+        limit = limit_of(solver.backbone, solver.cluster)
         for quarter in range(1, 5):
             extra = record.transient_bytes * quarter // 4
             more = replace(reserved, everywhere_bytes=reserved.everywhere_bytes + extra)
-            result = solver.solve(more, self._seconds())
+            result = solver.solve(more, self._seconds(choice))
             found = result.evaluation
             if found is None:
                 break
@@ -217,9 +253,10 @@ class ChoiceSearch(Search[Choice]):
                 return result, found
         return result, None
 
-    def _seconds(self) -> float:
+    def _seconds(self, choice: Choice) -> float:
         """Return the time limit of one solve."""
-        return max(0.1, min(SOLVE_S, self._deadline - time.monotonic()))
+        left = self._virtual_left_s if choice.virtual else inf
+        return max(0.1, min(SOLVE_S, self._deadline - time.monotonic(), left))
 
     def _has_plan(self, choice: Choice) -> bool:
         known = self.verdicts.get(choice.label)

@@ -67,7 +67,15 @@ def search_hetero(
     progress(f"hetero: {len(solvers)} backbone layouts, {sum(map(len, costs))} encoder sizes to search")
     deadline, top_k = started + options.time_limit_s, options.top_k
     proved_modes = [mode for mode in memory_modes if mode != WINDOW]
-    choices = ChoiceSearch(costs, proved_modes, balance, deadline=deadline, num_alternatives=top_k, progress=progress)
+    choices = ChoiceSearch(
+        costs,
+        proved_modes,
+        balance,
+        deadline=deadline,
+        num_alternatives=top_k,
+        progress=progress,
+        virtual_s=options.virtual_s,
+    )
     best_first(choices, choices.start(solvers), deadline=deadline, progress=progress)
     if not choices.solved:
         raise _infeasible(profile, cluster, choices)
@@ -102,9 +110,7 @@ def _solvers(
 ) -> tuple[list[BackboneSolver], list[Verdict]]:
     """Return a solver for every layout of the backbone, and why others are ruled out. Raises ``ConfigError``."""
     backbone = backbone_profile(profile)
-    # Virtual stages of the backbone only where they were requested.
-    space = replace(options.space, virtual_sizes=options.space.virtual_sizes or (1,))
-    candidates, ruled_out = enumerate_layouts(backbone, cluster, global_batch_size, space, options.layouts)
+    candidates, ruled_out = enumerate_layouts(backbone, cluster, global_batch_size, options.space, options.layouts)
     if not candidates:
         reasons = "; ".join(sorted({verdict.reason for verdict in ruled_out})[:3]) or "no size divides the cluster."
         raise ConfigError(f"no backbone layout is possible for a global batch of {global_batch_size}: {reasons}")

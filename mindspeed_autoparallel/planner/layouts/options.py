@@ -10,6 +10,9 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions
 from mindspeed_autoparallel.spec import Layout, Plan
 
+VIRTUAL_S = 12.0
+"""Of all processes together, unless virtual stages were requested."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
@@ -28,6 +31,11 @@ class SearchOptions:
     """A plan for the same profile, cluster and batch, to be beaten; what its search proved of layouts holds."""
     with_relaxations: bool = True
     """Also solve the best layout with more memory and with more microbatches."""
+
+    @property
+    def virtual_s(self) -> float:
+        """Return processor seconds for layouts with virtual stages that take long: all where they were requested."""
+        return VIRTUAL_S if self.space.virtual_sizes is None and self.layouts is None else inf
 
     def check(self, global_batch_size: int) -> None:
         """Raise ``ConfigError`` for what no search can be asked."""

@@ -32,7 +32,7 @@ from mindspeed_autoparallel.planner.layouts.solved import SolvedLayout
 from mindspeed_autoparallel.planner.layouts.space import enumerate_layouts
 from mindspeed_autoparallel.planner.layouts.tasks import Request
 from mindspeed_autoparallel.planner.layouts.tie_break import with_least_recompute
-from mindspeed_autoparallel.planner.layouts.turns import VIRTUAL_S, likeliest_first
+from mindspeed_autoparallel.planner.layouts.turns import likeliest_first
 from mindspeed_autoparallel.planner.layouts.workers import Workers, usable_cores
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US
 from mindspeed_autoparallel.profiles import Profile
@@ -174,7 +174,7 @@ def _explore(
         promises = [promise_us(profile, cluster, item) for item in candidates]
         layout_search.looks.many = True
         layout_search.items = likeliest_first(layout_search.items, promises, GROUP)
-    layout_search.looks.virtual_s = _virtual_s(options) * (REGROUPED_SHARE if known else 1)
+    layout_search.looks.virtual_s = options.virtual_s * (REGROUPED_SHARE if known else 1)
     layout_search.known_us, layout_search.bounds_s = known_us, bounds_s
     if options.known is not None and not known:
         layout_search.begin_from(options.known)
@@ -190,10 +190,6 @@ def _explore(
         layout_search.interrupt = error
         layout_search.stop(layout_search.unsettled())
     return layout_search
-
-
-def _virtual_s(options: SearchOptions) -> float:
-    return VIRTUAL_S if options.space.virtual_sizes is None and options.layouts is None else inf
 
 
 def _explored(

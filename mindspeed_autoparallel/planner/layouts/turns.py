@@ -18,9 +18,8 @@ LAST = 1.0
 """Turn of layouts that take long."""
 FEW_OPERATIONS = 20_000
 """Forwards and backwards of a step: longer ones are simulated to prove the best plan, not to rank those behind it."""
-VIRTUAL_S, WIDE_GAP = 12.0, 0.1
-"""Of all processes together, for layouts with virtual stages that take long to prove, unless they were requested or
-their bound is this much below the best plan."""
+WIDE_GAP = 0.1
+"""Layouts whose bound is this much below the best plan have no limit for virtual stages."""
 PROVE_S = 10.0
 """Of one layout."""
 LOOKS = (BOUND, IMPROVE, PROVE, SOLVE)

@@ -13,6 +13,8 @@ from mindspeed_autoparallel.planner.hetero.backbone import backbone_profile
 from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES
 from mindspeed_autoparallel.planner.hetero.search import search_hetero
 from mindspeed_autoparallel.planner.hetero.space import costs_of
+from mindspeed_autoparallel.planner.layouts.options import SearchOptions
+from mindspeed_autoparallel.planner.layouts.space import SpaceOptions
 from mindspeed_autoparallel.planner.replay import replay
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.spec import Cluster, Module
@@ -37,6 +39,21 @@ def test_search_equals_enumeration_of_all_layouts_scales_modes_and_placements(ca
     assert plan.search.gap_fraction < 1e-3
     assert all(rank.peak_bytes <= rank.limit_bytes for rank in plan.memory)
     assert all(sum(rank.terms.values()) == rank.peak_bytes for rank in plan.memory)
+
+
+@pytest.mark.parametrize("capacity_mib", [130, 170, 230])
+def test_virtual_stages_beside_encoders_are_searched_without_a_request(capacity_mib: int) -> None:
+    profile = small_profile(capacity_mib=capacity_mib)
+    tier = profile.device.intra
+    slow = replace(tier, default=replace(tier.default, bytes_per_s=2e9))
+    one_rank = tuple(measured for measured in profile.measurements if measured.at.tensor_size == 1)
+    profile = replace(profile, device=replace(profile.device, intra=slow, inter=slow), measurements=one_rank)
+    plan = search_hetero(profile, FOUR, 4)
+    assert plan.layout.virtual_size == 2
+    assert plan.search.status == "optimal"
+    assert plan.step.total_us == pytest.approx(enumerated(profile, FOUR, 4), rel=1e-6)
+    alone = search_hetero(profile, FOUR, 4, SearchOptions(space=SpaceOptions(virtual_sizes=(1,))))
+    assert plan.step.total_us < alone.step.total_us
 
 
 def test_with_room_the_plan_is_proved() -> None:
