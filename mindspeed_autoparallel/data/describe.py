@@ -23,6 +23,8 @@ from mindspeed_autoparallel.data.records import RecordSet, RecordSizes, read_for
 from mindspeed_autoparallel.data.sample import SampleSize
 from mindspeed_autoparallel.data.sizes import SampleSizes, text_counter
 from mindspeed_autoparallel.data.tables import digest_of, read_rows, size_of_row, table_files
+from mindspeed_autoparallel.data.tiles import KIND as TILED_KIND
+from mindspeed_autoparallel.data.tiles import TiledRecords
 from mindspeed_autoparallel.errors import ConfigError
 
 Progress = Callable[[str], None]
@@ -73,7 +75,11 @@ def describe_records(
     """
     model = read_media_sizes(model_file)
     _check_length(options, model, model_file)
-    data = _video_data(data_file, model_file, options) if kind_of(data_file) in VIDEO_KINDS else _chat(data_file, model)
+    kind = kind_of(data_file)
+    if kind in VIDEO_KINDS:
+        data = _video_data(data_file, model_file, options)
+    else:
+        data = _tiled(data_file) if kind == TILED_KIND else _chat(data_file, model)
     records = data.records
     fingerprint = _fingerprint(records.sha256, *data.settings, repr(model), repr(options), len(records.records))
     if known is not None and known.source.fingerprint == fingerprint:
@@ -129,6 +135,16 @@ def _video_data(data_file: Path, model_file: Path, options: DescribeOptions) -> 
     data = VideoRecords(data_file, sizes)
     settings = [repr(sizes), data.settings]
     return _Data(files=data.files, records=data.records, settings=settings, open=lambda _: (data.size_of, "latents"))
+
+
+def _tiled(data_file: Path) -> _Data:
+    data = TiledRecords(data_file)
+
+    def opened(options: DescribeOptions) -> tuple[Callable[[str, bytes], SampleSize], str]:
+        count, tokens_by = text_counter(data.tokenizer, options.bytes_per_token)
+        return (lambda name, raw: data.size_of(name, raw, count, options.seq_length)), tokens_by
+
+    return _Data(files=data.files, records=data.records, settings=[data.settings], open=opened)
 
 
 def describe_lengths(

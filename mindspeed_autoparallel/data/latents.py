@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import msgspec
 
@@ -24,6 +24,8 @@ _VIDEOS, _PICTURES = (
     (".mp4", ".avi", ".mov", ".mkv"),
     (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".webp", ".tif", ".tiff"),
 )
+_LEAST = 1e-6
+"""Of a number that is not 0."""
 _SHARED_STRIDE, _WIDE_STRIDE, _WIDE_CHANNELS = 8, 16, 48
 """Pixels of a latent's side: Wan's autoencoders of 16 and of 48 channels."""
 
@@ -38,26 +40,45 @@ class _Basic(msgspec.Struct):
     data_storage_mode: str = "standard"
 
 
+_Count = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
+_Positive = Annotated[float, msgspec.Meta(ge=1e-6, le=1e6)]
+
+
+class _Step(msgspec.Struct):
+    trans_type: str = ""
+    param: dict[str, Any] | None = None
+
+
+class _Steps(msgspec.Struct):
+    video: list[_Step] | None = None
+    video_only: list[_Step] | None = None
+
+
+class _Size(msgspec.Struct):
+    max_height: _Count
+    max_width: _Count
+
+
 class Video(msgspec.Struct):
     """Hold the keys of ``preprocess_parameters`` that decide sizes; defaults are those of the host's processor."""
 
     video_processor_type: str = ""
-    num_frames: int = 16
-    frame_interval: int = 1
-    min_num_frames: int = 29
-    train_fps: float = 24
+    num_frames: _Count = 16
+    frame_interval: _Count = 1
+    min_num_frames: Annotated[int, msgspec.Meta(ge=0, le=2**20)] = 29
+    train_fps: _Positive = 24
     auto_interval: bool = True
-    speed_factor: float = 1.0
-    drop_short_ratio: float = 1.0
+    speed_factor: _Positive = 1.0
+    drop_short_ratio: Annotated[float, msgspec.Meta(ge=0)] = 1.0
     force_resolution: bool = True
-    max_height: int = 480
-    max_width: int = 640
-    max_hxw: int | None = None
-    min_hxw: int | None = None
-    hw_stride: int = 32
-    hw_aspect_thr: float = 1.5
-    vae_scale_factor: list[int] | None = None
-    train_pipeline: dict[str, Any] | None = None
+    max_height: _Count = 480
+    max_width: _Count = 640
+    max_hxw: Annotated[int, msgspec.Meta(ge=1, le=2**40)] | None = None
+    min_hxw: Annotated[int, msgspec.Meta(ge=0, le=2**40)] | None = None
+    hw_stride: _Count = 32
+    hw_aspect_thr: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 1.5
+    vae_scale_factor: list[_Count] | None = None
+    train_pipeline: _Steps | None = None
 
 
 class _Parameters(msgspec.Struct):
@@ -104,8 +125,11 @@ class LatentSizes:
     """Frames and pixels of one latent."""
 
     def rows(self, latents: tuple[int, int, int]) -> int:
-        """Return rows of latents [frames, height, width]."""
-        return math.prod(size // part for size, part in zip(latents, self.patch, strict=True))
+        """Return rows of latents [frames, height, width]; ``ConfigError`` where they do not fill one."""
+        found = math.prod(size // part for size, part in zip(latents, self.patch, strict=True))
+        if not found:
+            raise ConfigError(f"latents {list(latents)} are smaller than one row of the transformer, {[*self.patch]}.")
+        return found
 
     def rows_of_video(self, frames: int, height: int, width: int) -> int:
         """Return rows of a video in pixels."""
@@ -201,13 +225,18 @@ def _final_size(file: Path, video: Video) -> tuple[int, int]:
         )
     if video.speed_factor != 1 or video.frame_interval != 1:
         raise ConfigError(f"{file}: speed_factor and frame_interval other than 1 are not read. Give --lengths FILE.")
-    steps = [step for key in ("video", "video_only") for step in (video.train_pipeline or {}).get(key) or ()]
-    crop = next((s for s in reversed(steps) if s.get("trans_type") == "CenterCropResizeVideo"), None)
-    size = (crop.get("param") or {}).get("transform_size") if crop else None
+    given = video.train_pipeline or _Steps()
+    steps = [*(given.video or ()), *(given.video_only or ())]
+    crop = next((step for step in reversed(steps) if step.trans_type == "CenterCropResizeVideo"), None)
+    size = (crop.param or {}).get("transform_size") if crop else None
     if size == "auto":
         return video.max_height, video.max_width
     if isinstance(size, dict) and {"max_height", "max_width"} <= set(size):
-        return int(size["max_height"]), int(size["max_width"])
+        try:
+            fixed = msgspec.convert(size, _Size)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"{file}: transform_size {shown(str(size), 80)} is no size: {error}.") from error
+        return fixed.max_height, fixed.max_width
     raise ConfigError(f"{file}: train_pipeline needs a CenterCropResizeVideo, which gives all videos one size.")
 
 
@@ -243,8 +272,8 @@ def _number(record: dict[str, Any], key: str) -> float | None:
     value = record.get(key)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**40:
-        raise ConfigError(f"{key} is {shown(str(value), 40)}, no number of at least 0.")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (value == 0 or _LEAST <= value < 2**40):
+        raise ConfigError(f"{key} is {shown(str(value), 40)}; it must be 0 or {_LEAST:g} to 2^40.")
     return float(value)
 
 

@@ -20,6 +20,13 @@ MAX_RECORD_BYTES = 16 * 2**30
 """Of one file of records."""
 
 
+_WAYS_OUT = {
+    "vace": "It is read to extract features: give the data.json of the training, which reads these (feature).",
+    "bagel": "Its loader packs samples to max_num_tokens: plan for sequences of that length, without data.",
+}
+"""For kinds of MindSpeed-MM whose samples do not differ in a training."""
+
+
 class _Preprocess(msgspec.Struct):
     model_name_or_path: str | None = None
     image_min_pixels: int = 0
@@ -81,8 +88,8 @@ def read_format(file: Path) -> RecordFormat:
     if parameters.dataset_type != "huggingface" or not listed:
         raise ConfigError(
             f"{file}: dataset_type {shown(parameters.dataset_type)} with {len(listed)} files in "
-            "basic_parameters.dataset; records in the mllm format (huggingface), t2v and feature are read. Of other "
-            "sets give the lengths: --lengths FILE."
+            "basic_parameters.dataset; records in the mllm format (huggingface), multimodal, t2v and feature are read. "
+            f"{_WAYS_OUT.get(parameters.dataset_type, 'Of other sets give the lengths: --lengths FILE.')}"
         )
     if not 0 <= prepare.image_min_pixels <= prepare.image_max_pixels or prepare.image_max_pixels < 1:
         raise ConfigError(

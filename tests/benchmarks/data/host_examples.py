@@ -4,15 +4,17 @@ python tests/benchmarks/data/host_examples.py MINDSPEED_MM [NUMBER]
 
 Every data.json under examples/ gets data of its kind in a temporary folder (pictures, features, annotations); nothing
 else of it is changed but the paths, the tokenizer (estimated) and, of features, the model.json beside it. NUMBER records
-(2,000) are drawn for each video description and judged by the host's own class, taken from its source.
+(2,000) are drawn for each description of videos or tiles and judged by the host's own code, taken from its source.
 """
 
 from __future__ import annotations
 
 import ast
+import copy
 import json
 import os
 import random
+import re
 import sys
 import tempfile
 from collections import Counter
@@ -24,9 +26,12 @@ import numpy
 import torch
 from PIL import Image
 
+from mindspeed_autoparallel.data import tiles
 from mindspeed_autoparallel.data.describe import DescribeOptions, describe_records
 from mindspeed_autoparallel.data.latents import KINDS, LeftOut, Video, check_resolution, frames_of
 from mindspeed_autoparallel.errors import ConfigError
+
+ENDS = ("</img>", "<|vision_end|>")
 
 
 def main(host: Path, number: int) -> None:
@@ -44,6 +49,9 @@ def main(host: Path, number: int) -> None:
         except (ConfigError, StopIteration) as error:
             outcomes[f"{kind}: not described"] += 1
             print(f"{file.relative_to(host)}: {str(error)[:160]}")
+        if kind == "multimodal":
+            differing = beside_internvl(host, data, number)
+            judged, wrong = judged + number, wrong + differing
         if kind == "t2v":
             differing = beside_the_host(host, data["preprocess_parameters"], number)
             judged, wrong = judged + number, wrong + differing
@@ -85,6 +93,13 @@ def described(file: Path, data: dict, kind: str) -> None:
             (folder / "data.jsonl").write_text(json.dumps({"file": "a.pt", "cap": "a"}) + "\n")
             basic.update(data_path=str(folder / "data.jsonl"), data_folder=str(folder))
             model = model_beside(file, "")
+        elif kind == "multimodal":
+            Image.new("RGB", (640, 480)).save(folder / "a.png")
+            turns = [{"from": "human", "value": "<image>\n?"}, {"from": "gpt", "value": "Yes."}]
+            (folder / "data.json").write_text(json.dumps([{"image": "a.png", "conversations": turns}]))
+            basic.update(data_path=str(folder / "data.json"), data_folder=str(folder))
+            model = folder / "model.json"
+            model.write_text(json.dumps({"image_encoder": {"vision_encoder": {}}}))
         else:
             model = file
         (folder / "mm_data.json").write_text(json.dumps({"dataset_param": data}))
@@ -92,6 +107,150 @@ def described(file: Path, data: dict, kind: str) -> None:
         found, _ = describe_records(folder / "mm_data.json", model, options, None, lambda _: None)
         if kind == "feature":
             assert found.rows[0][0] == 21 * 30 * 52, found.rows
+
+
+def beside_internvl(host: Path, parameters: dict, number: int) -> int:
+    """Return how many drawn conversations, with pictures of drawn sizes, have other lengths or tiles than the host's."""
+    theirs, wrong = host_conversations(host), 0
+    with tempfile.TemporaryDirectory() as scratch:
+        (Path(scratch) / "none.json").write_text("[{}]")
+        for seed in range(number):
+            chance = random.Random(seed)
+            given = {
+                **parameters,
+                "basic_parameters": {"data_path": f"{scratch}/none.json", "data_folder": scratch},
+                "template_name": chance.choice(["internvl2_5", "internvit_qwen3"]),
+                "tokenizer_config": None,
+                "use_thumbnail": chance.random() < 0.5,
+                "min_dynamic_patch": chance.choice([1, 1, 2, 5]),
+                "max_dynamic_patch": chance.choice([1, 4, 6, 12]),
+            }
+            (Path(scratch) / "mm.json").write_text(json.dumps({"dataset_param": given}))
+            record, sizes = conversation(chance), {}
+            for name in [record["image"]] if isinstance(record["image"], str) else record["image"]:
+                sizes[name] = chance.choice(
+                    [(chance.randint(20, 3000), chance.randint(20, 3000)), (448, 448), (896, 448)]
+                )
+            tiles.picture_size = lambda path, sizes=sizes: sizes[path.name][::-1]
+            length = chance.choice([0, 0, 900])
+            records = tiles.TiledRecords(Path(scratch) / "mm.json")
+            try:
+                found = records.size_of(f"{scratch}/none.json[0]", json.dumps(record).encode(), byte_count, length)
+                ours = (min(found.tokens, length or found.tokens), found.images)
+            except ConfigError:
+                ours = None
+            wrong += ours != theirs(given, record, sizes, length)
+    return wrong
+
+
+def byte_count(text: str) -> int:
+    """Count a token for every byte."""
+    return len(text.encode())
+
+
+def conversation(chance: random.Random) -> dict:
+    """Return one conversation about one picture or several, with marks that may be missing or too many."""
+    names = [f"{index}.png" for index in range(chance.randint(1, 3))]
+    turns = [{"from": "system", "value": "Be short."}] if chance.random() < 0.2 else []
+    marks = chance.choice([len(names), len(names), 1, 0, 4])
+    for index in range(chance.randint(1, 3)):
+        own = marks if index == 0 else 0
+        turns += [
+            {"from": "human", "value": "<image>\n" * own + "what?" + "<image>" * (chance.random() < 0.1)},
+            {"from": "gpt", "value": "that " * chance.randint(1, 40)},
+        ]
+    return {"image": names[0] if len(names) == 1 and chance.random() < 0.7 else names, "conversations": turns}
+
+
+def host_conversations(host: Path):
+    """Return the host's tokens and tiles of a record by its own functions, or None where it draws another record."""
+    utils = host / "mindspeed_mm" / "data" / "data_utils"
+    marks = re.compile(r"(<\|\w+\|>|</?img>|<IMG_CONTEXT>)")
+
+    class Tokenizer:
+        add_bos_token, pad_token_id = False, -1
+
+        def __init__(self, length: int) -> None:
+            self.model_max_length = length or 2**40
+
+        def __call__(self, texts, **unused):
+            pieces = [marks.split(text) for text in ([texts] if isinstance(texts, str) else texts)]
+            ids = [
+                numpy.array(
+                    [
+                        number
+                        for piece in row
+                        for number in ([int(piece in ENDS)] if marks.fullmatch(piece) else [7] * len(piece.encode()))
+                    ]
+                )
+                for row in pieces
+            ]
+            return SimpleNamespace(input_ids=ids)
+
+    constants: dict = {}
+    exec((utils / "constants.py").read_text(), constants)
+    systems = {
+        name: ast.literal_eval(text)
+        for name, text in re.findall(
+            r"name='(\w+)',\s+system_template=.*\n\s+system_message=('.*'),", (utils / "conversation.py").read_text()
+        )
+    }
+    names = {
+        "np": numpy, "torch": torch, "copy": copy, "transformers": SimpleNamespace(PreTrainedTokenizer=object),
+        "Dict": dict, "MODEL_CONSTANTS": constants["MODEL_CONSTANTS"], "IGNORE_TOKEN_ID": -100,
+        "get_args": lambda: SimpleNamespace(context_parallel_size=1),
+        "get_conv_template": lambda name: SimpleNamespace(system_message=systems[name]),
+    }  # fmt: skip
+    for file, wanted in {
+        "utils.py": ("preprocess_internvl2_5",),
+        "multimodal_image_video_preprocess.py": ("find_closest_aspect_ratio", "dynamic_preprocess"),
+    }.items():
+        kept = [node for node in ast.parse((utils / file).read_text()).body if getattr(node, "name", "") in wanted]
+        exec(compile(ast.Module(kept, []), file, "exec"), names)
+
+    class Picture:
+        def __init__(self, size):
+            self.size = size
+
+        def resize(self, size):
+            return Picture(size)
+
+        def crop(self, box):
+            return self
+
+    def judge(given: dict, record: dict, sizes: dict, length: int):
+        one = isinstance(record["image"], str)
+        pictures = [record["image"]] if one else record["image"]
+        turns = copy.deepcopy(record["conversations"])
+        if one and "<image>" not in turns[0]["value"]:
+            turns[0]["value"] = "<image>\n" + turns[0]["value"]
+        cut = [
+            len(
+                names["dynamic_preprocess"](
+                    Picture(sizes[name]),
+                    min_num=given["min_dynamic_patch"],
+                    max_num=given["max_dynamic_patch"] // (1 if one else len(pictures)),
+                    image_size=given["image_size"],
+                    use_thumbnail=given["use_thumbnail"],
+                )
+            )
+            for name in pictures
+        ]
+        of_tile = int((given["image_size"] // given["patch_size"]) ** 2 * given["down_sample_ratio"] ** 2)
+        try:
+            found = names["preprocess_internvl2_5"](
+                given["template_name"],
+                [turns],
+                Tokenizer(length),
+                [of_tile * number for number in cut],
+                group_by_length=True,
+                num_image=len(pictures),
+            )["input_ids"]
+        except ValueError:
+            return None
+        return (len(found), sum(cut)) if one or int((found == 1).sum()) == len(pictures) else None
+
+    return judge
 
 
 def model_beside(file: Path, otherwise: str) -> Path:

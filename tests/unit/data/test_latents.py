@@ -117,3 +117,83 @@ def test_features_that_would_run_code_are_refused(tmp_path):
 def test_what_is_not_read_is_refused_by_name(tmp_path, changes, word):
     with pytest.raises(ConfigError, match=word):
         described(tmp_path, "t2v", [GOOD], **changes)
+
+
+HOSTILE = (
+    None,
+    True,
+    -1,
+    0,
+    1,
+    1e-300,
+    1e300,
+    2**70,
+    -0.5,
+    "",
+    "auto",
+    "x\0y",
+    "/dev/null",
+    [],
+    [0],
+    [[]],
+    {},
+    {"a": 1},
+)
+"""What a key may hold by mistake; a description holds one at a time."""
+
+
+def replaced(given, path, value):
+    """Return a copy with ``value`` at ``path``."""
+    if not path:
+        return value
+    key, *rest = path
+    copy = list(given) if isinstance(given, list) else dict(given)
+    copy[key] = replaced(given[key], rest, value)
+    return copy
+
+
+def places(given, path=()):
+    """Yield the path of every value, objects and lists too."""
+    yield list(path)
+    for key, child in given.items() if isinstance(given, dict) else enumerate(given) if isinstance(given, list) else ():
+        yield from places(child, (*path, key))
+
+
+def test_hostile_values_of_every_key_are_refused_or_read_but_raise_nothing_else(tmp_path):
+    fixed = {"transform_size": {"max_height": 480, "max_width": 832}}
+    every = {
+        **PREPARE, "frame_interval": 1, "train_fps": 24, "speed_factor": 1.0, "min_hxw": 0, "vae_scale_factor": [4, 8, 8],
+        "train_pipeline": {"video": [{"trans_type": "CenterCropResizeVideo", "param": fixed}], "video_only": []},
+    }  # fmt: skip
+    model = {**WAN, "ae": {"ffactor_spatial": 8, "ffactor_temporal": 4}}
+    whole = {"records": [{**GOOD, "num_frames": 200}], "model": model, "prepare": every}
+    tried = refused = 0
+    for flags in ({}, {"auto_interval": True}, {"force_resolution": True}):
+        base = {**whole, "prepare": {**every, **flags}}
+        for path in places(base):
+            for value in HOSTILE if len(path) > 1 else ():
+                tried += 1
+                try:
+                    data, _ = described(tmp_path, "t2v", **replaced(base, path, value))
+                    assert data.rows[0][0] > 0, (path, value)
+                except ConfigError as error:
+                    assert "\n" not in str(error), (path, value)
+                    refused += 1
+    assert tried > 1500 and 0.3 * tried < refused < tried
+
+
+def test_hostile_features_and_lists_of_data_sets_are_refused_in_one_line(tmp_path):
+    torch = pytest.importorskip("torch")
+    for shape in ((), (0, 1, 1, 1), (16, 1, 1, 1), (16, 21, 60)):
+        torch.save({"video": torch.zeros(shape)}, tmp_path / "a.pt")
+        (tmp_path / "data.jsonl").write_text(json.dumps({"file": "a.pt"}))
+        with pytest.raises(ConfigError):
+            described(tmp_path, "feature", None, data_path=str(tmp_path / "data.jsonl"), data_folder=str(tmp_path))
+    for name in (*HOSTILE, "missing.pt", "../a.pt", "."):
+        (tmp_path / "data.jsonl").write_text(json.dumps({"file": name}))
+        with pytest.raises(ConfigError):
+            described(tmp_path, "feature", None, data_path=str(tmp_path / "data.jsonl"), data_folder=str(tmp_path))
+    for lines in ("", "a", "a,b\0c", ",", f"{tmp_path},{tmp_path}", "\x00"):
+        (tmp_path / "list.txt").write_text(lines)
+        with pytest.raises(ConfigError):
+            described(tmp_path, "t2v", [GOOD], data_path=str(tmp_path / "list.txt"))
