@@ -84,7 +84,7 @@ class GeneratorHost:
         self._model = model
 
     def build(self, arguments: Any) -> Any:
-        return ImageGenerator(_config(arguments), self._model)
+        return ImageGenerator(_config(arguments), self._model, get_pipeline_model_parallel_rank())
 
     def adapter(self, module: Any, arguments: Any) -> GeneratorAdapter:
         return ImageGeneratorAdapter(self._model, arguments.params_dtype, drops(arguments, self._model))
@@ -165,10 +165,20 @@ class ImageGeneratorAdapter:
     def rows(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return self._images.rows(batch)
 
-    def generate(self, module: Any, hidden: torch.Tensor, targets: torch.Tensor, items: Sequence[Any]) -> torch.Tensor:
+    def generate(
+        self, module: Any, hidden: torch.Tensor, targets: torch.Tensor | None, items: Sequence[Any]
+    ) -> torch.Tensor:
         tokens = torch.tensor([item.meta[0] for item in items], device=hidden.device)
-        losses: torch.Tensor = module(hidden, targets, tokens, *_keys_of(items, 1, self._with_keys, hidden.device))
-        return losses
+        output: torch.Tensor = module(hidden, targets, tokens, *_keys_of(items, 1, self._with_keys, hidden.device))
+        return output
+
+    def generate_later_stage(
+        self, module: Any, hidden: torch.Tensor, targets: torch.Tensor | None, items: Sequence[Any]
+    ) -> torch.Tensor:
+        return self.generate(module, hidden, targets, items)
+
+    def arriving_shape(self, module: Any, items: Sequence[Any]) -> tuple[int, int, int]:
+        return sum(item.output_rows for item in items), 1, module.config.hidden_size
 
     def dummy(self) -> tuple[torch.Tensor, torch.Tensor, list[LocalItem]]:
         item = LocalItem(0, self._per_token, 1, 1.0, (1,) + (0,) * self._with_keys)

@@ -3,6 +3,7 @@
 ``draw(seed, count)`` gives cases as JSON; a case without blocks is the one process that it is compared with.
 """
 
+import itertools
 import random
 
 WORLD, LAYERS, BATCH = 8, 4, 8
@@ -10,10 +11,13 @@ DATA = ("mixed", "mixed", "mixed", "no_images", "no_clips", "text")
 """Kinds of samples; a step of "text" has no item for any encoder."""
 
 
-def draw(seed, count):
-    """Return ``count`` cases, the same for the same seed."""
+def draw(seed, count, *, generator_stages=False):
+    """Return ``count`` cases, the same for the same seed; ``generator_stages``: only such whose generator has a
+    pipeline."""
     chance = random.Random(seed)
-    return [_case(chance, number) for number in range(count)]
+    cases = (_case(chance, number) for number in itertools.count())
+    wanted = (case for case in cases if not generator_stages or case.get("generator", {}).get("pp", 1) > 1)
+    return list(itertools.islice(wanted, count))
 
 
 def reference_of(case):
@@ -50,7 +54,9 @@ def _case(chance, number):
         "generates": generates,
         "micro_batch": micro_batch,
     }
-    return {**case, "generator": {"tp": chance.choice([1, 2, 4])}} if generates else case
+    if generates:
+        case["generator"] = _generator(chance.choice([1, 2, 4]), random.Random(repr(case)))
+    return case
 
 
 def _backbone(chance):
@@ -79,6 +85,12 @@ def _encoder(chance, layers, most_stages):
     if pp > 1:
         block["pipeline_num_layers"] = _partition(chance, layers, pp)
     return block
+
+
+def _generator(tp, chance):
+    """Return the block of a generator of ``LAYERS`` layers; ``chance`` is its own."""
+    pp = chance.choice([size for size in (1, 2, 4) if WORLD % (tp * size) == 0])
+    return {"tp": tp, "pp": pp, "pipeline_num_layers": _partition(chance, LAYERS, pp)}
 
 
 def _partition(chance, layers, stages):

@@ -41,7 +41,7 @@ from mindspeed_autoparallel.spec.plan import Relaxation, Verdict
 
 FIRST_SHARE, REGROUPED_SHARE = 0.8, 0.25
 """Of the time, for layouts with the smallest group size, where others may follow; and what those may take of
-``VIRTUAL_S``, beside it."""
+``SearchOptions.virtual_s``, beside it."""
 RANKS_SHARE = 0.2
 """Of the time, for a first bound of every layout."""
 FINISH_S, FINISH_SHARE = 1.0, 0.1

@@ -85,7 +85,7 @@ def describe_model(
         ),
         audio_end_token_id=root.integer("audio_end_token_id", min(151648, last_id - 5), at_least=0, at_most=last_id),
         own_layouts=frozenset(own_pipelines),
-        generator=_generator(root, vision, file) if "image_generator" in root else None,
+        generator=_generator(root, vision, file, own_pipelines) if "image_generator" in root else None,
     )
     root.report_unknown_keys()
     _check_order(model)
@@ -247,7 +247,9 @@ def _audio(root: Section, pipeline: PipelineSizes) -> AudioDescription:
     )
 
 
-def _generator(root: Section, vision: VisionDescription | None, file: Path) -> GeneratorDescription:
+def _generator(
+    root: Section, vision: VisionDescription | None, file: Path, own_pipelines: Mapping[str, int]
+) -> GeneratorDescription:
     section = root.child("image_generator")
     if vision is None:
         raise ConfigError(
@@ -255,7 +257,12 @@ def _generator(root: Section, vision: VisionDescription | None, file: Path) -> G
             "image_encoder. Describe one, or leave image_generator out."
         )
     return GeneratorDescription(
-        stack=_stack(section, PipelineSizes(1, 1), text=False, normalization="LayerNorm"),
+        stack=_stack(
+            section,
+            encoder_pipeline("image_generator", PipelineSizes(1, 1), own_pipelines),
+            text=False,
+            normalization="LayerNorm",
+        ),
         loss_weight=section.number("loss_weight", 1.0),
     )
 

@@ -17,59 +17,70 @@ from mindspeed_autoparallel.reference.model.stack import PlacedBlock, layer_spec
 
 
 class ImageGenerator(MegatronModule):
-    """``project_in``, ``blocks`` with a final norm, ``head``.
+    """``project_in`` on the first stage of its own pipeline, ``blocks``, with a final norm and ``head`` on the last.
 
     A row of the decoder stands at the token before the image token whose patches it tells; a row attends to the rows
     of its image up to itself, so that none sees what it is to tell.
     """
 
-    def __init__(self, base: Any, model: ModelDescription) -> None:
+    def __init__(self, base: Any, model: ModelDescription, stage: int = 0) -> None:
         vision, generator = model.vision, model.generator
         assert vision is not None and generator is not None
-        stack = generator.stack
-        config = with_dropout(stack_config(base, stack, 0, sequence_parallel=False), base, stack, 3)
+        stack, stages = generator.stack, generator.stack.stages
+        config = with_dropout(stack_config(base, stack, stage, sequence_parallel=False), base, stack, 3)
         super().__init__(config=config)
         self.description, self.features = generator, vision.token_features
-        self.project_in = torch.nn.Linear(model.text.stack.hidden_size, stack.hidden_size, dtype=config.params_dtype)
+        self.first, self.last = stage == stages.first_chunk, stage == stages.last_chunk
+        if self.first:
+            width = model.text.stack.hidden_size
+            self.project_in = torch.nn.Linear(width, stack.hidden_size, dtype=config.params_dtype)
         self.blocks = PlacedBlock(
             config,
             layer_spec(config, causal=True),
-            num_layers=stack.num_layers,
-            first_layer=0,
+            num_layers=stages.flat[stage],
+            first_layer=stages.first_layer(stage),
+            # The block starts from the rows it is handed, on every stage.
             pre_process=True,
-            post_process=True,
-            final_norm=True,
+            post_process=self.last,
+            final_norm=self.last,
         )
-        self.head = torch.nn.Linear(stack.hidden_size, self.features, dtype=config.params_dtype)
+        if self.last:
+            self.head = torch.nn.Linear(stack.hidden_size, self.features, dtype=config.params_dtype)
         self.requires_grad_(not stack.freeze)
 
     def forward(
         self,
         rows: torch.Tensor,
-        pixel_values: torch.Tensor,
+        pixel_values: torch.Tensor | None,
         tokens: torch.Tensor,
         keys: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the mean squared error of every row ``[rows]``, in fp32.
+        """Return the mean squared error of every row ``[rows]``, in fp32; before the last stage ``[rows, 1, hidden]``.
 
-        ``rows [rows, 1, decoder hidden]``; ``pixel_values [patches, patch features]`` of the images with ``tokens
-        [images]`` tokens each; ``keys [images]``: who they are in the training, for dropout. Without a row (the batch
-        has a stand-in for an image) the weights still take part, with gradients of 0.
+        ``rows [rows, 1, decoder hidden]``, on later stages what the stage before gives; ``pixel_values [patches, patch
+        features]`` (only the last stage needs them) of the images with ``tokens [images]`` tokens each; ``keys
+        [images]``: who they are in the training, for dropout. Without a row (the batch has a stand-in for an image) the
+        weights still take part, with gradients of 0.
         """
         if not rows.shape[0]:
             stand_in = rows.new_zeros((1, 1, rows.shape[2]))
-            return self._losses(stand_in, pixel_values.new_zeros((1, self.features)), [1], None)[:0]
-        return self._losses(rows, pixel_values.reshape(-1, self.features), tokens.tolist(), keys)
+            return self._losses(self._run(stand_in, [1], None), stand_in.new_zeros((1, self.features)))[:0]
+        hidden = self._run(rows, tokens.tolist(), keys)
+        if not self.last:
+            return hidden
+        assert pixel_values is not None, "the last stage has the targets"
+        return self._losses(hidden, pixel_values.reshape(-1, self.features))
 
-    def _losses(
-        self, rows: torch.Tensor, targets: torch.Tensor, sizes: list[int], keys: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _run(self, rows: torch.Tensor, sizes: list[int], keys: torch.Tensor | None) -> torch.Tensor:
         row_keys = None if keys is None else item_rows(keys, torch.tensor(sizes, device=keys.device))
-        hidden = self.blocks(
-            hidden_states=self.project_in(rows),
+        hidden: torch.Tensor = self.blocks(
+            hidden_states=self.project_in(rows) if self.first else rows,
             attention_mask=row_keys,
             packed_seq_params=PackedRows(list(itertools.accumulate(sizes, initial=0))),
         )
+        return hidden
+
+    def _losses(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         told = self.head(hidden[:, 0]).float()
         return (told - targets.float()).square().mean(dim=1)
 

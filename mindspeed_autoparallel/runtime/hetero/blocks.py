@@ -36,7 +36,7 @@ def check_block(
                 f"{source}: {where}: ffn_hidden_size {width} cannot be divided by tp {sizes['tp']}. Take a divisor of "
                 f"{width}."
             )
-    if role == "encoder":
+    if role != "backbone":
         _check_stages(where, block, sizes["pp"], source)
 
 
@@ -58,7 +58,7 @@ def _check_world(where: str, block: Mapping[str, object], world_size: int, size:
 
 
 def _check_stages(where: str, block: Mapping[str, object], stages: int, source: str) -> None:
-    """Refuse an encoder's pipeline with a stage that has no layer."""
+    """Refuse a pipeline of a module beside the backbone with a stage that has no layer."""
     num_layers = block.get("num_layers")
     if isinstance(num_layers, int) and num_layers < stages:
         raise ConfigError(
@@ -68,7 +68,7 @@ def _check_stages(where: str, block: Mapping[str, object], stages: int, source: 
     for counts in _layer_counts(block):
         if stages > 1 and isinstance(counts, list) and 0 in counts:
             raise ConfigError(
-                f"{source}: {where}.pipeline_num_layers is {shown(counts)}, but every stage of an encoder's own "
+                f"{source}: {where}.pipeline_num_layers is {shown(counts)}, but every stage of a module's own "
                 "pipeline needs at least one layer. Move a layer there, or lower pp."
             )
 

@@ -85,10 +85,11 @@ def _build_encoder(module: ModuleLayout, host: Any) -> Any:
     with job.states.use(module.name), _same_start(stage_offset(job.states.parallel_state)):
         built = host.build(job.arguments)
     adapter = host.adapter(built, job.arguments)
-    if module.pipeline_size > 1 and not hasattr(adapter, "encode_later_stage"):
+    later = "generate_later_stage" if module.role == "generator" else "encode_later_stage"
+    if module.pipeline_size > 1 and not hasattr(adapter, later):
         raise ConfigError(
-            f"{module.name}: pp {module.pipeline_size}, but {type(adapter).__name__} has no encode_later_stage: it "
-            "cannot run an encoder in stages. Use pp 1 with a larger tp or cp, or give the adapter that method."
+            f"{module.name}: pp {module.pipeline_size}, but {type(adapter).__name__} has no {later}: it cannot run "
+            f"this {module.role} in stages. Use pp 1 with a larger tp, or give the adapter that method."
         )
     if module.sequence_parallel and not getattr(adapter, "runs_sequence_parallel", False):
         raise ConfigError(

@@ -1,4 +1,8 @@
-"""What a generator computes of one microbatch on one rank, from the rows that arrive to what goes back."""
+"""What a generator computes of one microbatch on one rank, from the rows that arrive to what goes back.
+
+A generator with a pipeline of its own runs the stock 1F1B schedule over the items that its replica owns, an item a
+microbatch, forward and backward within the one exchange.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ import torch
 
 from mindspeed_autoparallel.runtime.hetero.exchange import Arrived, Transfer
 from mindspeed_autoparallel.runtime.hetero.output_cache import replaced_forward
+from mindspeed_autoparallel.runtime.hetero.pipeline import run_backward, run_forward
 from mindspeed_autoparallel.runtime.hetero.redistribution.items import Item
 from mindspeed_autoparallel.runtime.hetero.redistribution.plan import Piece, RedistributionPlan
 from mindspeed_autoparallel.runtime.hetero.session import EncoderComm, HeteroSession
@@ -27,6 +32,74 @@ class GivenRows:
     """Gradient of the step's loss with respect to each row's loss; ``None`` when nothing is trained."""
 
 
+class ItemOnStage:
+    """One item on one stage of a generator's own pipeline (a ``StageBatch``).
+
+    ``rows``: the decoder's, which the first stage takes; ``targets`` (``None`` before the last stage) and ``weights``,
+    the gradient of each row's loss, are the last stage's.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        adapter: Any,
+        items: Sequence[Any],
+        *,
+        rows: torch.Tensor,
+        targets: torch.Tensor | None,
+        weights: torch.Tensor | None,
+    ) -> None:
+        self._module, self._adapter, self._items = module, adapter, items
+        self._rows, self._targets, self._weights = rows, targets, weights
+        self._leaf: torch.Tensor | None = None
+        self.output: torch.Tensor = torch.empty(0)
+        """What the stage computed; the last stage's losses."""
+
+    @property
+    def arriving_shape(self) -> tuple[int, ...]:
+        shape: tuple[int, ...] = self._adapter.arriving_shape(self._module, self._items)
+        return shape
+
+    @property
+    def gradient(self) -> torch.Tensor:
+        """Gradient of what the stage took, after its backward."""
+        assert self._leaf is not None and self._leaf.grad is not None
+        return self._leaf.grad
+
+    def advance(self, received: torch.Tensor | None) -> torch.Tensor:
+        with torch.no_grad():
+            self.output = self._forward(received, self._rows if received is None else received)
+        return self.output
+
+    def graph(self, received: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor]:
+        self._leaf = (self._rows if received is None else received).detach().requires_grad_(True)
+        output = self._forward(received, self._leaf)
+        self.output = output.detach()
+        # The first stage's leaf is no answer to the stage before.
+        return None if received is None else self._leaf, output
+
+    def output_gradient(self, output: torch.Tensor) -> torch.Tensor:
+        assert self._weights is not None
+        return self._weights
+
+    def _forward(self, received: torch.Tensor | None, rows: torch.Tensor) -> torch.Tensor:
+        run = self._adapter.generate if received is None else self._adapter.generate_later_stage
+        output: torch.Tensor = run(self._module, rows, self._targets, self._items)
+        return output
+
+
+@dataclass(frozen=True)
+class GeneratorPlans:
+    """How one microbatch travels. Targets go to the last stage of the generator's own pipeline."""
+
+    rows: RedistributionPlan
+    """To the first stage; their gradients come back from there."""
+    weights: RedistributionPlan
+    """To the last stage."""
+    losses: RedistributionPlan
+    """From the last stage."""
+
+
 class GeneratorWork:
     """One microbatch on one rank: what arrives for the items this rank's replica owns, and what it computes."""
 
@@ -34,18 +107,18 @@ class GeneratorWork:
         self,
         session: HeteroSession,
         comm: EncoderComm,
-        plan: RedistributionPlan,
+        plans: GeneratorPlans,
         items: Sequence[Item],
         *,
         original: Callable[..., Any],
         trains: bool,
     ) -> None:
         """Take what one microbatch needs; ``original``: the module's own forward, whatever answers its calls now."""
-        self._session, self._comm, self._plan, self._items = session, comm, plan, items
+        self._session, self._comm, self._plans, self._items = session, comm, plans, items
         self._original, self._trains = original, trains
         self._module = comm.encoder.module
         self._adapter: Any = comm.encoder.adapter
-        self._mine = plan.owned_by(comm.placement[session.rank].data)
+        self._mine = plans.rows.owned_by(comm.placement[session.rank].data)
         self._first: dict[int, int] = {}
         self._num_rows = 0
         for item in self._mine:
@@ -75,23 +148,23 @@ class GeneratorWork:
         places: Places,
     ) -> None:
         """Bring targets, rows and weights to their owners."""
-        adapter, plan = self._adapter, self._plan
+        adapter, plans = self._adapter, self._plans
 
         def held(values: torch.Tensor, piece: Piece) -> torch.Tensor:
             start, stop = places[piece.item, piece.start]
             return values[start:stop]
 
         arriving = self._comm.exchange.start(
-            plan.inputs,
+            plans.rows.inputs,
             lambda piece: targets[piece.item][piece.start : piece.stop],
             row_shape=adapter.input_shape,
             dtype=adapter.input_dtype,
             device=self._device,
             kind="inputs",
         )
-        rows = self.transfer(plan.gradients, lambda piece: held(_rows(given), piece), "inputs")
+        rows = self.transfer(plans.rows.gradients, lambda piece: held(_rows(given), piece), "inputs")
         weights = (
-            self.transfer(plan.gradients, lambda piece: held(_weights(given), piece), "inputs", scalar=True)
+            self.transfer(plans.weights.gradients, lambda piece: held(_weights(given), piece), "inputs", scalar=True)
             if self._trains
             else None
         )
@@ -100,7 +173,12 @@ class GeneratorWork:
         self._weights = self._placed(weights.finish(), (), torch.float32) if weights is not None else None
 
     def compute(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the losses of this replica's rows and, where it trains, the rows' gradients."""
+        """Return the losses of this replica's rows and, where it trains, the rows' gradients.
+
+        With a pipeline of its own the losses are on the last stage and the gradients on the first; elsewhere empty.
+        """
+        if self._comm.num_stages > 1:
+            return self._compute_in_stages()
         session, name, adapter = self._session, self._comm.encoder.name, self._adapter
         items: Sequence[Any] = [self._items[i] for i in self._mine]
         rows, targets, weights = self._rows, self._targets, self._weights
@@ -119,6 +197,43 @@ class GeneratorWork:
             torch.autograd.backward((losses * weights).sum())
         assert leaf.grad is not None
         return losses.detach(), leaf.grad
+
+    def _compute_in_stages(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        session, name = self._session, self._comm.encoder.name
+        batches = [self._batch(number, item) for number, item in enumerate(self._mine)] or [self._dummy_batch()]
+        run = run_forward if self._weights is None else run_backward
+        original = replaced_forward(self._module, self._original)
+        with session.states.use(name), session.states.drawing(name), original:
+            run(self._comm.encoder.config, batches)
+        losses = gradients = torch.empty(0)
+        if self._on_last_stage:
+            losses = torch.cat([batch.output for batch in batches])
+        if self._comm.stage == 0 and self._weights is not None:
+            gradients = torch.cat([batch.gradient for batch in batches])
+        return losses, None if self._weights is None else gradients
+
+    @property
+    def _on_last_stage(self) -> bool:
+        return self._comm.stage == self._comm.num_stages - 1
+
+    def _batch(self, number: int, item: int) -> ItemOnStage:
+        first = self._first[item]
+        rows = slice(first, first + self._items[item].output_rows)
+        return ItemOnStage(
+            self._module,
+            self._adapter,
+            [self._items[item]],
+            rows=self._rows[rows],
+            targets=self._targets[number] if self._on_last_stage else None,
+            weights=None if self._weights is None else self._weights[rows],
+        )
+
+    def _dummy_batch(self) -> ItemOnStage:
+        # Nobody waits for a dummy's losses: they weigh nothing, but all collectives are issued.
+        rows, targets, items = self._adapter.dummy()
+        targets = targets if self._on_last_stage else None
+        weights = torch.zeros(rows.shape[0], device=self._device)
+        return ItemOnStage(self._module, self._adapter, items, rows=rows, targets=targets, weights=weights)
 
     def _placed(self, arrived: Arrived, shape: tuple[int, ...], dtype: Any) -> torch.Tensor:
         rows = torch.zeros((self._num_rows, *shape), dtype=dtype, device=self._device)

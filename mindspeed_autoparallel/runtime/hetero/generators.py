@@ -18,7 +18,13 @@ import torch
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.runtime.hetero.batches import StepBatches
 from mindspeed_autoparallel.runtime.hetero.exchange import Arrived
-from mindspeed_autoparallel.runtime.hetero.generator_work import GeneratorWork, GivenRows, Places, places_of_rank
+from mindspeed_autoparallel.runtime.hetero.generator_work import (
+    GeneratorPlans,
+    GeneratorWork,
+    GivenRows,
+    Places,
+    places_of_rank,
+)
 from mindspeed_autoparallel.runtime.hetero.output_cache import replaced_forward
 from mindspeed_autoparallel.runtime.hetero.redistribution.items import Item
 from mindspeed_autoparallel.runtime.hetero.redistribution.plan import RedistributionPlan, make_plan
@@ -113,8 +119,8 @@ class GeneratorStep:
 
     def _exchange(self, microbatch: int, given: GivenRows | None) -> torch.Tensor | None:
         items = self._items(microbatch)
-        plan, whole = self._plans(items)
-        places = places_of_rank(plan.outputs, self.session.rank)
+        plans = self._plans(items)
+        places = places_of_rank(plans.rows.outputs, self.session.rank)
         if given is not None:
             expected = sum(stop - start for start, stop in places.values())
             if given.rows.shape[0] != expected:
@@ -124,13 +130,15 @@ class GeneratorStep:
                 )
         if not items:
             return self._finish(given, [], [], {})
-        work = GeneratorWork(self.session, self.comm, plan, items, original=self.original, trains=not self.forward_only)
+        work = GeneratorWork(
+            self.session, self.comm, plans, items, original=self.original, trains=not self.forward_only
+        )
         work.start(self._held_targets(microbatch, items), given, places)
         losses, gradients = work.compute()
         back = None
         if gradients is not None:
-            back = work.transfer(plan.outputs, functools.partial(work.cut, gradients), "gradients")
-        told = work.transfer(whole.outputs, functools.partial(work.cut, losses), "outputs", scalar=True)
+            back = work.transfer(plans.rows.outputs, functools.partial(work.cut, gradients), "gradients")
+        told = work.transfer(plans.losses.outputs, functools.partial(work.cut, losses), "outputs", scalar=True)
         arrived = back.finish() if back is not None else []
         return self._finish(given, arrived, told.finish(), places)
 
@@ -157,11 +165,11 @@ class GeneratorStep:
     def _items(self, microbatch: int) -> list[Item]:
         return [item for item in self.everyones if item.microbatch == microbatch]
 
-    def _plans(self, items: Sequence[Item]) -> tuple[RedistributionPlan, RedistributionPlan]:
-        """Return the plan of the rows, and that of the losses: every rank of a tensor group reports all of them."""
+    def _plans(self, items: Sequence[Item]) -> GeneratorPlans:
         session, comm = self.session, self.comm
+        last = comm.num_stages - 1
 
-        def plan(sequence_parallel: bool) -> RedistributionPlan:
+        def plan(sequence_parallel: bool, gives: int) -> RedistributionPlan:
             return make_plan(
                 items,
                 encoder=comm.placement,
@@ -171,10 +179,13 @@ class GeneratorStep:
                 sequence_parallel=sequence_parallel,
                 stage=session.num_stages - 1,
                 batch_owner_ranks=session.batch_owner_ranks,
+                ends=(last, gives),
             )
 
-        rows = plan(session.sequence_parallel)
-        return rows, plan(False) if session.sequence_parallel else rows
+        rows = plan(session.sequence_parallel, 0)
+        weights = plan(session.sequence_parallel, last) if last else rows
+        # Every rank of a tensor group reports all losses.
+        return GeneratorPlans(rows, weights, plan(False, last) if session.sequence_parallel else weights)
 
     def _held_targets(self, microbatch: int, items: Sequence[Item]) -> dict[int, torch.Tensor]:
         """Return target rows of the items in this rank's own batches, by index."""

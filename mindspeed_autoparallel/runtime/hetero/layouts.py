@@ -90,11 +90,11 @@ def _check_generators(
             "under a layout of its own. Take tp/pp/cp out of the other blocks: they train on the last stage."
         )
     for module in generators:
-        for key, size in (("pp", module.pipeline_size), ("cp", module.context_size), ("sp", module.sequence_parallel)):
+        for key, size in (("cp", module.context_size), ("sp", module.sequence_parallel)):
             if size > 1 or size is True:
                 raise ConfigError(
-                    f"{source}: {module.name}.{key} is {str(size).lower()}, but a generator runs between the last "
-                    "stage's forward and backward of one microbatch, whole on its ranks. Use tp (and dp) only."
+                    f"{source}: {module.name}.{key} is {str(size).lower()}, but a generator keeps whole "
+                    "items on each of its ranks. Use tp and pp (dp follows)."
                 )
         if module.micro_batch_size is not None:
             raise ConfigError(

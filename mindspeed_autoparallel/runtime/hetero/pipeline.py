@@ -154,6 +154,11 @@ def _schedule_config(config: Any) -> Any:
         "grad_scale_func": None,
         "timers": None,
         "num_microbatches_with_partial_activation_checkpoints": None,
+        # Each would set a scale of the whole process, with which the backbone's next backward multiplies its losses.
+        "num_moe_experts": None,
+        "mtp_num_layers": None,
+        "experimental_attention_variant": None,
+        "experimental_attention_variant_loss_scale_func": None,
     }
     for name, value in changes.items():
         setattr(own, name, value)

@@ -357,12 +357,14 @@ def bytes_by_formula(dtype):
     plans = generators.GeneratorStep._plans
 
     def counting_generator(self, items):
-        plan, losses = plans(self, items)
+        found = plans(self, items)
         sizes = {"target_row_bytes": host.PATCH * size, "row_bytes": host.HIDDEN * size}
         trains = not self.forward_only
-        for kind, received in generator_bytes(plan, losses, dist.get_rank(), **sizes, trains=trains).items():
+        for kind, received in generator_bytes(
+            found.rows, found.losses, dist.get_rank(), **sizes, trains=trains
+        ).items():
             setattr(total, kind, getattr(total, kind) + received)
-        return plan, losses
+        return found
 
     macrobatches.make_plan, generators.GeneratorStep._plans = counting, counting_generator
     try:

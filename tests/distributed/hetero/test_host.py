@@ -64,7 +64,7 @@ DP4_OVER_TP2PP2 = {
     "image": {"tp": 1},
     "audio": {"tp": 2, "sp": True},
     "text": {"tp": 2, "pp": 2, "pipeline_num_layers": [1, 3]},
-    "generator": {"tp": 2},
+    "generator": {"tp": 2, "pp": 2, "pipeline_num_layers": [3, 1]},
 }
 CP2_OVER_CP2TP2 = {
     "image": {"cp": 2, "pp": 2, "pipeline_num_layers": [1, 3]},
@@ -79,7 +79,7 @@ TP2_OVER_PP2 = {
     "generator": {"tp": 1},
 }
 GENERATOR = {
-    "num_layers": 1,
+    "num_layers": 4,
     "hidden_size": 32,
     "ffn_hidden_size": 64,
     "num_attention_heads": 4,

@@ -1,6 +1,7 @@
 """Random hetero-parallel layouts of the reference model on 8 ranks: every gradient and the norm are one process's.
 
 HETERO_LAYOUTS=200 HETERO_SEED=1 python -m pytest tests/distributed/hetero/test_matrix.py      the long form
+HETERO_GENERATOR_STAGES=1 draws only layouts whose generator has a pipeline.
 """
 
 import importlib.util
@@ -19,6 +20,7 @@ pytestmark = [*host.pytestmark[1:], pytest.mark.timeout(7200)]
 
 PROGRAM = Path(__file__).with_name("matrix.py")
 COUNT, SEED = int(os.environ.get("HETERO_LAYOUTS", "12")), int(os.environ.get("HETERO_SEED", "0"))
+GENERATOR_STAGES = bool(os.environ.get("HETERO_GENERATOR_STAGES"))
 A_LAUNCH = 50
 """Cases of one launch: every launch imports Megatron, every case makes process groups."""
 BOUNDS = {"fp32": 1e-5, "bf16": 0.1}
@@ -111,7 +113,7 @@ def test_every_gradient_is_that_of_one_process(tmp_path):
     def told(case, **more):
         return {**case, **more, "arguments": [*arguments_of(case, tmp_path), *load]}
 
-    cases = [WINDOW_WITH_SEQUENCE_PARALLEL_ENCODERS, *draw(SEED, COUNT)]
+    cases = [WINDOW_WITH_SEQUENCE_PARALLEL_ENCODERS, *draw(SEED, COUNT, generator_stages=GENERATOR_STAGES)]
     references = {reference["name"]: reference for reference in map(reference_of, cases)}
     for name, result in run(1, [told(reference) for reference in references.values()], tmp_path).items():
         assert not result["error"], (name, result)

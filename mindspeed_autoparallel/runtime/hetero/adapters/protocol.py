@@ -91,6 +91,18 @@ class GeneratorAdapter(ItemAdapter, Protocol):
         """Return the cheapest legal rows, targets and items, for a rank without items while others generate."""
 
 
+class PipelinedGeneratorAdapter(GeneratorAdapter, Protocol):
+    """An adapter whose generator may be cut into pipeline stages, an item a microbatch of theirs. ``generate`` runs the
+    first; every stage but the last gives ``[rows, 1, width]`` and gets ``None`` for targets."""
+
+    def generate_later_stage(self, module: Any, hidden: Any, targets: Any, items: Sequence[Any]) -> Any:
+        """Run a stage after the first on ``hidden [rows, 1, width]`` from the stage before; the last stage gives what
+        ``generate`` promises."""
+
+    def arriving_shape(self, module: Any, items: Sequence[Any]) -> tuple[int, int, int]:
+        """Return ``(rows, 1, width)`` of what the stage before gives. Only a pre-flight of a later stage needs it."""
+
+
 class HostModule(Protocol):
     """How a host builds an encoder or generator of its own. Offered by the host, or named in model.json as
     ``"module:Class"``.

@@ -108,6 +108,7 @@ def make_plan(
     sequence_parallel: bool = False,
     stage: int = 0,
     batch_owner_ranks: Mapping[int, Sequence[int]] | None = None,
+    ends: tuple[int, int] | None = None,
 ) -> RedistributionPlan:
     """Return the plan for ``items`` over ``ranks`` (a closed set of ranks, or the world).
 
@@ -115,10 +116,11 @@ def make_plan(
     ``sequence_parallel``: of the backbone; rows then go only to the rank that keeps their tokens, where it is known.
     ``stage``: of the backbone, whose ranks take the outputs and send the gradients; its first behind an encoder, its
     last before a generator, which takes the decoder's rows as "gradients" come back and gives theirs as "outputs" go.
+    ``ends``: stages of the module's own pipeline that take inputs and that have outputs; its first and its last.
     """
     owners = assign(items, encoder, backbone, ranks, mode)
-    members_of = by_replica(encoder, pipeline=num_stages(encoder) - 1)
-    takers_of = by_replica(encoder, pipeline=0)
+    takes, gives = ends or (0, num_stages(encoder) - 1)
+    takers_of, members_of = by_replica(encoder, pipeline=takes), by_replica(encoder, pipeline=gives)
     readers = {**by_replica(backbone), **{replica: held for replica, held in (batch_owner_ranks or {}).items() if held}}
     on_stage = by_replica(backbone, pipeline=stage)
     members = [members_of[owner] for owner in owners]
