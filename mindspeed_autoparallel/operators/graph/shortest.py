@@ -172,7 +172,7 @@ def least_costs(nexts: Nexts) -> numpy.ndarray:
 
 def _next_on_the_way(nexts: Nexts, least: numpy.ndarray) -> numpy.ndarray:
     """Return the state after the first one on the way between any two; every step costs more than 0."""
-    follow = numpy.tile(numpy.arange(len(nexts)), (len(nexts), 1))
+    follow: numpy.ndarray = numpy.tile(numpy.arange(len(nexts)), (len(nexts), 1))
     for a, (after, cost) in enumerate(nexts):
         if after.size:
             follow[a] = after[(cost + least[after]).argmin(axis=0)]
