@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 import msgspec
 
 from mindspeed_autoparallel.data.records import read_records
 from mindspeed_autoparallel.data.sample import SampleSize
 from mindspeed_autoparallel.data.torch_headers import shape_in
+from mindspeed_autoparallel.data.video_parameters import FixedSize, Steps, Video
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_bytes, read_text, shown
 
@@ -38,47 +39,6 @@ class _Basic(msgspec.Struct):
     data_path: str = ""
     data_folder: str = ""
     data_storage_mode: str = "standard"
-
-
-_Count = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
-_Positive = Annotated[float, msgspec.Meta(ge=1e-6, le=1e6)]
-
-
-class _Step(msgspec.Struct):
-    trans_type: str = ""
-    param: dict[str, Any] | None = None
-
-
-class _Steps(msgspec.Struct):
-    video: list[_Step] | None = None
-    video_only: list[_Step] | None = None
-
-
-class _Size(msgspec.Struct):
-    max_height: _Count
-    max_width: _Count
-
-
-class Video(msgspec.Struct):
-    """Hold the keys of ``preprocess_parameters`` that decide sizes; defaults are those of the host's processor."""
-
-    video_processor_type: str = ""
-    num_frames: _Count = 16
-    frame_interval: _Count = 1
-    min_num_frames: Annotated[int, msgspec.Meta(ge=0, le=2**20)] = 29
-    train_fps: _Positive = 24
-    auto_interval: bool = True
-    speed_factor: _Positive = 1.0
-    drop_short_ratio: Annotated[float, msgspec.Meta(ge=0)] = 1.0
-    force_resolution: bool = True
-    max_height: _Count = 480
-    max_width: _Count = 640
-    max_hxw: Annotated[int, msgspec.Meta(ge=1, le=2**40)] | None = None
-    min_hxw: Annotated[int, msgspec.Meta(ge=0, le=2**40)] | None = None
-    hw_stride: _Count = 32
-    hw_aspect_thr: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 1.5
-    vae_scale_factor: list[_Count] | None = None
-    train_pipeline: _Steps | None = None
 
 
 class _Parameters(msgspec.Struct):
@@ -225,7 +185,7 @@ def _final_size(file: Path, video: Video) -> tuple[int, int]:
         )
     if video.speed_factor != 1 or video.frame_interval != 1:
         raise ConfigError(f"{file}: speed_factor and frame_interval other than 1 are not read. Give --lengths FILE.")
-    given = video.train_pipeline or _Steps()
+    given = video.train_pipeline or Steps()
     steps = [*(given.video or ()), *(given.video_only or ())]
     crop = next((step for step in reversed(steps) if step.trans_type == "CenterCropResizeVideo"), None)
     size = (crop.param or {}).get("transform_size") if crop else None
@@ -233,7 +193,7 @@ def _final_size(file: Path, video: Video) -> tuple[int, int]:
         return video.max_height, video.max_width
     if isinstance(size, dict) and {"max_height", "max_width"} <= set(size):
         try:
-            fixed = msgspec.convert(size, _Size)
+            fixed = msgspec.convert(size, FixedSize)
         except msgspec.ValidationError as error:
             raise ConfigError(f"{file}: transform_size {shown(str(size), 80)} is no size: {error}.") from error
         return fixed.max_height, fixed.max_width

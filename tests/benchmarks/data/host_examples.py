@@ -28,7 +28,8 @@ from PIL import Image
 
 from mindspeed_autoparallel.data import tiles
 from mindspeed_autoparallel.data.describe import DescribeOptions, describe_records
-from mindspeed_autoparallel.data.latents import KINDS, LeftOut, Video, check_resolution, frames_of
+from mindspeed_autoparallel.data.latents import KINDS, LeftOut, check_resolution, frames_of
+from mindspeed_autoparallel.data.video_parameters import Video
 from mindspeed_autoparallel.errors import ConfigError
 
 ENDS = ("</img>", "<|vision_end|>")
