@@ -27,6 +27,7 @@ from mindspeed_autoparallel.planner.hetero.solved import Solved, reserved_by
 from mindspeed_autoparallel.planner.hetero.space import records
 from mindspeed_autoparallel.planner.hetero.tight import search_tight
 from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult
+from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.spec.hetero import HeteroRecord
 from mindspeed_autoparallel.spec.plan import Verdict
 
@@ -65,14 +66,13 @@ class ChoiceSearch(Search[Choice]):
         costs: list[list[EncoderCosts]],
         memory_modes: Sequence[str],
         balance: str,
+        options: SearchOptions,
         *,
         deadline: float,
-        num_alternatives: int,
         progress: Progress,
-        virtual_s: float = inf,
     ) -> None:
-        """Search until ``deadline``; ``virtual_s``: processor seconds after which virtual stages, which come behind all
-        others unless this is infinite, are left open."""
+        """Search until ``deadline``. Virtual stages that were not requested come behind all others, and are left open
+        after ``options.virtual_s`` processor seconds."""
         self.solved: list[Solved] = []
         self.verdicts: dict[str, Verdict] = {}
         """By the backbone's label: what became of it."""
@@ -81,8 +81,8 @@ class ChoiceSearch(Search[Choice]):
         self.least_reserved_bytes: int | None = None
         self._costs, self._memory_modes, self._balance = costs, memory_modes, balance
         self._deadline, self._progress = deadline, progress
-        self._num_alternatives = self._alternatives_left = num_alternatives
-        self._virtual_last, self._virtual_left_s = virtual_s < inf, virtual_s
+        self._num_alternatives = self._alternatives_left = options.top_k
+        self._virtual_last, self._virtual_left_s = options.virtual_s < inf, options.virtual_s
         self._order = count()
 
     @property

@@ -65,17 +65,9 @@ def search_hetero(
     ]
     solvers, ruled_out = _solvers(profile, cluster, global_batch_size, options)
     progress(f"hetero: {len(solvers)} backbone layouts, {sum(map(len, costs))} encoder sizes to search")
-    deadline, top_k = started + options.time_limit_s, options.top_k
+    deadline = started + options.time_limit_s
     proved_modes = [mode for mode in memory_modes if mode != WINDOW]
-    choices = ChoiceSearch(
-        costs,
-        proved_modes,
-        balance,
-        deadline=deadline,
-        num_alternatives=top_k,
-        progress=progress,
-        virtual_s=options.virtual_s,
-    )
+    choices = ChoiceSearch(costs, proved_modes, balance, options, deadline=deadline, progress=progress)
     best_first(choices, choices.start(solvers), deadline=deadline, progress=progress)
     if not choices.solved:
         raise _infeasible(profile, cluster, choices)
@@ -102,7 +94,7 @@ def search_hetero(
         f"{proof.seconds:.1f} s"
     )
     best = replace(best, record=with_parts_of_the_gain(best, costs, balance, limit_of(profile, cluster)))
-    return assemble(profile, best, _others(ranking, top_k), record)
+    return assemble(profile, best, _others(ranking, options.top_k), record)
 
 
 def _solvers(

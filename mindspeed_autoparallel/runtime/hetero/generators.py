@@ -27,7 +27,7 @@ from mindspeed_autoparallel.runtime.hetero.generator_work import (
 )
 from mindspeed_autoparallel.runtime.hetero.output_cache import replaced_forward
 from mindspeed_autoparallel.runtime.hetero.redistribution.items import Item
-from mindspeed_autoparallel.runtime.hetero.redistribution.plan import RedistributionPlan, make_plan
+from mindspeed_autoparallel.runtime.hetero.redistribution.plan import MeetingStages, RedistributionPlan, make_plan
 from mindspeed_autoparallel.runtime.hetero.session import EncoderComm, HeteroSession
 
 
@@ -177,9 +177,8 @@ class GeneratorStep:
                 ranks=comm.ranks,
                 mode=session.balance,
                 sequence_parallel=sequence_parallel,
-                stage=session.num_stages - 1,
                 batch_owner_ranks=session.batch_owner_ranks,
-                ends=(last, gives),
+                stages=MeetingStages(backbone=session.num_stages - 1, takes=last, gives=gives),
             )
 
         rows = plan(session.sequence_parallel, 0)

@@ -98,6 +98,18 @@ class RedistributionPlan:
         return [i for i, owner in enumerate(self.owners) if owner == replica]
 
 
+@dataclass(frozen=True, kw_only=True)
+class MeetingStages:
+    """Hold the stages whose ranks exchange."""
+
+    backbone: int
+    """Takes the outputs and sends the gradients."""
+    takes: int
+    """Of the module's own pipeline: takes the inputs."""
+    gives: int
+    """Has the outputs."""
+
+
 def make_plan(
     items: Sequence[Item],
     *,
@@ -106,23 +118,21 @@ def make_plan(
     ranks: Sequence[int],
     mode: str,
     sequence_parallel: bool = False,
-    stage: int = 0,
     batch_owner_ranks: Mapping[int, Sequence[int]] | None = None,
-    ends: tuple[int, int] | None = None,
+    stages: MeetingStages | None = None,
 ) -> RedistributionPlan:
     """Return the plan for ``items`` over ``ranks`` (a closed set of ranks, or the world).
 
     ``batch_owner_ranks``: for each replica, the ranks that hold its batches; all ranks of the replica by default.
     ``sequence_parallel``: of the backbone; rows then go only to the rank that keeps their tokens, where it is known.
-    ``stage``: of the backbone, whose ranks take the outputs and send the gradients; its first behind an encoder, its
-    last before a generator, which takes the decoder's rows as "gradients" come back and gives theirs as "outputs" go.
-    ``ends``: stages of the module's own pipeline that take inputs and that have outputs; its first and its last.
+    ``stages``: which meet; those of an encoder by default. A generator takes the decoder's rows as "gradients" come
+    back and gives theirs as "outputs" go.
     """
     owners = assign(items, encoder, backbone, ranks, mode)
-    takes, gives = ends or (0, num_stages(encoder) - 1)
-    takers_of, members_of = by_replica(encoder, pipeline=takes), by_replica(encoder, pipeline=gives)
+    at = stages or MeetingStages(backbone=0, takes=0, gives=num_stages(encoder) - 1)
+    takers_of, members_of = by_replica(encoder, pipeline=at.takes), by_replica(encoder, pipeline=at.gives)
     readers = {**by_replica(backbone), **{replica: held for replica, held in (batch_owner_ranks or {}).items() if held}}
-    on_stage = by_replica(backbone, pipeline=stage)
+    on_stage = by_replica(backbone, pipeline=at.backbone)
     members = [members_of[owner] for owner in owners]
     inputs = deliver(
         [(rank, i, (0, item.input_rows)) for i, item in enumerate(items) for rank in takers_of[owners[i]]],
