@@ -30,7 +30,7 @@ RESULT = "RESULT "
 
 def main() -> None:
     """Fork all ranks; in each of them run the program instead."""
-    num_ranks, scratch, program = int(sys.argv[1]), Path(sys.argv[2]), _Program(*json.loads(sys.argv[3]))
+    num_ranks, scratch, program = int(sys.argv[1]), Path(sys.argv[2]), Program(*json.loads(sys.argv[3]))
     program.prepare()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -57,7 +57,7 @@ def main() -> None:
     _kill(set(ranks))  # what they started and left
 
 
-class _Program:
+class Program:
     """A script, or a function of a file: what is done once, and what every rank does."""
 
     def __init__(self, file: str, name: str | None, arguments: list[object]) -> None:
@@ -132,7 +132,7 @@ def _become(rank: int, scratch: Path) -> None:
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
-def _run(program: _Program) -> None:
+def _run(program: Program) -> None:
     try:
         program.run()
     except BaseException as error:

@@ -50,6 +50,25 @@ def import_megatron(*, features: bool = True) -> None:
     for name in ("megatron.core.tokenizers.text", *builders):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    _keep_collections_away()
+
+
+def import_libraries() -> None:
+    """Import what programs of MindSpeed use beside Megatron and MindSpeed.
+
+    MindSpeed's patches must come before Megatron's own imports, and depend on the command line of each training.
+    """
+    import mindspeed_autoparallel  # noqa: F401, I001  # prepares the device in front of torch's users
+
+    import scipy.sparse.linalg
+    import torch.distributed
+    import transformers
+
+    _ = scipy, torch, transformers
+    _keep_collections_away()
+
+
+def _keep_collections_away() -> None:
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -57,17 +76,28 @@ def import_megatron(*, features: bool = True) -> None:
 
 def run_program(file: Path, words: Sequence[str], folder: Path, log: Path, variables: Mapping[str, str]) -> int:
     """Become the program ``file`` with ``words``, in ``folder``, writing to ``log``; return its exit code."""
+    become(file, words, folder, log, variables)
+    sys.path.insert(0, str(file.parent))
+    return exit_code_of(lambda: runpy.run_path(str(file), run_name="__main__"))
+
+
+def become(file: Path, words: Sequence[str], folder: Path, log: Path, variables: Mapping[str, str]) -> None:
+    """Take folder, output, variables and command line of the program ``file``."""
     os.chdir(folder)
     stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for number in (1, 2):
         os.dup2(stream, number)
+    os.close(stream)
     os.environ.update(variables)
     sys.argv = [str(file), *words]
     sys.orig_argv[:] = [sys.executable, *sys.argv]
-    sys.path.insert(0, str(file.parent))
+
+
+def exit_code_of(program: Callable[[], object]) -> int:
+    """Run ``program`` as the interpreter runs a script; print the traceback of an error, and return the exit code."""
     code: object = None
     try:
-        runpy.run_path(str(file), run_name="__main__")
+        program()
     except SystemExit as error:
         code = error.code
         if isinstance(code, str):

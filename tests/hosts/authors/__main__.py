@@ -76,7 +76,7 @@ def _try(checkout: Path, options: argparse.Namespace) -> None:
     if options.by_flags:
         drawn = _unlike(drawn)
     drawn = drawn[options.first :: options.every][: options.count]
-    worker = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("stages.py"))]
+    worker = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("stages.py")), *["mindspeed"] * mindspeed]
     lines = "".join(json.dumps(task) + "\n" for task in drawn)
     with (
         options.rows.open("a") as rows,

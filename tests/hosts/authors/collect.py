@@ -209,5 +209,11 @@ def _words(arguments: dict[str, object]) -> Iterator[str]:
             yield from map(str, value)
         elif value is not True:
             text = re.sub(r"\$\{?(\w+)\}?", r"/data/\1", str(value))
-            # As their launcher does: words in brackets are several, others are one.
-            yield from text[1:-1].split() if re.fullmatch(r"\[[^\]]+\]", text) else [text]
+            # As their launcher does: xargs takes quotes away, words in brackets are several, and bash reads what has no
+            # character of its own.
+            with contextlib.suppress(ValueError):  # unbalanced quotes
+                text = " ".join(shlex.split(text))
+            if re.fullmatch(r"\[[^\]]+\]", text):
+                yield from text[1:-1].split()
+            else:
+                yield from [text] if re.search(r"[ |()]", text) else shlex.split(text)

@@ -1,8 +1,9 @@
-"""Runs trainings up to their checked arguments inside one process that has imported a checkout's Megatron.
+"""Runs trainings up to their checked arguments, forked from one process that has imported what they share.
 
-``python stages.py < trainings.jsonl > rows.jsonl`` with the checkout on PYTHONPATH. Every stage of a training runs the
-authors' own program in a fork: alone, then under the flags of this project. It ends where Megatron has accepted the
-arguments, or where a first launch would begin, so that a stage takes about a second.
+``python stages.py [mindspeed] < trainings.jsonl > rows.jsonl`` with the checkout on PYTHONPATH. A fork for each training
+runs the authors' own program up to its call of ``main()`` with their command line; every stage is a fork of that: alone,
+then under the flags of this project. It ends where Megatron has accepted the arguments, or where a first launch would begin.
+MindSpeed chooses its patches while it is imported, so ``mindspeed`` imports neither it nor Megatron in front of the forks.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import train
-from forked_host import fork, import_megatron, run_program
+from forked_host import become, exit_code_of, fork, import_libraries, import_megatron
+from forked_ranks import Program
 
 ENDS = ("accepted", "planned", "refused", "host", "traceback", "timeout")
 """How a stage ends. ``refused``: one line of ours; ``host``: an error of the host's; ``traceback``: one through us."""
@@ -39,7 +41,7 @@ class Reached(BaseException):
 
 def main() -> None:
     """Serve one checkout."""
-    import_megatron()
+    (import_libraries if sys.argv[1:] == ["mindspeed"] else import_megatron)()
     for line in sys.stdin:
         task = json.loads(line)
         row = {**task, "stages": stages(task)}
@@ -52,25 +54,49 @@ def stages(task: dict[str, Any]) -> dict[str, Any]:
     """Return how each stage of ``task`` (program, words, processes) ended."""
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
-        found = {"alone": _stage(task, folder, "alone", [], task["processes"])}
-        if found["alone"]["end"] != "accepted":
-            return found
-        cluster = [*_CLUSTER, "29871", "--simulated-nnodes", "1", "--simulated-nproc-per-node", str(task["devices"])]
-        places = ["--auto-parallel-work-dir", "work", "--auto-parallel-output-dir", "out"]
-        search = ["--auto-parallel-mm", *cluster, *places, "--auto-parallel-time-limit-s", "5"]
-        computed = ["--profile-source", "analytic", "--profile-device", "H100"]
-        found["measured search"] = _stage(task, folder, "measured", search, 1)
-        found["tuning"] = _stage(
-            task, folder, "tuning", ["--auto-tuning", "--auto-tuning-ranks", "4", *cluster[:-4]], 1
-        )
-        found["search"] = _stage(task, folder, "search", [*search, *computed], 1)
-        _train_by_plan("plan", task, folder, found)
-        if _lean_search(task, folder, search, found):
-            _train_by_plan("lean plan", task, folder, found)
-        for row in found.values():
-            row.pop("arguments", None)
-            row.pop("output", None)
+        found = folder / "stages.json"
+        status = os.waitpid(fork(lambda: _write_stages(task, folder, found)), 0)[1]
+        if found.is_file():
+            return dict(json.loads(found.read_text()))
+        output = (folder / "import.log").read_text(errors="replace")
+        line = f"ends with {os.waitstatus_to_exitcode(status)} while it is imported"
+        return {"alone": {"seconds": 0.0, "end": "host", "line": line, "tail": output[-1500:]}}
+
+
+def _write_stages(task: dict[str, Any], folder: Path, found: Path) -> int:
+    file, words, log = Path(task["file"]), task["words"], folder / "import.log"
+    places = {"WORLD_SIZE": str(task["processes"]), "RANK": "0", "LOCAL_RANK": "0"}
+    if any("fsdp" in word for word in words):
+        places["CUDA_DEVICE_MAX_CONNECTIONS"] = "8"  # as their authors export it: Megatron asserts it
+    become(file, words, folder, log, places)
+    program = Program(str(file), None, words)
+    begun = exit_code_of(program.prepare)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    task = {**task, "main": program.run if begun == 0 else None}
+    found.write_text(json.dumps(_stages(task, folder)))
+    return 0
+
+
+def _stages(task: dict[str, Any], folder: Path) -> dict[str, Any]:
+    found = {"alone": _stage(task, folder, "alone", [], task["processes"])}
+    if found["alone"]["end"] != "accepted":
+        found["alone"].pop("output")
         return found
+    cluster = [*_CLUSTER, "29871", "--simulated-nnodes", "1", "--simulated-nproc-per-node", str(task["devices"])]
+    places = ["--auto-parallel-work-dir", "work", "--auto-parallel-output-dir", "out"]
+    search = ["--auto-parallel-mm", *cluster, *places, "--auto-parallel-time-limit-s", "5"]
+    computed = ["--profile-source", "analytic", "--profile-device", "H100"]
+    found["measured search"] = _stage(task, folder, "measured", search, 1)
+    found["tuning"] = _stage(task, folder, "tuning", ["--auto-tuning", "--auto-tuning-ranks", "4", *cluster[:-4]], 1)
+    found["search"] = _stage(task, folder, "search", [*search, *computed], 1)
+    _train_by_plan("plan", task, folder, found)
+    if _lean_search(task, folder, search, found):
+        _train_by_plan("lean plan", task, folder, found)
+    for row in found.values():
+        row.pop("arguments", None)
+        row.pop("output", None)
+    return found
 
 
 def _train_by_plan(name: str, task: dict[str, Any], folder: Path, found: dict[str, Any]) -> None:
@@ -131,7 +157,7 @@ def _stage(task: dict[str, Any], folder: Path, name: str, flags: list[str], worl
     child = fork(lambda: _run(task, folder, log, result, flags, world))
     status = _wait(child, begin + _LIMIT_S)
     now = os.times()
-    output = log.read_text(errors="replace") if log.is_file() else ""
+    output = "".join(file.read_text(errors="replace") for file in (folder / "import.log", log) if file.is_file())
     seconds = now.children_user + now.children_system - used.children_user - used.children_system
     row: dict[str, Any] = {"seconds": round(seconds, 1), "output": output}
     own = _OWN_ERRORS.findall(output)
@@ -165,12 +191,12 @@ def _wait(child: int, deadline: float) -> int | None:
 
 
 def _run(task: dict[str, Any], folder: Path, log: Path, result: Path, flags: list[str], world: int) -> int:
+    if task["main"] is None:
+        return 1
+    become(Path(task["file"]), [*task["words"], *flags], folder, log, {"WORLD_SIZE": str(world)})
     _end_at_first_launch()
     _end_after_validation(result)
-    places = {"WORLD_SIZE": str(world), "RANK": "0", "LOCAL_RANK": "0"}
-    if any("fsdp" in word for word in task["words"]):
-        places["CUDA_DEVICE_MAX_CONNECTIONS"] = "8"  # as their authors export it: Megatron asserts it
-    return run_program(Path(task["file"]), [*task["words"], *flags], folder, log, places)
+    return exit_code_of(task["main"])
 
 
 def _end_after_validation(result: Path) -> None:

@@ -37,21 +37,6 @@ MUST: tuple[dict[str, object], ...] = (
 """All rows: none is drawn beyond these."""
 
 
-def import_libraries() -> None:
-    """Import what all ranks use, and nothing of Megatron or MindSpeed."""
-    import gc
-
-    import scipy.sparse.linalg
-    import torch.distributed
-    import transformers
-
-    import mindspeed_autoparallel  # noqa: F401  # prepares the device in front of torch's users
-
-    _ = scipy, torch, transformers
-    gc.freeze()
-    gc.disable()
-
-
 def common(words: str) -> str:
     """Return the ``words`` of Megatron's rows as this host takes them."""
     return " ".join([*(word for word in words.split() if word not in _NOT_COMMON), _COMMON])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import draw
 import mindspeed_rows
-from forked_host import fork, import_megatron, release_of, run_ranks
+from forked_host import fork, import_libraries, import_megatron, release_of, run_ranks
 from host_runs import Ran
 
 from mindspeed_autoparallel.spec import Plan
@@ -267,8 +267,7 @@ def main() -> None:
 
 
 def _plans(kind: str, sources: Path, rows: list[draw.Row]) -> int:
-    # MindSpeed's patches must come before Megatron's own imports, and depend on the command line of each training.
-    (mindspeed_rows.import_libraries if kind == "mindspeed" else import_megatron)()
+    (import_libraries if kind == "mindspeed" else import_megatron)()
     wrong = 0
     with tempfile.TemporaryDirectory() as text:
         checkout = Checkout(sources, Path(text))
