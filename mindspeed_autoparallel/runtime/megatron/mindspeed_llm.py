@@ -52,12 +52,17 @@ def check_list_was_given(stages: Mapping[str, object], arguments: argparse.Names
         )
 
 
+def context_is_fixed() -> bool:
+    """Return whether MindSpeed was imported: it chooses its attention then, by the context-parallel size given."""
+    return "mindspeed.features_manager" in sys.modules
+
+
 def check_context_was_given(given: int, planned: int, path: Path) -> None:
     """Raise ``PlanError`` where MindSpeed patched attention for another context-parallel size than the plan's.
 
     It chooses its attention while it is imported, by whether the size ``given`` on the command line is above 1.
     """
-    if "mindspeed.features_manager" in sys.modules and (given > 1) != (planned > 1):
+    if context_is_fixed() and (given > 1) != (planned > 1):
         raise PlanError(
             f"{path} has context-parallel size {planned}, and MindSpeed chooses its attention from the command line "
             f"before a plan can set the size (given: {given}). Give the script --context-parallel-size {planned}."

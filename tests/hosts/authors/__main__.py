@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from pathlib import Path
 
@@ -63,7 +65,7 @@ def _try(checkout: Path, options: argparse.Namespace) -> None:
                     "words": tuple(_placed(word, checkout) for word in small.words),
                     "replaced": small.replaced,
                     "processes": small.num_processes,
-                    "devices": 2 if options.train else 4,
+                    "devices": math.lcm(2 if options.train else 4, _context_size(small.words) if mindspeed else 1),
                     "keep_plans": options.train,
                 }
             )
@@ -77,17 +79,16 @@ def _try(checkout: Path, options: argparse.Namespace) -> None:
         drawn = _unlike(drawn)
     drawn = drawn[options.first :: options.every][: options.count]
     worker = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("stages.py")), *["mindspeed"] * mindspeed]
-    lines = "".join(json.dumps(task) + "\n" for task in drawn)
-    with (
-        options.rows.open("a") as rows,
-        subprocess.Popen(worker, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables, text=True) as served,
-    ):
-        assert served.stdin is not None and served.stdout is not None
-        served.stdin.write(lines)
-        served.stdin.close()
-        for line in served.stdout:
-            rows.write(line)
-            rows.flush()
+    # From a file to a file: with pipes, each side would wait for the other once both are full.
+    with tempfile.TemporaryFile("w+") as lines, options.rows.open("a") as rows:
+        lines.writelines(json.dumps(task) + "\n" for task in drawn)
+        lines.seek(0)
+        subprocess.run(worker, stdin=lines, stdout=rows, env=variables, check=True)
+
+
+def _context_size(words: tuple[str, ...]) -> int:
+    """Return the size that MindSpeed keeps under every plan."""
+    return int(shrink.flags_of(words).get("--context-parallel-size", ["1"])[0])
 
 
 def _placed(word: str, checkout: Path) -> str:

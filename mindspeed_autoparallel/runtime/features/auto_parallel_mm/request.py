@@ -36,6 +36,7 @@ from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     GROUP_ARGUMENT,
     LAYOUT_ARGUMENT,
 )
+from mindspeed_autoparallel.runtime.megatron.mindspeed_llm import context_is_fixed
 from mindspeed_autoparallel.runtime.megatron.splits import runnable_splits
 from mindspeed_autoparallel.runtime.megatron.unsearched import refuse_hybrid, refuse_sharded_parameters
 from mindspeed_autoparallel.runtime.profiling.measure.layer_kinds import choices_of_layers
@@ -80,6 +81,10 @@ class SearchRequest(MeasuringRequest):
     """How samples differ; ``None``: they are planned as equal."""
     layer_choices: Mapping[str, tuple[Hashable, ...]] = field(default_factory=dict)
     """Of models whose layers differ, by module: what the script's flags choose for every layer."""
+    context_is_fixed: bool = False
+    """Whether the host cannot leave the script's context-parallel size any more."""
+    fused_linear: bool = False
+    """``--use-ascend-mc2``, which needs tensor and sequence parallelism."""
     link_device: Device | None = None
     """The device whose links one measuring device takes; ``None``: the catalogue's of its own name."""
 
@@ -91,6 +96,12 @@ class SearchRequest(MeasuringRequest):
             devices_per_node=self.cluster_devices_per_node,
             memory_limit_bytes=self.memory_limit_bytes,
         )
+
+    def runs(self, at: MeasuredAt) -> bool:
+        """Return whether the host, imported for the script's own sizes, runs those of ``at``."""
+        split = at.tensor_size > 1 and at.sequence_parallel
+        same = at.context_size == self.context_size
+        return (same or not self.context_is_fixed) and (split or not self.fused_linear)
 
     @property
     def num_played(self) -> int:
@@ -110,7 +121,7 @@ class SearchRequest(MeasuringRequest):
 
     def points(self) -> tuple[MeasuredAt, ...]:
         """Return the (TP, MBS) to measure: everything the cluster could use that the measuring devices can hold."""
-        return tuple(
+        sizes = (
             MeasuredAt(
                 tensor_size=tensor,
                 context_size=self.context_size,
@@ -122,6 +133,7 @@ class SearchRequest(MeasuringRequest):
             for tensor, shared in self._tensor_sizes()
             for micro_batch in self._micro_batch_sizes()
         )
+        return tuple(point for point in sizes if self.runs(point))
 
     def _tensor_sizes(self) -> Iterator[tuple[int, int]]:
         """Yield tensor sizes and, of each, how many of its ranks share an expert."""
@@ -185,6 +197,8 @@ def read_request(arguments: argparse.Namespace) -> SearchRequest:
         and not hybrid_pattern(arguments),
         sample_data=read_sample_data(arguments),
         layer_choices=_layer_choices(arguments, description),
+        context_is_fixed=context_is_fixed(),
+        fused_linear=bool(getattr(arguments, "use_ascend_mc2", False)),
         link_device=named_device(read_flags(ProfileSourceFlags, arguments)) if not measuring.target_device else None,
     )
     if request.target_device is None and request.profile_file is None:

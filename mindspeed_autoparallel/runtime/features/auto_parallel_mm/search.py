@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import partial
 
+from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.hetero.compare import Comparison, compare, one_stage_layouts
 from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES
 from mindspeed_autoparallel.planner.hetero.search import EncoderSpace, search_hetero
@@ -25,7 +27,7 @@ _LOGGER = logging.getLogger(__name__)
 def search(request: SearchRequest, profile: Profile) -> Plan | Comparison:
     """Return the best plan for the cluster of ``request``; with layouts of their own for encoders, beside the best
     without."""
-    cluster = request.cluster
+    cluster, profile = request.cluster, _what_the_host_runs(request, profile)
     _LOGGER.info(
         f"planning for {cluster.num_nodes} x {cluster.devices_per_node} devices, batch {request.global_batch_size}"
     )
@@ -47,6 +49,22 @@ def search(request: SearchRequest, profile: Profile) -> Plan | Comparison:
         return _searched(request, profile, None)
     data, options = request.sample_data.distribution, request.sample_data.options
     return choose_plan(profile, data, options, partial(_searched, request))
+
+
+def _what_the_host_runs(request: SearchRequest, profile: Profile) -> Profile:
+    kept = tuple(measured for measured in profile.measurements if request.runs(measured.at))
+    widest = max((measured.at.tensor_size for measured in kept), default=1)
+    if request.fused_linear and (widest == 1 or request.cluster_devices_per_node == 1):
+        raise ConfigError(
+            "--use-ascend-mc2 needs tensor and sequence parallelism, and no such size fits nodes of "
+            f"{request.cluster_devices_per_node} devices: leave the flag out."
+        )
+    if not kept:
+        raise ConfigError(
+            f"MindSpeed was imported for --context-parallel-size {request.context_size}, and the profile has no costs "
+            "of that size: give the script a size that the profile has."
+        )
+    return replace(profile, measurements=kept)
 
 
 def _space(request: SearchRequest) -> SpaceOptions:

@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,14 @@ def computed_profile(
     devices_per_node: int,
 ) -> Profile:
     """Return costs of every module of ``description`` for ``device``, with the script's own switches (precision, fused
-    kernels, overlaps); what had to be assumed is logged. Raises ``ConfigError`` for a switch that is not modelled."""
+    kernels, overlaps) and with its context-parallel size among others; what had to be assumed is logged. Raises
+    ``ConfigError`` for a switch that is not modelled."""
     sections = _sections(arguments, description)
     _LOGGER.info(
         "analytic: nothing is measured; costs are computed for %s from datasheet and efficiencies", device.name
     )
-    profile = analytic_profile(
+    computed = partial(
+        analytic_profile,
         sections,
         device,
         devices_per_node,
@@ -51,6 +54,12 @@ def computed_profile(
         model_hash=description.model_hash,
         train=switches_of_arguments(vars(arguments)),
     )
+    profile = computed()
+    own, points = int(getattr(arguments, "context_parallel_size", 1) or 1), [one.at for one in profile.measurements]
+    if own not in {point.context_size for point in points}:
+        # Short sequences are split only where the script does it.
+        whole = [point for point in points if point.context_size == 1]
+        profile = computed(points=[*points, *(replace(point, context_size=own) for point in whole)])
     return replace(profile, interleaved_sends=interleaved_sends(arguments))
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,8 @@ import pytest
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.profiles import Profile
+from mindspeed_autoparallel.runtime.features.auto_parallel_mm.request import read_request
+from mindspeed_autoparallel.runtime.features.auto_parallel_mm.search import search
 from mindspeed_autoparallel.runtime.features.measuring import target_device
 from mindspeed_autoparallel.runtime.megatron.description import describe
 from mindspeed_autoparallel.runtime.profiling.sources.analytic import computed_profile
@@ -136,3 +141,58 @@ def test_every_kind_of_layer_of_the_script_is_priced() -> None:
     assert plain.post is not None and cost.post is not None and cost.prediction is not None
     assert cost.prediction.expert.num_parameters > 0
     assert cost.post.forward_us == pytest.approx(2 * plain.post.forward_us), "the further token has its logits there"
+
+
+_SEARCH = {
+    "nnodes": 1,
+    "nproc_per_node": 2,
+    "node_rank": 0,
+    "master_addr": "localhost",
+    "master_port": 6000,
+    "simulated_nnodes": 1,
+    "simulated_nproc_per_node": 4,
+    "global_batch_size": 8,
+    "micro_batch_size": 1,
+    "sequence_parallel": False,
+    "use_distributed_optimizer": True,
+    "auto_parallel_memory_limit_mib": None,
+    "auto_parallel_time_limit_s": 5,
+    "auto_parallel_launch_timeout_s": 60,
+    "auto_parallel_profile": None,
+    "pipeline_model_parallel_layout": None,
+    "profile_source": "analytic",
+    "profile_device": "910B",
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "host", "contexts"),
+    [
+        ({"context_parallel_size": 2}, "MindSpeed", {2}),
+        ({"context_parallel_size": 1, "seq_length": 2**15}, "MindSpeed", {1}),
+        ({"context_parallel_size": 1, "seq_length": 2**15}, "Megatron", {1, 2, 4}),
+        ({"context_parallel_size": 2}, "Megatron", {1, 2}),
+    ],
+)
+def test_a_search_keeps_what_mindspeed_has_chosen_while_it_was_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict, host: str, contexts: set
+) -> None:
+    """It takes attention from ``--context-parallel-size`` on the command line, so that a plan cannot change that any more."""
+    if host == "MindSpeed":
+        monkeypatch.setitem(sys.modules, "mindspeed.features_manager", types.ModuleType("mindspeed.features_manager"))
+    arguments = _arguments(**{**_SEARCH, **given}, auto_parallel_work_dir=str(tmp_path))
+    plan = search(read_request(arguments), _profile(arguments))
+    assert {plan.layout.context_size} | {verdict.layout.context_size for verdict in plan.search.verdicts} == contexts
+
+
+def test_beside_fused_linear_layers_a_search_keeps_tensor_and_sequence_parallelism(tmp_path: Path) -> None:
+    """MindSpeed ends at ``--use-ascend-mc2`` without both."""
+    given = {"use_ascend_mc2": True, "context_parallel_size": 1, "auto_parallel_work_dir": str(tmp_path)}
+    arguments = _arguments(**{**_SEARCH, **given, "sequence_parallel": True})
+    request, profile = read_request(arguments), _profile(arguments)
+    assert {point.tensor_size for point in request.points()} == {2}
+    plan = search(request, profile)
+    assert plan.layout.tensor_size > 1
+    assert plan.layout.sequence_parallel
+    with pytest.raises(ConfigError, match=r"--use-ascend-mc2 needs .* of 1 devices: leave the flag out"):
+        search(replace(request, cluster_devices_per_node=1), profile)
