@@ -208,7 +208,8 @@ def _words(arguments: dict[str, object]) -> Iterator[str]:
         if isinstance(value, list):
             yield from map(str, value)
         elif value is not True:
-            text = re.sub(r"\$\{?(\w+)\}?", r"/data/\1", str(value))
+            text = str(value).replace("${REPEAT}", "1").replace("\\", "")
+            text = re.sub(r"\$\{?(\w+)\}?", r"/data/\1", text)
             # As their launcher does: xargs takes quotes away, words in brackets are several, and bash reads what has no
             # character of its own.
             with contextlib.suppress(ValueError):  # unbalanced quotes
