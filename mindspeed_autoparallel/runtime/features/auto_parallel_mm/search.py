@@ -16,9 +16,10 @@ from mindspeed_autoparallel.planner.layouts.search import search as search_layou
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions
 from mindspeed_autoparallel.planner.spread.choose import choose_plan
 from mindspeed_autoparallel.planner.spread.hetero_choice import compare_by_data
-from mindspeed_autoparallel.profiles import Profile
+from mindspeed_autoparallel.profiles import BlockCost, Profile
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.hetero_model import can_stage_encoders
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.request import SearchRequest
+from mindspeed_autoparallel.runtime.megatron.layout_arguments import gives_recompute
 from mindspeed_autoparallel.spec import Layout, Plan
 
 _LOGGER = logging.getLogger(__name__)
@@ -78,7 +79,29 @@ def _space(request: SearchRequest) -> SpaceOptions:
 
 
 def _searched(request: SearchRequest, profile: Profile, layouts: list[Layout] | None) -> Plan:
-    """Return the best plan under ``profile`` whose split the host runs; ``layouts``: among these."""
+    """Return the best plan under ``profile`` whose split and recompute the host runs; ``layouts``: among these."""
+    plan = _of_all_kinds(request, profile, layouts)
+    if gives_recompute(plan, of_file=request.description.model_file is not None):
+        return plan
+    _LOGGER.info("the best plan recomputes parts of some layers, which no flag can give: whole layers alone are tried")
+    plan = _of_all_kinds(request, _with_whole_layers(profile), layouts)
+    scope = "; ".join(filter(None, (plan.search.scope, "layers recomputed whole or not at all")))
+    return replace(plan, search=replace(plan.search, scope=scope))
+
+
+def _with_whole_layers(profile: Profile) -> Profile:
+    def whole(_: str, layer: BlockCost) -> BlockCost:
+        kinds = {kind: cost for kind, cost in layer.recompute.items() if kind in ("none", "full")}
+        return replace(layer, recompute=kinds)
+
+    measurements = tuple(
+        replace(one, modules={name: module.with_layers(whole) for name, module in one.modules.items()})
+        for one in profile.measurements
+    )
+    return replace(profile, measurements=measurements)
+
+
+def _of_all_kinds(request: SearchRequest, profile: Profile, layouts: list[Layout] | None) -> Plan:
     cluster, batch = request.cluster, request.global_batch_size
     options = SearchOptions(
         time_limit_s=request.time_limit_s,

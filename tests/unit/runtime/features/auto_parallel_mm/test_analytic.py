@@ -14,11 +14,12 @@ import pytest
 
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.profiles import Profile
+from mindspeed_autoparallel.profiles import BlockCost, Profile
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.request import read_request
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.search import search
 from mindspeed_autoparallel.runtime.features.measuring import target_device
 from mindspeed_autoparallel.runtime.megatron.description import describe
+from mindspeed_autoparallel.runtime.megatron.layout_arguments import kind_everywhere
 from mindspeed_autoparallel.runtime.profiling.sources.analytic import computed_profile
 
 _GPT = {
@@ -196,3 +197,31 @@ def test_beside_fused_linear_layers_a_search_keeps_tensor_and_sequence_paralleli
     assert plan.layout.sequence_parallel
     with pytest.raises(ConfigError, match=r"--use-ascend-mc2 needs .* of 1 devices: leave the flag out"):
         search(replace(request, cluster_devices_per_node=1), profile)
+
+
+def _with_light_selective(_: str, layer: BlockCost) -> BlockCost:
+    """Half of the activations for a tenth of the time of full recompute."""
+    none, full = layer.recompute["none"], layer.recompute["full"]
+    light = replace(full, saved_bytes=none.saved_bytes // 2, extra_backward_us=full.extra_backward_us / 10)
+    return replace(layer, recompute={"none": none, "selective": light, "full": full})
+
+
+def test_a_plan_recomputes_what_flags_can_give(tmp_path: Path) -> None:
+    """Full in some layers and selective in others is in no flag of Megatron's: its own plan was refused."""
+    given = {"seq_length": 4096, "num_layers": 16, "context_parallel_size": 1, "auto_parallel_work_dir": str(tmp_path)}
+    arguments = _arguments(
+        **{**_SEARCH, **given, "simulated_nproc_per_node": 1, "auto_parallel_memory_limit_mib": 7000}
+    )
+    request, profile = read_request(arguments), _profile(arguments)
+    measurements = tuple(
+        replace(one, modules={name: cost.with_layers(_with_light_selective) for name, cost in one.modules.items()})
+        for one in profile.measurements
+    )
+    kinds = []
+    for limit in (7000, 10**6):
+        limited = replace(request, memory_limit_bytes=limit * 2**20)
+        plan = search(limited, replace(profile, measurements=measurements))
+        kind_everywhere(plan)
+        kinds.append({kind for kind, count in plan.stages[0].recompute.get("text_decoder", {}).items() if count})
+        assert ("recomputed whole" in plan.search.scope) == (limit == 7000)
+    assert kinds[0] == {"full"}
