@@ -58,13 +58,11 @@ def import_libraries() -> None:
 
     MindSpeed's patches must come before Megatron's own imports, and depend on the command line of each training.
     """
-    import mindspeed_autoparallel  # noqa: F401, I001  # prepares the device in front of torch's users
+    import mindspeed_autoparallel  # noqa: F401  # prepares the device in front of torch's users
 
-    import scipy.sparse.linalg
-    import torch.distributed
-    import transformers
-
-    _ = scipy, torch, transformers
+    for name in ("torch.distributed", "transformers", "scipy.sparse.linalg"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     _keep_collections_away()
 
 

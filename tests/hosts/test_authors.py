@@ -1,9 +1,12 @@
 """What authors start is read as bash would start it, and made small without a change to their other flags."""
 
+import json
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from forked_python import forked_python
 
 HERE = Path(__file__).with_name("authors")
 SCRIPT = """\
@@ -25,6 +28,9 @@ MODEL_ARGS:
   --untie: false
   --moe-layer-freq: ([0]*3+[1]*5)
   --data-path: ${DATA_PATH}/text
+  --seed: ${REPEAT}
+  --pipeline-model-parallel-layout: Et\\\\|tL
+  --mtp-hybrid-override-pattern: \\"*E\\"
 TEST_TYPE: regular
 """
 
@@ -59,6 +65,7 @@ def test_scripts_and_configurations_are_read_and_the_checkout_stays_as_it_is(aut
     assert (config.program, config.num_processes) == ("pretrain_gpt.py", 8)
     assert config.words == (
         *("--num-layers", "4", "--swiglu", "--moe-layer-freq", "([0]*3+[1]*5)", "--data-path", "/data/DATA_PATH/text"),
+        *("--seed", "1", "--pipeline-model-parallel-layout", "Et|tL", "--mtp-hybrid-override-pattern", "*E"),
     )
     assert (script.source, script.num_processes) == ("train.sh", 8)
     assert script.words == (
@@ -74,6 +81,7 @@ def test_sizes_shrink_and_every_other_flag_stays(authors):
         *("--num-layers", "96", "--pipeline-model-parallel-size", "4", "--num-layers-per-virtual-pipeline-stage", "6"),
         *("--num-experts", "160", "--moe-router-topk", "6", "--moe-router-num-groups", "8", "--bf16", "--swiglu"),
         *("--expert-model-parallel-size", "8", "--global-batch-size", "1024", "--my-own-flag", "a", "b", "--squared"),
+        *("--lr-warmup-samples", "0"),
     )
     small = shrink.shrink(words, release="0.20")
     flags = shrink.flags_of(small.words)
@@ -81,7 +89,29 @@ def test_sizes_shrink_and_every_other_flag_stays(authors):
     assert int(flags["--num-experts"][0]) % 8 == 0
     assert flags["--my-own-flag"] == ["a", "b"]
     assert {"--squared", "--swiglu"} <= flags.keys()
+    assert flags["--lr-warmup-samples"] == ["0"], "beside --train-iters Megatron accepts no other number"
     assert "--bf16" in small.replaced
     assert "--my-own-flag" not in small.replaced
     assert small.num_processes == 32
     assert int(flags["--global-batch-size"][0]) % (small.num_processes // 4) == 0
+
+
+def test_mindspeed_is_imported_before_megatron_and_many_trainings_fit(tmp_path):
+    """Megatron that was imported in front of the forks made MindSpeed's own patches come too late."""
+    program = "import sys\n\nraise ValueError('too late' if 'megatron.core' in sys.modules else 'in time')\n"
+    (tmp_path / "mindspeed_llm").mkdir()
+    (tmp_path / "pretrain_gpt.py").write_text(program)
+    core, cases = tmp_path / "megatron" / "core", tmp_path / "tests" / "functional_tests" / "test_cases" / "gpt"
+    core.mkdir(parents=True)
+    (core / "package_info.py").write_text("MAJOR = 0\nMINOR = 12\n")
+    for number in range(24):  # more than two pipes hold
+        (cases / str(number)).mkdir(parents=True)
+        long = f"x{number}" * 4000
+        (cases / str(number) / "model_config.yaml").write_text(
+            f"MODEL_ARGS:\n  --num-layers: {number}\n  --own: {long}\n"
+        )
+    rows = tmp_path / "rows.jsonl"
+    command = [forked_python(), str(HERE / "__main__.py"), str(tmp_path), "--rows", str(rows)]
+    subprocess.run(command, check=True, timeout=120)
+    ends = [json.loads(line)["stages"]["alone"] for line in rows.read_text().splitlines()]
+    assert [(end["end"], end["line"]) for end in ends] == [("host", "ValueError: in time")] * 24

@@ -69,11 +69,25 @@ def check_context_was_given(given: int, planned: int, path: Path) -> None:
         )
 
 
-def check_fused_linear(arguments: argparse.Namespace, layout: Layout, path: Path) -> None:
-    """Raise ``PlanError`` where MindSpeed ends at ``--use-ascend-mc2``, which needs a split along the sequence."""
+def tensor_grid(arguments: argparse.Namespace) -> int:
+    """Return the ranks of MindSpeed's ``--tp-2d``, which a plan's tensor-parallel size must equal; 0 without it."""
+    if not getattr(arguments, "tp_2d", False):
+        return 0
+    return int(getattr(arguments, "tp_x", 1)) * int(getattr(arguments, "tp_y", 1))
+
+
+def check_tensor_size(arguments: argparse.Namespace, layout: Layout, path: Path) -> None:
+    """Raise ``PlanError`` where MindSpeed ends: ``--use-ascend-mc2`` needs a split along the sequence, ``--tp-2d`` its
+    own size."""
     if getattr(arguments, "use_ascend_mc2", False) and not (layout.tensor_size > 1 and layout.sequence_parallel):
         raise PlanError(
             f"{path} has tensor-parallel size {layout.tensor_size}"
             f"{'' if layout.sequence_parallel else ' without sequence parallelism'}, and MindSpeed ends there beside "
             "--use-ascend-mc2. Leave that flag out of the script."
+        )
+    grid = tensor_grid(arguments)
+    if grid and grid != layout.tensor_size:
+        raise PlanError(
+            f"{path} has tensor-parallel size {layout.tensor_size}, and --tp-2d runs on --tp-x {arguments.tp_x} times "
+            f"--tp-y {arguments.tp_y} ranks. Change these two, or leave --tp-2d out of the script."
         )

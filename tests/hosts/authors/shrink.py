@@ -96,6 +96,14 @@ _ACCELERATOR = (
         "--use-sharp",
         "--moe-grouped-gemm",
         "--apply-layernorm-1p",
+        "--fsdp-manual-registration",
+        "--fine-grained-activation-offloading",
+        "--offload-modules",
+        "--delay-wgrad-compute",
+        "--fp4-format",
+        "--fp4-recipe",
+        "--fp4-param",
+        "--fp4-param-gather",
     ),
 )
 """Kernels, precisions and libraries that the CPU lacks; what they need instead is in ``_ADDED``."""
@@ -175,8 +183,8 @@ def _number(flags: Flags, name: str, default: int = 1) -> int:
 
 
 def _set(flags: Flags, name: str, value: int) -> None:
-    """Set ``name`` where the authors give it."""
-    if name in flags:
+    """Set ``name`` where the authors give it; 0 stays."""
+    if name in flags and flags[name][:1] != ["0"]:
         flags[name] = [str(value)]
 
 

@@ -51,8 +51,8 @@ from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
 from mindspeed_autoparallel.runtime.megatron.mindspeed_llm import (
     LIST_ARGUMENT,
     check_context_was_given,
-    check_fused_linear,
     check_list_was_given,
+    check_tensor_size,
 )
 from mindspeed_autoparallel.runtime.megatron.mindspeed_mm import (
     check_deepstack,
@@ -84,7 +84,7 @@ def apply(request: PlanRequest, arguments: argparse.Namespace) -> None:
     before = dict(vars(arguments))
     check_pairs(plan, arguments)
     check_context_was_given(int(before.get("context_parallel_size") or 1), plan.layout.context_size, path)
-    check_fused_linear(arguments, plan.layout, path)
+    check_tensor_size(arguments, plan.layout, path)
     _refuse_unsaved(plan, arguments)
     _set_all(arguments, {**sizes(plan), **kept_overlap(plan, arguments), **kept_pairs(plan, arguments)})
     _set_all(arguments, tensor_overlap(plan, arguments))

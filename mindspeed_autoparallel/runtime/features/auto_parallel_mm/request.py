@@ -36,7 +36,7 @@ from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     GROUP_ARGUMENT,
     LAYOUT_ARGUMENT,
 )
-from mindspeed_autoparallel.runtime.megatron.mindspeed_llm import context_is_fixed
+from mindspeed_autoparallel.runtime.megatron.mindspeed_llm import context_is_fixed, tensor_grid
 from mindspeed_autoparallel.runtime.megatron.splits import runnable_splits
 from mindspeed_autoparallel.runtime.megatron.unsearched import refuse_hybrid, refuse_sharded_parameters
 from mindspeed_autoparallel.runtime.profiling.measure.layer_kinds import choices_of_layers
@@ -85,6 +85,8 @@ class SearchRequest(MeasuringRequest):
     """Whether the host cannot leave the script's context-parallel size any more."""
     fused_linear: bool = False
     """``--use-ascend-mc2``, which needs tensor and sequence parallelism."""
+    tensor_grid: int = 0
+    """Ranks of ``--tp-2d``, which are the tensor-parallel size; 0: any."""
     link_device: Device | None = None
     """The device whose links one measuring device takes; ``None``: the catalogue's of its own name."""
 
@@ -98,10 +100,20 @@ class SearchRequest(MeasuringRequest):
         )
 
     def runs(self, at: MeasuredAt) -> bool:
-        """Return whether the host, imported for the script's own sizes, runs those of ``at``."""
-        split = at.tensor_size > 1 and at.sequence_parallel
-        same = at.context_size == self.context_size
-        return (same or not self.context_is_fixed) and (split or not self.fused_linear)
+        """Return whether the host, with the flags that a plan cannot change, runs the sizes of ``at``."""
+        same_context = not self.context_is_fixed or at.context_size == self.context_size
+        split = not self.fused_linear or (at.tensor_size > 1 and at.sequence_parallel)
+        return same_context and split and self.tensor_grid in (0, at.tensor_size)
+
+    @property
+    def kept_flags(self) -> str:
+        """Return the flags that ``runs`` keeps to, in words."""
+        flags = (
+            (self.context_is_fixed, f"--context-parallel-size {self.context_size}"),
+            (self.fused_linear, "--use-ascend-mc2 (tensor and sequence parallelism)"),
+            (self.tensor_grid, f"--tp-2d (tensor-parallel size {self.tensor_grid})"),
+        )
+        return ", ".join(words for kept, words in flags if kept)
 
     @property
     def num_played(self) -> int:
@@ -199,6 +211,7 @@ def read_request(arguments: argparse.Namespace) -> SearchRequest:
         layer_choices=_layer_choices(arguments, description),
         context_is_fixed=context_is_fixed(),
         fused_linear=bool(getattr(arguments, "use_ascend_mc2", False)),
+        tensor_grid=tensor_grid(arguments),
         link_device=named_device(read_flags(ProfileSourceFlags, arguments)) if not measuring.target_device else None,
     )
     if request.target_device is None and request.profile_file is None:

@@ -54,16 +54,11 @@ def search(request: SearchRequest, profile: Profile) -> Plan | Comparison:
 
 def _what_the_host_runs(request: SearchRequest, profile: Profile) -> Profile:
     kept = tuple(measured for measured in profile.measurements if request.runs(measured.at))
-    widest = max((measured.at.tensor_size for measured in kept), default=1)
-    if request.fused_linear and (widest == 1 or request.cluster_devices_per_node == 1):
+    per_node = request.cluster_devices_per_node
+    if not any(one.at.tensor_size <= per_node for one in kept):
         raise ConfigError(
-            "--use-ascend-mc2 needs tensor and sequence parallelism, and no such size fits nodes of "
-            f"{request.cluster_devices_per_node} devices: leave the flag out."
-        )
-    if not kept:
-        raise ConfigError(
-            f"MindSpeed was imported for --context-parallel-size {request.context_size}, and the profile has no costs "
-            "of that size: give the script a size that the profile has."
+            f"a plan cannot change {request.kept_flags}, and no such size fits nodes of {per_node} devices and the "
+            "profile: change or leave out these flags."
         )
     return replace(profile, measurements=kept)
 

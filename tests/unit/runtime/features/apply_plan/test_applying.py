@@ -558,6 +558,18 @@ def test_mindspeeds_fused_linear_layers_need_sequence_parallelism(flags_job, mon
         prepare(arguments)
 
 
+@pytest.mark.parametrize(("tensor", "accepted"), [(2, False), (4, True)])
+def test_a_grid_of_tensor_ranks_keeps_its_size(flags_job, monkeypatch, tensor, accepted):
+    """MindSpeed asserted "need satisfy tp = tp_x * tp_y"."""
+    monkeypatch.setenv("WORLD_SIZE", str(2 * tensor))
+    arguments = flags_job(make_plan({"text_decoder": [1, 3]}, tensor_size=tensor), tp_2d=True, tp_x=2, tp_y=2)
+    if accepted:
+        prepare(arguments)
+        return
+    with pytest.raises(PlanError, match=r"size 2, and --tp-2d runs on --tp-x 2 times --tp-y 2 ranks"):
+        prepare(arguments)
+
+
 def test_recompute_that_the_host_cannot_be_told_is_refused():
     some = make_plan({"text_decoder": [2, 2]}, {"text_decoder": [2, 1]}, kind="selective:mlp")
     with pytest.raises(PlanError, match=r"selective \(mlp\) in some layers only"):

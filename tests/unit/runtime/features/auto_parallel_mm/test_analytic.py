@@ -186,16 +186,25 @@ def test_a_search_keeps_what_mindspeed_has_chosen_while_it_was_imported(
     assert {plan.layout.context_size} | {verdict.layout.context_size for verdict in plan.search.verdicts} == contexts
 
 
-def test_beside_fused_linear_layers_a_search_keeps_tensor_and_sequence_parallelism(tmp_path: Path) -> None:
-    """MindSpeed ends at ``--use-ascend-mc2`` without both."""
-    given = {"use_ascend_mc2": True, "context_parallel_size": 1, "auto_parallel_work_dir": str(tmp_path)}
-    arguments = _arguments(**{**_SEARCH, **given, "sequence_parallel": True})
+@pytest.mark.parametrize(
+    ("given", "tensor_sizes", "words"),
+    [
+        ({"use_ascend_mc2": True, "sequence_parallel": True}, {2, 4}, r"--use-ascend-mc2 \(tensor and sequence"),
+        ({"tp_2d": True, "tp_x": 2, "tp_y": 2}, {4}, r"--tp-2d \(tensor-parallel size 4\)"),
+    ],
+)
+def test_a_search_keeps_tensor_sizes_at_which_mindspeed_runs(
+    tmp_path: Path, given: dict, tensor_sizes: set, words: str
+) -> None:
+    """It ends at ``--use-ascend-mc2`` without tensor and sequence parallelism, and at ``--tp-2d`` of another size."""
+    given = {**given, "context_parallel_size": 1, "nproc_per_node": 4, "auto_parallel_work_dir": str(tmp_path)}
+    arguments = _arguments(**{**_SEARCH, **given})
     request, profile = read_request(arguments), _profile(arguments)
-    assert {point.tensor_size for point in request.points()} == {2}
+    assert {point.tensor_size for point in request.points()} == tensor_sizes
     plan = search(request, profile)
-    assert plan.layout.tensor_size > 1
+    assert plan.layout.tensor_size in tensor_sizes
     assert plan.layout.sequence_parallel
-    with pytest.raises(ConfigError, match=r"--use-ascend-mc2 needs .* of 1 devices: leave the flag out"):
+    with pytest.raises(ConfigError, match=rf"a plan cannot change {words}.* nodes of 1 devices"):
         search(replace(request, cluster_devices_per_node=1), profile)
 
 
