@@ -116,10 +116,12 @@ def fork(program: Callable[[], int]) -> int:
     code = 1
     try:
         code = program()
+    except BaseException:
+        traceback.print_exc()
+    finally:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
-    finally:
         os._exit(code)
 
 

@@ -59,8 +59,8 @@ def stages(task: dict[str, Any]) -> dict[str, Any]:
         if found.is_file():
             return dict(json.loads(found.read_text()))
         output = (folder / "import.log").read_text(errors="replace")
-        line = f"ends with {os.waitstatus_to_exitcode(status)} while it is imported"
-        return {"alone": {"seconds": 0.0, "end": "host", "line": line, "tail": output[-1500:]}}
+        lines = output.strip().splitlines() or [f"ends with {os.waitstatus_to_exitcode(status)} while it is imported"]
+        return {"alone": {"seconds": 0.0, "end": "host", "line": lines[-1], "tail": output[-1500:]}}
 
 
 def _write_stages(task: dict[str, Any], folder: Path, found: Path) -> int:

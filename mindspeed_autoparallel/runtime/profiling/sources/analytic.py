@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from mindspeed_autoparallel.cost.analytic.request_keys import OPTIMIZERS
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import AutoParallelError, ConfigError
 from mindspeed_autoparallel.predict.analytic_profile import analytic_profile, stated_work
@@ -41,6 +42,12 @@ def computed_profile(
     """Return costs of every module of ``description`` for ``device``, with the script's own switches (precision, fused
     kernels, overlaps) and with its context-parallel size among others; what had to be assumed is logged. Raises
     ``ConfigError`` for a switch that is not modelled."""
+    optimizer = getattr(arguments, "optimizer", None)
+    if optimizer and optimizer not in OPTIMIZERS:
+        raise ConfigError(
+            f"--optimizer {optimizer} has no computed costs, which are those of {' and '.join(OPTIMIZERS)}: measure "
+            "the training (--profile-source measured)."
+        )
     sections = _sections(arguments, description)
     _LOGGER.info(
         "analytic: nothing is measured; costs are computed for %s from datasheet and efficiencies", device.name

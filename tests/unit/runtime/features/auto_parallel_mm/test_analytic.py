@@ -91,6 +91,11 @@ def test_shapes_of_a_gpt_script_come_from_its_flags(logged: list[str]) -> None:
     assert profile.measurements[0].modules["text_decoder"].layer.dense.num_parameters == 11274240
 
 
+def test_an_optimizer_without_computed_costs_is_named_as_its_flag() -> None:
+    with pytest.raises(ConfigError, match=r"--optimizer muon has no computed costs.*--profile-source measured"):
+        _profile(_arguments(optimizer="muon"))
+
+
 def test_experts_of_a_script_are_counted_apart() -> None:
     profile = _profile(_arguments(num_experts=4, moe_router_topk=2, moe_ffn_hidden_size=512))
     layer = profile.measurements[0].modules["text_decoder"].layer
