@@ -19,8 +19,10 @@ from mindspeed_autoparallel.runtime.features.auto_parallel_mm.request import rea
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.search import search
 from mindspeed_autoparallel.runtime.features.measuring import target_device
 from mindspeed_autoparallel.runtime.megatron.description import describe
+from mindspeed_autoparallel.runtime.megatron.hybrid import cut_pattern
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import kind_everywhere
 from mindspeed_autoparallel.runtime.profiling.sources.analytic import computed_profile
+from mindspeed_autoparallel.spec import Plan
 
 _GPT = {
     "mm_model": None,
@@ -239,3 +241,33 @@ def test_a_plan_recomputes_what_flags_can_give(tmp_path: Path) -> None:
         kinds.append({kind for kind, count in plan.stages[0].recompute.get("text_decoder", {}).items() if count})
         assert ("recomputed whole" in plan.search.scope) == (limit == 7000)
     assert kinds[0] == {"full"}
+
+
+def _planned(folder: Path, **given: Any) -> Plan:
+    arguments = _arguments(**{**_SEARCH, "context_parallel_size": 1, "auto_parallel_work_dir": str(folder), **given})
+    return search(read_request(arguments), _profile(arguments))
+
+
+@pytest.mark.parametrize(("mib", "recomputed"), [(None, 0), (3200, 7)])
+def test_a_gpt_written_as_a_hybrid_gets_the_plan_of_the_gpt(tmp_path: Path, mib: int | None, recomputed: int) -> None:
+    """Every layer is two of the pattern's, attention and MLP."""
+    gpt = _planned(tmp_path, auto_parallel_memory_limit_mib=mib)
+    pattern = {"hybrid_layer_pattern": "*-" * 8, "num_layers": 16, "auto_parallel_memory_limit_mib": mib}
+    hybrid = _planned(tmp_path, **pattern)
+    assert hybrid.layout == replace(gpt.layout, standalone_ends=False)
+    assert hybrid.layers_of("text_decoder") == tuple(2 * count for count in gpt.layers_of("text_decoder"))
+    assert gpt.recomputed_of("text_decoder", "full") == (recomputed,)
+    assert hybrid.recomputed_of("text_decoder", "full") == (2 * recomputed,)
+    # Each half hands its output on: norms and sums between them are paid twice.
+    assert hybrid.search.lower_bound_us == pytest.approx(gpt.search.lower_bound_us, rel=0.01)
+
+
+def test_a_pattern_of_many_kinds_is_searched_and_cut(tmp_path: Path) -> None:
+    pattern = "M-M*-ME-M-*-M-ME"
+    mamba = {"mamba_num_heads": 16, "mamba_head_dim": 64, "mamba_state_dim": 64, "mamba_num_groups": 4}
+    experts = {"num_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 512}
+    nodes = {"nproc_per_node": 1, "simulated_nnodes": 4, "simulated_nproc_per_node": 1}
+    sizes = {"hybrid_layer_pattern": pattern, "num_layers": 16, "auto_parallel_memory_limit_mib": 2600, **nodes}
+    plan = _planned(tmp_path, **mamba, **experts, **sizes)
+    assert plan.layout.pipeline_size > 1
+    assert cut_pattern(pattern, plan.layers_of("text_decoder")).replace("|", "") == pattern
