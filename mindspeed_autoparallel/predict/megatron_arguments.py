@@ -95,7 +95,8 @@ def _model(arguments: Arguments) -> dict[str, object]:
         "topk": arguments.integer("moe_router_topk") if experts else None,
         "moe_ffn": moe_ffn if experts else None,
         "shared_expert_ffn": shared if experts else None,
-        "num_dense_layers": arguments.integer("first_k_dense_replace") if experts else None,
+        # -1 is no layer to MindSpeed-LLM.
+        "num_dense_layers": max(0, arguments.integer("first_k_dense_replace") or 0) or None if experts else None,
         "moe_layer_freq": arguments.text("moe_layer_freq") if experts else None,
         "dispatcher": arguments.text("moe_token_dispatcher_type") if experts else None,
         "mtp_layers": arguments.integer("mtp_num_layers"),

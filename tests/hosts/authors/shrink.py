@@ -207,7 +207,7 @@ def _shrink_layers(flags: Flags) -> None:
 
 def _shrink_widths(flags: Flags) -> None:
     tensor, context = _number(flags, "--tensor-model-parallel-size"), _number(flags, "--context-parallel-size")
-    heads = max(4, tensor)
+    heads = max(4, tensor * context)  # Ulysses shares them out
     groups = math.gcd(heads, max(_number(flags, "--num-query-groups", heads), tensor))
     _set(flags, "--num-attention-heads", heads)
     _set(flags, "--num-query-groups", groups)
@@ -242,6 +242,8 @@ def _shrink_batch(flags: Flags) -> None:
     shares = _processes(flags) // _model_size(flags)
     chunks = "--num-layers-per-virtual-pipeline-stage" in flags or "--num-virtual-stages-per-pipeline-rank" in flags
     rounds = _number(flags, "--pipeline-model-parallel-size") if chunks else 2
+    if "--schedules-method" in flags:  # DualPipe needs twice as many microbatches as stages
+        rounds = 2 * _number(flags, "--pipeline-model-parallel-size")
     batch = max(8, micro * shares * rounds)
     _set(flags, "--global-batch-size", batch)
     _set(flags, "--train-iters", 3)

@@ -109,7 +109,7 @@ class SearchRequest(MeasuringRequest):
     def kept_flags(self) -> str:
         """Return the flags that ``runs`` keeps to, in words."""
         flags = (
-            (self.context_is_fixed, f"--context-parallel-size {self.context_size}"),
+            (self.context_is_fixed and self.context_size > 1, f"--context-parallel-size {self.context_size}"),
             (self.fused_linear, "--use-ascend-mc2 (tensor and sequence parallelism)"),
             (self.tensor_grid, f"--tp-2d (tensor-parallel size {self.tensor_grid})"),
         )

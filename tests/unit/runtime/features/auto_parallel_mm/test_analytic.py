@@ -50,9 +50,9 @@ def _asked(**values: Any) -> Any:
     return target_device(argparse.Namespace(**{**plain, **values}))
 
 
-def _profile(arguments: argparse.Namespace) -> Profile:
+def _profile(arguments: argparse.Namespace, per_node: int = 8) -> Profile:
     pytest.importorskip("megatron.core")  # its release decides how interleaved stages send
-    return computed_profile(arguments, describe(arguments), find_device("910B"), 8)
+    return computed_profile(arguments, describe(arguments), find_device("910B"), per_node)
 
 
 def test_measuring_stays_the_default() -> None:
@@ -98,8 +98,10 @@ def test_an_optimizer_without_computed_costs_is_named_as_its_flag() -> None:
         _profile(_arguments(optimizer="muon"))
 
 
-def test_experts_of_a_script_are_counted_apart() -> None:
-    profile = _profile(_arguments(num_experts=4, moe_router_topk=2, moe_ffn_hidden_size=512))
+@pytest.mark.parametrize("dense_first", [None, 0, -1])
+def test_experts_of_a_script_are_counted_apart(dense_first: int | None) -> None:
+    experts = {"num_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 512}
+    profile = _profile(_arguments(**experts, first_k_dense_replace=dense_first))
     layer = profile.measurements[0].modules["text_decoder"].layer
     assert layer.expert.num_parameters == 4 * 3 * 1024 * 512
 
@@ -245,7 +247,8 @@ def test_a_plan_recomputes_what_flags_can_give(tmp_path: Path) -> None:
 
 def _planned(folder: Path, **given: Any) -> Plan:
     arguments = _arguments(**{**_SEARCH, "context_parallel_size": 1, "auto_parallel_work_dir": str(folder), **given})
-    return search(read_request(arguments), _profile(arguments))
+    request = read_request(arguments)
+    return search(request, _profile(arguments, request.cluster_devices_per_node))
 
 
 @pytest.mark.parametrize(("mib", "recomputed"), [(None, 0), (3200, 7)])
