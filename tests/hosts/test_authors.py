@@ -98,7 +98,13 @@ def test_sizes_shrink_and_every_other_flag_stays(authors):
 
 def test_mindspeed_is_imported_before_megatron_and_many_trainings_fit(tmp_path):
     """Megatron that was imported in front of the forks made MindSpeed's own patches come too late."""
-    program = "import sys\n\nraise ValueError('too late' if 'megatron.core' in sys.modules else 'in time')\n"
+    program = """import sys
+
+FOUND = "too late" if "megatron.core" in sys.modules else "in time"
+
+if __name__ == "__main__":
+    raise ValueError(FOUND)
+"""
     (tmp_path / "mindspeed_llm").mkdir()
     (tmp_path / "pretrain_gpt.py").write_text(program)
     core, cases = tmp_path / "megatron" / "core", tmp_path / "tests" / "functional_tests" / "test_cases" / "gpt"
