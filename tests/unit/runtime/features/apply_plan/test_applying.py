@@ -655,3 +655,24 @@ def test_an_overlap_that_the_plan_was_priced_with_is_turned_on_or_named(
         assert found == {} and "missing: --tp-comm-overlap" in printed and expected in printed
     plain = replace(plan, layout=replace(plan.layout, overlap_tensor_parallel=False))
     assert overlaps.tensor_overlap(plain, argparse.Namespace(**arguments)) == {}
+
+
+@pytest.mark.parametrize(
+    ("script", "differ"),
+    [
+        ({"bf16": True, "fp8": "hybrid", "fp8_recipe": "tensorwise", "grad_reduce_in_bf16": True}, ""),
+        ({"bf16": True, "grad_reduce_in_bf16": True}, "precision bf16 (planned: fp8)"),
+        ({"bf16": True, "fp8": "hybrid", "fp8_recipe": "tensorwise"}, "grad_reduce_in_bf16 False (planned: True)"),
+        ({"bf16": True, "fp8": "hybrid", "fp8_recipe": "mxfp8", "cpu_offloading": True}, ""),
+    ],
+)
+def test_switches_that_a_plan_was_not_priced_with_are_named(monkeypatch, capsys, script, differ):
+    monkeypatch.setenv("RANK", "0")
+    plan = make_plan({"text_decoder": (4,)})
+    plan = replace(plan, profile=replace(plan.profile, train={"precision": "fp8", "grad_reduce_in_bf16": True}))
+    overlaps.print_other_switches(plan, argparse.Namespace(**script))
+    printed = capsys.readouterr().out
+    assert (differ in printed and "`plan --script`" in printed) if differ else printed == ""
+    measured = replace(plan, profile=replace(plan.profile, train={}))
+    overlaps.print_other_switches(measured, argparse.Namespace(**script))
+    assert capsys.readouterr().out == ""
