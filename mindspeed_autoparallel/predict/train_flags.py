@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from mindspeed_autoparallel.cost.analytic.request_keys import KNOWN
 from mindspeed_autoparallel.cost.analytic.workload import OPERAND_BYTES
 from mindspeed_autoparallel.errors import ConfigError
 
@@ -40,7 +41,7 @@ def flags_of_switches(
     left: list[str] = []
     for key in sorted(train):
         value = train[key]
-        if value is None or key in _NOT_OF_A_LAUNCH:
+        if value is None or key in _NOT_OF_A_LAUNCH or key not in KNOWN["train"]:
             continue
         found = _flags(key, value, train, on_ascend, release)
         if found is None:

@@ -104,7 +104,7 @@ def drawn_plan(shape: dict[str, Any], name: str, drawn: random.Random) -> Plan |
     batch = drawn.choice([1, 2, 3]) * cluster.num_devices
     usual = list(usual_points(sections, device, 8))
     points = drawn.sample(usual, min(6, len(usual)))
-    train = stated_train(sections, device, drawn_switches(device, drawn))
+    train = stated_train(sections, device, drawn_switches(device, drawn, shape.get("num_experts")))
     profile = analytic_profile(sections, device, 8, train=train, points=points)
     space = SpaceOptions(overlap_gradient_reduce=True, standalone_ends="Ascend" not in device.name)
     candidates, _ = enumerate_layouts(profile, cluster, batch, space)
@@ -123,7 +123,7 @@ def drawn_plan(shape: dict[str, Any], name: str, drawn: random.Random) -> Plan |
     return None
 
 
-def drawn_switches(device: Device, drawn: random.Random) -> dict[str, Any]:
+def drawn_switches(device: Device, drawn: random.Random, num_experts: int | None = None) -> dict[str, Any]:
     """Return switches of a training that the device takes, as a request's section ``train`` has them."""
     recipes = [*(["fp8", "fp8_blockwise", "mxfp8"] if device.peak_fp8_tflops else [])]
     recipes += ["nvfp4"] if device.peak_fp4_tflops else []
@@ -136,6 +136,7 @@ def drawn_switches(device: Device, drawn: random.Random) -> dict[str, Any]:
             "exp_avg_sq_dtype": [None, "bf16"],
             "grad_reduce_in_bf16": [None, True, False],
             "optimizer_cpu_offload": [None, True],
+            "moe_a2a_overlap": [None, True] if num_experts else [None],
             "cuda_graph": [None, None, "local", "transformer_engine", "full_iteration"],
         }
         train |= {key: value for key, values in others.items() if (value := drawn.choice(values)) is not None}

@@ -211,6 +211,17 @@ def check_pairs(plan: Plan, arguments: argparse.Namespace) -> None:
         )
 
 
+def takes_pairs(plan: Plan) -> bool:
+    """Return whether Megatron takes combined 1F1B under ``plan``: experts on several ranks, one stage or several chunks
+    per rank, no full recompute."""
+    layout = plan.layout
+    kinds = {
+        kind for stage in plan.stages for rows in stage.recompute.values() for kind, count in rows.items() if count
+    }
+    interleaved = layout.pipeline_size == 1 or layout.virtual_size > 1
+    return layout.expert_size > 1 and interleaved and not any(kind.startswith("full") for kind in kinds)
+
+
 def _even_split_of_two_models(plan: Plan) -> dict[str, int | str | None]:
     *encoders, decoder = plan.model.modules
     misplaced = [module.name for module in encoders if any(plan.layers_of(module.name)[1:])]

@@ -9,7 +9,7 @@ import importlib.util
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.predict.megatron_arguments import switches_of_arguments
 from mindspeed_autoparallel.runtime.first_rank import print_once
-from mindspeed_autoparallel.runtime.megatron.layout_arguments import PAIRS_ARGUMENT, ArgumentValue
+from mindspeed_autoparallel.runtime.megatron.layout_arguments import PAIRS_ARGUMENT, ArgumentValue, takes_pairs
 from mindspeed_autoparallel.spec.plan import Plan
 
 _NEED_PAIRS = ("delay_wgrad_compute", "ep_overlap_early_attn_memory_release")
@@ -80,11 +80,7 @@ def kept_pairs(plan: Plan, arguments: argparse.Namespace) -> dict[str, ArgumentV
     layout = plan.layout
     if layout.paired or not getattr(arguments, PAIRS_ARGUMENT, False):
         return {}
-    kinds = {
-        kind for stage in plan.stages for rows in stage.recompute.values() for kind, count in rows.items() if count
-    }
-    interleaved = layout.pipeline_size == 1 or layout.virtual_size > 1
-    if layout.expert_size > 1 and interleaved and not any(kind.startswith("full") for kind in kinds):
+    if takes_pairs(plan):
         print_once(_KEPT.format("--overlap-moe-expert-parallel-comm"))
         return {}
     return {name: False for name in (PAIRS_ARGUMENT, *_NEED_PAIRS) if hasattr(arguments, name)}
