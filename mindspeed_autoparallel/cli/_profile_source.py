@@ -6,7 +6,7 @@ import argparse
 import difflib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,8 @@ from mindspeed_autoparallel.cli import _media
 from mindspeed_autoparallel.cost.analytic.request_keys import KNOWN
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import shown
-from mindspeed_autoparallel.profiles import Profile
+from mindspeed_autoparallel.profiles import MeasuredAt, Profile
+from mindspeed_autoparallel.spec import Plan
 from mindspeed_autoparallel.units import GIB
 from mindspeed_autoparallel.whole_numbers import LARGE
 
@@ -88,7 +89,11 @@ def read_profile_of(arguments: argparse.Namespace) -> Profile:
     if arguments.profile_tensor_size < 1:
         raise ConfigError(f"--profile-tensor-size must be at least 1, got {arguments.profile_tensor_size}.")
     if _is_analytic(arguments):
-        return _analytic(arguments)
+        _check_analytic(arguments)
+        profile = _computed(arguments)
+        print(f"analytic: nothing was measured; costs are computed for {profile.provenance.device}", file=sys.stderr)
+        path = arguments.model.absolute()
+        return named(profile, path.parent.name if path.stem in ("config", "model") else path.stem)
     for flag in ("model", "device", "seq-length", "train"):
         if getattr(arguments, flag.replace("-", "_")):
             raise ConfigError(f"--{flag} is for --profile-source analytic; a profile has its model and device.")
@@ -138,7 +143,22 @@ def _train(words: Sequence[str]) -> dict[str, object]:
     return found
 
 
-def _analytic(arguments: argparse.Namespace) -> Profile:
+def with_unoverlapped_step(arguments: argparse.Namespace, plan: Plan) -> Plan:
+    """Return a plan priced with ``--tp-comm-overlap`` with what its step takes without it; any other as it is."""
+    layout = replace(plan.layout, overlap_tensor_parallel=False)
+    if not _is_analytic(arguments) or layout == plan.layout or plan.hetero is not None or plan.data:
+        return plan
+    from mindspeed_autoparallel.planner.evaluate import evaluate
+    from mindspeed_autoparallel.planner.placement import ModulePlacement
+    from mindspeed_autoparallel.planner.rank_memory import measured_at
+
+    profile = _computed(arguments, {"tp_comm_overlap": False}, [measured_at(layout)])
+    placement = ModulePlacement.of_plan(plan)
+    found = evaluate(profile, plan.cluster, layout, placement, plan.global_batch_size, with_timeline=False)
+    return replace(plan, extra=replace(plan.extra, unoverlapped_us=found.step.total_us))
+
+
+def _check_analytic(arguments: argparse.Namespace) -> None:
     if arguments.profile is not None:
         raise ConfigError("--profile is a file of costs and --profile-source analytic computes them; give one of them.")
     for flag in ("model", "device"):
@@ -150,23 +170,29 @@ def _analytic(arguments: argparse.Namespace) -> Profile:
         raise ConfigError(f"--nproc-per-node must be at least 1, got {arguments.nproc_per_node}.")
     if arguments.seq_length is not None and arguments.seq_length < 1:
         raise ConfigError(f"--seq-length must be at least 1, got {arguments.seq_length}.")
+
+
+def _computed(
+    arguments: argparse.Namespace,
+    switches: Mapping[str, object] | None = None,
+    points: Iterable[MeasuredAt] | None = None,
+) -> Profile:
+    """Return computed costs with ``switches`` of a request's ``train``, in every size worth trying or at ``points``."""
     from mindspeed_autoparallel.cost.catalogue import find_device, read_device
     from mindspeed_autoparallel.predict.analytic_profile import analytic_profile, stated_train
     from mindspeed_autoparallel.predict.model_file import read_model_file
 
     device = find_device(arguments.device, tuple(read_device(path) for path in arguments.device_file))
     sections = read_model_file(arguments.model, arguments.seq_length, _media.of_sample(arguments))
-    profile = analytic_profile(
+    return analytic_profile(
         sections,
         device,
         arguments.nproc_per_node,
         network_gbit_per_s=arguments.network_gbit_per_s,
         command=" ".join(["mindspeed-autoparallel", *sys.argv[1:]]),
-        train=stated_train(sections, device, _train(arguments.train)),
+        train=stated_train(sections, device, {**_train(arguments.train), **(switches or {})}),
+        points=points,
     )
-    print(f"analytic: nothing was measured; costs are computed for {device.name}", file=sys.stderr)
-    path = arguments.model.absolute()
-    return named(profile, path.parent.name if path.stem in ("config", "model") else path.stem)
 
 
 def named(profile: Profile, name: str) -> Profile:

@@ -147,6 +147,7 @@ def _finish(arguments: argparse.Namespace, plan: Plan, profile: Profile, tokens:
     from mindspeed_autoparallel.planner.results import write_results
     from mindspeed_autoparallel.spec import to_json
 
+    plan = _profile_source.with_unoverlapped_step(arguments, plan)
     if arguments.out is not None:
         write_results(plan, arguments.out, profile)
     shape = _profile_source.model_shape(arguments)

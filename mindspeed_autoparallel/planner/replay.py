@@ -22,7 +22,8 @@ def replay(plan: Plan) -> tuple[Plan, Evaluation]:
         return again, found
     # Proofs and comparisons of the searched plan do not hold for this one.
     searched = replace(again.search, status=EDITED, lower_bound_us=0.0, gap_fraction=0.0, relaxations=(), verdicts=())
-    return replace(again, baselines=(), alternatives=(), search=searched, data=None), found
+    extra = replace(again.extra, unoverlapped_us=0.0)
+    return replace(again, baselines=(), alternatives=(), search=searched, data=None, extra=extra), found
 
 
 def _is_as_searched(plan: Plan, again: Plan) -> bool:

@@ -39,6 +39,8 @@ class Answer:
     plain_us: float | None
     """Step of the best plain recipe: any layout, even layers, no virtual stages, the same recompute everywhere."""
     plain_layout: str
+    unoverlapped_us: float
+    """Step without ``--tp-comm-overlap``, where the plan was priced with it; 0: unknown or priced without."""
     parameters: str
     """`` (30.5 B parameters, 3.3 B active)``, nothing where they are unknown."""
     plain_loss: float | None
@@ -85,6 +87,7 @@ def answer_of(plan: Plan) -> Answer:
         capacity_bytes=capacity,
         plain_us=plain_us,
         plain_layout=plain.layout.label() if plain is not None and plain.layout is not None else "",
+        unoverlapped_us=plan.extra.unoverlapped_us,
         parameters=_parameters(model.num_parameters / 1e9, model.num_active_parameters / 1e9),
         plain_loss=None if plain_us is None else plain_us / step_us - 1,
         days_per_trillion=TRILLION / tokens_per_s / _DAY_S,
@@ -105,6 +108,9 @@ def answer_lines(plan: Plan, tokens: float | None = None) -> list[str]:
     if tokens is not None:
         hours = answer.days(tokens) * 24 * answer.num_devices
         lines.append(f"  {amount(tokens)} tokens take {answer.days(tokens):,.1f} days ({hours:,.0f} device hours)")
+    if answer.unoverlapped_us:
+        more = answer.unoverlapped_us / answer.step_us - 1
+        lines.append(f"  without --tp-comm-overlap: {format_us(answer.unoverlapped_us)} ({more:+.1%})")
     return [*lines, f"  memory: {answer.memory}", *([_plain_line(answer)] if answer.plain_us else [])]
 
 

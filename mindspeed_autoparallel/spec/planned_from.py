@@ -19,6 +19,8 @@ class PlannedFrom:
     """The profile with the plan's own point only, as its file has it."""
     stage_times_us: tuple[tuple[float, ...], ...] = ()
     """Forward and backward of every virtual stage as planned: what differs was edited."""
+    unoverlapped_us: float = 0.0
+    """Step of the same layers in the same layout without ``--tp-comm-overlap``, where the plan was priced with it."""
 
 
 def without_text(extra: Any, where: str) -> Any:

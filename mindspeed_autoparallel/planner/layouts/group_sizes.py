@@ -1,7 +1,8 @@
-"""Other group sizes of the interleaved schedule, for the best layouts that a search found with the smallest.
+"""Neighbours of the best layouts that a search found: other group sizes of the interleaved schedule, three chunks.
 
 Every layout is searched with the smallest group first, which holds the fewest microbatches in flight. Others are worth
-their time where a plan known becomes nearly as fast or faster by the order alone.
+their time where a plan known becomes nearly as fast or faster by the order alone. Three chunks on every rank would be a
+third more layouts to bound, and are tried in the best pipelines only.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from mindspeed_autoparallel.planner.candidate import Candidate
+from mindspeed_autoparallel.planner.layouts.space import with_smallest_groups
 from mindspeed_autoparallel.planner.layouts.tasks import TIME, Outcome, Task
 from mindspeed_autoparallel.planner.layouts.workers import Workers
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.split.group_sizes import sizes_to_try
+from mindspeed_autoparallel.spec import Layout
 
 BEST_LAYOUTS, MOST_CANDIDATES = 3, 6
 HOPEFUL = 0.02
@@ -54,3 +57,15 @@ def regrouped(workers: Workers, found: Sequence[tuple[Candidate, ModulePlacement
     ]
     every.sort(key=lambda item: (item[0], item[1].candidate.layout.label()))
     return [item for step_us, item in every if step_us <= best_us * (1 + HOPEFUL)][:MOST_CANDIDATES]
+
+
+def three_chunks(found: Sequence[tuple[Layout, float]], global_batch_size: int) -> list[Layout]:
+    """Return the best pipelines of ``found`` (layout and step, fastest first) with three chunks on every rank."""
+    tried: list[Layout] = []
+    for layout, step_us in found:
+        if step_us <= found[0][1] * (1 + HOPEFUL) and layout.pipeline_size > 1 and layout.schedule != "gpipe":
+            other = replace(layout, virtual_size=3, schedule="interleaved", microbatch_group_size=0)
+            other = with_smallest_groups(other, global_batch_size)
+            if other not in tried:
+                tried.append(other)
+    return tried[:BEST_LAYOUTS]

@@ -16,7 +16,7 @@ from mindspeed_autoparallel.planner.best_first import Progress, Proof, best_firs
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.layouts.assembly import assemble_plan
 from mindspeed_autoparallel.planner.layouts.bounds import expected_us, pipeline_bound_ns, tail_bound_us
-from mindspeed_autoparallel.planner.layouts.group_sizes import Regrouped, regrouped
+from mindspeed_autoparallel.planner.layouts.group_sizes import Regrouped, regrouped, three_chunks
 from mindspeed_autoparallel.planner.layouts.layout_search import (
     GROUP,
     MANY_LAYOUTS,
@@ -152,11 +152,11 @@ def _explore(
     options: SearchOptions,
     deadline: float,
     progress: Progress,
-    known: Sequence[Regrouped] = (),
+    known: Sequence[Regrouped] | None = None,
     known_us: float = inf,
 ) -> LayoutSearch:
-    """Search ``candidates`` until all are settled or time is up. ``known``: plans of some of them; ``known_us``: the
-    step of one of other layouts."""
+    """Search ``candidates`` until all are settled or time is up. ``known``: plans of some of them, where other layouts
+    were searched before; ``known_us``: the best step of these."""
     profile, cluster = workers.request.profile, workers.request.cluster
     bounds_s = BOUNDS_SHARE * max(0.0, deadline - time.monotonic())
     deadline -= bounds_s
@@ -174,14 +174,14 @@ def _explore(
         promises = [promise_us(profile, cluster, item) for item in candidates]
         layout_search.looks.many = True
         layout_search.items = likeliest_first(layout_search.items, promises, GROUP)
-    layout_search.looks.virtual_s = options.virtual_s * (REGROUPED_SHARE if known else 1)
+    layout_search.looks.virtual_s = options.virtual_s * (1 if known is None else REGROUPED_SHARE)
     layout_search.known_us, layout_search.bounds_s = known_us, bounds_s
-    if options.known is not None and not known:
+    if options.known is not None and known is None:
         layout_search.begin_from(options.known)
-    for item in known:
+    for item in known or ():
         layout_search.know(item.candidate, item.outcome)
     try:
-        if options.layouts is None and not known:
+        if options.layouts is None and known is None:
             layout_search.plain.run(layout_search.items, time.monotonic() + PLAIN_SHARE * options.time_limit_s)
         left = layout_search.bound_by_ranks(time.monotonic() + RANKS_SHARE * options.time_limit_s)
         layout_search.warm_up()
@@ -195,16 +195,17 @@ def _explore(
 def _explored(
     workers: Workers, candidates: list[Candidate], options: SearchOptions, deadline: float, progress: Progress
 ) -> LayoutSearch:
-    """Search ``candidates``, and then other group sizes of the best interleaved ones, within the time limit."""
+    """Search ``candidates``, and then other group sizes of the best interleaved ones and three chunks in the best
+    pipelines, within the time limit."""
     wanted = options.layouts is None and options.space.group_sizes
     if not (wanted and any(item.layout.schedule == "interleaved" for item in candidates)):
         return _explore(workers, candidates, options, deadline, progress)
     first_until = deadline - (1 - FIRST_SHARE) * options.time_limit_s
     found = _explore(workers, candidates, options, first_until, progress)
     if found.found and found.interrupt is None:
-        more = _explore_group_sizes(workers, _ranked(found), options, deadline, progress)
+        more = _explore_neighbours(workers, _ranked(found), options, deadline, progress)
         found.items += more.items
-        # What time left open has no bound worth the name: those sizes are left out of the proof and listed as such.
+        # What time left open has no bound worth the name: those layouts are left out of the proof and listed as such.
         found.verdicts += [
             _left_out(verdict) if verdict.outcome == "unsolved" else verdict for verdict in more.verdicts
         ]
@@ -214,7 +215,7 @@ def _explored(
 
 
 def _left_out(verdict: Verdict) -> Verdict:
-    reason = "time ended before this group size was settled: it is not part of the proof."
+    reason = "time ended before this layout was settled: it is not part of the proof."
     return replace(verdict, outcome="excluded", reason=reason)
 
 
@@ -222,13 +223,19 @@ def _ranked(layout_search: LayoutSearch) -> list[SolvedLayout]:
     return sorted(layout_search.found.values(), key=lambda found: (found.step_us, found.candidate.layout.label()))
 
 
-def _explore_group_sizes(
+def _explore_neighbours(
     workers: Workers, ranked: list[SolvedLayout], options: SearchOptions, deadline: float, progress: Progress
 ) -> LayoutSearch:
-    """Search other group sizes of the best interleaved layouts found, for plans faster than the best one."""
+    """Search other group sizes and three chunks of the best layouts found, for plans faster than the best one."""
     found = [(each.candidate, each.outcome.placement) for each in ranked if each.outcome.placement is not None]
     known = regrouped(workers, found)
     candidates = [item.candidate for item in known]
+    if options.space.virtual_sizes is None and "virtual_size" not in options.space.held:
+        request = workers.request
+        layouts = three_chunks([(each.candidate.layout, each.step_us) for each in ranked], request.global_batch_size)
+        candidates += enumerate_layouts(
+            request.profile, request.cluster, request.global_batch_size, options.space, layouts
+        )[0]
     return _explore(workers, candidates, options, deadline, progress, known, ranked[0].step_us)
 
 

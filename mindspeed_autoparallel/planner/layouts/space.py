@@ -24,8 +24,8 @@ class SpaceOptions:
     """What the outer search tries beside the sizes that follow from profile, cluster and batch."""
 
     virtual_sizes: tuple[int, ...] | None = None
-    """Chunks per rank to try. ``None``: 1, 2 and 4; layouts with 2 and 4 that are not proved in a moment get a few
-    seconds together. Where they are requested, they get all of the time limit."""
+    """Chunks per rank to try. ``None``: 1, 2 and 4, and 3 in the best pipelines; layouts with 2 and 4 that are not
+    proved in a moment get a few seconds together. Where they are requested, they get all of the time limit."""
     schedules: tuple[str, ...] = ("1f1b",)
     """Of layouts with one chunk per rank: ``1f1b``, and ``gpipe`` for a host that has it (Megatron has not)."""
     group_sizes: bool = True
@@ -63,7 +63,7 @@ def enumerate_layouts(
     candidates, verdicts = [], []
     for layout in chosen:
         if layouts is None and options.group_sizes:
-            layout = _with_smallest_groups(layout, global_batch_size)
+            layout = with_smallest_groups(layout, global_batch_size)
         reason, outcome = _illegal(profile, cluster, layout, global_batch_size), "illegal"
         measurement = None
         if not reason:
@@ -211,7 +211,7 @@ def _num_ends(profile: Profile, layout: Layout) -> int:
     return (cost.pre is not None) + (cost.post is not None) + apart
 
 
-def _with_smallest_groups(layout: Layout, global_batch_size: int) -> Layout:
+def with_smallest_groups(layout: Layout, global_batch_size: int) -> Layout:
     """Return an interleaved layout with the smallest group of microbatches that its host runs: it holds least."""
     if layout.schedule != "interleaved" or global_batch_size % (layout.data_size * layout.micro_batch_size):
         return layout

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from drawn_layouts import drawn
 
+from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
 from mindspeed_autoparallel.cost.analytic.step_time import closed_form_us
 from mindspeed_autoparallel.cost.catalogue import find_device
@@ -19,12 +22,13 @@ from mindspeed_autoparallel.planner.rank_memory import measured_at, point_of
 from mindspeed_autoparallel.planner.replay import replay
 from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, ProfileVariant, enumerate_space
 from mindspeed_autoparallel.planner.tuner.placements import evaluate_placement
-from mindspeed_autoparallel.predict.analytic_profile import analytic_profile
+from mindspeed_autoparallel.predict.analytic_profile import analytic_profile, stated_train
 from mindspeed_autoparallel.predict.fitting import with_values
 from mindspeed_autoparallel.predict.megatron_arguments import request_of_arguments
 from mindspeed_autoparallel.predict.model_file import Section
 from mindspeed_autoparallel.predict.predict import predict_one
 from mindspeed_autoparallel.predict.price import described, price
+from mindspeed_autoparallel.predict.tuning import request_of_plan
 from mindspeed_autoparallel.spec import Cluster, Plan
 from mindspeed_autoparallel.spec.plan import SearchRecord
 
@@ -193,6 +197,31 @@ def test_auto_tuning_prices_every_layout_of_a_profile_as_plan_does(overlapped: b
         assert found.peak_bytes == max(rank.peak_bytes for rank in again.memory)
         compared.add(layout.label())
     assert len(compared) > 10
+
+
+def test_a_plan_file_has_the_price_without_the_overlap_that_it_was_priced_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = {"type": "gpt", "num_layers": 4, "hidden": 8192, "heads": 64, "ffn": 28672, "seq": 4096, "vocab": 32000}
+    (tmp_path / "model.json").write_text(json.dumps(model))
+    words = ["plan", "--profile-source", "analytic", "--model", str(tmp_path / "model.json"), "--device", "H100"]
+    words += ["--nnodes", "1", "--nproc-per-node", "4", "--global-batch-size", "2", "--out", str(tmp_path)]
+    assert main(words) == 0
+    plan = Plan.read(tmp_path / "plan.json")
+    assert plan.layout.tensor_size > 1 and plan.layout.overlap_tensor_parallel
+    base = {"model": model, "hw": {"gpu": "H100", "num_gpus": 4, "gpus_per_node": 4}}
+    for overlapped, step_us in ((True, plan.step.total_us), (False, plan.extra.unoverlapped_us)):
+        switches = {**_STATED, "tp_comm_overlap": overlapped}
+        stated = stated_train([Section("text_decoder", model)], find_device("H100"), switches)
+        answer = predict_one(request_of_plan(plan, base, stated))
+        assert answer["step_time_ms"] == pytest.approx(step_us / 1e3, rel=APART)
+    more = plan.extra.unoverlapped_us / plan.step.total_us - 1
+    assert more > 0.01
+    assert (
+        f"without --tp-comm-overlap: {plan.extra.unoverlapped_us / 1e3:.1f} ms (+{more:.1%})" in capsys.readouterr().out
+    )
+    edited = replace(plan, global_batch_size=4, num_microbatches=2 * plan.num_microbatches)
+    assert replay(edited)[0].extra.unoverlapped_us == 0
 
 
 def test_ratios_of_the_closed_form_are_those_of_the_price() -> None:

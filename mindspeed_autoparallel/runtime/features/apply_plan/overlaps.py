@@ -11,6 +11,7 @@ from mindspeed_autoparallel.predict.megatron_arguments import switches_of_argume
 from mindspeed_autoparallel.runtime.first_rank import print_once
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import PAIRS_ARGUMENT, ArgumentValue, takes_pairs
 from mindspeed_autoparallel.spec.plan import Plan
+from mindspeed_autoparallel.units import format_us
 
 _NEED_PAIRS = ("delay_wgrad_compute", "ep_overlap_early_attn_memory_release")
 """Megatron asserts combined 1F1B beside them."""
@@ -53,10 +54,14 @@ def tensor_overlap(plan: Plan, arguments: argparse.Namespace) -> dict[str, Argum
     missing = [reason for reason, holds in lacks.items() if holds]
     if not missing:
         return {"tp_comm_overlap": True}
-    print_once(
-        f"missing: --tp-comm-overlap, with which the plan was priced ({missing[0]}). Steps may be slower than "
-        "predicted; plan with train.tp_comm_overlap false to see by how much."
-    )
+    cost = "Steps may be slower than predicted; plan with --train tp_comm_overlap=false to see by how much."
+    if slower_us := plan.extra.unoverlapped_us:
+        predicted_us = plan.step.total_us
+        cost = (
+            f"Without it the prediction is {format_us(slower_us)} a step in place of {format_us(predicted_us)} "
+            f"({slower_us / predicted_us - 1:+.1%})."
+        )
+    print_once(f"missing: --tp-comm-overlap, with which the plan was priced ({missing[0]}). {cost}")
     return {}
 
 

@@ -15,6 +15,7 @@ from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.best_first import Open, silent
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts import short_rows, turns
+from mindspeed_autoparallel.planner.layouts.group_sizes import three_chunks
 from mindspeed_autoparallel.planner.layouts.layout_search import LayoutSearch
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.rank_looks import raise_smallest
@@ -215,6 +216,19 @@ def test_layouts_with_virtual_stages_are_bounded_then_planned_then_searched_long
     labels = [verdict.layout.label() for verdict in plan.search.verdicts]
     assert len(labels) == len(set(labels))
     assert plan.search.lower_bound_us <= plan.step.total_us
+
+
+def test_three_chunks_are_tried_in_the_best_pipelines_alone() -> None:
+    tried, every = _searched_on_four(None), _searched_on_four((1, 2, 3, 4))
+    of_three = [verdict.layout for verdict in tried.search.verdicts if verdict.layout.virtual_size == 3]
+    assert [layout.pipeline_size for layout in of_three] == [tried.layout.pipeline_size]
+    assert tried.step.total_us == pytest.approx(every.step.total_us)
+    assert tried.search.lower_bound_us <= tried.step.total_us
+    two = Layout(pipeline_size=2, data_size=2, virtual_size=2, schedule="interleaved", microbatch_group_size=3)
+    found = [(two, 100.0), (replace(two, virtual_size=1, schedule="1f1b"), 101.0), (Layout(data_size=4), 101.5)]
+    found.append((Layout(pipeline_size=4), 103.0))
+    # Both of PP2 are one layout with three chunks; PP1 has none, and PP4 is more than 2 % behind.
+    assert three_chunks(found, 16) == [replace(two, virtual_size=3, microbatch_group_size=0)]
 
 
 def test_virtual_stages_that_time_left_open_are_named_and_keep_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:

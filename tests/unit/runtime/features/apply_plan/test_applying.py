@@ -653,6 +653,9 @@ def test_an_overlap_that_the_plan_was_priced_with_is_turned_on_or_named(
         assert (found, printed) == (expected, "")
     else:
         assert found == {} and "missing: --tp-comm-overlap" in printed and expected in printed
+        slower = replace(plan, extra=replace(plan.extra, unoverlapped_us=1.25 * plan.step.total_us))
+        assert overlaps.tensor_overlap(slower, argparse.Namespace(**arguments)) == {}
+        assert "(+25.0%)" in capsys.readouterr().out
     plain = replace(plan, layout=replace(plan.layout, overlap_tensor_parallel=False))
     assert overlaps.tensor_overlap(plain, argparse.Namespace(**arguments)) == {}
 
