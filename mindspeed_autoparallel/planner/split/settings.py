@@ -123,18 +123,6 @@ class Settings:
     whole_layers_round_share: float = 0.5
     whole_layers_last_seconds: float = 1.0
     """Growth of the share after a proof; share of the time left for one query; seconds that are not divided."""
-    whole_layers_tightening_share: float = 0.5
-    """Share of a query's time, at most, for tightening ranges."""
-
-    # Tightening of ranges
-    tightening_at_bound: float = 1e-6
-    tightening_most_iterations: int = 10_000
-    tightening_most_ms: int = 2_000
-    """Limits of one linear program, which takes some hundred iterations and 5 to 50 ms: GLOP may cycle."""
-    tightening_sweeps: int = 2
-    tightening_paths_per_bound: int = 3
-    tightening_many_paths: int = 10
-    """Sweeps over all numbers; paths learned for one number, and before the first."""
 
     # Local search
     search_most_fastest: int = 3

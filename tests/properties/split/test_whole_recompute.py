@@ -10,7 +10,6 @@ import pytest
 
 from mindspeed_autoparallel.planner.split import LayerKind, PostPipelineTime, Segment, SplitProblem
 from mindspeed_autoparallel.planner.split.bounds.relaxation import relaxed_cuts
-from mindspeed_autoparallel.planner.split.bounds.tightening import tighten
 from mindspeed_autoparallel.planner.split.bounds.whole_layers import ask
 from mindspeed_autoparallel.planner.split.bounds.whole_ranks import rank_caps, whole_ranks_bound
 from mindspeed_autoparallel.planner.split.model.moments import fullest_moments
@@ -110,7 +109,6 @@ def test_whole_layers_recomputed_bound_no_plan_out(seed):
         assert relaxed is not None and relaxed[1] <= steps[0]
         answer = ask(problem, tuple(relaxed[0]), int(limit), until, 1000)
         assert answer.status != "none below" and answer.bound <= steps[0]
-        assert tighten(problem, tuple(relaxed[0]), int(limit), until, caps) is not None
 
 
 def test_whole_layers_recomputed_bound_higher_than_fractions():

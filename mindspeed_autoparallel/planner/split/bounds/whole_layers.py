@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from math import floor, inf
 
 from mindspeed_autoparallel.planner.split.bounds.relaxation import relaxed_cuts
-from mindspeed_autoparallel.planner.split.bounds.tightening import can_be_tightened, tighten
 from mindspeed_autoparallel.planner.split.bounds.whole_ranks import rank_caps, roomy_stages
 from mindspeed_autoparallel.planner.split.model.cut_model import ROUNDING, CutModel
 from mindspeed_autoparallel.planner.split.model.cuts import Cut
@@ -50,13 +49,6 @@ def ask(problem: SplitProblem, cuts: Collection[Cut], target: int | None, deadli
         else deadline - (1 - SETTINGS.whole_layers_round_share) * left
     )
     model = CutModel(problem, whole=True)
-    if target is not None and can_be_tightened(problem):
-        now = time.monotonic()
-        tightened = tighten(problem, cuts, target, now + SETTINGS.whole_layers_tightening_share * (until - now), caps)
-        if tightened is None:
-            return Answer("none below", float(target))
-        cuts = tightened.cuts
-        model.keep_to(tightened.ranges)
     model.cap(caps)
     for cut in cuts:
         model.add(cut)

@@ -13,7 +13,6 @@ from math import ceil
 from typing import Any
 
 from mindspeed_autoparallel.planner.split.model.cuts import Cut
-from mindspeed_autoparallel.planner.split.model.layer_ranges import LayerRanges
 from mindspeed_autoparallel.planner.split.model.linear import LinearProgram, memory_rows, path_row
 from mindspeed_autoparallel.planner.split.model.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.model.solution import Placement
@@ -170,21 +169,6 @@ class CutModel:
                     for v in stages
                 ]
                 self._row(terms, low=(fixed - ROUNDING * abs(fixed)) / self.unit)
-
-    def keep_to(self, ranges: LayerRanges) -> None:
-        """Take over where the boundaries of one row of whole layers may lie, and what stages and ranks may hold."""
-        problem = self.problem
-        every = [k for k, segment in enumerate(problem.segments) if segment.beside is None]
-        for prefixes, places in zip(self._prefixes, ranges.before(problem), strict=True):
-            for variable, (low, high) in zip(prefixes, places, strict=True):
-                variable.SetBounds(low, high)
-        for boundary, (low, high) in enumerate(ranges.boundaries[1:-1], start=1):
-            self._row([term for k in every for term in self._before(k, boundary)], low, high)
-        for v, (low, high) in enumerate(ranges.stages):
-            self._row([term for k in every for term in self._of(k, range(v, v + 1))], low, high)
-        for rank, (low, high) in enumerate(ranges.ranks):
-            stages = range(rank, problem.num_virtual, problem.num_stages)
-            self._row([term for k in every for term in self._of(k, stages)], low, high)
 
     def run_plainly(self, stages: list[int]) -> None:
         """Leave out recomputation on stages where whatever they hold fits."""
