@@ -27,6 +27,7 @@ _NAMES = {
     "swiglu": ("swiglu", "use_swiglu"),
     "head_size": ("head_size", "head_dim", "attn_size"),
     "num_experts": ("num_experts", "expert_num"),
+    "topk": ("topk", "moe_router_topk"),
     "num_dense_layers": ("num_dense_layers", "dense_layers"),
     "moe_ffn": ("moe_ffn", "moe_ffn_hidden_size"),
     "shared_expert_ffn": ("shared_expert_ffn", "moe_shared_expert_intermediate_size"),
@@ -163,7 +164,7 @@ def _model(row: Mapping[str, object]) -> dict[str, object] | None:
     if config.get("attention_type") == "mla":
         source = {**source, "mla": _latent_of(config)}
     merged = {**source, **config}
-    fields = {key: value for key, value in source.items() if key in KNOWN["model"] | set(ALIASES["model"])}
+    fields = {key: value for key, value in merged.items() if key in KNOWN["model"] | set(ALIASES["model"])}
     # Features that a source names beyond sizes stay, so that what is not modelled is refused by name.
     fields.update(
         {

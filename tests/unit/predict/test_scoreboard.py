@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mindspeed_autoparallel.cli.main import main
+from mindspeed_autoparallel.cost.analytic.spellings import canonical
 from mindspeed_autoparallel.predict.measured_rows import request_of_row
 from mindspeed_autoparallel.predict.predict import predict
 from mindspeed_autoparallel.predict.scoreboard import rank_correlation, ranking_by_group, scoreboard
@@ -126,3 +127,15 @@ def test_command_says_what_the_file_must_hold(
     (tmp_path / "rows.json").write_text(json.dumps(document))
     assert main(["scoreboard", str(tmp_path / "rows.json")]) == 2
     assert 'must hold {"rows": [...]} with one object per measured run' in capsys.readouterr().err
+
+
+def test_every_size_of_a_model_file_beside_a_row_is_read() -> None:
+    config = {
+        "hidden_size": 2048, "head_num": 16, "intermediate_size": 4096, "layer_num": 60, "vocab_size": 32000,
+        "use_swiglu": True, "expert_num": 64, "topk": 6, "moe_ffn_hidden_size": 768, "dense_layers": 1,
+        "sliding_window": 512,
+    }  # fmt: skip
+    request = request_of_row({**_ROW, "model": {"num_layers": 4, "seq": 4096, "config": config}})
+    model = canonical({"model": request["model"]})["model"]
+    expected = {"topk": 6, "num_experts": 64, "moe_ffn": 768, "num_dense_layers": 1, "window": 512, "num_layers": 4}
+    assert {key: model[key] for key in expected} == expected
