@@ -50,10 +50,7 @@ def trainer_decisions(file: TrainerFile, modules: Sequence[ShardedModule], num_d
     _check(file)
     recomputed = _recomputed(file, modules)
     reshard = values.switch(_reshard_key(file), keys.reshard_default) if keys.reshard else keys.reshard_default
-    depths = [
-        values.integer(key, keys.prefetch_default) if key else 0
-        for key in (keys.forward_prefetch, keys.backward_prefetch)
-    ]
+    depths = _depths(file)
     patterns = [*_wrapped(file, modules), ""]
     groups = [
         GroupChoice(
@@ -93,12 +90,7 @@ def trainer_values(
     chosen, before = decisions.groups[0], present.groups[0]
     if chosen.reshard_after_forward != before.reshard_after_forward:
         values[_reshard_key(file)] = chosen.reshard_after_forward
-    for key, depth, old in (
-        (keys.forward_prefetch, chosen.forward_prefetch, before.forward_prefetch),
-        (keys.backward_prefetch, chosen.backward_prefetch, before.backward_prefetch),
-    ):
-        if depth != old:
-            values[key] = depth
+    values |= _depth_values(file, chosen, before)
     wrapped, listed = ([group.pattern for group in one.groups if group.pattern] for one in (decisions, present))
     # Without prefetch lists the order has no meaning.
     if keys.wrap and (wrapped != listed if chosen.forward_prefetch else set(wrapped) != set(listed)):
@@ -114,6 +106,34 @@ def trainer_values(
         else:
             words.append(keys.words["recompute"].format(bool(recomputed)))
     return values, tuple(words)
+
+
+def _depths(file: TrainerFile) -> tuple[int, int]:
+    """Return the prefetch depths in forward and backward."""
+    keys, missing = file.trainer, (file.trainer.prefetch_default,) * 2
+    if keys.prefetch_switch:
+        if not file.values.switch(keys.prefetch_switch, False):
+            return 0, 0
+        missing = keys.prefetch_switched
+    forward, backward = (
+        file.values.integer(key, depth) if key else 0
+        for key, depth in zip((keys.forward_prefetch, keys.backward_prefetch), missing, strict=True)
+    )
+    return forward, backward
+
+
+def _depth_values(file: TrainerFile, chosen: GroupChoice, before: GroupChoice) -> dict[str, Value]:
+    keys, depths = file.trainer, (chosen.forward_prefetch, chosen.backward_prefetch)
+    present, values = (before.forward_prefetch, before.backward_prefetch), dict[str, Value]()
+    if depths == present:
+        return values
+    if keys.prefetch_switch:
+        values[keys.prefetch_switch] = any(depths)
+        present = (-1, -1) if any(depths) and not any(present) else present
+    if any(depths) or not keys.prefetch_switch:
+        named = zip((keys.forward_prefetch, keys.backward_prefetch), depths, present, strict=True)
+        values |= {key: depth for key, depth, old in named if depth != old}
+    return values
 
 
 def _list_values(file: TrainerFile, decisions: ShardedDecisions, modules: Sequence[ShardedModule]) -> dict[str, Value]:

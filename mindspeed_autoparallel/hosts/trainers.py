@@ -66,6 +66,10 @@ class Trainer:
     forward_prefetch: str = ""
     backward_prefetch: str = ""
     prefetch_default: int = 0
+    prefetch_switch: str = ""
+    """Without it on, prefetch depths have no effect."""
+    prefetch_switched: tuple[int, int] = (0, 0)
+    """Depths in forward and backward where the switch is on and a key is missing."""
     offload: str = ""
     strategy: str = ""
     """What shards: only ``fsdp2`` (or nothing) is understood."""
@@ -159,6 +163,8 @@ TRAINERS = (
         reshard=("distributed.reshard_after_forward", "distributed.moe.reshard_after_forward"),
         forward_prefetch="distributed.fsdp2_forward_prefetch_depth",
         backward_prefetch="distributed.fsdp2_backward_prefetch_depth",
+        prefetch_switch="distributed.enable_fsdp2_prefetch",
+        prefetch_switched=(1, 2),
         offload="distributed.offload_policy",
         strategy="distributed.strategy",
     ),

@@ -149,3 +149,13 @@ def test_recomputed_operators_and_other_strategies_are_refused_by_name(tmp_path:
         path.write_text(f"distributed:\n  tp_size: 1\n  {line}\n")
         with pytest.raises(ConfigError, match=words):
             open_host_file(path).decisions(modules(), 8, False)
+
+
+def test_prefetch_depths_without_their_switch_have_no_effect(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    key = "fsdp2_forward_prefetch_depth: 2"
+    for line, depths in ((key, (0, 0)), (f"{key}\n  enable_fsdp2_prefetch: true", (2, 2))):
+        path.write_text(f"distributed:\n  strategy: fsdp2\n  tp_size: 1\n  {line}\n")
+        file = open_host_file(path)
+        group = file.decisions(modules(), 8, False).groups[0]
+        assert (group.forward_prefetch, group.backward_prefetch) == depths
