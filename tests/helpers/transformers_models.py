@@ -5,6 +5,7 @@ names of their fields. Nobody chose them by what works.
 """
 
 import random
+import sys
 import warnings
 
 import torch
@@ -54,6 +55,23 @@ def transformers_models(seed, count):
             found += 1
         if found == count:
             return
+
+
+class _InDouble:
+    """Stands in for torch in a model's file: what it computes in fp32 inside an fp64 model is in fp64, too."""
+
+    def __getattr__(self, name):
+        return torch.float64 if name in ("float32", "float") else getattr(torch, name)
+
+
+def language_model_in_double(name):
+    """Return (name, model, inputs) of one causal language model, no part of which computes in fp32."""
+    torch.Tensor.float = torch.Tensor.double
+    model, inputs = _built(name, "AutoModelForCausalLM", _tokens)
+    for module in {type(part).__module__ for part in model.modules()}:
+        if module.startswith("transformers.models."):
+            sys.modules[module].torch = _InDouble()
+    return name, model, inputs
 
 
 def _built(name, auto_class, inputs):

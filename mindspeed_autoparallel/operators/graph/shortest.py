@@ -27,7 +27,7 @@ _LARGEST_TABLE = 260
 _LARGEST_MATRIX = 630
 _LARGEST_WITH_SPARE = 50_000
 """States up to which tensor dims that no end cuts are used, too."""
-_LARGEST_SEARCH, _LARGEST_TRIED, _MOST_TAKEN = 300_000, 2_000_000, 20_000
+_LARGEST_SEARCH, _LARGEST_TRIED, _MOST_TAKEN = 300_000, 2_000_000, 100_000
 """States up to which a search may pass all; up to which it may as long as it takes so many."""
 _MOST_DIMS = 4
 """Tensor dims a sequence may use: those of its ends, then up to so many the most divisible others."""
@@ -40,7 +40,7 @@ def shortest_moves(source: State, target: State, shape: tuple[int, ...], mesh: t
     The least of all sequences of slices, all-gathers, all-to-alls, reduce-scatters and all-reduces over one or several
     mesh dims, where the tensor has few enough placements to tabulate (three mesh dims, and four with three tensor dims
     that can be cut); otherwise of those that move neighbouring mesh dims with equal ends as one, and, besides the
-    tensor dims of the ends, use others up to 50,000 placements. Above 300,000 placements, where 20,000 of them do not
+    tensor dims of the ends, use others up to 50,000 placements. Above 300,000 placements, where 100,000 of them do not
     suffice (or at once above 2,000,000), the least of those whose intermediate placements appear at one of the ends.
     ``AssertionError`` for a target with a pending sum.
     """

@@ -1,5 +1,9 @@
-"""Capture time of an 80-layer 70B decoder on the meta device, one thread."""
+"""Capture time of an 80-layer 70B decoder on the meta device, one thread, and the time of two searches on its graph.
 
+python tests/benchmarks/operators/capture.py [LAYERS]
+"""
+
+import sys
 import time
 
 import torch
@@ -7,7 +11,8 @@ import torch
 from mindspeed_autoparallel.operators.torch.capture import capture
 
 torch.set_num_threads(1)
-H, KV, F, V, LAYERS, HEAD = 8192, 1024, 28672, 32000, 80, 128
+H, KV, F, V, HEAD = 8192, 1024, 28672, 32000, 128
+LAYERS = int(sys.argv[1]) if len(sys.argv) > 1 else 80
 
 
 class Layer(torch.nn.Module):

@@ -2,6 +2,7 @@
 
     database_worker.py torch COUNT SEED           of torch's own test database: half operators, half modules of torch.nn
     database_worker.py transformers COUNT SEED    models of transformers with tiny random configurations
+    database_worker.py NAME 1 0                   one language model of transformers, no part of it in fp32
 
 What is refused must be a ``ConfigError``.
 """
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from plan_checks import COUNTER, compare, random_plan
 from ranks import leave_with
 from torch_database import layer_modules, operator_modules
-from transformers_models import transformers_models
+from transformers_models import language_model_in_double, transformers_models
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.operators.torch.capture import capture_program
@@ -26,6 +27,8 @@ PLANS = 2
 
 def drawn(kind, count, seed):
     """Yield (name, model, inputs by position or by name)."""
+    if kind not in ("transformers", "torch"):
+        return [language_model_in_double(kind)]
     if kind == "transformers":
         return transformers_models(seed, count)
     return itertools.chain(operator_modules(seed, count - count // 2), layer_modules(seed, count // 2))

@@ -111,3 +111,10 @@ def test_models_of_transformers_run_as_one_process_does_and_send_what_is_predict
     # Most compute norms and rotary codes in fp32 whatever the model's type.
     drawn, refused = _ran_or_refused("transformers", "40", os.environ.get("OPERATOR_SEED", "0"), bound=1e-3)
     assert drawn == 40 and len(refused) < 5
+
+
+@pytest.mark.long
+def test_the_distance_of_deepseek_v4_is_that_of_its_parts_in_fp32():
+    pytest.importorskip("transformers")
+    drawn, refused = _ran_or_refused("deepseek_v4", "1", "0", bound=1e-10)
+    assert drawn == 1 and not refused
