@@ -115,7 +115,6 @@ def parts() -> list[Part]:
             ((virtual_stages, "whole_ranks_bound", lambda problem, low, high: low),),
         ),
         Part("row: relaxed below the plan", "interleaved", ((solving, "_relax_again", nothing),)),
-        Part("row: ranks with room run plainly", "interleaved", ((whole_layers, "roomy_stages", lambda *_: []),)),
         Part("row: whole layers", "interleaved", ((solving, "_search_whole_layers", nothing),)),
         Part("row: annealing", "interleaved", ((local_search.LocalSearch, "improve", shaken_alone),)),
         Part("row: shaking", "interleaved", ((local_search.LocalSearch, "improve", annealed_alone),)),

@@ -24,7 +24,6 @@ from mindspeed_autoparallel.planner.split.bounds.whole_layers import raised_boun
 from mindspeed_autoparallel.planner.split.bounds.whole_ranks import (
     rank_caps,
     rank_cuts,
-    roomy_stages,
     whole_ranks_bound,
 )
 from mindspeed_autoparallel.planner.split.group_sizes import sizes_to_try, solve_group_sizes, with_group_size
@@ -135,24 +134,6 @@ def test_no_moment_of_the_schedule_is_fuller_than_the_fullest(group):
         for action in actions:
             now[action.chunk] += 1 if action.kind == "F" else -1
             assert any(all(a <= b for a, b in zip(now, moment, strict=True)) for moment in moments)
-
-
-def test_stages_called_roomy_hold_every_plan_within_the_step_plainly():
-    drawn = random.Random(5)
-    called = 0
-    for _ in range(40):
-        problem = pipeline(drawn, 2, 2, 4, 8, drawn.uniform(0.3, 3.0))
-        evaluator = Evaluator(problem)
-        cuts = numpy.array([[0, *ends, 8] for ends in itertools.combinations(range(1, 8), 3)])
-        fitting = evaluator.candidates(cuts, numpy.ones(4))
-        if not len(fitting):
-            continue
-        steps = evaluator.steps(fitting)
-        limit = int(numpy.median(steps))
-        for stage in roomy_stages(problem, limit):
-            called += 1
-            assert not fitting.extra[steps <= limit][:, stage::2].any()
-    assert called
 
 
 def test_a_plan_is_near_a_layout_by_hand_in_the_memory_that_takes() -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import floor, inf
 
 from mindspeed_autoparallel.planner.split.bounds.relaxation import relaxed_cuts
-from mindspeed_autoparallel.planner.split.bounds.whole_ranks import rank_caps, roomy_stages
+from mindspeed_autoparallel.planner.split.bounds.whole_ranks import rank_caps
 from mindspeed_autoparallel.planner.split.model.cut_model import ROUNDING, CutModel
 from mindspeed_autoparallel.planner.split.model.cuts import Cut
 from mindspeed_autoparallel.planner.split.model.layer_row import fits_a_row
@@ -52,8 +52,6 @@ def ask(problem: SplitProblem, cuts: Collection[Cut], target: int | None, deadli
     model.cap(caps)
     for cut in cuts:
         model.add(cut)
-    if target is not None:
-        model.run_plainly(roomy_stages(problem, target))
     status, bound = model.solve(until, nodes, None if target is None else target * (1 + 2 * ROUNDING))
     if status == "infeasible":
         return Answer("none below", float(target or 0))

@@ -7,7 +7,7 @@ linear relaxation of all ranks cannot do.
 
 from __future__ import annotations
 
-from math import floor, inf
+from math import floor
 from typing import Any
 
 from mindspeed_autoparallel.planner.split.bounds.least_recompute import LeastRecompute
@@ -53,23 +53,6 @@ def whole_ranks_bound(problem: SplitProblem, low: float, high: float) -> float:
         else:
             high = middle
     return low
-
-
-def roomy_stages(problem: SplitProblem, step: int) -> list[int]:
-    """Return stages that hold their layers whole in every plan that takes at most ``step``: so many fit, in any
-    mixture."""
-    found = []
-    for stage in range(problem.num_stages):
-        most, transient = 0.0, 0
-        for segment in problem.segments:
-            plain, work = segment.kinds[0], segment.forward + segment.backward
-            layers = min(segment.num_layers, step / problem.num_microbatches / work if work else inf)
-            chunks = range(stage, problem.num_virtual, problem.num_stages)
-            largest = max(problem.most_memory(plain, v) for v in chunks)
-            most, transient = most + layers * largest, max(transient, plain.transient)
-        if most + transient <= problem.room(stage) and not any(s.kinds[0].extra_backward for s in problem.segments):
-            found.append(stage)
-    return found
 
 
 class _Ranks:

@@ -170,14 +170,6 @@ class CutModel:
                 ]
                 self._row(terms, low=(fixed - ROUNDING * abs(fixed)) / self.unit)
 
-    def run_plainly(self, stages: list[int]) -> None:
-        """Leave out recomputation on stages where whatever they hold fits."""
-        for kinds in self.x:
-            for row in kinds[1:]:
-                for stage in stages:
-                    for v in range(stage, self.problem.num_virtual, self.problem.num_stages):
-                        row[v].SetUb(0)
-
     def solve(self, deadline: float, most_nodes: int = 0, below: float | None = None) -> tuple[str, float]:
         """Return ``optimal``, ``feasible``, ``infeasible`` or ``unknown``; and a bound in ticks.
 
