@@ -21,6 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[3] / "tests" / "helpers"))
+from hugging_face_configs import QWEN3_30B_A3B
+
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
@@ -66,19 +69,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_local_experts": 8,
         "num_experts_per_tok": 2,
     },
-    "Qwen3 30B-A3B": {
-        "model_type": "qwen3_moe",
-        "num_hidden_layers": 48,
-        "hidden_size": 2048,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "intermediate_size": 6144,
-        "moe_intermediate_size": 768,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "vocab_size": 151936,
-    },
+    "Qwen3 30B-A3B": QWEN3_30B_A3B,
     **{
         name: {
             "model_type": "qwen3",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hugging_face_configs import QWEN3_30B_A3B
 
 from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.cost.analytic.parameters import layer_parameters
@@ -41,19 +42,7 @@ QWEN25_VL = {"model_type": "qwen2_5_vl", **QWEN25_TEXT, "vision_config": QWEN25_
 QWEN3_VL = {
     "model_type": "qwen3_vl_moe",
     "tie_word_embeddings": False,
-    "text_config": {
-        "model_type": "qwen3_vl_moe_text",
-        "hidden_size": 2048,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "intermediate_size": 6144,
-        "moe_intermediate_size": 768,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "vocab_size": 151936,
-    },
+    "text_config": {**QWEN3_30B_A3B, "model_type": "qwen3_vl_moe_text"},
     "vision_config": {
         "model_type": "qwen3_vl_moe",
         "depth": 27,

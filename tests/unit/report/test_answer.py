@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from example_plan import example_plan
+from hugging_face_configs import QWEN3_30B_A3B
 
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.predict.analytic_profile import analytic_profile
@@ -25,19 +26,6 @@ LLAMA = {
     "num_key_value_heads": 8,
     "intermediate_size": 14336,
     "vocab_size": 128256,
-}
-QWEN = {
-    "model_type": "qwen3_moe",
-    "num_hidden_layers": 48,
-    "hidden_size": 2048,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "intermediate_size": 6144,
-    "moe_intermediate_size": 768,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "vocab_size": 151936,
 }
 DEEPSEEK = {
     "model_type": "deepseek_v3",
@@ -74,7 +62,7 @@ def test_operations_of_a_dense_model_are_six_per_parameter_and_token_and_causal_
     assert model.num_active_parameters == pytest.approx(8.03e9, rel=2e-3)
 
 
-@pytest.mark.parametrize(("config", "billions"), [(QWEN, 3.35), (DEEPSEEK, 37.5)])
+@pytest.mark.parametrize(("config", "billions"), [(QWEN3_30B_A3B, 3.35), (DEEPSEEK, 37.5)])
 def test_active_parameters_of_experts_are_those_that_were_published(config: dict[str, object], billions: float) -> None:
     """3.3 billion of Qwen3-30B-A3B, 37 of DeepSeek-V3, by their model cards, to the digits given there."""
     assert _model(config, 4096).num_active_parameters / 1e9 == pytest.approx(billions, rel=0.02)

@@ -233,7 +233,7 @@ def test_three_chunks_are_tried_in_the_best_pipelines_alone() -> None:
 
 def test_virtual_stages_that_time_left_open_are_named_and_keep_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     without, everything = _searched_on_four((1,)), _searched_on_four((1, 2, 4))
-    monkeypatch.setattr("mindspeed_autoparallel.planner.layouts.search.VIRTUAL_S", 0.0)
+    monkeypatch.setattr("mindspeed_autoparallel.planner.layouts.options.VIRTUAL_S", 0.0)
     monkeypatch.setattr(turns, "takes_long", lambda model, candidate: candidate.layout.virtual_size > 1)
     plan = _searched_on_four(None)
     assert everything.step.total_us <= plan.step.total_us <= without.step.total_us
