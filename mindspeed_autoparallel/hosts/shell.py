@@ -22,8 +22,6 @@ _OPENING = frozenset({"if", "for", "while", "until", "case", "select"})
 _CLOSING = frozenset({"fi", "done", "esac"})
 _SKIPPED = frozenset({"then", "else", "elif", "do", "!", "time", "exec", "nohup", "sudo", "eval", "{"})
 _DOCUMENT = re.compile(r"(?<!<)<<(?!<)-?\s*['\"]?(\w+)['\"]?")
-_CONTINUED = re.compile(r"^[ \t]*#[^\n]*|\\\n", re.MULTILINE)
-"""A backslash that joins two lines; at the end of a comment it does not."""
 _MAX_DEPTH, _MAX_SOURCED = 8, 200
 _MAX_NESTED = 100
 """Quotes and substitutions inside each other."""
@@ -137,7 +135,7 @@ def _source(path: str, folder: Path, read: Callable[[Path], str | None], reading
 
 def statements(text: str) -> Iterator[list[str]]:
     """Split ``text`` into simple commands and these into raw words: quotes, arrays and ``$( )`` stay whole."""
-    text = _without_documents(_CONTINUED.sub(lambda found: found[0].rstrip("\\\n") or " ", text))
+    text = _without_documents(text)
     words: list[str] = []
     word = ""
     index = 0
@@ -148,19 +146,20 @@ def statements(text: str) -> Iterator[list[str]]:
             continue
         if char in "'\"`" or text.startswith(("$(", "${"), index) or (char == "(" and word.endswith("=")):
             end = _end_of(text, index)
-            word += text[index:end]
+            # An array's own words are split later: a backslash ends no comment there, either.
+            word += text[index:end] if char == "(" else text[index:end].replace("\\\n", " ")
             index = end
             continue
-        if char == "\\" and index + 1 < len(text):
+        if char == "\\" and index + 1 < len(text) and text[index + 1] != "\n":
             word += text[index : index + 2]
             index += 2
             continue
-        index += 1
-        if char.isspace() or char in ";|&":
+        index += 2 if char == "\\" else 1
+        if char.isspace() or char in ";|&\\":
             if word:
                 words.append(word)
                 word = ""
-            if char not in " \t" and words and not (char == "&" and text[index : index + 1] == ">"):
+            if char not in " \t\\" and words and not (char == "&" and text[index : index + 1] == ">"):
                 yield words
                 words = []
         else:

@@ -191,3 +191,12 @@ def test_documents_are_no_commands_and_here_strings_are() -> None:
         "cat <<-'END' > x\n torchrun other.py --lr 2 --lr 3\n END\nread A <<< END\ntorchrun train.py --lr 1\nEND\n"
     )
     assert script.flags == {"--lr": "1"}
+
+
+def test_a_backslash_ends_no_comment() -> None:
+    """Bash ends a comment at its line; what follows is the script's again."""
+    script = parse_script(
+        "# --trust-remote-code \\\nARGS='--lr 1'\nMORE=(--a 1 # \\\n --b 2)\n"
+        'torchrun t.py $ARGS "${MORE[@]}" \\\n --c 3 \\\n # --d 4 \\\n --e 5\n'
+    )
+    assert script.flags == {"--lr": "1", "--a": "1", "--b": "2", "--c": "3"}
