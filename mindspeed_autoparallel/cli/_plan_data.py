@@ -11,9 +11,7 @@ from mindspeed_autoparallel.whole_numbers import LARGE
 
 if TYPE_CHECKING:
     from mindspeed_autoparallel.data.distribution import Distribution
-    from mindspeed_autoparallel.planner.spread.choose import Search, SpreadOptions
-    from mindspeed_autoparallel.profiles import Profile
-    from mindspeed_autoparallel.spec import Plan
+    from mindspeed_autoparallel.planner.spread.choose import SpreadOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,13 +56,6 @@ def check(arguments: argparse.Namespace) -> None:
         raise ConfigError("--data-pack-length does not go with --hetero-parallel: its packs have equal numbers.")
     if arguments.data is not None and arguments.candidate is not None:
         raise ConfigError("--data does not go with --candidate: its steps are not drawn. Leave one out.")
-
-
-def plan(arguments: argparse.Namespace, profile: Profile, search: Search) -> Plan:
-    """Return the plan that ``--data`` asks for."""
-    from mindspeed_autoparallel.planner.spread.choose import choose_plan
-
-    return choose_plan(profile, *read(arguments), search)
 
 
 def read(arguments: argparse.Namespace) -> tuple[Distribution, SpreadOptions]:

@@ -13,24 +13,29 @@ from typing import TYPE_CHECKING
 from mindspeed_autoparallel.cli._progress import progress_of
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.interrupts import Stopped, exit_code_of
-from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.profiles import Profile
-from mindspeed_autoparallel.spec import Cluster, Layout, Plan
+from mindspeed_autoparallel.spec import Plan
 
 if TYPE_CHECKING:
     from mindspeed_autoparallel.planner.hetero.compare import Comparison
+    from mindspeed_autoparallel.planner.wanted import Wanted
 
 
 def run_hetero(
     arguments: argparse.Namespace,
     profile: Profile,
-    cluster: Cluster,
-    options: SearchOptions,
+    wanted: Wanted,
     finish: Callable[[Plan], None],
 ) -> int:
     """Search, print, write; the command's exit code. ``finish`` writes and prints a plan without hetero layouts."""
-    from mindspeed_autoparallel.planner.hetero.compare import OnlyHomogeneous, comparison_result, write_comparison
+    from mindspeed_autoparallel.planner.hetero.compare import (
+        Comparison,
+        OnlyHomogeneous,
+        comparison_result,
+        write_comparison,
+    )
     from mindspeed_autoparallel.planner.results import PROFILE_FILE
+    from mindspeed_autoparallel.planner.wanted import HeteroOptions, find_plan
     from mindspeed_autoparallel.runtime.features.auto_parallel_mm.hetero_model import (
         can_stage_encoders,
         training_flags,
@@ -45,7 +50,9 @@ def run_hetero(
         _check_modules(profile, {module.name: module.num_layers for module in description.modules}, arguments.mm_model)
         stages = can_stage_encoders(description)
     try:
-        comparison = _compared(arguments, profile, cluster, options, stages)
+        hetero = HeteroOptions(balance=arguments.hetero_balance, encoder_pipelines=stages)
+        comparison = find_plan(profile, replace(wanted, hetero=hetero), progress_of(arguments))
+        assert isinstance(comparison, Comparison)
     except OnlyHomogeneous as error:
         print(f"no hetero plan: {error}", file=sys.stderr)
         finish(error.plan)
@@ -84,50 +91,6 @@ def _print(comparison: Comparison, with_verdicts: bool) -> None:
     if with_verdicts:
         for verdict in comparison.hetero.search.verdicts:
             print(f"{verdict.layout.label()}: {verdict.outcome}: {verdict.reason}")
-
-
-def _compared(
-    arguments: argparse.Namespace, profile: Profile, cluster: Cluster, options: SearchOptions, stages: bool
-) -> Comparison:
-    """Return both plans; ``stages``: whether encoders can run in stages."""
-    from mindspeed_autoparallel.cli import _plan_data
-    from mindspeed_autoparallel.planner.hetero.compare import compare
-    from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES
-    from mindspeed_autoparallel.planner.hetero.search import EncoderSpace, search_hetero
-    from mindspeed_autoparallel.planner.layouts.search import search
-    from mindspeed_autoparallel.planner.spread.hetero_choice import compare_by_data
-
-    progress = progress_of(arguments)
-    batch = arguments.global_batch_size
-    if arguments.data is None:
-        return compare(
-            profile,
-            cluster,
-            batch,
-            options,
-            progress=progress,
-            balance=arguments.hetero_balance,
-            encoder_pipelines=stages,
-        )
-
-    def homogeneous(one: Profile, layouts: list[Layout] | None) -> Plan:
-        wanted = replace(options, layouts=layouts, with_relaxations=layouts is None)
-        return search(one, cluster, batch, wanted, progress=progress)
-
-    def hetero(one: Profile, layouts: list[Layout] | None) -> Plan:
-        return search_hetero(
-            one,
-            cluster,
-            batch,
-            replace(options, layouts=layouts),
-            progress=progress,
-            memory_modes=MEMORY_MODES,
-            balance=arguments.hetero_balance,
-            encoder_space=EncoderSpace() if stages else EncoderSpace(pipeline_sizes=(1,)),
-        )
-
-    data, spread = _plan_data.read(arguments)
-    return compare_by_data(profile, data, spread, homogeneous, hetero)
 
 
 def _check_modules(profile: Profile, described: dict[str, int], path: Path) -> None:

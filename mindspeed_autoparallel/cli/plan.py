@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,7 +93,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from mindspeed_autoparallel.planner.layouts.search import search
+    from mindspeed_autoparallel.planner.wanted import Wanted, find_plan
+    from mindspeed_autoparallel.spec import Plan
 
     tokens = _plan_answer.tokens(arguments.tokens)
     _script.check(arguments)
@@ -113,26 +113,19 @@ def run(arguments: argparse.Namespace) -> int:
     options = _options(arguments, profile, virtual_sizes)
     _plan_data.check(arguments)
     candidate = _candidate(arguments)
+    data = None if arguments.data is None else _plan_data.read(arguments)
+    wanted = Wanted(cluster=cluster, global_batch_size=arguments.global_batch_size, options=options, data=data)
     if arguments.hetero_parallel:
         from mindspeed_autoparallel.cli._plan_hetero import run_hetero
 
-        return run_hetero(arguments, profile, cluster, options, lambda plan: _finish(arguments, plan, profile, tokens))
+        return run_hetero(arguments, profile, wanted, lambda plan: _finish(arguments, plan, profile, tokens))
     if arguments.mm_model is not None:
         raise ConfigError("--mm-model is for --hetero-parallel, which writes a copy of it with every module's sizes.")
 
-    def searched(profile: Profile, layouts: list[Layout] | None) -> Plan:
-        wanted = replace(options, layouts=layouts, with_relaxations=layouts is None)
-        return search(
-            profile,
-            cluster,
-            arguments.global_batch_size,
-            wanted,
-            progress=progress_of(arguments),
-        )
-
     interrupt = None
     try:
-        plan = searched(profile, None) if arguments.data is None else _plan_data.plan(arguments, profile, searched)
+        found = find_plan(profile, wanted, progress_of(arguments))
+        plan = found if isinstance(found, Plan) else found.best
         if candidate is not None:
             plan = _with_candidate(arguments, candidate, plan, profile, cluster)
     except Stopped as stopped:

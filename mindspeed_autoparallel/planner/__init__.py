@@ -1,5 +1,6 @@
 """The exact search over plans.
 
+wanted            all searches behind one function, for what a training wants at once
 best_first        the loop that all searches share, and what it proves
 layouts           the search over layouts of one pipeline
 hetero            the search over encoders with layouts of their own

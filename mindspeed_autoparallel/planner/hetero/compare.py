@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -79,28 +80,41 @@ def compare(
     host's encoders can run in stages.
     """
     started, options = time.monotonic(), options or SearchOptions()
-    half = replace(options, time_limit_s=options.time_limit_s / 2)
-    homogeneous, note = None, ""
-    try:
+
+    def homogeneous() -> Plan:
         if splits is not None:
-            homogeneous = search_given(profile, cluster, global_batch_size, splits, options, progress=progress)
-        else:
-            homogeneous = search(profile, cluster, global_batch_size, half, progress=progress)
-    except InfeasiblePlan as error:
-        note = str(error)
-    left = replace(options, time_limit_s=max(1.0, options.time_limit_s - (time.monotonic() - started)))
-    if splits is not None:
-        left = replace(left, layouts=one_stage_layouts(profile, cluster, global_batch_size))
-    try:
-        hetero = search_hetero(
+            return search_given(profile, cluster, global_batch_size, splits, options, progress=progress)
+        half = replace(options, time_limit_s=options.time_limit_s / 2)
+        return search(profile, cluster, global_batch_size, half, progress=progress)
+
+    def hetero() -> Plan:
+        left = replace(options, time_limit_s=max(1.0, options.time_limit_s - (time.monotonic() - started)))
+        if splits is not None:
+            left = replace(left, layouts=one_stage_layouts(profile, cluster, global_batch_size))
+        return search_hetero(
             profile,
             cluster,
             global_batch_size,
             left,
             progress=progress,
             balance=balance,
-            encoder_space=EncoderSpace() if encoder_pipelines else EncoderSpace(pipeline_sizes=(1,)),
+            encoder_space=encoder_space(encoder_pipelines),
         )
+
+    return best_of_both(profile, homogeneous, hetero)
+
+
+def best_of_both(
+    profile: Profile, search_homogeneous: Callable[[], Plan], search_encoders: Callable[[], Plan]
+) -> Comparison:
+    """Run both searches, see ``compare`` for what is raised."""
+    homogeneous, note = None, ""
+    try:
+        homogeneous = search_homogeneous()
+    except InfeasiblePlan as error:
+        note = str(error)
+    try:
+        hetero = search_encoders()
     except InfeasiblePlan as error:
         if homogeneous is None:
             # The nearest layout and the cluster that is large enough are those without hetero layouts.
@@ -110,10 +124,15 @@ def compare(
         if homogeneous is None:
             raise
         raise Stopped(homogeneous, error) from error
-    return paired(profile, hetero, homogeneous, note)
+    return _paired(profile, hetero, homogeneous, note)
 
 
-def paired(profile: Profile, hetero: Plan, homogeneous: Plan | None, note: str) -> Comparison:
+def encoder_space(can_stage: bool) -> EncoderSpace:
+    """Return the encoder sizes to try; ``can_stage``: whether the host's encoders can run in stages."""
+    return EncoderSpace() if can_stage else EncoderSpace(pipeline_sizes=(1,))
+
+
+def _paired(profile: Profile, hetero: Plan, homogeneous: Plan | None, note: str) -> Comparison:
     """Return both plans, each with the other's figures; ``note``: why there is no homogeneous one."""
     assert hetero.hetero is not None
     best = None if homogeneous is None else _best_homogeneous(profile, homogeneous)

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.best_first import Progress, silent
-from mindspeed_autoparallel.planner.hetero.compare import compare, step_us
+from mindspeed_autoparallel.planner.hetero.compare import step_us
 from mindspeed_autoparallel.planner.host_splits import Splits
-from mindspeed_autoparallel.planner.layouts.given_splits import search_given
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions
 from mindspeed_autoparallel.planner.replan.moving import STAYING, Move, MoveRates, move_to
+from mindspeed_autoparallel.planner.wanted import HeteroOptions, Wanted, find_plan
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan
 
@@ -136,20 +136,14 @@ def _search(
     old: Plan, profile: Profile, cluster: Cluster, options: SearchOptions, splits: Splits | None, progress: Progress
 ) -> Plan:
     batch = old.global_batch_size
-    if old.hetero is not None:
-        stages = any(phase.stage_layers for phase in old.hetero.encoders)
-        return compare(
-            profile,
-            cluster,
-            batch,
-            options,
-            progress=progress,
-            balance=old.hetero.balance,
-            splits=splits,
-            encoder_pipelines=stages,
-        ).best
-    if splits is not None:
-        return search_given(profile, cluster, batch, splits, options, progress=progress)
+    if old.hetero is not None or splits is not None:
+        hetero = None
+        if old.hetero is not None:
+            stages = any(phase.stage_layers for phase in old.hetero.encoders)
+            hetero = HeteroOptions(balance=old.hetero.balance, encoder_pipelines=stages)
+        wanted = Wanted(cluster=cluster, global_batch_size=batch, options=options, splits=splits, hetero=hetero)
+        found = find_plan(profile, wanted, progress)
+        return found if isinstance(found, Plan) else found.best
     started = time.monotonic()
     near = _near(old, profile, cluster, options)
     left_s = max(options.time_limit_s / 2, options.time_limit_s - (time.monotonic() - started))

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy
 
 from mindspeed_autoparallel.data.distribution import Distribution
-from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
+from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.hetero.backbone import backbone_profile
-from mindspeed_autoparallel.planner.hetero.compare import Comparison, paired
+from mindspeed_autoparallel.planner.hetero.compare import Comparison, best_of_both
 from mindspeed_autoparallel.planner.hetero.encoders import encoder_phase
 from mindspeed_autoparallel.planner.hetero.space import costs_of
 from mindspeed_autoparallel.planner.placement import ModulePlacement
@@ -42,13 +43,12 @@ MEMORY_NOTE = (
 def compare_by_data(
     profile: Profile, data: Distribution, options: SpreadOptions, search: Search, search_hetero: SearchHetero
 ) -> Comparison:
-    """Return the best plan of either kind by drawn steps. Raises ``InfeasiblePlan`` where no hetero plan fits."""
-    homogeneous, note = None, ""
-    try:
-        homogeneous = choose_plan(profile, data, options, search)
-    except InfeasiblePlan as error:
-        note = str(error)
-    return paired(profile, choose_hetero(profile, data, options, search_hetero), homogeneous, note)
+    """Return the best plan of either kind by drawn steps; raises what ``compare`` raises."""
+    return best_of_both(
+        profile,
+        partial(choose_plan, profile, data, options, search),
+        partial(choose_hetero, profile, data, options, search_hetero),
+    )
 
 
 def choose_hetero(profile: Profile, data: Distribution, options: SpreadOptions, search: SearchHetero) -> Plan:

@@ -11,7 +11,12 @@ from typing import Any
 import pytest
 from small_profile import small_profile
 
-from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.data.distribution import DataSource, make_distribution
+from mindspeed_autoparallel.data.sample import SampleSize
+from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
+from mindspeed_autoparallel.planner import wanted
+from mindspeed_autoparallel.planner.hetero import compare
+from mindspeed_autoparallel.planner.hetero.compare import Comparison
 from mindspeed_autoparallel.planner.hetero.search import search_hetero
 from mindspeed_autoparallel.runtime import state
 from mindspeed_autoparallel.runtime.features.apply_plan.check import MeasuredRank, comparison
@@ -23,6 +28,7 @@ from mindspeed_autoparallel.runtime.features.auto_parallel_mm.hetero_model impor
     write_hetero_model,
 )
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.request import read_request
+from mindspeed_autoparallel.runtime.features.auto_parallel_mm.search import search
 from mindspeed_autoparallel.runtime.hetero.layouts import read_layout
 from mindspeed_autoparallel.runtime.megatron import features
 from mindspeed_autoparallel.runtime.megatron.description import describe
@@ -94,6 +100,38 @@ def test_a_model_without_an_encoder_is_refused_before_measuring(tmp_path: Path) 
     with pytest.raises(ConfigError, match=r"needs an encoder besides the backbone.*only text_decoder"):
         read_request(asked(tmp_path))
     assert not (tmp_path / "work").exists()
+
+
+def with_samples(tmp_path: Path) -> argparse.Namespace:
+    model_file(tmp_path)
+    samples = [SampleSize(tokens=tokens, images=1, patches=16, squared_patches=256) for tokens in [16] * 9 + [64]]
+    source = DataSource(
+        kind="lengths", files=("x",), sha256="abc", tokens_by="given", num_records=len(samples), num_read=len(samples)
+    )
+    make_distribution(source, samples).write(tmp_path / "samples.json")
+    return asked(tmp_path, auto_parallel_data=str(tmp_path / "samples.json"), overlap_grad_reduce=True)
+
+
+def test_both_kinds_of_plan_for_samples_have_the_scripts_switches(tmp_path: Path) -> None:
+    found = search(read_request(with_samples(tmp_path)), small_profile(capacity_mib=4000))
+    assert isinstance(found, Comparison) and found.homogeneous is not None
+    assert found.hetero.data is not None and found.homogeneous.data is not None
+    assert found.homogeneous.layout.overlap_gradient_reduce and found.hetero.layout.overlap_gradient_reduce
+
+
+@pytest.mark.parametrize("samples", [True, False])
+def test_the_best_plan_without_hetero_layouts_is_kept_where_none_with_them_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, samples: bool
+) -> None:
+    def search_hetero(*_: Any, **__: Any) -> None:
+        raise InfeasiblePlan("no hetero plan fits in 9 MiB.")
+
+    model_file(tmp_path)
+    for module in (compare, wanted):
+        monkeypatch.setattr(module, "search_hetero", search_hetero)
+    request = read_request(with_samples(tmp_path) if samples else asked(tmp_path))
+    found = search(request, small_profile(capacity_mib=4000))
+    assert isinstance(found, Plan) and found.hetero is None
 
 
 @pytest.fixture
