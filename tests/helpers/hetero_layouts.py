@@ -20,6 +20,27 @@ def draw(seed, count, *, generator_stages=False):
     return list(itertools.islice(wanted, count))
 
 
+def covering(cases):
+    """Return few of ``cases`` that have, together, every value that all of them have: of sizes, modes, data and flags."""
+    wanted, seen, chosen = set().union(*map(_values, cases)), set(), []
+    while seen != wanted:
+        chosen.append(max(cases, key=lambda case: len(_values(case) - seen)))
+        seen |= _values(chosen[-1])
+    return chosen
+
+
+def _values(case):
+    names = ("image", "audio", "text", "generator")
+    sizes = {(name, *pair) for name in names for pair in _sizes(case.get(name, {}))}
+    other = {(name, value) for name, value in case.items() if isinstance(value, str | bool | float) and name != "name"}
+    return sizes | other | {("scaled", case["scale"] > 1), ("micro batch", case["micro_batch"])}
+
+
+def _sizes(block):
+    virtual = isinstance(block.get("pipeline_num_layers", [0])[0], list)
+    return {("virtual", virtual), *((name, block.get(name)) for name in ("tp", "pp", "cp", "sp"))}
+
+
 def reference_of(case):
     """Return the one process with the same samples and arithmetic."""
     same = {key: case[key] for key in ("data", "dropout", "dtype", "per_token", "generates", "micro_batch")}

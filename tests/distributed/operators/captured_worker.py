@@ -1,5 +1,7 @@
 """Captured modules run by their plans on four ranks; prints the worst error and wrong byte counts of every plan."""
 
+import sys
+
 import torch
 import torch.distributed as dist
 from plan_checks import COUNTER, compare, random_plan
@@ -89,7 +91,7 @@ def main():
         inputs = (torch.randint(0, 64, (8, 16)), torch.ones(16, 16).triu(1).bool())
         captured = capture_program(model, inputs)
         assert captured.graph.unknown == {}, captured.graph.unknown
-        plans = [(f"{s} {n}", random_plan(captured.graph, s, n)) for s in meshes for n in range(8)]
+        plans = [(f"{s} {n}", random_plan(captured.graph, s, n)) for s in meshes for n in range(int(sys.argv[1]))]
         pins = {"layers.0.up": {"rows0": 2, "columns": 2}}
         for mode in ("recursive_programming", "sharding_propagation", "exact"):
             plans.append((mode, search_graph(captured.graph, 4, search_mode=mode, pins=pins)))

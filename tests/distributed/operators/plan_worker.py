@@ -1,6 +1,7 @@
 """Executes plans on gloo ranks and compares with one process; prints the worst error and any wrong byte count."""
 
 import dataclasses
+import sys
 
 import torch
 import torch.distributed as dist
@@ -88,7 +89,11 @@ def main():
     made["output"].pow(2).sum().backward()
     expected = {n: v.grad for n, v in values.items() if v.requires_grad} | {"output": made["output"].detach()}
     meshes = {(4,): make_groups((4,)), (2, 2): make_groups((2, 2))}
-    plans = [(f"random {shape} {seed}", random_plan(graph, shape, seed)) for shape in meshes for seed in range(30)]
+    plans = [
+        (f"random {shape} {seed}", random_plan(graph, shape, seed))
+        for shape in meshes
+        for seed in range(int(sys.argv[1]))
+    ]
     pins = {"layers.0.q": {"rows": 2, "columns": 2}}
     for mode in ("recursive_programming", "sharding_propagation", "exact"):
         plans.append((mode, search_graph(graph, 4, search_mode=mode, pins=pins)))

@@ -98,11 +98,9 @@ WINDOWS = {
 FULL = {"recompute_granularity": "full", "recompute_method": "block"}
 LAYOUTS: dict[str, Values] = {
     "plain/dp4": {},
-    "plain/tp2-pp2": {"tp": 2, "pp": 2, "vit": [4, 0], "llm": [1, 3]},
     "plain/tp2-sp-pp2": {"tp": 2, "pp": 2, "sp": True, "vit": [2, 2], "llm": [0, 4]},
     "plain/tp2-dp2": {"tp": 2},
     "plain/pp4": {"pp": 4, "vit": [3, 1, 0, 0], "llm": [0, 0, 1, 3]},
-    "plain/pp2-vpp2": {"pp": 2, "vit": [[2, 1], [1, 0]], "llm": [[0, 0], [1, 3]]},
     "plain/pp2-recompute": {
         "pp": 2,
         "vit": [3, 1],
@@ -111,7 +109,6 @@ LAYOUTS: dict[str, Values] = {
         "text": {**FULL, "recompute_num_layers": [0, 3]},
     },
     "plain/pp2-distributed-optimizer": {"pp": 2, "vit": [4, 0], "llm": [2, 2], "distributed_optimizer": True},
-    "plain/cp2-dp2": {"cp": 2},
     "plain/cp2-pp2": {"cp": 2, "pp": 2, "vit": [3, 1], "llm": [0, 4]},
     "plain/cp2-tp2-sp": {"cp": 2, "tp": 2, "sp": True},
     "frozen/dp4": {**FROZEN},
@@ -130,12 +127,11 @@ LAYOUTS: dict[str, Values] = {
     "windows/tp2-pp2": {"tp": 2, "pp": 2, "vit": [2, 2], "llm": [0, 4], **WINDOWS},
     "audio/dp4": {"audio": [2], "data": "tones.json"},
     "audio/tp2-pp2": {"tp": 2, "pp": 2, "vit": [3, 1], "audio": [1, 1], "llm": [0, 4], "data": "tones.json"},
-    "audio/pp4": {"pp": 4, "vit": [2, 2, 0, 0], "audio": [2, 0, 0, 0], "llm": [0, 0, 2, 2], "data": "tones.json"},
 }
 
 
 MORE_STEPS = {"ten", "pairs", "tokens"}
-"""Families of ten steps where words of the command line choose them, else of four; others take ``NUM_STEPS``."""
+"""Families of ten steps where words of the command line choose them, else of three; others take ``NUM_STEPS``."""
 BALANCED = {"balance": True}
 """By the reference training's own stream."""
 EXCHANGED = {"exchange": True}
@@ -162,6 +158,11 @@ LAYOUTS |= {
     "pairs/packed cp2-tp2-sp": {"cp": 2, "tp": 2, "sp": True, **PACKED},
 }
 ON_REQUEST: dict[str, Values] = {
+    # Their sizes are also those of other families: "windows", "ten" and "audio".
+    "plain/tp2-pp2": {"tp": 2, "pp": 2, "vit": [4, 0], "llm": [1, 3]},
+    "plain/cp2-dp2": {"cp": 2},
+    "plain/pp2-vpp2": {"pp": 2, "vit": [[2, 1], [1, 0]], "llm": [[0, 0], [1, 3]]},
+    "audio/pp4": {"pp": 4, "vit": [2, 2, 0, 0], "audio": [2, 0, 0, 0], "llm": [0, 0, 2, 2], "data": "tones.json"},
     "ten/balanced tp2-dp2": {"tp": 2, **BALANCED},
     "ten/balanced pp2-dp2": {"pp": 2, "vit": [3, 1], "llm": [0, 4], **BALANCED},
     "ten/balanced pp2-distributed-optimizer": {
@@ -412,7 +413,7 @@ def main() -> None:
     results = {}
     for name, layout in (LAYOUTS | (ON_REQUEST if chosen else {})).items():
         if not chosen or any(word in name for word in chosen):
-            results[name] = run_layout(name, layout, folder, more_steps=10 if chosen else 4)
+            results[name] = run_layout(name, layout, folder, more_steps=10 if chosen else 3)
             if dist.get_rank() == 0:
                 (folder / "results.json").write_text(json.dumps(results))
     dist.destroy_process_group()

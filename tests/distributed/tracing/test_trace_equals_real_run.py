@@ -68,7 +68,7 @@ _FOUR_RANKS = {
 
 def _real(requests: list[TraceRequest]) -> list[dict[str, Any]]:
     """The same requests on as many real processes as the first one's world has; of each, what its rank found."""
-    program = "import sys; from mindspeed_autoparallel.runtime.profiling.trace.__main__ import main; sys.exit(main())"
+    program = "import gc, sys; gc.set_threshold(700, 10, 10); from mindspeed_autoparallel.runtime.profiling.trace.__main__ import main; sys.exit(main())"
     asked = json.dumps([dataclasses.asdict(request) for request in requests])
     ranks = run_ranks(requests[0].num_ranks, program, "gloo", stdin=asked, timeout_s=400)
     lines = [line for rank in ranks for line in rank.stdout.splitlines() if line.startswith("TRACE ")]
