@@ -36,12 +36,12 @@ def patch_table() -> list[Patch]:
 
 def install() -> None:
     """Install the patches as Megatron's modules are imported, and prepare the device right before the first of them."""
-    from mindspeed_autoparallel.runtime.flags import flags_given
+    from mindspeed_autoparallel.runtime.flags import flags_of_command
     from mindspeed_autoparallel.runtime.megatron.features import TASK_VARIABLE
 
     if ENGINE.patches:
         return
-    flags, asked_for = flags_given(getattr(sys, "argv", [])[1:]) | ({TASK_VARIABLE} & set(os.environ)), patch_table()
+    flags, asked_for = flags_of_command() | ({TASK_VARIABLE} & set(os.environ)), patch_table()
     if "megatron.core" not in sys.modules:
         call_before_import(_PREPARE_BEFORE, _before_megatron)
     else:

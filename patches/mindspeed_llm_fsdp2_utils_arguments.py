@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,9 +13,9 @@ def refuse_our_flags(
 ) -> Any:
     """End the process where a flag of ours is on the command line; parse it otherwise."""
     from mindspeed_autoparallel.errors import ConfigError, told_in_a_line
-    from mindspeed_autoparallel.runtime.flags import flags_given
+    from mindspeed_autoparallel.runtime.flags import flags_of_command
 
-    given = sorted(flags_given(getattr(sys, "argv", [])[1:]))
+    given = sorted(flags_of_command())
     with told_in_a_line():
         if given:
             raise ConfigError(

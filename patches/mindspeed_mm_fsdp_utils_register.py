@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,10 +15,10 @@ def load_own_plugin(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, object]
 ) -> Any:
     """Load the user's plugins, then ours where flags of ours are on the command line and no plugin list names it."""
-    from mindspeed_autoparallel.runtime.flags import flags_given
+    from mindspeed_autoparallel.runtime.flags import flags_of_command
 
     result = wrapped(*args, **kwargs)
-    if flags_given(getattr(sys, "argv", [])[1:]):
+    if flags_of_command():
         importlib.import_module(_PLUGIN)
     return result
 

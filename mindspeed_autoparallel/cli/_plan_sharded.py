@@ -36,7 +36,7 @@ def run_sharded(arguments: argparse.Namespace, cluster: Cluster) -> int:
 
     for name in _REFUSED:
         if getattr(arguments, name, None):
-            raise ConfigError(f"--{name.replace('_', '-')} has no meaning with --fsdp2: the YAML says what is trained.")
+            raise ConfigError(f"--{name.replace('_', '-')} has no effect with --fsdp2: the YAML file sets it.")
     inputs = _inputs(arguments)
     file, profile = inputs.file, inputs.profile
     on_npu = "ascend" in profile.provenance.device.lower()

@@ -206,14 +206,14 @@ def _assumed_lengths(request: Mapping[str, object], work: Workload) -> Iterator[
     if packs_examples(train):
         yield (
             f"train.packing without train.mean_document: documents of {work.model.attention_reach:g} tokens are "
-            "assumed, which attention keeps apart; say mean_document, weighted by tokens"
+            "assumed, which attention keeps apart; state mean_document, weighted by tokens"
         )
     elif train.get("packing") and train.get("mean_document"):
         yield "train.packing: no effect here beside mean_document"
     elif train.get("packing") and not work.model.attended:
         yield (
-            "train.packing: attention over the whole sequence is assumed (the causal square); say mean_document where "
-            "documents are kept apart"
+            "train.packing: attention over the whole sequence is assumed (the causal square); state mean_document "
+            "where documents are kept apart"
         )
 
 
@@ -223,12 +223,12 @@ def _assumed_switches(request: Mapping[str, object], work: Workload) -> Iterator
     recipes = f"the recipes of {train['software']}" if train.get("software") else "Megatron-Bridge's newest recipes"
     if work.expert_overlap and train.get("moe_a2a_overlap") is None:
         yield (
-            f"train.moe_a2a_overlap is not stated: tokens travel to experts behind computing, as in {recipes}; say "
-            "false where they do not, or name the container (train.software)"
+            f"train.moe_a2a_overlap is not stated: tokens travel to experts behind computing, as in {recipes}; set "
+            "it to false where they do not, or name the container (train.software)"
         )
     if work.replayed_launches and train.get("cuda_graph") is None:
         parts = "whole iterations" if work.replays_experts else "layers without their experts"
-        yield f"train.cuda_graph is not stated: graphs of {parts} are assumed, as in {recipes}; say none without"
+        yield f"train.cuda_graph is not stated: graphs of {parts} are assumed, as in {recipes}; set it to none without"
     if train.get("software") and read_workload({**request, "train": {**train, "software": None}}) == work:
         yield "train.software: no effect here, the request states what it would imply, or it implies nothing"
 
@@ -242,5 +242,5 @@ def _assumed_placement(parallel: Mapping[str, object], work: Workload) -> Iterat
         held = ", ".join(str(stage.num_layers) for stage in work.stages)
         yield (
             f"{work.model.num_layers} layers do not divide over pp {work.pipeline_size} x vpp {work.virtual_size}: "
-            f"stages of {held} layers are assumed, which Megatron takes as a pipeline_layout only; say yours"
+            f"stages of {held} layers are assumed, which Megatron takes as a pipeline_layout only; give yours"
         )

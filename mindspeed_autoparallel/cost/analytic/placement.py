@@ -98,7 +98,7 @@ def _counts(model: ModelShape, request: PlacementRequest) -> list[int]:
     if not each:
         raise ConfigError(
             f"{total} layers{' with embedding and loss counted' if extra else ''} cannot be split over pp "
-            f"{request.pipeline_size} x vpp {request.virtual_size}: some chunks would have none; say pipeline_layout."
+            f"{request.pipeline_size} x vpp {request.virtual_size}: some chunks would have none; give pipeline_layout."
         )
     # Megatron takes an uneven split as a layout only, and layouts leave the least to the end, where the loss is.
     counts = [each + (chunk < more) for chunk in range(size)]

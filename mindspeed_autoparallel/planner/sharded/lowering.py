@@ -67,7 +67,7 @@ class Lowering:
             unit = known.get(index) or known.setdefault(index, self._unit(index))
             choice = self.decisions.group(structure.modules[index].pattern)
             if choice is not None and not choice.reshard_after_forward:
-                unit = Unit(**{**vars(unit), "reshard_after_forward": False})
+                unit = replace(unit, reshard_after_forward=False)
             found[index] = (unit, count)
         return found
 
@@ -122,7 +122,7 @@ class Lowering:
             if module.name != unit.name or ahead or behind or context:
                 lists = {"forward_prefetch": ahead, "backward_prefetch": behind}
                 numbers = {key: tuple(place[name] for name in names) for key, names in lists.items()}
-                unit = Unit(**{**vars(unit), "name": module.name or "root", "context": context, **numbers})
+                unit = replace(unit, name=module.name or "root", context=context, **numbers)
             units.append(unit)
         return tuple(units)
 

@@ -72,14 +72,15 @@ def read_measuring(
     memory_limit_mib: float | None,
     launch_timeout_s: float,
     *,
-    plays_ranks: bool = False,
+    cluster_devices_per_node: int = 0,
 ) -> MeasuringRequest:
     """Read from the host's ``arguments`` what every measuring ``feature`` needs; ``ConfigError`` names a flag.
 
-    ``plays_ranks``: whether the feature measures more ranks than there are devices, so that a device of the catalogue
-    may be named for the links.
+    ``cluster_devices_per_node``: where the first device may play the ranks of a larger cluster; then a device
+    of the catalogue may be named for the links. 0: it plays none.
     """
     nodes = read_flags(NodeFlags, arguments)
+    plays = cluster_devices_per_node > 0 and plays_ranks(nodes.nnodes, nodes.nproc_per_node, cluster_devices_per_node)
     if nodes.node_rank >= nodes.nnodes:
         raise ConfigError(
             f"--node-rank must be 0 to {nodes.nnodes - 1} with --nnodes {nodes.nnodes}, got {nodes.node_rank}."
@@ -99,8 +100,14 @@ def read_measuring(
         work_dir=work_dir,
         memory_limit_bytes=None if memory_limit_mib is None else int(memory_limit_mib * MIB),
         launch_timeout_s=float(launch_timeout_s),
-        target_device=target_device(arguments, names_links=plays_ranks),
+        target_device=target_device(arguments, names_links=plays),
     )
+
+
+def plays_ranks(num_nodes: int, num_processes_per_node: int, cluster_devices_per_node: int) -> bool:
+    """Return whether the first device plays the ranks of every layout: one device, or one of each node where the
+    cluster's nodes have more."""
+    return num_processes_per_node == 1 and (num_nodes == 1 or cluster_devices_per_node > 1)
 
 
 def check_memory_limit(limit_mib: float) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import pkgutil
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,11 @@ def flags_given(argv: Sequence[str]) -> set[str]:
     words = {word.split("=", 1)[0] for word in argv if word.startswith("--")}
     words |= {word.replace("_", "-") for word in words}
     return words & {flag.name for group in flag_groups() for flag in flags_of(group)}
+
+
+def flags_of_command() -> set[str]:
+    """Return the names of our flags on this process's command line; an embedded interpreter has none."""
+    return flags_given(getattr(sys, "argv", [])[1:])
 
 
 def keys_given(argv: Sequence[str]) -> dict[str, str]:

@@ -16,6 +16,7 @@ from mindspeed_autoparallel.runtime.flags import (
     flag_groups,
     flags_given,
     flags_of,
+    flags_of_command,
     flags_of_host,
     keys_given,
     missing_flags,
@@ -94,7 +95,7 @@ def _refuse_lost_flags() -> None:
     """
     if os.environ.get(TASK_VARIABLE):
         return
-    lost = sorted(flags_given(sys.orig_argv) - flags_given(sys.argv[1:]))
+    lost = sorted(flags_given(sys.orig_argv) - flags_of_command())
     if lost:
         raise ConfigError(
             f"{lost[0]} was on the command line, and the script replaced the command line before Megatron parsed it. "
@@ -117,7 +118,7 @@ def _refuse_yaml(arguments: object) -> None:
     file = getattr(arguments, "yaml_cfg", None)
     if file is None:
         return
-    meant = [*flags_that_are_true(arguments), *sorted(flags_given(sys.argv[1:]))]
+    meant = [*flags_that_are_true(arguments), *sorted(flags_of_command())]
     if meant:
         raise ConfigError(
             f"{meant[0]} does not go with --yaml-cfg {file}: Megatron takes all arguments from that file, none from "
@@ -143,7 +144,7 @@ def _fill(arguments: argparse.Namespace) -> None:
 
 def _refuse_unread_flags(arguments: argparse.Namespace, added: list[Flag]) -> None:
     """Raise ``ConfigError`` for a flag of ours on the command line whose feature is off: it would change nothing."""
-    given, on = flags_given(sys.argv[1:]), set(flags_that_are_true(arguments))
+    given, on = flags_of_command(), set(flags_that_are_true(arguments))
     for flag in added:
         if flag.name in given and flag.destination not in FEATURES and on.isdisjoint(flag.readers):
             raise ConfigError(

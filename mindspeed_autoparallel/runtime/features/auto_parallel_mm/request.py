@@ -20,12 +20,12 @@ from mindspeed_autoparallel.runtime.features.measuring import (
     MeasuringRequest,
     named_device,
     needed,
+    plays_ranks,
     read_measuring,
     refuse_launcher,
 )
 from mindspeed_autoparallel.runtime.features.sample_data import SampleData, read_sample_data
 from mindspeed_autoparallel.runtime.flags.flag import read_flags
-from mindspeed_autoparallel.runtime.flags.nodes import NodeFlags
 from mindspeed_autoparallel.runtime.flags.profile_source import ProfileSourceFlags
 from mindspeed_autoparallel.runtime.hetero.layouts import check_script_sizes
 from mindspeed_autoparallel.runtime.launch.work_dir import private_work_dir
@@ -129,7 +129,7 @@ class SearchRequest(MeasuringRequest):
 
     @property
     def _plays(self) -> bool:
-        return _plays_ranks(self.num_nodes, self.num_processes_per_node, self.cluster_devices_per_node)
+        return plays_ranks(self.num_nodes, self.num_processes_per_node, self.cluster_devices_per_node)
 
     def points(self) -> tuple[MeasuredAt, ...]:
         """Return the (TP, MBS) to measure: everything the cluster could use that the measuring devices can hold."""
@@ -175,7 +175,7 @@ def read_request(arguments: argparse.Namespace) -> SearchRequest:
     flags = read_flags(AutoParallelFlags, arguments)
     description = describe(arguments)
     work_dir = Path(flags.auto_parallel_work_dir).resolve()
-    nodes, devices_per_node = read_flags(NodeFlags, arguments), needed(arguments, _FEATURE, "simulated_nproc_per_node")
+    devices_per_node = needed(arguments, _FEATURE, "simulated_nproc_per_node")
     measuring = read_measuring(
         arguments,
         _FEATURE,
@@ -183,7 +183,7 @@ def read_request(arguments: argparse.Namespace) -> SearchRequest:
         work_dir,
         flags.auto_parallel_memory_limit_mib,
         flags.auto_parallel_launch_timeout_s,
-        plays_ranks=_plays_ranks(nodes.nnodes, nodes.nproc_per_node, devices_per_node),
+        cluster_devices_per_node=devices_per_node,
     )
     request = SearchRequest(
         **vars(measuring),
@@ -218,12 +218,6 @@ def read_request(arguments: argparse.Namespace) -> SearchRequest:
         _check_points(request)
     private_work_dir(str(work_dir), "--auto-parallel-work-dir")
     return request
-
-
-def _plays_ranks(num_nodes: int, num_processes_per_node: int, cluster_devices_per_node: int) -> bool:
-    """Return whether the first device plays the ranks of every layout: one device, or one of each node where the
-    cluster's nodes have more."""
-    return num_processes_per_node == 1 and (num_nodes == 1 or cluster_devices_per_node > 1)
 
 
 def _layer_choices(arguments: argparse.Namespace, description: Description) -> dict[str, tuple[Hashable, ...]]:
