@@ -120,9 +120,13 @@ class Lowering:
             ahead, behind = forward.get(module.name, ()), backward.get(module.name, ())
             context = contexts[place[module.name]]
             if module.name != unit.name or ahead or behind or context:
-                lists = {"forward_prefetch": ahead, "backward_prefetch": behind}
-                numbers = {key: tuple(place[name] for name in names) for key, names in lists.items()}
-                unit = replace(unit, name=module.name or "root", context=context, **numbers)
+                unit = replace(
+                    unit,
+                    name=module.name or "root",
+                    context=context,
+                    forward_prefetch=tuple(place[name] for name in ahead),
+                    backward_prefetch=tuple(place[name] for name in behind),
+                )
             units.append(unit)
         return tuple(units)
 
