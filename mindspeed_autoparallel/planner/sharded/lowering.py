@@ -117,16 +117,11 @@ class Lowering:
         place, units = self.structure.place, []
         for module, like in zip(self.structure.modules, self.structure.like, strict=True):
             unit = self.kinds[like][0]
-            ahead, behind = forward.get(module.name, ()), backward.get(module.name, ())
+            ahead, behind = (tuple(place[one] for one in named.get(module.name, ())) for named in (forward, backward))
             context = contexts[place[module.name]]
             if module.name != unit.name or ahead or behind or context:
-                unit = replace(
-                    unit,
-                    name=module.name or "root",
-                    context=context,
-                    forward_prefetch=tuple(place[name] for name in ahead),
-                    backward_prefetch=tuple(place[name] for name in behind),
-                )
+                unit = replace(unit, name=module.name or "root", context=context)
+                unit = replace(unit, forward_prefetch=ahead, backward_prefetch=behind)
             units.append(unit)
         return tuple(units)
 
