@@ -41,6 +41,8 @@ _GRACE_S = 5.0
 _COPIED_S = 2.0
 """What a process has written is in its log so soon after it has ended."""
 _PR_SET_PDEATHSIG = 1
+_NEVER_A_CONSEQUENCE = tuple(-number for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL))
+"""Exit codes that no lost peer leads to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,8 +177,14 @@ def _failure(codes: list[int | None], logs: list[Path], node_rank: int, seconds:
             break
     else:
         status = LaunchStatus.FAILED
-        # A peer that only lost its connection is not the cause.
-        code, log = min(failures, key=lambda item: any("Connection" in line for line in texts[item[1]][-3:]))
+        # A killed rank is the cause: its peers lose their connection, and their scripts fail in words of their own.
+        code, log = min(
+            failures,
+            key=lambda item: (
+                item[0] not in _NEVER_A_CONSEQUENCE,
+                any("Connection" in line for line in texts[item[1]][-3:]),
+            ),
+        )
     return LaunchOutcome(
         status=status,
         node_rank=node_rank,

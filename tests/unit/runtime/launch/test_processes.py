@@ -119,6 +119,22 @@ def test_a_crash_ends_the_others_and_carries_the_last_lines(tmp_path):
     assert_nobody_is_left(tmp_path)
 
 
+def test_a_killed_rank_is_the_cause_and_not_the_error_of_the_rank_that_lost_it(tmp_path):
+    killed = tmp_path / "killed"
+    code = (
+        "import os, sys, time, pathlib\n"
+        f"killed = pathlib.Path({str(killed)!r})\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    killed.touch()\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "while not killed.exists(): time.sleep(0.01)\n"
+        "raise RuntimeError('the data failed to build')\n"
+    )
+    outcome = run(tmp_path, code)
+    assert (outcome.exit_code, Path(outcome.log).name) == (-9, "test.rank1.log")
+    assert "signal 9" in outcome.describe()
+
+
 def test_out_of_memory_is_told_from_a_crash(tmp_path):
     outcome = run(tmp_path, "raise RuntimeError('NPU out of memory. Tried to allocate 2.00 GiB')")
     assert outcome.status is LaunchStatus.OUT_OF_MEMORY
