@@ -46,7 +46,7 @@ RANKS_SHARE = 0.2
 """Of the time, for a first bound of every layout."""
 FINISH_S, FINISH_SHARE = 1.0, 0.1
 """After the time limit alternatives are still evaluated for so long, at least, or for this share of it."""
-BOUNDS_SHARE = 0.15
+BOUNDS_SHARE = 0.1
 """Of the time, at its end, for higher bounds of what is left open."""
 MANY_OPERATIONS = 20_000
 """Forwards and backwards of all layouts' steps together; fewer are not worth another process."""

@@ -27,7 +27,7 @@ class LeastRecompute:
         """``blocks``: segments of one layer that the rank surely holds, and their virtual stages."""
         self._problem, self._rank = problem, rank
         self._segment = problem.segments[group[0]]
-        self.suits = len(group) == 1
+        self._is_single = len(group) == 1
         self._chunks = range(rank, problem.num_virtual, problem.num_stages)
         others = [s for k, s in enumerate(problem.segments) if k != group[0] and s.beside is None]
         self._least = int(not problem.allow_empty_stages and not others)
@@ -45,6 +45,11 @@ class LeastRecompute:
         self._sizes: Array = memory + saved * numpy.repeat(moments, len(self._kinds), axis=1)
         self._added: Array = numpy.array([kind.extra_backward for _ in self._chunks for kind in self._kinds])
         self._found: list[int | None] = []
+
+    def suits(self, layers: int) -> bool:
+        """Return whether the ways of so many layers are few enough to list."""
+        bins = len(self._added)
+        return self._is_single and comb(layers + bins - 1, bins - 1) <= SETTINGS.ranks_most_ways
 
     def added(self, layers: int) -> int | None:
         """Return the least added backward time of a microbatch; ``None``: so many layers do not fit. Where there are
@@ -76,8 +81,7 @@ class LeastRecompute:
     def _least_of(self, layers: int, known: int) -> int | None:
         if layers < self.fewest:
             return known
-        bins = len(self._added)
-        if comb(layers + bins - 1, bins - 1) > SETTINGS.ranks_most_ways:
+        if not self.suits(layers):
             return known
         ways = _ways(layers, len(self._chunks), len(self._kinds), self._least)
         used = ways @ self._sizes.T

@@ -143,7 +143,7 @@ class _Rank:
         if group not in self._recomputes:
             self._recomputes[group] = LeastRecompute(self.problem, self.rank, group, self._blocks)
         recompute = self._recomputes[group]
-        if not recompute.suits:
+        if not recompute.suits(most):
             return RankCap(group=group, rank=self.rank, most=most)
         while most >= recompute.fewest and not self._is_within(recompute, group[0], most, step):
             most -= 1
