@@ -25,6 +25,7 @@ from mindspeed_autoparallel.errors import ConfigError
 DEFAULT_VOCABULARY = 51200
 TYPES = ("gpt", "moe", "hybrid", "mamba", "vlm")
 _MOST_LAYERS = 10_000
+_LEAST_CAPACITY = 0.01
 
 
 def read_model(section: Mapping[str, object], noop_layers: int = 0) -> ModelShape:
@@ -85,7 +86,7 @@ def read_model(section: Mapping[str, object], noop_layers: int = 0) -> ModelShap
         encoder=_encoder(section, sequence),
         extra_norms=2 * bool(section.get("post_norm", False)),
         attended=number(section, "mean_seq", 0.0, "model", 0.0, math.inf),
-        capacity_factor=number(section, "capacity_factor", 0.0, "model", 0.0, 1e3) if experts else 0.0,
+        capacity_factor=_capacity(section) if experts else 0.0,
     )
 
 
@@ -220,6 +221,16 @@ def _sparse(section: Mapping[str, object]) -> SparseAttention | None:
         topk=integer(values, "topk", 2048, "model.dsa"),
         fused=bool(switch(values, "fused", True, "model.dsa")),
     )
+
+
+def _capacity(section: Mapping[str, object]) -> float:
+    """Return the rows that an expert takes, over its balanced share; 0 where no token is dropped."""
+    factor = number(section, "capacity_factor", 0.0, "model", 0.0, 1e3)
+    if 0 < factor < _LEAST_CAPACITY:
+        raise ConfigError(
+            f"model.capacity_factor is {factor:g}, must be 0 (no token is dropped) or at least {_LEAST_CAPACITY:g}."
+        )
+    return factor
 
 
 def _encoder(section: Mapping[str, object], sequence: int) -> Encoder | None:
