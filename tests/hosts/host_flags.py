@@ -28,7 +28,7 @@ def failure(words: list[str], devices: int) -> str:
     os.environ.update(WORLD_SIZE=str(devices), RANK="0", LOCAL_RANK="0")
     try:
         found = megatron_arguments.parse_args(provider)
-        if host == "mindspeed_llm":  # MindSpeed-MM's validators read the files of a whole model
+        if host == "mindspeed_llm" or "--mm-model" in words:  # MindSpeed-MM's validators read that file
             megatron_arguments.validate_args(found, {"tokenizer_type": "NullTokenizer"})
     except (Exception, SystemExit) as error:
         return repr(error)

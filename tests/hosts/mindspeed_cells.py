@@ -44,8 +44,13 @@ def environment(variables: Sequence[str]) -> dict[str, str]:
     }
 
 
-def refused(variables: Sequence[str], host: str, drawn: dict[str, tuple[list[str], int]]) -> dict[str, str]:
-    """Return which of ``drawn`` (words and devices by name) the host's own parser and validators refuse, and why."""
+def refused(
+    variables: Sequence[str], host: str, drawn: dict[str, tuple[list[str], int]], folder: Path | None = None
+) -> dict[str, str]:
+    """Return which of ``drawn`` (words and devices by name) the host's own parser and validators refuse, and why.
+
+    ``folder``: where the files lie that the words name.
+    """
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(HERE / "host_flags.py"), host],
         input=json.dumps(drawn),
@@ -53,6 +58,7 @@ def refused(variables: Sequence[str], host: str, drawn: dict[str, tuple[list[str
         text=True,
         timeout=TIMEOUT_S,
         env=environment(variables),
+        cwd=folder,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     failed: dict[str, str] = json.loads(done.stdout.splitlines()[-1])

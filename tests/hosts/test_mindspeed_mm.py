@@ -40,8 +40,8 @@ FLAGS = shlex.split("""
 """)
 
 
-def test_the_hosts_own_parser_accepts_the_flags_of_a_plan(tmp_path):
-    """One stage: what more stages hold stands in model.json."""
+def test_the_hosts_own_parser_and_validators_accept_the_flags_of_a_plan(tmp_path):
+    """One stage, beside a tiny model.json: what more stages hold stands there."""
     config, script = tmp_path / "config.json", tmp_path / "launch.sh"
     vision = {"depth": 8, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "patch_size": 14}
     decoder = {"num_hidden_layers": 8, "hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 2}
@@ -63,10 +63,19 @@ def test_the_hosts_own_parser_accepts_the_flags_of_a_plan(tmp_path):
     assert main(command) == 0
     words = launched(script, tmp_path)
     flags = words[words.index("pretrain_vlm.py") + 1 :]
-    model = ["--num-layers", "8", "--hidden-size", "2048", "--num-attention-heads", "16", "--seq-length", "4096"]
-    model += ["--max-position-embeddings", "4096", "--use-mcore-models"]
-    drawn = {"plan": ([*model, *flags], 8), "illegal": ([*model, *flags, "--moe-enable-deepep-everywhere"], 8)}
-    failed = cells.refused(cells.MM_SOURCES, "mindspeed_mm", drawn)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    sources = Path(os.environ["MINDSPEED_MM_SOURCES"])
+    tiny.write(folder, sources, "qwen2.5vl")
+    model = [
+        *FLAGS,
+        "--mm-tool",
+        str(sources / "mindspeed_mm/tools/tools.json"),
+        "--mm-model",
+        str(folder / "model.json"),
+    ]
+    drawn = {"plan": ([*model, *flags], 8), "illegal": ([*model, *flags, "--tensor-model-parallel-size", "3"], 8)}
+    failed = cells.refused(cells.MM_SOURCES, "mindspeed_mm", drawn, folder)
     assert list(failed) == ["illegal"], failed
 
 
