@@ -1,8 +1,8 @@
 """Switches that a plan without measurements turns on, where nobody says otherwise: the same for every command.
 
 Distributed optimizer, sequence parallelism with TP above 1, fused kernels of today's software, gradient reduction and
-parameter gathering overlapped; on NVIDIA devices, Transformer Engine's loss, and for dense language models collectives
-of tensor parallelism overlapped with products. ``predict.train_flags`` writes their flags.
+parameter gathering overlapped; on NVIDIA devices, for dense language models, collectives of tensor
+parallelism overlapped with products. ``predict.train_flags`` writes their flags.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mindspeed_autoparallel.cost.analytic.model_shape import ModelShape
-from mindspeed_autoparallel.cost.analytic.workload import OPERAND_BYTES, is_ascend
+from mindspeed_autoparallel.cost.analytic.workload import OPERAND_BYTES
 from mindspeed_autoparallel.errors import ConfigError
 
 MEMORY_MARGIN = 0.05
@@ -29,8 +29,8 @@ def with_stated_switches(
         "stack": "megatron-core",
         "precision": "bf16",
         "attention": "fused",
-        # Transformer Engine's kernel: MindSpeed has none.
-        "cross_entropy_fusion": not is_ascend(device),
+        # Megatron-LM from 0.18 refuses Transformer Engine's kernel, and MindSpeed has none.
+        "cross_entropy_fusion": False,
         "overlap_grad_reduce": True,
         "tp_comm_overlap": overlapped,
     }

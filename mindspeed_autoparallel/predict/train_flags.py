@@ -14,6 +14,8 @@ _AFTER_0_12 = (0, 16)
 parameters, moments in bf16 and hidden exchanges; 0.12 has none of them."""
 _FOUR_BIT_GATHER = (0, 19)
 _GRAPHS_OF_EXPERTS = (0, 18)
+_NO_FUSED_LOSS = (0, 18)
+"""From here on Megatron-LM refuses Transformer Engine's fused loss."""
 _RECIPES = {
     "fp8": ("hybrid", "tensorwise"),
     "fp8_blockwise": ("e4m3", "blockwise"),
@@ -130,7 +132,6 @@ def _spelt(key: str) -> str:
 
 
 _SWITCHES: Mapping[str, tuple[bool | None, list[str]]] = {
-    "cross_entropy_fusion": (False, ["--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl", "te"]),
     "grad_reduce_in_bf16": (None, ["--grad-reduce-in-bf16"]),
     "optimizer_cpu_offload": (False, ["--use-precision-aware-optimizer", "--optimizer-cpu-offload"]),
     "reuse_fp32_param": (True, ["--reuse-fp32-param"]),
@@ -173,8 +174,16 @@ def _adapters(value: object, on_ascend: bool, release: _Release) -> list[str] | 
     return ["--lora-r", str(value.get("r", 8)), "--lora-target-modules", *map(str, targets)]
 
 
+def _fused_loss(value: object, on_ascend: bool, release: _Release) -> list[str] | None:
+    if not value:
+        return []
+    refused = on_ascend or release >= _NO_FUSED_LOSS
+    return None if refused else ["--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl", "te"]
+
+
 _OTHERS: Mapping[str, Callable[[object, bool, _Release], list[str] | None]] = {
     "moe_a2a_overlap": _exchanges,
+    "cross_entropy_fusion": _fused_loss,
     "gradient_accumulation_fusion": _denied("--no-gradient-accumulation-fusion"),
     "dropout": _denied("--attention-dropout", "0", "--hidden-dropout", "0"),
     "rope_fusion": _denied("--no-rope-fusion"),

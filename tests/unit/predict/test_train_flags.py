@@ -42,10 +42,11 @@ def test_the_flags_are_read_back_as_the_switches(seed: int) -> None:
     train = stated_train([Section("text_decoder", shape)], device, drawn_switches(device, drawn))
     on_ascend = "Ascend" in device.name
     words, left = flags_of_switches(train, on_ascend=on_ascend, release=(0, 20))
-    assert not left
+    # Megatron-LM refuses Transformer Engine's loss from 0.18 on.
+    assert left == (("cross_entropy_fusion",) if train["cross_entropy_fusion"] else ())
     sizes = {"num_experts": 8} if "num_experts" in shape else {}
     found = {**_HIDDEN, **switches_of_arguments({**sizes, **_arguments(words)})}
-    expected = {key: value for key, value in train.items() if key not in (*_BY_LAYOUT, "optimizer_offload_fraction")}
+    expected = {key: value for key, value in train.items() if key not in (*_BY_LAYOUT, *left)}
     if expected.get("cuda_graph") == "full_iteration":
         expected["cuda_graph"] = "local"  # one flag for both, and another for how much
     assert {key: found.get(key) for key in expected} == expected, (words, train)

@@ -160,5 +160,5 @@ def test_a_run_that_fits_only_with_switches_it_leaves_open_is_answered_with_them
     assert any("assumed here" in note for note in answer["notes"])
     said = copy.deepcopy(tight)
     said["train"].update(grad_reduce_in_bf16=False, exp_avg_dtype="fp32", cpu_offloading_num_layers=0)
-    said["parallel"]["dist_opt"] = True
+    said["parallel"]["fsdp"] = 1
     assert predict_one(said)["status"] == "out_of_memory"
