@@ -95,7 +95,7 @@ def read_profile_of(arguments: argparse.Namespace) -> Profile:
         path = arguments.model.absolute()
         return named(profile, path.parent.name if path.stem in ("config", "model") else path.stem)
     for flag in ("model", "device", "seq-length", "train"):
-        if getattr(arguments, flag.replace("-", "_")):
+        if getattr(arguments, flag.replace("-", "_")) not in (None, []):
             raise ConfigError(f"--{flag} is for --profile-source analytic; a profile has its model and device.")
     if arguments.profile is None:
         raise ConfigError("--profile is missing. Without measurements: --model FILE --device NAME.")

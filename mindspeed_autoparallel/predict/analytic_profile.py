@@ -7,9 +7,11 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from mindspeed_autoparallel.cost.analytic.fields import section_of
 from mindspeed_autoparallel.cost.analytic.kernels import narrow_peak_tflops
 from mindspeed_autoparallel.cost.analytic.memory import CONTEXT_BYTES
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
+from mindspeed_autoparallel.cost.analytic.spellings import canonical
 from mindspeed_autoparallel.cost.analytic.states import bytes_per_parameter
 from mindspeed_autoparallel.cost.analytic.step_time import EXPOSED_WHEN_OVERLAPPED, update_us
 from mindspeed_autoparallel.cost.analytic.workload import Workload
@@ -104,8 +106,9 @@ def _modules(
 
 def stated_train(sections: Sequence[Section], device: Device, train: Mapping[str, object]) -> dict[str, object]:
     """Return ``train`` with every switch stated, as for the model of ``sections`` (``predict.switches``)."""
-    runs = _Runs(sections, device, 1, dict(train)).at(MeasuredAt())
-    return with_stated_switches(train, runs[-1].model, device.name, alone=len(sections) == 1)
+    named = section_of(canonical({"train": train}), "train")
+    runs = _Runs(sections, device, 1, named).at(MeasuredAt())
+    return with_stated_switches(named, runs[-1].model, device.name, alone=len(sections) == 1)
 
 
 def stated_work(sections: Sequence[Section]) -> UsefulWork:

@@ -81,6 +81,36 @@ def test_a_plan_states_its_recipe_and_its_script_turns_it_on(
     assert "A100-80GB has no peak_fp8_tflops" in capsys.readouterr().err
 
 
+def test_a_recipe_in_others_words_has_its_flags_and_a_switch_without_a_flag_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model.json").write_text(json.dumps(_SHAPE))
+    words = [
+        "plan",
+        "--model",
+        str(tmp_path / "model.json"),
+        "--device",
+        "H100",
+        "--nnodes",
+        "1",
+        "--time-limit-s",
+        "5",
+    ]
+    words += ["--nproc-per-node", "2", "--global-batch-size", "8"]
+    assert main([*words, "--train", "precision=FP8-CS", "--train", "cross_entropy_fusion=true"]) == 0
+    printed = capsys.readouterr().out
+    assert "--grad-reduce-in-bf16" in printed and "--fp8-recipe tensorwise" in printed
+    assert "priced with train.cross_entropy_fusion too, for which no flag is known here" in printed
+
+
+def test_a_length_beside_a_measured_profile_is_refused_whatever_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["plan", "--profile", str(tmp_path / "profile.json"), "--nnodes", "1", "--nproc-per-node", "1"]
+    assert main([*words, "--global-batch-size", "8", "--seq-length", "0"]) == 2
+    assert "--seq-length is for --profile-source analytic" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("word", "message"),
     [
