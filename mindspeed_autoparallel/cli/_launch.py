@@ -122,13 +122,13 @@ def without_flags(plan: Plan, host: str, release: tuple[int, int] = NEWEST) -> t
 
 
 def _of_training(plan: Plan, host: str, release: tuple[int, int]) -> tuple[list[str], tuple[str, ...]]:
-    from mindspeed_autoparallel.predict.train_flags import flags_of_switches
+    from mindspeed_autoparallel.predict.train_flags import Host, flags_of_switches
     from mindspeed_autoparallel.runtime.megatron.layout_arguments import takes_pairs
 
     train = plan.profile.train or {"precision": "bf16"}
     refused = {"moe_a2a_overlap"} if train.get("moe_a2a_overlap") and not takes_pairs(plan) else set()
     taken = {key: value for key, value in train.items() if key not in refused}
-    words, left = flags_of_switches(taken, on_ascend=host != MEGATRON, release=release)
+    words, left = flags_of_switches(taken, Host(on_ascend=host != MEGATRON, release=release))
     return words, (*left, *refused)
 
 

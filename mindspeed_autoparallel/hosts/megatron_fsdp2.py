@@ -66,9 +66,7 @@ def read_megatron(script: Script) -> HostFile:
 
 
 def _check(script: Script) -> None:
-    for flag, reason in _REFUSED.items():
-        if (value := _number(script, flag, 1)) > 1:
-            raise ConfigError(f"{script.path}: {flag} {value}: {reason}.")
+    _refuse_other_parallelism(script)
     for flag, reason in _UNPRICED.items():
         if script.given(flag) is not None:
             raise ConfigError(f"{script.path}: {flag}: {reason}.")
@@ -83,6 +81,12 @@ def _check(script: Script) -> None:
             f"{script.path}: context parallelism around a ring has no price without measuring: --cp-comm-type a2a."
         )
     _recomputed(script, 1)
+
+
+def _refuse_other_parallelism(script: Script) -> None:
+    for flag, reason in _REFUSED.items():
+        if (value := _number(script, flag, 1)) > 1:
+            raise ConfigError(f"{script.path}: {flag} {value}: {reason}.")
 
 
 def _exchanges_heads(script: Script) -> bool:
@@ -198,9 +202,7 @@ def flags_beside(script: Script, words: Mapping[str, str]) -> dict[str, int]:
 
     ``words``: the flag of each size, as ``--micro-batch-size {}``.
     """
-    for flag, reason in _REFUSED.items():
-        if (value := _number(script, flag, 1)) > 1:
-            raise ConfigError(f"{script.path}: {flag} {value}: {reason}.")
+    _refuse_other_parallelism(script)
     flags = {field: word.split()[0] for field, word in words.items()}
     flags |= {"global_batch_size": "--global-batch-size", "tokens": "--seq-length"}
     found = {field: _number(script, flag, 0) for field, flag in flags.items()}

@@ -19,7 +19,7 @@ from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.spread.choose import SpreadOptions, choose_plan
 from mindspeed_autoparallel.planner.spread.hetero_choice import compare_by_data
-from mindspeed_autoparallel.profiles import BlockCost, Profile
+from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan
 
 
@@ -69,7 +69,7 @@ def find_plan(profile: Profile, wanted: Wanted, progress: Progress = silent) -> 
         if wanted.runs is None or wanted.runs(plan):
             return plan
         progress("the best plan recomputes parts of some layers, which no flag can give: whole layers alone are tried")
-        plan = of_all_kinds(_with_whole_layers(one), layouts)
+        plan = of_all_kinds(one.with_recompute(("none", "full")), layouts)
         scope = "; ".join(filter(None, (plan.search.scope, "layers recomputed whole or not at all")))
         return replace(plan, search=replace(plan.search, scope=scope))
 
@@ -103,15 +103,3 @@ def find_plan(profile: Profile, wanted: Wanted, progress: Progress = silent) -> 
         )
 
     return compare_by_data(profile, *wanted.data, searched, with_encoders)
-
-
-def _with_whole_layers(profile: Profile) -> Profile:
-    def whole(_: str, layer: BlockCost) -> BlockCost:
-        kinds = {kind: cost for kind, cost in layer.recompute.items() if kind in ("none", "full")}
-        return replace(layer, recompute=kinds)
-
-    measurements = tuple(
-        replace(one, modules={name: module.with_layers(whole) for name, module in one.modules.items()})
-        for one in profile.measurements
-    )
-    return replace(profile, measurements=measurements)

@@ -174,22 +174,7 @@ def _is_held(at: MeasuredAt, held: Mapping[str, object]) -> bool:
 def _with_recompute_up_to(profile: Profile, most: str) -> Profile:
     if most not in _KINDS:
         raise ConfigError(f"train.recompute is {most!r}, must be one of {', '.join(_KINDS)}.")
-    allowed = ("none", most)
-    measurements = tuple(
-        replace(
-            measurement,
-            modules={
-                name: cost.with_layers(
-                    lambda _, layer: replace(
-                        layer, recompute={k: v for k, v in layer.recompute.items() if most == "full" or k in allowed}
-                    )
-                )
-                for name, cost in measurement.modules.items()
-            },
-        )
-        for measurement in profile.measurements
-    )
-    return replace(profile, measurements=measurements)
+    return profile if most == "full" else profile.with_recompute(("none", most))
 
 
 def _whole(profile: Profile, plan: Plan, other: Alternative) -> Plan:

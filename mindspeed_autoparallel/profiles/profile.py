@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from collections.abc import Container
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.errors import ProfileError
 from mindspeed_autoparallel.files import write_json_atomic
+from mindspeed_autoparallel.profiles.blocks import BlockCost
 from mindspeed_autoparallel.profiles.device import DeviceCost
 from mindspeed_autoparallel.profiles.interpolation import interpolate
 from mindspeed_autoparallel.profiles.measurement import MeasuredAt, Measurement
@@ -128,6 +130,18 @@ class Profile:
     def overhead_bytes(self, measurement: Measurement) -> int:
         """Return what every rank holds beside the blocks: the device's overhead and the host's own buffers."""
         return self.device.runtime_overhead_bytes + measurement.workspace_bytes
+
+    def with_recompute(self, kinds: Container[str]) -> Profile:
+        """Return the profile with layers that are recomputed in ``kinds`` alone."""
+
+        def kept(_: str, layer: BlockCost) -> BlockCost:
+            return replace(layer, recompute={kind: cost for kind, cost in layer.recompute.items() if kind in kinds})
+
+        measurements = tuple(
+            replace(one, modules={name: module.with_layers(kept) for name, module in one.modules.items()})
+            for one in self.measurements
+        )
+        return replace(self, measurements=measurements)
 
     def sha256(self) -> str:
         """Hash of the content, whatever the file's formatting."""

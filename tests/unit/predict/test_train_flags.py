@@ -16,7 +16,7 @@ from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.predict.analytic_profile import stated_train
 from mindspeed_autoparallel.predict.megatron_arguments import switches_of_arguments
 from mindspeed_autoparallel.predict.model_file import Section
-from mindspeed_autoparallel.predict.train_flags import flags_of_switches
+from mindspeed_autoparallel.predict.train_flags import Host, flags_of_switches
 from mindspeed_autoparallel.spec import Plan
 
 _SHAPE: dict[str, Any] = {"num_layers": 8, "hidden": 1024, "heads": 8, "ffn": 4096, "seq": 1024, "vocab": 32000}
@@ -41,7 +41,7 @@ def test_the_flags_are_read_back_as_the_switches(seed: int) -> None:
     device, shape = find_device(drawn.choice(DEVICES)), drawn.choice([_SHAPE, _EXPERTS])
     train = stated_train([Section("text_decoder", shape)], device, drawn_switches(device, drawn))
     on_ascend = "Ascend" in device.name
-    words, left = flags_of_switches(train, on_ascend=on_ascend, release=(0, 20))
+    words, left = flags_of_switches(train, Host(on_ascend, (0, 20)))
     # Megatron-LM refuses Transformer Engine's loss from 0.18 on.
     assert left == (("cross_entropy_fusion",) if train["cross_entropy_fusion"] else ())
     sizes = {"num_experts": 8} if "num_experts" in shape else {}
@@ -58,7 +58,7 @@ def test_every_key_of_a_training_has_a_flag_or_is_named() -> None:
     values |= {"optimizer": "adam", "loss_slices": 2, "exp_avg_dtype": "bf16", "optimizer_offload_fraction": 0.5}
     for key in sorted(KNOWN["train"]):
         for on_ascend in (False, True):
-            words, left = flags_of_switches({key: values.get(key, True)}, on_ascend=on_ascend, release=(0, 12))
+            words, left = flags_of_switches({key: values.get(key, True)}, Host(on_ascend, (0, 12)))
             assert all(isinstance(word, str) for word in words) and set(left) <= {key}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from mindspeed_autoparallel.errors import ConfigError
@@ -25,10 +26,7 @@ class MeasurementJournal:
     @property
     def pending(self) -> bool:
         """Tell whether figures of this device and software lie here that no knowledge base has."""
-        try:
-            return self._mark.exists() and read_json(self._mark, "mark of a measuring launch") == self._about
-        except ConfigError:
-            return False
+        return self._is_marked(self._about)
 
     def open(self, results: list[Path]) -> None:
         """Begin a launch that writes ``results``: what earlier ones left, perhaps on another device, goes."""
@@ -39,10 +37,7 @@ class MeasurementJournal:
     @property
     def unfinished(self) -> bool:
         """Tell whether the last launch of this device and software failed before it had measured everything."""
-        try:
-            return self._mark.exists() and read_json(self._mark, "mark of a measuring launch") == self._unfinished
-        except ConfigError:
-            return False
+        return self._is_marked(self._unfinished)
 
     def commit(self, *, finished: bool = True) -> None:
         """End it: what was measured is in the knowledge base. ``finished``: whether that is all of the launch."""
@@ -50,3 +45,9 @@ class MeasurementJournal:
             self._mark.unlink(missing_ok=True)
         else:
             write_json_atomic(self._mark, self._unfinished)
+
+    def _is_marked(self, about: Mapping[str, object]) -> bool:
+        try:
+            return self._mark.exists() and read_json(self._mark, "mark of a measuring launch") == about
+        except ConfigError:
+            return False
