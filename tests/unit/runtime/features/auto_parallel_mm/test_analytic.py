@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from search_arguments import SEARCH_ARGUMENTS
 
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.errors import ConfigError
@@ -154,22 +155,9 @@ def test_every_kind_of_layer_of_the_script_is_priced() -> None:
 
 
 _SEARCH = {
-    "nnodes": 1,
+    **SEARCH_ARGUMENTS,
     "nproc_per_node": 2,
-    "node_rank": 0,
-    "master_addr": "localhost",
-    "master_port": 6000,
-    "simulated_nnodes": 1,
-    "simulated_nproc_per_node": 4,
-    "global_batch_size": 8,
-    "micro_batch_size": 1,
-    "sequence_parallel": False,
-    "use_distributed_optimizer": True,
-    "auto_parallel_memory_limit_mib": None,
     "auto_parallel_time_limit_s": 5,
-    "auto_parallel_launch_timeout_s": 60,
-    "auto_parallel_profile": None,
-    "pipeline_model_parallel_layout": None,
     "profile_source": "analytic",
     "profile_device": "910B",
 }

@@ -3,6 +3,7 @@
 import argparse
 
 import pytest
+from search_arguments import SEARCH_ARGUMENTS
 from small_profile import small_profile
 
 from mindspeed_autoparallel.errors import ConfigError
@@ -10,25 +11,12 @@ from mindspeed_autoparallel.runtime.features.auto_parallel_mm.request import rea
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.search import search
 
 COMMON = {
+    **SEARCH_ARGUMENTS,
     "num_layers": 4,
     "num_attention_heads": 4,
-    "nnodes": 1,
     "nproc_per_node": 4,
-    "node_rank": 0,
-    "master_addr": "localhost",
-    "master_port": 6000,
-    "simulated_nnodes": 1,
-    "simulated_nproc_per_node": 4,
-    "global_batch_size": 8,
-    "micro_batch_size": 1,
     "context_parallel_size": 1,
-    "sequence_parallel": False,
-    "use_distributed_optimizer": True,
-    "auto_parallel_memory_limit_mib": None,
     "auto_parallel_time_limit_s": 60,
-    "auto_parallel_launch_timeout_s": 60,
-    "auto_parallel_profile": None,
-    "pipeline_model_parallel_layout": None,
 }
 
 
