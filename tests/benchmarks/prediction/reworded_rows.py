@@ -2,8 +2,8 @@
 
     python tests/benchmarks/prediction/reworded_rows.py ROWS.jsonl... [--only WORDS]
 
-For each kind of model, device and precision it predicts the first run, without its container. A line has how many requests
-a change applies to, how many are answered as before (same status and step time), the range of the new step time over
+For each kind of model, device and precision it predicts the first run, without its container. A line has how many
+requests a change applies to, how many are answered as before (same status and step time), the range of the new step time over
 the old one, the mean error before and after, and one example of each status that changed.
 """
 
