@@ -9,6 +9,7 @@ import numpy
 import pytest
 
 from mindspeed_autoparallel.planner.split import LayerKind, PostPipelineTime, Segment, SplitProblem
+from mindspeed_autoparallel.planner.split.bounds.least_recompute import LeastRecompute
 from mindspeed_autoparallel.planner.split.bounds.relaxation import relaxed_cuts
 from mindspeed_autoparallel.planner.split.bounds.whole_layers import ask
 from mindspeed_autoparallel.planner.split.bounds.whole_ranks import rank_caps, whole_ranks_bound
@@ -122,3 +123,17 @@ def test_whole_layers_recomputed_bound_higher_than_fractions():
     assert relaxed is not None
     # Every rank has room for 0.9 to 0.975 layers: it recomputes 1.1 of its two in fractions, and both in whole layers.
     assert relaxed[1] < 32 * 78 < 32 * 80 <= whole_ranks_bound(problem, relaxed[1], 32 * 100)
+
+
+@pytest.mark.parametrize("slow_bytes", [1, 0])
+def test_ways_of_a_rank_with_one_chunk_and_one_kind_worth_taking(slow_bytes):
+    plain = LayerKind(name="none", memory=(3, 3), saved=10)
+    worse = LayerKind(name="worse", memory=(3, 3), saved=10 + slow_bytes, extra_backward=5)
+    layer = Segment(name="layer", num_layers=8, forward=10, backward=20, kinds=(plain, worse))
+    problem = SplitProblem(
+        segments=(layer,), num_stages=2, num_microbatches=4, memory_limit=(99, 45), in_flight=(((2,),), ((1,),))
+    )
+    ranks = [LeastRecompute(problem, rank, (0,), {}) for rank in range(2)]
+    assert [[rank.added(layers) for layers in range(6)] for rank in ranks] == [
+        [0, 0, 0, 0, 0, None], [0, 0, 0, 0, None, None],
+    ]  # fmt: skip

@@ -109,7 +109,7 @@ def _ways(layers: int, chunks: int, kinds: int, least: int) -> Array:
     """Return every way to put ``layers`` on chunks in kinds, each chunk ``least`` or more: ``[way, chunk x kind]``."""
     bins = chunks * kinds
     bars: Array = numpy.array(list(itertools.combinations(range(layers + bins - 1), bins - 1)), dtype=numpy.int64)
-    bars = bars.reshape(-1, bins - 1)
+    bars = bars.reshape(comb(layers + bins - 1, bins - 1), bins - 1)
     ends = numpy.full((len(bars), 1), layers + bins - 1)
     ways: Array = numpy.diff(numpy.concatenate([ends * 0 - 1, bars, ends], axis=1), axis=1) - 1
     held = ways.reshape(len(ways), chunks, kinds).sum(axis=2)
