@@ -30,13 +30,14 @@ def run_hetero(
     """Search, print, write; the command's exit code. ``finish`` writes and prints a plan without hetero layouts."""
     from mindspeed_autoparallel.planner.hetero.compare import (
         Comparison,
+        HeteroOptions,
         OnlyHomogeneous,
         comparison_result,
         write_comparison,
     )
     from mindspeed_autoparallel.planner.results import PROFILE_FILE
-    from mindspeed_autoparallel.planner.wanted import HeteroOptions, find_plan
-    from mindspeed_autoparallel.runtime.features.auto_parallel_mm.hetero_model import (
+    from mindspeed_autoparallel.planner.wanted import find_plan
+    from mindspeed_autoparallel.runtime.features.apply_plan.hetero_model import (
         can_stage_encoders,
         training_flags,
         write_hetero_model,

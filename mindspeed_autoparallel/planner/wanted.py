@@ -5,32 +5,29 @@ The one composition of the searches: `plan`, ``--auto-parallel-mm`` and `replan`
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from mindspeed_autoparallel.data.distribution import Distribution
 from mindspeed_autoparallel.planner.best_first import Progress, silent
-from mindspeed_autoparallel.planner.hetero.compare import Comparison, compare, encoder_space, one_stage_layouts
+from mindspeed_autoparallel.planner.hetero.compare import (
+    Comparison,
+    HeteroOptions,
+    compare,
+    encoder_space,
+    one_stage_layouts,
+)
 from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES
 from mindspeed_autoparallel.planner.hetero.search import search_hetero
 from mindspeed_autoparallel.planner.host_splits import Splits
 from mindspeed_autoparallel.planner.layouts.given_splits import search_given
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
+from mindspeed_autoparallel.planner.runnable import Runs, runnable
 from mindspeed_autoparallel.planner.spread.choose import SpreadOptions, choose_plan
 from mindspeed_autoparallel.planner.spread.hetero_choice import compare_by_data
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeteroOptions:
-    """How encoders with layouts of their own run."""
-
-    balance: str = "local"
-    """``--hetero-balance``."""
-    encoder_pipelines: bool = True
-    """Whether the host's encoders can run in stages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +39,8 @@ class Wanted:
     options: SearchOptions
     splits: Splits | None = None
     """What the host can run of the model's splits; ``None``: all."""
-    runs: Callable[[Plan], bool] | None = None
-    """Whether the host has flags for the recompute of a plan without hetero layouts; ``None``: for any."""
+    runs: Runs | None = None
+    """``None``: the host has flags for any recompute."""
     hetero: HeteroOptions | None = None
     """Encoders' own layouts are searched, too, and compared with the best plan without; ``None``: they are not."""
     data: tuple[Distribution, SpreadOptions] | None = None
@@ -65,41 +62,29 @@ def find_plan(profile: Profile, wanted: Wanted, progress: Progress = silent) -> 
         return search(one, cluster, batch, own, progress=progress)
 
     def searched(one: Profile, layouts: list[Layout] | None) -> Plan:
-        plan = of_all_kinds(one, layouts)
-        if wanted.runs is None or wanted.runs(plan):
-            return plan
-        progress("the best plan recomputes parts of some layers, which no flag can give: whole layers alone are tried")
-        plan = of_all_kinds(one.with_recompute(("none", "full")), layouts)
-        scope = "; ".join(filter(None, (plan.search.scope, "layers recomputed whole or not at all")))
-        return replace(plan, search=replace(plan.search, scope=scope))
+        return runnable(lambda each: of_all_kinds(each, layouts), one, wanted.runs, progress)
 
     if hetero is None:
         return searched(profile, None) if wanted.data is None else choose_plan(profile, *wanted.data, searched)
-    balance, stages = hetero.balance, hetero.encoder_pipelines
     if wanted.data is None:
         return compare(
-            profile,
-            cluster,
-            batch,
-            options,
-            progress=progress,
-            balance=balance,
-            splits=wanted.splits,
-            encoder_pipelines=stages,
+            profile, cluster, batch, options, progress=progress, hetero=hetero, splits=wanted.splits, runs=wanted.runs
         )
 
     def with_encoders(one: Profile, layouts: list[Layout] | None) -> Plan:
         if wanted.splits is not None and layouts is None:
             layouts = one_stage_layouts(one, cluster, batch)
-        return search_hetero(
-            one,
-            cluster,
-            batch,
-            replace(options, layouts=layouts),
+        own, space = replace(options, layouts=layouts), encoder_space(hetero.encoder_pipelines)
+        search_one = partial(
+            search_hetero,
+            cluster=cluster,
+            global_batch_size=batch,
+            options=own,
             progress=progress,
             memory_modes=MEMORY_MODES,
-            balance=balance,
-            encoder_space=encoder_space(stages),
+            balance=hetero.balance,
+            encoder_space=space,
         )
+        return runnable(search_one, one, wanted.runs, progress)
 
     return compare_by_data(profile, *wanted.data, searched, with_encoders)

@@ -19,6 +19,7 @@ from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions, enumerate_layouts
 from mindspeed_autoparallel.planner.results import PLAN_FILE, RESULT_FILE, result_of
+from mindspeed_autoparallel.planner.runnable import Runs, runnable
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan
 from mindspeed_autoparallel.spec.hetero import HeteroBest, HeteroRecord, HomogeneousBest
@@ -35,6 +36,16 @@ class OnlyHomogeneous(InfeasiblePlan):
         step_ms = plan.step.total_us / US_PER_MS
         super().__init__(f"{reason} ({plan.layout.label()} for all modules fits, {step_ms:.1f} ms.)")
         self.plan = plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeteroOptions:
+    """How encoders with layouts of their own run."""
+
+    balance: str = "local"
+    """``--hetero-balance``."""
+    encoder_pipelines: bool = True
+    """Whether the host's encoders can run in stages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,39 +80,42 @@ def compare(
     options: SearchOptions | None = None,
     *,
     progress: Progress = silent,
-    balance: str = "local",
+    hetero: HeteroOptions | None = None,
     splits: Splits | None = None,
-    encoder_pipelines: bool = True,
+    runs: Runs | None = None,
 ) -> Comparison:
     """Search both. Raises ``InfeasiblePlan`` where no plan fits, ``OnlyHomogeneous`` where one without hetero layouts
     does, and ``Stopped`` with such a plan at an interrupt.
 
-    ``splits``: what the host can run; a hetero plan's backbone then has one stage. ``encoder_pipelines``: whether the
-    host's encoders can run in stages.
+    ``splits``: what the host can run; a hetero plan's backbone then has one stage. ``runs``: see ``runnable``.
     """
-    started, options = time.monotonic(), options or SearchOptions()
+    started, options, how = time.monotonic(), options or SearchOptions(), hetero or HeteroOptions()
 
-    def homogeneous() -> Plan:
+    def without(one: Profile) -> Plan:
         if splits is not None:
-            return search_given(profile, cluster, global_batch_size, splits, options, progress=progress)
+            return search_given(one, cluster, global_batch_size, splits, options, progress=progress)
         half = replace(options, time_limit_s=options.time_limit_s / 2)
-        return search(profile, cluster, global_batch_size, half, progress=progress)
+        return search(one, cluster, global_batch_size, half, progress=progress)
 
-    def hetero() -> Plan:
+    def with_encoders(one: Profile) -> Plan:
         left = replace(options, time_limit_s=max(1.0, options.time_limit_s - (time.monotonic() - started)))
         if splits is not None:
-            left = replace(left, layouts=one_stage_layouts(profile, cluster, global_batch_size))
+            left = replace(left, layouts=one_stage_layouts(one, cluster, global_batch_size))
         return search_hetero(
-            profile,
+            one,
             cluster,
             global_batch_size,
             left,
             progress=progress,
-            balance=balance,
-            encoder_space=encoder_space(encoder_pipelines),
+            balance=how.balance,
+            encoder_space=encoder_space(how.encoder_pipelines),
         )
 
-    return best_of_both(profile, homogeneous, hetero)
+    return best_of_both(
+        profile,
+        lambda: runnable(without, profile, runs, progress),
+        lambda: runnable(with_encoders, profile, runs, progress),
+    )
 
 
 def best_of_both(
@@ -125,6 +139,15 @@ def best_of_both(
             raise
         raise Stopped(homogeneous, error) from error
     return _paired(profile, hetero, homogeneous, note)
+
+
+def without_homogeneous(comparison: Comparison, note: str) -> Comparison:
+    """Return ``comparison`` without its homogeneous plan; ``note``: why."""
+    plan, record = comparison.hetero, comparison.hetero.hetero
+    assert record is not None
+    return Comparison(
+        hetero=replace(plan, hetero=replace(record, homogeneous=None, homogeneous_note=note)), homogeneous=None
+    )
 
 
 def encoder_space(can_stage: bool) -> EncoderSpace:

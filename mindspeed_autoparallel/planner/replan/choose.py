@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.best_first import Progress, silent
-from mindspeed_autoparallel.planner.hetero.compare import step_us
+from mindspeed_autoparallel.planner.hetero.compare import HeteroOptions, step_us
 from mindspeed_autoparallel.planner.host_splits import Splits
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions
 from mindspeed_autoparallel.planner.replan.moving import STAYING, Move, MoveRates, move_to
-from mindspeed_autoparallel.planner.wanted import HeteroOptions, Wanted, find_plan
+from mindspeed_autoparallel.planner.runnable import Runs, runnable
+from mindspeed_autoparallel.planner.wanted import Wanted, find_plan
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan
 
@@ -103,8 +104,9 @@ def best_plan(
     progress: Progress = silent,
     splits: Splits | None = None,
     group_sizes: bool = True,
+    runs: Runs | None = None,
 ) -> Plan:
-    """Return the fastest plan for all nodes of ``cluster`` or fewer; ``splits``, ``group_sizes``: what the host runs.
+    """Return the fastest plan for all nodes of ``cluster`` or fewer; ``splits`` and those after it: what the host runs.
 
     Fewer nodes may be faster where no good layout has as many ranks as there are devices: a number of nodes is searched
     unless a plan that is known is faster than ``old`` would be there at its bound per device. Raises ``InfeasiblePlan``
@@ -121,7 +123,7 @@ def best_plan(
         if best is not None and step_us(best) <= work_us / fewer.num_devices:
             break
         try:
-            plan = _search(old, profile, fewer, options, splits, progress)
+            plan = _search(old, profile, fewer, options, splits, progress, runs)
         except (InfeasiblePlan, ConfigError) as error:
             errors.append(error)
             continue
@@ -133,7 +135,13 @@ def best_plan(
 
 
 def _search(
-    old: Plan, profile: Profile, cluster: Cluster, options: SearchOptions, splits: Splits | None, progress: Progress
+    old: Plan,
+    profile: Profile,
+    cluster: Cluster,
+    options: SearchOptions,
+    splits: Splits | None,
+    progress: Progress,
+    runs: Runs | None,
 ) -> Plan:
     batch = old.global_batch_size
     if old.hetero is not None or splits is not None:
@@ -141,13 +149,19 @@ def _search(
         if old.hetero is not None:
             stages = any(phase.stage_layers for phase in old.hetero.encoders)
             hetero = HeteroOptions(balance=old.hetero.balance, encoder_pipelines=stages)
-        wanted = Wanted(cluster=cluster, global_batch_size=batch, options=options, splits=splits, hetero=hetero)
+        wanted = Wanted(
+            cluster=cluster, global_batch_size=batch, options=options, splits=splits, hetero=hetero, runs=runs
+        )
         found = find_plan(profile, wanted, progress)
         return found if isinstance(found, Plan) else found.best
     started = time.monotonic()
-    near = _near(old, profile, cluster, options)
-    left_s = max(options.time_limit_s / 2, options.time_limit_s - (time.monotonic() - started))
-    return search(profile, cluster, batch, replace(options, known=near, time_limit_s=left_s), progress=progress)
+
+    def searched(one: Profile) -> Plan:
+        near = _near(old, one, cluster, options)
+        left_s = max(options.time_limit_s / 2, options.time_limit_s - (time.monotonic() - started))
+        return search(one, cluster, batch, replace(options, known=near, time_limit_s=left_s), progress=progress)
+
+    return runnable(searched, profile, runs, progress)
 
 
 def _near(old: Plan, profile: Profile, cluster: Cluster, options: SearchOptions) -> Plan | None:

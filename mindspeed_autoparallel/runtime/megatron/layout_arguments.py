@@ -253,19 +253,6 @@ def native_flags(plan: Plan, stages: Mapping[str, int | str | None] | None = Non
     return words
 
 
-def gives_recompute(plan: Plan, *, of_file: bool) -> bool:
-    """Return whether the host's flags, or its model.json (``of_file``), can give what ``plan`` recomputes."""
-    try:
-        if of_file:
-            for module in plan.model.modules:
-                model_keys(plan, module.name)
-        else:
-            kind_everywhere(plan)
-    except PlanError:
-        return False
-    return True
-
-
 def model_keys(plan: Plan, module: str) -> dict[str, ArgumentValue | list[int] | list[list[int]]]:
     """Return what a module's block of model.json gets: layers and recomputed layers per stage (per chunk with VPP)."""
     others = {kind for stage in plan.stages for kind in stage.recompute.get(module, {})} - {"full"}

@@ -23,8 +23,8 @@ class EmbeddingStage:
     """0: where Megatron expects it."""
 
 
-def place_embedding(layers: Sequence[int], pipeline_size: int, path: Path) -> None:
-    """Remember on which pipeline rank the language model with ``layers`` by virtual stage begins.
+def first_stage(layers: Sequence[int], pipeline_size: int, path: Path) -> int:
+    """Return the pipeline rank on which the language model with ``layers`` by virtual stage begins.
 
     ``PlanError`` where it begins in a later chunk of the ranks of the plan in ``path``: MindSpeed-MM looks for tied
     embeddings in the first.
@@ -36,7 +36,12 @@ def place_embedding(layers: Sequence[int], pipeline_size: int, path: Path) -> No
             f"embeddings from the first {pipeline_size} alone. Search without virtual stages "
             "(plan --virtual-sizes 1), or untie the embeddings."
         )
-    of_process(EmbeddingStage).pipeline_rank = first
+    return first
+
+
+def place_embedding(layers: Sequence[int], pipeline_size: int, path: Path) -> None:
+    """Remember on which pipeline rank the language model of a plan begins, see ``first_stage``."""
+    of_process(EmbeddingStage).pipeline_rank = first_stage(layers, pipeline_size, path)
 
 
 def tie_first_and_last(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:

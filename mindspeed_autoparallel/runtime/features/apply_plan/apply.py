@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mindspeed_autoparallel.errors import PlanError
 from mindspeed_autoparallel.files import write_json_atomic
-from mindspeed_autoparallel.patching.releases import release_of, within
+from mindspeed_autoparallel.runtime.features.apply_plan.applicable import check_applies
 from mindspeed_autoparallel.runtime.features.apply_plan.check import MeasuredRank, PlanCheck
 from mindspeed_autoparallel.runtime.features.apply_plan.hetero import apply_hetero
 from mindspeed_autoparallel.runtime.features.apply_plan.overlaps import (
@@ -28,7 +27,7 @@ from mindspeed_autoparallel.runtime.features.apply_plan.own_run import add_run
 from mindspeed_autoparallel.runtime.features.apply_plan.request import PlanRequest
 from mindspeed_autoparallel.runtime.first_rank import is_first_rank, print_once
 from mindspeed_autoparallel.runtime.megatron.description import Description
-from mindspeed_autoparallel.runtime.megatron.hybrid import OLD_ARGUMENT, hybrid_pattern, predicts_further_tokens
+from mindspeed_autoparallel.runtime.megatron.hybrid import OLD_ARGUMENT, hybrid_pattern
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     CHUNKS_ARGUMENT,
     EMBEDDING_ARGUMENT,
@@ -38,24 +37,19 @@ from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     LOSS_ARGUMENT,
     RECOMPUTE_ARGUMENTS,
     ArgumentValue,
-    check_pairs,
     group_arguments,
     kind_everywhere,
     model_keys,
     native_flags,
     recompute_arguments,
-    refuse_ends_alone,
     sizes,
     stage_arguments,
 )
 from mindspeed_autoparallel.runtime.megatron.mindspeed_llm import (
     LIST_ARGUMENT,
-    check_context_was_given,
     check_list_was_given,
-    check_tensor_size,
 )
 from mindspeed_autoparallel.runtime.megatron.mindspeed_mm import (
-    check_deepstack,
     is_mindspeed_mm,
     keep_stage,
     ties_embeddings,
@@ -63,7 +57,6 @@ from mindspeed_autoparallel.runtime.megatron.mindspeed_mm import (
 from mindspeed_autoparallel.runtime.megatron.shared_embedding import place_embedding
 from mindspeed_autoparallel.runtime.state import of_process
 from mindspeed_autoparallel.spec.plan import Plan
-from mindspeed_autoparallel.spec.recompute import RecomputePolicy, policy_of
 
 _OWN_SPLITS = (
     LAYOUT_ARGUMENT,
@@ -82,10 +75,7 @@ def apply(request: PlanRequest, arguments: argparse.Namespace) -> None:
     """Set the host's ``arguments`` by the plan, and watch the first steps."""
     path, plan, description, calibrated = request.path, request.plan, request.description, request.calibration_file
     before = dict(vars(arguments))
-    check_pairs(plan, arguments)
-    check_context_was_given(int(before.get("context_parallel_size") or 1), plan.layout.context_size, path)
-    check_tensor_size(arguments, plan.layout, path)
-    _refuse_unsaved(plan, arguments)
+    check_applies(plan, description, arguments, path)
     _set_all(arguments, {**sizes(plan), **kept_overlap(plan, arguments), **kept_pairs(plan, arguments)})
     _set_all(arguments, tensor_overlap(plan, arguments))
     print_other_switches(plan, arguments)
@@ -129,21 +119,6 @@ def _tell_replaced(before: Mapping[str, object], after: Mapping[str, object]) ->
             print(f"replaced by the plan: --{name.replace('_', '-')}, {old} in the script, {new} now", flush=True)
 
 
-def _refuse_unsaved(plan: Plan, arguments: argparse.Namespace) -> None:
-    """Raise ``PlanError`` where Megatron ends at the first checkpoint.
-
-    It asserts there that a tied output layer beside multi-token prediction has no weight on the last stage, and it has.
-    """
-    tied = getattr(arguments, "untie_embeddings_and_output_weights", None) is False
-    saves = getattr(arguments, "save", None) and getattr(arguments, "ckpt_format", None) == "torch_dist"
-    if saves and tied and plan.layout.pipeline_size > 1 and predicts_further_tokens(arguments):
-        raise PlanError(
-            f"the plan has {plan.layout.pipeline_size} stages, and Megatron ends at the first torch_dist checkpoint of "
-            "tied embeddings beside multi-token prediction on several stages. Add --ckpt-format torch or "
-            "--untie-embeddings-and-output-weights, or leave --save out."
-        )
-
-
 def _limits_of_checkpoints(arguments: argparse.Namespace) -> list[str]:
     """Return a line where the optimizer state that this training saves fits no other layout."""
     reshardable = getattr(arguments, "dist_ckpt_optim_fully_reshardable", None)
@@ -162,11 +137,6 @@ def _apply_to_model_file(plan: Plan, description: Description, arguments: Any, p
         for stale in RECOMPUTE_ARGUMENTS:
             block.pop(stale, None)
         block.update(model_keys(plan, module.name))
-    if len(description.modules) == 1:
-        refuse_ends_alone(plan.layers_of(description.modules[0].name))
-    else:
-        first, *_, last = (plan.layers_of(module.name) for module in description.modules)
-        check_deepstack(content, first, last, path)
     if is_mindspeed_mm():
         if ties_embeddings(content):
             place_embedding(plan.layers_of(description.modules[-1].name), plan.layout.pipeline_size, path)
@@ -214,7 +184,6 @@ def _apply_to_flags(plan: Plan, arguments: Any, stages: Mapping[str, int | str |
         setattr(arguments, name, None)
     kind = kind_everywhere(plan)
     if kind is not None:
-        _check_groups(plan, policy_of(kind), arguments)
         _set_all(arguments, recompute_arguments(kind))
         return
     recomputed = plan.recomputed_of(plan.model.modules[0].name, "full")
@@ -224,20 +193,6 @@ def _apply_to_flags(plan: Plan, arguments: Any, stages: Mapping[str, int | str |
     _say_more_recomputed([rank for rank, chunks in enumerate(by_rank) if len(set(chunks)) > 1])
     if own:
         _set_all(arguments, recompute_arguments("full", own))
-
-
-def _check_groups(plan: Plan, policy: RecomputePolicy, arguments: argparse.Namespace) -> None:
-    """Raise ``PlanError`` for groups of layers that Megatron would end at, in its first forward."""
-    size, counts = policy.layers_per_group, plan.layers_of(plan.model.modules[0].name)
-    if size < 2:
-        return
-    if predicts_further_tokens(arguments):
-        reason = "Megatron recomputes layers of multi-token prediction one by one alone"
-    elif any(count % size for count in counts) and within(release_of("megatron-core"), "<0.18"):
-        reason = f"this Megatron takes whole groups alone; the plan has {list(counts)} layers on its stages"
-    else:
-        return
-    raise PlanError(f"the plan recomputes {policy.words}, and {reason}. Plan again, or change the kind to full.")
 
 
 def _set_all(arguments: argparse.Namespace, values: Mapping[str, ArgumentValue]) -> None:

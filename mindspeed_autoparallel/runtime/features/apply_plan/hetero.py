@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mindspeed_autoparallel.runtime.features.auto_parallel_mm.hetero_model import write_hetero_model
+from mindspeed_autoparallel.runtime.features.apply_plan.applicable import SCRIPT_SIZES
+from mindspeed_autoparallel.runtime.features.apply_plan.hetero_model import write_hetero_model
 from mindspeed_autoparallel.runtime.first_rank import print_once
 from mindspeed_autoparallel.runtime.megatron.description import Description
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import RECOMPUTE_ARGUMENTS, recompute_arguments
 from mindspeed_autoparallel.spec.plan import Plan
-
-_SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 
 
 def apply_hetero(plan: Plan, description: Description, arguments: argparse.Namespace, path: Path) -> None:
@@ -23,7 +22,7 @@ def apply_hetero(plan: Plan, description: Description, arguments: argparse.Names
     assert record is not None
     # Every rank writes the same content through a rename, so that none waits for another before torch is up.
     model_file = write_hetero_model(plan, description, path.parent)
-    for name in _SIZES:
+    for name in SCRIPT_SIZES:
         setattr(arguments, name, 1)
     for name in RECOMPUTE_ARGUMENTS:
         setattr(arguments, name, None)

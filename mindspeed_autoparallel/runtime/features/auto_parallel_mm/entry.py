@@ -25,5 +25,5 @@ def search_and_exit(arguments: argparse.Namespace) -> None:
         from mindspeed_autoparallel.runtime.features.auto_parallel_mm.search import search
         from mindspeed_autoparallel.runtime.features.auto_parallel_mm.write import write
 
-        write(request, search(request, profile), profile)
+        write(request, search(request, profile, arguments), profile)
     sys.exit(0)

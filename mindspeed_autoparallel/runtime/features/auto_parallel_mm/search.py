@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 from dataclasses import replace
-from functools import partial
 
-from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.planner.hetero.compare import Comparison, OnlyHomogeneous
+from mindspeed_autoparallel.errors import ConfigError, PlanError
+from mindspeed_autoparallel.planner.hetero.compare import (
+    Comparison,
+    HeteroOptions,
+    OnlyHomogeneous,
+    without_homogeneous,
+)
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions
-from mindspeed_autoparallel.planner.wanted import HeteroOptions, Wanted, find_plan
+from mindspeed_autoparallel.planner.results import PLAN_FILE
+from mindspeed_autoparallel.planner.wanted import Wanted, find_plan
 from mindspeed_autoparallel.profiles import Profile
-from mindspeed_autoparallel.runtime.features.auto_parallel_mm.hetero_model import can_stage_encoders
+from mindspeed_autoparallel.runtime.features.apply_plan.applicable import gives_recompute, refusal
+from mindspeed_autoparallel.runtime.features.apply_plan.hetero_model import can_stage_encoders
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.request import SearchRequest
-from mindspeed_autoparallel.runtime.megatron.layout_arguments import gives_recompute
 from mindspeed_autoparallel.spec import Plan
 
 _LOGGER = logging.getLogger(__name__)
 
 
-def search(request: SearchRequest, profile: Profile) -> Plan | Comparison:
-    """Return the best plan for the cluster of ``request``; with layouts of their own for encoders, beside the best
-    without."""
+def search(request: SearchRequest, profile: Profile, arguments: argparse.Namespace) -> Plan | Comparison:
+    """Return the best plan for the cluster of ``request`` that the host of ``arguments`` trains by; with layouts of
+    their own for encoders, beside the best without.
+
+    Raises ``PlanError`` where the host refuses what was found, beside what ``find_plan`` raises.
+    """
     cluster, profile = request.cluster, _what_the_host_runs(request, profile)
     _LOGGER.info(
         f"planning for {cluster.num_nodes} x {cluster.devices_per_node} devices, batch {request.global_batch_size}"
@@ -44,15 +53,37 @@ def search(request: SearchRequest, profile: Profile) -> Plan | Comparison:
         global_batch_size=request.global_batch_size,
         options=SearchOptions(time_limit_s=request.time_limit_s, space=space),
         splits=request.splits,
-        runs=partial(gives_recompute, of_file=request.description.model_file is not None),
+        runs=lambda plan: gives_recompute(plan, request.description, arguments),
         hetero=hetero,
         data=None if sample_data is None else (sample_data.distribution, sample_data.options),
     )
     try:
-        return find_plan(profile, wanted, _LOGGER.info)
+        found = find_plan(profile, wanted, _LOGGER.info)
     except OnlyHomogeneous as error:
         _LOGGER.warning(f"no hetero plan: {error}")
-        return error.plan
+        found = error.plan
+    return _what_applies(found, request, arguments)
+
+
+def _what_applies(found: Plan | Comparison, request: SearchRequest, arguments: argparse.Namespace) -> Plan | Comparison:
+    def refused(plan: Plan) -> str:
+        return refusal(plan, request.description, arguments, request.output_dir / PLAN_FILE)
+
+    if isinstance(found, Plan):
+        if reason := refused(found):
+            raise PlanError(f"the best plan, {found.layout.label()}, is not written, for the host refuses it: {reason}")
+        return found
+    hetero, other = found.hetero, found.homogeneous
+    reason = refused(hetero)
+    if other is None:
+        return found if not reason else _what_applies(hetero, request, arguments)
+    if reason:
+        _LOGGER.warning(f"no hetero plan: the host refuses {hetero.layout.label()}: {reason}")
+        return _what_applies(replace(other, hetero_rival=None), request, arguments)
+    if reason := refused(other):
+        _LOGGER.warning(f"no homogeneous plan: the host refuses {other.layout.label()}: {reason}")
+        return without_homogeneous(found, reason)
+    return found
 
 
 def _what_the_host_runs(request: SearchRequest, profile: Profile) -> Profile:

@@ -12,7 +12,7 @@ from mindspeed_autoparallel.report.page import render_page
 from mindspeed_autoparallel.report.spread import text_lines
 from mindspeed_autoparallel.report.table import render_table
 from mindspeed_autoparallel.report.trace import chrome_trace
-from mindspeed_autoparallel.runtime.features.auto_parallel_mm.hetero_model import training_flags, write_hetero_model
+from mindspeed_autoparallel.runtime.features.apply_plan.hetero_model import training_flags, write_hetero_model
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.request import SearchRequest
 from mindspeed_autoparallel.spec import Plan
 

@@ -16,6 +16,7 @@ from mindspeed_autoparallel.planner.tuner.placements import SolvedConfiguration
 from mindspeed_autoparallel.planner.tuner.pricing import Prices
 from mindspeed_autoparallel.planner.tuner.ranking import ranked
 from mindspeed_autoparallel.planner.tuner.search import Outcome
+from mindspeed_autoparallel.runtime.features.apply_plan.applicable import refusal
 from mindspeed_autoparallel.runtime.features.auto_tuning.argv import (
     flags_to_remove,
     illegal,
@@ -34,6 +35,7 @@ from mindspeed_autoparallel.runtime.features.auto_tuning.switching import (
     with_environment,
 )
 from mindspeed_autoparallel.runtime.features.auto_tuning.user_baseline import user_baseline
+from mindspeed_autoparallel.runtime.megatron.layout_arguments import sizes
 from mindspeed_autoparallel.spec.plan import Alternative, Plan
 
 NUM_RECOMMENDED = 3
@@ -56,8 +58,9 @@ def search(request: TuningRequest, profiles: TunedProfiles, arguments: argparse.
         for pick in candidates:
             with with_environment(pick.found.configuration.variant.environment):
                 reason = illegal(arguments, pick.values, request.num_ranks)
+            reason = f"Megatron refuses it: {reason}" if reason else _not_applied(request, pick, arguments)
             if reason:
-                refused[f"{pick.plan.layout.label()} {pick.title}".strip()] = f"Megatron refuses it: {reason}"
+                refused[f"{pick.plan.layout.label()} {pick.title}".strip()] = reason
             else:
                 yield pick
 
@@ -69,7 +72,7 @@ def search(request: TuningRequest, profiles: TunedProfiles, arguments: argparse.
         picks = [*picks[: NUM_RECOMMENDED - 1], *picks[NUM_RECOMMENDED - 1 :][-1:]]
     if not picks:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
-        raise ConfigError(f"Megatron's own validation refuses every configuration found: {reasons}")
+        raise ConfigError(f"every configuration found is refused: {reasons}")
     plans = [pick.plan for pick in picks]
     return Recommended(
         picks=[replace(pick, plan=_beside(pick.plan, plans)) for pick in picks],
@@ -78,6 +81,13 @@ def search(request: TuningRequest, profiles: TunedProfiles, arguments: argparse.
         refused=refused,
         baseline=_NOT_DRAWN if request.sample_data else user_baseline(arguments, space, cluster, batch),
     )
+
+
+def _not_applied(request: TuningRequest, pick: Recommendation, arguments: argparse.Namespace) -> str:
+    """Return why a training with the flags of ``pick`` would end, which the host's validation does not see; or
+    nothing."""
+    given = {**vars(arguments), **sizes(pick.plan), **pick.found.configuration.variant.settings}
+    return refusal(pick.plan, request.description, argparse.Namespace(**given), request.work_dir)
 
 
 def _searched(

@@ -18,7 +18,7 @@ def prepare(arguments: argparse.Namespace) -> None:
     """Point ``arguments`` at the plan for this world and at the newest checkpoint; spare processes end here."""
     request = read_request(arguments)
     watch_next_node(request.folder, request.world)
-    path, plan = plan_for_world(request)
+    path, plan = plan_for_world(request, arguments)
     if request.world.rank >= plan.layout.num_devices:
         wait_for_end(request, plan)
     arguments.auto_parallel_plan = str(path)

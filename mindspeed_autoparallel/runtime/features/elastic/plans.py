@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import os
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from mindspeed_autoparallel.errors import AutoParallelError, ConfigError, LaunchError
 from mindspeed_autoparallel.files import read_text, write_text_atomic
+from mindspeed_autoparallel.runtime.features.apply_plan.applicable import check_applies, gives_recompute
 from mindspeed_autoparallel.runtime.features.elastic.request import ElasticRequest
 from mindspeed_autoparallel.spec import Plan
 
@@ -17,8 +19,10 @@ _GRACE_S = 60.0
 """Beside the time limit of the search: file systems, imports, and the layouts that it compares first."""
 
 
-def plan_for_world(request: ElasticRequest) -> tuple[Path, Plan]:
+def plan_for_world(request: ElasticRequest, arguments: argparse.Namespace) -> tuple[Path, Plan]:
     """Return the plan for all processes of ``request`` or fewer, and its file, which all nodes can read.
+
+    ``arguments``: the host's, which trains by it.
 
     Raises ``InfeasiblePlan`` where the model fits no number of these devices, and ``LaunchError`` where rank 0 has not
     written a plan in time.
@@ -29,7 +33,7 @@ def plan_for_world(request: ElasticRequest) -> tuple[Path, Plan]:
     path = _file_of(request)
     if world.rank == 0 and not path.exists():
         _failure(path).unlink(missing_ok=True)
-        _write_plan(request, path)
+        _write_plan(request, path, arguments)
     _wait_for(path, _failure(path), request)
     return path, Plan.read(path)
 
@@ -45,7 +49,7 @@ def _failure(path: Path) -> Path:
     return path.with_suffix(f".{os.environ.get('MASTER_PORT', '0')}.failed")
 
 
-def _write_plan(request: ElasticRequest, path: Path) -> None:
+def _write_plan(request: ElasticRequest, path: Path, arguments: argparse.Namespace) -> None:
     """Plan and write ``path``, or why that failed, for the ranks that wait."""
     from mindspeed_autoparallel.planner.replan import best_plan, cluster_of_nodes, costs_of
 
@@ -63,7 +67,9 @@ def _write_plan(request: ElasticRequest, path: Path) -> None:
             time_limit_s=request.time_limit_s,
             splits=request.splits,
             group_sizes=request.group_sizes,
+            runs=lambda plan: gives_recompute(plan, request.description, arguments),
         )
+        check_applies(plan, request.description, arguments, path)
         print(f"elastic: planned for {world.size} processes in {time.monotonic() - began:.1f} s", flush=True)
     except AutoParallelError as error:
         write_text_atomic(_failure(path), str(error))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.host_splits import Splits
-from mindspeed_autoparallel.runtime.megatron.description import describe
+from mindspeed_autoparallel.runtime.megatron.description import Description, describe
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import GROUP_ARGUMENT
 from mindspeed_autoparallel.runtime.megatron.splits import runnable_splits
 from mindspeed_autoparallel.spec import Plan
@@ -47,6 +47,7 @@ class ElasticRequest:
     folder: Path
     """Of plans for other numbers of processes."""
     time_limit_s: float
+    description: Description
     splits: Splits | None
     group_sizes: bool
 
@@ -69,13 +70,15 @@ def read_request(arguments: argparse.Namespace) -> ElasticRequest:
         )
     world = read_world(os.environ)
     _check_padding(arguments, plan, world)
+    description = describe(arguments)
     return ElasticRequest(
         world=world,
         plan_file=plan_file,
         plan=plan,
         folder=Path(arguments.save) / FOLDER,
         time_limit_s=float(arguments.auto_parallel_elastic_time_limit_s),
-        splits=runnable_splits(arguments, describe(arguments)),
+        description=description,
+        splits=runnable_splits(arguments, description),
         group_sizes=hasattr(arguments, GROUP_ARGUMENT),
     )
 

@@ -106,6 +106,16 @@ def read_request(arguments: argparse.Namespace) -> HeteroRequest:
     model = read_json(path, f"model description ({flag})")
     if not isinstance(model, Mapping):
         raise ConfigError(f"{path} must hold a JSON object with a block per module, got {type(model).__name__}.")
+    return check_layouts(model, arguments, int(os.environ.get("WORLD_SIZE", "1")), str(path))
+
+
+def check_layouts(
+    model: Mapping[str, object], arguments: argparse.Namespace, world_size: int, source: str
+) -> HeteroRequest:
+    """Return the layouts of ``model`` for ``world_size`` processes, checked beside the host's ``arguments``.
+
+    Raises ``ConfigError``; ``source``: where ``model`` stands, for its message.
+    """
     for name, why in _REFUSED.items():
         if getattr(arguments, name, None):
             raise ConfigError(f"--hetero-parallel does not go with --{name.replace('_', '-')}: {why}.")
@@ -114,8 +124,7 @@ def read_request(arguments: argparse.Namespace) -> HeteroRequest:
         arguments.pipeline_model_parallel_size,
         arguments.context_parallel_size,
     )
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    layout = read_layout(model, world_size=world_size, source=str(path))
+    layout = read_layout(model, world_size=world_size, source=source)
     backbone = layout.backbone
     for module in layout.others:
         if module.adapter is not None:
@@ -126,7 +135,8 @@ def read_request(arguments: argparse.Namespace) -> HeteroRequest:
     micro_batch_size = arguments.micro_batch_size if own_size is None else own_size
     if not micro_batch_size:
         raise ConfigError("--micro-batch-size is missing; it is the backbone's.")
-    scales = {m.name: encoder_scale(m, micro_batch_size, arguments.hetero_encoder_mbs_scale) for m in layout.encoders}
+    scale = int(getattr(arguments, "hetero_encoder_mbs_scale", 1))
+    scales = {m.name: encoder_scale(m, micro_batch_size, scale) for m in layout.encoders}
     replicas = backbone.data_parallel_size(world_size)
     if getattr(arguments, "rampup_batch_size", None):
         num_microbatches = check_batch(int(arguments.rampup_batch_size[0]), micro_batch_size, replicas)
@@ -135,7 +145,7 @@ def read_request(arguments: argparse.Namespace) -> HeteroRequest:
         num_microbatches = check_batch(global_batch_size, micro_batch_size, replicas)
     for module in layout.encoders:
         own = f"{module.name}.mbs {module.micro_batch_size} means a scale that"
-        said_by = "--hetero-encoder-mbs-scale" if module.micro_batch_size is None else f"{path}: {own}"
+        said_by = "--hetero-encoder-mbs-scale" if module.micro_batch_size is None else f"{source}: {own}"
         check_scale(scales[module.name], num_microbatches, said_by)
     _check_checkpoint_format(arguments, layout)
     _check_generators(arguments, layout, num_microbatches)

@@ -16,7 +16,7 @@ from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES
 from mindspeed_autoparallel.planner.hetero.search import EncoderSpace, search_hetero
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.profiles import Profile, StateBytes
-from mindspeed_autoparallel.runtime.features.auto_parallel_mm.hetero_model import can_stage_encoders, hetero_model
+from mindspeed_autoparallel.runtime.features.apply_plan.hetero_model import can_stage_encoders, hetero_model
 from mindspeed_autoparallel.runtime.hetero.layouts import read_layout
 from mindspeed_autoparallel.runtime.megatron.description import describe
 from mindspeed_autoparallel.spec import Cluster, Layout, ModuleLayout

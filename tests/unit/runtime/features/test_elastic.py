@@ -13,11 +13,14 @@ from typing import Any
 import pytest
 from elastic_job import planned
 
-from mindspeed_autoparallel.errors import AutoParallelError, ConfigError
+from mindspeed_autoparallel.errors import AutoParallelError, ConfigError, PlanError
 from mindspeed_autoparallel.runtime.features.elastic import apply, neighbour, plans, request, spare
 from mindspeed_autoparallel.runtime.features.elastic.neighbour import Neighbour
 from mindspeed_autoparallel.runtime.features.elastic.request import ElasticRequest, World
+from mindspeed_autoparallel.runtime.megatron.description import Description
 from mindspeed_autoparallel.spec import Plan
+
+SCRIPT = argparse.Namespace()
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +35,7 @@ def request_of(plan_file: Path, folder: Path, *, rank: int = 0, size: int = 3) -
         plan=Plan.read(plan_file),
         folder=folder,
         time_limit_s=10.0,
+        description=Description(modules=(), content={}, model_hash="", model_file=None),
         splits=None,
         group_sizes=True,
     )
@@ -41,7 +45,7 @@ def test_all_ranks_get_one_plan_for_the_processes_there_are(plan_file: Path, tmp
     found: dict[int, Path] = {}
 
     def run(rank: int) -> None:
-        found[rank], _ = plans.plan_for_world(request_of(plan_file, tmp_path, rank=rank))
+        found[rank], _ = plans.plan_for_world(request_of(plan_file, tmp_path, rank=rank), SCRIPT)
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in (2, 1, 0)]
     for thread in threads:
@@ -52,8 +56,10 @@ def test_all_ranks_get_one_plan_for_the_processes_there_are(plan_file: Path, tmp
     plan = Plan.read(found[0])
     assert plan.layout.num_devices <= 3 and plan.global_batch_size == 24
     written = found[0].stat().st_mtime_ns
-    assert plans.plan_for_world(request_of(plan_file, tmp_path))[0].stat().st_mtime_ns == written  # not planned twice
-    assert plans.plan_for_world(request_of(plan_file, tmp_path, size=4))[0] == plan_file
+    assert (
+        plans.plan_for_world(request_of(plan_file, tmp_path), SCRIPT)[0].stat().st_mtime_ns == written
+    )  # not planned twice
+    assert plans.plan_for_world(request_of(plan_file, tmp_path, size=4), SCRIPT)[0] == plan_file
 
 
 def test_why_there_is_no_plan_reaches_every_rank(plan_file: Path, tmp_path: Path) -> None:
@@ -63,9 +69,18 @@ def test_why_there_is_no_plan_reaches_every_rank(plan_file: Path, tmp_path: Path
     said = []
     for rank in (0, 1):
         with pytest.raises(AutoParallelError) as refused:
-            plans.plan_for_world(replace(tight, world=replace(whole.world, rank=rank)))
+            plans.plan_for_world(replace(tight, world=replace(whole.world, rank=rank)), SCRIPT)
         said.append(str(refused.value))
     assert said[0] == said[1] != ""
+
+
+def test_a_plan_that_no_training_takes_is_not_written(plan_file: Path, tmp_path: Path) -> None:
+    """It lay there for every later start to end at."""
+    asked = request_of(plan_file, tmp_path)
+    grid = argparse.Namespace(tp_2d=True, tp_x=4, tp_y=2)
+    with pytest.raises(PlanError, match="--tp-2d runs on --tp-x 4"):
+        plans.plan_for_world(asked, grid)
+    assert not list(tmp_path.glob("*.json"))
 
 
 @pytest.mark.parametrize(

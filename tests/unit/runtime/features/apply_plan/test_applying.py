@@ -11,7 +11,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from mindspeed_autoparallel.errors import ConfigError, PlanError
-from mindspeed_autoparallel.runtime.features.apply_plan import apply, overlaps
+from mindspeed_autoparallel.runtime.features.apply_plan import applicable, apply, overlaps
 from mindspeed_autoparallel.runtime.features.apply_plan.check import comparison, crowding
 from mindspeed_autoparallel.runtime.features.apply_plan.entry import prepare
 from mindspeed_autoparallel.runtime.megatron.description import describe
@@ -214,6 +214,7 @@ def test_a_plan_with_encoders_of_their_own_names_what_it_changes_too(flags_job, 
         vars(arguments).update(tensor_model_parallel_size=1, pipeline_model_parallel_size=1)
 
     monkeypatch.setattr(apply, "apply_hetero", hetero)
+    monkeypatch.setattr(apply, "check_applies", lambda *_: None)
     plan = replace(make_plan({"text_decoder": [4]}, tensor_size=2), hetero=SimpleNamespace())
     arguments = flags_job(tensor_model_parallel_size=4, micro_batch_size=2, global_batch_size=8)
     path = Path("plan.json")
@@ -494,7 +495,7 @@ def test_groups_of_layers_beside_multi_token_prediction_are_refused(flags_job, g
 def test_a_group_that_a_stage_does_not_fill_is_refused_where_megatron_would_end(
     flags_job, monkeypatch, release, layers, accepted
 ):
-    monkeypatch.setattr(apply, "release_of", lambda distribution: release)
+    monkeypatch.setattr(applicable, "release_of", lambda distribution: release)
     split = [4 - layers, layers]
     arguments = flags_job(make_plan({"text_decoder": split}, {"text_decoder": split}, kind="full:2"))
     if accepted:

@@ -179,7 +179,7 @@ def test_a_search_keeps_what_mindspeed_has_chosen_while_it_was_imported(
     if host == "MindSpeed":
         monkeypatch.setitem(sys.modules, "mindspeed.features_manager", types.ModuleType("mindspeed.features_manager"))
     arguments = _arguments(**{**_SEARCH, **given}, auto_parallel_work_dir=str(tmp_path))
-    plan = search(read_request(arguments), _profile(arguments))
+    plan = search(read_request(arguments), _profile(arguments), arguments)
     assert {plan.layout.context_size} | {verdict.layout.context_size for verdict in plan.search.verdicts} == contexts
 
 
@@ -198,11 +198,11 @@ def test_a_search_keeps_tensor_sizes_at_which_mindspeed_runs(
     arguments = _arguments(**{**_SEARCH, **given})
     request, profile = read_request(arguments), _profile(arguments)
     assert {point.tensor_size for point in request.points()} == tensor_sizes
-    plan = search(request, profile)
+    plan = search(request, profile, arguments)
     assert plan.layout.tensor_size in tensor_sizes
     assert plan.layout.sequence_parallel
     with pytest.raises(ConfigError, match=rf"a plan cannot change {words}.* nodes of 1 devices"):
-        search(replace(request, cluster_devices_per_node=1), profile)
+        search(replace(request, cluster_devices_per_node=1), profile, arguments)
 
 
 def _with_light_selective(_: str, layer: BlockCost) -> BlockCost:
@@ -226,7 +226,7 @@ def test_a_plan_recomputes_what_flags_can_give(tmp_path: Path) -> None:
     kinds = []
     for limit in (7000, 10**6):
         limited = replace(request, memory_limit_bytes=limit * 2**20)
-        plan = search(limited, replace(profile, measurements=measurements))
+        plan = search(limited, replace(profile, measurements=measurements), arguments)
         kind_everywhere(plan)
         kinds.append({kind for kind, count in plan.stages[0].recompute.get("text_decoder", {}).items() if count})
         assert ("recomputed whole" in plan.search.scope) == (limit == 7000)
@@ -236,7 +236,7 @@ def test_a_plan_recomputes_what_flags_can_give(tmp_path: Path) -> None:
 def _planned(folder: Path, **given: Any) -> Plan:
     arguments = _arguments(**{**_SEARCH, "context_parallel_size": 1, "auto_parallel_work_dir": str(folder), **given})
     request = read_request(arguments)
-    return search(request, _profile(arguments, request.cluster_devices_per_node))
+    return search(request, _profile(arguments, request.cluster_devices_per_node), arguments)
 
 
 @pytest.mark.parametrize(("mib", "recomputed"), [(None, 0), (3200, 7)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +14,22 @@ from small_profile import small_profile
 
 from mindspeed_autoparallel.data.distribution import DataSource, make_distribution
 from mindspeed_autoparallel.data.sample import SampleSize
-from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
+from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan, PlanError
 from mindspeed_autoparallel.planner import wanted
 from mindspeed_autoparallel.planner.hetero import compare
 from mindspeed_autoparallel.planner.hetero.compare import Comparison
 from mindspeed_autoparallel.planner.hetero.search import search_hetero
+from mindspeed_autoparallel.profiles import BlockCost
 from mindspeed_autoparallel.runtime import state
+from mindspeed_autoparallel.runtime.features.apply_plan.applicable import refusal
 from mindspeed_autoparallel.runtime.features.apply_plan.check import MeasuredRank, comparison
 from mindspeed_autoparallel.runtime.features.apply_plan.entry import prepare
-from mindspeed_autoparallel.runtime.features.apply_plan.phases import predicted_us
-from mindspeed_autoparallel.runtime.features.auto_parallel_mm.hetero_model import (
+from mindspeed_autoparallel.runtime.features.apply_plan.hetero_model import (
     hetero_model,
     training_flags,
     write_hetero_model,
 )
+from mindspeed_autoparallel.runtime.features.apply_plan.phases import predicted_us
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.request import read_request
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.search import search
 from mindspeed_autoparallel.runtime.hetero.layouts import read_layout
@@ -113,7 +116,8 @@ def with_samples(tmp_path: Path) -> argparse.Namespace:
 
 
 def test_both_kinds_of_plan_for_samples_have_the_scripts_switches(tmp_path: Path) -> None:
-    found = search(read_request(with_samples(tmp_path)), small_profile(capacity_mib=4000))
+    arguments = with_samples(tmp_path)
+    found = search(read_request(arguments), small_profile(capacity_mib=4000), arguments)
     assert isinstance(found, Comparison) and found.homogeneous is not None
     assert found.hetero.data is not None and found.homogeneous.data is not None
     assert found.homogeneous.layout.overlap_gradient_reduce and found.hetero.layout.overlap_gradient_reduce
@@ -129,8 +133,8 @@ def test_the_best_plan_without_hetero_layouts_is_kept_where_none_with_them_fits(
     model_file(tmp_path)
     for module in (compare, wanted):
         monkeypatch.setattr(module, "search_hetero", search_hetero)
-    request = read_request(with_samples(tmp_path) if samples else asked(tmp_path))
-    found = search(request, small_profile(capacity_mib=4000))
+    arguments = with_samples(tmp_path) if samples else asked(tmp_path)
+    found = search(read_request(arguments), small_profile(capacity_mib=4000), arguments)
     assert isinstance(found, Plan) and found.hetero is None
 
 
@@ -196,7 +200,7 @@ def test_the_file_for_mindspeed_mm_keeps_its_adapter_and_names_the_flag_that_is_
 def test_a_read_only_folder_gets_the_file_elsewhere(
     tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mindspeed_autoparallel.runtime.features.auto_parallel_mm import hetero_model as module
+    from mindspeed_autoparallel.runtime.features.apply_plan import hetero_model as module
 
     user = model_file(tmp_path)
     written = module.write_json_atomic
@@ -219,6 +223,62 @@ def test_a_model_with_other_layers_than_the_plan_is_refused(tmp_path: Path, plan
     description = describe(argparse.Namespace(mm_model=str(model_file(tmp_path, other))))
     with pytest.raises(ConfigError, match=r"'text_decoder': 6.*the plan is for.*'text_decoder': 4"):
         hetero_model(plan, description)
+
+
+def _light_selective(_: str, layer: BlockCost) -> BlockCost:
+    """Half of the activations for a tenth of the time of full recompute."""
+    none, full = layer.recompute["none"], layer.recompute["full"]
+    light = replace(full, saved_bytes=none.saved_bytes // 2, extra_backward_us=full.extra_backward_us / 10)
+    return replace(layer, recompute={"none": none, "selective": light, "full": full})
+
+
+@pytest.mark.parametrize("samples", [False, True])
+def test_both_kinds_of_plan_recompute_what_model_json_can_give(tmp_path: Path, samples: bool) -> None:
+    """No key of model.json holds layers of several kinds: the search ended once it had found such a plan."""
+    model_file(tmp_path)
+    arguments = with_samples(tmp_path) if samples else asked(tmp_path)
+    profile = small_profile(capacity_mib=240 if samples else 180)
+    measurements = tuple(
+        replace(one, modules={name: cost.with_layers(_light_selective) for name, cost in one.modules.items()})
+        for one in profile.measurements
+    )
+    request = read_request(arguments)
+    found = search(request, replace(profile, measurements=measurements), arguments)
+    assert isinstance(found, Comparison) and found.homogeneous is not None
+    for plan in (found.hetero, found.homogeneous):
+        assert not refusal(plan, request.description, arguments, tmp_path)
+        assert samples or "recomputed whole" in plan.search.scope
+
+
+_ENDS_AT_A_CHECKPOINT: dict[str, Any] = {
+    "save": "out",
+    "ckpt_format": "torch_dist",
+    "mtp_num_layers": 1,
+    "untie_embeddings_and_output_weights": False,
+}
+
+
+def test_a_plan_that_its_training_would_refuse_is_not_written(tmp_path: Path) -> None:
+    model_file(tmp_path)
+    arguments = asked(tmp_path, auto_parallel_hetero=False, **_ENDS_AT_A_CHECKPOINT)
+    with pytest.raises(PlanError, match=r"is not written, for the host refuses it: the plan has \d stages, .* --save"):
+        search(read_request(arguments), small_profile(capacity_mib=150), arguments)
+
+
+@pytest.mark.parametrize(
+    ("refused", "kept"), [({"use_torch_fsdp2": True}, "homogeneous"), (_ENDS_AT_A_CHECKPOINT, "hetero")]
+)
+def test_of_two_plans_the_one_that_its_training_takes_is_kept(
+    tmp_path: Path, refused: dict[str, Any], kept: str
+) -> None:
+    model_file(tmp_path)
+    request, profile = read_request(asked(tmp_path)), small_profile(capacity_mib=150)
+    found = search(request, profile, asked(tmp_path, **refused))
+    if kept == "hetero":
+        assert isinstance(found, Comparison) and found.homogeneous is None
+        assert found.hetero.hetero is not None and "the plan has" in found.hetero.hetero.homogeneous_note
+    else:
+        assert isinstance(found, Plan) and found.hetero is None and found.hetero_rival is None
 
 
 def test_applying_a_hetero_plan_writes_its_sizes_and_switches_hetero_parallel_on(

@@ -120,8 +120,8 @@ def test_a_memory_limit_that_cannot_be_is_refused(tmp_path, mib):
 @pytest.mark.parametrize("overlap", [False, True])
 def test_layouts_are_searched_with_the_scripts_own_overlap(tmp_path, overlap):
     given = {**COMMON, "nproc_per_node": 2, "simulated_nproc_per_node": 2, "overlap_grad_reduce": overlap}
-    request = read_request(argparse.Namespace(**given, auto_parallel_work_dir=str(tmp_path)))
-    plan = search(request, small_profile())
+    arguments = argparse.Namespace(**given, auto_parallel_work_dir=str(tmp_path))
+    plan = search(read_request(arguments), small_profile(), arguments)
     layouts = [plan.layout, *(other.layout for other in plan.alternatives)]
     assert {layout.overlap_gradient_reduce for layout in layouts} == {overlap}
 

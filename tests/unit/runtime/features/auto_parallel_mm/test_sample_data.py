@@ -92,7 +92,7 @@ def test_bad_input_is_named_before_anything_is_measured(tmp_path: Path, flags: d
 def test_the_plan_is_the_one_for_the_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write_distribution(tmp_path, [16] * 30 + [128])
     request = request_of(tmp_path, auto_parallel_data=str(file), auto_parallel_data_padding="longest")
-    write(request, search(request, small_profile()), small_profile())
+    write(request, search(request, small_profile(), argparse.Namespace()), small_profile())
     plan = Plan.read(tmp_path / "plan.json")
     assert plan.data is not None and plan.data.sha256 == "abc" and plan.data.p95_us > plan.data.by_means_us
     printed = capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from pathlib import Path
 
 import pytest
 from language_profile import language_profile
@@ -24,7 +25,7 @@ from mindspeed_autoparallel.runtime.features.sample_data import SampleData
 from mindspeed_autoparallel.spec import Cluster
 
 
-def recommend(monkeypatch, sample_data=None, batch=64, switches=True, sizes=(2, 4, 8), micro_batches=(1, 2)):
+def recommend(monkeypatch, sample_data=None, batch=64, switches=True, sizes=(2, 4, 8), micro_batches=(1, 2), **given):
     monkeypatch.setattr(recommending, "illegal", lambda arguments, values, world_size: "")
     monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "1"])
     plain = ProfileVariant(name="", settings={}, profile=language_profile(tensor=sizes, batches=micro_batches))
@@ -49,9 +50,11 @@ def recommend(monkeypatch, sample_data=None, batch=64, switches=True, sizes=(2, 
         master_addr="localhost",
         master_port=6000,
         sample_data=sample_data,
+        description=argparse.Namespace(model_file=None),
+        work_dir=Path(),
     )
     profiles = argparse.Namespace(variants=variants, plan=plan, costs=argparse.Namespace(prices=prices))
-    return recommending.search(request, profiles, argparse.Namespace(num_layers=32))
+    return recommending.search(request, profiles, argparse.Namespace(num_layers=32, **given))
 
 
 @pytest.fixture
@@ -113,6 +116,16 @@ def test_pages_of_the_others_name_the_faster_ones_and_no_page_says_that_time_ran
         told = " ".join(warnings(plan))
         assert "stopped before a proof" not in told
         assert ("Another plan is faster: " + plans[0].layout.label() in told) == (plan is not plans[0])
+
+
+def test_configurations_that_would_end_at_their_first_checkpoint_are_refused(monkeypatch):
+    """Megatron's validation takes them: their plans were written, and no training takes these."""
+    tied = {"ckpt_format": "torch_dist", "mtp_num_layers": 1, "untie_embeddings_and_output_weights": False}
+    free = recommend(monkeypatch, **SMALL, **tied)
+    assert any(pick.plan.layout.pipeline_size > 1 for pick in free.picks)
+    found = recommend(monkeypatch, **SMALL, **tied, save="out")
+    assert {pick.plan.layout.pipeline_size for pick in found.picks} == {1}
+    assert all("Megatron ends at the first torch_dist checkpoint" in reason for reason in found.refused.values())
 
 
 SMALL = {"batch": 16, "switches": False, "sizes": (4, 8), "micro_batches": (1,)}
