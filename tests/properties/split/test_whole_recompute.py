@@ -24,9 +24,11 @@ def one_stack(drawn, stages, chunks, layers):
     program = make_program("interleaved" if chunks > 1 else "1f1b", stages, 4, chunks)
     forward, saved = drawn.randint(5, 40), drawn.randint(4, 20)
     plain = LayerKind(name="none", memory=(3,) * virtual, saved=saved)
-    full = replace(plain, name="full", saved=1, extra_backward=forward, transient=drawn.choice([0, 5, 30]))
+    # Where recomputing frees nothing, one kind is left.
+    least = drawn.choice([1, 1, 1, saved])
+    full = replace(plain, name="full", saved=least, extra_backward=forward, transient=drawn.choice([0, 5, 30]))
     half = replace(full, name="half", saved=saved // 2, extra_backward=drawn.randint(1, forward), transient=3)
-    kinds = (plain, full, half) if drawn.random() < 0.5 and layers < 6 else (plain, full)
+    kinds = (plain, full, half) if least < saved and drawn.random() < 0.5 and layers < 6 else (plain, full)
     stack = Segment(name="layer", num_layers=layers, forward=forward, backward=2 * forward, kinds=kinds)
     segments = (stack,)
     if ends != "none":
@@ -83,7 +85,7 @@ def _ways(layers, kinds):
 SHAPES = [(2, 2, 5), (2, 2, 6), (3, 1, 6), (2, 1, 6), (2, 2, 7)]
 
 
-@pytest.mark.parametrize("seed", [*range(20), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(20, 300))])
+@pytest.mark.parametrize("seed", [*range(23), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(23, 300))])
 def test_whole_layers_recomputed_bound_no_plan_out(seed):
     drawn = random.Random(seed)
     problem = one_stack(drawn, *SHAPES[seed % len(SHAPES)])
