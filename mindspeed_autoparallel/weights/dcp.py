@@ -92,7 +92,7 @@ class DcpWriter:
         properties = dcp.TensorProperties(dtype=tensor.dtype)
         chunks = [dcp.ChunkStorageMetadata(offsets, size)]
         self._described[_PREFIX + name] = dcp.TensorStorageMetadata(properties, size, chunks)
-        self._stored[dcp.MetadataIndex(_PREFIX + name, offsets)] = append(self._stream, tensor)
+        self._stored[dcp.MetadataIndex(_PREFIX + name, offsets)] = append(self._stream, [tensor], tensor.shape)
 
     def finish(self) -> None:
         """Write the description, and the tracker file last."""

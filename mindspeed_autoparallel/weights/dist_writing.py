@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -56,16 +56,16 @@ def write_torch_dist(
         for done, entry in enumerate(entries):
             padded = layout.padded_vocab(architecture.vocab_size)
             stored_as = dist_names.stored_key(entry, architecture, spelling)
-            for key, tensor in _keyed_tensors(entry, source, stored_as, padded, state):
+            for key, blocks in _keyed_blocks(entry, source, stored_as, padded, state):
                 place, counts = _stack_of(entry, architecture, spelling)
+                own = tensors.shape_of(blocks)
                 if key not in described:
-                    properties = dcp.TensorProperties(dtype=tensor.dtype)
-                    size = torch.Size((*counts, *tensor.shape))
-                    described[key] = dcp.TensorStorageMetadata(properties, size, [])
-                offsets = torch.Size((*place, *[0] * tensor.dim()))
-                tensor = tensor.reshape(*[1] * len(place), *tensor.shape)
-                described[key].chunks.append(dcp.ChunkStorageMetadata(offsets, tensor.shape))
-                stored[dcp.MetadataIndex(key, offsets)] = append(stream, tensor)
+                    properties = dcp.TensorProperties(dtype=blocks[0].dtype)
+                    described[key] = dcp.TensorStorageMetadata(properties, torch.Size((*counts, *own)), [])
+                offsets = torch.Size((*place, *[0] * len(own)))
+                shape = torch.Size((*[1] * len(place), *own))
+                described[key].chunks.append(dcp.ChunkStorageMetadata(offsets, shape))
+                stored[dcp.MetadataIndex(key, offsets)] = append(stream, blocks, shape)
             extra = dist_names.extra_state(entry, stored_as, architecture, spelling)
             if extra is not None:
                 described[extra] = dcp.BytesStorageMetadata()
@@ -77,16 +77,22 @@ def write_torch_dist(
     (folder / TRACKER).write_text("release" if iteration is None else str(iteration), encoding="utf-8")
 
 
-def _keyed_tensors(
+def _keyed_blocks(
     entry: Entry, source: TensorSource, key: str, padded_vocab: int, state: OptimizerState | None
-) -> Iterator[tuple[str, Any]]:
-    """Yield (key, tensor) of a weight and of the optimizer's state of it."""
+) -> Iterator[tuple[str, list[Any]]]:
+    """Yield (key, blocks of rows) of a weight and of the optimizer's state of it."""
     sources: dict[str, TensorSource] = {"": source, **({} if state is None else state.sources)}
     for prefix, one in sources.items():
         if prefix and not one.has(entry):
             continue  # not trained
-        whole = tensors.cut(entry.rule, one.load(entry), 1, padded_vocab)[0]
-        yield from _keyed(entry, prefix + key, whole)
+        (blocks,) = tensors.cut(entry.rule, one.blocks(entry), 1, padded_vocab)
+        sections = dist_names.sections_of(entry.rule)
+        if not sections:
+            yield prefix + key, blocks
+        begin = 0
+        for end, num_rows in sections:
+            yield prefix + key + end, tensors.rows(blocks, begin, begin + num_rows)
+            begin += num_rows
 
 
 def _write_common(target: Path, num_layers: int, iteration: int | None, more: dict[str, Any]) -> None:
@@ -111,22 +117,12 @@ def _write_common(target: Path, num_layers: int, iteration: int | None, more: di
     (target / "metadata.json").write_text(json.dumps(described_as), encoding="utf-8")
 
 
-def append(stream: IO[bytes], value: Any) -> Any:
-    """Write ``value``, a tensor or a plain value, and return where it lies."""
-    import torch
-
+def append(stream: IO[bytes], value: Any, shape: Sequence[int] | None = None) -> Any:
+    """Write ``value``, a plain value or, with ``shape``, the blocks of a tensor; return where it lies."""
     begin = stream.tell()
     file = TorchFile(stream)
-    file.finish(file.add(value) if isinstance(value, torch.Tensor) else value)
+    file.finish(value if shape is None else file.add(value, shape))
     return _storage_info(begin, stream.tell() - begin)
-
-
-def _keyed(entry: Entry, key: str, tensor: Any) -> list[tuple[str, Any]]:
-    sections = dist_names.sections_of(entry.rule)
-    if not sections:
-        return [(key, tensor)]
-    parts = tensor.split([rows for _, rows in sections])
-    return [(key + end, part.clone()) for (end, _), part in zip(sections, parts, strict=True)]
 
 
 def _stack_of(entry: Entry, architecture: Architecture, spelling: Spelling) -> tuple[list[int], list[int]]:

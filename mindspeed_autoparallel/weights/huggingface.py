@@ -43,6 +43,9 @@ class HuggingFaceSource:
         return all(stored_name(source) in self.original_of for source in entry.sources)
 
     def load(self, entry: Entry) -> Any:
+        return tensors.whole(self.blocks(entry))
+
+    def blocks(self, entry: Entry) -> list[Any]:
         parts = [checked(entry, self._read(source), self.folder) for source in entry.sources]
         return tensors.combine(
             entry.rule,

@@ -29,8 +29,3 @@ def joined(parts: Sequence[Any], dim: int = 0) -> Any:
     shape = list(parts[0].shape)
     shape[dim] = sum(part.shape[dim] for part in parts)
     return torch.cat(list(parts), dim=dim, out=empty(shape, parts[0].dtype))
-
-
-def copied(tensor: Any) -> Any:
-    """Return a contiguous copy of ``tensor``."""
-    return empty(tensor.shape, tensor.dtype).copy_(tensor)

@@ -105,6 +105,9 @@ class RankFolderSource:
         whole = whole if self.keeps_padding else cut
         return checked(entry, whole, self.folder)
 
+    def blocks(self, entry: Entry) -> list[Any]:
+        return [self.load(entry)]
+
     def any_file(self) -> Path:
         """Return the file of the first rank: what is not cut stands in all of them."""
         return self._path_of[min(self._path_of)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from mindspeed_autoparallel.weights.placement import chunk_entries
 from mindspeed_autoparallel.weights.progress import Progress, silent
 from mindspeed_autoparallel.weights.rank_files import FILE
 from mindspeed_autoparallel.weights.rank_folders import CHECKPOINT_VERSION, TRACKER
-from mindspeed_autoparallel.weights.source import TensorSource, load_output_layer_or_embedding, present_entries
+from mindspeed_autoparallel.weights.source import TensorSource, blocks_of_output_layer_or_embedding, present_entries
 from mindspeed_autoparallel.weights.spelling import EACH, Spelling, grouped_name
 from mindspeed_autoparallel.weights.torch_file import TorchFile
 
@@ -31,24 +31,27 @@ class _RankFile:
         self._waiting: dict[str, Any] = {}
         self.states: dict[str, dict[str, object]] = {}
 
-    def add(self, key: str, name: str, tensor: Any) -> None:
-        self.states[key][name] = self._file.add(tensor)
+    def add(self, key: str, name: str, blocks: Sequence[Any]) -> None:
+        self.states[key][name] = self._file.add(blocks, tensors.shape_of(blocks))
 
-    def add_grouped(self, key: str, local: str, shard: Any, per_rank: int) -> bool:
+    def add_grouped(self, key: str, local: str, blocks: Sequence[Any], per_rank: int) -> bool:
         """Put an expert's weight into the tensor of all of a rank; False for what is no expert's weight."""
         grouped = grouped_name(local)
         if grouped is None:
             return False
         name, index = grouped
+        num_rows, num_columns = tensors.shape_of(blocks)
         if name not in self._waiting:
-            self._waiting[name] = memory.empty((per_rank, *shard.t().shape), shard.dtype)
-        self._waiting[name][index].copy_(shard.t())
+            self._waiting[name] = memory.empty((per_rank, num_columns, num_rows), blocks[0].dtype)
+        begin = 0
+        for block in blocks:
+            self._waiting[name][index][:, begin : begin + len(block)].copy_(block.t())
+            begin += len(block)
         if index == per_rank - 1:
             # The shape is Megatron's; the memory is that of [expert, in, out].
             stack = self._waiting.pop(name)
-            self.add(
-                key, name, stack.view(stack.shape[1], -1) if name.endswith("1") else stack.view(-1, stack.shape[2])
-            )
+            flat = stack.view(stack.shape[1], -1) if name.endswith("1") else stack.view(-1, stack.shape[2])
+            self.add(key, name, [flat])
         return True
 
     def finish(self, iteration: int | None) -> None:
@@ -109,10 +112,10 @@ def _write_chunk(
         tied = names.is_output_layer(entry.rule) and architecture.tied_embeddings
         if entry.name not in present and not tied:
             continue
-        tensor = load_output_layer_or_embedding(source, entry)
         size = layout.size_of(entry.rule)
-        shards = tensors.cut(entry.rule, tensor, size, layout.padded_vocab(architecture.vocab_size))
-        del tensor
+        blocks = blocks_of_output_layer_or_embedding(source, entry)
+        shards = tensors.cut(entry.rule, blocks, size, layout.padded_vocab(architecture.vocab_size))
+        del blocks
         layer_words = architecture.modules[entry.rule.module].layer_words
         words = layer_words[entry.layer if entry.rule.place == names.LAYER else -1]
         for (rank, expert), file in files.items():

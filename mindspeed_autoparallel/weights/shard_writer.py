@@ -9,7 +9,7 @@ from typing import IO, Any
 
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.weights.safetensors_file import name_of_dtype
-from mindspeed_autoparallel.weights.torch_file import tensor_bytes
+from mindspeed_autoparallel.weights.torch_file import pieces
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -41,15 +41,15 @@ class ShardWriter:
         if self._stream is None:
             self._begin_shard()
         assert self._stream is not None
-        data = tensor_bytes(tensor)
         self._header[name] = {
             "dtype": name_of_dtype(tensor.dtype),
             "shape": list(tensor.shape),
-            "data_offsets": [self._written, self._written + len(data)],
+            "data_offsets": [self._written, self._written + tensor.nbytes],
         }
-        self._stream.write(data)
-        self._written += len(data)
-        self.total_bytes += len(data)
+        for piece in pieces(tensor):
+            self._stream.write(piece)
+        self._written += tensor.nbytes
+        self.total_bytes += tensor.nbytes
         self._room -= _room_of(name)
 
     def finish(self) -> None:

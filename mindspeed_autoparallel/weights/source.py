@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Protocol
 
 from mindspeed_autoparallel.errors import ConfigError
@@ -20,6 +20,10 @@ class TensorSource(Protocol):
     def has(self, entry: Entry) -> bool: ...
 
     def load(self, entry: Entry) -> Any: ...
+
+    def blocks(self, entry: Entry) -> Sequence[Any]:
+        """Return tensors whose rows, one behind the other, are those of ``load``: nothing is copied to join them."""
+        ...
 
 
 def present_entries(source: TensorSource, absent: tuple[str, ...] = ()) -> list[Entry]:
@@ -79,9 +83,9 @@ def checked(entry: Entry, tensor: Any, where: object) -> Any:
     return tensor
 
 
-def load_output_layer_or_embedding(source: TensorSource, entry: Entry) -> Any:
-    """Return the tensor of ``entry``; for a tied output layer the embedding it is tied to."""
+def blocks_of_output_layer_or_embedding(source: TensorSource, entry: Entry) -> Sequence[Any]:
+    """Return the blocks of ``entry``; for a tied output layer those of the embedding it is tied to."""
     if names.is_output_layer(entry.rule) and source.architecture.tied_embeddings:
         embedding = next(one for one in entries_of(source.architecture) if one.name.endswith(names.EMBEDDING))
-        return source.load(embedding)
-    return source.load(entry)
+        return source.blocks(embedding)
+    return source.blocks(entry)

@@ -5,6 +5,8 @@ Every function has its inverse beside it and changes no value, only places: a ro
 
 from __future__ import annotations
 
+import functools
+import itertools
 import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -48,26 +50,56 @@ def check_shape(rule: names.Rule, tensor: Tensor, where: object) -> Tensor:
     )
 
 
-def combine(rule: names.Rule, parts: Sequence[Tensor]) -> Tensor:
-    """Combine Hugging Face tensors, in the order of ``rule.sources``, to the canonical one: see the kinds in
-    ``names``."""
+def whole(blocks: Sequence[Tensor]) -> Tensor:
+    """Return one tensor of ``blocks``, whose rows follow one another."""
+    return blocks[0] if len(blocks) == 1 else memory.joined(blocks)
+
+
+def shape_of(blocks: Sequence[Tensor]) -> tuple[int, ...]:
+    """Return the shape of ``whole(blocks)``."""
+    first = tuple(blocks[0].shape)
+    return first if len(blocks) == 1 else (sum(len(block) for block in blocks), *first[1:])
+
+
+def rows(blocks: Sequence[Tensor], begin: int, end: int) -> list[Tensor]:
+    """Return rows ``begin`` to ``end`` of ``whole(blocks)``, as views."""
+    found, at = [], 0
+    for block in blocks:
+        first, last = max(begin - at, 0), min(end - at, len(block))
+        if first < last:
+            found.append(block[first:last])
+        at += len(block)
+    return found or [blocks[0][:0]]
+
+
+def combine(rule: names.Rule, parts: Sequence[Tensor]) -> list[Tensor]:
+    """Combine Hugging Face tensors, in the order of ``rule.sources``, to the blocks of rows of the canonical one.
+
+    See the kinds in ``names``. Blocks are views where no value changes, so that nothing is copied before it is written;
+    parts of different types become the type that holds the values of all.
+    """
+    import torch
+
+    kind = functools.reduce(torch.promote_types, (part.dtype for part in parts))
+    return _ordered(rule, [part.to(kind) for part in parts])
+
+
+def _ordered(rule: names.Rule, parts: Sequence[Tensor]) -> list[Tensor]:
     import torch
 
     first = parts[0]
-    if rule.combine == names.COPY:
-        return first
-    if rule.combine == names.JOIN:
-        return memory.joined(parts)
+    if rule.combine in (names.COPY, names.JOIN):
+        return list(parts)
     if rule.combine == names.TRANSPOSE:
-        return memory.copied(first.t())
+        return [first.t()]
     if rule.combine == names.PAIRS:
-        return memory.joined((first[0::2], first[1::2]))
+        return [first[0::2], first[1::2]]
     if rule.combine == names.TRANSPOSE_PAIRS:
-        return memory.joined((first.t()[0::2], first.t()[1::2]))
+        return [first.t()[0::2], first.t()[1::2]]
     if rule.combine == names.MINUS_ONE:
-        return _shifted(first, -1.0)
+        return [_shifted(first, -1.0)]
     if rule.combine == names.DELTA:
-        return memory.joined([part.reshape(-1, *first.shape[1:]) for part in _by_head(rule, parts)])
+        return [head for part in _by_head(rule, parts) for head in part]
     if rule.combine == names.FUSED_QKV:
         parts = first.chunk(3)
     elif rule.combine == names.QKV_WITHOUT_KEY:
@@ -75,7 +107,7 @@ def combine(rule: names.Rule, parts: Sequence[Tensor]) -> Tensor:
     elif rule.combine == names.GATED_QKV:
         parts = (_gates_behind(rule, first), *parts[1:])
     groups = [part.reshape(rule.groups, -1, *part.shape[1:]) for part in parts]
-    return memory.joined(groups, dim=1).reshape(-1, *first.shape[1:])
+    return [part for group in zip(*groups, strict=True) for part in group]
 
 
 def separate(rule: names.Rule, tensor: Tensor, dtype: Any = None) -> list[Tensor]:
@@ -86,15 +118,15 @@ def separate(rule: names.Rule, tensor: Tensor, dtype: Any = None) -> list[Tensor
     """
     if rule.combine == names.COPY:
         return [tensor]
-    rows = [shape[0] for shape in rule.shapes]
+    counts = [shape[0] for shape in rule.shapes]
     if rule.combine == names.JOIN:
-        return list(tensor.split(rows))
+        return list(tensor.split(counts))
     if rule.combine == names.TRANSPOSE:
         return [tensor.t()]
     if rule.combine in (names.PAIRS, names.TRANSPOSE_PAIRS):
-        whole = memory.empty(tensor.shape, tensor.dtype)
-        whole[0::2], whole[1::2] = tensor.chunk(2)
-        return [whole if rule.combine == names.PAIRS else whole.t()]
+        paired = memory.empty(tensor.shape, tensor.dtype)
+        paired[0::2], paired[1::2] = tensor.chunk(2)
+        return [paired if rule.combine == names.PAIRS else paired.t()]
     if rule.combine == names.MINUS_ONE:
         return [_shifted(tensor, 1.0, dtype)]
     if rule.combine == names.DELTA:
@@ -102,12 +134,12 @@ def separate(rule: names.Rule, tensor: Tensor, dtype: Any = None) -> list[Tensor
         joint = (memory.joined(parts[:4], dim=1), memory.joined(parts[4:], dim=1))
         return [part.reshape(-1, *tensor.shape[1:]) for part in joint]
     if rule.combine == names.FUSED_QKV:
-        rows = [rows[0] // 3] * 3
+        counts = [counts[0] // 3] * 3
     elif rule.combine == names.QKV_WITHOUT_KEY:
-        rows = [rows[0], rows[1], rows[1]]
+        counts = [counts[0], counts[1], counts[1]]
     grouped = tensor.reshape(rule.groups, -1, *tensor.shape[1:])
     query, key, value = (
-        part.reshape(-1, *tensor.shape[1:]) for part in grouped.split([count // rule.groups for count in rows], dim=1)
+        part.reshape(-1, *tensor.shape[1:]) for part in grouped.split([count // rule.groups for count in counts], dim=1)
     )
     if rule.combine == names.FUSED_QKV:
         return [memory.joined((query, key, value))]
@@ -153,24 +185,32 @@ def _shifted(tensor: Tensor, by: float, dtype: Any = None) -> Tensor:
     return exact
 
 
-def cut(rule: names.Rule, tensor: Tensor, tensor_size: int, padded_vocab: int) -> list[Tensor]:
-    """Cut a canonical tensor into the shard of every tensor-parallel rank, as views where rows or columns lie together.
+def cut(rule: names.Rule, blocks: Sequence[Tensor], tensor_size: int, padded_vocab: int) -> list[list[Tensor]]:
+    """Cut a canonical tensor, given and returned as blocks of its rows, into the shard of every tensor-parallel rank.
 
-    The vocabulary is padded with zero rows up to ``padded_vocab`` first.
+    All are views. The vocabulary is padded with zero rows up to ``padded_vocab`` first.
     """
-
-    if rule.split == names.VOCABULARY and padded_vocab > tensor.shape[0]:
-        padding = tensor.new_zeros(padded_vocab - tensor.shape[0], *tensor.shape[1:])
-        tensor = memory.joined((tensor, padding))
+    shape = shape_of(blocks)
+    if rule.split == names.VOCABULARY and padded_vocab > shape[0]:
+        blocks = [*blocks, blocks[0].new_zeros(padded_vocab - shape[0], *shape[1:])]
+        shape = (padded_vocab, *shape[1:])
     if tensor_size == 1 or rule.split == names.WHOLE:
-        return [tensor] * tensor_size
-    if rule.sections:
-        parts = [section.chunk(tensor_size) for section in tensor.split(rule.sections)]
-        return [memory.joined(shard) for shard in zip(*parts, strict=True)]
-    dim = 1 if rule.split == names.COLUMNS else 0
-    if tensor.shape[dim] % tensor_size:
-        raise ConfigError(f"{rule.target} of shape {tuple(tensor.shape)} cannot be cut into {tensor_size} parts.")
-    return list(tensor.chunk(tensor_size, dim=dim))
+        return [list(blocks)] * tensor_size
+    columns = rule.split == names.COLUMNS
+    counts = rule.sections or (shape[1] if columns else shape[0],)
+    if any(count % tensor_size for count in counts):
+        raise ConfigError(f"{rule.target} of shape {shape} cannot be cut into {tensor_size} parts.")
+    if columns:
+        return [list(shard) for shard in zip(*(block.chunk(tensor_size, dim=1) for block in blocks), strict=True)]
+    begins = [0, *itertools.accumulate(counts)]
+    return [
+        [
+            block
+            for begin, count in zip(begins, counts, strict=False)
+            for block in rows(blocks, begin + count * rank // tensor_size, begin + count * (rank + 1) // tensor_size)
+        ]
+        for rank in range(tensor_size)
+    ]
 
 
 def join(rule: names.Rule, shards: Sequence[Tensor]) -> Tensor:
@@ -179,9 +219,9 @@ def join(rule: names.Rule, shards: Sequence[Tensor]) -> Tensor:
     if rule.split == names.WHOLE or len(shards) == 1:
         return shards[0]
     if rule.sections:
-        rows = [count // len(shards) for count in rule.sections]
+        counts = [count // len(shards) for count in rule.sections]
         return memory.joined(
-            [part for section in zip(*(one.split(rows) for one in shards), strict=True) for part in section]
+            [part for section in zip(*(one.split(counts) for one in shards), strict=True) for part in section]
         )
     return memory.joined(shards, dim=1 if rule.split == names.COLUMNS else 0)
 

@@ -65,6 +65,9 @@ class TorchDistSource:
         whole = tensors.check_shape(entry.rule, memory.joined(parts) if len(parts) > 1 else parts[0], self.folder)
         return checked(entry, whole, self.folder)
 
+    def blocks(self, entry: Entry) -> list[Any]:
+        return [self.load(entry)]
+
     def _refuse_unknown(self) -> None:
         located = [self._locate(entry) for entry in present_entries(self)]
         known = {key for keys, _ in filter(None, located) for key in keys}

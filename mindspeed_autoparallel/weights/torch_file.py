@@ -6,16 +6,18 @@
 from __future__ import annotations
 
 import io
+import math
 import pickle
 import struct
 import zipfile
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, cast
 
 _ALIGNED_BYTES = 64
 _ZIP64_BYTES = 1 << 30
+_PIECE_BYTES = 1 << 18
 _NO_TIME = (1980, 1, 1, 0, 0, 0)
 
 
@@ -41,31 +43,33 @@ class TorchFile:
         self._zip = zipfile.ZipFile(cast(Any, _From(stream)), "w")
         self._count = 0
 
-    def add(self, tensor: Any) -> StoredTensor:
-        """Write the values of ``tensor``; return what stands for it in the content."""
-        storage = _Storage(str(self._count), _storage_kind(tensor.dtype), tensor.numel())
+    def add(self, blocks: Sequence[Any], shape: Sequence[int]) -> StoredTensor:
+        """Write ``blocks``, tensors whose values follow one another, as one of ``shape``; return what stands for it in
+        the content."""
+        storage = _Storage(str(self._count), _storage_kind(blocks[0].dtype), math.prod(shape))
         self._count += 1
-        self._write(f"archive/data/{storage.key}", tensor_bytes(tensor))
-        return StoredTensor(storage, tuple(tensor.shape))
+        num_bytes = storage.num_values * blocks[0].dtype.itemsize
+        self._write(f"archive/data/{storage.key}", num_bytes, (piece for block in blocks for piece in pieces(block)))
+        return StoredTensor(storage, tuple(shape))
 
     def finish(self, content: Any) -> None:
         """Write ``content``, plain values and what ``add`` returned, and end the file."""
         pickled = io.BytesIO()
         _Pickler(pickled, protocol=2).dump(content)
-        self._write("archive/data.pkl", pickled.getbuffer())
-        self._write("archive/byteorder", b"little")
-        self._write("archive/version", b"3\n")
+        for name, data in (("data.pkl", pickled.getvalue()), ("byteorder", b"little"), ("version", b"3\n")):
+            self._write(f"archive/{name}", len(data), [data])
         self._zip.close()
 
-    def _write(self, name: str, data: Any) -> None:
+    def _write(self, name: str, num_bytes: int, data: Iterable[Any]) -> None:
         info = zipfile.ZipInfo(name, date_time=_NO_TIME)
-        large = len(data) >= _ZIP64_BYTES
+        large = num_bytes >= _ZIP64_BYTES
         assert self._zip.fp is not None
         begin = self._zip.fp.tell() + 30 + len(name) + 4 + (20 if large else 0)
         padding = -begin % _ALIGNED_BYTES
         info.extra = b"FB" + struct.pack("<H", padding) + b"F" * padding
         with self._zip.open(info, "w", force_zip64=large) as record:
-            record.write(data)
+            written = sum(record.write(piece) for piece in data)
+        assert written == num_bytes, f"{name}: {written} bytes, not {num_bytes}"
 
 
 class _From:
@@ -112,11 +116,25 @@ def _strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def tensor_bytes(tensor: Any) -> Any:
-    """Return the memory of ``tensor``, a copy only where it is not contiguous."""
+def pieces(tensor: Any) -> Iterator[Any]:
+    """Yield the values of ``tensor`` as memory to be written before the next is asked for, a small part at a time.
+
+    A part stays in the processor's cache: its checksum costs no second reading. Rows that do not lie together are
+    copied into one small buffer, which costs less than memory for a second tensor.
+    """
     import torch
 
-    return memoryview(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+    tensor = tensor.detach()
+    if not tensor.is_contiguous() and tensor.nbytes > _PIECE_BYTES:
+        num_rows = max(1, _PIECE_BYTES * len(tensor) // tensor.nbytes)
+        buffer = torch.empty(num_rows, *tensor.shape[1:], dtype=tensor.dtype)
+        parts = (buffer[: len(part)].copy_(part) for part in tensor.split(num_rows))
+    else:
+        parts = iter((tensor.contiguous(),))
+    for part in parts:
+        data = memoryview(part.reshape(-1).view(torch.uint8).numpy())
+        for begin in range(0, len(data), _PIECE_BYTES):
+            yield data[begin : begin + _PIECE_BYTES]
 
 
 def _storage_kind(dtype: Any) -> Any:
