@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import pickle
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.weights import tensors
 from mindspeed_autoparallel.weights.dist_chunks import ChunkReader
 from mindspeed_autoparallel.weights.dist_metadata import METADATA, read_metadata
 from mindspeed_autoparallel.weights.dist_writing import DATA_FILE, append
@@ -83,16 +85,17 @@ class DcpWriter:
         self._described: dict[str, object] = {}
         self._stored: dict[Any, Any] = {}
 
-    def add(self, name: str, tensor: Any) -> None:
-        """Write ``tensor`` under the Hugging Face name ``name``."""
+    def add(self, name: str, blocks: Sequence[Any]) -> None:
+        """Write the tensor of ``blocks``, rows one behind the other, under the Hugging Face name ``name``."""
         import torch
         from torch.distributed.checkpoint import metadata as dcp
 
-        offsets, size = torch.Size([0] * tensor.dim()), tensor.shape
-        properties = dcp.TensorProperties(dtype=tensor.dtype)
+        size = torch.Size(tensors.shape_of(blocks))
+        offsets = torch.Size([0] * len(size))
+        properties = dcp.TensorProperties(dtype=blocks[0].dtype)
         chunks = [dcp.ChunkStorageMetadata(offsets, size)]
         self._described[_PREFIX + name] = dcp.TensorStorageMetadata(properties, size, chunks)
-        self._stored[dcp.MetadataIndex(_PREFIX + name, offsets)] = append(self._stream, [tensor], tensor.shape)
+        self._stored[dcp.MetadataIndex(_PREFIX + name, offsets)] = append(self._stream, blocks, size)
 
     def finish(self) -> None:
         """Write the description, and the tracker file last."""

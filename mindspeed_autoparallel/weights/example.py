@@ -45,7 +45,7 @@ def write_random_model(
         values = torch.randn(shape, generator=generator).mul_(scale)
         if len(shape) == 1 and name.endswith(".weight"):
             values += 1.0
-        writer.add(name, values.to(getattr(torch, dtype)))
+        writer.add(name, [values.to(getattr(torch, dtype))])
     writer.finish()
 
 

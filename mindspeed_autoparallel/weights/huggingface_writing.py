@@ -52,18 +52,19 @@ def write_huggingface(
     stacks: dict[str, object] = {}
     for done, entry in enumerate(entries):
         dtype = _original_dtype(original, rename(entry.sources[0])) if entry.rule.combine == names.MINUS_ONE else None
-        for classic, tensor in zip(entry.sources, tensors.separate(entry.rule, source.load(entry), dtype), strict=True):
+        separated = tensors.separate(entry.rule, source.blocks(entry), dtype)
+        for classic, blocks in zip(entry.sources, separated, strict=True):
             if is_stack(classic):
-                tensor = _stacked(stacks, entry, classic, tensor, architecture.modules[TEXT].num_experts)
-                if tensor is None:
+                blocks = _stacked(stacks, entry, classic, blocks, architecture.modules[TEXT].num_experts)
+                if not blocks:
                     continue
             name = stored_name(classic)
-            writer.add(rename(name), tensor)
+            writer.add(rename(name), blocks)
             if name in copies:
-                writer.add(rename(copies[name]), tensor)
+                writer.add(rename(copies[name]), blocks)
         progress(done + 1, len(entries), entry.name)
     for name, path in unconverted.items():
-        writer.add(name, SafetensorsFile(path).read(name))
+        writer.add(name, [SafetensorsFile(path).read(name)])
     writer.finish()
     if as_dcp:
         return
@@ -72,12 +73,12 @@ def write_huggingface(
             shutil.copyfile(_inside(path, original), folder / path.name)
 
 
-def _stacked(stacks: dict[str, Any], entry: Entry, source: str, tensor: Any, num_experts: int) -> Any:
-    """Put one expert's ``tensor`` into the tensor of all; returns that once the last is in, None before."""
+def _stacked(stacks: dict[str, Any], entry: Entry, source: str, blocks: list[Any], num_experts: int) -> list[Any]:
+    """Put one expert's ``blocks`` into the tensor of all; returns that once the last is in, nothing before."""
     if entry.expert == 0:
-        stacks[source] = memory.empty((num_experts, *tensor.shape), tensor.dtype)
-    stacks[source][entry.expert].copy_(tensor)
-    return stacks.pop(source) if entry.expert == num_experts - 1 else None
+        stacks[source] = memory.empty((num_experts, *tensors.shape_of(blocks)), blocks[0].dtype)
+    stacks[source][entry.expert].copy_(tensors.whole(blocks))
+    return [stacks.pop(source)] if entry.expert == num_experts - 1 else []
 
 
 def _inside(path: Path, folder: Path) -> Path:

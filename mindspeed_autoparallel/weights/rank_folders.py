@@ -78,6 +78,9 @@ class RankFolderSource:
         return entry.name in self._place
 
     def load(self, entry: Entry) -> Any:
+        return tensors.whole(self.blocks(entry))
+
+    def blocks(self, entry: Entry) -> list[Any]:
         stage, virtual, local, expert_rank = self._place[entry.name]
         num_shards = self.layout.size_of(entry.rule)
         files = self._stage(stage)
@@ -100,13 +103,9 @@ class RankFolderSource:
             raise ConfigError(f"{self.folder}: the parts of {entry.name} differ in shape or type between tensor ranks.")
         if entry.rule.split == names.WHOLE:
             self._refuse_differing(entry, files, virtual, local, expert_rank)
-        whole = tensors.join(entry.rule, shards)
-        cut = tensors.check_shape(entry.rule, whole, self.folder)
-        whole = whole if self.keeps_padding else cut
-        return checked(entry, whole, self.folder)
-
-    def blocks(self, entry: Entry) -> list[Any]:
-        return [self.load(entry)]
+        joined = tensors.join(entry.rule, shards)
+        cut = tensors.check_shape(entry.rule, joined, self.folder)
+        return [checked(entry, block, self.folder) for block in (joined if self.keeps_padding else cut)]
 
     def any_file(self) -> Path:
         """Return the file of the first rank: what is not cut stands in all of them."""

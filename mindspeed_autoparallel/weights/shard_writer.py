@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from mindspeed_autoparallel.files import write_json_atomic
+from mindspeed_autoparallel.weights import tensors
 from mindspeed_autoparallel.weights.safetensors_file import name_of_dtype
 from mindspeed_autoparallel.weights.torch_file import pieces
 
@@ -35,21 +36,24 @@ class ShardWriter:
         self._header: dict[str, object] = {}
         self._begin = self._written = 0
 
-    def add(self, name: str, tensor: Any) -> None:
-        if self._stream is not None and self._written + tensor.nbytes > self.max_shard_bytes:
+    def add(self, name: str, blocks: Sequence[Any]) -> None:
+        """Write the tensor whose rows are those of ``blocks``, one behind the other."""
+        num_bytes = sum(block.nbytes for block in blocks)
+        if self._stream is not None and self._written + num_bytes > self.max_shard_bytes:
             self._end_shard()
         if self._stream is None:
             self._begin_shard()
         assert self._stream is not None
         self._header[name] = {
-            "dtype": name_of_dtype(tensor.dtype),
-            "shape": list(tensor.shape),
-            "data_offsets": [self._written, self._written + tensor.nbytes],
+            "dtype": name_of_dtype(blocks[0].dtype),
+            "shape": list(tensors.shape_of(blocks)),
+            "data_offsets": [self._written, self._written + num_bytes],
         }
-        for piece in pieces(tensor):
-            self._stream.write(piece)
-        self._written += tensor.nbytes
-        self.total_bytes += tensor.nbytes
+        for block in blocks:
+            for piece in pieces(block):
+                self._stream.write(piece)
+        self._written += num_bytes
+        self.total_bytes += num_bytes
         self._room -= _room_of(name)
 
     def finish(self) -> None:

@@ -31,19 +31,20 @@ def canonical_shape(rule: names.Rule) -> tuple[int, ...]:
     return (rows, *first[1:])
 
 
-def check_shape(rule: names.Rule, tensor: Tensor, where: object) -> Tensor:
-    """Return the canonical ``tensor`` as config.json means it: rows that only pad a vocabulary are cut off, and told.
+def check_shape(rule: names.Rule, blocks: Sequence[Tensor], where: object) -> list[Tensor]:
+    """Return a canonical tensor's ``blocks`` as config.json means it: rows that only pad a vocabulary are cut off, and
+    told.
 
     Raises ``ConfigError`` that names the tensor and both shapes for every other difference.
     """
     wanted = canonical_shape(rule)
-    found = tuple(tensor.shape)
+    found = shape_of(blocks)
     if found == wanted:
-        return tensor
+        return list(blocks)
     num_padding = found[0] - wanted[0] if len(found) == len(wanted) and found[1:] == wanted[1:] else -1
     if rule.split == names.VOCABULARY and 0 < num_padding <= MAX_PADDING_ROWS:
         _LOG.warning("%s: %d padding rows beyond the vocabulary of %d left out.", rule.target, num_padding, wanted[0])
-        return tensor[: wanted[0]]
+        return rows(blocks, 0, wanted[0])
     raise ConfigError(
         f"{where}: {rule.target} has the shape {list(found)}; config.json means {list(wanted)}. "
         "The checkpoint and config.json belong to different models."
@@ -75,13 +76,17 @@ def rows(blocks: Sequence[Tensor], begin: int, end: int) -> list[Tensor]:
 def combine(rule: names.Rule, parts: Sequence[Tensor]) -> list[Tensor]:
     """Combine Hugging Face tensors, in the order of ``rule.sources``, to the blocks of rows of the canonical one.
 
-    See the kinds in ``names``. Blocks are views where no value changes, so that nothing is copied before it is written;
-    parts of different types become the type that holds the values of all.
+    See the kinds in ``names``. Blocks are views where no value changes, so that nothing is copied before it is written.
     """
+    return _ordered(rule, alike(parts))
+
+
+def alike(parts: Sequence[Tensor]) -> list[Tensor]:
+    """Return ``parts`` in the type that holds the values of all."""
     import torch
 
     kind = functools.reduce(torch.promote_types, (part.dtype for part in parts))
-    return _ordered(rule, [part.to(kind) for part in parts])
+    return [part.to(kind) for part in parts]
 
 
 def _ordered(rule: names.Rule, parts: Sequence[Tensor]) -> list[Tensor]:
@@ -110,42 +115,49 @@ def _ordered(rule: names.Rule, parts: Sequence[Tensor]) -> list[Tensor]:
     return [part for group in zip(*groups, strict=True) for part in group]
 
 
-def separate(rule: names.Rule, tensor: Tensor, dtype: Any = None) -> list[Tensor]:
-    """Return inverse of ``combine``: the tensors of ``rule.sources``, in their order.
+def separate(rule: names.Rule, blocks: Sequence[Tensor], dtype: Any = None) -> list[list[Tensor]]:
+    """Return inverse of ``combine``: blocks of the tensors of ``rule.sources``, in their order.
 
     ``dtype``: of the original, which a norm that had to be stored in a wider type gets back where that changes no
     value.
     """
     if rule.combine == names.COPY:
-        return [tensor]
+        return [list(blocks)]
     counts = [shape[0] for shape in rule.shapes]
     if rule.combine == names.JOIN:
-        return list(tensor.split(counts))
+        return _split(blocks, counts)
+    if rule.combine in (names.TRANSPOSE, names.PAIRS, names.TRANSPOSE_PAIRS, names.MINUS_ONE, names.DELTA):
+        return [[tensor] for tensor in _separated(rule, whole(blocks), dtype)]
+    if rule.combine == names.FUSED_QKV:
+        counts = [counts[0] // 3] * 3
+    elif rule.combine == names.QKV_WITHOUT_KEY:
+        counts = [counts[0], counts[1], counts[1]]
+    groups = _split(blocks, [count // rule.groups for count in counts] * rule.groups)
+    query, key, value = ([block for group in groups[first::3] for block in group] for first in range(3))
+    if rule.combine == names.FUSED_QKV:
+        return [[*query, *key, *value]]
+    if rule.combine == names.GATED_QKV:
+        query = [_gates_beside(rule, whole(query))]
+    return [query, value] if rule.combine == names.QKV_WITHOUT_KEY else [query, key, value]
+
+
+def _split(blocks: Sequence[Tensor], counts: Sequence[int]) -> list[list[Tensor]]:
+    """Return the blocks of ``counts`` rows each, one behind the other."""
+    return [rows(blocks, end - count, end) for count, end in zip(counts, itertools.accumulate(counts), strict=True)]
+
+
+def _separated(rule: names.Rule, tensor: Tensor, dtype: Any) -> list[Tensor]:
     if rule.combine == names.TRANSPOSE:
         return [tensor.t()]
-    if rule.combine in (names.PAIRS, names.TRANSPOSE_PAIRS):
-        paired = memory.empty(tensor.shape, tensor.dtype)
-        paired[0::2], paired[1::2] = tensor.chunk(2)
-        return [paired if rule.combine == names.PAIRS else paired.t()]
     if rule.combine == names.MINUS_ONE:
         return [_shifted(tensor, 1.0, dtype)]
     if rule.combine == names.DELTA:
         parts = [part.reshape(rule.groups, -1, *tensor.shape[1:]) for part in tensor.split(rule.sections)]
         joint = (memory.joined(parts[:4], dim=1), memory.joined(parts[4:], dim=1))
         return [part.reshape(-1, *tensor.shape[1:]) for part in joint]
-    if rule.combine == names.FUSED_QKV:
-        counts = [counts[0] // 3] * 3
-    elif rule.combine == names.QKV_WITHOUT_KEY:
-        counts = [counts[0], counts[1], counts[1]]
-    grouped = tensor.reshape(rule.groups, -1, *tensor.shape[1:])
-    query, key, value = (
-        part.reshape(-1, *tensor.shape[1:]) for part in grouped.split([count // rule.groups for count in counts], dim=1)
-    )
-    if rule.combine == names.FUSED_QKV:
-        return [memory.joined((query, key, value))]
-    if rule.combine == names.GATED_QKV:
-        query = _gates_beside(rule, query)
-    return [query, value] if rule.combine == names.QKV_WITHOUT_KEY else [query, key, value]
+    paired = memory.empty(tensor.shape, tensor.dtype)
+    paired[0::2], paired[1::2] = tensor.chunk(2)
+    return [paired if rule.combine == names.PAIRS else paired.t()]
 
 
 def _by_head(rule: names.Rule, parts: Sequence[Tensor]) -> Iterator[Tensor]:
@@ -202,28 +214,19 @@ def cut(rule: names.Rule, blocks: Sequence[Tensor], tensor_size: int, padded_voc
         raise ConfigError(f"{rule.target} of shape {shape} cannot be cut into {tensor_size} parts.")
     if columns:
         return [list(shard) for shard in zip(*(block.chunk(tensor_size, dim=1) for block in blocks), strict=True)]
-    begins = [0, *itertools.accumulate(counts)]
-    return [
-        [
-            block
-            for begin, count in zip(begins, counts, strict=False)
-            for block in rows(blocks, begin + count * rank // tensor_size, begin + count * (rank + 1) // tensor_size)
-        ]
-        for rank in range(tensor_size)
-    ]
+    parts = _split(blocks, [count // tensor_size for count in counts for _ in range(tensor_size)])
+    return [[block for part in parts[rank::tensor_size] for block in part] for rank in range(tensor_size)]
 
 
-def join(rule: names.Rule, shards: Sequence[Tensor]) -> Tensor:
-    """Return inverse of ``cut``; rows that pad a vocabulary stay (``check_shape`` takes them off)."""
-
+def join(rule: names.Rule, shards: Sequence[Tensor]) -> list[Tensor]:
+    """Return inverse of ``cut``, as blocks of rows; rows that pad a vocabulary stay (``check_shape`` takes them
+    off)."""
     if rule.split == names.WHOLE or len(shards) == 1:
-        return shards[0]
+        return [shards[0]]
     if rule.sections:
         counts = [count // len(shards) for count in rule.sections]
-        return memory.joined(
-            [part for section in zip(*(one.split(counts) for one in shards), strict=True) for part in section]
-        )
-    return memory.joined(shards, dim=1 if rule.split == names.COLUMNS else 0)
+        return [part for section in zip(*(one.split(counts) for one in shards), strict=True) for part in section]
+    return [memory.joined(shards, dim=1)] if rule.split == names.COLUMNS else list(shards)
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.weights import dist_names, memory, tensors
+from mindspeed_autoparallel.weights import dist_names, tensors
 from mindspeed_autoparallel.weights.architecture import Architecture
 from mindspeed_autoparallel.weights.dist_chunks import ChunkReader
 from mindspeed_autoparallel.weights.dist_metadata import METADATA, data_file, read_metadata
@@ -47,6 +47,9 @@ class TorchDistSource:
         return self._locate(entry) is not None
 
     def load(self, entry: Entry) -> Any:
+        return tensors.whole(self.blocks(entry))
+
+    def blocks(self, entry: Entry) -> list[Any]:
         located = self._locate(entry)
         assert located is not None
         keys, place = located
@@ -62,11 +65,8 @@ class TorchDistSource:
                     "The checkpoint and config.json belong to different models."
                 )
             parts.append(self._reader.assemble(key, described, place))
-        whole = tensors.check_shape(entry.rule, memory.joined(parts) if len(parts) > 1 else parts[0], self.folder)
-        return checked(entry, whole, self.folder)
-
-    def blocks(self, entry: Entry) -> list[Any]:
-        return [self.load(entry)]
+        blocks = tensors.check_shape(entry.rule, tensors.alike(parts), self.folder)
+        return [checked(entry, block, self.folder) for block in blocks]
 
     def _refuse_unknown(self) -> None:
         located = [self._locate(entry) for entry in present_entries(self)]

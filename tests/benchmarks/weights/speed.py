@@ -81,7 +81,7 @@ def make(model: Path, num_layers: int) -> None:
     writer = ShardWriter(model, total // 4 + 2**28, [name for name, _ in shapes])
     for number, (name, shape) in enumerate(shapes):
         begin = 12345 * number % 2**24
-        writer.add(name, row[begin : begin + shape.numel()].view(shape))
+        writer.add(name, [row[begin : begin + shape.numel()].view(shape)])
     writer.finish()
     print(f"{total / 1024**3:.2f} GiB in {len(list(model.glob('*.safetensors')))} shards, {num_layers} layers")
 
