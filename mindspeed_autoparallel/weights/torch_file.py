@@ -125,12 +125,13 @@ def pieces(tensor: Any) -> Iterator[Any]:
     import torch
 
     tensor = tensor.detach()
+    parts: Iterable[Any]
     if not tensor.is_contiguous() and tensor.nbytes > _PIECE_BYTES:
         num_rows = max(1, _PIECE_BYTES * len(tensor) // tensor.nbytes)
         buffer = torch.empty(num_rows, *tensor.shape[1:], dtype=tensor.dtype)
         parts = (buffer[: len(part)].copy_(part) for part in tensor.split(num_rows))
     else:
-        parts = iter((tensor.contiguous(),))
+        parts = (tensor.contiguous(),)
     for part in parts:
         data = memoryview(part.reshape(-1).view(torch.uint8).numpy())
         for begin in range(0, len(data), _PIECE_BYTES):
