@@ -14,8 +14,14 @@ from dataclasses import dataclass, field, replace
 from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.evaluate import Evaluation
+from mindspeed_autoparallel.planner.hetero.device_work import PipelineWork
 from mindspeed_autoparallel.planner.hetero.space import split_modules
-from mindspeed_autoparallel.planner.layouts.bounds import pipeline_bound_ns, relaxed_bound_ns, tail_bound_us
+from mindspeed_autoparallel.planner.layouts.bounds import (
+    microbatch_work_ns,
+    pipeline_bound_ns,
+    relaxed_bound_ns,
+    tail_bound_us,
+)
 from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult, limits_of, solve_layout
 from mindspeed_autoparallel.planner.layouts.options import SolveOptions
 from mindspeed_autoparallel.planner.layouts.virtual_layouts import bound_layout, prove_layout
@@ -118,8 +124,23 @@ class BackboneSolver:
     @functools.cached_property
     def cheap_bound_us(self) -> float:
         """Return a bound that needs no solve and holds whatever is reserved."""
-        return pipeline_bound_ns(self.backbone, self.candidate) / NS_PER_US + tail_bound_us(
-            self.backbone, self.cluster, self.candidate
+        return pipeline_bound_ns(self.backbone, self.candidate) / NS_PER_US + self.tail_us
+
+    @functools.cached_property
+    def tail_us(self) -> float:
+        """Return what follows the pipeline at least."""
+        return tail_bound_us(self.backbone, self.cluster, self.candidate)
+
+    @functools.cached_property
+    def work(self) -> PipelineWork:
+        """Return the pipeline before it is split."""
+        work_ns, layer_ns = microbatch_work_ns(self.backbone, self.candidate)
+        return PipelineWork(
+            num_stages=self.candidate.layout.pipeline_size,
+            num_chunks=self.candidate.layout.virtual_size,
+            num_microbatches=self.candidate.num_microbatches,
+            work_us=work_ns / NS_PER_US,
+            layers=[(m.num_layers, layer_ns[m.name] / NS_PER_US) for m in self.backbone.model.modules],
         )
 
     def bound_us(self, reserved: Reserved, deadline: float) -> float:

@@ -15,6 +15,7 @@ from math import inf
 
 from mindspeed_autoparallel.planner.evaluate import Evaluation
 from mindspeed_autoparallel.planner.hetero.backbone import BackboneSolver
+from mindspeed_autoparallel.planner.hetero.device_work import own_work_at_least_us
 from mindspeed_autoparallel.planner.hetero.encoder_costs import EncoderCosts
 from mindspeed_autoparallel.planner.hetero.encoders import WINDOW, encoder_phase, macro_batches, tick_sizes
 from mindspeed_autoparallel.planner.hetero.solved import Solved, reserved_by
@@ -130,10 +131,11 @@ def _explored(
     phases = tuple(
         encoder_phase(costs, sizes, candidate, cluster, memory=WINDOW, balance=balance) for costs, sizes in chosen
     )
-    stages = candidate.layout.pipeline_size
-    added_us = encoders_at_least_us(ticks_of(*tick_sizes(candidate)), stages, longest_message_us(solver), batches)
-    added_us += sum(phase.reduction_us + phase.optimizer_us for phase in phases)
-    bound_us = solver.cheap_bound_us + added_us
+    ticks, after_us = ticks_of(*tick_sizes(candidate)), sum(p.reduction_us + p.optimizer_us for p in phases)
+    added_us = after_us
+    added_us += encoders_at_least_us(ticks, candidate.layout.pipeline_size, longest_message_us(solver), batches)
+    own_us = own_work_at_least_us(solver.work, ticks, batches) + solver.tail_us + after_us
+    bound_us = max(solver.cheap_bound_us + added_us, own_us)
     record = HeteroRecord(memory=WINDOW, balance=balance, encoders=phases)
     reserved = reserved_by(record)
     if bound_us < known_us:

@@ -51,8 +51,22 @@ def pipeline_bound_ns(profile: Profile, candidate: Candidate) -> float:
     whole: some rank holds at least ceil(layers / P) of a module, M times; of the shortest ones, where they differ.
     """
     layout, count = candidate.layout, candidate.num_microbatches
+    work, layer_ns = microbatch_work_ns(profile, candidate)
+    size = layout.pipeline_size
+    beside = [2 * time_ns for time_ns in beside_blocks_ns(profile.device, layout)]
+    least_beside = min(sum(beside[rank::size]) for rank in range(size))
+    if layout.virtual_size > 1:
+        whole = max(count * -(-m.num_layers // size) * layer_ns[m.name] for m in profile.model.modules)
+        return max(work, count * work / size, whole + count * least_beside)
+    whole = max(whole_layers_bound(m.num_layers, size, count) * layer_ns[m.name] for m in profile.model.modules)
+    return max(work / (1 - (1 - 1 / count) ** size), whole + count * least_beside)
+
+
+def microbatch_work_ns(profile: Profile, candidate: Candidate) -> tuple[int, dict[str, int]]:
+    """Return what all ranks together compute for one microbatch, without recomputation, the host's time beside blocks
+    included; and by module the time of its shortest layer."""
     factors = mean_factors(profile.variable_data)
-    work = 0
+    work = sum(2 * time_ns for time_ns in beside_blocks_ns(profile.device, candidate.layout))
     layer_ns: dict[str, int] = {}
     for module in profile.model.modules:
         cost = candidate.measurement.modules[module.name]
@@ -66,15 +80,7 @@ def pipeline_bound_ns(profile: Profile, candidate: Candidate) -> float:
         for block in (cost.pre, cost.prediction, cost.post):
             if block is not None:
                 work += sum(block_times_ns(PlacedBlock(name="", cost=block), factor))
-    size = layout.pipeline_size
-    beside = [2 * time_ns for time_ns in beside_blocks_ns(profile.device, layout)]
-    work += sum(beside)
-    least_beside = min(sum(beside[rank::size]) for rank in range(size))
-    if layout.virtual_size > 1:
-        whole = max(count * -(-m.num_layers // size) * layer_ns[m.name] for m in profile.model.modules)
-        return max(work, count * work / size, whole + count * least_beside)
-    whole = max(whole_layers_bound(m.num_layers, size, count) * layer_ns[m.name] for m in profile.model.modules)
-    return max(work / (1 - (1 - 1 / count) ** size), whole + count * least_beside)
+    return work, layer_ns
 
 
 def expected_us(profile: Profile, candidate: Candidate) -> float:

@@ -1,6 +1,8 @@
 """The homogeneous side of a comparison: gaps of searches of at most 12 layers, drawn at random.
 
 python tests/benchmarks/hetero/homogeneous.py NUMBER [SECONDS]      every layout, and pipelines alone; SECONDS of a search
+python tests/benchmarks/hetero/homogeneous.py NUMBER SECONDS hetero encoders with layouts of their own, the same models
+                                                                    without generators
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import random
 import sys
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "helpers"))
 from small_profile import block, small_profile
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
+from mindspeed_autoparallel.planner.hetero.search import search_hetero
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.profiles import Measurement, ModuleCost, Profile
@@ -66,32 +70,52 @@ def pipelines(devices: int) -> list[Layout]:
     ]
 
 
-def main(number: int, seconds: float) -> None:
+def without_generator(profile: Profile) -> Profile:
+    """Return the profile without what follows the decoder: hetero plans are not searched for it."""
+    kept = tuple(module for module in profile.model.modules if module.name != "generator")
+    return replace(
+        profile,
+        model=replace(profile.model, modules=kept),
+        measurements=tuple(
+            replace(measured, modules={module.name: measured.modules[module.name] for module in kept})
+            for measured in profile.measurements
+        ),
+    )
+
+
+def main(number: int, seconds: float, own_layouts: bool) -> None:
+    modes = Counter[str]()
     gaps, refused, started = [], 0, time.process_time()
     for seed in range(number):
         chance = random.Random(seed)
         profile, devices, batch = draw(chance), chance.choice([4, 8]), chance.choice([8, 16, 32])
-        for layouts in (None, pipelines(devices)):
+        if own_layouts:
+            profile = without_generator(profile)
+        for layouts in (None,) if own_layouts else (None, pipelines(devices)):
             options = SearchOptions(time_limit_s=seconds, with_relaxations=False, layouts=layouts)
+            cluster, kind = Cluster(num_nodes=1, devices_per_node=devices), "all" if layouts is None else "pipelines"
             try:
-                plan = search(profile, Cluster(num_nodes=1, devices_per_node=devices), batch, options)
+                plan = (search_hetero if own_layouts else search)(profile, cluster, batch, options)
             except InfeasiblePlan as error:
                 refused += 1
-                print(f"seed {seed}, {'all' if layouts is None else 'pipelines'}: {str(error)[:100]}")
+                print(f"seed {seed}, {kind}: {str(error)[:100]}")
                 continue
             gaps.append(plan.search.gap_fraction)
+            memory = "" if plan.hetero is None else plan.hetero.memory
+            modes[memory] += 1
             if gaps[-1] > 0.01:
                 layers = [module.num_layers for module in profile.model.modules]
                 capacity = profile.device.memory_capacity_bytes // MIB
                 print(
-                    f"seed {seed}, {'all' if layouts is None else 'pipelines'}: gap {gaps[-1]:.2%}, {layers} layers, "
-                    f"{devices} devices of {capacity} MiB, batch {batch}, {plan.layout.label()}"
+                    f"seed {seed}, {kind}: gap {gaps[-1]:.2%}, {layers} layers, {devices} devices of {capacity} MiB, "
+                    f"batch {batch}, {plan.layout.label()} {memory}"
                 )
     print(
         f"{len(gaps)} plans, {refused} refused: largest gap {max(gaps):.3%}, {sum(g > 1e-6 for g in gaps)} not proved, "
         f"{sum(g > 0.01 for g in gaps)} above 1 %; {time.process_time() - started:.0f} processor s"
+        + "".join(f"; {count} in mode {mode}" for mode, count in sorted(modes.items()) if mode)
     )
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 10.0)
+    main(int(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 10.0, sys.argv[3:] == ["hetero"])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mindspeed_autoparallel.planner.hetero.device_work import PipelineWork, own_work_at_least_us
 from mindspeed_autoparallel.planner.hetero.window_bounds import encoders_at_least_us
 from mindspeed_autoparallel.schedule import SENDS
 from mindspeed_autoparallel.schedule.window import BackboneTimes, MacroBatchTimes, ticks_of, window_step_us
@@ -65,6 +68,66 @@ def test_encoders_add_at_least_that(step: tuple[BackboneTimes, list[list[MacroBa
     backbone, encoders = step
     least_us = window_step_us(backbone, []) + at_least_us(backbone, encoders)
     assert window_step_us(backbone, encoders) >= least_us - 1e-6
+
+
+@settings(max_examples=300, deadline=None)
+@given(steps(), st.floats(0.0, 50.0), st.data())
+def test_a_device_works_at_least_that(
+    step: tuple[BackboneTimes, list[list[MacroBatchTimes]]], layer_us: float, data: st.DataObject
+) -> None:
+    """Layers of one time are drawn onto the stages, on top of what is there: the bound is of their total only."""
+    backbone, encoders = step
+    virtual = len(backbone.forward_us)
+    held = data.draw(st.lists(st.integers(0, 4), min_size=virtual, max_size=virtual))
+    backbone = replace(
+        backbone,
+        forward_us=[own + 0.4 * layer_us * n for own, n in zip(backbone.forward_us, held, strict=True)],
+        backward_us=[own + 0.6 * layer_us * n for own, n in zip(backbone.backward_us, held, strict=True)],
+    )
+    work = PipelineWork(
+        num_stages=backbone.num_stages,
+        num_chunks=backbone.num_chunks,
+        num_microbatches=backbone.num_microbatches,
+        work_us=sum(backbone.forward_us) + sum(backbone.backward_us),
+        layers=[(sum(held), layer_us)],
+    )
+    least_us = own_work_at_least_us(work, ticks_of(*backbone.sizes), encoders)
+    assert window_step_us(backbone, encoders) >= least_us * (1 - 1e-9) - 1e-6
+
+
+def test_a_device_that_encodes_alone_holds_no_layers() -> None:
+    """Two stages, four microbatches, two layers of 10 us: all encoding on stage 0 leaves both layers to stage 1."""
+    batches = [
+        MacroBatchTimes(
+            first=m,
+            last=m,
+            inputs_us=0.0,
+            forward_us=[30.0, 0.0],
+            outputs_us=0.0,
+            gradients_us=0.0,
+            backward_us=[30.0, 0.0],
+        )
+        for m in range(4)
+    ]
+    work = PipelineWork(num_stages=2, num_chunks=1, num_microbatches=4, work_us=20.0, layers=[(2, 10.0)])
+    replayed = [
+        window_step_us(
+            BackboneTimes(
+                forward_us=[4.0 * first, 4.0 * (2 - first)],
+                backward_us=[6.0 * first, 6.0 * (2 - first)],
+                link_us=[0.0],
+                num_microbatches=4,
+            ),
+            [batches],
+        )
+        for first in range(3)
+    ]
+    assert 4 * 60 - 1e-6 <= own_work_at_least_us(work, ticks_of(2, 4), [batches]) <= min(replayed)
+
+
+def test_layers_that_take_almost_nothing_bound_nothing() -> None:
+    work = PipelineWork(num_stages=2, num_chunks=1, num_microbatches=4, work_us=1.0, layers=[(8, 1e-308)])
+    assert 4 * 0.5 - 1e-6 <= own_work_at_least_us(work, ticks_of(2, 4), []) <= 4
 
 
 def test_on_one_stage_the_bound_is_the_step() -> None:
