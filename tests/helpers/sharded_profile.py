@@ -18,8 +18,8 @@ MB = 10**6
 AT_ONE = CostPoint()
 
 
-def drawn_profile(drawn, num_layers, *, experts=False, points=(AT_ONE,), num_experts=8):
-    """A decoder with an embedding and a head; layers of one or two kinds."""
+def drawn_profile(drawn, num_layers, *, experts=False, points=(AT_ONE,), num_experts=8, tower=0):
+    """A decoder with an embedding and a head; layers of one or two kinds; ``tower``: layers of one in front."""
 
     def link(rate):
         return LinkTier(default=Collective(latency_us=5, bytes_per_s=rate))
@@ -56,8 +56,16 @@ def drawn_profile(drawn, num_layers, *, experts=False, points=(AT_ONE,), num_exp
     if experts:
         sent = {"expert_sent_bytes": 20 * MB}
         kinds["experts"] = ModuleKind(parameters=(80 * MB,), costs=costs(1, **plain, **sent))
+    if tower:
+        kinds["block"] = ModuleKind(parameters=(8 * MB,), costs=costs(0.5))
     modules = [
         ShardedModule(name="", kind="root", pattern="", input_requires_grad=False),
+        *(
+            ShardedModule(
+                name=f"tower.{one}", kind="block", pattern="tower.{*}", is_layer=True, input_requires_grad=one > 0
+            )
+            for one in range(tower)
+        ),
         ShardedModule(name="embed", kind="embedding", pattern="embed", input_requires_grad=False),
         ShardedModule(name="model", kind="decoder", pattern="model"),
     ]

@@ -17,39 +17,87 @@ from mindspeed_autoparallel.spec.sharded import (
 )
 
 
-def step_bound_ns(lowering: Lowering, limit_bytes: int) -> int | None:
-    """Return what no policies can be faster than, or ``None`` where none of them fits ``limit_bytes``.
+class Sums(NamedTuple):
+    """Nanoseconds of a micro batch's two phases, which the copy-out of the last unit's parameters in forward divides.
 
-    A micro batch has two phases, divided by the copy-out of the last unit's parameters in forward: no gather of
-    backward starts before it, and none of forward after it. Each phase lasts as long as its gathers, and as long as
-    its computing with the recomputation that memory needs.
+    No gather of backward starts before it, and none of forward after it.
     """
-    again = _forced_ns(lowering) if lowering.forced else _recomputation_ns(lowering, limit_bytes)
+
+    before: int
+    """Computing in front of it."""
+    after: int
+    """Computing behind it, recomputation included."""
+    whole: int
+    """Computing of both phases."""
+    gathers: int
+    gathers_again: int
+    reduces: int
+    crossing: int
+    """What units that are prefetched may take to the other phase."""
+
+
+def step_bound_ns(lowering: Lowering, limit_bytes: int) -> int | None:
+    """Return what no policies can be faster than, or ``None`` where none of them fits ``limit_bytes``."""
+    again = _again_ns(lowering, limit_bytes)
+    return None if again is None else _step_ns(lowering, _sums(lowering, again))
+
+
+def units_bound_ns(finest: Lowering, coarsest: Lowering, limit_bytes: int) -> int | None:
+    """Return what no policies are faster than, whichever units of ``finest`` are units beside those of ``coarsest``.
+
+    ``None`` where nothing fits ``limit_bytes``. Computing, copied and sent bytes do not depend on units. More units
+    hold less at a time, so recomputation is that of ``finest``; they have more latencies and gather more in backward,
+    so transfers are those of ``coarsest``. The phases' border lies between those of the two.
+    """
+    again = _again_ns(coarsest if coarsest.parts > 1 else finest, limit_bytes)
     if again is None:
-        return None
+        # A unit's gradients wait for it in full; where a shard takes more than these, a choice between may fit.
+        if all(unit.gradient_bytes >= unit.sharded_gradient_bytes for unit, _ in finest.kinds.values()):
+            return None
+        again = 0
+    sums = _sums(coarsest, again)
+    latest = sums.whole if coarsest.parts > 1 else _sums(finest, again).before
+    rounding = _ROUNDING_NS * len(finest.structure.modules) * finest.sizes.accumulation
+    return max(0, _step_ns(coarsest, sums._replace(after=max(0, sums.whole - latest))) - rounding)
+
+
+def _again_ns(lowering: Lowering, limit_bytes: int) -> int | None:
+    return _forced_ns(lowering) if lowering.forced else _recomputation_ns(lowering, limit_bytes)
+
+
+def _sums(lowering: Lowering, again_ns: int) -> Sums:
     units = [(unit, count) for unit, count in lowering.kinds.values() if not unit.empty]
     reducing = [(unit, count) for unit, count in units if unit.has_gradients]
     # Backward frees every unit; forward frees those that are resharded, but the root of torch 2.7.
     gathered_again = [(unit, count) for unit, count in reducing if unit.reshard_after_forward and unit.name != "root"]
     before, after = _computing_ns(lowering)
     before += sum(unit.copy_out_ns * count for unit, count in units)
-    after += again + sum(unit.pack_ns * count for unit, count in reducing)
+    after += again_ns + sum(unit.pack_ns * count for unit, count in reducing)
     after += sum(unit.copy_out_ns * count for unit, count in gathered_again)
-    gathers = sum(unit.gather_ns * count for unit, count in units)
-    gathers_again = sum(unit.gather_ns * count for unit, count in gathered_again)
-    reduces = sum(unit.reduce_ns * count for unit, count in reducing)
-    forward = max(before, gathers)
-    phases = forward + max(after, gathers_again)
+    depth = max((max(one.forward_prefetch, one.backward_prefetch) for one in lowering.decisions.groups), default=0)
+    return Sums(
+        before=before,
+        after=after,
+        whole=before + after,
+        gathers=sum(unit.gather_ns * count for unit, count in units),
+        gathers_again=sum(unit.gather_ns * count for unit, count in gathered_again),
+        reduces=sum(unit.reduce_ns * count for unit, count in reducing),
+        crossing=2 * (depth + 1) * max((unit.gather_ns for unit, _ in units), default=0),
+    )
+
+
+def _step_ns(lowering: Lowering, sums: Sums) -> int:
+    """Return a step of ``sums``: each phase lasts as long as its gathers, and as long as its computing."""
+    forward, gathers = max(sums.before, sums.gathers), sums.gathers + sums.gathers_again
+    phases = max(sums.whole, sums.before + sums.gathers_again, sums.gathers + sums.after, gathers)
     later = phases
     if lowering.problem.host.variant != "torch":
         # torch 2.7 may remember a layer as the forward's root: units that are prefetched cross a border of phases.
-        depth = max((max(one.forward_prefetch, one.backward_prefetch) for one in lowering.decisions.groups), default=0)
-        crossing = 2 * (depth + 1) * max((unit.gather_ns for unit, _ in units), default=0)
-        later = max(phases - crossing, before + after, gathers + gathers_again)
+        later = max(phases - sums.crossing, sums.whole, gathers)
     more = lowering.sizes.accumulation - 1
     # Reductions begin in the first backward; they may end in the next forward, but those of the last step in its own.
-    reducing_last = later * more + forward * (lowering.problem.host.variant == "torch" or not more) + reduces
-    step = max(phases + later * more, forward + reduces * (more + 1), reducing_last)
+    begun = forward * (lowering.problem.host.variant == "torch" or not more)
+    step = max(phases + later * more, forward + sums.reduces * (more + 1), later * more + begun + sums.reduces)
     return step + lowering.optimizer_ns
 
 

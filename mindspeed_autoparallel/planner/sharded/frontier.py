@@ -74,8 +74,7 @@ class Frontier:
         self._count = itertools.count()
         self._whole_loss: set[tuple[ShardSizes, int]] = set()
         """Sizes, and parts of their micro batch, with which a loss in one piece may fit."""
-        self._dived = False
-        self._lost: list[int] = []
+        self._dived, self._lost = False, list[int]()
         """Bounds of entries whose search ended without a result or a proof that there is none."""
         self._tried: dict[ShardSizes, str] = {}
         """Sizes, and the reason of their verdict where nothing fits."""
@@ -94,8 +93,8 @@ class Frontier:
     def bound_ns(self) -> int:
         """Return what nothing is faster than."""
         solved = (found.bound_ns for row in self.solved.values() for found in row.values())
-        bounds = [*solved, *self._lost, *(entry[0] for entry in self._heap[:1])]
-        return min([*bounds, *([] if self.best_ns is None else [self.best_ns])], default=0)
+        bounds = (*solved, *self._lost, *(entry[0] for entry in self._heap[:1]))
+        return min((*bounds, *(() if self.best_ns is None else (self.best_ns,))), default=0)
 
     def run(self, *, offload_optimizer: bool = False) -> None:
         """Refine entries until none can be faster than the best by the requested gap, or time ends."""
@@ -217,14 +216,21 @@ class Frontier:
     def _note_peak(self, peak: int) -> None:
         self.least_peak = peak if self.least_peak is None else min(self.least_peak, peak)
 
-    def _offer(self, lowering: Lowering, switches: Switches, solved: Solved) -> None:
-        policies = policies_by_pattern(self.problem, solved.policies | lowering.forced)
-        chosen = replace(lowering.decisions, policies=policies)
-        outcome = outcome_of(lowering, chosen, solved.replayed, self.limit, chosen.sizes.label())
-        found = Found(chosen, outcome, solved.bound_ns)
-        self.solved[chosen.sizes][switches] = found
-        if self.best is None or outcome.step.total_us < self.best.outcome.step.total_us:
+    def outcome(self, lowering: Lowering, solved: Solved) -> ShardedOutcome:
+        """Return what ``solved`` has found, with its policies as decisions."""
+        rows = policies_by_pattern(self.problem, solved.policies | lowering.forced)
+        chosen = replace(lowering.decisions, policies=rows)
+        return outcome_of(lowering, chosen, solved.replayed, self.limit, chosen.sizes.label())
+
+    def take(self, found: Found) -> None:
+        """Make ``found`` the best where it is faster."""
+        if self.best is None or found.outcome.step.total_us < self.best.outcome.step.total_us:
             self.best = found
+
+    def _offer(self, lowering: Lowering, switches: Switches, solved: Solved) -> None:
+        outcome = self.outcome(lowering, solved)
+        self.solved[lowering.sizes][switches] = Found(outcome.decisions, outcome, solved.bound_ns)
+        self.take(self.solved[lowering.sizes][switches])
 
     def offer_shipped(self) -> None:
         """Take the shipped configuration as the best so far, where it fits."""
@@ -233,7 +239,7 @@ class Frontier:
         except Unmeasured:
             return
         if outcome.feasible and self.shipped.sizes.num_devices == self.num_devices:
-            self.best = Found(self.shipped, outcome, 0)
+            self.take(Found(self.shipped, outcome, 0))
 
     def polish(self) -> int:
         """Solve what was solved quickly again, thoroughly; return what nothing is faster than.
@@ -260,11 +266,9 @@ class Frontier:
                 after = self.solved[sizes][switches]
                 if before.outcome.step.total_us < after.outcome.step.total_us:
                     self.solved[sizes][switches] = replace(before, bound_ns=after.bound_ns)
-        bound = self.bound_ns
-        self._enlarge_chunks()
-        return min(bound, self.best_ns or bound)
+        return self.bound_ns
 
-    def _enlarge_chunks(self) -> None:
+    def enlarge_chunks(self) -> None:
         """Take a loss in one piece, or in the largest chunks that fit, where that is no slower than in the smallest."""
         assert self.best is not None
         chosen, step = self.best.decisions, self.best.outcome.step.total_us

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.results import release
 from mindspeed_autoparallel.planner.sharded.baselines import baselines_of
 from mindspeed_autoparallel.planner.sharded.frontier import Found, Frontier, ShardedOptions
 from mindspeed_autoparallel.planner.sharded.problem import Problem
-from mindspeed_autoparallel.planner.sharded.wrapping import rewrapped
+from mindspeed_autoparallel.planner.sharded.wrapping import MOST_PATTERNS, UnitSearch
 from mindspeed_autoparallel.profiles.sharded import ShardedProfile
 from mindspeed_autoparallel.spec.cluster import Cluster
 from mindspeed_autoparallel.spec.plan import ProfileRecord
@@ -22,11 +21,13 @@ __all__ = ["ShardedOptions", "search_sharded"]
 
 _SCOPE = (
     "fully_shard, Ulysses, ring, expert and micro-batch sizes that the profile has costs for; one reshard switch and "
-    "one prefetch depth (0 to 2) for all groups; the host's chunk sizes of the loss; modules wrapped as shipped; a "
+    "one prefetch depth (0 to 2) for all groups; the host's chunk sizes of the loss; {units}; a "
     "policy for every layer, chunked micro batches where the file has their plan and no unit in a chunked layer has "
     "hooks of its own. "
-    "Not searched: other wrapping, switches that differ by group"
+    "Not searched: other units of the longest stack of layers, switches that differ by group"
 )
+_UNITS_S = 5.0
+"""Of processor time, for other units than shipped, where the search has used up its own."""
 
 
 def search_sharded(
@@ -55,13 +56,12 @@ def search_sharded(
             f"nothing fits {format_bytes(search.limit)} on each of {cluster.num_devices} devices{least}. Use more "
             "devices, a smaller batch, or more memory."
         )
-    bound = search.polish()
-    scope = _SCOPE
-    if host.lists_units and (better := rewrapped(problem, search.best.outcome, search.limit)) is not None:
-        gain = 1 - better.step.total_us / search.best.outcome.step.total_us
-        scope = f"{_SCOPE}. Other units beside the longest stack than shipped, {gain:.1%} faster, are not proved best"
-        search.best = replace(search.best, decisions=better.decisions, outcome=better)
-    return _plan(search, cluster, bound, time.process_time() - started, (scope, source_files))
+    bound, units = search.polish(), "modules wrapped as shipped"
+    if host.lists_units:
+        bound = min(bound, UnitSearch(search, _UNITS_S).run())
+        units = f"units beside the longest stack of layers (at most {MOST_PATTERNS} patterns)"
+    search.enlarge_chunks()
+    return _plan(search, cluster, bound, time.process_time() - started, (_SCOPE.format(units=units), source_files))
 
 
 def _plan(
@@ -84,7 +84,7 @@ def _plan(
         baselines=baselines_of(problem, search.shipped, search.limit),
         alternatives=tuple(one.outcome for one in others[: search.options.top_k]),
         search=ShardedSearch(
-            status="optimal" if gap <= 1e-4 and told[0] == _SCOPE else "feasible",
+            status="optimal" if gap <= 1e-4 else "feasible",
             lower_bound_us=min(bound / 1000, best.outcome.step.total_us),
             gap_fraction=gap,
             num_sizes=len(search.verdicts),

@@ -1,23 +1,130 @@
-"""Which modules beside the longest stack of layers are units: every choice, at a plan's sizes and policies."""
+"""Which modules beside the longest stack of layers are units, searched together with sizes, switches and policies."""
 
 from __future__ import annotations
 
+import heapq
 import itertools
+import time
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 
+from mindspeed_autoparallel.planner.sharded.bounds import step_bound_ns, units_bound_ns
+from mindspeed_autoparallel.planner.sharded.frontier import Found, Frontier
+from mindspeed_autoparallel.planner.sharded.layers import LayerSearch
+from mindspeed_autoparallel.planner.sharded.lowering import Lowering
 from mindspeed_autoparallel.planner.sharded.pricing import priced
-from mindspeed_autoparallel.planner.sharded.problem import Problem
-from mindspeed_autoparallel.spec.sharded import GroupChoice, ShardedDecisions
+from mindspeed_autoparallel.planner.sharded.problem import Problem, Unmeasured
+from mindspeed_autoparallel.planner.sharded.program import QUICK
+from mindspeed_autoparallel.planner.sharded.space import Switches, decided, sizes_of, switches_of
+from mindspeed_autoparallel.schedule.sharded import Replayed
+from mindspeed_autoparallel.spec.sharded import GroupChoice, ShardedDecisions, ShardSizes
 from mindspeed_autoparallel.spec.sharded_plan import ShardedOutcome
 
-_MOST_PATTERNS = 8
-"""256 replays."""
+MOST_PATTERNS = 8
+"""256 choices of units; further patterns stay as shipped."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """An open choice, as far as it is refined: sizes, with switches, with units, and with every layer kept."""
+
+    sizes: ShardSizes
+    switches: Switches | None = None
+    search: LayerSearch | None = None
+    kept: Replayed | None = None
+
+
+class UnitSearch:
+    """Best first over sizes and switches with other units than shipped, from what ``frontier`` has found.
+
+    Sizes and switches have a bound that holds for every choice of units; the lowest is refined to a bound of each
+    choice from sums, then from its longest path, and solved.
+    """
+
+    def __init__(self, frontier: Frontier, least_s: float) -> None:
+        """``least_s``: of processor time, where the search has used up its own."""
+        self.frontier, self.problem = frontier, frontier.problem
+        self.end = max(frontier.end, time.process_time() + least_s)
+        self._heap: list[tuple[int, int, _Entry]] = []
+        self._count = itertools.count()
+        self._closed: list[int] = []
+        """Bounds of entries that were solved, or whose search ended without a result."""
+
+    def run(self) -> int:
+        """Refine entries until none can be faster than the best by the requested gap, or time ends.
+
+        Returns what no other choice of units is faster than, in nanoseconds; a faster one becomes the frontier's best.
+        """
+        frontier = self.frontier
+        assert frontier.best is not None
+        if (better := rewrapped(self.problem, frontier.best.outcome, frontier.limit)) is not None:
+            frontier.take(Found(better.decisions, better, 0))
+        offloads = frontier.best.decisions.offload_optimizer
+        for sizes in sizes_of(self.problem, frontier.num_devices, frontier.shipped.sizes.global_batch_size):
+            self._open_sizes(sizes, offload_optimizer=offloads)
+        while self._heap and self._heap[0][0] < (frontier.target_ns or 0) and time.process_time() < self.end:
+            bound, _, entry = heapq.heappop(self._heap)
+            if entry.switches is None:
+                rows = switches_of(self.problem, entry.sizes, offload_optimizer=offloads)
+                self._push_all(bound, entry.sizes, rows)
+            elif entry.search is None:
+                self._open_units(bound, entry.sizes, entry.switches)
+            elif entry.kept is None:
+                kept = entry.search.run({})
+                self._push(bound, entry.search.path_bound_ns(kept), replace(entry, kept=kept))
+            else:
+                self._solve(bound, entry.search, entry.kept)
+        open_bounds = [entry[0] for entry in self._heap[:1]]
+        return min([*self._closed, *open_bounds, frontier.best_ns or 0])
+
+    def _push(self, bound: int, lower: int | None, entry: _Entry) -> None:
+        if lower is not None:
+            heapq.heappush(self._heap, (max(bound, lower), next(self._count), entry))
+
+    def _push_all(self, bound: int, sizes: ShardSizes, rows: Collection[Switches]) -> None:
+        for switches in rows:
+            self._push(bound, self._bound_ns(sizes, switches), _Entry(sizes, switches))
+
+    def _open_sizes(self, sizes: ShardSizes, *, offload_optimizer: bool) -> None:
+        rows = switches_of(self.problem, sizes, offload_optimizer=offload_optimizer)
+        deepest, chunk = max(one.prefetch for one in rows), max(one.loss_chunk for one in rows)
+        try:
+            # The bound falls with the prefetch depth, and with a chunked loss.
+            lowest = [one for one in rows if (one.prefetch, one.loss_chunk) == (deepest, chunk)]
+            bounds = [self._bound_ns(sizes, one) for one in lowest]
+        except Unmeasured:
+            return
+        self._push(0, min((one for one in bounds if one is not None), default=None), _Entry(sizes))
+
+    def _bound_ns(self, sizes: ShardSizes, switches: Switches) -> int | None:
+        """Return what no choice of units is faster than; ``None`` where nothing fits."""
+        plain = decided(self.frontier.shipped, self.problem, sizes, switches)
+        free = _free_patterns(self.problem, plain)
+        finest, coarsest = (Lowering(self.problem, _with_units(self.problem, plain, free, one)) for one in (free, ()))
+        if switches.micro_batch_chunk and coarsest.parts == 1:
+            return None  # no choice runs in parts
+        return units_bound_ns(finest, coarsest, self.frontier.limit)
+
+    def _open_units(self, bound: int, sizes: ShardSizes, switches: Switches) -> None:
+        for decisions in wrappings(self.problem, decided(self.frontier.shipped, self.problem, sizes, switches)):
+            lowering = Lowering(self.problem, decisions)
+            if not switches.micro_batch_chunk or lowering.parts > 1:
+                search = LayerSearch(lowering, self.frontier.limit, QUICK)
+                self._push(bound, step_bound_ns(lowering, self.frontier.limit), _Entry(sizes, switches, search))
+
+    def _solve(self, bound: int, search: LayerSearch, kept: Replayed) -> None:
+        solved = search.solve(self.frontier.target_ns, kept)
+        if solved is not None:
+            outcome = self.frontier.outcome(search.lowering, solved)
+            self.frontier.take(Found(outcome.decisions, outcome, solved.bound_ns))
+            self._closed.append(max(bound, solved.bound_ns))
+        elif not search.nothing_fits:
+            self._closed.append(bound)
 
 
 def rewrapped(problem: Problem, best: ShardedOutcome, limit_bytes: int) -> ShardedOutcome | None:
-    """Return the fastest choice that fits and is faster than ``best``; ``None`` where there is none."""
+    """Return the fastest choice at the sizes and policies of ``best`` that fits and is faster; ``None``: none is."""
     found = None
     for decisions in wrappings(problem, best.decisions):
         outcome = priced(problem, decisions, limit_bytes, best.name)
@@ -32,21 +139,26 @@ def wrappings(problem: Problem, decisions: ShardedDecisions) -> Iterator[Sharded
     Left alone are patterns with parameters that have no gradients, experts that are split, which are units always, and
     the head of a loss in chunks.
     """
-    free = _free_patterns(problem, decisions)[:_MOST_PATTERNS]
+    free = _free_patterns(problem, decisions)
+    for chosen in itertools.product((True, False), repeat=len(free)):
+        wanted = [pattern for pattern, wrapped in zip(free, chosen, strict=True) if wrapped]
+        other = _with_units(problem, decisions, free, wanted)
+        if other.groups != decisions.groups and any(group.pattern for group in other.groups):
+            yield other
+
+
+def _with_units(
+    problem: Problem, decisions: ShardedDecisions, free: Collection[str], wanted: Collection[str]
+) -> ShardedDecisions:
+    """Return ``decisions`` with the units of ``wanted`` and none of the other ``free`` ones."""
     order = list(dict.fromkeys(module.pattern for module in problem.profile.modules))
     example = decisions.groups[-1]
-    for chosen in itertools.product((True, False), repeat=len(free)):
-        wanted = {pattern for pattern, wrapped in zip(free, chosen, strict=True) if wrapped}
-        groups = [group for group in decisions.groups if group.pattern not in free or group.pattern in wanted]
-        added = wanted - {group.pattern for group in groups}
-        if not added and len(groups) == len(decisions.groups):
-            continue
-        for pattern in sorted(added, key=order.index):
-            before = [place for place, one in enumerate(groups) if one.pattern and _stands_before(order, one, pattern)]
-            choice = replace(example, pattern=pattern, reshard_after_forward=decisions.groups[0].reshard_after_forward)
-            groups.insert(before[-1] + 1 if before else 0, choice)
-        if any(group.pattern for group in groups):
-            yield replace(decisions, groups=tuple(groups))
+    groups = [group for group in decisions.groups if group.pattern not in free or group.pattern in wanted]
+    for pattern in sorted(set(wanted) - {group.pattern for group in groups}, key=order.index):
+        before = [place for place, one in enumerate(groups) if one.pattern and _stands_before(order, one, pattern)]
+        choice = replace(example, pattern=pattern, reshard_after_forward=decisions.groups[0].reshard_after_forward)
+        groups.insert(before[-1] + 1 if before else 0, choice)
+    return replace(decisions, groups=tuple(groups))
 
 
 def _stands_before(order: list[str], group: GroupChoice, pattern: str) -> bool:
@@ -63,4 +175,4 @@ def _free_patterns(problem: Problem, decisions: ShardedDecisions) -> list[str]:
         split = module.holds_experts and decisions.sizes.expert_size > 1
         if not module.name or frozen or split or (module.is_head and decisions.loss_chunk):
             fixed.add(module.pattern)
-    return [pattern for pattern in found if pattern not in fixed]
+    return [pattern for pattern in found if pattern not in fixed][:MOST_PATTERNS]
