@@ -84,7 +84,7 @@ def _read(arguments: argparse.Namespace, device: Device) -> tuple[list[tuple[Tra
 
 def _document(
     device: Device, result: Calibration, taken: list[Observation], told: list[tuple[TrainingLog, Observation]]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return what changed, as JSON holds it."""
     from mindspeed_autoparallel.predict.calibration import peak_errors
 

@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace, profile: Profile, plain: SplitProblem) ->
     )
     size = arguments.pipeline_size
     layers = profile.model.num_layers // (2 * size)
-    result: dict[str, Any] = {
+    result: dict[str, object] = {
         "status": "even",
         "step_time_ms": found.step_time / NS_PER_MS,
         "layers_per_chunk": layers,

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 NS_PER_MS = 1_000_000
 
 
-def solved(problem: SplitProblem, arguments: argparse.Namespace) -> tuple[SplitProblem, SplitSolution, dict[str, Any]]:
+def solved(
+    problem: SplitProblem, arguments: argparse.Namespace
+) -> tuple[SplitProblem, SplitSolution, dict[str, object]]:
     """Return the best split, its problem, and what the result says of group sizes: nothing without virtual stages."""
     from mindspeed_autoparallel.planner.split import solve
     from mindspeed_autoparallel.planner.split.group_sizes import solve_group_sizes

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 
@@ -166,7 +166,7 @@ class VideoRecords:
         except (msgspec.DecodeError, UnicodeDecodeError, ConfigError) as error:
             raise ConfigError(f"{name}: {error}") from error
 
-    def _latents(self, record: dict[str, Any]) -> tuple[int, int, int]:
+    def _latents(self, record: dict[str, object]) -> tuple[int, int, int]:
         file = record.get("file")
         if not isinstance(file, str):
             raise ConfigError("a record of features needs a string 'file'.")
@@ -200,7 +200,7 @@ def _final_size(file: Path, video: Video) -> tuple[int, int]:
     raise ConfigError(f"{file}: train_pipeline needs a CenterCropResizeVideo, which gives all videos one size.")
 
 
-def frames_of(record: dict[str, Any], video: Video) -> int:
+def frames_of(record: dict[str, object], video: Video) -> int:
     """Return the frames that training takes of one record, as the host's processor chooses them on one rank of context
     parallelism. Raises ``LeftOut`` and ``ConfigError``."""
     if record.get("cap") is None:
@@ -228,7 +228,7 @@ def frames_of(record: dict[str, Any], video: Video) -> int:
     return found
 
 
-def _number(record: dict[str, Any], key: str) -> float | None:
+def _number(record: dict[str, object], key: str) -> float | None:
     value = record.get(key)
     if value is None:
         return None
@@ -237,7 +237,7 @@ def _number(record: dict[str, Any], key: str) -> float | None:
     return float(value)
 
 
-def check_resolution(record: dict[str, Any], video: Video) -> None:
+def check_resolution(record: dict[str, object], video: Video) -> None:
     """Raise ``LeftOut`` where training leaves a record out for its size or shape, ``ConfigError`` for a broken one."""
     given = record.get("resolution")
     height, width = (_number(given, key) if isinstance(given, dict) else None for key in ("height", "width"))

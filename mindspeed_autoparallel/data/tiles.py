@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
@@ -99,7 +99,7 @@ class TiledRecords:
         except (msgspec.DecodeError, UnicodeDecodeError, ConfigError) as error:
             raise ConfigError(f"{name}: {error}") from error
 
-    def _size(self, record: dict[str, Any], folder: Path, count: Counter, seq_length: int) -> SampleSize:
+    def _size(self, record: dict[str, object], folder: Path, count: Counter, seq_length: int) -> SampleSize:
         pictures, turns = record.get("image"), _turns(record)
         if not pictures:
             if record.get("video"):
@@ -180,7 +180,7 @@ def _repeated(sets: list[_Basic]) -> RecordSet:
     return RecordSet(records=tuple(records), sha256=digest.hexdigest())
 
 
-def _turns(record: dict[str, Any]) -> list[tuple[str, str]]:
+def _turns(record: dict[str, object]) -> list[tuple[str, str]]:
     given = record.get("conversations")
     turns = [
         (one.get("from"), one.get("value")) if isinstance(one, dict) else (None, None)

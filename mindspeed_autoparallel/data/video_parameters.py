@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
@@ -12,7 +12,7 @@ _Positive = Annotated[float, msgspec.Meta(ge=1e-6, le=1e6)]
 
 class _Step(msgspec.Struct):
     trans_type: str = ""
-    param: dict[str, Any] | None = None
+    param: dict[str, object] | None = None
 
 
 class Steps(msgspec.Struct):

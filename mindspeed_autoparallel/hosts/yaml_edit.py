@@ -62,16 +62,16 @@ def _references(root: Place | None, key: str) -> list[str]:
     return found
 
 
-def _set(tree: dict[str, Any], key: str, value: Any, name: str) -> None:
+def _set(tree: dict[str, object], key: str, value: Any, name: str) -> None:
     *parents, last = key.split(".")
     for depth, part in enumerate(parents):
         if tree.get(part) is None:
             tree[part] = {}
         # What an anchor shares is one object in the tree and must not be in the edited one.
-        tree[part] = copy.copy(tree[part])
-        tree = tree[part]
-        if not isinstance(tree, dict):
+        section = tree[part] = copy.copy(tree[part])
+        if not isinstance(section, dict):
             raise ConfigError(f"{name}: {'.'.join(parents[: depth + 1])} must be a section with keys.")
+        tree = section
     tree[last] = value
 
 

@@ -47,14 +47,13 @@ def search_graph(graph: Graph, devices: int, **options: Any) -> OperatorPlan:
             most_row_parts=asked.most_row_parts,
         )
     elif mode == "recursive_programming" and asked.mem_coeff is not None:
-        way: dict[str, Any] = {
-            "by_weight": devices > 32 and asked.num_microbatches < 8,
-            "most_row_parts": asked.most_row_parts,
-        }
-        decisions, explained = solve_recursive(graph, mesh, asked.mem_coeff, fixed, **way)
+        by_weight, most = devices > 32 and asked.num_microbatches < 8, asked.most_row_parts
+        decisions, explained = solve_recursive(
+            graph, mesh, asked.mem_coeff, fixed, by_weight=by_weight, most_row_parts=most
+        )
 
         def repeat(mem_coeff: float) -> list[ExplainedCut]:
-            return cut_all_products(graph, mem_coeff, fixed, **way)[1]
+            return cut_all_products(graph, mem_coeff, fixed, by_weight=by_weight, most_row_parts=most)[1]
     elif mode == "sharding_propagation":
         from mindspeed_autoparallel.operators.search.propagation import propagate, shared_parameter_conflicts
 

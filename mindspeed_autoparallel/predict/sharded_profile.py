@@ -8,7 +8,6 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from mindspeed_autoparallel.cost.analytic.fields import integer
 from mindspeed_autoparallel.cost.analytic.model_shape import LayerKind, ModelShape
@@ -218,7 +217,7 @@ class _Points:
 
     def _work(self, point: CostPoint) -> Workload:
         ranks = point.ulysses_size * point.expert_size
-        parallel: dict[str, Any] = {"tp": 1, "cp": point.ulysses_size, "cp_algo": "ulysses", "dist_opt": True}
+        parallel: dict[str, object] = {"tp": 1, "cp": point.ulysses_size, "cp_algo": "ulysses", "dist_opt": True}
         if self.shape.get("num_experts"):
             parallel["ep"] = point.expert_size
         return read_workload(

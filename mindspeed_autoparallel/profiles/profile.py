@@ -7,7 +7,6 @@ import json
 from collections.abc import Container
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from mindspeed_autoparallel.errors import ProfileError
 from mindspeed_autoparallel.files import write_json_atomic
@@ -38,7 +37,7 @@ class Provenance:
     model_hash: str = ""
     """Of the model description that was measured; a plan refuses to be applied to another."""
     software: dict[str, str] = field(default_factory=dict)
-    train: dict[str, Any] = field(default_factory=dict)
+    train: dict[str, object] = field(default_factory=dict)
     """Switches of the training that computed costs rest on, as the section ``train`` of a request has them."""
     command: str = ""
     links: str = ""

@@ -20,12 +20,13 @@ from mindspeed_autoparallel.runtime.hetero.adapters.places import Place, places_
 from mindspeed_autoparallel.runtime.hetero.adapters.protocol import (
     EncoderAdapter,
     GeneratorAdapter,
+    HostModule,
     LocalItem,
 )
 
 
-def hosts(model: ModelDescription) -> dict[str, Any]:
-    """Return what the reference training offers (``HostModule`` by block name)."""
+def hosts(model: ModelDescription) -> dict[str, HostModule]:
+    """Return what the reference training offers by block name."""
     return {
         "image_encoder": ImageHost(model),
         "audio_encoder": AudioHost(model),

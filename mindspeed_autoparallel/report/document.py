@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from mindspeed_autoparallel.report.assets import read_asset, script_policy
 from mindspeed_autoparallel.report.markup import element, embedded, text
@@ -16,7 +15,7 @@ def document(
     *,
     styles: Sequence[str] = (),
     scripts: Sequence[str] = (),
-    values: Mapping[str, Any] | None = None,
+    values: Mapping[str, object] | None = None,
 ) -> str:
     """Return the whole page.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from mindspeed_autoparallel.spec.layout import Layout
 
@@ -159,5 +158,5 @@ class ProfileRecord:
     model_hash: str
     notes: tuple[str, ...] = ()
     """Everything that was interpolated or assumed."""
-    train: dict[str, Any] = field(default_factory=dict)
+    train: dict[str, object] = field(default_factory=dict)
     """Switches of the training that computed costs rest on, as the section ``train`` of a request has them."""

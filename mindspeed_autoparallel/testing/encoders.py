@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from mindspeed_autoparallel.runtime.hetero.adapters.protocol import EncoderAdapter, HostModule, LocalItem
@@ -155,7 +155,9 @@ class HostModuleSuite(EncoderAdapterSuite):
         """Build the encoder and its adapter."""
         host, arguments, batches = self.make_host()
         module = host.build(arguments)
-        return EncoderCase(module=module, adapter=host.adapter(module, arguments), batches=batches)
+        return EncoderCase(
+            module=module, adapter=cast("EncoderAdapter", host.adapter(module, arguments)), batches=batches
+        )
 
     def test_the_encoder_carries_megatrons_config(self) -> None:
         config = self.make_case().module.config

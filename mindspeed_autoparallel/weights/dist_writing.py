@@ -45,7 +45,8 @@ def write_torch_dist(
     architecture = source.architecture
     target = folder / ("release" if iteration is None else f"iter_{iteration:07d}")
     target.mkdir()
-    described: dict[str, Any] = {}
+    described: dict[str, dcp.TensorStorageMetadata | dcp.BytesStorageMetadata] = {}
+    chunks: dict[str, list[dcp.ChunkStorageMetadata]] = {}
     stored: dict[Any, Any] = {}
     entries = [
         entry
@@ -61,10 +62,11 @@ def write_torch_dist(
                 own = tensors.shape_of(blocks)
                 if key not in described:
                     properties = dcp.TensorProperties(dtype=blocks[0].dtype)
-                    described[key] = dcp.TensorStorageMetadata(properties, torch.Size((*counts, *own)), [])
+                    chunks[key] = []
+                    described[key] = dcp.TensorStorageMetadata(properties, torch.Size((*counts, *own)), chunks[key])
                 offsets = torch.Size((*place, *[0] * len(own)))
                 shape = torch.Size((*[1] * len(place), *own))
-                described[key].chunks.append(dcp.ChunkStorageMetadata(offsets, shape))
+                chunks[key].append(dcp.ChunkStorageMetadata(offsets, shape))
                 stored[dcp.MetadataIndex(key, offsets)] = append(stream, blocks, shape)
             extra = dist_names.extra_state(entry, stored_as, architecture, spelling)
             if extra is not None:
@@ -95,7 +97,7 @@ def _keyed_blocks(
             begin += num_rows
 
 
-def _write_common(target: Path, num_layers: int, iteration: int | None, more: dict[str, Any]) -> None:
+def _write_common(target: Path, num_layers: int, iteration: int | None, more: dict[str, object]) -> None:
     import torch
 
     # Hosts look up the sizes that wrote a checkpoint; a converted one has none, so it says one of each.

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mindspeed_autoparallel.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 _ALIGNED = 64
 """Values: a parameter begins at a multiple of them in its bucket."""
 
 
-def placed(named: dict[str, Any], flat: Any, where: object) -> dict[str, int]:
+def placed(named: dict[str, torch.Tensor], flat: Any, where: object) -> dict[str, int]:
     """Return name -> first value in ``flat`` (fp32, one dimension) of the tensors ``named``, in their order.
 
     Megatron puts them there from the last to the first, aligned in buckets whose ends it does not keep: after every

@@ -6,7 +6,7 @@ import contextlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.weights import memory, names, tensors
@@ -18,6 +18,9 @@ from mindspeed_autoparallel.weights.progress import Progress, silent
 from mindspeed_autoparallel.weights.safetensors_file import SafetensorsFile
 from mindspeed_autoparallel.weights.shard_writer import DEFAULT_SHARD_BYTES, INDEX, ShardWriter
 from mindspeed_autoparallel.weights.source import TensorSource, present_entries
+
+if TYPE_CHECKING:
+    import torch
 
 
 def write_huggingface(
@@ -49,7 +52,7 @@ def write_huggingface(
     written = {stored_name(classic) for entry in entries for classic in entry.sources} | set(copies.values())
     announced = [rename(name) for name in written] + list(unconverted)
     writer = DcpWriter(folder) if as_dcp else ShardWriter(folder, max_shard_bytes, announced)
-    stacks: dict[str, object] = {}
+    stacks: dict[str, torch.Tensor] = {}
     for done, entry in enumerate(entries):
         dtype = _original_dtype(original, rename(entry.sources[0])) if entry.rule.combine == names.MINUS_ONE else None
         separated = tensors.separate(entry.rule, source.blocks(entry), dtype)
@@ -73,7 +76,9 @@ def write_huggingface(
             shutil.copyfile(_inside(path, original), folder / path.name)
 
 
-def _stacked(stacks: dict[str, Any], entry: Entry, source: str, blocks: list[Any], num_experts: int) -> list[Any]:
+def _stacked(
+    stacks: dict[str, torch.Tensor], entry: Entry, source: str, blocks: list[Any], num_experts: int
+) -> list[Any]:
     """Put one expert's ``blocks`` into the tensor of all; returns that once the last is in, nothing before."""
     if entry.expert == 0:
         stacks[source] = memory.empty((num_experts, *tensors.shape_of(blocks)), blocks[0].dtype)

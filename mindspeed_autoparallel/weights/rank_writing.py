@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mindspeed_autoparallel.weights import memory, names, tensors
 from mindspeed_autoparallel.weights.architecture import TEXT
@@ -18,6 +18,9 @@ from mindspeed_autoparallel.weights.source import TensorSource, blocks_of_output
 from mindspeed_autoparallel.weights.spelling import EACH, Spelling, grouped_name
 from mindspeed_autoparallel.weights.torch_file import TorchFile
 
+if TYPE_CHECKING:
+    import torch
+
 _LOCAL = Spelling()
 
 
@@ -28,7 +31,7 @@ class _RankFile:
         path.parent.mkdir(parents=True)
         self._stream = path.open("wb")
         self._file = TorchFile(self._stream)
-        self._waiting: dict[str, Any] = {}
+        self._waiting: dict[str, torch.Tensor] = {}
         self.states: dict[str, dict[str, object]] = {}
 
     def add(self, key: str, name: str, blocks: Sequence[Any]) -> None:

@@ -12,7 +12,7 @@ import math
 import mmap
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import check_readable, loads_json
@@ -39,6 +39,14 @@ def name_of_dtype(dtype: Any) -> str:
     """Return the format's name of torch's ``dtype``."""
     named = str(dtype).removeprefix("torch.")
     return next(name for name, (known, _) in _DTYPES.items() if known == named)
+
+
+class _Described(TypedDict):
+    """A tensor's entry in the header."""
+
+    dtype: str
+    shape: list[int]
+    data_offsets: list[int]
 
 
 class SafetensorsFile:
@@ -88,7 +96,7 @@ class SafetensorsFile:
             flat = flat.clone()
         return flat.view(dtype).reshape(described["shape"])
 
-    def _read_header(self, stream: Any) -> tuple[dict[str, Any], int]:
+    def _read_header(self, stream: Any) -> tuple[dict[str, _Described], int]:
         size = os.fstat(stream.fileno()).st_size
         length = int.from_bytes(stream.read(8), "little")
         if size < 8 or length > min(size - 8, _HEADER_LIMIT_BYTES):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch.distributed.tensor import Replicate, Shard
@@ -36,7 +36,7 @@ class _ModuleCall:
     """How a module was called: tensors by position and name, and what it gave."""
 
     positional: tuple[Any, ...]
-    named: dict[str, Any]
+    named: dict[str, object]
     made: Any
     times: int = 1
 
@@ -160,7 +160,7 @@ def _record_calls(model: torch.nn.Module, example: tuple[Any, Any]) -> dict[str,
     handles = []
     for name, module in model.named_modules():
 
-        def after(_: Any, positional: tuple[Any, ...], named: dict[str, Any], made: Any, name: str = name) -> None:
+        def after(_: Any, positional: tuple[Any, ...], named: dict[str, object], made: Any, name: str = name) -> None:
             times = calls[name].times + 1 if name in calls else 1
             calls[name] = _ModuleCall(positional, dict(named), made, times)
 
@@ -173,7 +173,7 @@ def _record_calls(model: torch.nn.Module, example: tuple[Any, Any]) -> dict[str,
     return calls
 
 
-def _is_tensor(value: Any) -> bool:
+def _is_tensor(value: object) -> TypeGuard[torch.Tensor]:
     return isinstance(value, torch.Tensor)
 
 
@@ -191,7 +191,7 @@ def _first_stream(call: _ModuleCall, shape: tuple[int, ...] = ()) -> Any:
     return None
 
 
-def _entry(call: _ModuleCall, shape: tuple[int, ...], before: Any, after: Any) -> dict[str, Any]:
+def _entry(call: _ModuleCall, shape: tuple[int, ...], before: Any, after: Any) -> dict[str, object]:
     """Give the arguments of a style that takes the tensors of ``shape`` from ``before`` to ``after``."""
     streams = [_is_tensor(v) and tuple(v.shape) == shape for v in call.positional]
     named = [key for key, v in call.named.items() if _is_tensor(v) and tuple(v.shape) == shape]
@@ -206,7 +206,7 @@ def _entry(call: _ModuleCall, shape: tuple[int, ...], before: Any, after: Any) -
     }
 
 
-def _leaving(call: _ModuleCall, shape: tuple[int, ...], before: Any, after: Any) -> dict[str, Any]:
+def _leaving(call: _ModuleCall, shape: tuple[int, ...], before: Any, after: Any) -> dict[str, object]:
     made = call.made if isinstance(call.made, (tuple, list)) else (call.made,)
     streams = [_is_tensor(v) and tuple(v.shape) == shape for v in made]
     return {

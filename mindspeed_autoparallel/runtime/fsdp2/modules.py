@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mindspeed_autoparallel.hosts.mindspeed_mm import NativeConfig
 from mindspeed_autoparallel.hosts.patterns import EVERY_INDEX, matching_names
 from mindspeed_autoparallel.profiles.sharded import ModuleKind, ShardedModule
+
+if TYPE_CHECKING:
+    import torch
 
 _INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)")
 _HEADS = ("lm_head", "output_layer")
@@ -80,7 +83,7 @@ def find_modules(model: Any, config: NativeConfig) -> FoundModules:
     return FoundModules(tuple(found), kinds)
 
 
-def _stacked(parts: dict[str, Any], names: Iterable[str]) -> set[str]:
+def _stacked(parts: Mapping[str, torch.nn.Module], names: Iterable[str]) -> set[str]:
     """Return those of ``names`` that are members of a list whose members are of a decoder's or encoder's layers."""
     found = set()
     for name in names:

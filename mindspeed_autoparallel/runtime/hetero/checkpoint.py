@@ -90,7 +90,7 @@ def _own_states() -> dict[str, object]:
     return states
 
 
-def _take_up(states: Mapping[str, Mapping[str, Any]]) -> None:
+def _take_up(states: Mapping[str, Any]) -> None:
     job = current_job()
     from mindspeed_autoparallel.runtime.hetero.rng import DefaultGenerators, Generators
 

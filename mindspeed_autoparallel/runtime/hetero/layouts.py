@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import shown
@@ -123,11 +122,10 @@ def _blocks(
 
 def _module(path: tuple[str, ...], block: Mapping[str, object], world_size: int, source: str) -> ModuleLayout:
     where = ".".join(path)
-    sizes: dict[str, Any] = {}
+    sizes: dict[str, int] = {}
     for key in (*SIZES, "mbs"):
         value = block.get(key, None if key == "mbs" else 1)
         if key == "mbs" and value is None:
-            sizes[key] = None
             continue
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MOST_RANKS:
             said = shown(repr(value) if isinstance(value, str) else value)
@@ -158,7 +156,7 @@ def _module(path: tuple[str, ...], block: Mapping[str, object], world_size: int,
         sizes["tp"],
         sizes["pp"],
         sizes["cp"],
-        sizes["mbs"],
+        sizes.get("mbs"),
         role,
         extra.get("adapter"),
         _sequence_parallel(where, block, role, sizes["tp"], source),

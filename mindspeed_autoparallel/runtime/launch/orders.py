@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import asdict
 from difflib import SequenceMatcher
 from typing import Any
 
-from mindspeed_autoparallel.errors import LaunchError
+from mindspeed_autoparallel.errors import ConfigError, LaunchError
 from mindspeed_autoparallel.files import shown
-from mindspeed_autoparallel.runtime.launch.outcome import LaunchOutcome, LaunchSpec, LaunchStatus
+from mindspeed_autoparallel.profiles.records import record_of
+from mindspeed_autoparallel.runtime.launch.outcome import LaunchOutcome, LaunchSpec
 
 LAUNCH_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 """It names files: nothing that leaves their folder."""
@@ -90,14 +90,10 @@ def read_order(order: Any, own: Sequence[str], flags: Collection[str]) -> tuple[
 
 def read_outcome(value: Any, node: int) -> LaunchOutcome:
     """Read what node ``node`` reports of a launch; ``LaunchError`` where that is no outcome."""
-    known = {status.value for status in LaunchStatus}
     try:
-        outcome = LaunchOutcome.from_json(value)
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        return record_of(value, "outcome", LaunchOutcome)
+    except ConfigError as error:
         raise LaunchError(f"node {node} reports {shown(value)}, which is no end of a launch.") from error
-    if asdict(outcome)["status"] not in known or not all(isinstance(line, str) for line in outcome.last_lines):
-        raise LaunchError(f"node {node} reports {shown(value)}, which is no end of a launch.")
-    return outcome
 
 
 def _word(word: Any, own: Sequence[str], flags: Collection[str]) -> str:

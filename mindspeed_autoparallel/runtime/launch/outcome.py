@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import signal
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 _NOT_THE_SCRIPTS = ("in validate_args", "Address already in use", "Connection", "Broken pipe", "ChildFailedError")
 """Of a traceback through Megatron's checks, which another layout may pass, or of what another start may not meet."""
@@ -34,18 +33,9 @@ class LaunchSpec:
     """The user's script and its arguments, without the interpreter."""
     environment: dict[str, str] = field(default_factory=dict)
     """Added to the user's environment for the children."""
-    task: dict[str, Any] = field(default_factory=dict)
+    task: dict[str, object] = field(default_factory=dict)
     """Handed to every child as a JSON file."""
     timeout_s: float = 1800.0
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> LaunchSpec:
-        """Return the inverse of ``to_json``."""
-        return cls(**{**data, "argv": tuple(data["argv"])})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,14 +51,9 @@ class LaunchOutcome:
     """The file with all of that output."""
     seconds: float = 0.0
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return plain JSON."""
         return {**asdict(self), "status": self.status.value}
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> LaunchOutcome:
-        """Return the inverse of ``to_json``."""
-        return cls(**{**data, "status": LaunchStatus(data["status"]), "last_lines": tuple(data["last_lines"])})
 
     @property
     def is_the_scripts_own(self) -> bool:

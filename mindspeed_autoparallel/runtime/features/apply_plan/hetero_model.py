@@ -21,7 +21,7 @@ _LLAVA_ADAPTER = "mindspeed_autoparallel.runtime.hetero.adapters.llava:LlavaVisi
 _STALE = ("pipeline_num_layers", "recompute_granularity", "recompute_method", "recompute_num_layers")
 
 
-def hetero_model(plan: Plan, description: Description) -> dict[str, Any]:
+def hetero_model(plan: Plan, description: Description) -> dict[str, object]:
     """Return a copy of the described model.json with every module's tp, pp, cp and mbs, and the backbone's layers by
     stage.
 
@@ -59,10 +59,10 @@ def hetero_model(plan: Plan, description: Description) -> dict[str, Any]:
     return content
 
 
-def _llava_model(plan: Plan) -> dict[str, Any]:
+def _llava_model(plan: Plan) -> dict[str, object]:
     """Return sizes alone, for Megatron's pretrain_vlm.py: its flags describe the models."""
     layout = plan.layout
-    blocks: dict[str, Any] = {}
+    blocks: dict[str, object] = {}
     for module in plan.model.modules:
         own = layout.modules.get(module.name)
         if own is None:
@@ -138,7 +138,7 @@ def _stages_of(plan: Plan, name: str) -> dict[str, list[int]]:
     return {"pipeline_num_layers": list(phase.stage_layers)} if phase.stage_layers else {}
 
 
-def _drop_sizes(block: dict[str, Any]) -> None:
+def _drop_sizes(block: dict[str, object]) -> None:
     """Drop sizes anywhere in a module's block: they now stand in one place."""
     for key in _SIZES:
         block.pop(key, None)
@@ -147,7 +147,7 @@ def _drop_sizes(block: dict[str, Any]) -> None:
             _drop_sizes(child)
 
 
-def _take_hetero_words(block: dict[str, Any]) -> Any:
+def _take_hetero_words(block: dict[str, object]) -> Any:
     """Take what the user wrote for hetero parallel (attr, role, adapter) out of a module's block; None without."""
     words = block.pop("hetero", None)
     for child in block.values():

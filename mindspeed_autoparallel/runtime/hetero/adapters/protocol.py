@@ -115,8 +115,8 @@ class HostModule(Protocol):
         """Return the encoder as the host's own model would hold it, with a ``config``. Called on every rank under the
         encoder's parallel state; ``arguments`` (and ``get_args()``) carry the encoder's tp, pp, cp and sp."""
 
-    def adapter(self, module: Any, arguments: Any) -> EncoderAdapter:
-        """Return the adapter (a generator's: ``GeneratorAdapter``) of what ``build`` returned."""
+    def adapter(self, module: Any, arguments: Any) -> EncoderAdapter | GeneratorAdapter:
+        """Return the adapter of what ``build`` returned."""
 
 
 class HostModel(Protocol):

@@ -53,12 +53,12 @@ def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
     worker.measuring().take_over = take_over
 
 
-def sample_links_and_exit(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
+def sample_links_and_exit(arguments: argparse.Namespace, data: dict[str, object]) -> None:
     """Handle tasks of kind ``links``: the ranks meet, sample collectives and end; no model is built."""
     import torch.distributed as distributed
 
     meet()
-    fill(Path(data["folder"]), [], list(COLLECTIVES), list(SIZES))
+    fill(Path(str(data["folder"])), [], list(COLLECTIVES), list(SIZES))
     distributed.destroy_process_group()
     sys.exit(0)
 

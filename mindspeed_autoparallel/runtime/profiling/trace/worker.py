@@ -110,7 +110,7 @@ def _trace_all(
     forward_step: Callable[..., Any],
     config: Any,
     built: Built,
-    variants: dict[str, dict[str, Any]],
+    variants: dict[str, dict[str, object]],
     wanted: list[list[str]],
     headroom_bytes: int,
     take: Callable[[MeasuredAt], bool],
