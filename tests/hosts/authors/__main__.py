@@ -2,6 +2,7 @@
 
 Each is made small (``shrink``), and run as far as its checked arguments (``stages``): as its authors start it, then by
 ``--auto-parallel-mm``, ``--auto-tuning`` and ``--auto-parallel-plan``. ``--table FILE...`` writes the pages' tables.
+What a checkout ships is collected once and kept beside the rows; a training with a row is not tried again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import collect
 import shrink
@@ -34,7 +36,7 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, help="rows are added here, one JSON object a line")
     parser.add_argument("--path", default="", help="more folders for PYTHONPATH, separated by ':'")
     parser.add_argument("--only", default="", help="sources that match this expression")
-    parser.add_argument("--first", type=int, default=0, help="the first of those")
+    parser.add_argument("--first", type=int, default=0, help="the first of those without a row")
     parser.add_argument("--every", type=int, default=1, help="of the trainings that differ, each so many-th")
     parser.add_argument("--count", type=int, help="no more than so many")
     parser.add_argument("--by-flags", action="store_true", help="of those with the same set of flags, one")
@@ -53,7 +55,7 @@ def _try(checkout: Path, options: argparse.Namespace) -> None:
     release = release_of([checkout, *map(Path, options.path.split(os.pathsep))])
     mindspeed = any((checkout / name).is_dir() for name in ("mindspeed_llm", "mindspeed_mm"))
     tasks = []
-    for found in collect.trainings(checkout):
+    for found in collect.kept(checkout, options.rows.with_suffix(f".{checkout.name}.trainings")):
         if re.search(options.only, found.source):
             small = shrink.shrink(found.words, release=release, mindspeed=mindspeed)
             tasks.append(
@@ -77,6 +79,8 @@ def _try(checkout: Path, options: argparse.Namespace) -> None:
     drawn = [rows[0] | {"sources": [row["source"] for row in rows]} for rows in alike.values()]
     if options.by_flags:
         drawn = _unlike(drawn)
+    tried = {(row["file"], *row["words"], row["keep_plans"]) for row in _read(options.rows)}
+    drawn = [row for row in drawn if (row["file"], *row["words"], row["keep_plans"]) not in tried]  # type: ignore[misc]
     drawn = drawn[options.first :: options.every][: options.count]
     worker = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("stages.py")), *["mindspeed"] * mindspeed]
     # From a file to a file: with pipes, each side would wait for the other once both are full.
@@ -84,6 +88,10 @@ def _try(checkout: Path, options: argparse.Namespace) -> None:
         lines.writelines(json.dumps(task) + "\n" for task in drawn)
         lines.seek(0)
         subprocess.run(worker, stdin=lines, stdout=rows, env=variables, check=True)
+
+
+def _read(rows: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in rows.read_text().splitlines()] if rows.is_file() else []
 
 
 def _context_size(words: tuple[str, ...]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import shlex
 import shutil
@@ -47,6 +48,19 @@ def trainings(checkout: Path) -> Iterator[Training]:
         if key not in seen and _is_training(found):
             seen.add(key)
             yield found
+
+
+def kept(checkout: Path, file: Path) -> Iterator[Training]:
+    """Yield ``trainings`` from ``file``, which gets them the first time."""
+    if not file.is_file():
+        rows = [
+            {"source": one.source, "program": one.program, "words": one.words, "num_processes": one.num_processes}
+            for one in trainings(checkout)
+        ]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for line in file.read_text().splitlines():
+        row = json.loads(line)
+        yield Training(checkout=checkout, **{**row, "words": tuple(row["words"])})
 
 
 def _is_training(found: Training) -> bool:

@@ -15,6 +15,7 @@ from mindspeed_autoparallel.units import format_us
 
 _NEED_PAIRS = ("delay_wgrad_compute", "ep_overlap_early_attn_memory_release")
 """Megatron asserts combined 1F1B beside them."""
+_WITH_STEP = "overlap_param_gather_with_optimizer_step"
 _COMPARED = (
     *("precision", "attention", "cross_entropy_fusion", "grouped_gemm", "grad_reduce_in_bf16", "fp8_param_gather"),
     *("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype", "optimizer_cpu_offload"),
@@ -32,8 +33,10 @@ def kept_overlap(plan: Plan, arguments: argparse.Namespace) -> dict[str, Argumen
     gather = layout.overlap_parameter_gather or bool(getattr(arguments, "overlap_param_gather", False))
     kept: dict[str, ArgumentValue] = {"overlap_grad_reduce": reduce}
     if hasattr(arguments, "overlap_param_gather"):
-        # Megatron asserts both of these.
+        # Megatron asserts both of these, and virtual stages beside the flag below.
         kept["overlap_param_gather"] = gather and reduce and layout.distributed_optimizer
+    if getattr(arguments, _WITH_STEP, False):
+        kept[_WITH_STEP] = bool(kept["overlap_param_gather"]) and layout.virtual_size > 1
     if reduce and not layout.overlap_gradient_reduce:
         print_once(_KEPT.format("--overlap-grad-reduce"))
     return kept

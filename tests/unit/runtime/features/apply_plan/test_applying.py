@@ -193,6 +193,19 @@ def test_the_scripts_combined_1f1b_stays_where_megatron_allows_it(
     assert ("replaced by the plan: --delay-wgrad-compute, True in the script, False now" in output) == (not stays)
 
 
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_gathering_along_with_the_step_stays_on_with_virtual_stages_alone(flags_job, capsys, chunks):
+    """A functional test of 0.19 searched, and its training by the plan ended in Megatron's assertion."""
+    plan = make_plan({"text_decoder": [1] * 2 * chunks}, virtual_size=chunks, distributed_optimizer=True)
+    name = "overlap_param_gather_with_optimizer_step"
+    arguments = flags_job(plan, overlap_grad_reduce=True, overlap_param_gather=True, **{name: True})
+    arguments.num_layers = 2 * chunks
+    prepare(arguments)
+    assert getattr(arguments, name) == (chunks == 2) and arguments.overlap_param_gather
+    line = f"replaced by the plan: --{name.replace('_', '-')}, True in the script, False now"
+    assert (line in capsys.readouterr().out) == (chunks == 1)
+
+
 @pytest.mark.parametrize("name", ["use_megatron_fsdp", "use_torch_fsdp2"])
 def test_a_plan_of_whole_parameters_does_not_train_a_script_that_shards_them(flags_job, name):
     with pytest.raises(ConfigError, match=f"--auto-parallel-plan .* --{name.replace('_', '-')}"):
