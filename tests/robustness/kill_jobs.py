@@ -150,7 +150,7 @@ def _checkpoints(folder: Path) -> dict[str, bytes]:
 
 
 def _model(folder: Path) -> None:
-    from mindspeed_autoparallel.weights.example import write_random_model
+    from random_model import write_random_model
 
     config = {
         "model_type": "qwen2", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 8,

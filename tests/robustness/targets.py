@@ -202,9 +202,10 @@ def _data(folder: Path) -> None:
 
 
 def _weights(folder: Path) -> None:
+    from random_model import write_random_model
+
     from mindspeed_autoparallel.weights import conversion
     from mindspeed_autoparallel.weights.architecture import TEXT, read_architecture
-    from mindspeed_autoparallel.weights.example import write_random_model
     from mindspeed_autoparallel.weights.layouts import make_layout
 
     config = {

@@ -24,8 +24,10 @@ from mindspeed_autoparallel.weights.architecture import (
     Architecture,
     read_architecture,
 )
-from mindspeed_autoparallel.weights.example import write_random_model
 from mindspeed_autoparallel.weights.layouts import CheckpointLayout, make_layout
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "helpers"))
+from random_model import write_random_model
 
 
 def random_config(choose: random.Random) -> dict[str, Any]:

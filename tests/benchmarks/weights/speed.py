@@ -69,7 +69,9 @@ def make(model: Path, num_layers: int) -> None:
 
     import torch
 
-    from mindspeed_autoparallel.weights.example import shapes_of
+    sys.path.insert(0, str(Path(__file__).parents[2] / "helpers"))
+    from random_model import shapes_of
+
     from mindspeed_autoparallel.weights.shard_writer import ShardWriter
 
     model.mkdir(parents=True)

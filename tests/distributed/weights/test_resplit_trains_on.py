@@ -128,9 +128,10 @@ def train(
 def test_a_saved_checkpoint_resplit_to_another_layout_trains_on_with_the_same_losses(
     chunks: int, tmp_path: Path
 ) -> None:
+    from random_model import write_random_model
+
     from mindspeed_autoparallel.weights import conversion
     from mindspeed_autoparallel.weights.architecture import TEXT, VISION, read_architecture
-    from mindspeed_autoparallel.weights.example import write_random_model
     from mindspeed_autoparallel.weights.layouts import make_layout
 
     # Layers by chunk and stage, before and after.
@@ -158,9 +159,10 @@ def test_a_saved_checkpoint_resplit_to_another_layout_trains_on_with_the_same_lo
 
 
 def test_megatron_loads_what_is_written_as_torch_dist(tmp_path: Path) -> None:
+    from random_model import write_random_model
+
     from mindspeed_autoparallel.weights import conversion
     from mindspeed_autoparallel.weights.architecture import read_architecture
-    from mindspeed_autoparallel.weights.example import write_random_model
     from mindspeed_autoparallel.weights.layouts import make_layout
 
     write_random_model(tmp_path / "hf", CONFIG, scale=0.05)
@@ -196,9 +198,10 @@ def test_megatron_loads_what_is_written_as_torch_dist(tmp_path: Path) -> None:
     ],
 )
 def test_optimizer_state_goes_along_to_another_layout(optimizer: tuple[str, ...], tmp_path: Path) -> None:
+    from random_model import write_random_model
+
     from mindspeed_autoparallel.weights import conversion
     from mindspeed_autoparallel.weights.architecture import TEXT, VISION, read_architecture
-    from mindspeed_autoparallel.weights.example import write_random_model
     from mindspeed_autoparallel.weights.layouts import make_layout
 
     write_random_model(tmp_path / "hf", CONFIG, scale=0.05)

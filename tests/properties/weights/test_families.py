@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_model import write_random_model
 from tiny_families import FAMILIES, TEXT, tiny_config
 
 from mindspeed_autoparallel.weights import conversion, spelling
 from mindspeed_autoparallel.weights.architecture import HOSTS, Architecture, read_architecture
-from mindspeed_autoparallel.weights.example import write_random_model
 from mindspeed_autoparallel.weights.layouts import CheckpointLayout, make_layout
 from mindspeed_autoparallel.weights.names import MODULES
 

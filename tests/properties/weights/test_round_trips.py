@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from random_model import write_random_model
 
 from mindspeed_autoparallel.weights import conversion
 from mindspeed_autoparallel.weights.architecture import (
@@ -18,7 +19,6 @@ from mindspeed_autoparallel.weights.architecture import (
     Architecture,
     read_architecture,
 )
-from mindspeed_autoparallel.weights.example import write_random_model
 from mindspeed_autoparallel.weights.layouts import CheckpointLayout, make_layout
 
 pytestmark = pytest.mark.torch

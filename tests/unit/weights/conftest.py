@@ -27,7 +27,7 @@ CONFIG: dict[str, Any] = {
 @pytest.fixture
 def make_model(tmp_path: Path) -> Callable[..., Path]:
     def make(name: str = "hf", max_shard_bytes: int = 1 << 20, **changes: Any) -> Path:
-        from mindspeed_autoparallel.weights.example import write_random_model
+        from random_model import write_random_model
 
         write_random_model(tmp_path / name, {**CONFIG, **changes}, max_shard_bytes=max_shard_bytes)
         return tmp_path / name

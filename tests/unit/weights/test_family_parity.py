@@ -99,10 +99,10 @@ def check_torch_dist(folder: Path, layout: Any, model: Any, expected: dict[str, 
 def test_multi_token_prediction_equals_a_layer_of_transformers_behind_its_norms(family: str, tmp_path: Path) -> None:
     import transformers
     from megatron_families import LENGTH, gpt_model, logits
+    from random_model import write_random_model
 
     from mindspeed_autoparallel.weights import conversion
     from mindspeed_autoparallel.weights.architecture import read_architecture
-    from mindspeed_autoparallel.weights.example import write_random_model
     from mindspeed_autoparallel.weights.layouts import make_layout
 
     config = tiny_config(family)

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from random_model import write_random_model
 from tiny_families import tiny_config
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.weights import conversion
 from mindspeed_autoparallel.weights.architecture import architecture_from_config, read_architecture
-from mindspeed_autoparallel.weights.example import write_random_model
 from mindspeed_autoparallel.weights.layouts import make_layout
 
 pytestmark = pytest.mark.torch

@@ -1,7 +1,4 @@
-"""A Hugging Face folder with random weights of any supported family and size: to try a layout before the download.
-
-Written tensor by tensor, so that models larger than memory can be made.
-"""
+"""A Hugging Face folder with random weights of any supported family and size, written tensor by tensor."""
 
 from __future__ import annotations
 
