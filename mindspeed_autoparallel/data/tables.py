@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mindspeed_autoparallel.data.energon import training_tars
 from mindspeed_autoparallel.data.media import MEL_HOP, MEL_RATE_HZ
 from mindspeed_autoparallel.data.sample import SampleSize
 from mindspeed_autoparallel.data.sizes import Media, SampleSizes
@@ -31,7 +32,11 @@ _EDGE = 2**20
 
 
 def table_files(path: Path) -> tuple[Path, ...]:
-    """Return ``path``, or the tables and archives in a folder (a cache of HF datasets, say), in the order of names."""
+    """Return ``path``, or the tables and archives in a folder (a cache of HF datasets, say), in the order of names; of
+    a data set prepared by Energon the tars that training reads."""
+    tars = training_tars(path)
+    if tars is not None:
+        return tuple(tars)
     found = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.suffix in SUFFIXES)
     if not found or any(each.suffix not in SUFFIXES for each in found):
         raise ConfigError(f"{path} is no table or folder of such: {', '.join(SUFFIXES)} are read.")

@@ -170,3 +170,53 @@ def test_flags_without_effect_are_refused(words, tmp_path, capsys):
     (tmp_path / "l.txt").write_text("3\n4\n")
     assert main(["data", "describe", *(word.format(tmp_path) for word in words)]) == 2
     assert "has no effect here" in capsys.readouterr().err
+
+
+def prepared(folder, split, name="split.yaml"):
+    """Four tars of one sample each, of 10, 20, 30 and 40 tokens, and the split that Energon's own tool writes."""
+    (folder / ".nv-meta").mkdir()
+    (folder / ".nv-meta" / name).write_text(split)
+    for number in range(4):
+        with tarfile.open(folder / f"shard-{number:02d}.tar", "w") as made:
+            member = tarfile.TarInfo("a.txt")
+            member.size = 10 * (number + 1)
+            made.addfile(member, io.BytesIO(b"x" * member.size))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("split", "name", "tokens"),
+    [
+        ("split_parts:\n  train:\n  - shard-{00..01}.tar\n  val:\n  - shard-{02..03}.tar\nexclude: []\n", "split.yaml", [10, 20]),
+        ("split_parts: {train: ['shard-{00,03}.tar', shard-02.tar]}\nexclude: ['shard-0{0..1}.tar']\n", "split.yaml", [40, 30]),
+        ('{"split_parts": {"train": ["shard-0{1..2}.tar"]}}', "split.json", [20, 30]),
+    ],
+)  # fmt: skip
+def test_of_a_data_set_of_energon_the_training_part_is_read(split, name, tokens, tmp_path, capsys):
+    folder = prepared(tmp_path, split, name)
+    rows, source = described(capsys, tmp_path, "--table", folder)
+    assert source["num_records"] == 2
+    turn = len(b"user\n") + len(b"\n") + 2
+    assert sorted(row["tokens"] for row in rows) == sorted(turn + count for count in tokens)
+
+
+@pytest.mark.parametrize(
+    ("split", "words"),
+    [
+        ("split_parts: {val: [shard-00.tar]}", "needs lists of names"),
+        ("split_parts: {train: [shard-00.tar]}\nexclude: [shard-00.tar]", "leaves no tar"),
+        ("split_parts: {train: [shard-00.tar]}\nexclude: [shard-00.tar/a]", "excludes 1 samples"),
+        ("split_parts: {train: ['shard-{00..09}.tar']}", "names 6 tars that"),
+        ("split_parts: {train: ['{0..999999999999}.tar']}", "more than 1000000 tars"),
+        ("split_parts: {train: ['{x}.tar']}", "is no pattern"),
+        ("split_parts: {train: ['{3..0}.tar']}", "is no pattern"),
+        ("split_parts: {train: ['{a,b{0..2}}.tar']}", "is no pattern"),
+        ("split_parts: [", "cannot read"),
+        ("- a", "needs lists of names"),
+    ],
+)
+def test_a_split_of_energon_that_cannot_be_followed_is_refused(split, words, tmp_path, capsys):
+    folder = prepared(tmp_path, split)
+    assert main(["data", "describe", "--table", str(folder), "--output", str(tmp_path / "d.json")]) == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "d.json").exists()
