@@ -1,12 +1,13 @@
 """Kill a random rank or node of an elastic training on 8 gloo processes again and again, and compare every loss.
 
-    python tests/benchmarks/weights/losses.py FOLDER LOSSES [SEED] [MINUTES]
+    python tests/benchmarks/weights/losses.py FOLDER LOSSES [SEED] [MINUTES] [new]
 
 Four simulated nodes of two processes. A lost node is started again some losses later, so that the training shrinks and
 grows. Prints one line a loss: what was killed, ranks afterwards, seconds until the restarted training has made a step,
 processor seconds of all processes that ended meanwhile, load of the machine; then how far the losses are from a run of
 one process without any, and every plan against its proved optimum. MINUTES: no loss after them. All programs are forked
 from one process that has imported torch, Megatron and this project: the seconds leave out what these imports take.
+``new``: every program is a new interpreter, as on users' machines; processor seconds are not counted then.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def main() -> None:
     (save / "latest_checkpointed_iteration.txt").write_text(str(START))
     os.environ["ELASTIC_STEP_S"] = str(STEP_S)
     words = words_of(plan, save, iterations=iterations, interval=2)
-    with elastic_job(folder / "job", words, per_node=PER_NODE, python=forked_python(IMPORTED)) as job:
+    python = sys.executable if sys.argv[5:] == ["new"] else forked_python(IMPORTED)
+    with elastic_job(folder / "job", words, per_node=PER_NODE, python=python) as job:
         for node in range(NODES):
             job.start_node(node, NODES)
         job.wait(lambda: _all_take_part(job), LIMIT_S, "start of all nodes")
