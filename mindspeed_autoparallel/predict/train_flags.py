@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from mindspeed_autoparallel.cost.analytic.reading_train import state_type
 from mindspeed_autoparallel.cost.analytic.request_keys import KNOWN
 from mindspeed_autoparallel.cost.analytic.workload import OPERAND_BYTES
 from mindspeed_autoparallel.errors import ConfigError
@@ -127,10 +128,16 @@ def _hidden_exchanges(value: object, train: Mapping[str, object], host: Host) ->
     return None if host.on_ascend or host.release < _AFTER_0_12 else ["--overlap-moe-expert-parallel-comm"]
 
 
-def _state_type(flag: str) -> _Flags:
+def _state_type(flag: str, *forms: str) -> _Flags:
+    """Return the flags of a type that is not fp32; ``forms``: what every release takes. Newer ones take moments in
+    bf16, too."""
+
     def words(value: object, train: Mapping[str, object], host: Host) -> _Words:
-        form = str(value).removeprefix("torch.")
-        known = form != "bf16" or host.on_ascend or host.release >= _AFTER_0_12
+        form = state_type(value)
+        if form == "fp32":
+            return []
+        is_newer = not host.on_ascend and host.release >= _AFTER_0_12
+        known = form in forms or (form == "bf16" and "fp8" in forms and is_newer)
         return ["--use-precision-aware-optimizer", flag, form] if known else None
 
     return words
@@ -187,9 +194,9 @@ _FLAGS: Mapping[str, _Flags] = {
     "fp8_param_gather": _gather,
     "fp8_dot_product_attention": _on("--fp8-dot-product-attention", on_ascend=False),
     "grad_reduce_in_bf16": _on("--grad-reduce-in-bf16"),
-    "main_params_dtype": _state_type("--main-params-dtype"),
-    "exp_avg_dtype": _state_type("--exp-avg-dtype"),
-    "exp_avg_sq_dtype": _state_type("--exp-avg-sq-dtype"),
+    "main_params_dtype": _state_type("--main-params-dtype", "fp16"),
+    "exp_avg_dtype": _state_type("--exp-avg-dtype", "fp16", "fp8"),
+    "exp_avg_sq_dtype": _state_type("--exp-avg-sq-dtype", "fp16", "fp8"),
     "optimizer": _only("adam", "adamw"),
     "optimizer_cpu_offload": _on("--use-precision-aware-optimizer", "--optimizer-cpu-offload", on_ascend=False),
     "optimizer_offload_fraction": _offloaded_share,

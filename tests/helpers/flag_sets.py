@@ -129,11 +129,14 @@ def drawn_switches(device: Device, drawn: random.Random, num_experts: int | None
     recipes += ["nvfp4"] if device.peak_fp4_tflops else []
     train: dict[str, Any] = {"precision": drawn.choice(["bf16", *recipes])}
     on_ascend = "Ascend" in device.name
+    names = ["fp32", "torch.float32", "bf16", "bfloat16", "fp16", "float16", "fp8"]
+    state = {key: drawn.choice(names) for key in ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")}
+    train |= {key: name for key, name in state.items() if drawn.random() < 0.3}
+    train |= {key: False for key in ("rope_fusion", "bias_activation_fusion") if drawn.random() < 0.3}
+    train |= {"attention": "unfused"} if drawn.random() < 0.2 else {}
     if not on_ascend:
         others = {
             "cross_entropy_fusion": [True, False],
-            "exp_avg_dtype": [None, "bf16"],
-            "exp_avg_sq_dtype": [None, "bf16"],
             "grad_reduce_in_bf16": [None, True, False],
             "optimizer_cpu_offload": [None, True],
             "moe_a2a_overlap": [None, True] if num_experts else [None],

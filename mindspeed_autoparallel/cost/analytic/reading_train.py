@@ -82,8 +82,7 @@ def _optimizer(train: Mapping[str, object]) -> dict[str, float]:
     """Return the types of a precision-aware optimizer's state, and how much of it lives on the host."""
 
     def size(key: str) -> float:
-        name = str(train.get(key) or "fp32").removeprefix("torch.")
-        name = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "fp8"}.get(name, name)
+        name = state_type(train.get(key))
         if name not in _STATE_BYTES:
             raise ConfigError(f"train.{key} is {train[key]!r}, known: {', '.join(_STATE_BYTES)}.")
         return _STATE_BYTES[name]
@@ -94,6 +93,12 @@ def _optimizer(train: Mapping[str, object]) -> dict[str, float]:
         "moment_bytes": size("exp_avg_dtype") + size("exp_avg_sq_dtype"),
         "optimizer_on_host": host if switch(train, "optimizer_cpu_offload", False, "train") else 0.0,
     }
+
+
+def state_type(value: object) -> str:
+    """Return Megatron's short name of a type of the optimizer's state; fp32 where none is given."""
+    name = str(value or "fp32").removeprefix("torch.")
+    return {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "fp8"}.get(name, name)
 
 
 def read_recompute(train: Mapping[str, object]) -> str:

@@ -11,6 +11,7 @@ import pytest
 from flag_sets import DEVICES, drawn_switches
 
 from mindspeed_autoparallel.cli.main import main
+from mindspeed_autoparallel.cost.analytic.reading_train import state_type
 from mindspeed_autoparallel.cost.analytic.request_keys import KNOWN
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.predict.analytic_profile import stated_train
@@ -24,6 +25,16 @@ _EXPERTS = {**_SHAPE, "type": "moe", "num_experts": 8, "topk": 2, "moe_ffn": 512
 _BY_LAYOUT = ("overlap_grad_reduce", "tp_comm_overlap", "moe_a2a_overlap")
 _HIDDEN = {"rope_fusion": True, "stack": "megatron-core", "dropout": True, "gradient_accumulation_fusion": True}
 """What no flag states because it is the host's default."""
+_STATE = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+_NOT_READ = ("rope_fusion", "bias_activation_fusion")
+"""Switches that a launch's flags are not searched for."""
+
+
+def _taken(key: str, *, on_ascend: bool) -> tuple[str, ...]:
+    """Return the types, beside fp32, that Megatron's parser takes."""
+    if key == "main_params_dtype":
+        return ("fp16",)
+    return ("fp16", "fp8") if on_ascend else ("fp16", "fp8", "bf16")
 
 
 def _arguments(words: list[str]) -> dict[str, object]:
@@ -42,11 +53,15 @@ def test_the_flags_are_read_back_as_the_switches(seed: int) -> None:
     train = stated_train([Section("text_decoder", shape)], device, drawn_switches(device, drawn))
     on_ascend = "Ascend" in device.name
     words, left = flags_of_switches(train, Host(on_ascend, (0, 20)))
+    state = {key: state_type(train[key]) for key in _STATE if key in train}
+    refused = [key for key, form in state.items() if form not in ("fp32", *_taken(key, on_ascend=on_ascend))]
     # Megatron-LM refuses Transformer Engine's loss from 0.18 on.
-    assert left == (("cross_entropy_fusion",) if train["cross_entropy_fusion"] else ())
-    sizes = {"num_experts": 8} if "num_experts" in shape else {}
+    assert left == tuple(sorted([*refused, *["cross_entropy_fusion"] * bool(train["cross_entropy_fusion"])]))
+    sizes: dict[str, object] = {"num_experts": 8} if "num_experts" in shape else {}
+    sizes |= {"transformer_impl": "local"} if on_ascend else {}
     found = {**_HIDDEN, **switches_of_arguments({**sizes, **_arguments(words)})}
-    expected = {key: value for key, value in train.items() if key not in (*_BY_LAYOUT, *left)}
+    expected = {key: value for key, value in train.items() if key not in (*_BY_LAYOUT, *_NOT_READ, *_STATE, *left)}
+    expected |= {key: form for key, form in state.items() if form != "fp32" and key not in left}
     if expected.get("cuda_graph") == "full_iteration":
         expected["cuda_graph"] = "local"  # one flag for both, and another for how much
     assert {key: found.get(key) for key in expected} == expected, (words, train)
