@@ -69,11 +69,14 @@ def analytic_profile(
     runs = _Runs(sections, device, devices_per_node, dict(train or {}))
     whole = runs.at(MeasuredAt())
     measurements = []
-    for point in _points(whole, devices_per_node) if points is None else points:
+    tried = list(_points(whole, devices_per_node) if points is None else points)
+    for point in tried:
         works = runs.at_if_legal(point)
         if works is not None:
             measurements.append(Measurement(at=point, modules=_modules(sections, works, device, fabric)))
     if not measurements:
+        for point in tried:
+            runs.at(point)
         raise ConfigError("no size of tensor, context and expert parallelism that was asked for divides the model.")
     return Profile(
         model=_model(sections, whole, measurements[0]),
@@ -156,24 +159,34 @@ def _powers_up_to(limit: int) -> list[int]:
 
 
 def usual_points(
-    sections: Sequence[Section], device: Device, devices_per_node: int, micro_batches: Sequence[int] = ()
+    sections: Sequence[Section],
+    device: Device,
+    devices_per_node: int,
+    micro_batches: Sequence[int] = (),
+    held: Mapping[str, int] | None = None,
 ) -> Iterator[MeasuredAt]:
-    """Yield the sizes worth trying; ``micro_batches``: of these alone."""
+    """Yield the sizes worth trying; ``micro_batches``: of these alone; ``held``: the only ``tp``, ``cp`` and ``ep``,
+    which need not be usual ones, and whether ``sp`` is on beside ``tp``."""
     whole = _Runs(sections, device, devices_per_node, {}).at(MeasuredAt())
-    return _points(whole, devices_per_node, micro_batches or _MICRO_BATCHES)
+    return _points(whole, devices_per_node, micro_batches or _MICRO_BATCHES, held)
 
 
 def _points(
-    whole: Sequence[Workload], devices_per_node: int, micro_batches: Sequence[int] = _MICRO_BATCHES
+    whole: Sequence[Workload],
+    devices_per_node: int,
+    micro_batches: Sequence[int] = _MICRO_BATCHES,
+    held: Mapping[str, int] | None = None,
 ) -> Iterator[MeasuredAt]:
-    """Yield ``MeasuredAt()`` first, which any possible shape allows."""
-    powers = _powers_up_to(devices_per_node)
+    """Yield ``MeasuredAt()`` first, which any possible shape allows, where nothing is held."""
+    held, powers = held or {}, _powers_up_to(devices_per_node)
+    tensors = [held["tp"]] if "tp" in held else powers
     most = max(work.model.num_experts for work in whole)
     # Many small experts are spread over nodes: what a rank holds of them is what memory asks for.
     experts = _powers_up_to(max(devices_per_node, min(most, _MOST_EXPERT_RANKS))) if most else [1]
     contexts = powers if whole[-1].model.sequence >= _LONG_SEQUENCE else [1]
-    for context in contexts:
-        for expert, tensor, micro_batch in itertools.product(experts, powers, micro_batches):
+    experts = [held["ep"]] if "ep" in held else experts
+    for context in [held["cp"]] if "cp" in held else contexts:
+        for expert, tensor, micro_batch in itertools.product(experts, tensors, micro_batches):
             # MindSpeed is built on Megatron 0.12, where TP must divide the key/value groups.
             if any(work.on_ascend and work.model.kv_heads % tensor for work in whole):
                 continue
@@ -183,7 +196,7 @@ def _points(
                     context_size=context,
                     expert_size=expert,
                     micro_batch_size=micro_batch,
-                    sequence_parallel=tensor > 1,
+                    sequence_parallel=tensor > 1 and bool(held.get("sp", True)),
                     expert_tensor_size=expert_tensor,
                 )
 

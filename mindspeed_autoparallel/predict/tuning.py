@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mindspeed_autoparallel.cost.analytic.fields import integer, part, section_of
-from mindspeed_autoparallel.cost.analytic.request_keys import check_sections
+from mindspeed_autoparallel.cost.analytic.fields import integer, part, section_of, switch
+from mindspeed_autoparallel.cost.analytic.request_keys import KNOWN, check_sections
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.files import shown
 from mindspeed_autoparallel.interrupts import Stopped
 from mindspeed_autoparallel.planner.best_first import Progress, silent
 from mindspeed_autoparallel.planner.evaluate import evaluate
@@ -44,6 +45,11 @@ _HELD = {
     "dist_opt": "distributed_optimizer",
 }
 """Keys of a request's ``parallel``, and the field of a layout that each holds."""
+_SWITCHES = ("sp", "dist_opt")
+"""Keys that are on or off: off is held, too."""
+_SIZES = ("tp", "pp", "dp", "cp", "ep", "vpp", "etp")
+_DEFAULTS = {"cp_type": ("ring", "p2p", "megatron_cp_algo", "adaptive_cp_algo")}
+"""Values of keys that ``tune`` does not hold which are those of every layout."""
 _PLACEMENTS = (
     *("num_layer_list", "pipeline_layout", "noop_layers", "first_stage_layers", "last_stage_layers"),
     *("account_for_embedding", "account_for_loss", "layers_per_chunk", "encoder_layer_list"),
@@ -80,16 +86,14 @@ def tune(
     check_sections(base)
     request = request_in_own_words(base)
     hardware, train, model = (_section(request, name) for name in ("hw", "train", "model"))
-    held = {key: value for key, value in part(request, "parallel").items() if value not in (None, False, "", [])}
-    if placed := [key for key in held if key in _PLACEMENTS]:
-        raise ConfigError(f"parallel.{placed[0]} places the layers, which tune chooses: use predict for one placement.")
+    held = _held(part(request, "parallel"))
     device = find_device(str(hardware.get("gpu")), extra_devices)
     devices = integer(hardware, "num_gpus", None, "hw")
     node = min(devices, integer(hardware, "gpus_per_node", min(8, devices), "hw"))
     batch = integer(train, "gbs", None, "train")
     sections = [Section(TEXT, model)]
     stated = stated_train(sections, device, {k: v for k, v in train.items() if k not in ("gbs", "mbs", "recompute")})
-    points = [at for at in usual_points(sections, device, node, _sizes(train)) if _is_held(at, held)]
+    points = [at for at in usual_points(sections, device, node, _sizes(train), held) if _is_held(at, held)]
     profile = analytic_profile(
         sections,
         device,
@@ -120,6 +124,21 @@ def tune(
     return tuned
 
 
+def _held(parallel: Mapping[str, object]) -> dict[str, int]:
+    """Return the sizes and switches that the request names. Raises ``ConfigError`` for what ``tune`` does not hold."""
+    held = {key: integer(parallel, key, None, "parallel") for key in _SIZES if parallel.get(key)}
+    switches = {key: switch(parallel, key, None, "parallel") for key in _SWITCHES}
+    for key in sorted(KNOWN["parallel"] & set(parallel) - set(_HELD) - {"etp"}):
+        if parallel[key] is not True and parallel[key] in (None, False, "", [], 1, *_DEFAULTS.get(key, ())):
+            continue
+        if key in _PLACEMENTS:
+            raise ConfigError(f"parallel.{key} places the layers, which tune chooses: use predict for one placement.")
+        raise ConfigError(
+            f"parallel.{key} is {shown(parallel[key])}, which tune does not search with: leave it out, or use predict."
+        )
+    return held | {key: int(on) for key, on in switches.items() if on is not None}
+
+
 def _with_notes_on(train: Mapping[str, object], answer: Answer) -> Answer:
     """Return ``answer`` without notes on switches that the request leaves open: those may have no effect in silence."""
     stated = {f"train.{key}" for key in train}
@@ -128,10 +147,11 @@ def _with_notes_on(train: Mapping[str, object], answer: Answer) -> Answer:
 
 
 def _space(
-    device: Device, stated: Mapping[str, object], held: Mapping[str, Any], train: Mapping[str, Any]
+    device: Device, stated: Mapping[str, object], held: Mapping[str, int], train: Mapping[str, Any]
 ) -> SpaceOptions:
     """Return the space of the layouts that have what the request holds."""
     return SpaceOptions(
+        distributed_optimizer=bool(held.get("dist_opt", True)),
         overlap_gradient_reduce=bool(stated["overlap_grad_reduce"]),
         held={
             **{field: held[key] for key, field in _HELD.items() if key in held},

@@ -96,6 +96,8 @@ def _all_layouts(profile: Profile, cluster: Cluster, options: SpaceOptions) -> l
     points = [measurement.at for measurement in profile.measurements]
     devices = cluster.num_devices
     virtual = AUTOMATIC_VIRTUAL_SIZES if options.virtual_sizes is None else options.virtual_sizes
+    if "virtual_size" in options.held:
+        virtual = (options.held["virtual_size"],)
     tensors = {point.tensor_size for point in points}
     batches = {point.micro_batch_size for point in points}
     if profile.memory_semantics != "mindspeed":

@@ -17,6 +17,7 @@ from mindspeed_autoparallel.cli._launch import MEGATRON, MINDSPEED_LLM, host_of,
 from mindspeed_autoparallel.cli._script import model_flags, write_script
 from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
+from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.predict.megatron_arguments import model_of_arguments
 from mindspeed_autoparallel.predict.predict import predict_one
 from mindspeed_autoparallel.predict.tuning import Tuned, tune
@@ -59,6 +60,41 @@ def test_no_layout_that_predict_can_price_is_faster() -> None:
                 train = {"gbs": 32, "mbs": batch, "recompute": "none", **switches}
                 answer = predict_one({**_BASE, "parallel": {"tp": tensor, "pp": pipeline}, "train": train})
                 assert answer["status"] != "ok" or answer["step_time_ms"] >= best * 0.999
+
+
+_ODD = {**_BASE["model"], "heads": 24, "kv_heads": 6, "hidden": 1536, "seq": 1536}
+
+
+@pytest.mark.parametrize(
+    "parallel, devices",
+    [
+        ({"vpp": 3}, 8),
+        ({"pp": 2, "vpp": 6}, 8),
+        ({"tp": 3}, 6),
+        ({"cp": 2}, 8),
+        ({"tp": 2, "sp": False}, 8),
+        ({"dist_opt": False}, 8),
+        ({"tp": 2, "sp": False, "dist_opt": False}, 8),
+    ],
+)
+def test_odd_sizes_and_switches_that_are_off_are_held_and_priced(parallel: dict[str, Any], devices: int) -> None:
+    hardware = {"gpu": "H100", "num_gpus": devices, "gpus_per_node": devices}
+    options = SearchOptions(top_k=1, time_limit_s=1, num_workers=1, with_relaxations=False)
+    tuned = tune({**_BASE, "model": _ODD, "hw": hardware, "parallel": parallel, "train": {"gbs": 48}}, options=options)
+    for plan, request in zip(tuned.plans, tuned.requests, strict=True):
+        assert {key: request["parallel"][key] for key in parallel} == parallel
+        answer, flags = predict_one(request), _flags(plan)
+        assert answer["step_time_ms"] == pytest.approx(plan.step.total_us / 1e3, rel=1e-3)
+        assert ("--sequence-parallel" in flags) == bool(request["parallel"]["sp"])
+        assert ("--use-distributed-optimizer" in flags) == request["parallel"]["dist_opt"]
+
+
+@pytest.mark.parametrize("key, value", [("microbatch_group_size", 6), ("cp_type", "ulysses"), ("fsdp", True)])
+def test_what_tune_does_not_search_with_is_refused_by_name(key: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"parallel.{key} is .*use predict"):
+        tune({**_BASE, "parallel": {"tp": 2, key: value}})
+    with pytest.raises(ConfigError, match="sequence 1024 .* tp 3"):
+        tune({**_BASE, "model": {**_ODD, "seq": 1024}, "parallel": {"tp": 3}})
 
 
 @pytest.mark.slow
