@@ -183,12 +183,9 @@ def _sizes(train: Mapping[str, object]) -> tuple[int, ...]:
     return (integer(train, "mbs", None, "train"),) if train.get("mbs") else ()
 
 
-def _is_held(at: MeasuredAt, held: Mapping[str, object]) -> bool:
-    wanted = {"tp": at.tensor_size, "cp": at.context_size, "ep": at.expert_size}
-    if any(held.get(key, size) != size for key, size in wanted.items()):
-        return False
+def _is_held(at: MeasuredAt, held: Mapping[str, int]) -> bool:
     shared = at.expert_tensor_size or at.tensor_size
-    return bool(held.get("etp", shared) == shared)
+    return held.get("etp", shared) == shared
 
 
 def _with_recompute_up_to(profile: Profile, most: str) -> Profile:

@@ -93,7 +93,7 @@ def test_odd_sizes_and_switches_that_are_off_are_held_and_priced(parallel: dict[
 def test_what_tune_does_not_search_with_is_refused_by_name(key: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"parallel.{key} is .*use predict"):
         tune({**_BASE, "parallel": {"tp": 2, key: value}})
-    with pytest.raises(ConfigError, match="sequence 1024 .* tp 3"):
+    with pytest.raises(ConfigError, match=r"sequence 1024 .* tp 3"):
         tune({**_BASE, "model": {**_ODD, "seq": 1024}, "parallel": {"tp": 3}})
 
 
