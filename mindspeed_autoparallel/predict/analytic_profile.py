@@ -69,7 +69,7 @@ def analytic_profile(
     runs = _Runs(sections, device, devices_per_node, dict(train or {}))
     whole = runs.at(MeasuredAt())
     measurements = []
-    tried = list(_points(whole, devices_per_node) if points is None else points)
+    tried = list(_points(whole, devices_per_node, {}) if points is None else points)
     for point in tried:
         works = runs.at_if_legal(point)
         if works is not None:
@@ -159,46 +159,34 @@ def _powers_up_to(limit: int) -> list[int]:
 
 
 def usual_points(
-    sections: Sequence[Section],
-    device: Device,
-    devices_per_node: int,
-    micro_batches: Sequence[int] = (),
-    held: Mapping[str, int] | None = None,
+    sections: Sequence[Section], device: Device, devices_per_node: int, held: Mapping[str, int]
 ) -> Iterator[MeasuredAt]:
-    """Yield the sizes worth trying; ``micro_batches``: of these alone; ``held``: the only ``tp``, ``cp`` and ``ep``,
-    which need not be usual ones, and whether ``sp`` is on beside ``tp``."""
-    whole = _Runs(sections, device, devices_per_node, {}).at(MeasuredAt())
-    return _points(whole, devices_per_node, micro_batches or _MICRO_BATCHES, held)
+    """Yield the sizes worth trying; ``held``: the only ``tp``, ``cp``, ``ep`` and ``mbs``, and whether ``sp`` is on."""
+    return _points(_Runs(sections, device, devices_per_node, {}).at(MeasuredAt()), devices_per_node, held)
 
 
-def _points(
-    whole: Sequence[Workload],
-    devices_per_node: int,
-    micro_batches: Sequence[int] = _MICRO_BATCHES,
-    held: Mapping[str, int] | None = None,
-) -> Iterator[MeasuredAt]:
+def _points(whole: Sequence[Workload], devices_per_node: int, held: Mapping[str, int]) -> Iterator[MeasuredAt]:
     """Yield ``MeasuredAt()`` first, which any possible shape allows, where nothing is held."""
-    held, powers = held or {}, _powers_up_to(devices_per_node)
-    tensors = [held["tp"]] if "tp" in held else powers
+    powers = _powers_up_to(devices_per_node)
+    only = lambda key, usual: [held[key]] if key in held else usual
     most = max(work.model.num_experts for work in whole)
     # Many small experts are spread over nodes: what a rank holds of them is what memory asks for.
     experts = _powers_up_to(max(devices_per_node, min(most, _MOST_EXPERT_RANKS))) if most else [1]
     contexts = powers if whole[-1].model.sequence >= _LONG_SEQUENCE else [1]
-    experts = [held["ep"]] if "ep" in held else experts
-    for context in [held["cp"]] if "cp" in held else contexts:
-        for expert, tensor, micro_batch in itertools.product(experts, tensors, micro_batches):
-            # MindSpeed is built on Megatron 0.12, where TP must divide the key/value groups.
-            if any(work.on_ascend and work.model.kv_heads % tensor for work in whole):
-                continue
-            for expert_tensor in _shared_by(whole, tensor):
-                yield MeasuredAt(
-                    tensor_size=tensor,
-                    context_size=context,
-                    expert_size=expert,
-                    micro_batch_size=micro_batch,
-                    sequence_parallel=tensor > 1 and bool(held.get("sp", True)),
-                    expert_tensor_size=expert_tensor,
-                )
+    sizes = only("cp", contexts), only("ep", experts), only("tp", powers), only("mbs", _MICRO_BATCHES)
+    for context, expert, tensor, micro_batch in itertools.product(*sizes):
+        # MindSpeed is built on Megatron 0.12, where TP must divide the key/value groups.
+        if any(work.on_ascend and work.model.kv_heads % tensor for work in whole):
+            continue
+        for expert_tensor in _shared_by(whole, tensor):
+            yield MeasuredAt(
+                tensor_size=tensor,
+                context_size=context,
+                expert_size=expert,
+                micro_batch_size=micro_batch,
+                sequence_parallel=tensor > 1 and bool(held.get("sp", True)),
+                expert_tensor_size=expert_tensor,
+            )
 
 
 def _shared_by(whole: Sequence[Workload], tensor: int) -> tuple[int, ...]:

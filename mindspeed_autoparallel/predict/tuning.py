@@ -93,7 +93,8 @@ def tune(
     batch = integer(train, "gbs", None, "train")
     sections = [Section(TEXT, model)]
     stated = stated_train(sections, device, {k: v for k, v in train.items() if k not in ("gbs", "mbs", "recompute")})
-    points = [at for at in usual_points(sections, device, node, _sizes(train), held) if _is_held(at, held)]
+    batches = {"mbs": integer(train, "mbs", None, "train")} if train.get("mbs") else {}
+    points = [at for at in usual_points(sections, device, node, held | batches) if _is_held(at, held)]
     profile = analytic_profile(
         sections,
         device,
@@ -176,11 +177,6 @@ def _section(request: Mapping[str, object], name: str) -> dict[str, Any]:
     if not isinstance(section, Mapping):
         raise ConfigError(f"the request has no section {name}: it must be an object of keys and values.")
     return dict(section)
-
-
-def _sizes(train: Mapping[str, object]) -> tuple[int, ...]:
-    """Return the micro batch that the request names, if any."""
-    return (integer(train, "mbs", None, "train"),) if train.get("mbs") else ()
 
 
 def _is_held(at: MeasuredAt, held: Mapping[str, int]) -> bool:

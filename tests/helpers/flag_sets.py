@@ -102,7 +102,7 @@ def drawn_plan(shape: dict[str, Any], name: str, drawn: random.Random) -> Plan |
     sections = [Section("text_decoder", shape)]
     cluster = Cluster(num_nodes=drawn.choice([1, 2, 4, 16]), devices_per_node=8)
     batch = drawn.choice([1, 2, 3]) * cluster.num_devices
-    usual = list(usual_points(sections, device, 8))
+    usual = list(usual_points(sections, device, 8, {}))
     points = drawn.sample(usual, min(6, len(usual)))
     train = stated_train(sections, device, drawn_switches(device, drawn, shape.get("num_experts")))
     profile = analytic_profile(sections, device, 8, train=train, points=points)
