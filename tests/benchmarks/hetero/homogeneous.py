@@ -1,8 +1,8 @@
 """The homogeneous side of a comparison: gaps of searches of at most 12 layers, drawn at random.
 
 python tests/benchmarks/hetero/homogeneous.py NUMBER [SECONDS]      every layout, and pipelines alone; SECONDS of a search
-python tests/benchmarks/hetero/homogeneous.py NUMBER SECONDS hetero encoders with layouts of their own, the same models
-                                                                    without generators
+python tests/benchmarks/hetero/homogeneous.py NUMBER SECONDS hetero encoders with layouts of their own; a generator ends the
+                                                                    backbone's pipeline
 """
 
 from __future__ import annotations
@@ -70,27 +70,12 @@ def pipelines(devices: int) -> list[Layout]:
     ]
 
 
-def without_generator(profile: Profile) -> Profile:
-    """Return the profile without what follows the decoder: hetero plans are not searched for it."""
-    kept = tuple(module for module in profile.model.modules if module.name != "generator")
-    return replace(
-        profile,
-        model=replace(profile.model, modules=kept),
-        measurements=tuple(
-            replace(measured, modules={module.name: measured.modules[module.name] for module in kept})
-            for measured in profile.measurements
-        ),
-    )
-
-
 def main(number: int, seconds: float, own_layouts: bool) -> None:
     modes = Counter[str]()
     gaps, refused, started = [], 0, time.process_time()
     for seed in range(number):
         chance = random.Random(seed)
         profile, devices, batch = draw(chance), chance.choice([4, 8]), chance.choice([8, 16, 32])
-        if own_layouts:
-            profile = without_generator(profile)
         for layouts in (None,) if own_layouts else (None, pipelines(devices)):
             options = SearchOptions(time_limit_s=seconds, with_relaxations=False, layouts=layouts)
             cluster, kind = Cluster(num_nodes=1, devices_per_node=devices), "all" if layouts is None else "pipelines"
