@@ -20,7 +20,7 @@ from mindspeed_autoparallel.interrupts import Stopped, exit_code_of
 
 if TYPE_CHECKING:
     from mindspeed_autoparallel.cost.device import Device
-    from mindspeed_autoparallel.predict.answers import Answer
+    from mindspeed_autoparallel.predict.answers import Answer, DecisionAnswer, ExperimentAnswer
     from mindspeed_autoparallel.predict.tuning import Tuned
     from mindspeed_autoparallel.spec import Plan
 
@@ -187,17 +187,15 @@ def _print(result: dict[str, Any]) -> None:
 
 def _decision(
     requests: Sequence[dict[str, Any]], top: Sequence[dict[str, Any]], extra: tuple[Device, ...]
-) -> dict[str, Any]:
+) -> DecisionAnswer:
     """Return how sure the choice is, as JSON holds it; plans by their place."""
-    import dataclasses
-
     from mindspeed_autoparallel.cost.analytic.reading import read_workload
     from mindspeed_autoparallel.cost.catalogue import find_device
     from mindspeed_autoparallel.predict.experiments import decide
 
     works = [read_workload(request) for request in requests]
     found = decide(works, find_device(works[0].gpu, extra))
-    experiments = []
+    experiments: list[ExperimentAnswer] = []
     for item in found.experiments:
         plan = top[item.candidate]
         experiments.append(
@@ -210,24 +208,25 @@ def _decision(
                 "worst_regret_after": item.worst_regret_after,
             }
         )
-    document = dataclasses.asdict(found)
     return {
-        **document,
         "fastest": found.fastest + 1,
         "safest": found.safest + 1,
+        "worst_regret": dict(found.worst_regret),
         "undecided": [plan + 1 for plan in found.undecided],
         "settling": None if found.settling is None else found.settling + 1,
         "settling_parallel": None if found.settling is None else top[found.settling]["parallel"],
+        "hangs_on": dict(found.hangs_on),
         "experiments": experiments,
     }
 
 
-def _undecided_lines(decision: dict[str, Any]) -> list[str]:
+def _undecided_lines(decision: DecisionAnswer) -> list[str]:
     """Return which plans may be faster than the first, and the run that gains most."""
-    if not decision["undecided"]:
+    settling = decision["settling_parallel"]
+    if not decision["undecided"] or settling is None:
         return [f"the choice is settled: none of {_COMPARED} plans compared may be 0.5 % faster than plan 1"]
     named = ", ".join(map(str, decision["undecided"][:8])) + (" ..." if len(decision["undecided"]) > 8 else "")
-    layout = " ".join(f"{key} {value}" for key, value in decision["settling_parallel"].items() if value != 1)
+    layout = " ".join(f"{key} {value}" for key, value in settling.items() if value != 1)
     return [
         f"undecided: plan{'s' * (len(decision['undecided']) > 1)} {named} may be faster than plan 1, by up to "
         f"{decision['worst_regret']['fastest']:.1%}; run ten steps of plan {decision['settling']} ({layout}) beside "
@@ -235,7 +234,7 @@ def _undecided_lines(decision: dict[str, Any]) -> list[str]:
     ]
 
 
-def _decision_lines(decision: dict[str, Any]) -> list[str]:
+def _decision_lines(decision: DecisionAnswer) -> list[str]:
     """Return what was decided, as text."""
     worst = decision["worst_regret"]
     lines = _undecided_lines(decision)

@@ -65,6 +65,30 @@ class Choice(Answer, total=False):
     recomputed: dict[str, list[int]]
 
 
+class ExperimentAnswer(TypedDict):
+    """A run on few devices that narrows what the choice hangs on."""
+
+    parallel: dict[str, object]
+    train: dict[str, object]
+    num_devices: int
+    device_seconds: float
+    narrows: list[str]
+    worst_regret_after: float
+
+
+class DecisionAnswer(TypedDict):
+    """How sure the choice between the plans is; plans by their place, from 1."""
+
+    fastest: int
+    safest: int
+    worst_regret: dict[str, float]
+    undecided: list[int]
+    settling: int | None
+    settling_parallel: dict[str, object] | None
+    hangs_on: dict[str, float]
+    experiments: list[ExperimentAnswer]
+
+
 class Tuning(TypedDict, total=False):
     """What ``tune --json`` prints."""
 
@@ -78,7 +102,7 @@ class Tuning(TypedDict, total=False):
     seconds: float
     left_out: dict[str, int]
     top: list[Choice]
-    decision: dict[str, object]
+    decision: DecisionAnswer
 
 
 class Predictions(TypedDict):

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 
@@ -23,6 +24,8 @@ _REQUEST: dict[str, Any] = {
     "hw": {"gpu": "MI300X", "num_gpus": 16, "gpus_per_node": 8, "inter_node_gbps": 800},
     "train": {"gbs": 32, "mbs": 1},
 }  # fmt: skip
+
+_SCHEMAS = Path(__file__).parents[3] / "docs" / "schemas"
 
 
 def _works() -> list[Workload]:
@@ -98,7 +101,12 @@ def test_the_command_says_it(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     path = tmp_path / "request.json"
     path.write_text(json.dumps({**_REQUEST, "parallel": {}}))
     assert main(["tune", "--request", str(path), "--what-to-measure", "--json"]) == 0
-    decision = json.loads(capsys.readouterr().out)["decision"]
+    document = json.loads(capsys.readouterr().out)
+    schema = jsonschema.Draft202012Validator(json.loads((_SCHEMAS / "tuning.json").read_text("utf-8")))
+    schema.validate(document)
+    decision = document["decision"]
+    for key in decision:
+        assert not schema.is_valid({**document, "decision": {**decision, key: [["wrong"]]}})
     assert decision["fastest"] == 1
     assert decision["worst_regret"]["safest"] <= decision["worst_regret"]["fastest"]
     assert main(["tune", "--request", str(path), "--what-to-measure"]) == 0
