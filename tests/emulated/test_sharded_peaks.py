@@ -28,6 +28,10 @@ def test_peaks_equal_live_storages():
     compare(range(6))
 
 
+def test_peaks_of_reentrant_recomputation_equal_live_storages():
+    compare((1000, 1006, 1010))
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_sixty_four_peaks_equal_live_storages():

@@ -158,8 +158,11 @@ class _Step:
         # The gradient of the module around it is the same one, as in a residual branch or a stack of layers.
         around, self.flowing_bytes = self.flowing_bytes, max(self.flowing_bytes, module.output_bytes)
         self.memory.add("activation gradients", self.flowing_bytes - around)
+        # The checkpoint keeps the output that it computed again until its backward is done.
+        again_bytes = module.output_bytes if module.reentrant and module.recomputes else 0
         if module.reentrant and module.recomputes:
             self._call_again(index)
+        self.memory.add("activations", again_bytes)
         self.communication.pre_backward(module.units)
         self.memory.at = f"backward of {module.name or 'the model'}"
         around_part = self.is_first_part, self.is_last_part
@@ -173,6 +176,7 @@ class _Step:
             self.memory.add("activation gradients", -self._input_bytes(module))
         self.memory.add("activation gradients", around - self.flowing_bytes)
         self.flowing_bytes = around
+        self.memory.add("activations", -again_bytes)
         if module.input_requires_grad:
             self.communication.post_backward(tuple(reversed(module.units)))
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,12 @@ class Layer(nn.Module):
         return x + self.mlp(self.norm2(x))
 
 
+def called(layer, x):
+    """A layer that is marked has a reentrant checkpoint around it, as Megatron's: its hooks run again."""
+    again = getattr(layer, "is_called_again", False)
+    return checkpoint(layer, x, use_reentrant=True, preserve_rng_state=False) if again else layer(x)
+
+
 class Tower(nn.Module):
     def __init__(self, shape):
         super().__init__()
@@ -128,7 +135,7 @@ class Tower(nn.Module):
     def forward(self, pixels):
         x = self.patch(pixels)
         for block in self.blocks:
-            x = block(x)
+            x = called(block, x)
         return self.merger(x)
 
 
@@ -144,7 +151,7 @@ class Decoder(nn.Module):
         if pictures is not None:
             x = x + pictures
         for layer in self.layers:
-            x = layer(x)
+            x = called(layer, x)
         return self.norm(x)
 
 

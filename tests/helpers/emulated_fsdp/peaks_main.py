@@ -1,6 +1,8 @@
 """Live storages of real trainings under torch's ``fully_shard`` beside the replay of their measured profiles.
 
 Seeds stand on the command line; a line of JSON for each: predicted and live bytes between steps and at the peak.
+From 1000 on layers are recomputed by reentrant checkpoints around them; from 2000 on the decoder's layers run a micro
+batch in two parts, each recomputed.
 """
 
 import dataclasses
@@ -36,6 +38,7 @@ from mindspeed_autoparallel.schedule.sharded import replay
 from mindspeed_autoparallel.spec.sharded import KEEP, RECOMPUTE, RECOMPUTE_KEEP_ATTENTION, ShardingHost, ShardSizes
 
 WORLD = 8
+DECODER = "language_model.layers.{*}"
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -107,6 +110,18 @@ def measured(shape, config, policy, expert_size):
     return dataclasses.replace(profile, **at_expert_size(profile, expert_size))
 
 
+def in_parts(shape, config, policy):
+    """Return the profile of micro batches of two parts, with the costs of one part beside those of both."""
+    whole = measured(shape, config, policy, 1)
+    half = measured(dataclasses.replace(shape, samples=shape.samples // 2), config, policy, 1)
+    kinds = {}
+    for name, kind in whole.kinds.items():
+        points = [dataclasses.replace(one.at, micro_batch_size=2) for one in kind.costs]
+        both = [dataclasses.replace(one, at=at) for one, at in zip(kind.costs, points, strict=True)]
+        kinds[name] = dataclasses.replace(kind, costs=(*half.kinds[name].costs, *both))
+    return dataclasses.replace(whole, kinds=kinds)
+
+
 def at_expert_size(profile, size):
     """Return kinds as a measurement at this expert size gives them: the profile counts all experts."""
     kinds = {}
@@ -127,7 +142,14 @@ def live(shape, problem, decisions, training, policy):
     model = Model(shape, expert_size)
     for name, chosen in layer_policies(problem, decisions).items():
         module = model.get_submodule(name)
-        module.forward = recomputing(module.forward, chosen == RECOMPUTE_KEEP_ATTENTION)
+        if problem.host.reentrant:
+            module.is_called_again = True
+        else:
+            module.forward = recomputing(module.forward, chosen == RECOMPUTE_KEEP_ATTENTION)
+    for record in training.modules:
+        if record.chunks > 1:
+            module = model.get_submodule(record.name)
+            module.forward = parted(module.forward, record.chunks)
     structure = problem.units(decisions)
     wrapped = [module.name for module in structure.modules]
     optimizer = sharded(model, wrapped, policy, training, expert_size=expert_size)
@@ -162,9 +184,19 @@ def recomputing(forward, keep_attention):
     return lambda *args: checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **contexts)
 
 
+def parted(forward, parts):
+    part = recomputing(forward, keep_attention=False)
+    # Sliced as the host does: the gradient of a slice is as large as the whole input's.
+    size = lambda x: x.shape[0] // parts
+    return lambda x: torch.cat([part(x[at : at + size(x)]) for at in range(0, x.shape[0], size(x))])
+
+
 def run(seed):
     drawn = random.Random(seed)
     shape = drawn_shape(drawn)
+    is_reentrant, has_parts = seed // 1000 == 1, seed // 1000 == 2
+    if is_reentrant or has_parts:  # few logits, so that the peak is inside the layers
+        shape = dataclasses.replace(shape, samples=max(2, shape.samples), vocabulary=32)
     coin = lambda chance=0.5: drawn.random() < chance
     param, reduce = drawn.choice((("bf16", "fp32"), ("bf16", "bf16"), ("fp32", "fp32")))
     policy = MixedPrecisionPolicy(param_dtype=DTYPES[param], reduce_dtype=DTYPES[reduce])
@@ -174,11 +206,12 @@ def run(seed):
         path = Path(folder) / "config.yaml"
         path.write_text(configuration(shape, listed, param, reduce))
         config = read_native(path)
-    expert_size = 2 if any(shape.experts) and coin() else 1
-    profile = measured(shape, config, policy, expert_size)
+    expert_size = 2 if any(shape.experts) and coin() and not has_parts else 1
+    profile = in_parts(shape, config, policy) if has_parts else measured(shape, config, policy, expert_size)
     gc.collect()
     foreign = live_now()
-    host = ShardingHost(name="drawn", variant="torch", policies=(KEEP, RECOMPUTE, RECOMPUTE_KEEP_ATTENTION))
+    policies = (KEEP, RECOMPUTE, *(() if is_reentrant else (RECOMPUTE_KEEP_ATTENTION,)))
+    host = ShardingHost(name="drawn", variant="torch", policies=policies, reentrant=is_reentrant)
     shipped = read_decisions(config, profile.modules, WORLD, npu=False)
     reshard, depth = coin(0.7), drawn.choice((0, 0, 1, 2))
     groups = tuple(
@@ -190,18 +223,25 @@ def run(seed):
     for pattern in dict.fromkeys(one.pattern for one in profile.modules if one.is_layer and one.needs_backward):
         count = sum(module.pattern == pattern for module in profile.modules)
         chance = drawn.choice((0.0, 0.5, 1.0))
-        recompute = drawn.choice((RECOMPUTE, RECOMPUTE, RECOMPUTE_KEEP_ATTENTION))
+        recompute = drawn.choice((RECOMPUTE, RECOMPUTE, host.policies[-1]))
         policies[pattern] = tuple(recompute if coin(chance) else KEEP for _ in range(count))
     sizes = ShardSizes(
         num_devices=WORLD,
         fully_shard_size=drawn.choice((WORLD, WORLD, 4)),
         expert_size=expert_size,
         expert_shard_size=WORLD // expert_size if expert_size > 1 else 1,
+        micro_batch_size=2 if has_parts else 1,
         accumulation=drawn.randint(1, 3),
     )
     decisions = dataclasses.replace(shipped, sizes=sizes, groups=groups, policies=policies)
+    if has_parts:
+        policies.pop(DECODER, None)
+        decisions = dataclasses.replace(decisions, micro_batch_chunk=1, chunked=(DECODER,))
     problem = Problem(profile, host, WORLD)
-    training = Lowering(problem, decisions).training(layer_policies(problem, decisions))
+    lowering = Lowering(problem, decisions)
+    lowering.forced = dict.fromkeys(lowering.forced, RECOMPUTE)  # no host's memory takes inputs here
+    training = lowering.training(layer_policies(problem, decisions))
+    assert has_parts == any(one.chunks > 1 for one in training.modules)
     replayed = replay(training)
     between, peak = live(shape, problem, decisions, training, policy)
     return {
