@@ -23,8 +23,8 @@ from mindspeed_autoparallel.spec.plan import ROUNDING, Verdict
 GROUP, GIVEN_UP_S = 4, 2.0
 """Layouts looked at together; for the bounds of those that took too long, in seconds."""
 MANY_LAYOUTS, MANY_GROUPS = 64, 6
-"""From so many layouts on those that promise most come first, and simple splits of this many groups are tried where
-no plain recipe is known."""
+"""From so many layouts on those that promise most come first, and simple splits of up to this many groups are tried
+until one fits, where no plain recipe is known."""
 EFFORT, FIRST_EFFORT = 2.0, 0.2
 """Of the solver on one layout, in its own machine-independent seconds; of a first plan with virtual stages."""
 
@@ -110,16 +110,21 @@ class LayoutSearch(Search[Candidate]):
 
     def warm_up(self) -> None:
         """Take simple splits of the most promising layouts: something to prune by."""
-        number = max(GROUP, min(4 * GROUP, self._num_alternatives + 1))
-        if self.looks.many and self.best_us == inf:
-            number = MANY_GROUPS * GROUP
+        first = max(GROUP, min(4 * GROUP, self._num_alternatives + 1))
+        most = MANY_GROUPS * GROUP if self.looks.many and self.best_us == inf else first
         cutoff_us = self.cutoff_us()
-        items = heapq.nsmallest(number, [item for item in self.items if item.bound_us < cutoff_us])
-        tasks = [Task(kind=SIMPLE, layout=one.item.layout, seconds=self._deadline - time.monotonic()) for one in items]
-        outcomes = self._workers.perform(tasks, enough=self.best_us < inf)
-        for item, outcome in zip(items, outcomes, strict=True):
-            if outcome.step_us is not None:
-                self._offer(SolvedLayout(candidate=item.item, outcome=outcome))
+        left = heapq.nsmallest(most, [item for item in self.items if item.bound_us < cutoff_us])
+        items, left = left[:first], left[first:]
+        while items:
+            seconds = self._deadline - time.monotonic()
+            tasks = [Task(kind=SIMPLE, layout=one.item.layout, seconds=seconds) for one in items]
+            outcomes = self._workers.perform(tasks, enough=self.best_us < inf)
+            for item, outcome in zip(items, outcomes, strict=True):
+                if outcome.step_us is not None:
+                    self._offer(SolvedLayout(candidate=item.item, outcome=outcome))
+            if self.best_us < inf:
+                return
+            items, left = left[:GROUP], left[GROUP:]
 
     def bound_by_ranks(self, deadline: float) -> list[Open[Candidate]]:
         """Raise bounds by ranks alone, until ``deadline``; return what is not settled by it."""
