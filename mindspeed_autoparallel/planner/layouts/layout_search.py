@@ -105,26 +105,21 @@ class LayoutSearch(Search[Candidate]):
     def unsettled(self) -> list[Open[Candidate]]:
         """Return the layouts without a verdict, for a search that was interrupted."""
         settled = {verdict.layout.label() for verdict in self.verdicts} | {_label(item) for item in self._beaten}
-        known = [self._bounds.get(_label(item), item) for item in self.items]
-        return [item for item in known if _label(item) not in settled]
+        return [self._bounds.get(_label(item), item) for item in self.items if _label(item) not in settled]
 
     def warm_up(self) -> None:
         """Take simple splits of the most promising layouts: something to prune by."""
-        first = max(GROUP, min(4 * GROUP, self._num_alternatives + 1))
+        first, cutoff_us = max(GROUP, min(4 * GROUP, self._num_alternatives + 1)), self.cutoff_us()
         most = MANY_GROUPS * GROUP if self.looks.many and self.best_us == inf else first
-        cutoff_us = self.cutoff_us()
-        left = heapq.nsmallest(most, [item for item in self.items if item.bound_us < cutoff_us])
-        items, left = left[:first], left[first:]
-        while items:
+        likely = heapq.nsmallest(most, [item for item in self.items if item.bound_us < cutoff_us])
+        for group in (likely[:first], *(likely[at : at + GROUP] for at in range(first, most, GROUP))):
             seconds = self._deadline - time.monotonic()
-            tasks = [Task(kind=SIMPLE, layout=one.item.layout, seconds=seconds) for one in items]
-            outcomes = self._workers.perform(tasks, enough=self.best_us < inf)
-            for item, outcome in zip(items, outcomes, strict=True):
+            tasks = [Task(kind=SIMPLE, layout=one.item.layout, seconds=seconds) for one in group]
+            for item, outcome in zip(group, self._workers.perform(tasks, enough=self.best_us < inf), strict=True):
                 if outcome.step_us is not None:
                     self._offer(SolvedLayout(candidate=item.item, outcome=outcome))
             if self.best_us < inf:
                 return
-            items, left = left[:GROUP], left[GROUP:]
 
     def bound_by_ranks(self, deadline: float) -> list[Open[Candidate]]:
         """Raise bounds by ranks alone, until ``deadline``; return what is not settled by it."""
