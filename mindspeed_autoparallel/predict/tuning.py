@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mindspeed_autoparallel.cost.analytic.fields import integer, part, section_of, switch
-from mindspeed_autoparallel.cost.analytic.request_keys import KNOWN, check_sections
+from mindspeed_autoparallel.cost.analytic.request_keys import KNOWN, refuse_unmodelled, unknown_keys
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError
@@ -83,7 +83,7 @@ def tune(
     ``ConfigError`` where nothing is legal or the device is unknown, ``Stopped`` with the best so far at an interrupt.
     """
     options = options or SearchOptions(top_k=2)
-    check_sections(base)
+    refuse_unmodelled(base)
     request = request_in_own_words(base)
     hardware, train, model = (_section(request, name) for name in ("hw", "train", "model"))
     held = _held(part(request, "parallel"))
@@ -118,7 +118,7 @@ def tune(
         plan, interrupt = stopped.plan, stopped.cause
     plans = (plan, *(_whole(profile, plan, other) for other in plan.alternatives))
     requests = tuple(request_of_plan(each, request, stated) for each in plans)
-    answers = tuple(_with_notes_on(train, predict_one(each, extra_devices)) for each in requests)
+    answers = tuple(_with_notes_on(request, predict_one(each, extra_devices)) for each in requests)
     tuned = Tuned(plans=plans, requests=requests, answers=answers, left_out=_left_out(plan))
     if interrupt is not None:
         raise Stopped(tuned, interrupt)
@@ -140,10 +140,15 @@ def _held(parallel: Mapping[str, object]) -> dict[str, int]:
     return held | {key: int(on) for key, on in switches.items() if on is not None}
 
 
-def _with_notes_on(train: Mapping[str, object], answer: Answer) -> Answer:
-    """Return ``answer`` without notes on switches that the request leaves open: those may have no effect in silence."""
-    stated = {f"train.{key}" for key in train}
-    notes = [note for note in answer["notes"] if not note.startswith("train.") or note.partition(":")[0] in stated]
+def _with_notes_on(request: Mapping[str, object], answer: Answer) -> Answer:
+    """Return ``answer`` with a note on every key that is not known, and without notes on switches that the request
+    leaves open: those may have no effect in silence."""
+    stated = {f"train.{key}" for key in part(request, "train")}
+    notes = [f"{key}: unknown; ignored" for key in unknown_keys(request)]
+    for note in answer["notes"]:
+        is_open = note.startswith("train.") and note.partition(":")[0] not in stated
+        if not is_open and not note.endswith("unknown; ignored"):
+            notes.append(note)
     return {**answer, "notes": notes}
 
 

@@ -93,8 +93,17 @@ def test_odd_sizes_and_switches_that_are_off_are_held_and_priced(parallel: dict[
 def test_what_tune_does_not_search_with_is_refused_by_name(key: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"parallel.{key} is .*use predict"):
         tune({**_BASE, "parallel": {"tp": 2, key: value}})
+    with pytest.raises(ConfigError, match="schedule is 'gpipe'"):
+        tune({**_BASE, "parallel": {"schedule": "gpipe"}})
     with pytest.raises(ConfigError, match=r"sequence 1024 .* tp 3"):
         tune({**_BASE, "model": {**_ODD, "seq": 1024}, "parallel": {"tp": 3}})
+
+
+def test_keys_that_are_not_known_are_noted_in_every_section() -> None:
+    base = {**_BASE, "parallel": {"tp": 1, "pp": 1, "tpp": 4}, "train": {"gbs": 32, "lr": 1, "wd": 2}}
+    options = SearchOptions(top_k=1, time_limit_s=1, num_workers=1, with_relaxations=False)
+    for answer in tune(base, options=options).answers:
+        assert {f"{key}: unknown; ignored" for key in ("parallel.tpp", "train.lr", "train.wd")} <= set(answer["notes"])
 
 
 @pytest.mark.slow
