@@ -63,7 +63,7 @@ def _decode(kind: Any, value: Any, where: str, error: type[AutoParallelError]) -
 
 
 def _decode_scalar(kind: Any, value: Any, where: str, error: type[AutoParallelError]) -> Any:
-    if kind is Any:
+    if kind in (Any, object):
         return value
     if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         if not math.isfinite(value):

@@ -1,7 +1,9 @@
 """A plan is input: no number of it can be changed into one that contradicts the others without being refused."""
 
 import copy
+import json
 import random
+from dataclasses import replace
 
 import pytest
 from example_plan import example_plan
@@ -87,3 +89,11 @@ def test_no_number_of_a_plan_may_be_negative():
         if path[-1] != "gain_fraction":  # a change of a limit may cost
             with pytest.raises(PlanError):
                 Plan.parse(changed(PLAN, path, -5 if isinstance(at(PLAN, path), int) else -5.0))
+
+
+def test_switches_of_any_type_are_read_back():
+    """A plan with computed costs names its training's switches: text, numbers and lists of them."""
+    plan = example_plan()
+    train = {"stack": "megatron-core", "micro_batch": 2, "fused": True, "kinds": ["a", 1.5], "none": None}
+    plan = replace(plan, profile=replace(plan.profile, train=train))
+    assert Plan.parse(json.loads(plan.text())) == plan
