@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mindspeed_autoparallel.errors import ConfigError, PlanError
 from mindspeed_autoparallel.hosts.module_lists import changed_list, layers_of, wrapped_patterns
 from mindspeed_autoparallel.hosts.patterns import matching_names
-from mindspeed_autoparallel.hosts.trainers import EMBEDDING, HEAD, LAYERS, TrainerFile
+from mindspeed_autoparallel.hosts.trainers import EMBEDDING, HEAD, LAYERS, UNTIED_EMBEDDING, TrainerFile
 from mindspeed_autoparallel.hosts.yaml_edit import Value
 from mindspeed_autoparallel.profiles.sharded import ShardedModule
 from mindspeed_autoparallel.spec.sharded import (
@@ -187,9 +187,14 @@ def _wrapped(file: TrainerFile, modules: Sequence[ShardedModule]) -> tuple[str, 
         if not found:
             raise ConfigError(f"{file.path}: {keys.wrap} {', '.join(listed)} matches no module of the model.")
         return found
-    kinds = {
+
+    def is_embedding(one: ShardedModule) -> bool:
+        return one.name.endswith(("embed_tokens", "embedding"))
+
+    kinds: dict[str, Callable[[ShardedModule], bool]] = {
         LAYERS: lambda one: one.is_layer,
-        EMBEDDING: lambda one: one.name.endswith(("embed_tokens", "embedding")),
+        EMBEDDING: is_embedding,
+        UNTIED_EMBEDDING: lambda one: is_embedding(one) and not one.is_tied,
         HEAD: lambda one: one.is_head,
     }
     return tuple(dict.fromkeys(one.pattern for one in modules if any(kinds[kind](one) for kind in keys.wraps)))

@@ -20,7 +20,7 @@ _UNSET = (None, "none", "None", "auto", -1, "-1", 0)
 """Sizes that a trainer computes from the world, or that are missing."""
 
 
-LAYERS, EMBEDDING, HEAD = "layers", "embedding", "head"
+LAYERS, EMBEDDING, UNTIED_EMBEDDING, HEAD = "layers", "embedding", "untied embedding", "head"
 """What a trainer wraps without a list."""
 
 
@@ -174,7 +174,7 @@ TRAINERS = (
         marks=("fsdp_size", "reshard_after_forward", "wrap_policy"),
         fully_shard="fsdp_size",
         ulysses="ulysses_sequence_parallel_size",
-        wraps=(LAYERS, EMBEDDING),
+        wraps=(LAYERS, UNTIED_EMBEDDING),
         reshard=("reshard_after_forward",),
         offload="offload_policy",
         words={

@@ -78,6 +78,7 @@ def decoder_modules(names: ModuleNames, whole: Workload, *, after_tower: bool) -
             pattern=embedding,
             parent="" if own else prefix,
             input_requires_grad=False,
+            is_tied=whole.model.tied,
         ),
     ]
     modules = modules[::-1] if own else modules

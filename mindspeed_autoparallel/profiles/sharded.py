@@ -125,6 +125,8 @@ class ShardedModule:
     """False of a frozen tower in front of everything trainable."""
     is_head: bool = False
     """Whether it makes logits: chunked loss runs it in pieces."""
+    is_tied: bool = False
+    """Of an embedding: whether the head uses its table."""
 
 
 @dataclass(frozen=True, kw_only=True)

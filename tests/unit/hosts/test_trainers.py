@@ -159,3 +159,12 @@ def test_prefetch_depths_without_their_switch_have_no_effect(tmp_path: Path) -> 
         file = open_host_file(path)
         group = file.decisions(modules(), 8, False).groups[0]
         assert (group.forward_prefetch, group.backward_prefetch) == depths
+
+
+def test_verl_shards_an_embedding_alone_only_where_the_head_has_its_own_table(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(FILES["verl"])
+    file = open_host_file(tmp_path / "config.yaml")
+    for is_tied in (False, True):
+        stack = [replace(one, is_tied=is_tied and one.name.endswith("embed_tokens")) for one in modules()]
+        patterns = [group.pattern for group in file.decisions(stack, 8, False).groups]
+        assert ("model.embed_tokens" in patterns) != is_tied, patterns
