@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from mindspeed_autoparallel.errors import ConfigError, first_line
-from mindspeed_autoparallel.files import read_text, shown
+from mindspeed_autoparallel.files import read_json, read_text, shown
 
 MOST_TARS = 1_000_000
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -44,12 +43,10 @@ def training_tars(folder: Path) -> list[Path] | None:
 
 
 def _read(file: Path) -> object:
-    text = read_text(file, "split of an Energon data set")
+    what = "split of an Energon data set"
     if file.suffix == ".json":
-        try:
-            return json.loads(text)
-        except ValueError as error:
-            raise ConfigError(f"cannot read {file}: {first_line(error)}") from error
+        return read_json(file, what)
+    text = read_text(file, what)
     try:
         import yaml
     except ModuleNotFoundError as error:

@@ -23,6 +23,8 @@ from mindspeed_autoparallel.spec.plan import RankMemory, StagePlan
 
 SCHEMA_VERSION = 1
 _GIB = 2**30
+UNKNOWN = ": unknown; ignored"
+"""End of a note on keys that are not known."""
 _MOST_NAMED = 20
 """Unknown keys that one note names: a whole namespace of Megatron's has hundreds."""
 
@@ -42,7 +44,7 @@ def predict_one(request: Mapping[str, object], extra_devices: tuple[Device, ...]
     answer, assumed = _fitting_answer(request, read, extra_devices)
     unknown = unknown_keys(request) if isinstance(request, Mapping) else []
     more = f" and {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
-    answer["notes"] = [f"{', '.join(unknown[:_MOST_NAMED])}{more}: unknown; ignored"] if unknown else []
+    answer["notes"] = [f"{', '.join(unknown[:_MOST_NAMED])}{more}{UNKNOWN}"] if unknown else []
     if isinstance(read, Workload) and answer["status"] != "error":
         answer["notes"] += without_effect(request, read)
     if assumed:

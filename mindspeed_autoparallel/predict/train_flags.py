@@ -128,16 +128,15 @@ def _hidden_exchanges(value: object, train: Mapping[str, object], host: Host) ->
     return None if host.on_ascend or host.release < _AFTER_0_12 else ["--overlap-moe-expert-parallel-comm"]
 
 
-def _state_type(flag: str, *forms: str) -> _Flags:
-    """Return the flags of a type that is not fp32; ``forms``: what every release takes. Newer ones take moments in
-    bf16, too."""
+def _state_type(flag: str, forms: tuple[str, ...], newer: tuple[str, ...] = ()) -> _Flags:
+    """Return the flags of a type that is not fp32; ``forms``: what every release takes, ``newer``: after 0.12, too."""
 
     def words(value: object, train: Mapping[str, object], host: Host) -> _Words:
         form = state_type(value)
         if form == "fp32":
             return []
         is_newer = not host.on_ascend and host.release >= _AFTER_0_12
-        known = form in forms or (form == "bf16" and "fp8" in forms and is_newer)
+        known = form in forms or (is_newer and form in newer)
         return ["--use-precision-aware-optimizer", flag, form] if known else None
 
     return words
@@ -194,9 +193,9 @@ _FLAGS: Mapping[str, _Flags] = {
     "fp8_param_gather": _gather,
     "fp8_dot_product_attention": _on("--fp8-dot-product-attention", on_ascend=False),
     "grad_reduce_in_bf16": _on("--grad-reduce-in-bf16"),
-    "main_params_dtype": _state_type("--main-params-dtype", "fp16"),
-    "exp_avg_dtype": _state_type("--exp-avg-dtype", "fp16", "fp8"),
-    "exp_avg_sq_dtype": _state_type("--exp-avg-sq-dtype", "fp16", "fp8"),
+    "main_params_dtype": _state_type("--main-params-dtype", ("fp16",)),
+    "exp_avg_dtype": _state_type("--exp-avg-dtype", ("fp16", "fp8"), newer=("bf16",)),
+    "exp_avg_sq_dtype": _state_type("--exp-avg-sq-dtype", ("fp16", "fp8"), newer=("bf16",)),
     "optimizer": _only("adam", "adamw"),
     "optimizer_cpu_offload": _on("--use-precision-aware-optimizer", "--optimizer-cpu-offload", on_ascend=False),
     "optimizer_offload_fraction": _offloaded_share,

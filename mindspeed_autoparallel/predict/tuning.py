@@ -27,7 +27,7 @@ from mindspeed_autoparallel.predict.analytic_profile import analytic_profile, st
 from mindspeed_autoparallel.predict.answers import Answer
 from mindspeed_autoparallel.predict.model_file import Section
 from mindspeed_autoparallel.predict.model_words import request_in_own_words
-from mindspeed_autoparallel.predict.predict import predict_one
+from mindspeed_autoparallel.predict.predict import UNKNOWN, predict_one
 from mindspeed_autoparallel.predict.switches import MEMORY_MARGIN
 from mindspeed_autoparallel.profiles import MeasuredAt, Profile
 from mindspeed_autoparallel.spec import Cluster, Plan
@@ -144,10 +144,10 @@ def _with_notes_on(request: Mapping[str, object], answer: Answer) -> Answer:
     """Return ``answer`` with a note on every key that is not known, and without notes on switches that the request
     leaves open: those may have no effect in silence."""
     stated = {f"train.{key}" for key in part(request, "train")}
-    notes = [f"{key}: unknown; ignored" for key in unknown_keys(request)]
+    notes = [f"{key}{UNKNOWN}" for key in unknown_keys(request)]
     for note in answer["notes"]:
         is_open = note.startswith("train.") and note.partition(":")[0] not in stated
-        if not is_open and not note.endswith("unknown; ignored"):
+        if not is_open and not note.endswith(UNKNOWN):
             notes.append(note)
     return {**answer, "notes": notes}
 

@@ -117,7 +117,7 @@ def _strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def pieces(tensor: Any) -> Iterator[Any]:
-    """Yield the values of ``tensor`` as memory to be written before the next is asked for, a small part at a time.
+    """Yield the values of ``tensor`` in small parts, each to be written before the next is made.
 
     A part stays in the processor's cache: its checksum costs no second reading. Rows that do not lie together are
     copied into one small buffer, which costs less than memory for a second tensor.

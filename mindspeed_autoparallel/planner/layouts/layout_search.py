@@ -112,7 +112,7 @@ class LayoutSearch(Search[Candidate]):
         first, cutoff_us = max(GROUP, min(4 * GROUP, self._num_alternatives + 1)), self.cutoff_us()
         most = MANY_GROUPS * GROUP if self.looks.many and self.best_us == inf else first
         likely = heapq.nsmallest(most, [item for item in self.items if item.bound_us < cutoff_us])
-        for group in (likely[:first], *(likely[at : at + GROUP] for at in range(first, most, GROUP))):
+        for group in (likely[:first], *(likely[at : at + GROUP] for at in range(first, len(likely), GROUP))):
             seconds = self._deadline - time.monotonic()
             tasks = [Task(kind=SIMPLE, layout=one.item.layout, seconds=seconds) for one in group]
             for item, outcome in zip(group, self._workers.perform(tasks, enough=self.best_us < inf), strict=True):

@@ -18,7 +18,7 @@ from mindspeed_autoparallel.planner.sharded.lowering import Lowering
 from mindspeed_autoparallel.planner.sharded.pricing import outcome_of, policies_by_pattern, priced
 from mindspeed_autoparallel.planner.sharded.problem import Problem, Unmeasured
 from mindspeed_autoparallel.planner.sharded.program import QUICK, THOROUGH, Solved
-from mindspeed_autoparallel.planner.sharded.space import Switches, decided, sizes_of, switches_of
+from mindspeed_autoparallel.planner.sharded.space import Switches, decided, lowest_of, sizes_of, switches_of
 from mindspeed_autoparallel.schedule.sharded import Replayed
 from mindspeed_autoparallel.spec.cluster import Cluster
 from mindspeed_autoparallel.spec.sharded import ShardedDecisions, ShardSizes
@@ -49,8 +49,8 @@ class Found:
 
 
 @dataclass(frozen=True)
-class _Entry:
-    """An open choice: sizes, with switches, and with the replay in which every layer keeps, as far as it is refined."""
+class Entry:
+    """An open choice, as far as it is refined: sizes, with switches, with units, and with every layer kept."""
 
     sizes: ShardSizes
     switches: Switches | None = None
@@ -70,11 +70,12 @@ class Frontier:
         self.verdicts: list[ShardedVerdict] = []
         self.least_peak: int | None = None
         self.end = time.process_time() + options.time_limit_s
-        self._heap: list[tuple[int, int, int, int, _Entry]] = []
+        self._heap: list[tuple[int, int, int, int, Entry]] = []
         self._count = itertools.count()
         self._whole_loss: set[tuple[ShardSizes, int]] = set()
         """Sizes, and parts of their micro batch, with which a loss in one piece may fit."""
-        self._dived, self._lost = False, list[int]()
+        self._dived = False
+        self._lost: list[int] = []
         """Bounds of entries whose search ended without a result or a proof that there is none."""
         self._tried: dict[ShardSizes, str] = {}
         """Sizes, and the reason of their verdict where nothing fits."""
@@ -120,7 +121,7 @@ class Frontier:
                 self._solve(entry, bound)
         self._conclude()
 
-    def _push(self, bound: int, entry: _Entry) -> None:
+    def _push(self, bound: int, entry: Entry) -> None:
         order = entry.sizes.accumulation, -entry.sizes.fully_shard_size
         heapq.heappush(self._heap, (bound, *order, next(self._count), entry))
 
@@ -133,19 +134,16 @@ class Frontier:
             bounds = []
             try:
                 rows = switches_of(self.problem, sizes, offload_optimizer=offload_optimizer)
-                # The bound falls with the prefetch depth, and with a chunked loss.
-                deepest, chunk = max(one.prefetch for one in rows), max(one.loss_chunk for one in rows)
-                for switches in rows:
-                    if switches.prefetch == deepest and switches.loss_chunk == chunk:
-                        lowering = self._lowering(sizes, switches)
-                        bounds.append(step_bound_ns(lowering, self.limit))
+                for switches in lowest_of(rows):
+                    lowering = self._lowering(sizes, switches)
+                    bounds.append(step_bound_ns(lowering, self.limit))
             except Unmeasured as reason:
                 self.verdicts.append(ShardedVerdict(sizes=sizes, outcome="unmeasured", reason=str(reason)))
                 continue
             possible = [bound for bound in bounds if bound is not None]
             self._tried[sizes] = "nothing fits the memory" if possible else "states and the least activations exceed it"
             if possible:
-                self._push(min(possible), _Entry(sizes))
+                self._push(min(possible), Entry(sizes))
             else:
                 self._note_peak(lowering.static_bytes)
 
@@ -175,7 +173,7 @@ class Frontier:
                 continue
             lower = step_bound_ns(self._lowering(sizes, switches), self.limit)
             if lower is not None:
-                self._push(max(bound, lower), _Entry(sizes, switches))
+                self._push(max(bound, lower), Entry(sizes, switches))
 
     def _open_path(self, sizes: ShardSizes, switches: Switches, bound: int) -> None:
         """Replace an entry's bound by that of the longest path in which every layer keeps; drop it if nothing fits."""
@@ -185,11 +183,11 @@ class Frontier:
         if switches.loss_chunk and (sizes, switches.micro_batch_chunk) in self._whole_loss:
             # The head's backward and the loss run at another place: a step is shorter by no more than what they take.
             least = 0 if lower is None else lower - search.lowering.late_head_ns * sizes.accumulation
-            self._push(max(bound, least), _Entry(sizes, replace(switches, loss_chunk=0)))
+            self._push(max(bound, least), Entry(sizes, replace(switches, loss_chunk=0)))
         if lower is None:
             self._note_peak(kept.peak_bytes)
         else:
-            self._push(max(bound, lower), _Entry(sizes, switches, search, kept))
+            self._push(max(bound, lower), Entry(sizes, switches, search, kept))
 
     def _solve_one(self) -> None:
         """Solve entries with a bound from a path, the lowest of each sizes, until one fits."""
@@ -203,7 +201,7 @@ class Frontier:
                     break
         heapq.heapify(self._heap)
 
-    def _solve(self, entry: _Entry, bound: int) -> None:
+    def _solve(self, entry: Entry, bound: int) -> None:
         assert entry.search is not None and entry.switches is not None
         solved = entry.search.solve(self.target_ns, entry.kept)
         if solved is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from mindspeed_autoparallel.planner.sharded.problem import Problem
@@ -94,6 +94,12 @@ def switches_of(problem: Problem, sizes: ShardSizes, *, offload_optimizer: bool)
             parts, chunks, host.prefetch_depths, host.reshard_choices
         )
     ]
+
+
+def lowest_of(rows: Sequence[Switches]) -> list[Switches]:
+    """Return those of ``rows`` that have the lowest bounds, which fall with the prefetch depth and a chunked loss."""
+    deepest, chunk = max(one.prefetch for one in rows), max(one.loss_chunk for one in rows)
+    return [one for one in rows if (one.prefetch, one.loss_chunk) == (deepest, chunk)]
 
 
 def decided(shipped: ShardedDecisions, problem: Problem, sizes: ShardSizes, switches: Switches) -> ShardedDecisions:

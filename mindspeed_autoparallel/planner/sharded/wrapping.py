@@ -7,32 +7,22 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mindspeed_autoparallel.planner.sharded.bounds import step_bound_ns, units_bound_ns
-from mindspeed_autoparallel.planner.sharded.frontier import Found, Frontier
+from mindspeed_autoparallel.planner.sharded.frontier import Entry, Found, Frontier
 from mindspeed_autoparallel.planner.sharded.layers import LayerSearch
 from mindspeed_autoparallel.planner.sharded.lowering import Lowering
 from mindspeed_autoparallel.planner.sharded.pricing import priced
 from mindspeed_autoparallel.planner.sharded.problem import Problem, Unmeasured
 from mindspeed_autoparallel.planner.sharded.program import QUICK
-from mindspeed_autoparallel.planner.sharded.space import Switches, decided, sizes_of, switches_of
+from mindspeed_autoparallel.planner.sharded.space import Switches, decided, lowest_of, sizes_of, switches_of
 from mindspeed_autoparallel.schedule.sharded import Replayed
 from mindspeed_autoparallel.spec.sharded import GroupChoice, ShardedDecisions, ShardSizes
 from mindspeed_autoparallel.spec.sharded_plan import ShardedOutcome
 
 MOST_PATTERNS = 8
 """256 choices of units; further patterns stay as shipped."""
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """An open choice, as far as it is refined: sizes, with switches, with units, and with every layer kept."""
-
-    sizes: ShardSizes
-    switches: Switches | None = None
-    search: LayerSearch | None = None
-    kept: Replayed | None = None
 
 
 class UnitSearch:
@@ -46,7 +36,7 @@ class UnitSearch:
         """``least_s``: of processor time, where the search has used up its own."""
         self.frontier, self.problem = frontier, frontier.problem
         self.end = max(frontier.end, time.process_time() + least_s)
-        self._heap: list[tuple[int, int, _Entry]] = []
+        self._heap: list[tuple[int, int, Entry]] = []
         self._count = itertools.count()
         self._closed: list[int] = []
         """Bounds of entries that were solved, or whose search ended without a result."""
@@ -78,24 +68,21 @@ class UnitSearch:
         open_bounds = [entry[0] for entry in self._heap[:1]]
         return min([*self._closed, *open_bounds, frontier.best_ns or 0])
 
-    def _push(self, bound: int, lower: int | None, entry: _Entry) -> None:
+    def _push(self, bound: int, lower: int | None, entry: Entry) -> None:
         if lower is not None:
             heapq.heappush(self._heap, (max(bound, lower), next(self._count), entry))
 
     def _push_all(self, bound: int, sizes: ShardSizes, rows: Collection[Switches]) -> None:
         for switches in rows:
-            self._push(bound, self._bound_ns(sizes, switches), _Entry(sizes, switches))
+            self._push(bound, self._bound_ns(sizes, switches), Entry(sizes, switches))
 
     def _open_sizes(self, sizes: ShardSizes, *, offload_optimizer: bool) -> None:
         rows = switches_of(self.problem, sizes, offload_optimizer=offload_optimizer)
-        deepest, chunk = max(one.prefetch for one in rows), max(one.loss_chunk for one in rows)
         try:
-            # The bound falls with the prefetch depth, and with a chunked loss.
-            lowest = [one for one in rows if (one.prefetch, one.loss_chunk) == (deepest, chunk)]
-            bounds = [self._bound_ns(sizes, one) for one in lowest]
+            bounds = [self._bound_ns(sizes, one) for one in lowest_of(rows)]
         except Unmeasured:
             return
-        self._push(0, min((one for one in bounds if one is not None), default=None), _Entry(sizes))
+        self._push(0, min((one for one in bounds if one is not None), default=None), Entry(sizes))
 
     def _bound_ns(self, sizes: ShardSizes, switches: Switches) -> int | None:
         """Return what no choice of units is faster than; ``None`` where nothing fits."""
@@ -111,7 +98,7 @@ class UnitSearch:
             lowering = Lowering(self.problem, decisions)
             if not switches.micro_batch_chunk or lowering.parts > 1:
                 search = LayerSearch(lowering, self.frontier.limit, QUICK)
-                self._push(bound, step_bound_ns(lowering, self.frontier.limit), _Entry(sizes, switches, search))
+                self._push(bound, step_bound_ns(lowering, self.frontier.limit), Entry(sizes, switches, search))
 
     def _solve(self, bound: int, search: LayerSearch, kept: Replayed) -> None:
         solved = search.solve(self.frontier.target_ns, kept)

@@ -325,6 +325,7 @@ def test_no_page_is_wider_than_the_window_in_either_language(width: int, tmp_pat
     start, _ = opened(document, tmp_path, "--virtual-time-budget=6000")
     if "SCREENSHOTS" in os.environ:
         picture = Path(os.environ["SCREENSHOTS"]).resolve() / f"pages-{width}.png"
+        picture.parent.mkdir(parents=True, exist_ok=True)
         size = f"--window-size={width + 40},{2420 * len(KINDS)}"
         opened(document, tmp_path, "--virtual-time-budget=6000", size, f"--screenshot={picture}")
     told = re.search(r'data-told="([^"]*)"', start)
