@@ -1,4 +1,5 @@
-"""``torch.load`` of foreign checkpoints with ``weights_only=True`` only.
+"""``torch.load`` of foreign checkpoints without running code in them: with ``weights_only=True``, or, for a pickle
+protocol that torch's reader does not have, through an unpickler that builds tensors alone.
 
 Training checkpoints carry the host's arguments and random states beside the tensors. The few plain classes these
 are made of are replaced by inert placeholders while loading; anything else in the pickle is refused by name.
@@ -6,6 +7,9 @@ are made of are replaced by inert placeholders while loading; anything else in t
 
 from __future__ import annotations
 
+import pickle
+import types
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +26,22 @@ _PLAIN_PACKAGES = (
     "megatron",
     "mindspeed",
     "mindspeed_mm",
+    "mindspeed_llm",
 )
+_OF_TENSORS = (
+    "builtins.dict",
+    "collections.OrderedDict",
+    "collections.defaultdict",
+    "torch._utils._rebuild_tensor_v2",
+    "torch._utils._rebuild_parameter",
+    "torch.Size",
+    "torch.device",
+)
+"""What a pickle of tensors names, beside types of values and of storages."""
+
+
+_PROTOCOL = 2
+"""torch's own reader of weights alone knows no later one; MindSpeed-LLM's converters write 4."""
 
 
 class Placeholder:
@@ -36,6 +55,21 @@ class Placeholder:
             self.__dict__.update(state)
 
 
+class _TensorsOnly(pickle.Unpickler):
+    """Builds tensors, plain values and placeholders, and refuses every other name."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        import torch
+
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        if f"{module}.{name}" in _OF_TENSORS:
+            return super().find_class(module, name)
+        if module.partition(".")[0] in _PLAIN_PACKAGES:
+            return type("Placeholder", (Placeholder,), {})
+        raise pickle.UnpicklingError(f"GLOBAL {module}.{name} is not allowed")
+
+
 def load_tensors_only(path: Path, *, mapped: bool = True) -> Any:
     """Return the content of ``path``, tensors mapped from the file; ``ConfigError`` if damaged or if it would run
     code."""
@@ -43,6 +77,11 @@ def load_tensors_only(path: Path, *, mapped: bool = True) -> Any:
 
     check_readable(path, "checkpoint")
     try:
+        if _protocol(path) > _PROTOCOL:
+            tensors_only = types.SimpleNamespace(__name__=__name__, Unpickler=_TensorsOnly)
+            return torch.load(
+                str(path), map_location="cpu", pickle_module=tensors_only, weights_only=False, mmap=mapped
+            )
         foreign = [
             name
             for name in torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
@@ -58,5 +97,18 @@ def load_tensors_only(path: Path, *, mapped: bool = True) -> Any:
         reason = named or (lines[0] if lines else type(error).__name__)
         raise ConfigError(
             f"{path} is not a checkpoint that can be loaded safely: {shown(reason, 200)} "
-            "It is read with weights_only=True only; save it again with torch.save of plain tensors."
+            "Nothing in it is run; save it again with torch.save of plain tensors."
         ) from error
+
+
+def _protocol(path: Path) -> int:
+    """Return the pickle protocol of a file of ``torch.save``; 0 where it is of another kind."""
+    if not zipfile.is_zipfile(path):
+        return 0
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            if name.endswith("/data.pkl"):
+                with archive.open(name) as content:
+                    first, second = content.read(2)
+                return second if first == pickle.PROTO[0] else 0
+    return 0

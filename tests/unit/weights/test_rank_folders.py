@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import collections
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -123,7 +124,8 @@ def test_hetero_encoder_is_whole_in_every_stage_and_repeats_its_shards(make_mode
     assert all(torch.equal(state[name], weights_of(model)["visual.blocks.2.mlp.fc1.weight"]) for state in states)
 
 
-def test_a_checkpoint_saved_by_training_is_read_safely(make_model: Make, tmp_path: Path) -> None:
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_a_checkpoint_saved_by_training_is_read_safely(make_model: Make, tmp_path: Path, protocol: int) -> None:
     model = make_model()
     folder = converted(model, tmp_path / "mm")
     path = folder / "release" / "mp_rank_00" / "model_optim_rng.pt"
@@ -134,7 +136,9 @@ def test_a_checkpoint_saved_by_training_is_read_safely(make_model: Make, tmp_pat
     norm = content["model"].pop("text_decoder.decoder.layers.0.input_layernorm.weight")
     content["model"]["text_decoder.decoder.layers.0.self_attention.linear_qkv.layer_norm_weight"] = norm
     content["model"]["text_decoder.decoder.layers.0.self_attention.linear_qkv._extra_state"] = None
-    torch.save(content, path)
+    if protocol == 4:
+        content["model"] = collections.defaultdict(dict, content["model"])  # as MindSpeed-LLM's converters write it
+    torch.save(content, path, pickle_protocol=protocol)
     conversion.checkpoint_to_huggingface(folder, model, tmp_path / "back")
     before, after = weights_of(model), weights_of(tmp_path / "back")
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
@@ -145,14 +149,15 @@ class RunsCode:
         return os.mkdir, ("was-here",)
 
 
+@pytest.mark.parametrize("protocol", [2, 4])
 def test_a_pickle_that_would_run_code_is_refused_by_name(
-    make_model: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_model: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: int
 ) -> None:
     monkeypatch.chdir(tmp_path)
     model = make_model()
     path = converted(model, tmp_path / "mm") / "release" / "mp_rank_00" / "model_optim_rng.pt"
-    torch.save({"model": {}, "extra": RunsCode()}, path)
-    with pytest.raises(ConfigError, match="weights_only"):
+    torch.save({"model": {}, "extra": RunsCode()}, path, pickle_protocol=protocol)
+    with pytest.raises(ConfigError, match="mkdir"):
         conversion.checkpoint_to_huggingface(tmp_path / "mm", model, tmp_path / "back")
     assert not (tmp_path / "was-here").exists()
     assert not (tmp_path / "back").exists()
