@@ -18,6 +18,7 @@ from mindspeed_autoparallel.runtime.features.apply_plan.applicable import check_
 from mindspeed_autoparallel.runtime.features.apply_plan.check import MeasuredRank, PlanCheck
 from mindspeed_autoparallel.runtime.features.apply_plan.hetero import apply_hetero
 from mindspeed_autoparallel.runtime.features.apply_plan.overlaps import (
+    flags_of_other_layouts,
     kept_overlap,
     kept_pairs,
     print_other_switches,
@@ -77,7 +78,7 @@ def apply(request: PlanRequest, arguments: argparse.Namespace) -> None:
     before = dict(vars(arguments))
     check_applies(plan, description, arguments, path)
     _set_all(arguments, {**sizes(plan), **kept_overlap(plan, arguments), **kept_pairs(plan, arguments)})
-    _set_all(arguments, tensor_overlap(plan, arguments))
+    _set_all(arguments, {**tensor_overlap(plan, arguments), **flags_of_other_layouts(plan, arguments)})
     print_other_switches(plan, arguments)
 
     def teach(ranks: list[MeasuredRank]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import math
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.predict.megatron_arguments import switches_of_arguments
@@ -23,6 +24,7 @@ _COMPARED = (
 """Switches of a request that move time or memory by more than a few percent."""
 _OTHERWISE = dict.fromkeys(("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"), "fp32")
 """What a script has that names none."""
+_RING, _BOTH = "p2p", "a2a+p2p"
 _KEPT = "kept from the script: {}. The plan was priced without it, so steps may be faster than predicted."
 
 
@@ -33,13 +35,32 @@ def kept_overlap(plan: Plan, arguments: argparse.Namespace) -> dict[str, Argumen
     gather = layout.overlap_parameter_gather or bool(getattr(arguments, "overlap_param_gather", False))
     kept: dict[str, ArgumentValue] = {"overlap_grad_reduce": reduce}
     if hasattr(arguments, "overlap_param_gather"):
-        # Megatron asserts both of these, and virtual stages beside the flag below.
-        kept["overlap_param_gather"] = gather and reduce and layout.distributed_optimizer
+        # Megatron asserts all of these, and virtual stages beside the flag below.
+        legacy = bool(getattr(arguments, "use_legacy_models", False))
+        kept["overlap_param_gather"] = gather and reduce and layout.distributed_optimizer and not legacy
+        if legacy and layout.overlap_parameter_gather:
+            print_once(
+                "missing: --overlap-param-gather, with which the plan was priced: Megatron does not take it beside "
+                "--use-legacy-models. Steps may be slower than predicted; leave out --use-legacy-models."
+            )
     if getattr(arguments, _WITH_STEP, False):
         kept[_WITH_STEP] = bool(kept["overlap_param_gather"]) and layout.virtual_size > 1
     if reduce and not layout.overlap_gradient_reduce:
         print_once(_KEPT.format("--overlap-grad-reduce"))
     return kept
+
+
+def flags_of_other_layouts(plan: Plan, arguments: argparse.Namespace) -> dict[str, ArgumentValue]:
+    """Return what switches off the script's flags that hosts take only beside the layout that the script has."""
+    off: dict[str, ArgumentValue] = {}
+    sizes = getattr(arguments, "hierarchical_context_parallel_sizes", None)
+    if sizes and math.prod(sizes) != plan.layout.context_size:
+        kinds = [_RING if kind == _BOTH else kind for kind in getattr(arguments, "cp_comm_type", None) or [_RING]]
+        off |= {"hierarchical_context_parallel_sizes": None, "cp_comm_type": kinds}
+    if getattr(arguments, "recompute_in_advance", False):
+        # MindSpeed asserts virtual stages and the script's own number of recomputed layers, which a plan replaces.
+        off["recompute_in_advance"] = False
+    return off
 
 
 def tensor_overlap(plan: Plan, arguments: argparse.Namespace) -> dict[str, ArgumentValue]:

@@ -206,6 +206,34 @@ def test_gathering_along_with_the_step_stays_on_with_virtual_stages_alone(flags_
     assert (line in capsys.readouterr().out) == (chunks == 1)
 
 
+def test_no_gather_is_hidden_beside_the_legacy_models_of_0_12(flags_job, capsys):
+    """Four functional tests of 0.12 ended in Megatron's assertion."""
+    overlaps = {"overlap_gradient_reduce": True, "overlap_parameter_gather": True, "distributed_optimizer": True}
+    for legacy in (False, True):
+        arguments = flags_job(make_plan({"text_decoder": [1, 3]}, **overlaps), use_legacy_models=legacy)
+        arguments.overlap_param_gather = False
+        prepare(arguments)
+        assert arguments.overlap_param_gather == (not legacy)
+        assert ("missing: --overlap-param-gather" in capsys.readouterr().out) == legacy
+
+
+@pytest.mark.parametrize(("sizes", "stay"), [([2, 2], False), ([1, 1], True)])
+def test_a_hierarchy_of_context_parallel_ranks_stays_with_its_own_size_alone(flags_job, capsys, sizes, stay):
+    """A functional test of four releases ended in Megatron's assertion of the product."""
+    arguments = flags_job(hierarchical_context_parallel_sizes=sizes, cp_comm_type=["a2a+p2p"])
+    prepare(arguments)
+    assert arguments.hierarchical_context_parallel_sizes == (sizes if stay else None)
+    assert arguments.cp_comm_type == (["a2a+p2p"] if stay else ["p2p"])
+    assert ("replaced by the plan: --hierarchical-context-parallel-sizes" in capsys.readouterr().out) == (not stay)
+
+
+def test_recomputation_in_advance_is_not_left_on_under_a_plan(flags_job, capsys):
+    arguments = flags_job(recompute_in_advance=True)
+    prepare(arguments)
+    assert not arguments.recompute_in_advance
+    assert "replaced by the plan: --recompute-in-advance, True in the script, False now" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", ["use_megatron_fsdp", "use_torch_fsdp2"])
 def test_a_plan_of_whole_parameters_does_not_train_a_script_that_shards_them(flags_job, name):
     with pytest.raises(ConfigError, match=f"--auto-parallel-plan .* --{name.replace('_', '-')}"):
