@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The tests that need neither processes of their own nor many seconds: under two minutes on two cores.
+# The tests that need neither processes of their own nor many seconds: three and a half minutes on two cores.
 #   bash tests/fast.sh            all of them
 #   bash tests/fast.sh -k words   passes words on to pytest
 set -euo pipefail
