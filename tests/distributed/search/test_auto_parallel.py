@@ -1,5 +1,6 @@
 """``--auto-parallel-mm`` as a user runs it: plain python, the reference training, real processes on gloo."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -145,9 +146,10 @@ def test_too_little_memory_says_what_is_missing(tmp_path):
 
 def tree_of(pid):
     """Return a process and all that it started, itself first."""
-    children = [
-        int(word) for task in Path(f"/proc/{pid}/task").iterdir() for word in (task / "children").read_text().split()
-    ]
+    children = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # a thread that has ended since it was listed
+            children += [int(word) for word in (task / "children").read_text().split()]
     return [pid, *(one for child in children for one in tree_of(child))]
 
 
