@@ -38,8 +38,6 @@ _OF_TENSORS = (
     "torch.device",
 )
 """What a pickle of tensors names, beside types of values and of storages."""
-
-
 _PROTOCOL = 2
 """torch's own reader of weights alone knows no later one; MindSpeed-LLM's converters write 4."""
 
@@ -102,13 +100,16 @@ def load_tensors_only(path: Path, *, mapped: bool = True) -> Any:
 
 
 def _protocol(path: Path) -> int:
-    """Return the pickle protocol of a file of ``torch.save``; 0 where it is of another kind."""
+    """Return the pickle protocol of a file of ``torch.save``; 0 where it is of another kind.
+
+    TorchScript archives are of another kind: only with ``weights_only=True`` does ``torch.load`` refuse them.
+    """
     if not zipfile.is_zipfile(path):
         return 0
     with zipfile.ZipFile(path) as archive:
-        for name in archive.namelist():
-            if name.endswith("/data.pkl"):
-                with archive.open(name) as content:
-                    first, second = content.read(2)
-                return second if first == pickle.PROTO[0] else 0
-    return 0
+        entries = {name.rpartition("/")[2]: name for name in archive.namelist()}
+        if "data.pkl" not in entries or "constants.pkl" in entries:
+            return 0
+        with archive.open(entries["data.pkl"]) as content:
+            first, second = content.read(2)
+    return second if first == pickle.PROTO[0] else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import collections
 import os
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,21 @@ def test_a_pickle_that_would_run_code_is_refused_by_name(
     with pytest.raises(ConfigError, match="mkdir"):
         conversion.checkpoint_to_huggingface(tmp_path / "mm", model, tmp_path / "back")
     assert not (tmp_path / "was-here").exists()
+    assert not (tmp_path / "back").exists()
+
+
+def test_a_torchscript_archive_is_refused_and_not_loaded(
+    make_model: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch.load passes such a file on to torch.jit.load, whatever reads its pickle."""
+    model = make_model()
+    path = converted(model, tmp_path / "mm") / "release" / "mp_rank_00" / "model_optim_rng.pt"
+    torch.save(torch.load(path, weights_only=True), path, pickle_protocol=4)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(f"{archive.namelist()[0].partition('/')[0]}/constants.pkl", b"")
+    monkeypatch.setattr(torch.jit, "load", lambda *_, **__: pytest.fail("torch.jit.load was called"))
+    with pytest.raises(ConfigError, match="torchscript checkpoint"):
+        conversion.checkpoint_to_huggingface(tmp_path / "mm", model, tmp_path / "back")
     assert not (tmp_path / "back").exists()
 
 
