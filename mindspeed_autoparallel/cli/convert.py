@@ -62,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hetero", action="store_true", help="encoders whole in every stage's file")
     parser.add_argument("--make-vocab-size-divisible-by", type=int, metavar="N", help="pad as training will")
     parser.add_argument("--format", choices=("mm", "torch_dist", "dcp"), default="mm", help="of the checkpoint written")
+    parser.add_argument("--weights-only", action="store_true", help="resplit: leave the optimizer's state behind")
     parser.add_argument("--max-shard-mib", type=LARGE, default=4096, help="size of the safetensors shards written")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing target")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -94,6 +95,18 @@ def run(arguments: argparse.Namespace) -> int:
             overwrite=arguments.overwrite,
             progress=show,
         )
+    elif arguments.weights_only:
+        conversion.resplit_weights(
+            arguments.source,
+            _hf_dir(arguments),
+            arguments.target,
+            _layout(arguments, _hf_dir(arguments)),
+            file_format=arguments.format,
+            spelling=_spelling(arguments),
+            overwrite=arguments.overwrite,
+            progress=show,
+        )
+        result["optimizer_state_kept"] = False
     else:
         described = arguments.hf_dir is not None or not conversion.is_whole_copy(arguments.source, arguments.format)
         result["optimizer_state_kept"] = conversion.resplit(
@@ -117,6 +130,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _require_positive(arguments: argparse.Namespace) -> None:
+    if arguments.weights_only and arguments.direction != "resplit":
+        raise ConfigError(
+            f"--weights-only is of resplit: {arguments.direction} has no optimizer state to leave behind."
+        )
     for name in _COUNTS:
         value = getattr(arguments, name)
         if value is not None and value < 1:

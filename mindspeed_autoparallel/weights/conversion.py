@@ -23,6 +23,7 @@ from mindspeed_autoparallel.weights.rank_writing import write_rank_folders
 from mindspeed_autoparallel.weights.shard_writer import DEFAULT_SHARD_BYTES
 from mindspeed_autoparallel.weights.source import TensorSource
 from mindspeed_autoparallel.weights.spelling import LOCAL, TRANSFORMER_ENGINE, Spelling
+from mindspeed_autoparallel.weights.state_writing import StateOfRanks, why_state_stays
 from mindspeed_autoparallel.weights.torch_dist import TorchDistSource, copy_torch_dist, is_torch_dist
 
 _LOG = logging.getLogger(__name__)
@@ -92,8 +93,8 @@ def resplit(
 ) -> bool:
     """Write a checkpoint of any layout in another one. Returns whether optimizer state went along.
 
-    It does into torch_dist, where parameters and their moments are stored whole by name. From torch_dist to torch_dist
-    neither ``hf_folder`` nor ``layout`` is needed: such a checkpoint has no layout.
+    It does from rank folders, unless a warning names why it cannot. From torch_dist to
+    torch_dist neither ``hf_folder`` nor ``layout`` is needed: such a checkpoint has no layout.
     """
     refuse_existing(target, overwrite=overwrite, sources=(checkpoint, *([hf_folder] if hf_folder else [])))
     source_folder = iteration_folder(checkpoint)
@@ -110,16 +111,38 @@ def resplit(
         return False
     state = None
     if isinstance(source, RankFolderSource) and has_state(source):
-        if file_format == TORCH_DIST:
+        reason = None if file_format == TORCH_DIST else why_state_stays(source, layout, spelling or Spelling(LOCAL))
+        if reason is None:
             source, state = _with_state(source, layout)
         else:
-            _LOG.warning("weights only: --format torch_dist takes the optimizer's state along.")
+            _LOG.warning("weights only: %s. --format torch_dist takes the optimizer's state along.", reason)
     rest = _Rest(_iteration_of(source_folder), state)
     _write(source, target, layout, file_format, spelling, overwrite, progress, rest)
     return state is not None
 
 
-def _with_state(weights: RankFolderSource, layout: CheckpointLayout) -> tuple[TensorSource, OptimizerState]:
+def resplit_weights(
+    checkpoint: Path,
+    hf_folder: Path,
+    target: Path,
+    layout: CheckpointLayout,
+    *,
+    file_format: str = RANK_FOLDERS,
+    spelling: Spelling | None = None,
+    overwrite: bool = False,
+    progress: Progress = silent,
+) -> None:
+    """Write a checkpoint of any layout in another one, without an optimizer's state."""
+    refuse_existing(target, overwrite=overwrite, sources=(checkpoint, hf_folder))
+    source = _open(checkpoint, hf_folder, _host(spelling))
+    if file_format == DCP:
+        _write_dcp(source, hf_folder, target, overwrite, progress)
+        return
+    rest = _Rest(_iteration_of(iteration_folder(checkpoint)))
+    _write(source, target, layout, file_format, spelling, overwrite, progress, rest)
+
+
+def _with_state(weights: RankFolderSource, layout: CheckpointLayout) -> tuple[RankFolderSource, OptimizerState]:
     """Return the reader of weights, padding rows included, and that of the optimizer's state beside them."""
     source = RankFolderSource(weights.folder, weights.architecture, keeps_padding=True)
     embedding = next(entry for entry in entries_of(weights.architecture) if entry.name.endswith(names.EMBEDDING))
@@ -127,7 +150,7 @@ def _with_state(weights: RankFolderSource, layout: CheckpointLayout) -> tuple[Te
     if layout.vocab_multiple is not None and rows != wanted:
         raise ConfigError(
             f"{weights.folder}: the optimizer's state is of {rows} rows of the vocabulary, the new layout pads it to "
-            f"{wanted}. Choose --make-vocab-size-divisible-by so that {rows} remain, or --format mm for weights alone."
+            f"{wanted}. Choose --make-vocab-size-divisible-by so that {rows} remain, or --weights-only."
         )
     return source, read_state(source)
 
@@ -182,7 +205,12 @@ def _write(
             )
         else:
             spelling = spelling or Spelling(LOCAL)
-            write_rank_folders(source, folder, layout, iteration=rest.iteration, spelling=spelling, progress=progress)
+            state = None
+            if rest.state is not None and isinstance(source, RankFolderSource):
+                state = StateOfRanks(source, rest.state, layout, spelling)
+            write_rank_folders(
+                source, folder, layout, iteration=rest.iteration, spelling=spelling, progress=progress, state=state
+            )
 
 
 def _tell_rope_scaling(architecture: Architecture) -> None:

@@ -10,7 +10,7 @@ from mindspeed_autoparallel.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-_ALIGNED = 64
+ALIGNED = 64
 """Values: a parameter begins at a multiple of them in its bucket."""
 
 
@@ -35,20 +35,20 @@ def placed(named: dict[str, torch.Tensor], flat: Any, where: object) -> dict[str
         furthest = max(furthest, number + 1)
         end = begin + tensor.numel()
         if number + 1 == len(order):
-            if end <= flat.numel() < end + _ALIGNED:
+            if end <= flat.numel() < end + ALIGNED:
                 return {one: begins[at] for at, (one, _) in enumerate(order)}
             continue
         waiting += [(number + 1, *choice) for choice in _next(end, bucket)]
     lost = order[min(furthest, len(order) - 1)][0]
     raise ConfigError(
         f"{where}: the place of {lost} in the optimizer's buffer cannot be proved: {furthest} of {len(order)} weights "
-        "were found. It was frozen, or the optimizer is of another step than the weights. Convert weights alone."
+        "were found. It was frozen, or the optimizer is of another step than the weights. Give --weights-only."
     )
 
 
 def _next(end: int, bucket: int) -> Iterator[tuple[int, int]]:
     """Yield (place, bucket) of what follows a parameter that ends at ``end``; the likeliest last."""
-    aligned = bucket + -(-(end - bucket) // _ALIGNED) * _ALIGNED
+    aligned = bucket + -(-(end - bucket) // ALIGNED) * ALIGNED
     if aligned != end:
         yield end, end
     yield aligned, bucket

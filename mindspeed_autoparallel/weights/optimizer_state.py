@@ -21,9 +21,9 @@ from mindspeed_autoparallel.weights.rank_folders import RankFolderSource
 from mindspeed_autoparallel.weights.spelling import canonical_names
 
 FILE = "distrib_optim.pt"
-_MOMENTS = ("exp_avg", "exp_avg_sq")
+MOMENTS = ("exp_avg", "exp_avg_sq")
 _NOT_STEPPED = ("_extra_state", "inv_freq", "expert_bias", "local_tokens_per_expert")
-_PREFIX = "optimizer.state."
+PREFIX = "optimizer.state."
 Named = dict[str, Any]
 
 
@@ -32,11 +32,14 @@ class OptimizerState:
     """What a training goes on from beside its weights.
 
     ``sources``: what stands before a weight's key in ``torch_dist`` -> reader of the state under the weights' names.
-    ``common``: iteration, schedule, arguments, settings of parameter groups.
+    ``common``: iteration, schedule, arguments, settings of parameter groups. ``parts``: what the first rank's file
+    holds of every optimizer. ``buffer_key``: under which ``distrib_optim.pt`` has a buffer; None for a plain optimizer.
     """
 
     sources: dict[str, RankFolderSource]
     common: dict[str, object]
+    parts: list[Named]
+    buffer_key: object = None
 
 
 def has_state(weights: RankFolderSource) -> bool:
@@ -50,17 +53,24 @@ def read_state(weights: RankFolderSource) -> OptimizerState:
     content = load_tensors_only(weights.any_file())
     distributed = (weights.any_file().parent / FILE).exists()
     parts = _parts(content["optimizer"])
-    kinds = ["param", *_MOMENTS] if distributed else list(_MOMENTS)
+    kinds = ["param", *MOMENTS] if distributed else list(MOMENTS)
     if not distributed and "fp32_from_fp16_params" in parts[0]:
         kinds.append("fp32_param")
     read = _read_distributed if distributed else _read_plain
     sources = {
-        f"{_PREFIX}{kind}.": RankFolderSource(
+        f"{PREFIX}{kind}.": RankFolderSource(
             weights.folder, weights.architecture, chunks=_reader(read, kind), keeps_padding=True, absent=_NOT_STEPPED
         )
         for kind in kinds
     }
-    return OptimizerState(sources, _common(content, parts, distributed, weights.architecture))
+    key = _buffer_key(weights.any_file().parent / FILE) if distributed else None
+    return OptimizerState(sources, _common(content, parts, distributed, weights.architecture), parts, key)
+
+
+def _buffer_key(path: Path) -> object:
+    stored = load_tensors_only(path)
+    held = [one for one in (stored if isinstance(stored, list) else [stored]) if one is not None]
+    return next(iter(held[0][0]))
 
 
 def _reader(read: Callable[[Path, str], list[Named]], kind: str) -> Callable[[Path, int], Chunks]:
@@ -82,12 +92,12 @@ def _weights(content: Named, path: Path) -> list[Named]:
 def _parts(optimizer: Any) -> list[Named]:
     """Return the state of every optimizer: experts have their own where EP is above 1."""
     found = optimizer if isinstance(optimizer, list) else [optimizer]
-    if not found or not all(isinstance(one, dict) and "param_groups" in _inner(one) for one in found):
-        raise ConfigError("the optimizer state is not of a form that Megatron's Adam has. Convert weights alone.")
+    if not found or not all(isinstance(one, dict) and "param_groups" in inner(one) for one in found):
+        raise ConfigError("the optimizer state is not of a form that Megatron's Adam has. Give --weights-only.")
     return found
 
 
-def _inner(part: Named) -> Named:
+def inner(part: Named) -> Named:
     return part["optimizer"] if isinstance(part.get("optimizer"), dict) else part
 
 
@@ -124,8 +134,8 @@ def _read_plain(path: Path, kind: str) -> list[Named]:
     parts = _parts(content["optimizer"])
     found: list[Named] = [{} for _ in weights]
     for number, part in enumerate(parts):
-        groups = _inner(part)["param_groups"]
-        state = _inner(part)["state"]
+        groups = inner(part)["param_groups"]
+        state = inner(part)["state"]
         waiting = [list(enumerate(group["params"])) for group in groups]
         for chunk, named in enumerate(weights):
             for name, weight in _of_optimizer(named, number, len(parts)).items():
@@ -139,7 +149,7 @@ def _read_plain(path: Path, kind: str) -> list[Named]:
                 if value.shape != weight.shape:
                     raise ConfigError(
                         f"{path}: the optimizer's state at the place of {name} has the shape {list(value.shape)}, the "
-                        f"weight {list(weight.shape)}: its parameter groups are not Megatron's. Convert weights alone."
+                        f"weight {list(weight.shape)}: its parameter groups are not Megatron's. Give --weights-only."
                     )
                 found[chunk][name] = value
         if any(waiting):
@@ -185,16 +195,16 @@ def _plain_items(values: Mapping[str, object]) -> Iterator[tuple[str, Any]]:
 
 def _settings(part: Named, distributed: bool) -> Named:
     """Return an optimizer's state without its tensors, as it lies in a distributed checkpoint."""
-    inner = _inner(part)
-    groups = [{name: value for name, value in group.items() if name != "params"} for group in inner["param_groups"]]
-    settings: Named = {name: value for name, value in inner.items() if name not in ("state", "param_groups")}
+    held = inner(part)
+    groups = [{name: value for name, value in group.items() if name != "params"} for group in held["param_groups"]]
+    settings: Named = {name: value for name, value in held.items() if name not in ("state", "param_groups")}
     settings["param_groups"] = groups
-    steps = {float(one["step"]) for one in inner.get("state", {}).values() if "step" in one}
+    steps = {float(one["step"]) for one in held.get("state", {}).values() if "step" in one}
     if len(steps) > 1:
         raise ConfigError(f"the optimizer has taken {sorted(steps)} steps: parameters of different ages are not read.")
     if not distributed:
-        settings["state"] = {"common_step": next(one["step"] for one in inner["state"].values())} if steps else {}
-    if inner is part:
+        settings["state"] = {"common_step": next(one["step"] for one in held["state"].values())} if steps else {}
+    if held is part:
         return settings
     rest = {name: value for name, value in part.items() if name not in ("optimizer", "fp32_from_fp16_params")}
     extra = {"param_state_sharding_type": "fully_reshardable"} if distributed else {}

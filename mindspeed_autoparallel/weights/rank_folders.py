@@ -107,6 +107,19 @@ class RankFolderSource:
         cut = tensors.check_shape(entry.rule, joined, self.folder)
         return [checked(entry, block, self.folder) for block in (joined if self.keeps_padding else cut)]
 
+    def places(self) -> dict[Entry, tuple[int, int, int]]:
+        """Return parameter -> virtual chunk, stage and number in its chunk, as the files list them."""
+        found: dict[Entry, tuple[int, int, int]] = {}
+        for stage in range(self.num_stages):
+            for (_, expert), chunks in sorted(self._stage(stage).items()):
+                for virtual, state in enumerate(chunks):
+                    numbers = {name: number for number, name in enumerate(state)}
+                    for entry, start, holder in self._placed(self.layout, virtual, stage):
+                        local = entry.local_name(start, expert * self._experts_per_rank)
+                        if (not entry.rule.per_expert or holder == expert) and local in numbers:
+                            found.setdefault(entry, (virtual, stage, numbers[local]))
+        return found
+
     def any_file(self) -> Path:
         """Return the file of the first rank: what is not cut stands in all of them."""
         return self._path_of[min(self._path_of)]

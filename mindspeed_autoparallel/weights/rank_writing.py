@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 from mindspeed_autoparallel.weights import memory, names, tensors
 from mindspeed_autoparallel.weights.architecture import TEXT
 from mindspeed_autoparallel.weights.layouts import CheckpointLayout
-from mindspeed_autoparallel.weights.placement import chunk_entries
+from mindspeed_autoparallel.weights.placement import Entry, chunk_entries
 from mindspeed_autoparallel.weights.progress import Progress, silent
 from mindspeed_autoparallel.weights.rank_files import FILE
 from mindspeed_autoparallel.weights.rank_folders import CHECKPOINT_VERSION, TRACKER
 from mindspeed_autoparallel.weights.source import TensorSource, blocks_of_output_layer_or_embedding, present_entries
 from mindspeed_autoparallel.weights.spelling import EACH, Spelling, grouped_name
+from mindspeed_autoparallel.weights.state_writing import StateOfRanks
 from mindspeed_autoparallel.weights.torch_file import TorchFile
 
 if TYPE_CHECKING:
@@ -25,17 +26,20 @@ _LOCAL = Spelling()
 
 
 class _RankFile:
-    """One rank's file. ``states``: key (``model``, ``model0``, ...) -> name -> what stands for the tensor."""
+    """One rank's file. ``states``: key (``model``, ``model0``, ...) -> name -> what stands for the tensor. ``shapes``:
+    the same by canonical name."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True)
+        self.path = path
         self._stream = path.open("wb")
-        self._file = TorchFile(self._stream)
+        self.file = TorchFile(self._stream)
+        self.shapes: dict[str, dict[str, tuple[int, ...]]] = {}
         self._waiting: dict[str, torch.Tensor] = {}
         self.states: dict[str, dict[str, object]] = {}
 
     def add(self, key: str, name: str, blocks: Sequence[Any]) -> None:
-        self.states[key][name] = self._file.add(blocks, tensors.shape_of(blocks))
+        self.states[key][name] = self.file.add(blocks, tensors.shape_of(blocks))
 
     def add_grouped(self, key: str, local: str, blocks: Sequence[Any], per_rank: int) -> bool:
         """Put an expert's weight into the tensor of all of a rank; False for what is no expert's weight."""
@@ -57,8 +61,10 @@ class _RankFile:
             self.add(key, name, [flat])
         return True
 
-    def finish(self, iteration: int | None) -> None:
-        self._file.finish({"checkpoint_version": CHECKPOINT_VERSION, "iteration": iteration or 0, **self.states})
+    def finish(self, iteration: int | None, state: dict[str, object]) -> None:
+        self.file.finish(
+            {"checkpoint_version": CHECKPOINT_VERSION, "iteration": iteration or 0, **state, **self.states}
+        )
         self._stream.close()
 
 
@@ -70,10 +76,12 @@ def write_rank_folders(
     iteration: int | None = None,
     spelling: Spelling = _LOCAL,
     progress: Progress = silent,
+    state: StateOfRanks | None = None,
 ) -> None:
     """Write ``source`` into the empty ``folder`` under ``layout``; ``iteration`` None makes a ``release`` checkpoint.
 
-    Holds one tensor in memory, and its shards. The tracker file is written last.
+    ``state``: of the optimizer, written beside the weights. Holds one tensor in memory, and its shards. The tracker
+    file is written last.
     """
     name = "release" if iteration is None else f"iter_{iteration:07d}"
     present = {entry.name for entry in present_entries(source)}
@@ -90,28 +98,32 @@ def write_rank_folders(
             for rank, expert in layout.rank_files()
         }
         for virtual in range(layout.virtual_size):
-            _write_chunk(source, layout, (virtual, stage), files, present, spelling, functools.partial(count, stage))
-        for file in files.values():
-            file.finish(iteration)
+            chunk = chunk_entries(source.architecture, layout, virtual, stage)
+            held = list(chunk) if state is None else state.in_order(chunk)
+            key = "model" if layout.virtual_size == 1 else f"model{virtual}"
+            _write_chunk(source, layout, (key, held), files, present, spelling, functools.partial(count, stage))
+        rest = {} if state is None else state.write_stage(stage, files)
+        for place, file in files.items():
+            file.finish(iteration, rest.get(place, {}))
     (folder / TRACKER).write_text("release" if iteration is None else str(iteration), encoding="utf-8")
 
 
 def _write_chunk(
     source: TensorSource,
     layout: CheckpointLayout,
-    place: tuple[int, int],
+    chunk: tuple[str, list[tuple[Entry, int]]],
     files: dict[tuple[int, int], _RankFile],
     present: Collection[str],
     spelling: Spelling,
     count: Callable[[], None],
 ) -> None:
-    """Write the tensors of one virtual chunk of one stage, ``place``, into the files of its ranks."""
+    """Write the tensors of one virtual chunk of one stage, ``chunk``, into the files of its ranks under its key."""
     architecture = source.architecture
     per_rank = architecture.modules[TEXT].num_experts // layout.expert_size
-    key = "model" if layout.virtual_size == 1 else f"model{place[0]}"
+    key, held = chunk
     for file in files.values():
-        file.states[key] = {}
-    for entry, start in chunk_entries(architecture, layout, *place):
+        file.states[key], file.shapes[key] = {}, {}
+    for entry, start in held:
         tied = names.is_output_layer(entry.rule) and architecture.tied_embeddings
         if entry.name not in present and not tied:
             continue
@@ -126,6 +138,7 @@ def _write_chunk(
                 continue
             local = entry.local_name(start, expert * per_rank)
             shard = shards[rank % size]
+            file.shapes[key][entry.name] = tensors.shape_of(shard)
             if spelling.experts == EACH or not file.add_grouped(key, local, shard, per_rank):
                 file.add(key, spelling.stored(local, entry.rule, words), shard)
         count()

@@ -7,7 +7,7 @@ Canonical are the names of Megatron's local layers with every expert for itself.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +71,15 @@ def _fused_in(words: frozenset[str]) -> list[tuple[str, str]]:
             continue
         found.append((fused, plain))
     return found
+
+
+def forms_of(stored: Iterable[str]) -> set[str]:
+    """Return whose layers may have written these names (``IMPLEMENTATIONS``), and ``GROUPED`` if experts lie in one
+    tensor."""
+    names = list(stored)
+    of_engine = any(fused in name for name in names for fused, _ in _FUSED) or any(map(_OF_ENGINE.search, names))
+    grouped = {GROUPED} if any(map(_IN_ONE.search, names)) else set()
+    return grouped | ({TRANSFORMER_ENGINE} if of_engine else {LOCAL})
 
 
 def canonical_names(state: Mapping[str, object], experts_per_rank: int) -> dict[str, object]:

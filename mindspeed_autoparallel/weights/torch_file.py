@@ -11,7 +11,8 @@ import pickle
 import struct
 import zipfile
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any, cast
 
@@ -46,21 +47,31 @@ class TorchFile:
     def add(self, blocks: Sequence[Any], shape: Sequence[int]) -> StoredTensor:
         """Write ``blocks``, tensors whose values follow one another, as one of ``shape``; return what stands for it in
         the content."""
-        storage = _Storage(str(self._count), _storage_kind(blocks[0].dtype), math.prod(shape))
+        with self.growing(blocks[0].dtype, shape) as (stored, write):
+            for block in blocks:
+                write(block)
+        return stored
+
+    @contextmanager
+    def growing(self, dtype: Any, shape: Sequence[int]) -> Iterator[tuple[StoredTensor, Callable[[Any], None]]]:
+        """Yield what stands for a tensor of ``shape``, and a function that writes its next values, a tensor of
+        ``dtype``."""
+        storage = _Storage(str(self._count), _storage_kind(dtype), math.prod(shape))
         self._count += 1
-        num_bytes = storage.num_values * blocks[0].dtype.itemsize
-        self._write(f"archive/data/{storage.key}", num_bytes, (piece for block in blocks for piece in pieces(block)))
-        return StoredTensor(storage, tuple(shape))
+        with self._record(f"archive/data/{storage.key}", storage.num_values * dtype.itemsize) as write:
+            yield StoredTensor(storage, tuple(shape)), lambda block: _write_all(write, pieces(block))
 
     def finish(self, content: Any) -> None:
         """Write ``content``, plain values and what ``add`` returned, and end the file."""
         pickled = io.BytesIO()
         _Pickler(pickled, protocol=2).dump(content)
         for name, data in (("data.pkl", pickled.getvalue()), ("byteorder", b"little"), ("version", b"3\n")):
-            self._write(f"archive/{name}", len(data), [data])
+            with self._record(f"archive/{name}", len(data)) as write:
+                write(data)
         self._zip.close()
 
-    def _write(self, name: str, num_bytes: int, data: Iterable[Any]) -> None:
+    @contextmanager
+    def _record(self, name: str, num_bytes: int) -> Iterator[Callable[[Any], object]]:
         info = zipfile.ZipInfo(name, date_time=_NO_TIME)
         large = num_bytes >= _ZIP64_BYTES
         assert self._zip.fp is not None
@@ -68,8 +79,13 @@ class TorchFile:
         padding = -begin % _ALIGNED_BYTES
         info.extra = b"FB" + struct.pack("<H", padding) + b"F" * padding
         with self._zip.open(info, "w", force_zip64=large) as record:
-            written = sum(record.write(piece) for piece in data)
-        assert written == num_bytes, f"{name}: {written} bytes, not {num_bytes}"
+            yield record.write
+        assert info.file_size == num_bytes, f"{name}: {info.file_size} bytes, not {num_bytes}"
+
+
+def _write_all(write: Callable[[Any], object], data: Iterable[Any]) -> None:
+    for piece in data:
+        write(piece)
 
 
 class _From:

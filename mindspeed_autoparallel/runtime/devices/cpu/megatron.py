@@ -202,11 +202,13 @@ def _resumed_distributed_optimizer(edits: Edits, module: ModuleType) -> None:
 
     @functools.wraps(fill)
     def set_states(self: Any, model_param: Any, tensors: dict[str, object], *args: Any, **kwargs: Any) -> Any:
-        # The count came with the groups, and what is not a tensor is left as it is: Megatron's default format keeps one
-        # by parameter, cut like its values. In fp32 weights are views of the model's, which autograd keeps from being
-        # written.
+        # The count came with the groups, and is copied onto itself: Megatron's default format keeps one by parameter,
+        # cut like its values, and rank folders none. In fp32 weights are views of the model's, which autograd keeps
+        # from being written.
+        group, number = self.model_param_group_index_map[model_param]
+        state = self.optimizer.state[self.optimizer.param_groups[group]["params"][number]]
         with torch.no_grad():
-            return fill(self, model_param, {**tensors, "step": None}, *args, **kwargs)
+            return fill(self, model_param, {**tensors, "step": state.get("step")}, *args, **kwargs)
 
     edits.set(optimizer_class, "state_dict", state_dict)
     edits.set(optimizer_class, "load_state_dict", load_state_dict)

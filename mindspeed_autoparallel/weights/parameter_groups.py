@@ -1,0 +1,46 @@
+"""The groups of parameters of Megatron's Adam: which a parameter is in, and in which order a rank has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.weights.optimizer_state import inner
+from mindspeed_autoparallel.weights.placement import Entry
+
+Group = Mapping[str, Any]
+
+
+def decays(entry: Entry, shape: tuple[int, ...]) -> bool:
+    """Return whether Megatron decays a parameter: no bias and no vector."""
+    return len(shape) > 1 and not entry.name.endswith(".bias")
+
+
+def groups_of_rank(part: dict[str, Any], parameters: Mapping[Entry, tuple[int, ...]]) -> list[Group]:
+    """Return the groups of ``part``, an optimizer's state, in the order of a rank with ``parameters``, in theirs.
+
+    Megatron up to 0.15 has them in the order in which a rank's parameters meet them; later releases, whose groups have
+    ``default_config``, in one order everywhere.
+    """
+    groups: list[Group] = inner(part)["param_groups"]
+    if any("default_config" in group for group in groups):
+        return groups
+    met = dict.fromkeys(group_for(decays(entry, shape), groups) for entry, shape in parameters.items())
+    return [groups[number] for number in [*met, *(number for number in range(len(groups)) if number not in met)]]
+
+
+def group_for(decayed: bool, groups: list[Group]) -> int:
+    """Return the number of the group of a parameter; ``ConfigError`` unless exactly one fits."""
+    fitting = [
+        number
+        for number, group in enumerate(groups)
+        if bool(group.get("wd_mult", group.get("pre_wd_mult", 1.0))) == decayed
+    ]
+    if len(fitting) != 1:
+        raise ConfigError(
+            f"the optimizer has {len(fitting)} groups of parameters "
+            f"{'with' if decayed else 'without'} weight decay, so that their order in another layout is unknown. Give "
+            "--format torch_dist, or --weights-only."
+        )
+    return fitting[0]

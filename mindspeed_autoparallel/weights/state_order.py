@@ -1,0 +1,101 @@
+"""What an optimizer steps in a chunk of another layout, in the host's order, and its state cut for the ranks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from mindspeed_autoparallel.weights import names, tensors
+from mindspeed_autoparallel.weights.layouts import CheckpointLayout
+from mindspeed_autoparallel.weights.optimizer_state import PREFIX, OptimizerState
+from mindspeed_autoparallel.weights.placement import Entry, chunk_entries
+from mindspeed_autoparallel.weights.rank_folders import RankFolderSource
+from mindspeed_autoparallel.weights.source import blocks_of_output_layer_or_embedding
+from mindspeed_autoparallel.weights.spelling import TRANSFORMER_ENGINE, Spelling
+from mindspeed_autoparallel.weights.torch_file import TorchFile
+
+Place = tuple[int, int]
+"""(tensor rank, expert rank)"""
+
+
+class RankFile(Protocol):
+    """A rank's file of weights that is being written. ``shapes``: chunk's key -> canonical name -> shape."""
+
+    path: Path
+    file: TorchFile
+    shapes: dict[str, dict[str, tuple[int, ...]]]
+
+
+_LAST = (1 << 60,)
+
+
+@dataclass(frozen=True)
+class OrderedState:
+    """The optimizer's ``state`` beside ``weights``, for ``layout``."""
+
+    weights: RankFolderSource
+    state: OptimizerState
+    layout: CheckpointLayout
+    spelling: Spelling
+
+    def parameters(self, virtual: int, stage: int) -> list[Entry]:
+        """Return what the optimizer steps in a chunk, in the host's order."""
+        architecture = self.weights.architecture
+        source = next(iter(self.state.sources.values()))
+        return [
+            entry
+            for entry, _ in self.in_order(chunk_entries(architecture, self.layout, virtual, stage))
+            if source.has(entry) or (names.is_output_layer(entry.rule) and architecture.tied_embeddings)
+        ]
+
+    def in_order(self, chunk: Iterable[tuple[Entry, int]]) -> list[tuple[Entry, int]]:
+        """Return (tensor, first layer of its chunk) sorted as the host lists them."""
+        # A tied output layer has no place where the model was in one stage; it is the last parameter of its own.
+        return sorted(chunk, key=lambda held: self._order.get(held[0].name, _LAST))
+
+    @functools.cached_property
+    def _order(self) -> dict[str, tuple[int, ...]]:
+        """Return canonical name -> place among the parameters of the whole model."""
+        places = self.weights.places()
+        first: dict[tuple[int, str], int] = {}
+        for entry, (_, _, number) in places.items():
+            if entry.rule.per_expert:
+                for key in ((entry.layer, ""), (entry.layer, entry.rule.target)):
+                    first[key] = min(number, first.get(key, number))
+        found = {}
+        for entry, (virtual, stage, number) in places.items():
+            behind: tuple[int, ...] = (number, 0, 0)
+            if entry.rule.per_expert:
+                # One expert after the other, or with Transformer Engine one product of all experts after the other.
+                by_product = self.spelling.implementation == TRANSFORMER_ENGINE
+                product = first[entry.layer, entry.rule.target]
+                rest = (product, entry.expert) if by_product else (entry.expert, product)
+                behind = (first[entry.layer, ""], *rest)
+            found[entry.name] = (virtual, stage, *behind)
+        return found
+
+    def shards(self, kind: str, entry: Entry) -> list[list[Any]]:
+        """Return the blocks of every tensor rank's part of the state ``kind`` of a parameter."""
+        architecture = self.weights.architecture
+        blocks = blocks_of_output_layer_or_embedding(self.state.sources[f"{PREFIX}{kind}."], entry)
+        size = self.layout.size_of(entry.rule)
+        return tensors.cut(entry.rule, blocks, size, self.layout.padded_vocab(architecture.vocab_size))
+
+    def shapes(self, file: RankFile, virtual: int) -> dict[str, tuple[int, ...]]:
+        return file.shapes["model" if self.layout.virtual_size == 1 else f"model{virtual}"]
+
+    def stepped_by(self, number: int, chunk: list[Entry]) -> list[Entry]:
+        """Return what the optimizer ``number`` steps: experts are the second's, where there are two."""
+        return [entry for entry in chunk if len(self.state.parts) == 1 or entry.rule.per_expert == bool(number)]
+
+    def held_by(self, file: RankFile, number: int, chunks: list[list[Entry]]) -> dict[Entry, tuple[int, ...]]:
+        """Return parameter -> shape of what the optimizer ``number`` steps on the rank of ``file``."""
+        return {
+            entry: self.shapes(file, virtual)[entry.name]
+            for virtual, chunk in enumerate(chunks)
+            for entry in self.stepped_by(number, chunk)
+            if entry.name in self.shapes(file, virtual)
+        }
