@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from mindspeed_autoparallel.weights import conversion
 
-    _require_positive(arguments)
+    _check_flags(arguments)
     started = time.monotonic()
     result: dict[str, object] = {"direction": arguments.direction, "target": str(arguments.target)}
     show = _ProgressLine()
@@ -129,7 +129,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _require_positive(arguments: argparse.Namespace) -> None:
+def _check_flags(arguments: argparse.Namespace) -> None:
     if arguments.weights_only and arguments.direction != "resplit":
         raise ConfigError(
             f"--weights-only is of resplit: {arguments.direction} has no optimizer state to leave behind."

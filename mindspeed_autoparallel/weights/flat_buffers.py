@@ -46,12 +46,17 @@ def placed(named: dict[str, torch.Tensor], flat: Any, where: object) -> dict[str
     )
 
 
+def aligned(end: int, bucket: int) -> int:
+    """Return the place of what follows a parameter that ends at ``end`` in the bucket that begins at ``bucket``."""
+    return bucket + -(-(end - bucket) // ALIGNED) * ALIGNED
+
+
 def _next(end: int, bucket: int) -> Iterator[tuple[int, int]]:
     """Yield (place, bucket) of what follows a parameter that ends at ``end``; the likeliest last."""
-    aligned = bucket + -(-(end - bucket) // ALIGNED) * ALIGNED
-    if aligned != end:
+    begin = aligned(end, bucket)
+    if begin != end:
         yield end, end
-    yield aligned, bucket
+    yield begin, bucket
 
 
 def _holds(flat: Any, begin: int, tensor: Any) -> bool:

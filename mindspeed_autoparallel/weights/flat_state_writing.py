@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.weights import names
-from mindspeed_autoparallel.weights.flat_buffers import ALIGNED
+from mindspeed_autoparallel.weights.flat_buffers import ALIGNED, aligned
 from mindspeed_autoparallel.weights.optimizer_state import FILE, MOMENTS
 from mindspeed_autoparallel.weights.placement import Entry, has_output_layer
 from mindspeed_autoparallel.weights.state_order import OrderedState, Place, RankFile
@@ -60,7 +60,7 @@ def _begins(
     )
     found, bucket, end = [], 0, 0
     for entry in reversed([one for one in chunk if one.name in shapes]):
-        begin = bucket + -(-(end - bucket) // ALIGNED) * ALIGNED
+        begin = aligned(end, bucket)
         end = begin + torch.Size(shapes[entry.name]).numel()
         found.append((entry, begin, end))
         if tied and (names.is_output_layer(entry.rule) or entry.name.endswith(names.EMBEDDING)):

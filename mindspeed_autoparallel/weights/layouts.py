@@ -66,6 +66,10 @@ class CheckpointLayout:
     def virtual_size(self) -> int:
         return len(self.modules[TEXT].layers)
 
+    def chunk_key(self, virtual: int) -> str:
+        """Return under which key a rank's file has a virtual chunk."""
+        return "model" if self.virtual_size == 1 else f"model{virtual}"
+
     @property
     def tensor_size(self) -> int:
         """Number of files per stage: the largest of the modules' sizes; a module cut less repeats its shards."""

@@ -15,6 +15,7 @@ from typing import Any
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.weights.architecture import Architecture
 from mindspeed_autoparallel.weights.flat_buffers import placed
+from mindspeed_autoparallel.weights.parameter_groups import decays, has_decay, inner
 from mindspeed_autoparallel.weights.pickles import load_tensors_only
 from mindspeed_autoparallel.weights.rank_files import Chunks, chunk_keys
 from mindspeed_autoparallel.weights.rank_folders import RankFolderSource
@@ -97,10 +98,6 @@ def _parts(optimizer: Any) -> list[Named]:
     return found
 
 
-def inner(part: Named) -> Named:
-    return part["optimizer"] if isinstance(part.get("optimizer"), dict) else part
-
-
 def _read_distributed(path: Path, kind: str) -> list[Named]:
     weights = _weights(load_tensors_only(path), path)
     stored = load_tensors_only(path.parent / FILE)
@@ -159,9 +156,9 @@ def _read_plain(path: Path, kind: str) -> list[Named]:
 
 def _group_of(name: str, weight: Any, groups: list[Mapping[str, object]]) -> int:
     """Return the number of the group of a parameter: Megatron decays no bias and no vector."""
-    decayed = weight.dim() > 1 and not name.endswith(".bias")
+    decayed = decays(name, weight.dim())
     for number, group in enumerate(groups):
-        if bool(group.get("wd_mult", group.get("pre_wd_mult", 1.0))) == decayed and group["params"]:
+        if has_decay(group) == decayed and group["params"]:
             return number
     return next((number for number, group in enumerate(groups) if group["params"]), 0)
 

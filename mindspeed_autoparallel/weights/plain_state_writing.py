@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mindspeed_autoparallel.weights import tensors
-from mindspeed_autoparallel.weights.optimizer_state import MOMENTS, PREFIX, inner
-from mindspeed_autoparallel.weights.parameter_groups import Group, decays, group_for, groups_of_rank
+from mindspeed_autoparallel.weights.optimizer_state import MOMENTS, PREFIX
+from mindspeed_autoparallel.weights.parameter_groups import Group, decays, group_for, groups_of_rank, inner
 from mindspeed_autoparallel.weights.placement import Entry
 from mindspeed_autoparallel.weights.state_order import OrderedState, Place, RankFile
 from mindspeed_autoparallel.weights.torch_file import StoredTensor, TorchFile
@@ -43,7 +43,7 @@ def _plain_shards(
             shards = ordered.shards(kind, entry) if holders else []
             for place in holders:
                 shard = shards[place[0] % len(shards)]
-                yield decays(entry, tensors.shape_of(shard)), place, shard
+                yield decays(entry.name, len(tensors.shape_of(shard))), place, shard
 
 
 def _plain_part(

@@ -100,8 +100,8 @@ def write_rank_folders(
         for virtual in range(layout.virtual_size):
             chunk = chunk_entries(source.architecture, layout, virtual, stage)
             held = list(chunk) if state is None else state.in_order(chunk)
-            key = "model" if layout.virtual_size == 1 else f"model{virtual}"
-            _write_chunk(source, layout, (key, held), files, present, spelling, functools.partial(count, stage))
+            chunk_of = (layout.chunk_key(virtual), held)
+            _write_chunk(source, layout, chunk_of, files, present, spelling, functools.partial(count, stage))
         rest = {} if state is None else state.write_stage(stage, files)
         for place, file in files.items():
             file.finish(iteration, rest.get(place, {}))

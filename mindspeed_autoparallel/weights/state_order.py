@@ -85,7 +85,7 @@ class OrderedState:
         return tensors.cut(entry.rule, blocks, size, self.layout.padded_vocab(architecture.vocab_size))
 
     def shapes(self, file: RankFile, virtual: int) -> dict[str, tuple[int, ...]]:
-        return file.shapes["model" if self.layout.virtual_size == 1 else f"model{virtual}"]
+        return file.shapes[self.layout.chunk_key(virtual)]
 
     def stepped_by(self, number: int, chunk: list[Entry]) -> list[Entry]:
         """Return what the optimizer ``number`` steps: experts are the second's, where there are two."""

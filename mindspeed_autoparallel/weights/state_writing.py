@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from mindspeed_autoparallel.weights.architecture import TEXT
 from mindspeed_autoparallel.weights.flat_state_writing import write_distributed
 from mindspeed_autoparallel.weights.layouts import CheckpointLayout
-from mindspeed_autoparallel.weights.optimizer_state import inner
-from mindspeed_autoparallel.weights.parameter_groups import groups_of_rank
+from mindspeed_autoparallel.weights.parameter_groups import groups_of_rank, inner
 from mindspeed_autoparallel.weights.pickles import load_tensors_only
 from mindspeed_autoparallel.weights.placement import Entry
 from mindspeed_autoparallel.weights.plain_state_writing import storable, write_plain
