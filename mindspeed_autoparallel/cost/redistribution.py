@@ -89,6 +89,26 @@ def moved_samples(exchange: EncoderExchange, samples_per_dp_replica: int) -> Mov
     )
 
 
+def generator_samples(exchange: EncoderExchange, samples_per_dp_replica: int) -> tuple[MovedSamples, MovedSamples]:
+    """Return H3 of a generator's microbatch: of the decoder's rows, and of the one number that goes with each.
+
+    Targets are the inputs; rows go to the first stage as gradients of outputs go to an encoder, and their gradients
+    come back from there as outputs do. The numbers are exchanged with the last stage.
+    """
+    rows, numbers = (
+        counted_samples(
+            exchange.backbone,
+            exchange.encoder,
+            exchange.backbone_replicas,
+            samples_per_dp_replica,
+            exchange.shards,
+            generator_stage=stage,
+        )
+        for stage in (0, exchange.encoder.pipeline_size - 1)
+    )
+    return rows, numbers
+
+
 def _nested(exchange: EncoderExchange, samples: int) -> MovedSamples:
     """Count samples where replica j computes j, j + r, ...; the ``near`` ones, on the first stage, come first."""
     width, stage, shards = exchange.encoder_width, exchange.stage_width, exchange.shards

@@ -1,5 +1,5 @@
 """What moves between the backbone's first stage and an encoder whose replicas are tied to several of the backbone's, or
-that has a pipeline of its own: counted, rank by rank.
+that has a pipeline of its own, and between its last stage and a generator: counted, rank by rank.
 
 No closed form covers all layouts. Few items are delivered one by one, as training does it; of many, the senders share
 evenly. Ranks are in Megatron's order:
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from mindspeed_autoparallel.spec import Layout, ModuleLayout
@@ -38,6 +38,12 @@ class _Sizes:
     width: int
     num_replicas: int
     stages: int
+    takes: int
+    """Stage of the module's own pipeline that gets inputs."""
+    gives: int
+    """Its stage that exchanges rows with the backbone."""
+    meets: int
+    """Stage of the backbone that does."""
 
     def dp_replica_of(self, rank: int) -> int:
         """Return the backbone replica of a rank."""
@@ -52,12 +58,15 @@ class _Sizes:
         """Return the ranks of a backbone replica, all of which read its batches."""
         world_stage = self.dp_replica_width * self.num_dp_replicas
         return [
-            shift * world_stage + rank for shift in range(self.backbone_stages) for rank in self.first_stage(dp_replica)
+            shift * world_stage + rank
+            for shift in range(self.backbone_stages)
+            for rank in range(dp_replica * self.dp_replica_width, (dp_replica + 1) * self.dp_replica_width)
         ]
 
-    def first_stage(self, dp_replica: int) -> range:
-        """Return the ranks of a backbone replica's first stage."""
-        return range(dp_replica * self.dp_replica_width, (dp_replica + 1) * self.dp_replica_width)
+    def met(self, dp_replica: int) -> range:
+        """Return the ranks of a backbone replica that exchange rows."""
+        first = (self.meets * self.num_dp_replicas + dp_replica) * self.dp_replica_width
+        return range(first, first + self.dp_replica_width)
 
 
 def tied_replicas(backbone: Layout, encoder: ModuleLayout) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -66,10 +75,22 @@ def tied_replicas(backbone: Layout, encoder: ModuleLayout) -> tuple[tuple[int, .
 
 
 def counted_samples(
-    backbone: Layout, encoder: ModuleLayout, dp_replicas: int, samples_per_dp_replica: int, shards: int
+    backbone: Layout,
+    encoder: ModuleLayout,
+    dp_replicas: int,
+    samples_per_dp_replica: int,
+    shards: int,
+    *,
+    generator_stage: int | None = None,
 ) -> MovedSamples:
-    """Return H3 for one macro-batch: every replica gets every so manyth sample."""
+    """Return H3 for one macro-batch: every replica gets every so manyth sample.
+
+    ``generator_stage``: the module is a generator, and this stage of it exchanges with the backbone's last one.
+    """
     sizes = _sizes_of(backbone, encoder)
+    if generator_stage is not None:
+        last = encoder.pipeline_size - 1
+        sizes = replace(sizes, takes=last, gives=generator_stage, meets=backbone.pipeline_size - 1)
     everyone = tuple(range(sizes.num_dp_replicas)), tuple(range(sizes.num_replicas))
     tied = everyone if dp_replicas == sizes.num_dp_replicas else _tied(sizes)
     if len(tied[0]) * samples_per_dp_replica > MOST_ITEMS:
@@ -87,6 +108,9 @@ def _sizes_of(backbone: Layout, encoder: ModuleLayout) -> _Sizes:
         width=encoder.tensor_size * encoder.context_size,
         num_replicas=encoder.data_size,
         stages=encoder.pipeline_size,
+        takes=0,
+        gives=encoder.pipeline_size - 1,
+        meets=0,
     )
 
 
@@ -114,16 +138,16 @@ def _moved(
     """Count samples by (dp_replica, replica): sample i of all goes to replica i modulo their number."""
     inputs, outputs, gradients = _Traffic(), _Traffic(), _Traffic()
     for place, dp_replica in enumerate(dp_replicas):
-        stage = sizes.first_stage(dp_replica)
+        stage = sizes.met(dp_replica)
         readers = sizes.readers(dp_replica)
         for turn, replica in enumerate(replicas):
             first = (turn - place * samples) % len(replicas)
             count = len(range(first, samples, len(replicas)))
             if not count:
                 continue
-            takers = [rank for rank in sizes.members(replica, 0) if sizes.dp_replica_of(rank) != dp_replica]
+            takers = [rank for rank in sizes.members(replica, sizes.takes) if sizes.dp_replica_of(rank) != dp_replica]
             inputs.deliver(takers, readers, count)
-            owners = sizes.members(replica, sizes.stages - 1)
+            owners = sizes.members(replica, sizes.gives)
             outputs.deliver([rank for rank in stage if rank not in owners], owners, count / shards)
             gradients.deliver([rank for rank in owners if rank not in stage], stage, count)
             gradients.deliver([rank for rank in owners if rank in stage], stage, count * (1 - 1 / shards))
@@ -138,9 +162,9 @@ def _followed(
     inputs, outputs, gradients = _Traffic(), _Traffic(), _Traffic()
     homes = [dp_replica for dp_replica in dp_replicas for _ in range(samples)]
     owners = [replicas[number % len(replicas)] for number in range(len(homes))]
-    stages, readers = [sizes.first_stage(home) for home in homes], [sizes.readers(home) for home in homes]
-    takers = [sizes.members(owner, 0) for owner in owners]
-    givers = [sizes.members(owner, sizes.stages - 1) for owner in owners]
+    stages, readers = [sizes.met(home) for home in homes], [sizes.readers(home) for home in homes]
+    takers = [sizes.members(owner, sizes.takes) for owner in owners]
+    givers = [sizes.members(owner, sizes.gives) for owner in owners]
     share, part = sizes.dp_replica_width // shards, 1 / shards / runs
     inputs.follow(takers, readers, 1.0, 1)
     outputs.follow(stages, givers, part, runs)

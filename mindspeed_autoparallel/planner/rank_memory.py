@@ -8,6 +8,7 @@ from mindspeed_autoparallel.cost.memory import PlacedBlock, Traffic, mindspeed_s
 from mindspeed_autoparallel.planner.placement import ModulePlacement, boundary_bytes, placed_blocks
 from mindspeed_autoparallel.profiles import MeasuredAt, Measurement, ModuleCost, Profile, StateBytes
 from mindspeed_autoparallel.schedule import Program, in_flight, program_of_peaks
+from mindspeed_autoparallel.schedule.exchanges import MET
 from mindspeed_autoparallel.spec import Cluster, Layout
 from mindspeed_autoparallel.spec.plan import RankMemory
 
@@ -49,6 +50,8 @@ def sends_of(profile: Profile, layout: Layout) -> str:
     travel."""
     if profile.memory_semantics == "mindspeed":
         return "eager"
+    if layout.meets:
+        return MET
     return profile.interleaved_sends if layout.schedule == "interleaved" else "blocking"
 
 

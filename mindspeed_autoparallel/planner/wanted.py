@@ -74,7 +74,9 @@ def find_plan(profile: Profile, wanted: Wanted, progress: Progress = silent) -> 
     def with_encoders(one: Profile, layouts: list[Layout] | None) -> Plan:
         if wanted.splits is not None and layouts is None:
             layouts = one_stage_layouts(one, cluster, batch)
-        own, space = replace(options, layouts=layouts), encoder_space(hetero.encoder_pipelines)
+        own = replace(options, layouts=layouts)
+        # Steps of drawn samples do not replay a generator's exchanges.
+        space = replace(encoder_space(hetero.encoder_pipelines), generator=False)
         search_one = partial(
             search_hetero,
             cluster=cluster,

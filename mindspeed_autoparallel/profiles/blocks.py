@@ -109,6 +109,8 @@ class ModuleCost:
     """Of ``post``: its copy of the embedding, which a pipeline of one stage does not have."""
     input_bytes: int = 0
     """What the module as a whole is given: an encoder's share of the batch. 0 where it was not measured."""
+    rows_bytes: int = 0
+    """Of a generator: the decoder's rows that it is given. 0: as much as its first block puts out."""
     kinds: tuple[BlockCost, ...] = ()
     """Where layers differ, as dense ones before those with experts do."""
     pattern: tuple[int, ...] = ()

@@ -152,8 +152,14 @@ def encoders(plan: Plan) -> Encoders | None:
 def encoder_phases(plan: Plan) -> tuple[list[StepPart], list[StepPart]]:
     """Return what every rank does before and after the backbone's pipeline."""
     phases = plan.hetero.encoders if plan.hetero is not None else ()
-    before = [StepPart(f"{phase.module} forward", phase.forward_us) for phase in phases]
-    after = [StepPart(f"{phase.module} backward", phase.backward_us) for phase in phases]
+    outside = [phase for phase in phases if not phase.generator]
+    before = [StepPart(f"{phase.module} forward", phase.forward_us) for phase in outside]
+    after = [
+        StepPart(f"{phase.module}, inside the pipeline", phase.forward_us + phase.backward_us)
+        for phase in phases
+        if phase.generator
+    ]
+    after += [StepPart(f"{phase.module} backward", phase.backward_us) for phase in outside]
     after.append(StepPart("redistribution", sum(phase.exchange_us for phase in phases)))
     return [part for part in before if part.us > 0], [part for part in after if part.us > 0]
 

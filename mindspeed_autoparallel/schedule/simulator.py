@@ -6,12 +6,14 @@ integers everything is exact, and fractions are allowed (the path is still a val
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.schedule.dualpipev import DUALPIPEV, dualpipev_steps
+from mindspeed_autoparallel.schedule.event_graph import EventGraph
+from mindspeed_autoparallel.schedule.exchanges import MET, Meet, met_steps
 from mindspeed_autoparallel.schedule.messages import Message, Post, SendReceive, Step, Wait, message_steps
 from mindspeed_autoparallel.schedule.programs import Action, Program
 from mindspeed_autoparallel.schedule.walk import take_all
@@ -63,52 +65,6 @@ class SimulatedStep:
 
     def bubble(self, stage: int) -> Time:
         return self.step_time - self.busy[stage]
-
-
-class EventGraph:
-    """Nodes in topological order; node 0 is the start. Every node waits for up to three others."""
-
-    def __init__(self, num_stages: int, num_virtual: int) -> None:
-        self.num_stages, self.num_virtual = num_stages, num_virtual
-        self._bounds: tuple[list[int], list[int]] | None = None
-        self._last_forward: dict[int, int] = {}
-        """By stage: the virtual stage of its forward before now."""
-        self.waits: list[tuple[int, int, int, int, int, int]] = []
-        """Three (node, link) pairs flattened; link ``-1`` costs nothing, missing waits are node 0."""
-        self.work: list[tuple[int, Action] | None] = []
-        self.rows: list[int] = []
-        """Where a node's duration is found: 0 for messages, else 1 + 2 x virtual stage (+ 1 for a backward), and behind
-        these a row per pair of virtual stages."""
-        self.pairs: dict[tuple[int, int], int] = {}
-        """Virtual stages of a forward and of the backward beside it, in the order of their rows."""
-
-    def bounds(self) -> tuple[list[int], list[int]]:
-        """Return the nodes of every stage's first and last pass."""
-        if self._bounds is None:
-            by_stage: list[list[int]] = [[] for _ in range(self.num_stages)]
-            for index, work in enumerate(self.work):
-                if work is not None:
-                    by_stage[work[0]].append(index)
-            self._bounds = [nodes[0] for nodes in by_stage], [nodes[-1] for nodes in by_stage]
-        return self._bounds
-
-    def add(self, *waits: tuple[int, int], work: tuple[int, Action] | None = None) -> int:
-        """Return the new node's index; ``waits``: one to three (node, link)."""
-        (a, link_a), (b, link_b), (c, link_c) = (*waits, (0, -1), (0, -1))[:3]
-        self.waits.append((a, link_a, b, link_b, c, link_c))
-        self.work.append(work)
-        row = 0
-        if work is not None:
-            stage, action = work
-            virtual = action.chunk * self.num_stages + stage
-            row = 1 + 2 * virtual + (action.kind == "B")
-            if action.paired:
-                pair = self._last_forward[stage], virtual
-                row = self.pairs.setdefault(pair, 1 + 2 * self.num_virtual + len(self.pairs))
-            elif action.kind == "F":
-                self._last_forward[stage] = virtual
-        self.rows.append(row)
-        return len(self.work) - 1
 
 
 @dataclass(frozen=True)
@@ -239,12 +195,14 @@ def traced(found: Replayed, *, with_timeline: bool = False) -> SimulatedStep:
     )
 
 
-@lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=256)
 def compile_graph(program: Program, sends: str) -> EventGraph:
     """Sort the events of a program and kind of sends once. Raises ``ConfigError`` for a program that deadlocks."""
-    steps: Sequence[Sequence[Step]]
+    steps: Sequence[Sequence[Step | Meet]]
     if sends == DUALPIPEV:
         steps = dualpipev_steps(len(program), 1 + max(action.microbatch for action in program[0]))
+    elif sends == MET:
+        steps = met_steps(len(program), 1 + max(action.microbatch for action in program[0]))
     else:
         steps = message_steps(program, sends)
     num_stages = len(program)
@@ -254,8 +212,19 @@ def compile_graph(program: Program, sends: str) -> EventGraph:
     last = [0] * num_stages
     done: dict[tuple[str, int, int], int] = {}
     posted: dict[Message, int] = {}
+    arrived: dict[Meet, dict[int, int]] = {}
+    met: dict[Meet, int] = {}
 
-    def take(stage: int, step: Step) -> bool:
+    def take(stage: int, step: Step | Meet) -> bool:
+        if isinstance(step, Meet):
+            waiting = arrived.setdefault(step, {})
+            waiting[stage] = last[stage]
+            if len(waiting) < num_stages:
+                return False
+            if step not in met:
+                met[step] = functools.reduce(lambda one, other: graph.add((one, -1), (other, -1)), waiting.values())
+            last[stage] = met[step]
+            return True
         if isinstance(step, Action):
             virtual = step.chunk * num_stages + stage
             before = virtual - 1 if step.kind == "F" else virtual + 1

@@ -19,7 +19,8 @@ class EncoderMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderPhase:
-    """One encoder's part of a step, on the rank that has most to do. Times in microseconds per step."""
+    """One encoder's part of a step, or a generator's, on the rank that has most to do. Times in microseconds per
+    step."""
 
     module: str
     layout: ModuleLayout
@@ -50,6 +51,8 @@ class EncoderPhase:
     stage_memory: tuple[EncoderMemory, ...] = ()
     """By stage of its own pipeline, without one by stage of the backbone; empty where all ranks hold the same."""
     interpolated_from: tuple[str, ...] = ()
+    generator: bool = False
+    """It runs inside the backbone's pipeline, between forward and backward of the last stage."""
 
     def memory_at(self, place: float) -> EncoderMemory:
         """Return what it holds on the rank at ``place``, its number by the number of ranks."""

@@ -84,8 +84,10 @@ class Layout:
     paired: bool = False
     """A forward of one microbatch runs beside a backward of another: Megatron's combined 1F1B, with EP above 1 and
     virtual stages or one stage alone."""
+    meets: bool = False
+    """All stages of 1F1B meet once per microbatch, for a generator with sizes of its own."""
     modules: dict[str, ModuleLayout] = field(default_factory=dict)
-    """Encoders with sizes of their own (hetero); all other modules use the sizes above."""
+    """Encoders and generators with sizes of their own (hetero); all other modules use the sizes above."""
 
     def __post_init__(self) -> None:
         sizes = ("pipeline", "tensor", "data", "context", "expert", "virtual", "micro_batch")

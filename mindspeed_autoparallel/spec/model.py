@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from mindspeed_autoparallel.errors import ConfigError
 
 MAX_LAYERS = 4096
+GENERATOR = "_generator"
+"""Ends the name of a module behind the backbone."""
 RESULT_KEYS = {
     "image_encoder": "vit",
     "text_decoder": "llm",

@@ -6,7 +6,14 @@ import functools
 from dataclasses import replace
 
 import pytest
-from emulated_device.hetero_forced import Forced, forced, forced_data_parallel, forced_stages, forced_window
+from emulated_device.hetero_forced import (
+    Forced,
+    forced,
+    forced_data_parallel,
+    forced_generators,
+    forced_stages,
+    forced_window,
+)
 from emulated_device.hetero_plans import (
     LOADS,
     PP4,
@@ -69,6 +76,15 @@ def test_odd_scales_memory_modes_own_pipelines_and_slow_transfers_are_predicted(
             # Where replicas are tied, the exchange of sizes is priced; the device does not emulate it.
             rel = 5e-4 if choice.inputs_travel else 1e-6
             assert choice.predicted_us() == pytest.approx(step_us, rel=rel), choice
+
+
+def test_steps_with_a_generator_of_its_own_layout_are_predicted() -> None:
+    pytest.importorskip("megatron.core")
+    choices = forced_generators(LOADS[1])
+    measured = run_hetero([choice.case() for choice in choices], timeout_s=580)
+    for choice, step_ns in zip(choices, measured, strict=True):
+        rel = 5e-4 if choice.inputs_travel else 1e-6
+        assert choice.predicted_us() == pytest.approx(step_ns / 1000, rel=rel), choice
 
 
 def test_hidden_transfers_make_no_step_slower_and_some_faster() -> None:

@@ -38,11 +38,17 @@ def block(forward_us: float, *, saved_mib: int = 10, recomputable: bool = False,
 
 
 def small_profile(**changes: Any) -> Profile:
-    """Two layers of encoder, four of decoder; TP 1 and 2."""
+    """Two layers of encoder, four of decoder (three before a generator of ``generator_layers``, each
+    ``generator_us`` forward); TP 1 and 2."""
+    behind, generator_us = changes.pop("generator_layers", 0), changes.pop("generator_us", 900)
     link = LinkTier(default=Collective(latency_us=5.0, bytes_per_s=1e11))
     modules = (
         Module(name="image_encoder", result_key="vit", num_layers=2),
-        Module(name="text_decoder", result_key="llm", num_layers=4, predecessors=("image_encoder",)),
+        Module(name="text_decoder", result_key="llm", num_layers=3 if behind else 4, predecessors=("image_encoder",)),
+        *(
+            Module(name="image_generator", result_key="generator", num_layers=count, predecessors=("text_decoder",))
+            for count in [behind] * bool(behind)
+        ),
     )
     values: dict[str, Any] = {
         "model": Model(name="small", modules=modules, sequence_length=128),
@@ -65,6 +71,10 @@ def small_profile(**changes: Any) -> Profile:
                         pre=block(10 / tensor),
                         layer=block(1000 / tensor, saved_mib=30, recomputable=True),
                         post=block(300 / tensor, saved_mib=20),
+                    ),
+                    **dict.fromkeys(
+                        ["image_generator"] * bool(behind),
+                        ModuleCost(layer=block(generator_us / tensor, recomputable=True)),
                     ),
                 },
             )

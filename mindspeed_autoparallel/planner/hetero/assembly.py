@@ -110,7 +110,10 @@ def limits_of_hetero(plan: Plan) -> tuple[str, ...]:
     ]
     for phase in record.encoders:
         parts += [
-            (phase.forward_us + phase.backward_us, f"time of {phase.module} outside the pipeline"),
+            (
+                phase.forward_us + phase.backward_us,
+                f"time of {phase.module} {'between passes of' if phase.generator else 'outside'} the pipeline",
+            ),
             (phase.exchange_us, f"redistribution between {phase.module} and the backbone"),
             (phase.reduction_us + phase.optimizer_us, f"gradient reduction and optimizer of {phase.module}"),
         ]

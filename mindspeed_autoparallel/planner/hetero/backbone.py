@@ -15,6 +15,7 @@ from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.evaluate import Evaluation
 from mindspeed_autoparallel.planner.hetero.device_work import PipelineWork
+from mindspeed_autoparallel.planner.hetero.encoder_costs import EncoderCosts
 from mindspeed_autoparallel.planner.hetero.space import split_modules
 from mindspeed_autoparallel.planner.layouts.bounds import (
     microbatch_work_ns,
@@ -51,9 +52,10 @@ def least_of(reserved: Sequence[Reserved]) -> Reserved:
     )
 
 
-def backbone_profile(profile: Profile) -> Profile:
-    """Return the pipeline's modules alone."""
+def backbone_profile(profile: Profile, *, with_generator: bool = True) -> Profile:
+    """Return the pipeline's modules alone; a generator may be one of them."""
     encoders, rest = split_modules(profile)
+    rest = rest if with_generator else rest[:1]
     gone, kept = {module.name for module in encoders}, {module.name for module in rest}
     modules = tuple(
         replace(module, predecessors=tuple(name for name in module.predecessors if name not in gone)) for module in rest
@@ -118,8 +120,19 @@ class BackboneSolver:
     global_batch_size: int
     candidate: Candidate
     seed: int = 0
+    generator: Sequence[EncoderCosts] = ()
+    """Sizes of a generator beside it; empty where there is none, or the pipeline has it."""
     solved: list[tuple[Reserved, LayoutResult]] = field(default_factory=list)
     relaxed: list[tuple[Reserved, float]] = field(default_factory=list)
+
+    @property
+    def label(self) -> str:
+        """Return the layout's name among all that are searched."""
+        return self.candidate.layout.label() + " and a generator" * bool(self.generator)
+
+    def all_costs(self, encoders: Sequence[Sequence[EncoderCosts]]) -> list[Sequence[EncoderCosts]]:
+        """Return the sizes of ``encoders``, and of the generator if it has a layout of its own."""
+        return [*encoders, *([self.generator] if self.generator else [])]
 
     @functools.cached_property
     def cheap_bound_us(self) -> float:

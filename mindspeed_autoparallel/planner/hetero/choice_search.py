@@ -50,7 +50,7 @@ class Choice:
     @property
     def label(self) -> str:
         """Return the backbone layout's name."""
-        return self.solver.candidate.layout.label()
+        return self.solver.label
 
     @property
     def virtual(self) -> bool:
@@ -164,7 +164,8 @@ class ChoiceSearch(Search[Choice]):
     def _choices(self, choice: Choice, bound: float) -> list[Open[Choice]]:
         """Return what encoders can do beside one backbone layout, each with its bound; none where that is settled."""
         solver, seconds = choice.solver, self._seconds(choice)
-        made_records = records(self._costs, solver.candidate, solver.cluster, self._memory_modes, self._balance)
+        costs = solver.all_costs(self._costs)
+        made_records = records(costs, solver.candidate, solver.cluster, self._memory_modes, self._balance)
         reserved = least_of([reserved_by(made) for made in made_records])
         least_us = min(made.total_us for made in made_records)
         bound = max(bound, solver.cheap_bound_us + least_us)
@@ -227,7 +228,7 @@ class ChoiceSearch(Search[Choice]):
         if found.step_us < self.best_us:
             self._progress(f"{found.layout.label()}: {found.step_us / 1000:.2f} ms")
         self.solved.append(found)
-        label = found.solver.candidate.layout.label()
+        label = found.solver.label
         before = self.verdicts.get(label)
         if before is None or before.step_us is None or found.step_us < before.step_us:
             self.verdicts[label] = Verdict(
@@ -281,13 +282,13 @@ class ChoiceSearch(Search[Choice]):
         self._note(choice, "memory", "no split fits the memory beside any choice of the encoders.", None)
 
 
-def _least_encoder_us(costs: list[list[EncoderCosts]], solver: BackboneSolver) -> float:
+def _least_encoder_us(costs: Sequence[Sequence[EncoderCosts]], solver: BackboneSolver) -> float:
     """Return a time that no choice of encoder sizes beats: every sample is encoded once, by the best batch there is.
 
     A pipeline's busiest stage takes at least the mean stage's time for as many times the samples: the same.
     """
     total = 0.0
-    for own in costs:
+    for own in solver.all_costs(costs):
         least = []
         for cost in own:
             width = cost.point.tensor_size * cost.point.context_size

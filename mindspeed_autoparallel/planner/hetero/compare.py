@@ -13,6 +13,7 @@ from mindspeed_autoparallel.interrupts import Stopped
 from mindspeed_autoparallel.planner.best_first import Progress, silent
 from mindspeed_autoparallel.planner.hetero.backbone import backbone_profile
 from mindspeed_autoparallel.planner.hetero.search import EncoderSpace, search_hetero
+from mindspeed_autoparallel.planner.hetero.space import generator_of
 from mindspeed_autoparallel.planner.host_splits import Splits
 from mindspeed_autoparallel.planner.layouts.given_splits import search_given
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
@@ -87,7 +88,8 @@ def compare(
     """Search both. Raises ``InfeasiblePlan`` where no plan fits, ``OnlyHomogeneous`` where one without hetero layouts
     does, and ``Stopped`` with such a plan at an interrupt.
 
-    ``splits``: what the host can run; a hetero plan's backbone then has one stage. ``runs``: see ``runnable``.
+    ``splits``: what the host can run; a hetero plan's backbone then has one stage, but for one beside a generator of
+    its own layout. ``runs``: see ``runnable``.
     """
     started, options, how = time.monotonic(), options or SearchOptions(), hetero or HeteroOptions()
 
@@ -99,7 +101,10 @@ def compare(
 
     def with_encoders(one: Profile) -> Plan:
         left = replace(options, time_limit_s=max(1.0, options.time_limit_s - (time.monotonic() - started)))
-        if splits is not None:
+        space = encoder_space(how.encoder_pipelines)
+        if splits is not None and generator_of(one) is not None:
+            space = replace(space, inside=one_stage_layouts(one, cluster, global_batch_size))
+        elif splits is not None:
             left = replace(left, layouts=one_stage_layouts(one, cluster, global_batch_size))
         return search_hetero(
             one,
@@ -108,7 +113,7 @@ def compare(
             left,
             progress=progress,
             balance=how.balance,
-            encoder_space=encoder_space(how.encoder_pipelines),
+            encoder_space=space,
         )
 
     return best_of_both(

@@ -31,13 +31,21 @@ class Batch:
 
 
 class EncoderCosts:
-    """One encoder at one (TP, CP) of the profile; batches of any size, along MBS as the profile interpolates."""
+    """One encoder, or generator, at one (TP, CP) of the profile; batches of any size, along MBS as the profile
+    interpolates."""
 
     def __init__(
-        self, profile: Profile, module: Module, point: MeasuredAt, pipeline_sizes: tuple[int, ...] = (1,)
+        self,
+        profile: Profile,
+        module: Module,
+        point: MeasuredAt,
+        pipeline_sizes: tuple[int, ...] = (1,),
+        *,
+        generates: bool = False,
     ) -> None:
+        """Take ``module`` of ``profile`` at ``point``. ``generates``: it lies behind the backbone."""
         self.profile, self.module, self.point = profile, module, point
-        self.pipeline_sizes = pipeline_sizes
+        self.pipeline_sizes, self.generates = pipeline_sizes, generates
         self.factor = mean_factors(profile.variable_data).get(module.name, 1.0)
         self._own = [
             replace(measurement, modules={module.name: measurement.modules[module.name]})
@@ -71,6 +79,12 @@ class EncoderCosts:
             cost = self.measurement(self.point.micro_batch_size).modules[self.module.name]
             self._output_bytes_per_sample = (cost.post or cost.layer).output_bytes / self.point.micro_batch_size
         return self._output_bytes_per_sample * samples
+
+    def rows_bytes(self, samples: float) -> float:
+        """Return the decoder's rows that a generator is given for ``samples``."""
+        cost = self.measurement(self.point.micro_batch_size).modules[self.module.name]
+        size = cost.rows_bytes or (cost.pre or cost.layer).output_bytes
+        return size / self.point.micro_batch_size * samples
 
     @functools.cached_property
     def trained(self) -> bool:

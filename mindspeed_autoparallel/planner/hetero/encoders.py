@@ -15,7 +15,7 @@ from mindspeed_autoparallel.cost.redistribution import (
 )
 from mindspeed_autoparallel.cost.topology import boundary_link
 from mindspeed_autoparallel.planner.candidate import Candidate
-from mindspeed_autoparallel.planner.hetero.encoder_costs import EncoderCosts
+from mindspeed_autoparallel.planner.hetero.encoder_costs import Batch, EncoderCosts
 from mindspeed_autoparallel.planner.hetero.encoder_memory import (
     Window,
     held_in_window,
@@ -24,7 +24,7 @@ from mindspeed_autoparallel.planner.hetero.encoder_memory import (
     windows_of,
 )
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US
-from mindspeed_autoparallel.profiles import LinkTier
+from mindspeed_autoparallel.profiles import DeviceCost, LinkTier
 from mindspeed_autoparallel.schedule.encoder_pipeline import StagedRounds, staged_backward_us, staged_forward_us
 from mindspeed_autoparallel.schedule.encoder_rounds import Rounds, backward_us, forward_us
 from mindspeed_autoparallel.schedule.window import MacroBatchTimes, num_alive, ticks_of
@@ -90,7 +90,7 @@ def encoder_phase(
         samples=most,
         forward_us=forward.compute_us,
         backward_us=backward.compute_us,
-        exchange_us=forward.exchange_us + backward.exchange_us + _metadata_us(exchange, balance, candidate, link),
+        exchange_us=forward.exchange_us + backward.exchange_us + metadata_us(exchange, balance, candidate, link),
         reduction_us=tail.data_parallel_us if costs.trained else 0.0,
         optimizer_us=tail.optimizer_us if costs.trained else 0.0,
         moved_bytes=round(sum(window.count * window.moved_bytes for window in windows)),
@@ -155,22 +155,24 @@ def _rounds(costs: EncoderCosts, window: Window, own: Layout, cluster: Cluster, 
     """Return what the stages do with these macro-batches, in microseconds."""
     stages = costs.staged(window.samples, own.pipeline_size)
     forward_us = tuple(batch.forward_ns / NS_PER_US for batch in stages)
-    message_us = 0.0
-    if own.pipeline_size > 1:
-        between = [boundary_link(own, cluster, costs.profile.device, stage) for stage in range(own.pipeline_size - 1)]
-        # The shape goes first.
-        message_us = max(
-            p2p_us(0, one) + p2p_us(batch.output_bytes, one) for one, batch in zip(between, stages, strict=False)
-        )
     return StagedRounds(
         count=window.count,
         forward_us=forward_us,
         backward_us=tuple(batch.backward_ns / NS_PER_US for batch in stages) if costs.trained else (),
         again_us=forward_us if window.again else (0.0,) * len(stages),
-        message_us=message_us,
+        message_us=message_us(own, stages, cluster, costs.profile.device),
         inputs_us=all_to_all_us(window.inputs, link),
         outputs_us=all_to_all_us(window.outputs, link),
         gradients_us=all_to_all_us(window.gradients, link),
+    )
+
+
+def message_us(own: Layout, stages: Sequence[Batch], cluster: Cluster, device: DeviceCost) -> float:
+    """Return the longest message between neighbouring stages of a module's own pipeline: its shape goes first."""
+    between = [boundary_link(own, cluster, device, stage) for stage in range(own.pipeline_size - 1)]
+    return max(
+        (p2p_us(0, one) + p2p_us(batch.output_bytes, one) for one, batch in zip(between, stages, strict=False)),
+        default=0.0,
     )
 
 
@@ -224,7 +226,7 @@ def _backward_us(runs: Sequence[StagedRounds]) -> _Time:
     return _Time(compute_us=compute_us, exchange_us=max(0.0, total_us - compute_us))
 
 
-def _metadata_us(exchange: EncoderExchange, balance: str, candidate: Candidate, link: LinkTier) -> float:
+def metadata_us(exchange: EncoderExchange, balance: str, candidate: Candidate, link: LinkTier) -> float:
     """Return counts and sizes of the step's samples, gathered where replicas do not read each other's data."""
     if exchange.nested and balance != "global":
         return 0.0

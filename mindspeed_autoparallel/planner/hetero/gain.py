@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from mindspeed_autoparallel.planner.hetero.backbone import outside_pipeline_fits
 from mindspeed_autoparallel.planner.hetero.encoder_costs import EncoderCosts
-from mindspeed_autoparallel.planner.hetero.encoders import encoder_phase
 from mindspeed_autoparallel.planner.hetero.solved import Solved, reserved_by
+from mindspeed_autoparallel.planner.hetero.space import phase_of
 from mindspeed_autoparallel.spec import ModuleLayout
 from mindspeed_autoparallel.spec.hetero import HeteroRecord
 
@@ -45,14 +45,14 @@ def _step_us(
 ) -> float | None:
     solver = best.solver
     phases = []
-    for phase, own in zip(best.record.encoders, costs, strict=True):
+    for phase, own in zip(best.record.encoders, solver.all_costs(costs), strict=True):
         sizes: ModuleLayout = replace(phase.layout, micro_batch_scale=1) if scale_one else phase.layout
         cost = next(
             one
             for one in own
             if (one.point.tensor_size, one.point.context_size) == (sizes.tensor_size, sizes.context_size)
         )
-        phases.append(encoder_phase(cost, sizes, solver.candidate, solver.cluster, memory=memory, balance=balance))
+        phases.append(phase_of(cost, sizes, solver.candidate, solver.cluster, memory=memory, balance=balance))
     record = HeteroRecord(memory=memory, balance=balance, encoders=tuple(phases))
     reserved = reserved_by(record)
     found = solver.solve(reserved, SOLVE_S).evaluation

@@ -15,15 +15,17 @@ from mindspeed_autoparallel.planner.best_first import Progress, Proof, best_firs
 from mindspeed_autoparallel.planner.hetero.assembly import assemble
 from mindspeed_autoparallel.planner.hetero.backbone import BackboneSolver, backbone_profile, limit_of
 from mindspeed_autoparallel.planner.hetero.choice_search import NOT_FOUND, ChoiceSearch
+from mindspeed_autoparallel.planner.hetero.encoder_costs import EncoderCosts
 from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES, WINDOW
 from mindspeed_autoparallel.planner.hetero.gain import with_parts_of_the_gain
+from mindspeed_autoparallel.planner.hetero.generator import can_exchange, meeting
 from mindspeed_autoparallel.planner.hetero.solved import Solved
-from mindspeed_autoparallel.planner.hetero.space import costs_of, split_modules
+from mindspeed_autoparallel.planner.hetero.space import costs_of, generator_of, split_modules
 from mindspeed_autoparallel.planner.hetero.windowed import explore_window, window_choices
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.space import enumerate_layouts
 from mindspeed_autoparallel.profiles import Profile
-from mindspeed_autoparallel.spec import Cluster, Plan
+from mindspeed_autoparallel.spec import Cluster, Layout, Plan
 from mindspeed_autoparallel.spec.plan import Verdict
 from mindspeed_autoparallel.units import format_bytes
 
@@ -36,6 +38,10 @@ class EncoderSpace:
     """Only these of an encoder, by name."""
     pipeline_sizes: Sequence[int] = tuple(range(1, 9))
     """Stages of an encoder's own pipeline, where they divide the devices and each gets a layer."""
+    generator: bool = True
+    """Whether a generator's own layouts are searched beside its place at the end of the backbone's pipeline."""
+    inside: Sequence[Layout] | None = None
+    """Layouts of backbones that hold a generator; ``None``: all that are searched; empty: none."""
 
 
 def search_hetero(
@@ -63,7 +69,7 @@ def search_hetero(
         costs_of(profile, module, cluster, sizes.tensor_sizes.get(module.name), sizes.pipeline_sizes)[0]
         for module in encoders
     ]
-    solvers, ruled_out = _solvers(profile, cluster, global_batch_size, options)
+    solvers, ruled_out = _all_solvers(profile, cluster, global_batch_size, options, sizes)
     progress(f"hetero: {len(solvers)} backbone layouts, {sum(map(len, costs))} encoder sizes to search")
     deadline = started + options.time_limit_s
     proved_modes = [mode for mode in memory_modes if mode != WINDOW]
@@ -86,7 +92,7 @@ def search_hetero(
     proof = Proof(step_us=best.step_us, lower_bound_us=bound_us, seconds=time.monotonic() - started)
     record = proof.record(
         num_configurations=len(verdicts),
-        num_solved=len({found.solver.candidate.layout.label() for found in ranking}),
+        num_solved=len({found.solver.label for found in ranking}),
         verdicts=verdicts,
     )
     progress(
@@ -97,26 +103,46 @@ def search_hetero(
     return assemble(profile, best, _others(ranking, options.top_k), record)
 
 
-def _solvers(
-    profile: Profile, cluster: Cluster, global_batch_size: int, options: SearchOptions
+def _all_solvers(
+    profile: Profile, cluster: Cluster, global_batch_size: int, options: SearchOptions, sizes: EncoderSpace
 ) -> tuple[list[BackboneSolver], list[Verdict]]:
-    """Return a solver for every layout of the backbone, and why others are ruled out. Raises ``ConfigError``."""
-    backbone = backbone_profile(profile)
+    """Return what ``_solvers`` does, with and without a generator in the backbone."""
+    inside = options if sizes.inside is None else replace(options, layouts=sizes.inside)
+    solvers, ruled_out = _solvers(profile, cluster, global_batch_size, inside) if inside.layouts != [] else ([], [])
+    generator = generator_of(profile) if sizes.generator and profile.memory_semantics != "mindspeed" else None
+    if generator is not None:
+        own, _ = costs_of(profile, generator, cluster, sizes.tensor_sizes.get(generator.name), sizes.pipeline_sizes)
+        beside, _ = _solvers(profile, cluster, global_batch_size, options, own)
+        solvers += beside
+    return solvers, ruled_out
+
+
+def _solvers(
+    profile: Profile,
+    cluster: Cluster,
+    global_batch_size: int,
+    options: SearchOptions,
+    generator: Sequence[EncoderCosts] = (),
+) -> tuple[list[BackboneSolver], list[Verdict]]:
+    """Return a solver for every layout of the backbone, and why others are ruled out. ``generator``: its sizes, where
+    it is not a part of the backbone. Raises ``ConfigError``."""
+    backbone = backbone_profile(profile, with_generator=not generator)
     candidates, ruled_out = enumerate_layouts(backbone, cluster, global_batch_size, options.space, options.layouts)
     if not candidates:
         reasons = "; ".join(sorted({verdict.reason for verdict in ruled_out})[:3]) or "no size divides the cluster."
         raise ConfigError(f"no backbone layout is possible for a global batch of {global_batch_size}: {reasons}")
     return [
-        BackboneSolver(backbone, cluster, global_batch_size, candidate, options.seed) for candidate in candidates
+        BackboneSolver(backbone, cluster, global_batch_size, candidate, options.seed, generator)
+        for candidate in (map(meeting, filter(can_exchange, candidates)) if generator else candidates)
     ], ruled_out
 
 
 def _others(ranking: list[Solved], top_k: int) -> list[Solved]:
     """Return the next best, one per layout of the backbone."""
-    seen = {ranking[0].solver.candidate.layout.label()}
+    seen = {ranking[0].solver.label}
     found = []
     for other in ranking[1:]:
-        label = other.solver.candidate.layout.label()
+        label = other.solver.label
         if label not in seen:
             seen.add(label)
             found.append(other)

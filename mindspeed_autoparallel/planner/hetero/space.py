@@ -10,10 +10,12 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.hetero.encoder_costs import EncoderCosts
 from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES, encoder_phase
+from mindspeed_autoparallel.planner.hetero.generator import generator_phase
 from mindspeed_autoparallel.profiles import MeasuredAt, Profile
 from mindspeed_autoparallel.profiles.interpolation import interpolate
 from mindspeed_autoparallel.spec import Cluster, Module, ModuleLayout
 from mindspeed_autoparallel.spec.hetero import EncoderPhase, HeteroRecord
+from mindspeed_autoparallel.spec.model import GENERATOR
 
 BACKBONE = "text_decoder"
 T = TypeVar("T")
@@ -33,6 +35,21 @@ def split_modules(profile: Profile) -> tuple[tuple[Module, ...], tuple[Module, .
     return modules[:at], modules[at:]
 
 
+def generator_of(profile: Profile) -> Module | None:
+    """Return the generator that can have a layout of its own: the one module behind the backbone, if it is one."""
+    _, (_, *behind) = split_modules(profile)
+    return behind[0] if len(behind) == 1 and behind[0].name.endswith(GENERATOR) else None
+
+
+def phase_of(
+    costs: EncoderCosts, sizes: ModuleLayout, candidate: Candidate, cluster: Cluster, *, memory: str, balance: str
+) -> EncoderPhase:
+    """Return an encoder's or a generator's part of a step; ``memory`` is the encoder's."""
+    if costs.generates:
+        return generator_phase(costs, sizes, candidate, cluster, balance=balance)
+    return encoder_phase(costs, sizes, candidate, cluster, memory=memory, balance=balance)
+
+
 def costs_of(
     profile: Profile,
     module: Module,
@@ -40,7 +57,8 @@ def costs_of(
     only: Sequence[int] | None = None,
     pipeline_sizes: Sequence[int] = (1,),
 ) -> tuple[list[EncoderCosts], list[str]]:
-    """Return the encoder at every (TP, CP) that divides cluster and heads, and why each other size is left out.
+    """Return the encoder at every (TP, CP) that divides cluster and heads, and why each other size is left out. A
+    generator has no context parallelism.
 
     ``only``: these TP sizes; ``pipeline_sizes``: what its own pipeline may have. Raises ``ConfigError`` where no size
     is left.
@@ -50,7 +68,9 @@ def costs_of(
     if profile.memory_semantics != "mindspeed":
         tensors |= {2**power for power in range(cluster.devices_per_node.bit_length())}
     found, reasons = [], []
-    for tensor, context in sorted(product(only or tensors, {context for _, context in measured})):
+    generates = generator_of(profile) == module
+    contexts = {1} if generates else {context for _, context in measured}
+    for tensor, context in sorted(product(only or tensors, contexts)):
         label = f"{module.name} TP{tensor} CP{context}"
         if cluster.num_devices % (tensor * context):
             reasons.append(f"{label}: {cluster.num_devices} devices are not a multiple of it.")
@@ -59,7 +79,7 @@ def costs_of(
         elif (point := _point(profile, tensor, context)) is None:
             reasons.append(f"{label}: the profile has no costs for it.")
         else:
-            found.append(EncoderCosts(profile, module, point, tuple(pipeline_sizes)))
+            found.append(EncoderCosts(profile, module, point, tuple(pipeline_sizes), generates=generates))
     if not found:
         raise ConfigError(f"{module.name} has no layout of its own: {' '.join(reasons)} Measure more sizes.")
     return found, reasons
@@ -95,7 +115,7 @@ def _undominated_phases(
     costs: Sequence[EncoderCosts], candidate: Candidate, cluster: Cluster, memory: str, balance: str
 ) -> list[EncoderPhase]:
     phases = [
-        encoder_phase(own, sizes, candidate, cluster, memory=memory, balance=balance)
+        phase_of(own, sizes, candidate, cluster, memory=memory, balance=balance)
         for own in costs
         for sizes in layouts_of(own, candidate, cluster)
     ]
@@ -105,14 +125,14 @@ def _undominated_phases(
 
 def layouts_of(costs: EncoderCosts, candidate: Candidate, cluster: Cluster) -> list[ModuleLayout]:
     """Return one (TP, CP) with every pipeline size and scale; under a pipeline, of the scales that give as many
-    macro-batches the smallest."""
+    macro-batches the smallest. A generator takes one microbatch at a time."""
     tensor, context, count = costs.point.tensor_size, costs.point.context_size, candidate.num_microbatches
     found = []
     for stages in costs.pipeline_sizes:
         width = tensor * context * stages
         if cluster.num_devices % width or not 1 <= stages <= costs.module.num_layers:
             continue
-        scales = range(1, count + 1) if stages == 1 else distinct_scales(count)
+        scales = (1,) if costs.generates else range(1, count + 1) if stages == 1 else distinct_scales(count)
         found += [
             ModuleLayout(
                 tensor_size=tensor,

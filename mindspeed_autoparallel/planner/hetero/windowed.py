@@ -61,7 +61,7 @@ def window_choices(
     for other in others:
         solver = other.solver
         layout = solver.candidate.layout
-        if layout.paired or other.result.evaluation is None:
+        if layout.paired or solver.generator or other.result.evaluation is None:
             continue
         for chosen in product(*sizes_beside(solver, costs)):
             left -= 1
@@ -106,7 +106,7 @@ def explore_window(
     found faster, fastest first. What the time did not suffice for is bounded by the pipeline alone."""
     least_us, found = best.step_us, list[Solved]()
     for solver in solvers:
-        if solver.candidate.layout.paired:
+        if solver.candidate.layout.paired or solver.generator:
             continue
         for chosen in product(*sizes_beside(solver, costs)):
             if time.monotonic() > deadline:

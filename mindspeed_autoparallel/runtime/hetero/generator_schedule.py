@@ -9,67 +9,71 @@ import torch
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.runtime.hetero.generators import GeneratorStep
+from mindspeed_autoparallel.schedule.exchanges import Place, diagonal_places_of, places_of
 
 
 class GeneratorSchedule:
     """Brings every stage to the exchange of a microbatch while the last stage is between its forward and backward.
 
-    Exchange m is at the end of the forward of microbatch m + d on the stage d before the last: its input came from the
-    stage before, which sends it before its own exchange m; its output is sent afterwards, and the last stage does not
-    wait for it. Where no forward is left (the last d microbatches), the exchanges are at the start of the first
-    backward after the last forward: all inputs are sent by then, and the gradient that this backward takes left the
-    next stage before that stage's last forward. Nothing a stage does before an exchange waits for what another does
-    after it.
+    ``schedule.exchanges`` has the places. Without a backward, exchange m is behind the forward of microbatch m + d on
+    the stage d before the last: its input came from the stage before, which sends it before its own exchange m.
     """
 
     def __init__(
-        self, steps: Sequence[GeneratorStep], *, stage: int, num_stages: int, num_microbatches: int, forward_only: bool
+        self,
+        steps: Sequence[GeneratorStep],
+        *,
+        stage: int,
+        num_stages: int,
+        num_microbatches: int,
+        forward_only: bool,
+        diagonal: bool = False,
     ) -> None:
-        self._steps, self._behind = steps, num_stages - 1 - stage
-        self._num_microbatches, self._forward_only = num_microbatches, forward_only
+        """Take the exchanges of ``steps``. ``diagonal``: encoders meet inside the schedule, too."""
+        self._steps, self._forward_only = steps, forward_only
+        self._is_last, self._num_microbatches = stage == num_stages - 1, num_microbatches
         if steps and num_microbatches < num_stages:
             raise ConfigError(
                 f"{steps[0].name} needs at least as many microbatches as the backbone has stages, but there are "
                 f"{num_microbatches} for {num_stages} stages. Raise the global batch, or use fewer stages."
             )
+        self._places: Sequence[Place] = ()
+        if steps and not self._is_last:
+            where = diagonal_places_of if diagonal or forward_only else places_of
+            self._places = where(num_stages, num_microbatches, stage)
 
     def before_forward(self, count: int) -> None:
-        """Note that the first model chunk's forward number ``count`` begins."""
+        """Exchange what is due before the first model chunk's forward number ``count``, which begins now."""
+        self._exchange("before_forward", count)
         for step in self._steps:
-            if not self._behind and not self._forward_only:
+            if self._is_last and not self._forward_only:
                 step.check_done(count)
             step.current = count
 
     def after_forward(self, count: int, output: Any) -> Any:
         """Exchange what is due after forward number ``count``; return the output to hand to the schedule."""
-        if not self._steps:
-            return output
-        if not self._behind:
+        if self._is_last:
             for step in self._steps:
                 step.after_forward()
             return output
-        if count >= self._behind:
-            self._exchange(count - self._behind)
-        if count == self._num_microbatches - 1 - self._behind and not self._forward_only:
+        self._exchange("after_forward", count)
+        if Place("before_backward", count) in self._places and not self._forward_only:
             if not output.requires_grad:
                 # The first stage of a frozen decoder: its backward must begin all the same.
                 output = output + torch.zeros((), dtype=output.dtype, device=output.device, requires_grad=True)
-            output.register_hook(self._exchange_rest)
+            output.register_hook(lambda gradient: self._exchange("before_backward", count))
         return output
 
     def after(self) -> None:
         """Exchange what is left once the schedule is through."""
-        if not self._behind:
-            for step in self._steps:
+        for step in self._steps:
+            if self._is_last:
                 step.check_done(self._num_microbatches)
-        else:
-            self._exchange_rest(None)
+            while step.done < len(self._places):
+                step.exchange(step.done, None)
 
-    def _exchange_rest(self, gradient: Any) -> None:
+    def _exchange(self, kind: str, count: int) -> None:
+        place = Place(kind, count)
         for step in self._steps:
-            for microbatch in range(step.done, self._num_microbatches):
-                step.exchange(microbatch, None)
-
-    def _exchange(self, microbatch: int) -> None:
-        for step in self._steps:
-            step.exchange(microbatch, None)
+            while step.done < len(self._places) and self._places[step.done] == place:
+                step.exchange(step.done, None)

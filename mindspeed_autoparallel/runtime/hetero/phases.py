@@ -147,6 +147,7 @@ def _generator_schedule(
         num_stages=session.num_stages,
         num_microbatches=num_microbatches,
         forward_only=forward_only,
+        diagonal=session.memory == "window",
     )
 
 

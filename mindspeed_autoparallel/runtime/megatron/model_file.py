@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.spec.model import GENERATOR
 
 BACKBONE = "text_decoder"
 DEEPSTACK = "deepstack_visual_indexes"
@@ -29,7 +30,7 @@ class ModuleBlock:
 
 
 def modules_of_file(content: Mapping[str, object], path: Path) -> tuple[ModuleBlock, ...]:
-    """Return the blocks with layers, encoders in the order of the file and ``text_decoder`` last, as they run.
+    """Return the blocks with layers as they run: encoders in the order of the file, ``text_decoder``, a generator.
 
     Raises ``ConfigError`` where the file describes no text decoder (a diffusion model, an autoencoder, parts for
     feature extraction), where transformers builds the model and the layers in the file are placeholders, and where a
@@ -37,15 +38,9 @@ def modules_of_file(content: Mapping[str, object], path: Path) -> tuple[ModuleBl
     """
     _refuse_other_models(content, path)
     found = [block for name, value in content.items() if (block := _block(content, name, value, path)) is not None]
-    behind = [block.name for block in found if block.name.endswith("_generator")]
-    if behind:
-        raise ConfigError(
-            f"{path}: {behind[0]} lies behind {BACKBONE}; searches and plans know encoders before it only. Give every "
-            "module its sizes by hand and train with --hetero-parallel (docs/hetero-parallel.md)."
-        )
     if all(block.name != BACKBONE for block in found):
         raise ConfigError(f"{path}: {BACKBONE} has no num_layers, so it cannot be cut into stages.")
-    return tuple(sorted(found, key=lambda block: block.name == BACKBONE))
+    return tuple(sorted(found, key=lambda block: (block.name.endswith(GENERATOR), block.name == BACKBONE)))
 
 
 def _refuse_other_models(content: Mapping[str, object], path: Path) -> None:

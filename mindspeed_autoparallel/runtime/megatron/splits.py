@@ -12,10 +12,18 @@ from mindspeed_autoparallel.runtime.megatron.description import Description, is_
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import LAYOUT_ARGUMENT
 from mindspeed_autoparallel.runtime.megatron.mindspeed_llm import is_mindspeed_llm
 from mindspeed_autoparallel.spec import Layout
+from mindspeed_autoparallel.spec.model import GENERATOR
 
 
 def runnable_splits(arguments: argparse.Namespace, description: Description) -> Splits | None:
     """Return what the host of ``arguments`` runs of the model of ``description``; ``None``: any split."""
+    behind = [module.name for module in description.modules if module.name.endswith(GENERATOR)]
+    if behind:
+        return Splits(
+            of_layout=lambda layout: _one_stage(layout, description),
+            recompute_by_stage=False,
+            description=f"one stage with {behind[0]}, and all layers recomputed or none",
+        )
     if description.model_file is not None:
         return None
     layers = {module.name: module.num_layers for module in description.modules}
@@ -35,6 +43,11 @@ def runnable_splits(arguments: argparse.Namespace, description: Description) -> 
         recompute_by_stage=True,
         description="first and last stage of any size and those between alike",
     )
+
+
+def _one_stage(layout: Layout, description: Description) -> Iterator[Layers]:
+    if layout.num_virtual_stages == 1:
+        yield {module.name: (module.num_layers,) for module in description.modules}
 
 
 def _first_and_last(layout: Layout, num_layers: int) -> Iterator[tuple[int, ...]]:

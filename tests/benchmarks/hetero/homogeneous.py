@@ -27,7 +27,7 @@ from mindspeed_autoparallel.spec import Cluster, Layout, Module
 from mindspeed_autoparallel.units import MIB
 
 TIMES_US = (100.0, 300.0, 1000.0, 4000.0)
-NAMES = ("image_encoder", "audio_encoder", "text_decoder", "generator")
+NAMES = ("image_encoder", "audio_encoder", "text_decoder", "image_generator")
 
 
 def draw(chance: random.Random) -> Profile:
@@ -36,9 +36,9 @@ def draw(chance: random.Random) -> Profile:
     counts[2] = chance.randint(8, 12) - sum(counts)
     numbers = {name: count for name, count in zip(NAMES, counts, strict=True) if count > 0}
     encoders = tuple(name for name in numbers if name.endswith("encoder"))
-    before = {"text_decoder": encoders, "generator": ("text_decoder",)}
+    before = {"text_decoder": encoders, "image_generator": ("text_decoder",)}
     modules = tuple(
-        Module(name=name, result_key=name[:5], num_layers=count, predecessors=before.get(name, ()))
+        Module(name=name, result_key=name, num_layers=count, predecessors=before.get(name, ()))
         for name, count in numbers.items()
     )
     costs = {name: (chance.choice(TIMES_US), chance.choice([3, 10, 30]), chance.random() < 0.6) for name in numbers}

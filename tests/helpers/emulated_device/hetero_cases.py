@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 SHAPE = (2, 1, 4)
@@ -43,6 +43,10 @@ class HeteroCase:
     """Of a message between stages of the encoder's pipeline."""
     encoder_ns_per_sample: float = 0.0
     """Of one sample's rows there."""
+    generator_tensor_size: int = 1
+    generator_forward_ns: list[list[int]] = field(default_factory=list)
+    """As the encoder's; empty: the model has no generator."""
+    generator_backward_ns: list[list[int]] = field(default_factory=list)
     sequential: bool = False
     """Every all-to-all is waited for where it is started: nothing is hidden."""
     sequence_parallel: bool = False

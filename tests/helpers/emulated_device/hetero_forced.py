@@ -8,12 +8,17 @@ from dataclasses import dataclass, replace
 from emulated_device.hetero_cases import HeteroCase
 from emulated_device.hetero_plans import FOUR, PP4, TP2_PP2, Load, hetero_case, hetero_plan, profile_of
 from mindspeed_autoparallel.cost.redistribution import exchange_of
+from mindspeed_autoparallel.planner.hetero.backbone import backbone_profile
 from mindspeed_autoparallel.planner.hetero.encoders import encoder_phase, macro_batches
+from mindspeed_autoparallel.planner.hetero.generator import exchange_us
 from mindspeed_autoparallel.planner.hetero.space import costs_of
 from mindspeed_autoparallel.planner.layouts.space import Candidate
-from mindspeed_autoparallel.profiles import MeasuredAt
+from mindspeed_autoparallel.planner.replay import replay
+from mindspeed_autoparallel.profiles import MeasuredAt, Profile
 from mindspeed_autoparallel.schedule.window import BackboneTimes, window_step_us
 from mindspeed_autoparallel.spec import Layout, ModuleLayout, Plan
+
+GENERATOR_LAYERS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,15 +42,7 @@ class Forced:
         profile = profile_of(self.load, slower_link=self.slower_link)
         encoder = profile.model.modules[0]
         (costs,), _ = costs_of(profile, encoder, FOUR, [self.tensor_size])
-        measurement = profile.at(
-            MeasuredAt(tensor_size=self.plan.layout.tensor_size, micro_batch_size=self.plan.layout.micro_batch_size)
-        )
-        assert measurement is not None
-        candidate = Candidate(
-            layout=replace(self.plan.layout, modules={}),
-            measurement=measurement,
-            num_microbatches=self.plan.num_microbatches,
-        )
+        candidate = self.candidate(profile)
         if self.memory == "window":
             backbone = BackboneTimes(
                 forward_us=[stage.forward_us for stage in self.plan.stages],
@@ -59,6 +56,18 @@ class Forced:
             return window_step_us(backbone, [batches])
         phase = encoder_phase(costs, self.sizes, candidate, FOUR, memory=self.memory, balance="local")
         return self.plan.step.pipeline_us + phase.forward_us + phase.backward_us + phase.exchange_us
+
+    def candidate(self, profile: Profile) -> Candidate:
+        """Return the backbone's layout with its costs."""
+        measurement = profile.at(
+            MeasuredAt(tensor_size=self.plan.layout.tensor_size, micro_batch_size=self.plan.layout.micro_batch_size)
+        )
+        assert measurement is not None
+        return Candidate(
+            layout=replace(self.plan.layout, modules={}),
+            measurement=measurement,
+            num_microbatches=self.plan.num_microbatches,
+        )
 
     @property
     def inputs_travel(self) -> bool:
@@ -86,6 +95,77 @@ class Forced:
             input_ns_per_sample=self.slower_link * case.input_ns_per_sample,
             encoder_ns_per_sample=self.slower_link * case.encoder_ns_per_sample,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForcedGenerator(Forced):
+    """The same with a generator behind the backbone's last stage, under a layout of its own."""
+
+    generator_tensor_size: int
+    generator_pipeline_size: int = 1
+
+    @property
+    def generator_sizes(self) -> ModuleLayout:
+        width = self.generator_tensor_size * self.generator_pipeline_size
+        return ModuleLayout(
+            tensor_size=self.generator_tensor_size,
+            pipeline_size=self.generator_pipeline_size,
+            data_size=4 // width,
+        )
+
+    def predicted_us(self) -> float:
+        """As before, with the exchanges inside the pipeline."""
+        profile = profile_of(self.load, slower_link=self.slower_link, generator_layers=GENERATOR_LAYERS)
+        (costs,), _ = costs_of(profile, profile.model.modules[-1], FOUR, [self.generator_tensor_size])
+        candidate = self.candidate(profile)
+        meeting_us = exchange_us(costs, self.generator_sizes, candidate, FOUR, "local")
+        met = replace(self.plan, hetero=None, layout=replace(candidate.layout, meets=True))
+        step_us = replay(replace(met, model=backbone_profile(profile, with_generator=False).model))[1].step.pipeline_us
+        added_us = self.plan.num_microbatches * meeting_us
+        return super().predicted_us() + step_us + added_us - self.plan.step.pipeline_us
+
+    def case(self) -> HeteroCase:
+        stages = self.generator_pipeline_size
+        layers = [GENERATOR_LAYERS // stages + (stage < GENERATOR_LAYERS % stages) for stage in range(stages)]
+        forward_ns = [
+            [
+                count * round(self.load.image_layer_us(samples, self.generator_tensor_size) * 1000) * bool(samples)
+                for samples in range(self.load.global_batch_size + 1)
+            ]
+            for count in layers
+        ]
+        return replace(
+            super().case(),
+            generator_tensor_size=self.generator_tensor_size,
+            generator_forward_ns=forward_ns,
+            generator_backward_ns=[[2 * time_ns for time_ns in row] for row in forward_ns],
+        )
+
+
+def forced_generators(load: Load) -> list[ForcedGenerator]:
+    """Generators with and without stages beside every backbone, microbatches of one and two samples, slow links."""
+    pairs = [replace(layout, micro_batch_size=2) for layout in (TP2_PP2, PP4)]
+    plans = [*_of_every_backbone(load), *(hetero_plan(load, 2, layouts=[layout]) for layout in pairs)]
+    return [
+        ForcedGenerator(
+            load=load,
+            plan=plan,
+            tensor_size=tensor,
+            scale=1,
+            memory=memory,
+            slower_link=slower,
+            generator_tensor_size=own,
+            generator_pipeline_size=stages,
+        )
+        for plan in plans
+        for tensor, memory, own, stages, slower in (
+            (1, "upfront", 1, 1, 1),
+            (2, "recompute", 2, 1, 30),
+            (1, "recompute", 1, 2, 1),
+            (2, "upfront", 2, 2, 100),
+            (1, "upfront", 1, 4, 30),
+        )
+    ]
 
 
 def forced(load: Load, plans: Sequence[Plan]) -> list[Forced]:

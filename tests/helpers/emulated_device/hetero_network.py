@@ -54,6 +54,9 @@ class HeteroNetwork(EmulatedNetwork):
         per_row_ns = self._case.transfer_ns_per_sample / ROWS
         if tuple(given.shape[1:]) == (INPUT_WIDTH,):
             per_row_ns = self._case.input_ns_per_sample
+        elif given.dim() == 1:
+            # One number for each of a generator's rows.
+            per_row_ns = 0.0
         arrival = _Arrival(self, real, round(rows * per_row_ns), group, self._newest.get(id(group)))
         self._newest[id(group)] = arrival
         self._works.append(arrival)

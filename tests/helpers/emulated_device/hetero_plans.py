@@ -76,8 +76,10 @@ MORE_LOADS = (
 """An encoder far shorter and one far longer than the backbone."""
 
 
-def profile_of(load: Load, scale: int = 1, slower_link: int = 1) -> Profile:
-    """Both modules under TP1 and TP2, at 1, 2 and 4 samples. ``scale``: of all times."""
+def profile_of(load: Load, scale: int = 1, slower_link: int = 1, generator_layers: int = 0) -> Profile:
+    """Both modules under TP1 and TP2, at 1, 2 and 4 samples. ``scale``: of all times. ``generator_layers``: of a
+    generator behind them, each as long as the encoder's."""
+    behind = ("image_generator",) * bool(generator_layers)
     link = LinkTier(default=Collective(latency_us=LATENCY_US, bytes_per_s=BYTES_PER_S / slower_link))
     return Profile(
         model=Model(
@@ -86,6 +88,10 @@ def profile_of(load: Load, scale: int = 1, slower_link: int = 1) -> Profile:
             modules=(
                 Module(name="image_encoder", result_key="vit", num_layers=VIT_LAYERS),
                 Module(name="text_decoder", result_key="llm", num_layers=TEXT_LAYERS, predecessors=("image_encoder",)),
+                *(
+                    Module(name=name, result_key="gen", num_layers=generator_layers, predecessors=("text_decoder",))
+                    for name in behind
+                ),
             ),
         ),
         device=DeviceCost(memory_capacity_bytes=64_000 * MIB, intra=link, inter=link),
@@ -98,6 +104,14 @@ def profile_of(load: Load, scale: int = 1, slower_link: int = 1) -> Profile:
                         input_bytes=INPUT_BYTES * samples,
                     ),
                     "text_decoder": ModuleCost(layer=_block(scale * load.text_layer_us(samples, tensor), samples)),
+                    **dict.fromkeys(
+                        behind,
+                        ModuleCost(
+                            layer=_block(scale * load.image_layer_us(samples, tensor), samples),
+                            input_bytes=INPUT_BYTES * samples,
+                            rows_bytes=OUTPUT_BYTES * samples,
+                        ),
+                    ),
                 },
             )
             for tensor in (1, 2)

@@ -35,7 +35,7 @@ from mindspeed_autoparallel.runtime.hetero.rng import ModuleRandomStates  # noqa
 from mindspeed_autoparallel.runtime.hetero.session import open_session  # noqa: E402
 from mindspeed_autoparallel.runtime.hetero.states import GroupMemo, ModuleStates  # noqa: E402
 
-ENCODER, BACKBONE = "image_encoder", "text_decoder"
+ENCODER, BACKBONE, GENERATOR = "image_encoder", "text_decoder", "image_generator"
 
 
 def run_cases(file: str) -> list[dict[str, Any]]:
@@ -59,27 +59,31 @@ def _run(case: HeteroCase, number: int, groups: GroupMemo) -> dict[str, Any]:
         virtual = case.virtual_size if case.virtual_size > 1 else None
         ps.initialize_model_parallel(case.tensor_size, case.pipeline_size, virtual)
     states.adopt(BACKBONE)
-    alone = lambda ranks, *unused: ranks[:1]  # no weight is shared between an encoder's stages
-    states.build(
-        ENCODER,
-        functools.partial(
-            ps.initialize_model_parallel,
-            case.encoder_tensor_size,
-            case.encoder_pipeline_size,
-            **(
-                {"get_embedding_ranks": alone, "get_position_embedding_ranks": alone}
-                if case.encoder_pipeline_size > 1
-                else {}
-            ),
-        ),
-    )
+    _build(states, ENCODER, case.encoder_tensor_size, case.encoder_pipeline_size)
+    if case.generator_forward_ns:
+        _build(states, GENERATOR, case.generator_tensor_size, len(case.generator_forward_ns))
     ModuleRandomStates(states).seed(7)
     rank = Rank(case.sleeping)
     chunks = _chunks(case, rank)
     with states.use(ENCODER):
         chunks[0].image_encoder.stage = ps.get_pipeline_model_parallel_rank()
-    encoder = Encoder(ENCODER, chunks[0].image_encoder, _Adapter(), case.scale, _encoder_config(case))
-    session = open_session(states, BACKBONE, [encoder], memory=case.memory, sequence_parallel=case.sequence_parallel)
+    encoder_config = _config(case.encoder_tensor_size, case.encoder_pipeline_size)
+    encoder = Encoder(ENCODER, chunks[0].image_encoder, _Adapter(), case.scale, encoder_config)
+    generators = []
+    if case.generator_forward_ns:
+        generator = chunks[0].image_generator = EmulatedGenerator(rank, case)
+        with states.use(GENERATOR):
+            generator.stage = ps.get_pipeline_model_parallel_rank()
+        config = _config(case.generator_tensor_size, len(case.generator_forward_ns))
+        generators = [Encoder(GENERATOR, generator, _GeneratorAdapter(), 1, config)]
+    session = open_session(
+        states,
+        BACKBONE,
+        [encoder],
+        generators=generators,
+        memory=case.memory,
+        sequence_parallel=case.sequence_parallel,
+    )
     dp_replica = ps.get_data_parallel_rank()
     size = case.micro_batch_size
     batches = [[dp_replica * 10_000 + m * size + i for i in range(size)] for m in range(case.num_microbatches)]
@@ -104,14 +108,19 @@ def _run(case: HeteroCase, number: int, groups: GroupMemo) -> dict[str, Any]:
     return {"step_ns": step_ns, "busy_ns": rank.clock.busy_ns, "encoded": chunks[0].image_encoder.encoded}
 
 
-def _encoder_config(case: HeteroCase) -> TransformerConfig:
-    size = case.encoder_pipeline_size
+def _build(states: ModuleStates, name: str, tensor_size: int, pipeline_size: int) -> None:
+    alone = lambda ranks, *unused: ranks[:1]  # no weight is shared between a module's stages
+    ends = {"get_embedding_ranks": alone, "get_position_embedding_ranks": alone} if pipeline_size > 1 else {}
+    states.build(name, functools.partial(ps.initialize_model_parallel, tensor_size, pipeline_size, **ends))
+
+
+def _config(tensor_size: int, pipeline_size: int) -> TransformerConfig:
     return TransformerConfig(
-        num_layers=size,
+        num_layers=pipeline_size,
         hidden_size=SHAPE[2],
-        num_attention_heads=case.encoder_tensor_size,
-        tensor_model_parallel_size=case.encoder_tensor_size,
-        pipeline_model_parallel_size=size,
+        num_attention_heads=tensor_size,
+        tensor_model_parallel_size=tensor_size,
+        pipeline_model_parallel_size=pipeline_size,
         pipeline_dtype=torch.float32,
     )
 
@@ -152,11 +161,20 @@ def _chunks(case: HeteroCase, rank: Rank) -> list[HeteroStage]:
 
 
 class HeteroStage(EmulatedStage):
-    """The first stage asks its encoder, as a host's model does."""
+    """The first stage calls its encoder, and the last its generator, as a host's model does."""
 
     image_encoder: EmulatedEncoder
 
     def forward(self, batch: Sequence[int]) -> torch.Tensor:  # type: ignore[override]  # of a microbatch
+        output = self._decode(batch)
+        generator = getattr(self, "image_generator", None)
+        if generator is None or self.virtual_stage < self.num_virtual - 1:
+            return output
+        rows = torch.zeros((ROWS * len(batch), SHAPE[2])) + 0.0 * output.sum()
+        losses = generator(rows, len(batch))
+        return output + 0.0 * losses.sum()
+
+    def _decode(self, batch: Sequence[int]) -> torch.Tensor:
         if self.virtual_stage == 0:
             rows = self.image_encoder(batch)
             if rows.shape[0] != ROWS * len(batch):
@@ -205,6 +223,37 @@ class _Encode(torch.autograd.Function):
         return torch.zeros(()), None if ctx.received is None else torch.zeros_like(ctx.received), None, None
 
 
+class EmulatedGenerator(torch.nn.Module):
+    """Takes the time of as many samples as it is given, forward and backward."""
+
+    def __init__(self, rank: Rank, case: HeteroCase) -> None:
+        super().__init__()
+        self.rank, self.case, self.stage = rank, case, 0
+        self.weight = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, rows: torch.Tensor, num_samples: int) -> torch.Tensor:
+        return _Generate.apply(self.weight, rows, self, num_samples)  # type: ignore[no-any-return]  # torch is untyped here
+
+
+class _Generate(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, weight: torch.Tensor, rows: torch.Tensor, generator: EmulatedGenerator, num_samples: int
+    ) -> torch.Tensor:
+        ctx.generator, ctx.num_samples, ctx.shape = generator, num_samples, rows.shape
+        times = generator.case.generator_forward_ns
+        generator.rank.compute("F", -2, num_samples, times[generator.stage][num_samples])
+        last = generator.stage == len(times) - 1
+        return torch.zeros(rows.shape[0]) if last else torch.ones((rows.shape[0], 1, SHAPE[2]))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
+        generator = ctx.generator
+        times = generator.case.generator_backward_ns[generator.stage]
+        generator.rank.compute("B", -2, ctx.num_samples, times[ctx.num_samples])
+        return torch.zeros(()), torch.zeros(ctx.shape), None, None
+
+
 class _Adapter:
     """One item a sample; a dummy takes no time."""
 
@@ -231,6 +280,33 @@ class _Adapter:
 
     def embeddings(self, rows: torch.Tensor) -> torch.Tensor:
         return rows
+
+
+class _GeneratorAdapter:
+    """One item a sample, of as many of the decoder's rows as an encoder's item has; a dummy takes no time."""
+
+    input_shape, output_shape, meta_size = (INPUT_WIDTH,), (SHAPE[2],), 0
+    input_dtype = output_dtype = torch.float32
+
+    def items(self, batch: Sequence[int]) -> list[LocalItem]:
+        return [LocalItem(sample, 1, ROWS, 1.0, (), 0, ROWS) for sample in batch]
+
+    def rows(self, batch: Sequence[int]) -> torch.Tensor:
+        return torch.zeros((len(batch), INPUT_WIDTH))
+
+    def generate(
+        self, module: EmulatedGenerator, rows: torch.Tensor, targets: torch.Tensor | None, items: Sequence[Any]
+    ) -> torch.Tensor:
+        dummy = any(item.sample < 0 for item in items)
+        return module(rows, 0 if dummy else len(items))  # type: ignore[no-any-return]  # torch is untyped here
+
+    generate_later_stage = generate
+
+    def arriving_shape(self, module: EmulatedGenerator, items: Sequence[Any]) -> tuple[int, int, int]:
+        return ROWS * len(items), 1, SHAPE[2]
+
+    def dummy(self) -> tuple[torch.Tensor, torch.Tensor, list[LocalItem]]:
+        return torch.zeros((ROWS, SHAPE[2])), torch.zeros((1, INPUT_WIDTH)), [LocalItem(-1, 1, ROWS, 1.0)]
 
 
 def _forward_step(iterator: Iterator[Any], stage: HeteroStage, *_: Any) -> tuple[torch.Tensor, Any]:

@@ -15,6 +15,7 @@ from mindspeed_autoparallel.runtime.megatron.features import hetero_flag
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import model_keys
 from mindspeed_autoparallel.runtime.megatron.mindspeed_mm import keep_largest
 from mindspeed_autoparallel.spec import Plan
+from mindspeed_autoparallel.spec.model import GENERATOR
 
 _SIZES = ("tp", "pp", "cp", "mbs", "sp")
 _LLAVA_ADAPTER = "mindspeed_autoparallel.runtime.hetero.adapters.llava:LlavaVision"
@@ -43,10 +44,14 @@ def hetero_model(plan: Plan, description: Description) -> dict[str, object]:
             block.pop(stale, None)
         own = plan.layout.modules.get(module.name)
         if own is not None:
-            mbs = own.micro_batch_scale * plan.layout.micro_batch_size
             # On the module as a whole: there MindSpeed-MM reads them too, and there the user names the adapter.
-            whole |= {"tp": own.tensor_size, "pp": own.pipeline_size, "cp": own.context_size, "mbs": mbs}
+            whole |= {"tp": own.tensor_size, "pp": own.pipeline_size, "cp": own.context_size}
+            if not module.name.endswith(GENERATOR):
+                whole["mbs"] = own.micro_batch_scale * plan.layout.micro_batch_size
             block |= _stages_of(plan, module.name)
+        elif module.name.endswith(GENERATOR):
+            # Without sizes it is a part of the decoder, on the last stage.
+            block |= model_keys(plan, module.name)
         else:
             layout = plan.layout
             block |= model_keys(plan, module.name)

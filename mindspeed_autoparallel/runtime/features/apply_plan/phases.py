@@ -24,6 +24,8 @@ def phases_so_far(plan: Plan) -> dict[str, float]:
         seconds[_forward(comm.encoder.name)] = comm.seconds["encode"]
         seconds[_backward(comm.encoder.name)] = comm.seconds["encoder_backward"]
     times = session.times
+    for comm in session.generator_comms:
+        seconds[_between_passes(comm.encoder.name)] = times.generate
     seconds[_EXCHANGE] = times.redistribute + times.metadata + times.planning
     seconds[_backbone(plan)] = times.backbone
     seconds[_FINALIZE] = times.finalize
@@ -35,9 +37,13 @@ def predicted_us(plan: Plan) -> dict[str, float]:
     record = plan.hetero
     assert record is not None
     found: dict[str, float] = {}
-    for phase in record.encoders:
+    encoders = [phase for phase in record.encoders if not phase.generator]
+    inside = [phase for phase in record.encoders if phase.generator]
+    for phase in encoders:
         found[_forward(phase.module)], found[_backward(phase.module)] = phase.forward_us, phase.backward_us
-    found[_EXCHANGE] = sum(phase.exchange_us for phase in record.encoders)
+    found[_EXCHANGE] = sum(phase.exchange_us for phase in encoders)
+    for phase in inside:
+        found[_between_passes(phase.module)] = phase.forward_us + phase.backward_us + phase.exchange_us
     # Megatron reduces the backbone's gradients at the end of its schedule.
     found[_backbone(plan)] = plan.step.pipeline_us + plan.step.data_parallel_us + plan.step.embedding_us
     found[_FINALIZE] = sum(phase.reduction_us for phase in record.encoders)
@@ -54,6 +60,10 @@ def phase_lines(plan: Plan, ranks: Sequence[Mapping[str, float]]) -> list[str]:
         text = f"{max(measured) / US_PER_MS:12.1f}" if measured else "not measured"
         lines.append(f"{name:34s} {predicted / US_PER_MS:13.1f} {text}")
     return lines
+
+
+def _between_passes(module: str) -> str:
+    return f"{module} between passes"
 
 
 def _forward(module: str) -> str:

@@ -11,13 +11,13 @@ from small_profile import small_profile
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.hetero.backbone import backbone_profile
 from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES
-from mindspeed_autoparallel.planner.hetero.search import search_hetero
+from mindspeed_autoparallel.planner.hetero.search import EncoderSpace, search_hetero
 from mindspeed_autoparallel.planner.hetero.space import costs_of
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions
 from mindspeed_autoparallel.planner.replay import replay
 from mindspeed_autoparallel.profiles import MeasuredAt
-from mindspeed_autoparallel.spec import Cluster, Module
+from mindspeed_autoparallel.spec import Cluster, Layout, Module
 from mindspeed_autoparallel.units import MIB
 
 FOUR = Cluster(num_nodes=1, devices_per_node=4)
@@ -39,6 +39,38 @@ def test_search_equals_enumeration_of_all_layouts_scales_modes_and_placements(ca
     assert plan.search.gap_fraction < 1e-3
     assert all(rank.peak_bytes <= rank.limit_bytes for rank in plan.memory)
     assert all(sum(rank.terms.values()) == rank.peak_bytes for rank in plan.memory)
+
+
+@pytest.mark.parametrize("capacity_mib", [1000, 400, 300, 250])
+@pytest.mark.parametrize("link_bytes_per_s", [1e11, 2e9])
+def test_search_with_a_generator_equals_enumeration(capacity_mib: int, link_bytes_per_s: float) -> None:
+    profile = small_profile(capacity_mib=capacity_mib, generator_layers=1)
+    tier = profile.device.intra
+    slow = replace(tier, default=replace(tier.default, bytes_per_s=link_bytes_per_s))
+    profile = replace(profile, device=replace(profile.device, intra=slow, inter=slow))
+    best = enumerated(profile, FOUR, 4)
+    if best == float("inf"):
+        with pytest.raises(InfeasiblePlan):
+            search_hetero(profile, FOUR, 4, memory_modes=MEMORY_MODES)
+        return
+    plan = search_hetero(profile, FOUR, 4, memory_modes=MEMORY_MODES)
+    assert plan.search.lower_bound_us <= best * (1 + 1e-9) <= plan.step.total_us * (1 + 2e-9)
+    assert plan.step.total_us <= best / (1 - plan.search.gap_fraction) * (1 + 1e-9)
+    assert plan.search.gap_fraction < 1e-3
+    assert all(rank.peak_bytes <= rank.limit_bytes for rank in plan.memory)
+
+
+def test_a_generators_own_layout_wins_where_one_stage_would_be_too_long() -> None:
+    profile = small_profile(generator_layers=1, generator_us=6000)
+    pipelines = SearchOptions(layouts=[Layout(pipeline_size=2, data_size=2), Layout(pipeline_size=4)])
+    plan = search_hetero(profile, FOUR, 8, pipelines)
+    assert "image_generator" in plan.layout.modules
+    assert plan.layout.meets
+    inside = search_hetero(profile, FOUR, 8, pipelines, encoder_space=EncoderSpace(generator=False))
+    assert "image_generator" not in inside.layout.modules
+    assert plan.step.total_us < inside.step.total_us
+    again, _ = replay(plan)
+    assert again.step.total_us == pytest.approx(plan.step.total_us)
 
 
 @pytest.mark.parametrize("capacity_mib", [130, 170, 230])

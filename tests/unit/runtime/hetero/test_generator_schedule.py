@@ -37,7 +37,7 @@ class Recorder:
         assert self.done == count
 
 
-def steps_of(stage: int, num_stages: int, num_microbatches: int) -> list[object]:
+def steps_of(stage: int, num_stages: int, num_microbatches: int, diagonal: bool) -> list[object]:
     """The stage's passes and messages with its exchanges among them, as training runs them."""
     recorder = Recorder()
     schedule = GeneratorSchedule(
@@ -46,6 +46,7 @@ def steps_of(stage: int, num_stages: int, num_microbatches: int) -> list[object]
         num_stages=num_stages,
         num_microbatches=num_microbatches,
         forward_only=False,
+        diagonal=diagonal,
     )
     program = make_program("1f1b", num_stages, num_microbatches)
     found: list[object] = []
@@ -57,8 +58,10 @@ def steps_of(stage: int, num_stages: int, num_microbatches: int) -> list[object]
     for step in message_steps(program, "blocking")[stage]:
         before = len(recorder.exchanges)
         if isinstance(step, Action) and step.kind == "F":
-            found.append(step)
             schedule.before_forward(step.microbatch)
+            note(before)
+            before = len(recorder.exchanges)
+            found.append(step)
             outputs[step.microbatch] = schedule.after_forward(step.microbatch, torch.zeros(1))
             note(before)
         elif isinstance(step, Action):
@@ -75,12 +78,12 @@ def steps_of(stage: int, num_stages: int, num_microbatches: int) -> list[object]
     return found
 
 
-@given(st.integers(1, 6), st.integers(0, 7))
+@given(st.integers(1, 8), st.integers(0, 20), st.booleans())
 def test_every_stage_reaches_every_exchange_between_the_last_stages_forward_and_backward(
-    num_stages: int, more: int
+    num_stages: int, more: int, diagonal: bool
 ) -> None:
     """Messages and exchanges both wait for the other side; the replay must not stop, whatever waits."""
-    steps = [steps_of(stage, num_stages, num_stages + more) for stage in range(num_stages)]
+    steps = [steps_of(stage, num_stages, num_stages + more, diagonal) for stage in range(num_stages)]
     arrived, forwards = [0] * num_stages, 0
     posted: set[object] = set()
 
