@@ -19,7 +19,7 @@ _LAYOUT = (
     *("--pipeline-model-parallel-layout", "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"),
     *("--microbatch-group-size-per-virtual-pipeline-stage", "--overlap-p2p-communication-warmup-flush"),
     *("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"),
-    "--no-overlap-p2p-communication",
+    *("--no-overlap-p2p-communication", "--defer-embedding-wgrad-compute", "--wgrad-deferral-limit"),
 )
 """What one process does without."""
 

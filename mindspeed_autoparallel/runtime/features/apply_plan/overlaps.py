@@ -10,7 +10,12 @@ import math
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.predict.megatron_arguments import switches_of_arguments
 from mindspeed_autoparallel.runtime.first_rank import print_once
-from mindspeed_autoparallel.runtime.megatron.layout_arguments import PAIRS_ARGUMENT, ArgumentValue, takes_pairs
+from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
+    EXPERT_TENSOR_ARGUMENT,
+    PAIRS_ARGUMENT,
+    ArgumentValue,
+    takes_pairs,
+)
 from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.units import format_us
 
@@ -60,6 +65,15 @@ def flags_of_other_layouts(plan: Plan, arguments: argparse.Namespace) -> dict[st
     if getattr(arguments, "recompute_in_advance", False):
         # MindSpeed asserts virtual stages and the script's own number of recomputed layers, which a plan replaces.
         off["recompute_in_advance"] = False
+    # Checked where Megatron makes its configuration, behind its checks of arguments.
+    if plan.layout.virtual_size == 1 and getattr(arguments, "overlap_p2p_comm_warmup_flush", False):
+        off["overlap_p2p_comm_warmup_flush"] = False
+    if plan.layout.pipeline_size == 1 and getattr(arguments, "defer_embedding_wgrad_compute", False):
+        off["defer_embedding_wgrad_compute"] = False
+    experts = any(module.num_experts for module in plan.model.modules)
+    if getattr(arguments, EXPERT_TENSOR_ARGUMENT, None) and not (experts and plan.layout.tensor_size > 1):
+        # With none, Megatron takes the tensor size.
+        off[EXPERT_TENSOR_ARGUMENT] = None
     return off
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import sys
 import types
 from dataclasses import replace
@@ -232,6 +233,30 @@ def test_recomputation_in_advance_is_not_left_on_under_a_plan(flags_job, capsys)
     prepare(arguments)
     assert not arguments.recompute_in_advance
     assert "replaced by the plan: --recompute-in-advance, True in the script, False now" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("split", [[1, 3], [4]])
+def test_switches_of_pipelines_stay_on_under_a_plan_with_such_a_pipeline_alone(flags_job, capsys, split):
+    """Functional tests of four releases ended in Megatron's checks of its configuration, behind those of arguments."""
+    arguments = flags_job(
+        make_plan({"text_decoder": split}, tensor_size=3 - len(split)),
+        overlap_p2p_comm_warmup_flush=True,
+        defer_embedding_wgrad_compute=True,
+    )
+    prepare(arguments)
+    assert not arguments.overlap_p2p_comm_warmup_flush, "the plan has no virtual stages"
+    assert arguments.defer_embedding_wgrad_compute == (len(split) > 1)
+    said = capsys.readouterr().out
+    assert re.search(r"replaced by the plan: --overlap-p2p\S+-warmup-flush, True in the script, False now", said)
+    assert ("--defer-embedding-wgrad-compute, True in the script, False now" in said) == (len(split) == 1)
+
+
+def test_ranks_that_share_an_expert_follow_the_plan_in_a_model_without_experts(flags_job, capsys):
+    """Functional tests of three releases ended where Megatron divides the world by them."""
+    arguments = flags_job(expert_tensor_parallel_size=4)
+    prepare(arguments)
+    assert arguments.expert_tensor_parallel_size is None
+    assert "replaced by the plan: --expert-tensor-parallel-size, 4 in the script" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["use_megatron_fsdp", "use_torch_fsdp2"])
