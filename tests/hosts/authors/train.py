@@ -48,6 +48,7 @@ def trained(row: dict[str, Any]) -> dict[str, Any]:
             by_plan = _run(script, [*row["words"], "--auto-parallel-plan", "plan.json"], world, folder)
             pairs = zip(by_plan["losses"], found["alone"]["losses"], strict=False)
             by_plan["difference"] = max((abs(a - b) / abs(b) for a, b in pairs), default=None)
+            by_plan["layout"] = {key: value for key, value in layout.items() if value not in (False, 0, 1, {}, None)}
             found[name] = by_plan
     return found
 

@@ -88,23 +88,28 @@ def _fit(problem: SplitProblem, counts: list[list[int]]) -> Placement:
                 if saved > 0 and rows[k][0][v]:
                     choices.append((-saved / (kind.extra_backward + 1e-9), k, q, v))
     groups = {k: group for group in problem.groups for k in group}
+    excess = _excess(problem, rows)
     for _, chosen, q, v in sorted(choices):
         stage = v % problem.num_stages
         # Of a stack, the first layers on a stage: those of earlier segments, too.
         for k in groups[chosen]:
-            while k <= chosen and rows[k][0][v]:
-                over = stage_memory(problem, _freeze(rows))[stage] - problem.memory_limit[stage]
-                if over <= 0:
-                    break
+            while k <= chosen and rows[k][0][v] and excess[stage] > 0:
                 saved = max(
                     1,
                     problem.most_memory(problem.segments[k].kinds[0], v)
                     - problem.most_memory(problem.segments[k].kinds[q], v),
                 )
-                move = min(rows[k][0][v], -(-over // saved))
+                move = min(rows[k][0][v], -(-excess[stage] // saved))
                 rows[k][0][v] -= move
                 rows[k][q][v] += move
+                excess = _excess(problem, rows)
     return _freeze(rows)
+
+
+def _excess(problem: SplitProblem, rows: list[list[list[int]]]) -> list[int]:
+    """Return by stage what is held above the limit; below 0 there is room."""
+    held = stage_memory(problem, _freeze(rows))
+    return [size - limit for size, limit in zip(held, problem.memory_limit, strict=True)]
 
 
 def _freeze(rows: list[list[list[int]]]) -> Placement:
