@@ -12,6 +12,7 @@ import pytest
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.split import LayerKind, Segment, SplitProblem, solve
 from mindspeed_autoparallel.planner.split.analysis import least_excess
+from mindspeed_autoparallel.planner.split.heuristics import baselines as simple_splits
 from mindspeed_autoparallel.planner.split.model.recompute_choice import RecomputeChoice
 from mindspeed_autoparallel.schedule import StepTimes, make_program, simulate
 
@@ -232,3 +233,29 @@ def test_a_segment_continues_one_of_the_same_kinds_only():
     for segments in ((plain, other), (replace(plain, continues=True),)):
         with pytest.raises(ConfigError, match="continue"):
             SplitProblem(segments=segments, num_stages=1, num_microbatches=1, memory_limit=(9,))
+
+
+def test_a_simple_split_looks_at_the_memory_after_a_move_alone(monkeypatch):
+    """Before every choice, a stack of many runs took a minute: as many looks as choices times runs."""
+    count, looked = 60, []
+    kinds = (LayerKind(name="none", memory=(10,)), LayerKind(name="full", extra_backward=1, memory=(2,)))
+    segments = tuple(
+        Segment(
+            name=f"text {number}",
+            num_layers=1,
+            forward=5,
+            backward=5,
+            kinds=kinds,
+            predecessors=(number - 1,) if number else (),
+            continues=number > 0,
+        )
+        for number in range(count)
+    )
+    problem = SplitProblem(segments=segments, num_stages=1, num_microbatches=1, memory_limit=(400,))
+    whole = simple_splits.stage_memory
+    monkeypatch.setattr(simple_splits, "stage_memory", lambda *given: looked.append(1) or whole(*given))
+    even, greedy = simple_splits.baselines(problem)
+    assert even.fits
+    assert even.placement == greedy.placement
+    assert sum(rows[1][0] for rows in even.placement) == 25, "just enough is recomputed: 600 - 25 x 8 = 400"
+    assert len(looked) <= 2 * (count + 2)
