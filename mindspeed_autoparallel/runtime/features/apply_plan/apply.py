@@ -21,6 +21,7 @@ from mindspeed_autoparallel.runtime.features.apply_plan.overlaps import (
     flags_of_other_layouts,
     kept_overlap,
     kept_pairs,
+    print_other_balance,
     print_other_switches,
     tensor_overlap,
 )
@@ -80,6 +81,7 @@ def apply(request: PlanRequest, arguments: argparse.Namespace) -> None:
     _set_all(arguments, {**sizes(plan), **kept_overlap(plan, arguments), **kept_pairs(plan, arguments)})
     _set_all(arguments, {**tensor_overlap(plan, arguments), **flags_of_other_layouts(plan, arguments)})
     print_other_switches(plan, arguments)
+    print_other_balance(plan, arguments, before.get("micro_batch_size"))
 
     def teach(ranks: list[MeasuredRank]) -> None:
         if calibrated is not None:

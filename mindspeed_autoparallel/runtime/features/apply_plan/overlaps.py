@@ -118,6 +118,19 @@ def print_other_switches(plan: Plan, arguments: argparse.Namespace) -> None:
         )
 
 
+def print_other_balance(plan: Plan, arguments: argparse.Namespace, micro_batch_size: int | None) -> None:
+    """Print that experts are balanced over other samples than with the script's ``micro_batch_size``: losses differ."""
+    types = getattr(arguments, "moe_router_load_balancing_type", None) or ()
+    over_microbatch = {"aux_loss", "sinkhorn"}.intersection([types] if isinstance(types, str) else types)
+    planned = plan.layout.micro_batch_size
+    if over_microbatch and getattr(arguments, "num_experts", None) and micro_batch_size not in (None, planned):
+        print_once(
+            f"experts are balanced over a microbatch (--moe-router-load-balancing-type {' '.join(over_microbatch)}), "
+            f"which has {planned} samples, {micro_batch_size} in the script: losses differ from the script's, as with "
+            f"--micro-batch-size {planned} and no plan."
+        )
+
+
 def kept_pairs(plan: Plan, arguments: argparse.Namespace) -> dict[str, ArgumentValue]:
     """Return what switches the script's own combined 1F1B off, where Megatron does not allow it under ``plan``."""
     layout = plan.layout

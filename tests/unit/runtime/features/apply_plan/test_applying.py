@@ -259,6 +259,16 @@ def test_ranks_that_share_an_expert_follow_the_plan_in_a_model_without_experts(f
     assert "replaced by the plan: --expert-tensor-parallel-size, 4 in the script" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("kind", "size", "told"), [("aux_loss", 4, True), ("aux_loss", 1, False), ("none", 4, False)])
+def test_a_line_names_experts_that_are_balanced_over_other_samples(flags_job, capsys, kind, size, told):
+    """Seven of 122 trainings of Megatron's authors had other losses under a plan, as with that micro batch natively."""
+    plan = make_plan({"text_decoder": [1, 3]}, tensor_size=1)
+    values = {"num_experts": 4, "moe_router_load_balancing_type": kind}
+    arguments = flags_job(plan, micro_batch_size=plan.layout.micro_batch_size * size, **values)
+    prepare(arguments)
+    assert ("losses differ from the script's, as with --micro-batch-size" in capsys.readouterr().out) == told
+
+
 @pytest.mark.parametrize("name", ["use_megatron_fsdp", "use_torch_fsdp2"])
 def test_a_plan_of_whole_parameters_does_not_train_a_script_that_shards_them(flags_job, name):
     with pytest.raises(ConfigError, match=f"--auto-parallel-plan .* --{name.replace('_', '-')}"):
