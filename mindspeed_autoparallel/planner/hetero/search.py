@@ -110,11 +110,17 @@ def _all_solvers(
     inside = options if sizes.inside is None else replace(options, layouts=sizes.inside)
     solvers, ruled_out = _solvers(profile, cluster, global_batch_size, inside) if inside.layouts != [] else ([], [])
     generator = generator_of(profile) if sizes.generator and profile.memory_semantics != "mindspeed" else None
-    if generator is not None:
+    if generator is None:
+        return solvers, ruled_out
+    try:
         own, _ = costs_of(profile, generator, cluster, sizes.tensor_sizes.get(generator.name), sizes.pipeline_sizes)
         beside, _ = _solvers(profile, cluster, global_batch_size, options, own)
-        solvers += beside
-    return solvers, ruled_out
+    except ConfigError:
+        # Without sizes of its own, or layouts for the rest alone, it has its place in the pipeline.
+        if not solvers:
+            raise
+        return solvers, ruled_out
+    return [*solvers, *beside], ruled_out
 
 
 def _solvers(

@@ -73,6 +73,19 @@ def test_a_generators_own_layout_wins_where_one_stage_would_be_too_long() -> Non
     assert again.step.total_us == pytest.approx(plan.step.total_us)
 
 
+@pytest.mark.parametrize("why", ["no context size of its own", "more stages than microbatches"])
+def test_a_generator_that_has_no_layout_of_its_own_is_planned_in_the_pipeline(why: str) -> None:
+    profile, pipelines, batch = small_profile(generator_layers=1), None, 4
+    if why == "no context size of its own":
+        at = [replace(one, at=replace(one.at, context_size=2)) for one in profile.measurements]
+        profile = replace(profile, measurements=tuple(at))
+    else:
+        pipelines, batch = [Layout(pipeline_size=4)], 2
+    plan = search_hetero(profile, FOUR, batch, SearchOptions(layouts=pipelines))
+    assert "image_generator" not in plan.layout.modules
+    assert plan.layers_of("image_generator")[-1] == 1
+
+
 @pytest.mark.parametrize("capacity_mib", [130, 170, 230])
 def test_virtual_stages_beside_encoders_are_searched_without_a_request(capacity_mib: int) -> None:
     profile = small_profile(capacity_mib=capacity_mib)
