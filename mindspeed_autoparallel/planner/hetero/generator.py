@@ -72,16 +72,6 @@ def generator_phase(
     )
 
 
-def exchange_us(
-    costs: EncoderCosts, sizes: ModuleLayout, candidate: Candidate, cluster: Cluster, balance: str
-) -> float:
-    """Return how long the stages meet for one microbatch."""
-    exchange = exchange_of(candidate.layout, sizes, balance)
-    link, own = exchange_link(exchange, cluster, costs.profile.device), own_layout(costs, sizes, candidate.layout)
-    samples = exchange.samples_of_busiest(candidate.layout.micro_batch_size)
-    return _compute_us(costs, samples, own, cluster)[0] + _transfers(costs, exchange, candidate, link)[0]
-
-
 def can_exchange(candidate: Candidate) -> bool:
     """Return whether a generator can have a layout of its own beside this backbone."""
     layout = candidate.layout

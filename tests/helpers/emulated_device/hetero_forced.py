@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from emulated_device.hetero_cases import HeteroCase
-from emulated_device.hetero_plans import FOUR, PP4, TP2_PP2, Load, hetero_case, hetero_plan, profile_of
-from mindspeed_autoparallel.cost.redistribution import exchange_of
+from emulated_device.hetero_plans import FOUR, PP4, TP2_PP2, Load, hetero_case, hetero_plan, profile_of, stage_layers
+from mindspeed_autoparallel.cost.redistribution import exchange_link, exchange_of
 from mindspeed_autoparallel.planner.hetero.backbone import backbone_profile
-from mindspeed_autoparallel.planner.hetero.encoders import encoder_phase, macro_batches
-from mindspeed_autoparallel.planner.hetero.generator import exchange_us
+from mindspeed_autoparallel.planner.hetero.encoders import encoder_phase, macro_batches, metadata_us
+from mindspeed_autoparallel.planner.hetero.generator import generator_phase
 from mindspeed_autoparallel.planner.hetero.space import costs_of
 from mindspeed_autoparallel.planner.layouts.space import Candidate
 from mindspeed_autoparallel.planner.replay import replay
@@ -118,21 +118,23 @@ class ForcedGenerator(Forced):
         profile = profile_of(self.load, slower_link=self.slower_link, generator_layers=GENERATOR_LAYERS)
         (costs,), _ = costs_of(profile, profile.model.modules[-1], FOUR, [self.generator_tensor_size])
         candidate = self.candidate(profile)
-        meeting_us = exchange_us(costs, self.generator_sizes, candidate, FOUR, "local")
+        sizes = self.generator_sizes
+        phase = generator_phase(costs, sizes, candidate, FOUR, balance="local")
+        # The device does not emulate the exchange of sizes.
+        exchange = exchange_of(candidate.layout, sizes, "local")
+        sizes_us = metadata_us(exchange, "local", candidate, exchange_link(exchange, FOUR, profile.device))
+        added_us = phase.forward_us + phase.backward_us + phase.exchange_us - sizes_us
         met = replace(self.plan, hetero=None, layout=replace(candidate.layout, meets=True))
         step_us = replay(replace(met, model=backbone_profile(profile, with_generator=False).model))[1].step.pipeline_us
-        added_us = self.plan.num_microbatches * meeting_us
         return super().predicted_us() + step_us + added_us - self.plan.step.pipeline_us
 
     def case(self) -> HeteroCase:
-        stages = self.generator_pipeline_size
-        layers = [GENERATOR_LAYERS // stages + (stage < GENERATOR_LAYERS % stages) for stage in range(stages)]
         forward_ns = [
             [
                 count * round(self.load.image_layer_us(samples, self.generator_tensor_size) * 1000) * bool(samples)
                 for samples in range(self.load.global_batch_size + 1)
             ]
-            for count in layers
+            for count in stage_layers(self.generator_sizes, GENERATOR_LAYERS)
         ]
         return replace(
             super().case(),

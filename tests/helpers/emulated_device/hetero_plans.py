@@ -221,10 +221,10 @@ def _case(load: Load, plan: Plan, sleeping: bool, scale: int) -> Case:
     return case
 
 
-def stage_layers(own: ModuleLayout) -> list[int]:
-    """Layers of the encoder by stage of its own pipeline."""
+def stage_layers(own: ModuleLayout, num_layers: int = VIT_LAYERS) -> list[int]:
+    """Layers of the encoder, or of a generator, by stage of its own pipeline."""
     size = own.pipeline_size
-    return [VIT_LAYERS // size + (stage < VIT_LAYERS % size) for stage in range(size)]
+    return [num_layers // size + (stage < num_layers % size) for stage in range(size)]
 
 
 def hetero_case(load: Load, plan: Plan, sleeping: bool, scale: int) -> HeteroCase:

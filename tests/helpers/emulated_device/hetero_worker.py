@@ -282,17 +282,8 @@ class _Adapter:
         return rows
 
 
-class _GeneratorAdapter:
-    """One item a sample, of as many of the decoder's rows as an encoder's item has; a dummy takes no time."""
-
-    input_shape, output_shape, meta_size = (INPUT_WIDTH,), (SHAPE[2],), 0
-    input_dtype = output_dtype = torch.float32
-
-    def items(self, batch: Sequence[int]) -> list[LocalItem]:
-        return [LocalItem(sample, 1, ROWS, 1.0, (), 0, ROWS) for sample in batch]
-
-    def rows(self, batch: Sequence[int]) -> torch.Tensor:
-        return torch.zeros((len(batch), INPUT_WIDTH))
+class _GeneratorAdapter(_Adapter):
+    """Items and rows as an encoder's; a sample's rows are the decoder's."""
 
     def generate(
         self, module: EmulatedGenerator, rows: torch.Tensor, targets: torch.Tensor | None, items: Sequence[Any]
@@ -305,8 +296,8 @@ class _GeneratorAdapter:
     def arriving_shape(self, module: EmulatedGenerator, items: Sequence[Any]) -> tuple[int, int, int]:
         return ROWS * len(items), 1, SHAPE[2]
 
-    def dummy(self) -> tuple[torch.Tensor, torch.Tensor, list[LocalItem]]:
-        return torch.zeros((ROWS, SHAPE[2])), torch.zeros((1, INPUT_WIDTH)), [LocalItem(-1, 1, ROWS, 1.0)]
+    def dummy(self) -> tuple[torch.Tensor, torch.Tensor, list[LocalItem]]:  # type: ignore[override]  # rows come first
+        return torch.zeros((ROWS, SHAPE[2])), *super().dummy()
 
 
 def _forward_step(iterator: Iterator[Any], stage: HeteroStage, *_: Any) -> tuple[torch.Tensor, Any]:

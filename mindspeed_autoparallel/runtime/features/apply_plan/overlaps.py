@@ -121,7 +121,7 @@ def print_other_switches(plan: Plan, arguments: argparse.Namespace) -> None:
 def print_other_balance(plan: Plan, arguments: argparse.Namespace, micro_batch_size: int | None) -> None:
     """Print that experts are balanced over other samples than with the script's ``micro_batch_size``: losses differ."""
     types = getattr(arguments, "moe_router_load_balancing_type", None) or ()
-    over_microbatch = {"aux_loss", "sinkhorn"}.intersection([types] if isinstance(types, str) else types)
+    over_microbatch = sorted({"aux_loss", "sinkhorn"}.intersection([types] if isinstance(types, str) else types))
     planned = plan.layout.micro_batch_size
     if over_microbatch and getattr(arguments, "num_experts", None) and micro_batch_size not in (None, planned):
         print_once(
