@@ -7,7 +7,6 @@ stops at all exchanges (``schedule.exchanges``) plus their sum. Formula H9 in do
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from mindspeed_autoparallel.cost.redistribution import (
@@ -116,7 +115,7 @@ def _transfers(
     batch = costs.staged(samples, exchange.encoder.pipeline_size)[0]
     targets = moved.inputs * batch.input_bytes / samples
     rows, gradients = costs.rows_bytes(moved.gradients), costs.rows_bytes(moved.outputs)
-    times: Sequence[float] = [all_to_all_us(one, link) for one in (targets, rows, gradients)]
+    moving_us = sum(all_to_all_us(size_bytes, link) for size_bytes in (targets, rows, gradients))
     # One number for each row goes with the rows, and one comes back: little more than a call.
     calls = (numbers.gradients > 0) + (numbers.outputs > 0)
-    return sum(times) + calls * link.of("all_to_all").latency_us, targets + rows + gradients
+    return moving_us + calls * link.of("all_to_all").latency_us, targets + rows + gradients
