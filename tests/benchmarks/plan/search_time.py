@@ -1,6 +1,6 @@
 """Time, gap and memory of `plan` on the synthetic profile, by cluster size: each row is the command in a fresh process.
 
-    python tests/benchmarks/plan/search_time.py 4 8 16 64 256 1024 --svg docs/validation/plan/search_time.svg
+    python tests/benchmarks/plan/search_time.py 4 8 16 64 256 1024 --svg search_time.svg
 
 The arguments are numbers of nodes of 16 devices. Time is that of the whole command: start, search, relaxations, JSON.
 """
