@@ -58,7 +58,7 @@ class Efficiency:
     fp8_fraction: float = 0.75
     """What of their efficiency in two bytes products in eight bits keep of the eight-bit peak."""
     expert_fraction: float = 0.6
-    """Share of a single product's speed that the grouped products of experts reach; docs/how/tuning.md has its runs."""
+    """Share of a single product's speed that the grouped products of experts reach; decision 0026 has its runs."""
     dispatch_fraction: float = 0.0
     """Share of the node's links that kernels reach which send a token once to each rank with an expert of its choice
     (DeepEP, HybridEP); 0: a token travels once per expert, in a collective."""

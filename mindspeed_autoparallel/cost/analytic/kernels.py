@@ -11,7 +11,7 @@ from mindspeed_autoparallel.cost.device import Device, Efficiency
 _TILE = 128
 _LAST_WAVE = 0.3
 """How much of a wave of tiles a product wastes at its end. Libraries choose tile shapes and split products, so that
-less is lost than where every product has to fill whole waves; docs/how/tuning.md compares the two."""
+less is lost than where every product has to fill whole waves; decision 0026 compares the two."""
 _READ = 2
 """Bytes of an element before it is quantized."""
 
