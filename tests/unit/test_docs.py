@@ -18,6 +18,13 @@ HISTORY = re.compile(
     re.IGNORECASE,
 )
 """Words of what was: pages say what is; CHANGELOG.md and the measurements of docs/validation tell the rest."""
+DIALECT = re.compile(
+    r"\b((is|are|was|were) (told|asked|said|pretended)|knows|believes|remembers|asks|tells|hears|wants|given up|gives up|"
+    r"looks at|what becomes of|(has|have) not got|(stands?|lies?) (beside|in front)|of interest|nobody|nothing is said)\b"
+)
+"""Programs as people, and phrases that native readers stumble over."""
+GENERATED = {ROOT / "docs" / f"{name}.md" for name in ("api", "commands", "flags", "patches")}
+"""Pages whose words are docstrings and help texts."""
 COMMAND = re.compile(r"mindspeed-autoparallel ([a-z]+)((?:[^\n`]*\\\n)*[^\n`]*)")
 
 
@@ -74,3 +81,17 @@ def test_every_flag_that_a_page_gives_a_script_of_ours_is_registered() -> None:
 @pytest.mark.parametrize("page", [page for page in PAGES if "validation" not in page.parts], ids=name_of)
 def test_pages_tell_no_history(page: Path) -> None:
     assert [match.group() for match in HISTORY.finditer(page.read_text())] == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in GENERATED], ids=name_of)
+def test_pages_are_in_plain_english(page: Path) -> None:
+    prose = re.sub(r"(?ms)^```.*?^```|`[^`\n]*`|\"[^\"\n]*\"", "", page.read_text())
+    assert [match.group() for match in DIALECT.finditer(prose)] == []
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "validation").glob("*.md")), ids=name_of)
+def test_a_topic_of_the_validation_takes_two_screens(page: Path) -> None:
+    text = page.read_text()
+    assert len(text.splitlines()) <= 120
+    prose = re.sub(r"(?ms)^```.*?^```", "", text).splitlines()
+    assert [line for line in prose if len(line) > 160 and not line.startswith(("|", "    "))] == []
