@@ -91,7 +91,6 @@ def test_pages_are_in_plain_english(page: Path) -> None:
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs" / "validation").glob("*.md")), ids=name_of)
 def test_a_topic_of_the_validation_takes_two_screens(page: Path) -> None:
-    text = page.read_text()
-    assert len(text.splitlines()) <= 120
-    prose = re.sub(r"(?ms)^```.*?^```", "", text).splitlines()
-    assert [line for line in prose if len(line) > 160 and not line.startswith(("|", "    "))] == []
+    lines = page.read_text().splitlines()
+    # A long line of prose counts as the lines of 140 characters that it fills, a row of a table as one.
+    assert sum(1 if line.startswith("|") else -(-len(line) // 140) or 1 for line in lines) <= 120
