@@ -30,21 +30,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="instead: .parquet, .arrow, .csv, .jsonl, WebDataset .tar, or a folder of them (a cache of HF datasets)",
     )
-    parser.add_argument("--tokenizer", metavar="FOLDER", help="with --table: counts texts (default: bytes)")
+    parser.add_argument(
+        "--tokenizer", metavar="FOLDER", help="with --table: tokenizer that counts texts (default: bytes)"
+    )
     parser.add_argument("--indexed", type=Path, metavar="PREFIX", help="instead: a data set of Megatron (PREFIX.idx)")
-    parser.add_argument("--seq-length", type=LARGE, default=0, help="where training cuts texts (default: nowhere)")
+    parser.add_argument(
+        "--seq-length", type=LARGE, default=0, help="length at which training cuts texts (default: none)"
+    )
     parser.add_argument(
         "--max-read",
         type=LARGE,
         default=0,
         metavar="N",
-        help="read N records drawn at random (all)",
+        help="read N records drawn at random (default: all)",
     )
-    parser.add_argument("--seed", type=LARGE, default=0, help="of that draw")
+    parser.add_argument("--seed", type=LARGE, default=0, help="seed of that draw")
     parser.add_argument(
-        "--bytes-per-token", type=float, default=0.0, metavar="X", help="estimate tokens by bytes of UTF-8, such as 4"
+        "--bytes-per-token",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="estimate tokens as UTF-8 bytes divided by X, such as 4",
     )
-    parser.add_argument("--skip-broken", action="store_true", help="leave broken records out instead of stopping")
+    parser.add_argument("--skip-broken", action="store_true", help="skip broken records instead of stopping")
     parser.add_argument("--output", type=Path, help="file to write: the distribution that `plan --data` takes")
     parser.add_argument("--page", type=Path, help="file to write: a page with histograms")
     parser.add_argument("--overwrite", action="store_true", help="read again, and replace the output file")

@@ -18,13 +18,15 @@ def add_log_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags that belong to ``--from-log``."""
     group = parser.add_argument_group("from training logs (no device is needed)")
     group.add_argument(
-        "--from-log", type=Path, nargs="+", metavar="LOG", help="logs of Megatron or MindSpeed, also gzip"
+        "--from-log", type=Path, nargs="+", metavar="LOG", help="training logs of Megatron or MindSpeed, also gzip"
     )
-    group.add_argument("--device", metavar="NAME", help="the device that trained, a name of the catalogue")
-    group.add_argument("--device-file", type=Path, metavar="FILE", help="the device's own file, to start from")
-    group.add_argument("--nproc-per-node", type=int, default=8, metavar="N", help="devices of a node")
-    group.add_argument("--network-gbit-per-s", type=float, metavar="RATE", help="of one node; default: the catalogue's")
-    group.add_argument("--output", type=Path, metavar="DEVICE.json", help="where the calibrated device file goes")
+    group.add_argument("--device", metavar="NAME", help="the device that trained, from the catalogue")
+    group.add_argument("--device-file", type=Path, metavar="FILE", help="device file to start from")
+    group.add_argument("--nproc-per-node", type=int, default=8, metavar="N", help="devices per node")
+    group.add_argument(
+        "--network-gbit-per-s", type=float, metavar="RATE", help="network of one node (default: the catalogue's)"
+    )
+    group.add_argument("--output", type=Path, metavar="DEVICE.json", help="calibrated device file to write")
 
 
 def run_from_log(arguments: argparse.Namespace) -> int:

@@ -22,15 +22,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--memory-margin",
         type=float,
         metavar="PERCENT",
-        help="of the memory, left free (default: 5 for computed profiles, whose peaks are about so far off, 0 for "
-        "measured ones)",
+        help="percent of the memory left free (default: 5 for computed profiles, about the error of their peaks; 0 "
+        "for measured ones)",
     )
     add_tokens(parser)
 
 
 def add_tokens(parser: argparse.ArgumentParser) -> None:
     """Add ``--tokens``."""
-    parser.add_argument("--tokens", help="of the whole training, as 1T or 300B: also print how many days it takes")
+    parser.add_argument(
+        "--tokens", help="tokens of the whole training, such as 1T or 300B: also print how many days it takes"
+    )
 
 
 def with_margin(arguments: argparse.Namespace, profile: Profile, cluster: Cluster) -> Cluster:

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add ``--data`` and what goes with it."""
     parser.add_argument("--data", type=Path, help="distribution of the samples, written by `data describe`")
     parser.add_argument(
-        "--mm-data", type=Path, help="with --data: data.json of the training, whose records it must be of"
+        "--mm-data", type=Path, help="with --data: data.json of the training; other records are refused"
     )
     parser.add_argument(
         "--data-padding",
@@ -32,9 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TOKENS",
         help="with --data-padding none and --data-balance: packs are filled with any number of samples up to this",
     )
-    parser.add_argument("--data-balance", action="store_true", help="samples are rearranged while training")
-    parser.add_argument("--max-oom-probability", type=float, help="of running out of memory within --oom-steps (1e-3)")
-    parser.add_argument("--oom-steps", type=LARGE, help="steps of the training (10000)")
+    parser.add_argument("--data-balance", action="store_true", help="samples are rearranged during training")
+    parser.add_argument(
+        "--max-oom-probability",
+        type=float,
+        help="largest probability of running out of memory within --oom-steps (default: 1e-3)",
+    )
+    parser.add_argument("--oom-steps", type=LARGE, help="steps of the training (default: 10000)")
 
 
 def check(arguments: argparse.Namespace) -> None:

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model is given, else file)",
     )
     parser.add_argument(
-        "--model", type=Path, metavar="FILE", help="with analytic: sizes as JSON, or a Hugging Face config.json"
+        "--model", type=Path, metavar="FILE", help="with analytic: model sizes as JSON, or a Hugging Face config.json"
     )
     parser.add_argument(
         "--train",
@@ -56,10 +56,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seq-length",
         type=LARGE,
-        help="with analytic: the decoder's tokens, where --model has none",
+        help="with analytic: the decoder's tokens, if --model has none",
     )
     _media.add_arguments(parser)
-    parser.add_argument("--device", metavar="NAME", help="with analytic: of the catalogue, as H100 or 910B")
+    parser.add_argument("--device", metavar="NAME", help="with analytic: device of the catalogue, such as H100 or 910B")
     parser.add_argument(
         "--device-file", type=Path, action="append", default=[], help="with analytic: a device of your own (repeatable)"
     )
@@ -67,9 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--network-gbit-per-s",
         type=float,
         metavar="RATE",
-        help="with analytic: of one node, all its devices together (default: the device's in the catalogue)",
+        help="with analytic: network of one node, all its devices together (default: the catalogue's)",
     )
-    parser.add_argument("--profile-tensor-size", type=int, default=1, help="TP that MindSpeed's file was measured at")
+    parser.add_argument("--profile-tensor-size", type=int, default=1, help="TP at which MindSpeed's file was measured")
     add_stages_link(parser)
 
 
@@ -80,7 +80,7 @@ def add_stages_link(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=25 * GIB * 8 / 1e9,
         metavar="RATE",
-        help="between stages, for MindSpeed's file (default: 214.7, 25 GiB/s)",
+        help="bandwidth between stages, for MindSpeed's file (default: 214.7, 25 GiB/s)",
     )
 
 

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add ``--quiet`` and ``--verbose``, which every command has."""
     how = parser.add_mutually_exclusive_group()
     how.add_argument("-q", "--quiet", action="store_true", help="no progress on standard error")
-    how.add_argument("-v", "--verbose", action="store_true", help="also what the package logs, on standard error")
+    how.add_argument("-v", "--verbose", action="store_true", help="also log to standard error")
 
 
 class _Shown:

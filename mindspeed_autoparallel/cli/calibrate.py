@@ -21,14 +21,16 @@ from mindspeed_autoparallel.whole_numbers import LARGE
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the command."""
     parser.add_argument("base", type=Path, nargs="?", metavar="BASE.sqlite")
-    parser.add_argument("--operators", type=Path, metavar="OPERATORS.json", help="calls to measure")
+    parser.add_argument(
+        "--operators", type=Path, metavar="OPERATORS.json", help="file of the operator calls to measure"
+    )
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="devices of this node (default 1)")
     parser.add_argument(
         "--timeout-s",
         type=LARGE,
         default=1800,
         metavar="S",
-        help="the launch is stopped after this",
+        help="seconds after which the launch is stopped",
     )
     parser.add_argument("--json", action="store_true", help="print JSON only")
     add_log_arguments(parser)

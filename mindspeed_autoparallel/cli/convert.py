@@ -36,8 +36,8 @@ _COUNTS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("direction", choices=("hf-to-mm", "mm-to-hf", "resplit"))
     parser.add_argument("source", type=Path, help="Hugging Face folder (hf-to-mm) or checkpoint folder")
-    parser.add_argument("target", type=Path, help="folder to make")
-    parser.add_argument("--hf-dir", type=Path, help="the original Hugging Face folder: config.json, tokenizer, names")
+    parser.add_argument("target", type=Path, help="folder to write")
+    parser.add_argument("--hf-dir", type=Path, help="original Hugging Face folder: config.json, tokenizer, names")
     parser.add_argument("--plan", type=Path, help="take the layout from this plan")
     parser.add_argument("--llm-pp-layers", help="text layers per stage: 1,10,10,7; virtual stages: [[14],[14]]")
     parser.add_argument("--vit-pp-layers", help="vision layers per stage (default: all in the first)")
@@ -45,25 +45,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tp-size", type=int, help="tensor parallel size (default 1)")
     parser.add_argument("--vit-tp-size", type=int, help="tensor parallel size of the vision module")
     parser.add_argument("--audio-tp-size", type=int, help="tensor parallel size of the audio module")
-    parser.add_argument("--ep-size", type=int, default=1, help="expert parallel size (dense models repeat themselves)")
+    parser.add_argument("--ep-size", type=int, default=1, help="expert parallel size (dense parts are repeated)")
     parser.add_argument("--etp-size", type=int, help="tensor parallel size of experts (default: --tp-size)")
-    parser.add_argument("--names", choices=("megatron", "mindspeed_llm"), default="megatron", help="of the host")
+    parser.add_argument(
+        "--names", choices=("megatron", "mindspeed_llm"), default="megatron", help="host whose tensor names are used"
+    )
     parser.add_argument(
         "--transformer-impl",
         choices=("local", "transformer_engine"),
-        help="layers of the host (default: local for mm, transformer_engine for torch_dist)",
+        help="layer implementation of the host (default: local for mm, transformer_engine for torch_dist)",
     )
     parser.add_argument(
-        "--experts", choices=("each", "grouped"), default="each", help="of a rank, one by one or in one"
+        "--experts", choices=("each", "grouped"), default="each", help="experts of a rank as separate tensors or in one"
     )
     parser.add_argument(
-        "--layers", choices=("stacked", "each"), default="stacked", help="of torch_dist: each where the host has a list"
+        "--layers",
+        choices=("stacked", "each"),
+        default="stacked",
+        help="torch_dist: each if the host's --moe-layer-freq is a list",
     )
-    parser.add_argument("--hetero", action="store_true", help="encoders whole in every stage's file")
-    parser.add_argument("--make-vocab-size-divisible-by", type=int, metavar="N", help="pad as training will")
-    parser.add_argument("--format", choices=("mm", "torch_dist", "dcp"), default="mm", help="of the checkpoint written")
-    parser.add_argument("--weights-only", action="store_true", help="resplit: leave the optimizer's state behind")
-    parser.add_argument("--max-shard-mib", type=LARGE, default=4096, help="size of the safetensors shards written")
+    parser.add_argument("--hetero", action="store_true", help="write encoders whole into every stage's file")
+    parser.add_argument(
+        "--make-vocab-size-divisible-by", type=int, metavar="N", help="pad the vocabulary as training does"
+    )
+    parser.add_argument(
+        "--format", choices=("mm", "torch_dist", "dcp"), default="mm", help="format of the written checkpoint"
+    )
+    parser.add_argument("--weights-only", action="store_true", help="resplit: drop the optimizer state")
+    parser.add_argument("--max-shard-mib", type=LARGE, default=4096, help="size of the written safetensors shards")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing target")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_conversion_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sources", type=Path, nargs="+", help="one or more LLaVA-instruct files")
-    parser.add_argument("--images", type=Path, required=True, help="folder with the pictures")
+    parser.add_argument("--images", type=Path, required=True, help="folder with the images")
     parser.add_argument("--output", type=Path, required=True, help="file to write")
     parser.add_argument("--max-samples", type=LARGE, metavar="N", help="stop after N good records")
     parser.add_argument("--strict", action="store_true", help="refuse a broken record instead of skipping it")

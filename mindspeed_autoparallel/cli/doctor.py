@@ -1,4 +1,4 @@
-"""Look at this node and a launch script and say what to set and why; changes nothing.
+"""Diagnose this node and a launch script, and print what to set and why; changes nothing.
 
   doctor                                   this node
   doctor --script train.sh                 and what the script would do on it
@@ -29,9 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--script",
         type=Path,
-        help="a shell launch script, or a YAML of MindSpeed-MM's native trainer; it is read, not run",
+        help="a shell launch script, or a YAML of MindSpeed-MM's native trainer; read, not run",
     )
-    parser.add_argument("--peers", default="", help="other nodes, comma separated: compare clocks through ssh")
+    parser.add_argument(
+        "--peers", default="", help="other nodes, comma separated, whose clocks are compared through ssh"
+    )
     parser.add_argument("--format", choices=("text", "json", "export"), default="text")
     parser.add_argument("--json", action="store_true", help="the same as --format json")
 

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="A preset, e.g. llama2-70b, or hf:NAME_OR_CONFIG.json.",
     )
     parser.add_argument("--devices", type=WholeNumber(most=2**16), default=8, metavar="N")
-    parser.add_argument("--batch", type=LARGE, metavar="N", help="Samples over all devices (16).")
+    parser.add_argument("--batch", type=LARGE, metavar="N", help="Samples over all devices (default: 16).")
     parser.add_argument("--seq-length", type=LARGE, default=4096, metavar="TOKENS")
     parser.add_argument(
         "--layers", type=WholeNumber(most=1_000), metavar="N", help="Shorten the model to this many layers."
@@ -56,9 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parameter-limit-gib", type=float, metavar="GIB", help="Weights of one device (exact).")
     parser.add_argument("--untied", action="store_true", help="Let repeated layers differ (exact, propagation).")
     parser.add_argument("--explain", metavar="OP", help="Costs of each cut of this operator, and mem_coeff to set.")
-    parser.add_argument(
-        "--moves", action="store_true", help="Print what moves where: tensors, placements, bytes, time."
-    )
+    parser.add_argument("--moves", action="store_true", help="Print redistributions: tensors, placements, bytes, time.")
     parser.add_argument(
         "--constraints", action="store_true", help="Search again without each constraint; print its cost."
     )

@@ -33,10 +33,8 @@ MAX_LIMIT_MIB = 2**30
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _profile_source.add_arguments(parser)
     parser.add_argument("--nnodes", type=int, required=True, help="nodes to train on")
-    parser.add_argument("--nproc-per-node", type=int, required=True, help="devices of a node")
-    parser.add_argument(
-        "--global-batch-size", type=int, help="samples of one step; with --fsdp2 the file's, where it has them"
-    )
+    parser.add_argument("--nproc-per-node", type=int, required=True, help="devices per node")
+    parser.add_argument("--global-batch-size", type=int, help="samples of one step (default with --fsdp2: the file's)")
     parser.add_argument(
         "--fsdp2",
         type=Path,
@@ -44,11 +42,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="plan an FSDP2 trainer from its YAML (MindSpeed-MM, MindSpeed-LLM, VeOmni, NeMo Automodel, verl) or "
         "from the script that launches Megatron with --use-torch-fsdp2",
     )
-    parser.add_argument("--memory-limit-mib", type=float, help="per device; default: the profile's capacity")
+    parser.add_argument(
+        "--memory-limit-mib", type=float, help="memory limit per device (default: the profile's capacity)"
+    )
     _plan_answer.add_arguments(parser)
     parser.add_argument("--top-k", type=int, default=3, help="alternatives to report (default 3)")
-    parser.add_argument("--time-limit-s", type=float, default=600.0, help="then the best plan so far, with its gap")
-    parser.add_argument("--seed", type=LARGE, default=0, help="of the solver")
+    parser.add_argument(
+        "--time-limit-s", type=float, default=600.0, help="time limit, then the best plan so far with its gap"
+    )
+    parser.add_argument("--seed", type=LARGE, default=0, help="seed of the solver")
     parser.add_argument(
         "--overlap-grad-reduce",
         action=argparse.BooleanOptionalAction,
@@ -58,13 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--overlap-moe-expert-parallel-comm",
         action="store_true",
-        help="also search Megatron's combined 1F1B, which hides experts' exchanges behind another microbatch",
+        help="also search Megatron's combined 1F1B, which hides expert exchanges behind another microbatch",
     )
     parser.add_argument(
         "--virtual-sizes",
         default="auto",
-        help="chunks per rank to try, such as 1,2,4 (default: these, in large jobs for seconds; if asked for, as long "
-        "as the time limit allows)",
+        help="chunks per rank to try, such as 1,2,4, within the time limit (default: these, in large jobs for seconds)",
     )
     parser.add_argument(
         "--schedules", default="1f1b", help="without virtual stages: 1f1b, or 1f1b,gpipe for a host that has both"
@@ -74,7 +75,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="keep layers beside embedding and output layer: for a host without --pipeline-model-parallel-layout",
     )
-    parser.add_argument("--num-workers", type=int, default=0, help="processes (default: one per core); same plan")
+    parser.add_argument(
+        "--num-workers", type=int, default=0, help="processes (default: one per core); the plan does not depend on it"
+    )
     parser.add_argument("--candidate", type=Path, help="output of `operators --json`: also plan its Megatron layout")
     parser.add_argument(
         "--hetero-parallel",
@@ -82,13 +85,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also search layouts of their own for encoders, and compare with the best homogeneous plan",
     )
     parser.add_argument(
-        "--hetero-balance", choices=("local", "global", "off"), default="local", help="as training will have it"
+        "--hetero-balance", choices=("local", "global", "off"), default="local", help="balance of the training"
     )
-    parser.add_argument("--mm-model", type=Path, help="model.json; the hetero sizes are written to a copy beside it")
+    parser.add_argument("--mm-model", type=Path, help="model.json; hetero sizes are written to a copy beside it")
     _plan_data.add_arguments(parser)
     parser.add_argument("--out", type=Path, help="directory for plan.json and the result file")
     _script.add_argument(parser)
-    parser.add_argument("--why", action="store_true", help="print what became of every layout")
+    parser.add_argument("--why", action="store_true", help="print the verdict of every layout")
     parser.add_argument("--json", action="store_true", help="print only JSON: the plan")
 
 

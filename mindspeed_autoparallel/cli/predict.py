@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--page",
         type=Path,
         metavar="FILE",
-        help="write the page of the answer here; of several requests a page each, FILE with the number in its name",
+        help="write the page of the answer here; for several requests one page each, with a number in its name",
     )
     parser.add_argument("--json", action="store_true", help="print JSON only")
 

@@ -36,14 +36,21 @@ _ONE_PROCESS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the command."""
-    parser.add_argument("arguments", nargs="*", metavar="PLAN -- SCRIPT ARGUMENT", help="the training as you start it")
-    parser.add_argument("--plan", type=Path, metavar="FILE", help="the plan; without it the script's own layout")
-    parser.add_argument("--devices", type=int, metavar="N", help="devices of the training, without a plan")
+    parser.add_argument(
+        "arguments", nargs="*", metavar="PLAN -- SCRIPT ARGUMENT", help="the command that starts the training"
+    )
+    parser.add_argument("--plan", type=Path, metavar="FILE", help="the plan (default: the script's own layout)")
+    parser.add_argument("--devices", type=int, metavar="N", help="devices of the training, if there is no plan")
     parser.add_argument("--ranks", default="distinct", help="distinct, ends, or numbers such as 0,37")
     parser.add_argument(
-        "--memory-limit-mib", type=float, metavar="MIB", help="per device (of the plan, or this device's)"
+        "--memory-limit-mib",
+        type=float,
+        metavar="MIB",
+        help="memory limit per device (default: the plan's, or this device's)",
     )
-    parser.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="where preflight_result.json goes (.)")
+    parser.add_argument(
+        "--out", type=Path, default=Path(), metavar="DIR", help="folder of preflight_result.json (default: .)"
+    )
     parser.add_argument("--result", type=Path, metavar="FILE", help="preflight_result.json of a finished pre-flight")
 
 

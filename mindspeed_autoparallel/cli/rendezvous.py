@@ -9,8 +9,10 @@ import argparse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--port", type=int, default=29400, help="where the nodes' torchrun connects (default 29400)")
-    parser.add_argument("--address", default="0.0.0.0", help="of this machine to listen at (default: all)")
+    parser.add_argument(
+        "--port", type=int, default=29400, help="port to which the nodes' torchrun connects (default 29400)"
+    )
+    parser.add_argument("--address", default="0.0.0.0", help="address of this machine to listen at (default: all)")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -35,24 +35,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--schedule",
         choices=("1f1b", "interleaved", "gpipe", "dualpipev"),
         default="1f1b",
-        help="dualpipev: MindSpeed's, whose split is even, beside the best one of 1f1b",
+        help="dualpipev: MindSpeed's, whose split is even, compared with the best one of 1f1b",
     )
     parser.add_argument("--virtual-pipeline-size", type=int, default=1, help="chunks per stage (interleaved)")
     parser.add_argument(
         "--microbatch-group-size",
         type=int,
         default=0,
-        help="microbatches of one chunk in a row (interleaved; default: searched)",
+        help="consecutive microbatches of one chunk (interleaved; default: searched)",
     )
     parser.add_argument(
         "--no-standalone-ends",
         action="store_true",
         help="keep layers beside embedding and output layer: for a host without --pipeline-model-parallel-layout",
     )
-    parser.add_argument("--time-limit-s", type=float, default=60.0, help="then the best plan so far, with its bound")
-    parser.add_argument("--top-k", type=int, default=1, help=f"also the next best plans, up to {MAX_PLANS} in all")
-    parser.add_argument("--what-if", action="store_true", help="also what more memory or microbatches gain")
-    parser.add_argument("--seed", type=LARGE, default=0, help="of the integer solver, where it is asked")
+    parser.add_argument(
+        "--time-limit-s", type=float, default=60.0, help="time limit, then the best plan so far with its bound"
+    )
+    parser.add_argument("--top-k", type=int, default=1, help=f"also the next best plans, up to {MAX_PLANS} in total")
+    parser.add_argument(
+        "--what-if", action="store_true", help="also print the gain from more memory and from more microbatches"
+    )
+    parser.add_argument("--seed", type=LARGE, default=0, help="seed of the integer solver")
     parser.add_argument("--json", action="store_true", help="print only JSON")
 
 

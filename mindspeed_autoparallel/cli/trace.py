@@ -25,7 +25,7 @@ _OPTIONAL = {
     "kv_heads": "groups of grouped-query attention (as heads)",
     "head_size": "width of one head (hidden / heads)",
     "ffn": "width of the MLP (4 hidden)",
-    "vocabulary": "padded; for embedding, head and stage",
+    "vocabulary": "padded vocabulary size; for embedding, head and stage",
     "num_experts": "0: a dense MLP",
     "topk": "experts of one token (2)",
     "expert_ffn": "width of an expert (as ffn)",
@@ -35,11 +35,11 @@ _OPTIONAL = {
     "expert": "expert-parallel size",
     "expert_tensor": "ranks that share an expert (as --tp-size)",
     "world": "ranks of the job (the smallest that holds the layout)",
-    "num_layers": "of the whole model, for a stage",
+    "num_layers": "layers of the whole model, for a stage",
     "pipeline": "stages",
     "virtual": "model chunks per stage",
     "stage": "the pipeline rank to trace (0)",
-    "num_microbatches": "of one step, for a stage",
+    "num_microbatches": "microbatches of one step, for a stage",
 }
 
 _SPELT = {
@@ -63,10 +63,10 @@ def _flag(name: str) -> str:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the command."""
     parser.add_argument("--script", type=Path, metavar="FILE", help="trace the model that this training script builds")
-    parser.add_argument("arguments", nargs="*", metavar="-- ARGUMENT", help="of the script")
+    parser.add_argument("arguments", nargs="*", metavar="-- ARGUMENT", help="arguments of the script")
     for name in _SIZES:
         parser.add_argument(
-            _flag(name), dest=name, type=int, metavar="N", help="of the model, where there is no script"
+            _flag(name), dest=name, type=int, metavar="N", help="size of the model, if there is no script"
         )
     parser.add_argument("--block", choices=BLOCKS, default="layer", help="what to trace; a stage runs a whole step")
     for name, meaning in _OPTIONAL.items():

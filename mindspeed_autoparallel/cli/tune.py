@@ -35,17 +35,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--profile-source",
         choices=("analytic",),
         default="analytic",
-        help="nothing is measured by this command; a script with --auto-tuning measures",
+        help="this command measures nothing; a script with --auto-tuning does",
     )
     parser.add_argument(
         "--what-to-measure",
         action="store_true",
-        help="print the figures that the choice hangs on, which runs would settle it, and the plan that regrets least",
+        help="print the figures that decide the choice, runs that would settle it, and the plan with the least regret",
     )
     parser.add_argument(
-        "--time-limit-s", type=float, default=60.0, help="then the best plans so far, with their gap (default: 60)"
+        "--time-limit-s",
+        type=float,
+        default=60.0,
+        help="time limit, then the best plans so far with their gap (default: 60)",
     )
-    parser.add_argument("--num-workers", type=int, default=0, help="processes (default: one per core); same plans")
+    parser.add_argument(
+        "--num-workers", type=int, default=0, help="processes (default: one per core); the plans do not depend on it"
+    )
     _plan_answer.add_tokens(parser)
     _script.add_argument(parser)
     parser.add_argument("--page", type=Path, metavar="FILE", help="write the page of the first plan here")
