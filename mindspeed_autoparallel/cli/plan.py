@@ -42,13 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="plan an FSDP2 trainer from its YAML (MindSpeed-MM, MindSpeed-LLM, VeOmni, NeMo Automodel, verl) or "
         "from the script that launches Megatron with --use-torch-fsdp2",
     )
-    parser.add_argument(
-        "--memory-limit-mib", type=float, help="memory limit per device (default: the profile's capacity)"
-    )
+    parser.add_argument("--memory-limit-mib", type=float, help="limit per device (default: the profile's capacity)")
     _plan_answer.add_arguments(parser)
     parser.add_argument("--top-k", type=int, default=3, help="alternatives to report (default 3)")
     parser.add_argument(
-        "--time-limit-s", type=float, default=600.0, help="time limit, then the best plan so far with its gap"
+        "--time-limit-s", type=float, default=600.0, help="after it: the best plan so far, with its gap"
     )
     parser.add_argument("--seed", type=LARGE, default=0, help="seed of the solver")
     parser.add_argument(
@@ -75,9 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="keep layers beside embedding and output layer: for a host without --pipeline-model-parallel-layout",
     )
-    parser.add_argument(
-        "--num-workers", type=int, default=0, help="processes (default: one per core); the plan does not depend on it"
-    )
+    parser.add_argument("--num-workers", type=int, default=0, help="processes (default: one per core); same plan")
     parser.add_argument("--candidate", type=Path, help="output of `operators --json`: also plan its Megatron layout")
     parser.add_argument(
         "--hetero-parallel",

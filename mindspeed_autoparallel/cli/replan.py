@@ -52,9 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--restart-s", type=float, default=60.0, help="seconds from start to first step without loading (default 60)"
     )
-    parser.add_argument(
-        "--time-limit-s", type=float, default=30.0, help="time limit of a search, then its best plan so far"
-    )
+    parser.add_argument("--time-limit-s", type=float, default=30.0, help="after it: the best plan of a search so far")
     parser.add_argument("--out", type=Path, help="directory for plan.json, the result file and launch lines")
     parser.add_argument("--json", action="store_true", help="print only JSON")
 

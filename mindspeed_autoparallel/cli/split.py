@@ -50,12 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="keep layers beside embedding and output layer: for a host without --pipeline-model-parallel-layout",
     )
     parser.add_argument(
-        "--time-limit-s", type=float, default=60.0, help="time limit, then the best plan so far with its bound"
+        "--time-limit-s", type=float, default=60.0, help="after it: the best plan so far, with its bound"
     )
     parser.add_argument("--top-k", type=int, default=1, help=f"also the next best plans, up to {MAX_PLANS} in total")
-    parser.add_argument(
-        "--what-if", action="store_true", help="also print the gain from more memory and from more microbatches"
-    )
+    parser.add_argument("--what-if", action="store_true", help="also the gain from more memory or microbatches")
     parser.add_argument("--seed", type=LARGE, default=0, help="seed of the integer solver")
     parser.add_argument("--json", action="store_true", help="print only JSON")
 

@@ -46,11 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--time-limit-s",
         type=float,
         default=60.0,
-        help="time limit, then the best plans so far with their gap (default: 60)",
+        help="after it: the best plans so far, with their gap (default: 60)",
     )
-    parser.add_argument(
-        "--num-workers", type=int, default=0, help="processes (default: one per core); the plans do not depend on it"
-    )
+    parser.add_argument("--num-workers", type=int, default=0, help="processes (default: one per core); same plans")
     _plan_answer.add_tokens(parser)
     _script.add_argument(parser)
     parser.add_argument("--page", type=Path, metavar="FILE", help="write the page of the first plan here")
