@@ -4,7 +4,6 @@ The map of the house (who may import whom is checked; higher may import lower):
 
     cli, patches,       one command per file; one patch table per patched Megatron module;
     testing             suites for those who write adapters
-    reference           the reference multimodal training
     runtime             everything that touches torch and megatron: devices, launch, profiling, hetero, and
                         ``features``, one folder per flag
     weights             checkpoints that follow a plan

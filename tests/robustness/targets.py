@@ -44,7 +44,7 @@ def targets() -> list[Target]:
     split = ("split", "--pipeline-size", "2", "--num-microbatches", "4", "--memory-limit-mib", "900", "--json")
     to_mm = ("convert", "hf-to-mm", "hf", "out")
     back = ("--hf-dir", "hf", "--json")
-    reference = "call:mindspeed_autoparallel.reference.configuration"
+    reference = "call:reference_vlm.configuration"
     return [
         Target("profile, plan", "plans", "profile.json", JSON, (*plan, "--profile", "profile.json")),
         Target("profile, split", "plans", "profile.json", JSON, (*split, "--profile", "profile.json")),

@@ -10,10 +10,10 @@ import argparse
 from pathlib import Path
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.reference import foreign_flags
-from mindspeed_autoparallel.reference.configuration import ModelDescription, read_data, read_model, read_tools
 from mindspeed_autoparallel.runtime.hetero.job import current_job
 from mindspeed_autoparallel.runtime.hetero.layouts import check_attribute
+from reference_vlm import foreign_flags
+from reference_vlm.configuration import ModelDescription, read_data, read_model, read_tools
 
 _FILES = {
     "--mm-model": "model.json: the modules, their sizes, and their layers on each pipeline stage",

@@ -20,9 +20,9 @@ from mindspeed_autoparallel.data.sample import SampleSize
 from mindspeed_autoparallel.data.sizes import SampleSizes
 from mindspeed_autoparallel.data.work import ModuleWork, WorkModel
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.reference.configuration import DataDescription, ModelDescription, StackDescription
-from mindspeed_autoparallel.reference.data.records import Record
-from mindspeed_autoparallel.reference.data.tokens import Tokenizer
+from reference_vlm.configuration import DataDescription, ModelDescription, StackDescription
+from reference_vlm.data.records import Record
+from reference_vlm.data.tokens import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)

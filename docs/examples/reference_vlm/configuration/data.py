@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mindspeed_autoparallel.files import read_json
-from mindspeed_autoparallel.reference.configuration import accepted_keys
-from mindspeed_autoparallel.reference.configuration.section import Section
+from reference_vlm.configuration import accepted_keys
+from reference_vlm.configuration.section import Section
 
 ITEMS_PER_SAMPLE = 1024
 """Images, or clips, of a sample that dropout tells apart."""

@@ -17,9 +17,9 @@ from megatron.core import parallel_state
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.reference.configuration.data import ITEMS_PER_SAMPLE
 from mindspeed_autoparallel.runtime.attention.context_parallel import ContextParallelAttention, gather_rows
 from mindspeed_autoparallel.runtime.attention.shards import zigzag_positions
+from reference_vlm.configuration.data import ITEMS_PER_SAMPLE
 
 ROWS_PER_ITEM = 2**20
 """Of one sample or item: rows are numbered inside it."""

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from mindspeed_autoparallel.data.media import num_audio_tokens
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.reference.configuration import DataDescription, ModelDescription
-from mindspeed_autoparallel.reference.data.audio import load_audio
-from mindspeed_autoparallel.reference.data.images import load_picture
-from mindspeed_autoparallel.reference.data.records import AUDIO_MARK, IMAGE_MARK, Record
-from mindspeed_autoparallel.reference.data.tokens import Tokenizer
-from mindspeed_autoparallel.reference.model.text import multimodal_positions
+from reference_vlm.configuration import DataDescription, ModelDescription
+from reference_vlm.data.audio import load_audio
+from reference_vlm.data.images import load_picture
+from reference_vlm.data.records import AUDIO_MARK, IMAGE_MARK, Record
+from reference_vlm.data.tokens import Tokenizer
+from reference_vlm.model.text import multimodal_positions
 
 IGNORED = -100
 _MARKS = re.compile(f"({IMAGE_MARK}|{AUDIO_MARK})")

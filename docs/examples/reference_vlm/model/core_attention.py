@@ -14,8 +14,8 @@ import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.enums import AttnMaskType
 
-from mindspeed_autoparallel.reference.model.dropout import attend_with_dropout, attention_rates
-from mindspeed_autoparallel.reference.model.row_shard import RowShard
+from reference_vlm.model.dropout import attend_with_dropout, attention_rates
+from reference_vlm.model.row_shard import RowShard
 
 
 class PackedRows(PackedSeqParams):

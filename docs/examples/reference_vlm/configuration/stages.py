@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.reference.configuration.section import Section
+from reference_vlm.configuration.section import Section
 
 NO_OWN_PIPELINES: Mapping[str, int] = {}
 

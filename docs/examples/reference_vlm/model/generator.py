@@ -9,11 +9,11 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.transformer.module import MegatronModule
 
-from mindspeed_autoparallel.reference.configuration import ModelDescription
-from mindspeed_autoparallel.reference.model.context import own_tokens
-from mindspeed_autoparallel.reference.model.core_attention import PackedRows
-from mindspeed_autoparallel.reference.model.dropout import item_rows
-from mindspeed_autoparallel.reference.model.stack import PlacedBlock, layer_spec, stack_config, with_dropout
+from reference_vlm.configuration import ModelDescription
+from reference_vlm.model.context import own_tokens
+from reference_vlm.model.core_attention import PackedRows
+from reference_vlm.model.dropout import item_rows
+from reference_vlm.model.stack import PlacedBlock, layer_spec, stack_config, with_dropout
 
 
 class ImageGenerator(MegatronModule):

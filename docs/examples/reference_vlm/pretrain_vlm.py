@@ -1,7 +1,6 @@
 """Train the reference model through ``megatron.training.pretrain``.
 
-``torchrun ... -m mindspeed_autoparallel.reference.pretrain_vlm --mm-model model.json --mm-data data.json <Megatron's
-flags>``; docs/examples has a script file and launch scripts that call ``main``.
+``main`` is what ``torchrun docs/examples/pretrain_vlm.py --mm-model model.json --mm-data data.json ...`` runs.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ from megatron.training import get_args, global_vars
 from megatron.training import training as host_training
 
 from mindspeed_autoparallel.errors import told_in_a_line
-from mindspeed_autoparallel.reference import arguments as own_arguments
-from mindspeed_autoparallel.reference import hetero
-from mindspeed_autoparallel.reference.configuration import ModelDescription, read_data
-from mindspeed_autoparallel.reference.data.batches import Batch, MicrobatchStream, StreamOptions
-from mindspeed_autoparallel.reference.data.rearrange import Rearrangement, make_rearrangement
-from mindspeed_autoparallel.reference.data.records import Record, read_records, split_records
-from mindspeed_autoparallel.reference.data.tokens import make_tokenizer
-from mindspeed_autoparallel.reference.model.checks import check_layers, check_parameters
-from mindspeed_autoparallel.reference.model.context import check_length, over_context, own_tokens
-from mindspeed_autoparallel.reference.model.vlm import VisionLanguageModel, current_chunk
 from mindspeed_autoparallel.runtime.hetero.job import current_job
+from reference_vlm import arguments as own_arguments
+from reference_vlm import hetero
+from reference_vlm.configuration import ModelDescription, read_data
+from reference_vlm.data.batches import Batch, MicrobatchStream, StreamOptions
+from reference_vlm.data.rearrange import Rearrangement, make_rearrangement
+from reference_vlm.data.records import Record, read_records, split_records
+from reference_vlm.data.tokens import make_tokenizer
+from reference_vlm.model.checks import check_layers, check_parameters
+from reference_vlm.model.context import check_length, over_context, own_tokens
+from reference_vlm.model.vlm import VisionLanguageModel, current_chunk
 
 LossAndReport = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
 

@@ -1,7 +1,7 @@
 """MindSpeed-MM's json files as frozen descriptions; every wrong value names its file, key and allowed range."""
 
-from mindspeed_autoparallel.reference.configuration.data import DataDescription, read_data
-from mindspeed_autoparallel.reference.configuration.descriptions import (
+from reference_vlm.configuration.data import DataDescription, read_data
+from reference_vlm.configuration.descriptions import (
     AudioDescription,
     ModelDescription,
     ProjectorDescription,
@@ -9,8 +9,8 @@ from mindspeed_autoparallel.reference.configuration.descriptions import (
     TextDescription,
     VisionDescription,
 )
-from mindspeed_autoparallel.reference.configuration.model import describe_model, read_model
-from mindspeed_autoparallel.reference.configuration.tools import read_tools
+from reference_vlm.configuration.model import describe_model, read_model
+from reference_vlm.configuration.tools import read_tools
 
 __all__ = [
     "AudioDescription",

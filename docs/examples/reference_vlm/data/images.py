@@ -9,7 +9,7 @@ import torch
 
 from mindspeed_autoparallel.data.media import fitting_size
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.reference.configuration import VisionDescription
+from reference_vlm.configuration import VisionDescription
 
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 DEVIATION = (0.26862954, 0.26130258, 0.27577711)

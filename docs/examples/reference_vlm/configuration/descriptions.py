@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindspeed_autoparallel.reference.configuration.stages import StageLayers
+from reference_vlm.configuration.stages import StageLayers
 
 
 @dataclass(frozen=True, kw_only=True)

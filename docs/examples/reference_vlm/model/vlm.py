@@ -12,15 +12,15 @@ from megatron.core.tensor_parallel.mappings import scatter_to_sequence_parallel_
 from megatron.core.transformer.module import MegatronModule
 
 from mindspeed_autoparallel.data.media import num_audio_tokens, num_conv_rows
-from mindspeed_autoparallel.reference.configuration import ModelDescription, StackDescription
-from mindspeed_autoparallel.reference.model import stage_tensor
-from mindspeed_autoparallel.reference.model.audio import AudioEncoder
-from mindspeed_autoparallel.reference.model.context import own_tokens, pack_boundaries
-from mindspeed_autoparallel.reference.model.core_attention import PackedRows
-from mindspeed_autoparallel.reference.model.dropout import drop_embeddings, token_rows
-from mindspeed_autoparallel.reference.model.generator import ImageGenerator, rows_before
-from mindspeed_autoparallel.reference.model.text import TextDecoder
-from mindspeed_autoparallel.reference.model.vision import ImageEncoder
+from reference_vlm.configuration import ModelDescription, StackDescription
+from reference_vlm.model import stage_tensor
+from reference_vlm.model.audio import AudioEncoder
+from reference_vlm.model.context import own_tokens, pack_boundaries
+from reference_vlm.model.core_attention import PackedRows
+from reference_vlm.model.dropout import drop_embeddings, token_rows
+from reference_vlm.model.generator import ImageGenerator, rows_before
+from reference_vlm.model.text import TextDecoder
+from reference_vlm.model.vision import ImageEncoder
 
 try:  # newer releases ask every model for its groups
     from megatron.core.process_groups_config import ProcessGroupCollection

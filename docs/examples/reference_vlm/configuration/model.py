@@ -8,8 +8,8 @@ from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_json
-from mindspeed_autoparallel.reference.configuration import accepted_keys
-from mindspeed_autoparallel.reference.configuration.descriptions import (
+from reference_vlm.configuration import accepted_keys
+from reference_vlm.configuration.descriptions import (
     AudioDescription,
     GeneratorDescription,
     ModelDescription,
@@ -18,8 +18,8 @@ from mindspeed_autoparallel.reference.configuration.descriptions import (
     TextDescription,
     VisionDescription,
 )
-from mindspeed_autoparallel.reference.configuration.section import Section
-from mindspeed_autoparallel.reference.configuration.stages import (
+from reference_vlm.configuration.section import Section
+from reference_vlm.configuration.stages import (
     NO_OWN_PIPELINES,
     PipelineSizes,
     StageLayers,

@@ -10,12 +10,6 @@ import torch
 from megatron.core.parallel_state import get_pipeline_model_parallel_rank
 
 from mindspeed_autoparallel.data.media import num_audio_tokens
-from mindspeed_autoparallel.reference.arguments import drops
-from mindspeed_autoparallel.reference.configuration import ModelDescription
-from mindspeed_autoparallel.reference.data.batches import STAND_IN_FRAMES
-from mindspeed_autoparallel.reference.model.audio import AudioEncoder
-from mindspeed_autoparallel.reference.model.generator import ImageGenerator
-from mindspeed_autoparallel.reference.model.vision import ImageEncoder
 from mindspeed_autoparallel.runtime.hetero.adapters.places import Place, places_of
 from mindspeed_autoparallel.runtime.hetero.adapters.protocol import (
     EncoderAdapter,
@@ -23,6 +17,12 @@ from mindspeed_autoparallel.runtime.hetero.adapters.protocol import (
     HostModule,
     LocalItem,
 )
+from reference_vlm.arguments import drops
+from reference_vlm.configuration import ModelDescription
+from reference_vlm.data.batches import STAND_IN_FRAMES
+from reference_vlm.model.audio import AudioEncoder
+from reference_vlm.model.generator import ImageGenerator
+from reference_vlm.model.vision import ImageEncoder
 
 
 def hosts(model: ModelDescription) -> dict[str, HostModule]:

@@ -10,10 +10,10 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
-from mindspeed_autoparallel.reference.configuration import TextDescription
-from mindspeed_autoparallel.reference.model.core_attention import PackedAttention
-from mindspeed_autoparallel.reference.model.dropout import DroppingContextAttention
-from mindspeed_autoparallel.reference.model.stack import (
+from reference_vlm.configuration import TextDescription
+from reference_vlm.model.core_attention import PackedAttention
+from reference_vlm.model.dropout import DroppingContextAttention
+from reference_vlm.model.stack import (
     PlacedBlock,
     changed_config,
     layer_spec,

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy
 import torch
 
-from mindspeed_autoparallel.reference.configuration import DataDescription, ModelDescription
-from mindspeed_autoparallel.reference.configuration.data import ITEMS_PER_SAMPLE
-from mindspeed_autoparallel.reference.data.rearrange import Rearrangement
-from mindspeed_autoparallel.reference.data.records import Record
-from mindspeed_autoparallel.reference.data.samples import IGNORED, Sample, make_sample
-from mindspeed_autoparallel.reference.data.tokens import Tokenizer
+from reference_vlm.configuration import DataDescription, ModelDescription
+from reference_vlm.configuration.data import ITEMS_PER_SAMPLE
+from reference_vlm.data.rearrange import Rearrangement
+from reference_vlm.data.records import Record
+from reference_vlm.data.samples import IGNORED, Sample, make_sample
+from reference_vlm.data.tokens import Tokenizer
 
 STAND_IN_FRAMES = 4
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mindspeed_autoparallel.reference.configuration import VisionDescription
+from reference_vlm.configuration import VisionDescription
 
 ROTARY_BASE = 10000.0
 

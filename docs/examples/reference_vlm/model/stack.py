@@ -15,10 +15,10 @@ from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.transformer_block import TransformerBlock, TransformerBlockSubmodules
 from megatron.core.transformer.utils import sharded_state_dict_default
 
-from mindspeed_autoparallel.reference.configuration import StackDescription
-from mindspeed_autoparallel.reference.model.core_attention import PackedAttention
-from mindspeed_autoparallel.reference.model.dropout import DropoutRates, DroppingContextAttention, ReproducibleLayer
-from mindspeed_autoparallel.reference.model.norm import Norm
+from reference_vlm.configuration import StackDescription
+from reference_vlm.model.core_attention import PackedAttention
+from reference_vlm.model.dropout import DropoutRates, DroppingContextAttention, ReproducibleLayer
+from reference_vlm.model.norm import Norm
 
 ACTIVATIONS = {
     "gelu": torch.nn.functional.gelu,

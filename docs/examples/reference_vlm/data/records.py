@@ -9,7 +9,7 @@ from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_json
-from mindspeed_autoparallel.reference.configuration import DataDescription
+from reference_vlm.configuration import DataDescription
 
 IMAGE_MARK, AUDIO_MARK = "<image>", "<audio>"
 

@@ -9,12 +9,12 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.module import MegatronModule
 
-from mindspeed_autoparallel.reference.configuration import ModelDescription, ProjectorDescription, VisionDescription
-from mindspeed_autoparallel.reference.model.core_attention import PackedAttention, PackedRows
-from mindspeed_autoparallel.reference.model.dropout import item_rows
-from mindspeed_autoparallel.reference.model.grid import GridRows, lay_out_rows
-from mindspeed_autoparallel.reference.model.norm import Norm
-from mindspeed_autoparallel.reference.model.row_shard import (
+from reference_vlm.configuration import ModelDescription, ProjectorDescription, VisionDescription
+from reference_vlm.model.core_attention import PackedAttention, PackedRows
+from reference_vlm.model.dropout import item_rows
+from reference_vlm.model.grid import GridRows, lay_out_rows
+from reference_vlm.model.norm import Norm
+from reference_vlm.model.row_shard import (
     RowShard,
     from_tensor_ranks,
     own_shape,
@@ -22,7 +22,7 @@ from mindspeed_autoparallel.reference.model.row_shard import (
     shard_rows,
     to_tensor_ranks,
 )
-from mindspeed_autoparallel.reference.model.stack import (
+from reference_vlm.model.stack import (
     ACTIVATIONS,
     PlacedBlock,
     changed_config,

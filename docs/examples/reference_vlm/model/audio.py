@@ -10,11 +10,11 @@ import torch
 from megatron.core.transformer.module import MegatronModule
 
 from mindspeed_autoparallel.data.media import chunk_lengths, num_conv_rows
-from mindspeed_autoparallel.reference.configuration import AudioDescription, ModelDescription
-from mindspeed_autoparallel.reference.model.core_attention import PackedRows
-from mindspeed_autoparallel.reference.model.dropout import item_rows
-from mindspeed_autoparallel.reference.model.norm import Norm
-from mindspeed_autoparallel.reference.model.row_shard import (
+from reference_vlm.configuration import AudioDescription, ModelDescription
+from reference_vlm.model.core_attention import PackedRows
+from reference_vlm.model.dropout import item_rows
+from reference_vlm.model.norm import Norm
+from reference_vlm.model.row_shard import (
     RowShard,
     from_tensor_ranks,
     own_shape,
@@ -22,7 +22,7 @@ from mindspeed_autoparallel.reference.model.row_shard import (
     shard_rows,
     to_tensor_ranks,
 )
-from mindspeed_autoparallel.reference.model.stack import (
+from reference_vlm.model.stack import (
     PlacedBlock,
     changed_config,
     layer_spec,

@@ -10,8 +10,8 @@ import torch
 from megatron.core import parallel_state
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.reference.configuration import ModelDescription, StackDescription
 from mindspeed_autoparallel.runtime.megatron.features import ALONE_VARIABLE
+from reference_vlm.configuration import ModelDescription, StackDescription
 
 
 def stacks_of(model: ModelDescription) -> dict[str, StackDescription]:
