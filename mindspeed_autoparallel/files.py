@@ -88,7 +88,7 @@ def made_folder(path: Path, flag: str) -> Path:
 
 
 def loads_json(text: str | bytes) -> Any:
-    """Parse JSON that somebody else wrote; ``ValueError`` says what is wrong.
+    """Parse JSON that somebody else wrote; ``ValueError`` names what is wrong.
 
     Stricter than ``json.loads``: a key that stands twice, NaN, infinity and whole numbers of more than 300 digits are
     refused, and nesting that is too deep for the parser is a ``ValueError``, too.

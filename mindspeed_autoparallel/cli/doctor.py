@@ -1,4 +1,4 @@
-"""Look at this node and a launch script and say what to set and why; changes nothing.
+"""Diagnose this node and a launch script: what to set and why; changes nothing.
 
   doctor                                   this node
   doctor --script train.sh                 and what the script would do on it

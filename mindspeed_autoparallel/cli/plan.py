@@ -204,7 +204,7 @@ def _candidate(arguments: argparse.Namespace) -> Layout | None:
 def _with_candidate(
     arguments: argparse.Namespace, candidate: Layout, plan: Plan, profile: Profile, cluster: Cluster
 ) -> Plan:
-    """Return the better of ``plan`` and the layout that an operator search lowered to; says how they compare."""
+    """Return the better of ``plan`` and the layout that an operator search lowered to; prints how they compare."""
     from mindspeed_autoparallel.operators.candidate import with_candidate
     from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 

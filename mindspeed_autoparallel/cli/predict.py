@@ -44,7 +44,7 @@ def _line(answer: Answer) -> str:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the answers, each of which says itself when it is refused; exit code 2 when all of them are."""
+    """Print the answers, refused ones with their reasons; exit code 2 when all of them are."""
     from mindspeed_autoparallel.cost.catalogue import read_device
     from mindspeed_autoparallel.files import read_json
     from mindspeed_autoparallel.predict.predict import predict

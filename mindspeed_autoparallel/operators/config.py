@@ -84,7 +84,7 @@ def read_config(path: Path) -> OperatorConfig:
     try:
         text = read_text(path, "configuration", max_bytes=_MAX_BYTES)
         # Aliases multiply what they stand for. MindFormers' files have two; loading shares them, and what is read below
-        # is looked at key by key and printed only where it is a plain value.
+        # is read key by key and printed only where it is a plain value.
         if sum(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)) > _MOST_ALIASES:
             raise ConfigError(f"{path} has an alias (*name) in more than {_MOST_ALIASES} places; write the values out.")
         given = yaml.safe_load(text)

@@ -80,7 +80,7 @@ def explain(plan: OperatorPlan, operator: str) -> list[str]:
 
 
 def _choice_at(plan: OperatorPlan, entry: ExplainedCut) -> Callable[[float], str]:
-    """Make the search of the matrix products of ``plan`` with another mem_coeff, for the choice of ``entry``."""
+    """Return a search of the matrix products of ``plan`` with another mem_coeff, for the choice of ``entry``."""
     assert plan.repeat is not None, "a plan of recursive programming can be searched again"
     repeat = plan.repeat
 

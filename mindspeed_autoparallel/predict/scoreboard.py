@@ -80,7 +80,7 @@ def measured_peak_gib(row: Mapping[str, object]) -> float | None:
 
 
 def measured_workload(row: Mapping[str, object]) -> Workload | None:
-    """Return the workload behind a measured row, or ``None`` where it does not say enough or is not modelled."""
+    """Return the workload behind a measured row, or ``None`` where it is incomplete or not modelled."""
     try:
         request = request_of_row(row)
         return None if request is None else read_workload(request)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 import json
 from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
-from mindspeed_autoparallel.report.assets import NUM_COLOURS
+NUM_COLOURS = 8
+"""Classes ``c0``, ``c1``, ... of report.css."""
 
 
 def text(value: object) -> str:
@@ -85,3 +90,17 @@ def percent(fraction: float, digits: int = 1) -> str:
 def width(fraction: float) -> str:
     """Return a style; ``fraction`` of the whole track."""
     return f"width:{max(0.0, min(1.0, fraction)) * 100:.3f}%"
+
+
+def script_policy(script: str = "") -> str:
+    """Return a page's content security policy: the browser itself refuses whatever is not in the file, and every script
+    but ``script``, letter by letter."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    allowed = f"'sha256-{digest}'" if script else "'none'"
+    return f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed}; img-src data:"
+
+
+@cache
+def read_asset(name: str) -> str:
+    """Return the text of a file in ``static``, to be put into a page that must not load anything."""
+    return (files(__package__) / "static" / name).read_text(encoding="utf-8")

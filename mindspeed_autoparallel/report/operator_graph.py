@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspeed_autoparallel.report.assets import NUM_COLOURS
-from mindspeed_autoparallel.report.markup import element, text
+from mindspeed_autoparallel.report.markup import NUM_COLOURS, element, text
 from mindspeed_autoparallel.units import format_bytes
 
 Group = dict[str, Any]

@@ -31,7 +31,7 @@ _QUANTIZED_ATTENTION = 1.34
 in NVIDIA/cudnn-frontend@3929da2, ``benchmark/sdpa_benchmark_training``."""
 _RING_LAUNCHES = 1.0
 """Host time of one ring step, in layers: a pair of messages, attention on its part, joining it with what is there.
-Short sequences on four Ascend ranks say about one."""
+About one by short sequences on four Ascend ranks."""
 _ROTARY_PASSES = 10
 """Passes over queries and keys that rotating them takes beyond a fused kernel's two: two products, halves exchanged and
 joined, their sum, and a copy; as many backward."""

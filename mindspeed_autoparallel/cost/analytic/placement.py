@@ -16,7 +16,7 @@ _LONGEST = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementRequest:
-    """What a run says about its stages; nothing said: equal stages."""
+    """What a request gives about its stages; by default they are equal."""
 
     pipeline_size: int
     virtual_size: int = 1

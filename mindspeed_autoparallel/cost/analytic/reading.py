@@ -43,7 +43,7 @@ _STRATEGIES: Mapping[str, Sharding] = {
 _TRAY = 4
 """Devices of a compute tray of a rack (NVIDIA GB200 and GB300 NVL72); other nodes have eight."""
 VARIABLE_TOKENS = 1024
-"""Tokens per sample where lengths vary and no mean is said; an answer's notes say so."""
+"""Tokens per sample where lengths vary and no mean is given; an answer's notes name it."""
 
 
 def read_workload(request: Mapping[str, object]) -> Workload:

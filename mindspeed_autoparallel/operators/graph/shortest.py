@@ -104,7 +104,7 @@ def _path(follow: numpy.ndarray, moves: dict[tuple[int, int], Move], at: int, en
 
 @dataclass(frozen=True)
 class _Whole:
-    """Hold a table over all placements of a tensor, whose states are named by its own dims."""
+    """A table over all placements of a tensor, whose states are named by its own dims."""
 
     index: dict[State, int]
     bytes_: numpy.ndarray

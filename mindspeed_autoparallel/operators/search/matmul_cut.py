@@ -31,7 +31,7 @@ class CutCosts:
 
     @property
     def threshold(self) -> float | None:
-        """Give the ``mem_coeff`` at which I costs what no cut costs now, by itself; None where I is not allowed."""
+        """Return the ``mem_coeff`` at which I costs what no cut costs now, by itself; None where I is not allowed."""
         if self.operator[0] == INFEASIBLE or self.total[3] <= 0:
             return None
         return self.total[0] * self.mem_coeff / self.total[3]
