@@ -177,12 +177,17 @@ def read_json(path: Path, what: str) -> Any:
         raise ConfigError(f"{what} {path} cannot be used: {error}.") from error
 
 
+def printable(text: str) -> str:
+    """Return ``text`` with ``?`` for all that would move the cursor or add lines: names may come from any file."""
+    return "".join(one if one.isprintable() else "?" for one in text)
+
+
 def shown(value: object, length: int = 60) -> str:
     """Return ``value`` for an error message: one printable line of at most ``length`` characters."""
     if isinstance(value, int) and value.bit_length() > 1000:
         return "a number of more than 300 digits"
     text = value if isinstance(value, str) else str(value) if isinstance(value, Path) else repr(value)
-    text = "".join(one if one.isprintable() else "?" for one in text)
+    text = printable(text)
     return text if len(text) <= length else text[: length - 3] + "..."
 
 

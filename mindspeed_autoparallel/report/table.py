@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mindspeed_autoparallel.files import printable
 from mindspeed_autoparallel.report import answer, data, encoders, headline, search_data, spread, stages, virtual_stages
 from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.units import US_PER_MS, format_bytes, format_us
@@ -47,8 +48,7 @@ def render_table(plan: Plan, tokens: float | None = None, *, with_verdicts: bool
     lines += [f"warning: {warning}" for warning in head.warnings]
     if with_verdicts:
         lines += [f"{one.layout.label()}: {one.outcome}: {one.reason}" for one in plan.search.verdicts]
-    # Names come from files: nothing in them may move the cursor or add lines.
-    return "\n".join("".join(c if c.isprintable() else "?" for c in line).rstrip() for line in lines) + "\n"
+    return "\n".join(printable(line).rstrip() for line in lines) + "\n"
 
 
 def _stage_rows(plan: Plan) -> list[str]:
