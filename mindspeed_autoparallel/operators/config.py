@@ -169,6 +169,6 @@ def global_batch_size(
     micro_batch_num: int = 1,
     gradient_accumulation_steps: int = 1,
 ) -> int:
-    """Return samples per optimizer step, by the table of docs/operators.md."""
+    """Return the samples per optimizer step, by the table of docs/operators.md."""
     repeats = micro_batch_num if pipeline else gradient_accumulation_steps
     return batch_size * (data_parallel if full_batch else device_num) * micro_batch_interleave_num * repeats

@@ -150,7 +150,7 @@ class SearchResult:
         self.constraints = tuple(constraint_costs(self.plan, search, given, self.megatron))
 
     def lines(self) -> list[str]:
-        """Return products with their cuts, the whole, the Megatron configuration, notes."""
+        """Return the products with their cuts, the whole, the Megatron configuration, notes."""
         plan = self.plan
         dp, mp = plan.dp_mp()
         sent = sum(forward + backward for forward, backward in plan.edge_bytes().values())

@@ -104,7 +104,8 @@ def _network_share(work: Workload, device: Device, efficiency: Efficiency) -> fl
 
 
 def peak_half_width(peak_gib: float) -> float:
-    """Return relative half width of the interval around a peak of ``peak_gib``, which holds nine of ten measured peaks.
+    """Return the relative half width of the interval around a peak of ``peak_gib``, which holds nine of ten measured
+    peaks.
 
     Below 10 GiB what the framework and its checks allocate weighs as much as the model.
     """

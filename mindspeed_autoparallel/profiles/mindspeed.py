@@ -30,7 +30,7 @@ DEFAULT_CAPACITY_BYTES = 62000 * MIB
 
 
 def is_mindspeed_profile(value: Any) -> bool:
-    """Return true when the JSON has at least one of MindSpeed's blocks on top and is not our format."""
+    """Return whether the JSON has at least one of MindSpeed's blocks on top and is not our format."""
     return isinstance(value, dict) and "format" not in value and any(block in value for block in BLOCKS)
 
 

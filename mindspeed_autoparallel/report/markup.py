@@ -34,7 +34,7 @@ def embedded(value: Any) -> str:
 
 
 def colour(index: int) -> str:
-    """Return class of the category's colour; beyond the palette the colours come again, hatched."""
+    """Return the class of a category's colour; beyond the palette the colours come again, hatched."""
     return f"c{index % NUM_COLOURS}" + (" hatch" if index >= NUM_COLOURS else "")
 
 
@@ -50,7 +50,8 @@ def term_colour(name: str) -> str:
 
 
 def legend(names: Sequence[str], extra: Iterable[tuple[str, str]] = (), first: int = 0) -> str:
-    """Return names with their colours; ``extra``: (class, name) of other marks; ``first``: the first name's colour."""
+    """Return the names with their colours; ``extra``: (class, name) of other marks; ``first``: the first name's
+    colour."""
     marks = [(colour(index), name) for index, name in enumerate(names, first)] + list(extra)
     items = "".join(element("li", element("i", class_=kind) + text(name)) for kind, name in marks)
     return element("ul", items, class_="legend")

@@ -65,7 +65,7 @@ class SafetensorsFile:
             raise ConfigError(f"shard {path} is corrupt: {str(error)[:200]}. Download it again.") from error
 
     def keys(self) -> list[str]:
-        """Return names of the tensors."""
+        """Return the names of the tensors."""
         return list(self._header)
 
     def shape(self, name: str) -> tuple[int, ...]:

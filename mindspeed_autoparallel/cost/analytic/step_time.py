@@ -45,7 +45,7 @@ def gradient_exposed(work: Workload, efficiency: Efficiency) -> float:
 
 
 def _trained(work: Workload, stage: int) -> tuple[float, float]:
-    """Return parameters of a stage that are trained: shared over all replicas, and experts'."""
+    """Return the parameters of a stage that are trained: shared over all replicas, and experts'."""
     if work.adapters:
         count = sum(number * adapter_parameters(work, kind) for kind, _, number in split_layers(work, stage))
         return count, 0.0
@@ -156,7 +156,7 @@ def prediction_time(
 def stage_times_us(
     work: Workload, device: Device, efficiency: Efficiency, fabric: Fabric, layer: LayerTime | None = None
 ) -> list[float]:
-    """Return forward plus backward of one microbatch on each stage, boundaries left out."""
+    """Return the time of forward plus backward of one microbatch on each stage, boundaries left out."""
     known: dict[tuple[LayerKind, bool], float] = {}
 
     def of(kind: LayerKind, recomputed: bool) -> float:
@@ -228,7 +228,7 @@ def closed_form_us(work: Workload, device: Device, layer: LayerTime | None = Non
 
 
 def run_again(work: Workload, stage: int) -> list[int]:
-    """Return by chunk of a stage how many of its first layers run again in full."""
+    """Return for each chunk of a stage the number of its first layers that run again in full."""
     detail, numbers = work.recompute_detail, []
     left = detail.num_layers
     for chunk in work.stages[stage].chunks:

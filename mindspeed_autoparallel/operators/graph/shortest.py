@@ -35,7 +35,7 @@ _MOST_DIMS = 4
 
 @lru_cache(maxsize=1 << 18)
 def shortest_moves(source: State, target: State, shape: tuple[int, ...], mesh: tuple[int, ...]) -> tuple[Move, ...]:
-    """Return moves of least bytes from ``source`` to ``target`` of a tensor of ``shape`` elements on ``mesh``.
+    """Return the moves of least bytes from ``source`` to ``target`` of a tensor of ``shape`` elements on ``mesh``.
 
     The least of all sequences of slices, all-gathers, all-to-alls, reduce-scatters and all-reduces over one or several
     mesh dims, where the tensor has few enough placements to tabulate (three mesh dims, and four with three tensor dims

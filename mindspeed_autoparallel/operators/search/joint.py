@@ -72,7 +72,7 @@ class JointProblem:
         return found
 
     def decisions(self, graph_decisions: Decisions, picks: Sequence[int]) -> Decisions:
-        """Return spread ``picks`` over the operators of the graph of ``graph_decisions``."""
+        """Return the decisions of ``picks`` for every operator of the graph of ``graph_decisions``."""
         chosen = {name: self.choices[v][p] for v, p in enumerate(picks) for name in self.members[v]}
         return Decisions(graph_decisions.graph, self.mesh, chosen)
 

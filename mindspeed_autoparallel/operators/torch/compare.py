@@ -168,7 +168,7 @@ def _largest(value: torch.Tensor) -> float:
 
 
 def _gradients(made: list[torch.Tensor], wanted: list[torch.Tensor]) -> list[torch.Tensor | None]:
-    """Return gradients of a sum of results, each weighed by numbers of its own."""
+    """Return the gradients of a sum of results, each weighed by numbers of its own."""
     total = None
     for value in made:
         if not value.requires_grad:

@@ -208,7 +208,7 @@ class _Lowering:
                 self.reasons[name] = "its readers want it in different cuts."
 
     def _wanted(self, name: str) -> Iterator[int]:
-        """Yield placements that the code after operator ``name`` needs; modules take what they get."""
+        """Yield the placements that the code after operator ``name`` needs; modules take what they get."""
         for reader, slot in self.graph.consumers()[name]:
             if reader not in self.owner:
                 yield self.graph.nodes[reader].operand_placement(slot, self.choice[reader])

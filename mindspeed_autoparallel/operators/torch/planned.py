@@ -158,7 +158,7 @@ def _key(name: str) -> str:
 def execute(
     decisions: Decisions, pieces: Mapping[str, torch.Tensor], functions: Mapping[str, Function], mesh: MeshGroups
 ) -> dict[str, torch.Tensor]:
-    """Return local outputs of every operator; ``pieces`` holds this rank's piece of each parameter and input.
+    """Return the local outputs of every operator; ``pieces`` holds this rank's piece of each parameter and input.
 
     ``functions`` gives the computation on local pieces, by operator name, role, or kind (the first that is there).
     No edge is left to a library's choice, so the bytes sent are those the plan predicts, backward included. Readers
