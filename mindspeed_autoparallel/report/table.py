@@ -18,9 +18,10 @@ def render_table(plan: Plan, tokens: float | None = None, *, with_verdicts: bool
 
     ``tokens``: of the whole training, whose days are added. ``with_verdicts``: a line for every layout of the search.
     """
-    head, parameters = headline.headline(plan), answer.answer_of(plan).parameters
+    head, figures = headline.headline(plan), answer.answer_of(plan)
     lines = [
-        f"{head.layout} for {head.model}{parameters} on {head.num_nodes} x {head.devices_per_node} devices: "
+        f"{head.layout} for {head.model}{figures.parameters} on {head.num_nodes} x {head.devices_per_node} "
+        f"{figures.device}: "
         f"{head.num_microbatches} microbatches, global batch {head.global_batch_size}",
         *_stage_rows(plan),
         *encoders.lines(plan),
