@@ -9,9 +9,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 from setuptools.command.sdist import sdist
 
-# The reference training runs from a checkout (docs/decisions/0018-reference-training-in-the-checkout.md).
-reference = ["mindspeed_autoparallel.reference", "mindspeed_autoparallel.reference.*"]
-packages = find_packages(include=["mindspeed_autoparallel", "mindspeed_autoparallel.*"], exclude=reference)
+packages = find_packages(include=["mindspeed_autoparallel", "mindspeed_autoparallel.*"])
 patches = ["mindspeed_autoparallel.patches"]
 patches += [f"mindspeed_autoparallel.{name}" for name in find_packages() if name.startswith("patches.")]
 

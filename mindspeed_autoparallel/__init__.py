@@ -4,7 +4,6 @@ The map of the house (who may import whom is checked; higher may import lower):
 
     cli, patches,       one command per file; one patch table per patched Megatron module;
     testing             suites for those who write adapters
-    reference           the reference multimodal training
     runtime             everything that touches torch and megatron: devices, launch, profiling, hetero, and
                         ``features``, one folder per flag
     weights             checkpoints that follow a plan
@@ -18,7 +17,7 @@ The map of the house (who may import whom is checked; higher may import lower):
     patching            what a patch is; install, list, undo
     errors, units, files, interrupts, redaction, whole_numbers
 
-Importing arms the patches and loads neither torch nor ortools; nothing in Megatron changes until a flag asks for it.
+Importing arms the patches and loads neither torch nor ortools; nothing in Megatron changes without a flag.
 """
 
 __version__ = "0.1.0"

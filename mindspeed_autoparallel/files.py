@@ -88,7 +88,7 @@ def made_folder(path: Path, flag: str) -> Path:
 
 
 def loads_json(text: str | bytes) -> Any:
-    """Parse JSON that somebody else wrote; ``ValueError`` says what is wrong.
+    """Parse JSON that somebody else wrote; ``ValueError`` names what is wrong.
 
     Stricter than ``json.loads``: a key that stands twice, NaN, infinity and whole numbers of more than 300 digits are
     refused, and nesting that is too deep for the parser is a ``ValueError``, too.
@@ -177,12 +177,17 @@ def read_json(path: Path, what: str) -> Any:
         raise ConfigError(f"{what} {path} cannot be used: {error}.") from error
 
 
+def printable(text: str) -> str:
+    """Return ``text`` with ``?`` for all that would move the cursor or add lines: names may come from any file."""
+    return "".join(one if one.isprintable() else "?" for one in text)
+
+
 def shown(value: object, length: int = 60) -> str:
     """Return ``value`` for an error message: one printable line of at most ``length`` characters."""
     if isinstance(value, int) and value.bit_length() > 1000:
         return "a number of more than 300 digits"
     text = value if isinstance(value, str) else str(value) if isinstance(value, Path) else repr(value)
-    text = "".join(one if one.isprintable() else "?" for one in text)
+    text = printable(text)
     return text if len(text) <= length else text[: length - 3] + "..."
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 
 class LineProcess:
-    """Hold one such process; whoever asks it is one thread, whoever ends it may be another."""
+    """One such process; one thread sends requests, another may end it."""
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the process
@@ -33,7 +33,7 @@ class LineProcess:
         return self._process.pid
 
     def send(self, line: str) -> None:
-        """Write one request; nothing happens when the process is gone, which ``receive`` tells."""
+        """Write one request; nothing happens when the process is gone, which ``receive`` reports."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError, ValueError):
             self._process.stdin.write(line + "\n")

@@ -57,7 +57,7 @@ _KNOWN = re.compile(
     )
     + ")"
 )
-"""Values that say by their form what they are, each with the form of one issuer."""
+"""Secrets that their form gives away, each with the form of one issuer."""
 _FOLDERS = frozenset({"PWD", "OLDPWD"})
 """Variables of the shell, which are no passwords."""
 _SHORTEST_ENCODED = 6

@@ -10,12 +10,12 @@ MAX_DURATION_US = 1e12
 
 
 def mib(num_bytes: float) -> float:
-    """Return bytes to MiB."""
+    """Return ``num_bytes`` in MiB."""
     return num_bytes / MIB
 
 
 def gib(num_bytes: float) -> float:
-    """Return bytes to GiB."""
+    """Return ``num_bytes`` in GiB."""
     return num_bytes / GIB
 
 

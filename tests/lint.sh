@@ -8,5 +8,5 @@ install_into_venv "dev"
 .venv/bin/ruff format --check .
 .venv/bin/mypy
 .venv/bin/python tests/helpers/stale_names.py
-.venv/bin/lint-imports
+PYTHONPATH=docs/examples .venv/bin/lint-imports
 .venv/bin/python docs/generate.py --check

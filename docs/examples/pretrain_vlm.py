@@ -1,7 +1,7 @@
-"""What the launch scripts start; the same as ``python -m mindspeed_autoparallel.reference.pretrain_vlm``."""
+"""What the launch scripts start: the training of ``reference_vlm``, the package beside this file."""
 
 import mindspeed_autoparallel  # noqa: F401  # first: before megatron
-from mindspeed_autoparallel.reference.pretrain_vlm import main
+from reference_vlm.pretrain_vlm import main
 
 if __name__ == "__main__":
     main()

@@ -41,7 +41,7 @@ def release_of(text: str | None) -> tuple[int, int]:
 
 
 def launch_flags(plan: Plan, host: str, num_mtp_layers: int = 0, release: tuple[int, int] = NEWEST) -> list[str]:
-    """Return the flags that say the plan's layout, switches and recompute to ``host``.
+    """Return the flags of the plan's layout, switches and recompute to ``host``.
 
     ``release``: of Megatron-LM. Raises ``PlanError`` for what no flag of the host states (``--auto-parallel-plan``
     trains such a plan), and ``ConfigError`` for what the release cannot train.

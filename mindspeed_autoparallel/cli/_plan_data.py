@@ -1,4 +1,4 @@
-"""``plan --data``: a plan for data whose samples differ, and what it says about their spread."""
+"""``plan --data``: a plan for data whose samples differ, and the cost of their spread."""
 
 from __future__ import annotations
 

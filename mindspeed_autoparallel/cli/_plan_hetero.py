@@ -17,7 +17,6 @@ from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Plan
 
 if TYPE_CHECKING:
-    from mindspeed_autoparallel.planner.hetero.compare import Comparison
     from mindspeed_autoparallel.planner.wanted import Wanted
 
 
@@ -33,10 +32,12 @@ def run_hetero(
         HeteroOptions,
         OnlyHomogeneous,
         comparison_result,
+        summary,
         write_comparison,
     )
     from mindspeed_autoparallel.planner.results import PROFILE_FILE
     from mindspeed_autoparallel.planner.wanted import find_plan
+    from mindspeed_autoparallel.report import render_table
     from mindspeed_autoparallel.runtime.features.apply_plan.hetero_model import (
         can_stage_encoders,
         training_flags,
@@ -72,26 +73,10 @@ def run_hetero(
     if arguments.json:
         print(json.dumps({**comparison_result(comparison, named), "plan": to_json(comparison.best)}))
         return 0
-    _print(comparison, arguments.why)
+    print(render_table(comparison.hetero, with_verdicts=arguments.why) + summary(comparison))
     if model_file is not None:
         print(f"train the hetero plan with: {training_flags(comparison.hetero, model_file, description)}")
     return 0
-
-
-def _print(comparison: Comparison, with_verdicts: bool) -> None:
-    from mindspeed_autoparallel.cli.simulate import print_plan
-    from mindspeed_autoparallel.planner.hetero.compare import summary
-    from mindspeed_autoparallel.report.spread import text_lines
-
-    print_plan(comparison.hetero)
-    for line in text_lines(comparison.hetero):
-        print(line)
-    print(summary(comparison))
-    for name, other in enumerate(comparison.hetero.alternatives, start=2):
-        print(f"{name}. {other.layout.label()}: {other.step_us / 1000:.2f} ms")
-    if with_verdicts:
-        for verdict in comparison.hetero.search.verdicts:
-            print(f"{verdict.layout.label()}: {verdict.outcome}: {verdict.reason}")
 
 
 def _check_modules(profile: Profile, described: dict[str, int], path: Path) -> None:

@@ -20,7 +20,7 @@ from mindspeed_autoparallel.cli._launch import (
 )
 from mindspeed_autoparallel.cost.analytic.fields import integer
 from mindspeed_autoparallel.errors import ConfigError, PlanError
-from mindspeed_autoparallel.files import write_together
+from mindspeed_autoparallel.files import printable, write_together
 
 if TYPE_CHECKING:
     from mindspeed_autoparallel.spec import Plan
@@ -122,15 +122,15 @@ def _text(plan: Plan, layout: list[str], model: list[str] | None, reason: str, l
     cluster, host = plan.cluster, host_of(plan)
     lines = [
         "#!/usr/bin/env bash",
-        f"# {plan.layout.label()} for {_plain(plan.model.name)} on {cluster.num_nodes} x {cluster.devices_per_node} "
-        f"{_plain(plan.profile.device)}: {plan.step.total_us / 1000:.1f} ms a step predicted.",
+        f"# {plan.layout.label()} for {printable(plan.model.name)} on {cluster.num_nodes} x {cluster.devices_per_node} "
+        f"{printable(plan.profile.device)}: {plan.step.total_us / 1000:.1f} ms a step predicted.",
         f"# Run it on every node in {host}'s folder: NODE_RANK=0 MASTER_ADDR=first-node bash FILE <further arguments>",
         *_needs(model),
         *([f"# Priced with {', '.join(left)}, for which {host} has no flag that is known here."] if left else []),
     ]
     if reason:
         lines += [
-            f"# No flags describe this plan: {_plain(reason)}",
+            f"# No flags describe this plan: {printable(reason)}",
             "# The training script needs `import mindspeed_autoparallel` above its first import of megatron.",
         ]
     first = "localhost" if cluster.num_nodes == 1 else ""
@@ -174,8 +174,3 @@ def _array(name: str, words: list[str]) -> list[str]:
             line = ""
         line = f"{line} {word}".strip()
     return [*lines, *([f"    {line}"] if line else []), ")"]
-
-
-def _plain(text: str) -> str:
-    """Return ``text`` on one printable line: names come from files, and a comment ends at the line's end."""
-    return "".join(c if c.isprintable() else "?" for c in text)

@@ -14,7 +14,7 @@ NS_PER_MS = 1_000_000
 def solved(
     problem: SplitProblem, arguments: argparse.Namespace
 ) -> tuple[SplitProblem, SplitSolution, dict[str, object]]:
-    """Return the best split, its problem, and what the result says of group sizes: nothing without virtual stages."""
+    """Return the best split, its problem, and the result's keys on group sizes: none without virtual stages."""
     from mindspeed_autoparallel.planner.split import solve
     from mindspeed_autoparallel.planner.split.group_sizes import solve_group_sizes
 

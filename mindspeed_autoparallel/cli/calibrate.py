@@ -13,9 +13,15 @@ import argparse
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from mindspeed_autoparallel.cli._from_log import add_log_arguments, run_from_log
 from mindspeed_autoparallel.whole_numbers import LARGE
+
+if TYPE_CHECKING:
+    from mindspeed_autoparallel.cost.device import Device
+    from mindspeed_autoparallel.predict.calibration import Calibration
+    from mindspeed_autoparallel.predict.observations import Observation
+    from mindspeed_autoparallel.predict.training_log import TrainingLog
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="seconds after which the launch is stopped",
     )
     parser.add_argument("--json", action="store_true", help="print JSON only")
-    add_log_arguments(parser)
+    _add_log_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -46,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.from_log:
         if arguments.base is not None:
             raise ConfigError("--from-log measures nothing: leave BASE.sqlite out, give --output for what is learnt.")
-        return run_from_log(arguments)
+        return _learn(arguments)
     if arguments.base is None:
         raise ConfigError("nothing to do: give BASE.sqlite to measure, or --from-log to learn from training logs.")
     if arguments.processes < 1 or arguments.timeout_s < 1:
@@ -71,3 +77,135 @@ def run(arguments: argparse.Namespace) -> int:
     for reason in result.failed:
         print(f"  not measured: {reason}")
     return 0
+
+
+def _add_log_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that belong to ``--from-log``."""
+    group = parser.add_argument_group("from training logs (no device is needed)")
+    group.add_argument(
+        "--from-log", type=Path, nargs="+", metavar="LOG", help="training logs of Megatron or MindSpeed, also gzip"
+    )
+    group.add_argument("--device", metavar="NAME", help="the device that trained, from the catalogue")
+    group.add_argument("--device-file", type=Path, metavar="FILE", help="device file to start from")
+    group.add_argument("--nproc-per-node", type=int, default=8, metavar="N", help="devices per node")
+    group.add_argument(
+        "--network-gbit-per-s", type=float, metavar="RATE", help="network of one node (default: the catalogue's)"
+    )
+    group.add_argument("--output", type=Path, metavar="DEVICE.json", help="calibrated device file to write")
+
+
+def _learn(arguments: argparse.Namespace) -> int:
+    """Read the logs, fit, print what changed, and store the device file if asked to."""
+    from mindspeed_autoparallel.predict.calibration import calibrate_device, observations_to_extend, store
+
+    device = _device(arguments)
+    known = observations_to_extend(arguments.output, device) if arguments.output else []
+    told, failed = _read_logs(arguments, device)
+    sources = {item.source for item in known}
+    taken = known + [item for _, item in told if item.source not in sources]
+    result = calibrate_device(device, taken)
+    if arguments.output:
+        store(arguments.output, result, taken, device)
+    document = {**_document(device, result, taken, told), "not_used": failed}
+    document["output"] = str(arguments.output) if arguments.output else None
+    print(json.dumps(document) if arguments.json else "\n".join(_lines(document, len(known))))
+    return 0
+
+
+def _device(arguments: argparse.Namespace) -> Device:
+    """Return the device whose figures the logs are to change."""
+    from mindspeed_autoparallel.cost.catalogue import find_device, read_device
+    from mindspeed_autoparallel.errors import ConfigError
+    from mindspeed_autoparallel.predict.calibration import stored_observations
+
+    if arguments.device_file is None and arguments.device is None:
+        raise ConfigError("logs do not name the device: give --device (as Ascend-910B) or --device-file.")
+    if arguments.nproc_per_node < 1:
+        raise ConfigError("--nproc-per-node must be at least 1.")
+    if arguments.device_file and stored_observations(arguments.device_file):
+        raise ConfigError(
+            f"{arguments.device_file} was calibrated from logs itself; start from --device, and give the file as "
+            "--output: its logs count with the new ones."
+        )
+    return read_device(arguments.device_file) if arguments.device_file else find_device(arguments.device)
+
+
+def _read_logs(
+    arguments: argparse.Namespace, device: Device
+) -> tuple[list[tuple[TrainingLog, Observation]], list[str]]:
+    """Return the logs that can be used with what they measured, and why the others cannot."""
+    from mindspeed_autoparallel.errors import ConfigError
+    from mindspeed_autoparallel.predict.observations import observation_of
+    from mindspeed_autoparallel.predict.training_log import read_log
+
+    told, failed = [], []
+    for path in arguments.from_log:
+        try:
+            log = read_log(path)
+            found = observation_of(log, device, arguments.nproc_per_node, arguments.network_gbit_per_s)
+            told.append((log, found))
+        except ConfigError as error:
+            failed.append(str(error))
+    if not told:
+        raise ConfigError(f"none of {len(failed)} logs could be used. {' '.join(failed)}")
+    return told, failed
+
+
+def _document(
+    device: Device, result: Calibration, taken: list[Observation], told: list[tuple[TrainingLog, Observation]]
+) -> dict[str, object]:
+    """Return what changed, as JSON holds it."""
+    from mindspeed_autoparallel.predict.calibration import peak_errors
+
+    before, after = device.efficiency(result.stack), result.device.efficiency(result.stack)
+    return {
+        "schema_version": 1,
+        "device": device.name,
+        "stack": result.stack,
+        "observations": [
+            {
+                "source": item.source,
+                "step_ms": item.step_ms,
+                "error_before": result.before[index],
+                "error_after": result.after[index],
+                "error_left_out": result.left_out[index] if result.left_out else None,
+            }
+            for index, item in enumerate(taken)
+        ],
+        "kept_share": result.share,
+        "kept": result.kept,
+        "remarks": {log.name: list(log.remarks) for log, _ in told if log.remarks},
+        "peaks_gib": {log.name: peak_errors(log, item.work, device) for log, item in told if log.peak_gib},
+        "figures": {
+            name: {"before": getattr(before, name), "after": getattr(after, name), "relative_deviation": deviation}
+            for name, deviation in result.deviations.items()
+        },
+    }
+
+
+def _lines(document: dict[str, Any], num_known: int) -> list[str]:
+    """Return the report as text."""
+    lines = [f"{document['device']} ({document['stack']}): {len(document['observations'])} logs"
+             + (f", {num_known} of them learnt before" if num_known else "")]  # fmt: skip
+    for item in document["observations"]:
+        other = item["error_left_out"]
+        lines.append(
+            f"  {item['source']}: step {item['step_ms']:.1f} ms, prediction was {item['error_before']:+.1%} off, is "
+            f"{item['error_after']:+.1%}" + ("" if other is None else f" ({other:+.1%} from the other logs alone)")
+        )
+    lines.append(f"  kept: {document['kept']}")
+    for name, remarks in document["remarks"].items():
+        lines += [f"  {name}: {remark}" for remark in remarks]
+    for name, peaks in document["peaks_gib"].items():
+        worst = max(peaks.values(), key=lambda pair: abs(pair[0] / pair[1] - 1))
+        lines.append(f"  {name}: peaks of {len(peaks)} ranks, worst predicted {worst[0]:.1f} for {worst[1]:.1f} GiB")
+    for name, figure in document["figures"].items():
+        lines.append(
+            f"  {name:20s} {figure['before']:10.4g} -> {figure['after']:10.4g}  +- {figure['relative_deviation']:.0%}"
+        )
+    lines += [f"not used: {reason}" for reason in document["not_used"]]
+    if document["output"]:
+        lines.append(f"written to {document['output']}; give it as --device-file")
+    else:
+        lines.append("nothing is stored: give --output DEVICE.json")
+    return lines

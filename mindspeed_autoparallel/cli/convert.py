@@ -173,7 +173,7 @@ def _layout(arguments: argparse.Namespace, hf_folder: Path) -> CheckpointLayout:
     multiple = arguments.make_vocab_size_divisible_by
     if arguments.plan is not None:
         if any(lists.values()) or any(sizes.values()):
-            raise ConfigError("--plan says layers and sizes already: leave out --*-pp-layers and --*-tp-size.")
+            raise ConfigError("--plan has the layers and sizes: leave out --*-pp-layers and --*-tp-size.")
         return layout_from_plan(arguments.plan, architecture, multiple)
     flags = {VISION: "--vit-pp-layers", AUDIO: "--audio-pp-layers", TEXT: "--llm-pp-layers"}
     return make_layout(

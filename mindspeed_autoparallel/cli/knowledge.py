@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Do one action; raises ``ConfigError`` for a missing file."""
     from mindspeed_autoparallel.errors import ConfigError
     from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase
-    from mindspeed_autoparallel.profiles.knowledge.exchange import export_knowledge, import_knowledge
+    from mindspeed_autoparallel.profiles.knowledge.base import export_knowledge, import_knowledge
 
     if arguments.action != "show" and arguments.file is None:
         raise ConfigError(f"knowledge {arguments.action} needs FILE.json.")

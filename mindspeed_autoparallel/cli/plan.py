@@ -137,6 +137,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _finish(arguments: argparse.Namespace, plan: Plan, profile: Profile, tokens: float | None) -> None:
     """Write and print ``plan`` as the flags ask."""
     from mindspeed_autoparallel.planner.results import write_results
+    from mindspeed_autoparallel.report import render_table
     from mindspeed_autoparallel.spec import to_json
 
     plan = _profile_source.with_unoverlapped_step(arguments, plan)
@@ -148,7 +149,7 @@ def _finish(arguments: argparse.Namespace, plan: Plan, profile: Profile, tokens:
     if arguments.json:
         print(json.dumps(json.loads(json_text(to_json(plan)))))
         return
-    _print(plan, arguments.why, tokens)
+    print(render_table(plan, tokens, with_verdicts=arguments.why), end="")
     print(_launch.flags_line(plan, _script.mtp_layers(shape)))
 
 
@@ -202,7 +203,7 @@ def _candidate(arguments: argparse.Namespace) -> Layout | None:
 def _with_candidate(
     arguments: argparse.Namespace, candidate: Layout, plan: Plan, profile: Profile, cluster: Cluster
 ) -> Plan:
-    """Return the better of ``plan`` and the layout that an operator search lowered to; says how they compare."""
+    """Return the better of ``plan`` and the layout that an operator search lowered to; prints how they compare."""
     from mindspeed_autoparallel.operators.candidate import with_candidate
     from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 
@@ -216,23 +217,6 @@ def _with_candidate(
     )
     print(compared, file=sys.stderr)
     return plan
-
-
-def _print(plan: Plan, with_verdicts: bool, tokens: float | None) -> None:
-    from mindspeed_autoparallel.cli.simulate import print_plan
-    from mindspeed_autoparallel.report.spread import text_lines
-    from mindspeed_autoparallel.report.virtual_stages import comparison
-
-    print_plan(plan, tokens)
-    if compared := comparison(plan):
-        print(compared)
-    for line in text_lines(plan):
-        print(line)
-    for name, other in enumerate(plan.alternatives, start=2):
-        print(f"{name}. {other.layout.label()}: {other.step_us / 1000:.2f} ms")
-    if with_verdicts:
-        for verdict in plan.search.verdicts:
-            print(f"{verdict.layout.label()}: {verdict.outcome}: {verdict.reason}")
 
 
 def _limit_bytes(arguments: argparse.Namespace) -> int | None:

@@ -11,7 +11,10 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from mindspeed_autoparallel.cost.analytic.fields import part
+from mindspeed_autoparallel.files import printable
 
 if TYPE_CHECKING:
     from mindspeed_autoparallel.cost.device import Device
@@ -34,8 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _line(answer: Answer) -> str:
-    # Names come from files: nothing in them may move the cursor or add lines.
-    name = "".join(c if c.isprintable() else "?" for c in str(answer["id"] if answer["id"] is not None else "-"))
+    name = printable(str(answer["id"] if answer["id"] is not None else "-"))
     if answer["status"] == "error":
         return f"{name:24s} {'error':14s} {answer['reason']}"
     low, high = answer["step_time_interval_ms"]
@@ -44,7 +46,7 @@ def _line(answer: Answer) -> str:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the answers, each of which says itself when it is refused; exit code 2 when all of them are."""
+    """Print the answers, refused ones with their reasons; exit code 2 when all of them are."""
     from mindspeed_autoparallel.cost.catalogue import read_device
     from mindspeed_autoparallel.files import read_json
     from mindspeed_autoparallel.predict.predict import predict
@@ -72,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _write_pages(
-    requests: Sequence[Mapping[str, Any]], answers: Sequence[Answer], devices: tuple[Device, ...], page: Path
+    requests: Sequence[Mapping[str, object]], answers: Sequence[Answer], devices: tuple[Device, ...], page: Path
 ) -> None:
     """Write a page for every request that was answered."""
     from mindspeed_autoparallel.cli._launch import flags_line
@@ -86,7 +88,7 @@ def _write_pages(
             continue
         path = page if len(requests) == 1 else page.with_stem(f"{page.stem}-{number}")
         plan = priced_plan(request, devices)
-        write_text_atomic(path, render_page(plan, flags_line(plan, mtp_layers(request["model"]))))
+        write_text_atomic(path, render_page(plan, flags_line(plan, mtp_layers(part(request, "model")))))
         print(f"page: {path}", file=sys.stderr)
 
 

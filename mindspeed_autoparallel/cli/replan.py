@@ -177,13 +177,13 @@ def _result(old: Plan, found: Replanned, lines: list[str]) -> dict[str, object]:
 
 
 def _print(old: Plan, found: Replanned, lines: list[str]) -> None:
-    from mindspeed_autoparallel.cli.simulate import print_plan
+    from mindspeed_autoparallel.report import render_table
 
     chosen = found.chosen
     print(
         f"now: {old.layout.label()} on {old.cluster.num_devices} devices, {old.step.total_us / US_PER_MS:.2f} ms a step"
     )
-    print_plan(chosen.plan)
+    print(render_table(chosen.plan), end="")
     unused = found.cluster.num_nodes - chosen.plan.cluster.num_nodes
     if unused:
         print(f"{unused} of {found.cluster.num_nodes} nodes stay unused: no plan that was found is faster with them")

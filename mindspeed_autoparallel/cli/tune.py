@@ -9,18 +9,19 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mindspeed_autoparallel.cli import _plan_answer, _script
 from mindspeed_autoparallel.cli._launch import release_of
 from mindspeed_autoparallel.cli._progress import progress_of
+from mindspeed_autoparallel.cost.analytic.fields import part
 from mindspeed_autoparallel.interrupts import Stopped, exit_code_of
 
 if TYPE_CHECKING:
     from mindspeed_autoparallel.cost.device import Device
-    from mindspeed_autoparallel.predict.answers import Answer, DecisionAnswer, ExperimentAnswer
+    from mindspeed_autoparallel.predict.answers import Answer, Choice, DecisionAnswer, ExperimentAnswer, Tuning
     from mindspeed_autoparallel.predict.tuning import Tuned
     from mindspeed_autoparallel.spec import Plan
 
@@ -90,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
         print("interrupted: the best plans so far", file=sys.stderr, flush=True)
     if arguments.script is not None:
         release = release_of(arguments.megatron_release)
-        _script.write_script(tuned.plans[0], arguments.script, tuned.requests[0]["model"], release)
+        _script.write_script(tuned.plans[0], arguments.script, part(tuned.requests[0], "model"), release)
     if arguments.page is not None:
         _write_page(tuned, arguments.page)
     result = _document(tuned)
@@ -111,12 +112,12 @@ def _write_page(tuned: Tuned, path: Path) -> None:
     from mindspeed_autoparallel.files import write_text_atomic
     from mindspeed_autoparallel.report import render_page
 
-    first, model = tuned.plans[0], tuned.requests[0]["model"]
+    first, model = tuned.plans[0], part(tuned.requests[0], "model")
     write_text_atomic(path, render_page(first, flags_line(first, _script.mtp_layers(model))))
     print(f"page: {path}", file=sys.stderr)
 
 
-def _document(tuned: Tuned) -> dict[str, Any]:
+def _document(tuned: Tuned) -> Tuning:
     """Return the answers as JSON holds them."""
     first = tuned.plans[0].search
     return {
@@ -136,17 +137,16 @@ def _document(tuned: Tuned) -> dict[str, Any]:
     }
 
 
-def _choice(plan: Plan, request: dict[str, Any], predicted: Answer) -> dict[str, Any]:
+def _choice(plan: Plan, request: Mapping[str, object], answer: Answer) -> Choice:
     """Return a plan with what ``predict`` has for its request; step and memory are the plan's."""
     from mindspeed_autoparallel.cli._launch import host_of, launch_flags, without_flags
     from mindspeed_autoparallel.errors import PlanError
     from mindspeed_autoparallel.report.answer import answer_of
 
-    answer: dict[str, Any] = {**predicted}
     notes = list(answer.get("notes", []))
     notes += [f"{key}: the host has no flag that is known here" for key in without_flags(plan, host_of(plan))]
     try:
-        argv = launch_flags(plan, host_of(plan), int(request["model"].get("mtp_layers") or 0))
+        argv = launch_flags(plan, host_of(plan), _script.mtp_layers(part(request, "model")))
     except PlanError as error:
         argv = []
         notes.append(f"{error} No flags are printed.")
@@ -157,8 +157,8 @@ def _choice(plan: Plan, request: dict[str, Any], predicted: Answer) -> dict[str,
     return {
         **answer,
         "status": "ok",
-        "parallel": request["parallel"],
-        "train": request["train"],
+        "parallel": dict(part(request, "parallel")),
+        "train": dict(part(request, "train")),
         "argv": argv,
         "host": host_of(plan),
         "step_time_ms": step_ms,
@@ -174,7 +174,7 @@ def _choice(plan: Plan, request: dict[str, Any], predicted: Answer) -> dict[str,
     }
 
 
-def _print(result: dict[str, Any]) -> None:
+def _print(result: Tuning) -> None:
     proved = f"gap {result['gap_fraction']:.1%}" if result["status"] != "optimal" else "proved optimal"
     print(f"{result['num_candidates']} layouts, {proved} under the cost model, {result['seconds']:.1f} s")
     for place, plan in enumerate(result["top"][:3], start=1):
@@ -189,7 +189,7 @@ def _print(result: dict[str, Any]) -> None:
 
 
 def _decision(
-    requests: Sequence[dict[str, Any]], top: Sequence[dict[str, Any]], extra: tuple[Device, ...]
+    requests: Sequence[Mapping[str, object]], top: Sequence[Choice], extra: tuple[Device, ...]
 ) -> DecisionAnswer:
     """Return how sure the choice is, as JSON holds it; plans by their place."""
     from mindspeed_autoparallel.cost.analytic.reading import read_workload

@@ -148,7 +148,7 @@ def _gathering_us(
 
 
 def _buffers(blocks: Sequence[PlacedBlock], layout: Layout) -> list[tuple[list[StateBytes], int]]:
-    """Return trained state by the group that reduces it."""
+    """Return the trained state by the group that reduces it."""
     replicas = layout.data_size * layout.context_size
     by_group = zip(*map(_states, blocks), strict=True)
     trained = [[state for state in states if state.gradient_bytes] for states in by_group]

@@ -1,6 +1,6 @@
 """Time of collectives in microseconds: on a measured link tier, and on the links that a catalogue describes.
 
-Every formula says what crosses the slowest link: a ring moves ``(n - 1) / n`` of a tensor over each of its links per
+Every formula counts what crosses the slowest link: a ring moves ``(n - 1) / n`` of a tensor over each of its links per
 pass (Patarasuk and Yuan 2009), a tree over ``N`` nodes ``2 (N - 1) / N`` of it over each node's network, an exchange
 the rows that leave. Formulas C1-C3 in docs/cost-model.md are the first section, C4-C7 the class ``Fabric``.
 """
@@ -59,7 +59,7 @@ class Fabric(NodeNetwork):
 
     @staticmethod
     def of(device: Device, efficiency: Efficiency, devices_per_node: int, inter_gbit_per_s: float | None) -> Fabric:
-        """Return the fabric of ``device`` as ``efficiency`` says it is used."""
+        """Return the fabric of ``device`` with the measured shares of ``efficiency``."""
         network = inter_gbit_per_s or device.network_gbit_per_s
         if device.link_domain > devices_per_node:
             # All nodes of the domain count as one, with all their networks.

@@ -47,12 +47,12 @@ class Efficiency:
     step_us: float
     """Fixed cost of one step (logging, clipping, data)."""
     relative_error: float
-    """Mean absolute error of a step on held-out rows; a stated guess where ``provenance`` says estimated."""
+    """Mean absolute error of a step on held-out rows; a guess where ``provenance`` is estimated."""
     provenance: str
     tensor_exposed: float = 1.0
     """Share of the collectives of tensor parallelism that products do not hide."""
     overlapped_exposed: float = 0.3
-    """The same in runs that overlap them with products; seven published on H100 say 0.28."""
+    """The same in runs that overlap them with products; 0.28 by seven published on H100."""
     replica_fraction: float = 1.0
     """Share of a node's network that the reduction of gradients reaches where the node holds several replicas."""
     fp8_fraction: float = 0.75
@@ -64,7 +64,7 @@ class Efficiency:
     (DeepEP, HybridEP); 0: a token travels once per expert, in a collective."""
     corrections: tuple[tuple[float, ...], ...] = ()
     """Rows (log2 tokens, log2 hidden, log2 tensor size, log2 heads per rank, log correction) from measured layers; a
-    correction of 0 says that the shape was measured and the formulas stand."""
+    correction of 0 means that the shape was measured and the formulas stand."""
     intervals: Mapping[str, float] = field(default_factory=dict)
     """Relative half widths that held nine of ten held-out steps, by what of them was never measured; the kinds are
     those of ``tuning.confidence``. Kinds that are not named get twice ``relative_error``."""
@@ -100,7 +100,7 @@ class Device:
     link_gb_per_s: float
     """One direction, per device, inside a node."""
     network_gbit_per_s: float
-    """Per node, where the request does not say."""
+    """Per node, by default."""
     source: str
     host_link_gb_per_s: float | None = None
     """One direction, between a device and its host; unknown where no datasheet says."""

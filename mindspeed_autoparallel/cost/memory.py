@@ -70,7 +70,7 @@ def rank_peak(
     M4 in the optimizer step: static + its transient. Runtime overhead is added to each.
     M8 in a pair of combined 1F1B: M2 and M3 at once, layer beside layer.
     ``traffic``: by chunk; ``rank``: of the pipeline; ``sends``: how an interleaved schedule treats its messages, one of
-    ``schedule.SENDS``. M6 and M7 say which messages, data and side inputs are alive when.
+    ``schedule.SENDS``. M6 and M7 define which messages, data and side inputs are alive when.
     """
     everything = [block for chunk in chunks for block in chunk]
     static = static_terms(everything, layout)

@@ -25,7 +25,7 @@ class EncoderExchange:
 
     @property
     def encoder_width(self) -> int:
-        """Return ranks of one encoder replica on one stage of its pipeline."""
+        """Return the number of ranks of one encoder replica on one stage of its pipeline."""
         return self.encoder.tensor_size * self.encoder.context_size
 
     @property
@@ -35,7 +35,7 @@ class EncoderExchange:
 
     @property
     def stage_width(self) -> int:
-        """Return first-stage ranks of one backbone replica."""
+        """Return the number of first-stage ranks of one backbone replica."""
         return self.backbone.tensor_size * self.backbone.context_size
 
     @property

@@ -26,7 +26,7 @@ class PostPipelineTime:
 
     @property
     def data_parallel_us(self) -> float:
-        """Return reduction and gathering."""
+        """Return the time of reduction and gathering together."""
         return self.reduce_us + self.gather_us
 
     @property

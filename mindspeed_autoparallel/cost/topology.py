@@ -26,10 +26,10 @@ def boundary_link(layout: Layout, cluster: Cluster, device: DeviceCost, boundary
 
 
 def embedding_link(layout: Layout, cluster: Cluster, device: DeviceCost) -> LinkTier:
-    """Return first to last pipeline rank."""
+    """Return the ranks of a pipeline, first to last."""
     return device.intra if cluster.num_nodes == 1 or layout.pipeline_size == 1 else device.inter
 
 
 def _inside_nodes(span: int, cluster: Cluster) -> bool:
-    """Return true when consecutive blocks of ``span`` ranks never straddle a node."""
+    """Return whether consecutive blocks of ``span`` ranks never straddle a node."""
     return cluster.devices_per_node % span == 0

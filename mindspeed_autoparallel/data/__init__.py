@@ -2,7 +2,7 @@
 
 sample          what one sample costs: tokens, patches, audio frames
 media           sizes of pictures and audio from their headers, and the tokens they become
-model_sizes     what model.json says about patches and audio windows
+model_sizes     patches and audio windows by model.json
 sizes           a conversation and its files -> its sizes
 records         data.json and the records of a data set in the mllm format
 lengths         lists of lengths, and Megatron's indexed data sets

@@ -1,4 +1,4 @@
-"""The file that says how the samples of a data set differ: sizes that occur together, and how often."""
+"""The file of how the samples of a data set differ: sizes that occur together, and how often."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Distribution:
 
     @classmethod
     def read(cls, path: Path) -> Distribution:
-        """Read and check a file of ``data describe``; ``ConfigError`` says what is foreign or broken."""
+        """Read and check a file of ``data describe``; ``ConfigError`` names what is foreign or broken."""
         value = read_json(path, "data distribution")
         if not isinstance(value, dict) or value.get("format") != FORMAT:
             raise ConfigError(f"{path} is no data distribution (make one with: mindspeed-autoparallel data describe).")

@@ -15,7 +15,7 @@ _NUM_EVEN_ROUNDS = 4
 _EVENNESS = 1e-3
 """How much even loads count beside what is above the caps."""
 _SOME = 64
-"""Items of the lightest bins that are looked at first for one exchange, and four times as many as of the heaviest."""
+"""Items of the lightest bins that are tried first for one exchange, and four times as many as of the heaviest."""
 _SPREAD = 1e-7
 """How much the spread of all bins counts beside the heaviest one: exchanges on a plateau come to an end."""
 
@@ -117,7 +117,7 @@ def _best_exchange(
     weights: Array, bins: Array, loads: Array, place: tuple[int, int], spread: float, look_at: int
 ) -> tuple[float, int, int]:
     """Return the largest gain of an exchange of an item of a bin that is heavy in a phase (``place``) with one of a
-    light bin, and the two items. Of ``look_at`` and more items only some are looked at."""
+    light bin, and the two items. Of ``look_at`` and more items only some are tried."""
     heavy, important = place
     mine = numpy.flatnonzero(bins == heavy)
     if len(mine) > look_at // 4:

@@ -85,14 +85,14 @@ class LatentSizes:
     """Frames and pixels of one latent."""
 
     def rows(self, latents: tuple[int, int, int]) -> int:
-        """Return rows of latents [frames, height, width]; ``ConfigError`` where they do not fill one."""
+        """Return the rows of latents [frames, height, width]; ``ConfigError`` where they do not fill one."""
         found = math.prod(size // part for size, part in zip(latents, self.patch, strict=True))
         if not found:
             raise ConfigError(f"latents {list(latents)} are smaller than one row of the transformer, {[*self.patch]}.")
         return found
 
     def rows_of_video(self, frames: int, height: int, width: int) -> int:
-        """Return rows of a video in pixels."""
+        """Return the rows of a video in pixels."""
         return self.rows(((frames - 1) // self.stride[0] + 1, height // self.stride[1], width // self.stride[1]))
 
 

@@ -16,7 +16,7 @@ _SHORTEST_SAMPLES = 640
 
 
 def fitting_size(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-    """Return height and width nearest to the picture's, multiples of ``factor``, with a pixel count within the
+    """Return the height and width nearest to the picture's, multiples of ``factor``, with a pixel count within the
     bounds."""
     if max(height, width) > MOST_ELONGATED * min(height, width):
         raise ConfigError(f"a picture of {height} x {width} is longer than {MOST_ELONGATED} times its width.")
@@ -35,8 +35,8 @@ def fitting_size(height: int, width: int, factor: int, min_pixels: int, max_pixe
 
 
 def picture_size(path: Path | bytes) -> tuple[int, int]:
-    """Return height and width in pixels from the header of a file, or of its bytes; ``ConfigError`` where it cannot be
-    read."""
+    """Return the height and width in pixels from the header of a file, or of its bytes; ``ConfigError`` where it cannot
+    be read."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -73,16 +73,16 @@ def num_mel_frames(path: Path | bytes) -> int:
 
 
 def chunk_lengths(num_frames: int, window: int) -> list[int]:
-    """Return frames of the chunks of one clip: ``2 * window`` each, the last may be shorter."""
+    """Return the frames of the chunks of one clip: ``2 * window`` each, the last may be shorter."""
     full, rest = divmod(num_frames, 2 * window)
     return [2 * window] * full + ([rest] if rest else [])
 
 
 def num_conv_rows(num_frames: int, window: int) -> int:
-    """Return rows after the second convolution (stride 2) of one clip of ``num_frames`` mel frames."""
+    """Return the number of rows after the second convolution (stride 2) of one clip of ``num_frames`` mel frames."""
     return sum((length + 1) // 2 for length in chunk_lengths(num_frames, window))
 
 
 def num_audio_tokens(num_frames: int, window: int) -> int:
-    """Return tokens of one clip in the text: pairs of convolution rows."""
+    """Return the number of tokens of one clip in the text: pairs of convolution rows."""
     return num_conv_rows(num_frames, window) // 2

@@ -1,4 +1,4 @@
-"""What model.json says about the rows and tokens of pictures and audio; other keys are not looked at."""
+"""The rows and tokens of pictures and audio by model.json; other keys are ignored."""
 
 from __future__ import annotations
 

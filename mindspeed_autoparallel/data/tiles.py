@@ -27,7 +27,7 @@ _SYSTEM = {
     "是由上海人工智能实验室、清华大学及多家合作单位联合开发的多模态大语言模型。",
     "internvit_qwen3": "",
 }
-"""What the host's template tells the model before a conversation without a system turn."""
+"""The host's text for the model before a conversation without a system turn."""
 _ROLES = {"human": "user", "gpt": "assistant"}
 _Count = Annotated[int, msgspec.Meta(ge=1, le=2**12)]
 

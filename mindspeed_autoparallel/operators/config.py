@@ -84,7 +84,7 @@ def read_config(path: Path) -> OperatorConfig:
     try:
         text = read_text(path, "configuration", max_bytes=_MAX_BYTES)
         # Aliases multiply what they stand for. MindFormers' files have two; loading shares them, and what is read below
-        # is looked at key by key and printed only where it is a plain value.
+        # is read key by key and printed only where it is a plain value.
         if sum(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)) > _MOST_ALIASES:
             raise ConfigError(f"{path} has an alias (*name) in more than {_MOST_ALIASES} places; write the values out.")
         given = yaml.safe_load(text)
@@ -169,6 +169,6 @@ def global_batch_size(
     micro_batch_num: int = 1,
     gradient_accumulation_steps: int = 1,
 ) -> int:
-    """Return samples per optimizer step, by the table of docs/operators.md."""
+    """Return the samples per optimizer step, by the table of docs/operators.md."""
     repeats = micro_batch_num if pipeline else gradient_accumulation_steps
     return batch_size * (data_parallel if full_batch else device_num) * micro_batch_interleave_num * repeats

@@ -80,7 +80,7 @@ def explain(plan: OperatorPlan, operator: str) -> list[str]:
 
 
 def _choice_at(plan: OperatorPlan, entry: ExplainedCut) -> Callable[[float], str]:
-    """Make the search of the matrix products of ``plan`` with another mem_coeff, for the choice of ``entry``."""
+    """Return a search of the matrix products of ``plan`` with another mem_coeff, for the choice of ``entry``."""
     assert plan.repeat is not None, "a plan of recursive programming can be searched again"
     repeat = plan.repeat
 
@@ -150,7 +150,7 @@ class SearchResult:
         self.constraints = tuple(constraint_costs(self.plan, search, given, self.megatron))
 
     def lines(self) -> list[str]:
-        """Return products with their cuts, the whole, the Megatron configuration, notes."""
+        """Return the products with their cuts, the whole, the Megatron configuration, notes."""
         plan = self.plan
         dp, mp = plan.dp_mp()
         sent = sum(forward + backward for forward, backward in plan.edge_bytes().values())

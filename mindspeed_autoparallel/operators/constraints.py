@@ -18,7 +18,7 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 @dataclass(frozen=True)
 class Constraints:
-    """Hold the constraints of a plan; ``tied`` as in ``SearchOptions``, limits in bytes of one device or None."""
+    """The constraints of a plan; ``tied`` as in ``SearchOptions``, limits in bytes of one device or None."""
 
     pins: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     tied: bool | None = None
@@ -32,7 +32,7 @@ Search = Callable[[Constraints], OperatorPlan]
 
 @dataclass(frozen=True)
 class ConstraintCost:
-    """Price one constraint by the cost model: microseconds of a step with it and without it.
+    """One constraint, priced by the cost model: microseconds of a step with it and without it.
 
     ``pins``: cuts that products have without it and not with it, as ``--pin`` takes them. ``note``: why there is no
     plan without it, or what else is to be known.
@@ -46,7 +46,7 @@ class ConstraintCost:
 
     @property
     def cost_us(self) -> float | None:
-        """Give what the constraint costs; negative where a search that proves nothing found a dearer plan without."""
+        """Return what the constraint costs; negative where a search that proves nothing found a dearer plan without."""
         return None if self.without_us is None else self.with_us - self.without_us
 
     def as_json(self) -> dict[str, object]:

@@ -12,7 +12,7 @@ from mindspeed_autoparallel.operators.search.pricing import Machine, work_us
 
 @dataclass(frozen=True)
 class PlanCost:
-    """Price one device of the slowest stage, forward and backward of the whole batch.
+    """The price of one device of the slowest stage, forward and backward of the whole batch.
 
     ``parameter_bytes``: weights of the stage that holds most; ``bubble_us``: its wait for the other stages.
     """

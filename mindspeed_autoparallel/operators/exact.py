@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.operators.costs import plan_cost
 from mindspeed_autoparallel.operators.graph.node import Graph
-from mindspeed_autoparallel.operators.lowering.start import improve_from_uniform
+from mindspeed_autoparallel.operators.lowering.megatron import derive_megatron
 from mindspeed_autoparallel.operators.options import SearchOptions
 from mindspeed_autoparallel.operators.plan import Bound, OperatorPlan
 from mindspeed_autoparallel.operators.search.exact import Limits, solve_exact
-from mindspeed_autoparallel.operators.search.pricing import plan_resident_bytes
-from mindspeed_autoparallel.operators.search.problem import CutProblem, cut_by_cut
+from mindspeed_autoparallel.operators.search.pricing import Machine, plan_resident_bytes
+from mindspeed_autoparallel.operators.search.problem import CutProblem, build_problem, cut_by_cut
 from mindspeed_autoparallel.operators.search.prove import prove
-from mindspeed_autoparallel.operators.search.rounds import LEAST_GAIN, improve
 from mindspeed_autoparallel.operators.search.state import Decisions
 
 _MOST_UNTIED = 400
@@ -24,10 +23,13 @@ _MOST_UNTIED = 400
 _MOST_DIMS = 4
 """Mesh dims up to which all cuts are stated together; with more, a gap is left and coarser meshes are tried."""
 _ALIKE = "plans that cut repeated layers alike"
+LEAST_GAIN = 1e-6
+"""Share of the cost below which another plan is not called cheaper."""
+_MOST_ROUNDS = 4
 
 
 class ExactSearch:
-    """Search ``graph`` on ``mesh`` as ``asked``; ``fixed``: per mesh dim the axis of every pinned operator."""
+    """A search of ``graph`` on ``mesh`` by ``asked``; ``fixed``: per mesh dim the axis of every pinned operator."""
 
     def __init__(
         self, graph: Graph, mesh: tuple[int, ...], asked: SearchOptions, fixed: Sequence[dict[str, int]]
@@ -35,10 +37,10 @@ class ExactSearch:
         self.graph, self.mesh, self.asked, self.fixed = graph, mesh, asked, fixed
 
     def run(self) -> tuple[Decisions, Bound | None, list[str]]:
-        """Give the decisions, their bound, and notes.
+        """Return the decisions, their bound, and notes.
 
-        The memory of a device is looked at when the cheapest plan does not fit it: then every cut is solved again with
-        it. A plan that fits by that has no bound beside the one without memory.
+        Where the cheapest plan does not fit into the memory of a device, every cut is solved again with that limit. A
+        plan that fits by that has no bound beside the one without memory.
         """
         given = Limits(self.asked.parameter_limit_bytes, None)
         decisions, bound = self._search(given)
@@ -96,7 +98,7 @@ class ExactSearch:
         return plan_cost(OperatorPlan(decisions, "exact", (), 0.0), self.asked.machine).total_us
 
     def _proved(self, decisions: Decisions, tied: bool) -> tuple[Decisions, Bound | None]:
-        """Solve all cuts together where that can be stated; a proof of tied plans does not speak of others."""
+        """Solve all cuts together where the problem is small enough; a proof over tied plans covers no others."""
         proof = prove(decisions, self._cost(decisions), self.asked.machine, self.fixed, tied=tied)
         if proof is None:
             return decisions, None
@@ -137,3 +139,60 @@ class ExactSearch:
 
 def _gib(bytes_: float) -> str:
     return f"{bytes_ / 2**30:.1f} GiB"
+
+
+def improve_from_uniform(
+    decisions: Decisions,
+    machine: Machine,
+    pins: Sequence[Mapping[str, int]],
+    *,
+    tied: bool,
+    limits: Limits | None = None,
+    num_microbatches: int = 1,
+) -> Decisions:
+    """Improve ``decisions`` cut by cut, going on from the uniform plan derived from them while that is cheaper.
+
+    A uniform plan that breaks a pin or the limit is no start.
+    """
+    limits = limits or Limits()
+    while True:
+        decisions = improve(decisions, machine, pins, tied=tied, limits=limits, num_microbatches=num_microbatches)
+        try:
+            derived = derive_megatron(OperatorPlan(decisions, "exact", (), 0.0), machine=machine)
+        except InfeasiblePlan:
+            return decisions
+        uniform, cost = derived.uniform.decisions, derived.uniform_cost
+        kept = all(uniform.choices[name][dim] == axis for dim, fixed in enumerate(pins) for name, axis in fixed.items())
+        fits = limits.allow(uniform, num_microbatches)
+        if not (kept and fits and derived.extra_us < -LEAST_GAIN * cost.total_us):
+            return decisions
+        decisions = uniform
+
+
+def improve(
+    decisions: Decisions,
+    machine: Machine,
+    pins: Sequence[Mapping[str, int]],
+    *,
+    tied: bool,
+    limits: Limits | None = None,
+    num_microbatches: int = 1,
+) -> Decisions:
+    """Return ``decisions`` or cheaper ones that no other choice of a single cut would improve."""
+    unchanged = 0
+    for turn in range(_MOST_ROUNDS * len(decisions.mesh)):
+        dim = turn % len(decisions.mesh)
+        others, parts = decisions.without(dim), decisions.mesh[dim]
+        problem = build_problem(others, parts, machine, pins[dim], tied=tied, at=dim, num_microbatches=num_microbatches)
+        chosen = {name: made[dim] for name, made in decisions.choices.items()}
+        before = problem.picks(chosen)
+        # Operators that have become alike may still differ in this cut: then there is nothing to compare with.
+        if problem.spread(before) == chosen:
+            after = solve_exact(problem, limits)
+            if problem.total_us(after) < problem.total_us(before) * (1 - LEAST_GAIN):
+                decisions, unchanged = others.insert(dim, parts, problem.spread(after)), 0
+                continue
+        unchanged += 1
+        if unchanged == len(decisions.mesh):
+            break
+    return decisions

@@ -14,7 +14,7 @@ SEARCH_MODES = ("recursive_programming", "sharding_propagation", "exact")
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """Say how to search; see docs/operators.md for the modes and units.
+    """How to search; see docs/operators.md for the modes and units.
 
     ``tied``: repeated layers are cut alike; None lets the exact mode decide by the size of the graph.
     ``parameter_limit_bytes`` (exact): weights of one device, an error where it cannot be kept.

@@ -22,36 +22,22 @@ def picture_data(
     reason: str = "",
     constraints: Sequence[ConstraintCost] = (),
 ) -> dict[str, object]:
-    """Return ``groups`` in the order of the graph: name, count, cuts, sizes, inputs (index of a group and bytes sent).
+    """Return ``groups`` of equal operators in the order of the graph: name, count, cuts, sizes, bytes.
 
     Bytes are what one device sends for one such operator; ``megatron`` is the derived configuration as JSON, or
     ``reason``: why there is none. ``tree`` has every operator by itself, ``moves`` what moves where.
     """
     made, moved = plan.decisions, plan.edge_bytes()
     groups: list[dict[str, object]] = []
-    counts: Counter[int] = Counter()
-    index_of: dict[object, int] = {}
-    group_of: dict[str, tuple[int, ...]] = {}
+    counts: Counter[object] = Counter()
     for name, node in made.graph.nodes.items():
-        if not node.inputs:
-            group_of[name] = ()
-            continue
-        sent = [moved[name_in, name, slot] for slot, name_in in enumerate(node.inputs)]
-        if node.kind in _SILENT and not any(map(any, sent)):
-            # Its readers stand on what it reads.
-            group_of[name] = tuple(dict.fromkeys(g for source in node.inputs for g in group_of[source]))
+        sent = [moved[source, name, slot] for slot, source in enumerate(node.inputs)]
+        if not node.inputs or (node.kind in _SILENT and not any(map(any, sent))):
             continue
         key = (node.role or name, made.choices[name], tuple(sent))
-        if key not in index_of:
-            index_of[key] = len(groups)
-            inputs: dict[int, list[int]] = {}
-            for source, (forward, backward) in zip(node.inputs, sent, strict=True):
-                for group in group_of[source]:
-                    held = inputs.setdefault(group, [0, 0])
-                    held[0], held[1] = held[0] + forward, held[1] + backward
-            groups.append(_group(name, node, plan, sent, inputs))
-        counts[index_of[key]] += 1
-        group_of[name] = (index_of[key],)
+        if key not in counts:
+            groups.append(_group(name, node, plan, sent))
+        counts[key] += 1
     dp, mp = plan.dp_mp()
     return {
         "search_mode": plan.search_mode,
@@ -63,7 +49,7 @@ def picture_data(
         "num_operators": sum(bool(node.inputs) for node in made.graph.nodes.values()),
         "forward_bytes": sum(forward for forward, _ in moved.values()),
         "backward_bytes": sum(backward for _, backward in moved.values()),
-        "groups": [{**group, "count": counts[number]} for number, group in enumerate(groups)],
+        "groups": [{**group, "count": count} for group, count in zip(groups, counts.values(), strict=True)],
         "tree": tree_data(plan),
         "moves": [_told_move(move) for move in list_moves(plan)],
         "constraints": [constraint.as_json() for constraint in constraints],
@@ -127,21 +113,14 @@ def _told_move(move: Move) -> dict[str, object]:
     }
 
 
-def _group(
-    name: str, node: Node, plan: OperatorPlan, sent: list[tuple[int, int]], inputs: dict[int, list[int]]
-) -> dict[str, object]:
+def _group(name: str, node: Node, plan: OperatorPlan, sent: list[tuple[int, int]]) -> dict[str, object]:
     choices = plan.decisions.choices[name]
-    parts: dict[str, int] = {}
-    for axis, count in plan.decisions.cuts(name):
-        parts[node.axes[axis].name] = parts.get(node.axes[axis].name, 1) * count
     return {
         "name": name,
         "kind": node.kind,
         "cuts": ["" if c == NO_CUT else node.axes[c].name for c in choices],
-        "parts": parts,
         "shape": list(node.output_shape),
         "local_share": 1 / math.prod(n for n, c in zip(plan.decisions.mesh, choices, strict=True) if c != NO_CUT),
         "forward_bytes": sum(forward for forward, _ in sent),
         "backward_bytes": sum(backward for _, backward in sent),
-        "inputs": [{"group": group, "forward_bytes": f, "backward_bytes": b} for group, (f, b) in inputs.items()],
     }

@@ -94,7 +94,7 @@ def _stages(number: int) -> str:
 def search_pipelined(
     graph: Graph, devices: int, *, auto_pipeline: bool = False, pipeline: Pipeline | None = None, **options: Any
 ) -> OperatorPlan:
-    """Return ``search_graph`` over the devices of one stage; the plan's ``stages`` say how many stages there are.
+    """Return ``search_graph`` over the devices of one stage; ``stages`` of the plan is their number.
 
     With ``auto_pipeline`` the number is chosen, otherwise it is the user's and the choice is logged and noted. Rows are
     cut into no more parts than a microbatch has samples. Raises

@@ -16,7 +16,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Bound:
-    """Prove how far a plan is from the cheapest: modelled time of one step, and a lower bound on that of every plan.
+    """How far a plan is from the cheapest: modelled time of one step, and a lower bound on that of every plan.
 
     ``scope``: which plans were searched; ``method`` how the bound was found.
     """
@@ -28,7 +28,7 @@ class Bound:
 
     @property
     def gap(self) -> float:
-        """Give the share of the cost by which a plan of ``scope`` may still be cheaper; 0 where it is optimal."""
+        """Return the share of the cost by which a plan of ``scope`` may still be cheaper; 0 where it is optimal."""
         return max(0.0, 1 - self.bound_us / self.cost_us) if self.cost_us else 0.0
 
     def as_json(self) -> dict[str, float | str]:
@@ -42,7 +42,7 @@ class Bound:
         }
 
     def line(self) -> str:
-        """Say it in one line."""
+        """Return the proof as one line."""
         if self.gap <= 1e-9:
             return f"optimal by the cost model over {self.scope} ({self.method})"
         return f"at most {self.gap:.1%} above the optimum over {self.scope} ({self.method})"
@@ -50,7 +50,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class OperatorPlan:
-    """Hold what a search found: every operator's choice per mesh dim, by ``search_mode``."""
+    """What a search found: every operator's choice per mesh dim, by ``search_mode``."""
 
     decisions: Decisions
     search_mode: str
@@ -100,7 +100,7 @@ class OperatorPlan:
         return result
 
     def dp_mp(self) -> tuple[int, int]:
-        """Give (data parallel, model parallel) of most matrix products: parts of rows, and of columns or inner."""
+        """Return (data parallel, model parallel) of most matrix products: parts of rows, and of columns or inner."""
         votes: dict[tuple[int, int], int] = {}
         for parts in self.degrees().values():
             # Experts are divided among data-parallel devices.

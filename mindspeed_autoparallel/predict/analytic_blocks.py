@@ -171,7 +171,8 @@ def _layer(
 
 
 def _split(work: Workload) -> int:
-    """Return tensor ranks that share what a stage sends and the final norm; TP-2D cuts it along both sides."""
+    """Return the number of tensor ranks that share what a stage sends and the final norm; TP-2D cuts it along both
+    sides."""
     return work.tensor_size if work.sequence_parallel or work.tensor_grid else 1
 
 
@@ -216,8 +217,8 @@ def _copy_of_embedding(work: Workload, frozen: bool) -> StateBytes:
 
 
 def _shards_of_ends(work: Workload) -> float:
-    """Return ranks that share the gradients of embedding and head; where parameters are cut up, both are gathered once
-    and stay whole."""
+    """Return the number of ranks that share the gradients of embedding and head; where parameters are cut up, both are
+    gathered once and stay whole."""
     return 1.0 if work.sharding == "parameters" else shards_of(work)[0]
 
 

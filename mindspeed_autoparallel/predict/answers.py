@@ -42,8 +42,8 @@ class Answer(TypedDict, total=False):
     peak_memory_interval_gib: list[float]
     stages: list[StageAnswer]
     tokens_per_s_per_device: float
-    mfu: float
-    """Share of the 16-bit peak that the model's own operations reach; recompute does not count."""
+    mfu: float | None
+    """Share of the 16-bit peak that the model's own operations reach, without recompute; none without a known peak."""
     profile_source: str
     device: str
     stack: str

@@ -40,7 +40,7 @@ class Arguments:
         self._read: set[str] = set()
 
     def has(self, name: str) -> bool:
-        """Return whether ``name`` is there and says something."""
+        """Return whether ``name`` is there and has a value."""
         self._read.add(name)
         return name in self._values and str(self._values[name]).lower() not in _NO
 
@@ -57,16 +57,16 @@ class Arguments:
         return name in self._values and not self.has(name)
 
     def text(self, *names: str) -> str | None:
-        """Return the first of ``names`` that says something."""
+        """Return the first of ``names`` that has a value."""
         return next((str(self._values[name]) for name in names if self.has(name)), None)
 
     def integer(self, *names: str) -> int | None:
-        """Return the first of ``names`` that says something, as a whole number."""
+        """Return the first of ``names`` that has a value, as a whole number."""
         number = self.number(*names)
         return None if number is None else int(number)
 
     def number(self, *names: str) -> float | None:
-        """Return the first of ``names`` that says something, as a finite number."""
+        """Return the first of ``names`` that has a value, as a finite number."""
         text = self.text(*names)
         if text is None:
             return None

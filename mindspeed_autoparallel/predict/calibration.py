@@ -1,10 +1,10 @@
 """Learns a device's figures from a user's own training logs.
 
 Each log is one observation: what its arguments ask for, and the median step. The catalogue's figures are the prior;
-what few steps cannot tell stays where it was, which the standard deviations say. Figures are kept only where every log
-is predicted no worse by those that the other logs teach; a single log, which nothing checks, changes figures only where
-the catalogue's interval does not hold it. Observations are kept in the device's file, so that a later log adds to them
-and none counts twice.
+a figure that few steps do not determine stays where it was; the standard deviations show it. Figures are kept only
+where every log is predicted no worse by those that the other logs teach; a single log, which nothing checks, changes
+figures only where the catalogue's interval does not hold it. Observations are kept in the device's file, so that a
+later log adds to them and none counts twice.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NO_WORSE = 0.005
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Calibrated:
-    """The part of a device file that says what it was calibrated from."""
+    """The part of a device file that lists what it was calibrated from."""
 
     observations: tuple[Observation, ...] = ()
 
@@ -177,7 +177,7 @@ def _part_of_the_way(device: Device, stack: str, solution: Solution, free: Seque
 
 
 def free_figures(device: Device, stack: str, works: Sequence[Workload]) -> tuple[Free, ...]:
-    """Return the figures that ``works`` say anything about, with the device's own as their start."""
+    """Return the figures that ``works`` depend on, with the device's own as their start."""
     efficiency = device.efficiency(stack)
     used = {**SHARES, **HOST_TIMES}
     if not any(work.model.num_experts for work in works):

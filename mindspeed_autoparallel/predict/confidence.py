@@ -19,7 +19,7 @@ _HIDDEN_LAUNCHES = 1.03
 
 _SUPERVISED_WIDTH = 8.6
 """Nine of ten published tuning runs on devices that were fitted to pretraining took up to this much longer, for reasons
-that their sources do not say (docs/validation/prediction.md)."""
+that their sources leave out (docs/validation/prediction.md)."""
 _OF_KINDS = ("unmeasured_eight_bits", "unmeasured_latent")
 """Widths of new features that hold for some runs alone."""
 _NETWORK_FACTOR = 2.0
@@ -104,7 +104,8 @@ def _network_share(work: Workload, device: Device, efficiency: Efficiency) -> fl
 
 
 def peak_half_width(peak_gib: float) -> float:
-    """Return relative half width of the interval around a peak of ``peak_gib``, which holds nine of ten measured peaks.
+    """Return the relative half width of the interval around a peak of ``peak_gib``, which holds nine of ten measured
+    peaks.
 
     Below 10 GiB what the framework and its checks allocate weighs as much as the model.
     """

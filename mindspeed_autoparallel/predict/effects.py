@@ -46,7 +46,7 @@ _RULES = (
         "model",
         ("num_dense_layers", "moe_layer_freq"),
         lambda work: any(kind.mixer == "none" or kind.mlp == "none" for kind in work.model.layers),
-        "layer_pattern says which layers have experts",
+        "layer_pattern names the layers with experts",
     ),
     _Rule("model", ("qk_norm",), lambda work: True, "norms of queries and keys are too small to be modelled"),
     _Rule("model", ("head_size", "kv_heads"), lambda work: work.model.latent is not None, "mla has sizes of its own"),

@@ -105,7 +105,7 @@ def decide(works: Sequence[Workload], device: Device) -> Decision:
 
 
 def _shape_errors(works: Sequence[Workload], device: Device) -> NDArray[np.float64]:
-    """Return by plan the standard deviation of the error that its layer shape has of its own."""
+    """Return for each plan the standard deviation of the error that its layer shape has of its own."""
     estimated = device.efficiency(works[0].stack).relative_error >= _ESTIMATED
     widths = [min(half_width(work, device)[0], math.inf if estimated else _SHAPE_WIDTH) for work in works]
     return np.log1p(widths) / _REACH

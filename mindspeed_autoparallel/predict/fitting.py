@@ -50,12 +50,12 @@ def predicted_ms(device: Device, works: Sequence[Workload]) -> NDArray[Any]:
 
 
 def _closed_ms(device: Device, works: Sequence[Workload]) -> NDArray[Any]:
-    """Return step times by the formula of equal stages, some fifty times faster than by the simulator."""
+    """Return the step times by the formula of equal stages, some fifty times faster than by the simulator."""
     return np.array([closed_form_us(work, device) / 1e3 for work in works])
 
 
 def _softened(errors: NDArray[Any]) -> NDArray[Any]:
-    """Return errors in units of ``TYPICAL_ERROR``, of which large ones grow as their root (pseudo-Huber)."""
+    """Return the errors in units of ``TYPICAL_ERROR``, of which large ones grow as their root (pseudo-Huber)."""
     scaled = errors / TYPICAL_ERROR
     return np.asarray(np.sign(scaled) * np.sqrt(2 * (np.sqrt(1 + scaled**2) - 1)))
 

@@ -58,7 +58,7 @@ class _Config:
         return default if value is None else bool(value)
 
     def kinds(self) -> list[str]:
-        """Return ``layer_types``: how each layer attends; empty where the file does not say it."""
+        """Return ``layer_types``: how each layer attends; empty where the file has none."""
         kinds = self._values.get("layer_types")
         return [str(kind) for kind in kinds] if isinstance(kinds, list) else []
 

@@ -79,7 +79,7 @@ def broken_part(row: Mapping[str, object]) -> str | None:
 
 
 def states_a_run(row: Mapping[str, object]) -> bool:
-    """Return whether ``row`` says model, layout and device, so that it could be answered."""
+    """Return whether ``row`` has model, layout and device, so that it could be answered."""
     model, hardware, parallel, train = (part(row, name) for name in ("model", "hw", "parallel", "train"))
     sizes = {**model, **part(model, "config"), **part(row, "megatron_args")}
     named = all(any(sizes.get(name) for name in _NAMES[key]) for key in ("num_layers", "hidden", "heads", "seq"))
@@ -141,7 +141,7 @@ def request_of_row(row: Mapping[str, object]) -> dict[str, object] | None:
 
 
 def _read_features(model: dict[str, object], flags: str) -> None:
-    """Add to ``model`` what a launch says of it that a row's fields do not."""
+    """Add to ``model`` what only the flags of a launch have."""
     for flag, name in (("--gelu-tanh", "gelu_tanh"), ("--geglu", "gelu")):
         if flag in flags:
             model.update(swiglu=True, activation=name)  # gated, whatever the function
@@ -152,7 +152,7 @@ def _read_features(model: dict[str, object], flags: str) -> None:
 
 
 def _sized(model: Mapping[str, object]) -> dict[str, object]:
-    """Return what the arguments of a run say better than a source's summary of it."""
+    """Return keys for which a run's arguments are more exact than a source's summary."""
     return {
         key: model[key] for key in ("layer_pattern", "type", "mla", "tied_embeddings") if model.get(key) is not None
     }
@@ -178,7 +178,7 @@ def _model(row: Mapping[str, object]) -> dict[str, object] | None:
         fields.pop(key, None)
         if value is not None:
             fields[key] = value
-    # A source that trains fewer layers than the model of that name has said so beside the configuration.
+    # A source that trains fewer layers than the model of that name gives their number beside the configuration.
     fields["num_layers"] = next(
         (source[name] for name in _NAMES["num_layers"] if source.get(name)), None
     ) or config.get("layer_num")
@@ -260,7 +260,7 @@ def _train(train: Mapping[str, object], batch: int) -> dict[str, object]:
 
 
 def _of_flags(flags: str) -> dict[str, object]:
-    """Return what a launch says that a row's fields do not: switches that are off where they are not there."""
+    """Return what only the flags of a launch have: switches that are off where a flag is absent."""
     given = set(re.findall(r"--([a-z0-9][\w-]*)", flags))
     return {
         "overlap_grad_reduce": "overlap-grad-reduce" in given,

@@ -235,7 +235,7 @@ def _train(arguments: Arguments) -> dict[str, object]:
 
 
 def _states(arguments: Arguments) -> dict[str, object]:
-    """Return in which types gradients, parameters and the optimizer's state are kept, and what of them on the host.
+    """Return the types in which gradients, parameters and the optimizer's state are kept, and what of them on the host.
 
     Megatron's own defaults, which a request's are not: fp32 gradients and parameters in two bytes beside a recipe.
     """

@@ -36,7 +36,7 @@ def read_model_file(
     """Return the modules in ``path``: one model, a whole request, or ``{"modules": [...]}``, encoders first.
 
     Each is in the words of a request, of Megatron's flags, or of a Hugging Face config.json. ``sequence_length``:
-    tokens of the text decoder, over what the file says; ``media``: what a sample holds beside text, for the config.json
+    tokens of the text decoder, in place of the file's; ``media``: what a sample holds beside text, for the config.json
     of a vision-language or omni model. Raises ``ConfigError`` with file and key.
     """
     content = read_json(path, "model file")
@@ -59,7 +59,7 @@ def read_model_file(
     if sequence_length is not None:
         sections[-1] = dataclasses.replace(decoder, shape={**decoder.shape, "seq": sequence_length})
     elif "seq" not in decoder.shape and "hidden" in decoder.shape:
-        raise ConfigError(f"model file {path} says no sequence length; give --seq-length.")
+        raise ConfigError(f"model file {path} has no sequence length; give --seq-length.")
     return tuple(sections)
 
 

@@ -14,7 +14,7 @@ from mindspeed_autoparallel.predict.megatron_arguments import model_and_rest
 def in_request_words(model: Mapping[str, object], where: str) -> dict[str, object]:
     """Return ``model`` as a prediction request has it; what already is stays as it is.
 
-    A Hugging Face config says no sequence length: ``seq`` or ``seq_length`` stand beside its keys. Raises
+    A Hugging Face config has no sequence length: ``seq`` or ``seq_length`` stand beside its keys. Raises
     ``ConfigError`` with ``where`` and the key.
     """
     if "hidden" in model:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from mindspeed_autoparallel.cost.analytic.memory import update_bytes
-from mindspeed_autoparallel.cost.analytic.recomputing import run_again
+from mindspeed_autoparallel.cost.analytic.step_time import run_again
 from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.collectives import Fabric
 from mindspeed_autoparallel.cost.device import Device

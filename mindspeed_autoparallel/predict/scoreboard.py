@@ -80,7 +80,7 @@ def measured_peak_gib(row: Mapping[str, object]) -> float | None:
 
 
 def measured_workload(row: Mapping[str, object]) -> Workload | None:
-    """Return the workload behind a measured row, or ``None`` where it does not say enough or is not modelled."""
+    """Return the workload behind a measured row, or ``None`` where it is incomplete or not modelled."""
     try:
         request = request_of_row(row)
         return None if request is None else read_workload(request)
@@ -89,7 +89,7 @@ def measured_workload(row: Mapping[str, object]) -> Workload | None:
 
 
 def group_key(row: Mapping[str, object]) -> tuple[Any, ...]:
-    """Return rows that a user would choose among: the same model, devices and batch."""
+    """Return a key that is the same for rows that a user would choose among: of one model, devices and batch."""
     model, train = part(row, "model"), part(row, "train")
     names = ("name", "hidden", "num_layers", "heads", "seq")
     return (
@@ -102,7 +102,8 @@ def group_key(row: Mapping[str, object]) -> tuple[Any, ...]:
 
 
 def rank_correlation(left: Sequence[float], right: Sequence[float]) -> float:
-    """Return spearman's, ties sharing their mean rank; 1 for fewer than two distinct values on either side."""
+    """Return Spearman's correlation, ties sharing their mean rank; 1 for fewer than two distinct values on either
+    side."""
 
     def ranks(values: Sequence[float]) -> list[float]:
         order = sorted(range(len(values)), key=lambda i: values[i])
@@ -126,7 +127,7 @@ def rank_correlation(left: Sequence[float], right: Sequence[float]) -> float:
 
 
 def ranking_by_group(rows: Sequence[tuple[Mapping[str, object], float, float]]) -> dict[str, float]:
-    """Return ranking quality over groups of at least two plans; ``rows``: (row, predicted ms, measured ms).
+    """Return the ranking quality over groups of at least two plans; ``rows``: (row, predicted ms, measured ms).
 
     ``regret`` of a group: how much slower the plan predicted fastest is than the one measured fastest.
     """

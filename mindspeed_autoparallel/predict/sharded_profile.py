@@ -45,13 +45,13 @@ from mindspeed_autoparallel.profiles.sharded import (
 
 _STACK = "megatron-core"
 _HOST_LINK = 24e9
-"""Bytes per second to the host where no datasheet says: what PCIe 4 x16 reaches."""
+"""Bytes per second to the host without a datasheet: what PCIe 4 x16 reaches."""
 _MICRO_BATCHES = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Described:
-    """What config.json does not tell."""
+    """What config.json lacks."""
 
     sequence: int
     frozen: tuple[str, ...] = ()

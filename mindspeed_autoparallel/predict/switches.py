@@ -1,4 +1,4 @@
-"""Switches that a plan without measurements turns on, where nobody says otherwise: the same for every command.
+"""Switches that a plan without measurements turns on by default: the same for every command.
 
 Distributed optimizer, sequence parallelism with TP above 1, fused kernels of today's software, gradient reduction and
 parameter gathering overlapped; on NVIDIA devices, for dense language models, collectives of tensor

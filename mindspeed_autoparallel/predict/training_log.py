@@ -2,7 +2,7 @@
 
 A log begins with its arguments (``------ arguments ------``), printed by rank 0; a line per logged step has ``elapsed
 time per iteration (ms)``; every first rank of a data-parallel group reports its memory once. Restarts, crashes, several
-ranks in one file and compressed files are met: what can be used is used, and ``remarks`` say what was not.
+ranks in one file and compressed files are met: what can be used is used, and ``remarks`` list the rest.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _SLOW = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingLog:
-    """One run as its log tells it."""
+    """One run by its log."""
 
     name: str
     digest: str

@@ -6,9 +6,9 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from mindspeed_autoparallel.cost.analytic.fields import integer, part, section_of, switch
+from mindspeed_autoparallel.cost.analytic.fields import integer, optional_integer, part, section_of, switch
+from mindspeed_autoparallel.cost.analytic.reading import network_rate
 from mindspeed_autoparallel.cost.analytic.request_keys import KNOWN, refuse_unmodelled, unknown_keys
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.cost.device import Device
@@ -63,10 +63,10 @@ class Tuned:
 
     plans: tuple[Plan, ...]
     """Fastest first; the first has the search's record."""
-    requests: tuple[dict[str, Any], ...]
-    """Of each plan, the request that describes it, every switch said."""
+    requests: tuple[dict[str, object], ...]
+    """The request that describes each plan, with every switch stated."""
     answers: tuple[Answer, ...]
-    """What ``predict`` answers to each of these."""
+    """What ``predict`` returns for each of these."""
     left_out: Mapping[str, int]
     """How many layouts broke which rule."""
 
@@ -93,13 +93,14 @@ def tune(
     batch = integer(train, "gbs", None, "train")
     sections = [Section(TEXT, model)]
     stated = stated_train(sections, device, {k: v for k, v in train.items() if k not in ("gbs", "mbs", "recompute")})
-    batches = {"mbs": integer(train, "mbs", None, "train")} if train.get("mbs") else {}
-    points = [at for at in usual_points(sections, device, node, held | batches) if _is_held(at, held)]
+    micro_batch = optional_integer({"mbs": train.get("mbs") or None}, "mbs", "train")
+    sizes = held if micro_batch is None else {**held, "mbs": micro_batch}
+    points = [at for at in usual_points(sections, device, node, sizes) if _is_held(at, held)]
     profile = analytic_profile(
         sections,
         device,
         node,
-        network_gbit_per_s=hardware.get("inter_node_gbps"),
+        network_gbit_per_s=network_rate(hardware),
         train=stated,
         points=points,
     )
@@ -110,7 +111,7 @@ def tune(
         raise ConfigError(f"hw.num_gpus {devices} does not fill nodes of gpus_per_node {node}.")
     limit = int(profile.device.memory_capacity_bytes * (1 - MEMORY_MARGIN))
     cluster = Cluster(num_nodes=devices // node, devices_per_node=node, memory_limit_bytes=limit)
-    space = _space(device, stated, held, train)
+    space = _space(device, stated, held, micro_batch)
     interrupt: KeyboardInterrupt | None = None
     try:
         plan = search(profile, cluster, batch, replace(options, space=space), progress=progress)
@@ -153,7 +154,7 @@ def _with_notes_on(request: Mapping[str, object], answer: Answer) -> Answer:
 
 
 def _space(
-    device: Device, stated: Mapping[str, object], held: Mapping[str, int], train: Mapping[str, Any]
+    device: Device, stated: Mapping[str, object], held: Mapping[str, int], micro_batch: int | None
 ) -> SpaceOptions:
     """Return the space of the layouts that have what the request holds."""
     return SpaceOptions(
@@ -161,7 +162,7 @@ def _space(
         overlap_gradient_reduce=bool(stated["overlap_grad_reduce"]),
         held={
             **{field: held[key] for key, field in _HELD.items() if key in held},
-            **({"micro_batch_size": train["mbs"]} if train.get("mbs") else {}),
+            **({"micro_batch_size": micro_batch} if micro_batch else {}),
         },
         standalone_ends="ascend" not in device.name.lower(),
     )
@@ -177,7 +178,7 @@ def _left_out(plan: Plan) -> dict[str, int]:
     return dict(reasons.most_common())
 
 
-def _section(request: Mapping[str, object], name: str) -> dict[str, Any]:
+def _section(request: Mapping[str, object], name: str) -> dict[str, object]:
     section = request.get(name)
     if not isinstance(section, Mapping):
         raise ConfigError(f"the request has no section {name}: it must be an object of keys and values.")
@@ -207,13 +208,13 @@ def _whole(profile: Profile, plan: Plan, other: Alternative) -> Plan:
     return plan_of(profile, plan.cluster, other.layout, measurement, found, plan.global_batch_size, record)
 
 
-def request_of_plan(plan: Plan, base: Mapping[str, object], stated: Mapping[str, object]) -> dict[str, Any]:
+def request_of_plan(plan: Plan, base: Mapping[str, object], stated: Mapping[str, object]) -> dict[str, object]:
     """Return the request that describes ``plan``: its sizes, its placement, and every switch.
 
     Recompute that differs by stage becomes the most of any stage (method ``block``): a request has no key by stage.
     """
     layout = plan.layout
-    parallel: dict[str, Any] = {
+    parallel: dict[str, object] = {
         "tp": layout.tensor_size,
         "pp": layout.pipeline_size,
         "cp": layout.context_size,
@@ -234,7 +235,7 @@ def request_of_plan(plan: Plan, base: Mapping[str, object], stated: Mapping[str,
     return {**base, "parallel": parallel, "train": train}
 
 
-def _placement_keys(plan: Plan, counts: Sequence[int], num_ahead: int) -> dict[str, Any]:
+def _placement_keys(plan: Plan, counts: Sequence[int], num_ahead: int) -> dict[str, object]:
     if "ascend" in plan.profile.device.lower() and all(counts):
         return {"num_layer_list": list(counts)}
     parts = [f"t*{count}" if count else "" for count in counts]
@@ -245,7 +246,7 @@ def _placement_keys(plan: Plan, counts: Sequence[int], num_ahead: int) -> dict[s
     return {"pipeline_layout": "|".join(parts)}
 
 
-def _recompute_keys(plan: Plan, counts: Sequence[int]) -> dict[str, Any]:
+def _recompute_keys(plan: Plan, counts: Sequence[int]) -> dict[str, object]:
     full, partly = (plan.recomputed_of(TEXT, kind) for kind in ("full", "selective"))
     if any(full):
         if tuple(full) == tuple(counts):

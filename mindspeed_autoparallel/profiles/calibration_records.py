@@ -18,7 +18,7 @@ class Stages:
 
     @property
     def interleaved(self) -> bool:
-        """Tell whether a rank has several chunks of the model."""
+        """Return whether a rank has several chunks of the model."""
         return self.virtual_size > 1
 
 

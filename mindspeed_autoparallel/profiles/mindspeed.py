@@ -5,7 +5,7 @@ memory rule is kept as it is there (``memory_semantics`` "mindspeed"): stage mem
 activations) x (in-flight - 1) + activations + static; a recomputed layer saves its ``act_mem`` and adds its
 ``fwd_time`` to the backward. ``vit_pre``, ``vit_post``, ``llm_pre`` and ``llm_post`` each hold the first or last layer:
 a module of n layers is its pre block, n - 2 layers and its post block, placed one by one; all are recomputed with the
-figures of a plain layer, as that tool counts them. Sizes it does not tell (parameter counts) are derived from
+figures of a plain layer, as that tool counts them. Sizes that it lacks (parameter counts) are derived from
 ``module_param``.
 """
 
@@ -30,7 +30,7 @@ DEFAULT_CAPACITY_BYTES = 62000 * MIB
 
 
 def is_mindspeed_profile(value: Any) -> bool:
-    """Return true when the JSON has at least one of MindSpeed's blocks on top and is not our format."""
+    """Return whether the JSON has at least one of MindSpeed's blocks on top and is not our format."""
     return isinstance(value, dict) and "format" not in value and any(block in value for block in BLOCKS)
 
 

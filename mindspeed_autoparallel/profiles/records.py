@@ -105,7 +105,7 @@ class ModuleRecord:
     result_key: str = ""
     frozen: bool = False
     num_layers: int = 0
-    """That were built; ``kinds`` may tell of more."""
+    """That were built; ``kinds`` may have more."""
     kinds: tuple[int, ...] = ()
     """Of every layer, numbered in the order they appear."""
     hidden_size: int = 0

@@ -53,12 +53,12 @@ class Answer:
     """The same in words."""
 
     def days(self, tokens: float) -> float:
-        """Return days that a training on ``tokens`` takes."""
+        """Return the days that a training on ``tokens`` takes."""
         return tokens / self.tokens_per_s / _DAY_S
 
     @property
     def num_devices(self) -> int:
-        """Return devices of the cluster."""
+        """Return the number of devices of the cluster."""
         return self.num_nodes * self.devices_per_node
 
 

@@ -100,7 +100,7 @@ def report_data(plan: Plan) -> Report:
 
 
 def memory(plan: Plan) -> Memory:
-    """Return terms by rank."""
+    """Return the terms of memory by rank."""
     largest: Counter[str] = Counter()
     for rank in plan.memory:
         for name, size in rank.terms.items():

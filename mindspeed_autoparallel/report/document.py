@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from mindspeed_autoparallel.report.assets import read_asset, script_policy
-from mindspeed_autoparallel.report.markup import element, embedded, text
+from mindspeed_autoparallel.report.markup import element, embedded, read_asset, script_policy, text
 from mindspeed_autoparallel.report.words import words_of
 
 

@@ -72,7 +72,7 @@ class GainPart:
 
 
 def gain_parts(homogeneous_us: float, hetero: HeteroRecord | HeteroBest, hetero_us: float) -> list[GainPart]:
-    """Return what layouts, batch scale and recomputing save, in this order; changes that cannot be told apart (what
+    """Return what layouts, batch scale and recomputing save, in this order; changes that cannot be separated (what
     lies between does not fit in memory) are one part."""
     last = "memory mode window" if hetero.memory == "window" else "recomputing encoders"
     steps = [("layouts", hetero.scale_one_us), ("batch scale", hetero.kept_us), (last, hetero_us)]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 import json
 from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
-from mindspeed_autoparallel.report.assets import NUM_COLOURS
+NUM_COLOURS = 8
+"""Classes ``c0``, ``c1``, ... of report.css."""
 
 
 def text(value: object) -> str:
@@ -29,7 +34,7 @@ def embedded(value: Any) -> str:
 
 
 def colour(index: int) -> str:
-    """Return class of the category's colour; beyond the palette the colours come again, hatched."""
+    """Return the class of a category's colour; beyond the palette the colours come again, hatched."""
     return f"c{index % NUM_COLOURS}" + (" hatch" if index >= NUM_COLOURS else "")
 
 
@@ -45,7 +50,8 @@ def term_colour(name: str) -> str:
 
 
 def legend(names: Sequence[str], extra: Iterable[tuple[str, str]] = (), first: int = 0) -> str:
-    """Return names with their colours; ``extra``: (class, name) of other marks; ``first``: the first name's colour."""
+    """Return the names with their colours; ``extra``: (class, name) of other marks; ``first``: the first name's
+    colour."""
     marks = [(colour(index), name) for index, name in enumerate(names, first)] + list(extra)
     items = "".join(element("li", element("i", class_=kind) + text(name)) for kind, name in marks)
     return element("ul", items, class_="legend")
@@ -85,3 +91,17 @@ def percent(fraction: float, digits: int = 1) -> str:
 def width(fraction: float) -> str:
     """Return a style; ``fraction`` of the whole track."""
     return f"width:{max(0.0, min(1.0, fraction)) * 100:.3f}%"
+
+
+def script_policy(script: str = "") -> str:
+    """Return a page's content security policy: the browser itself refuses whatever is not in the file, and every script
+    but ``script``, letter by letter."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    allowed = f"'sha256-{digest}'" if script else "'none'"
+    return f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed}; img-src data:"
+
+
+@cache
+def read_asset(name: str) -> str:
+    """Return the text of a file in ``static``, to be put into a page that must not load anything."""
+    return (files(__package__) / "static" / name).read_text(encoding="utf-8")

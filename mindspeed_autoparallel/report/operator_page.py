@@ -1,38 +1,27 @@
-"""The plan per operator as one HTML file in the style of the report: graph, table, Megatron's configuration."""
+"""The plan per operator as one HTML file in the style of the report: picture, tables, Megatron's configuration."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from mindspeed_autoparallel.report.document import document
-from mindspeed_autoparallel.report.markup import colour, draw_tiles, element, legend, percent, table, text
-from mindspeed_autoparallel.report.operator_graph import draw_graph
+from mindspeed_autoparallel.report.markup import colour, draw_tiles, element, percent, table, text
 from mindspeed_autoparallel.report.operator_tables import draw_constraints, draw_explorer, draw_moves
 from mindspeed_autoparallel.units import format_bytes, format_us
 
 Data = dict[str, Any]
 
-_MOST_DRAWN = 300
-"""Different operators beyond which no still picture is drawn: the one that zooms shows them."""
 _MOST_ROWS = 400
 """Rows of the table of operators, those that send most."""
 
 
-def axis_colours(values: Data) -> dict[str, int]:
-    """Return a colour per axis name, in the order the axes appear."""
-    names = dict.fromkeys(cut for group in values["groups"] for cut in group["cuts"] if cut)
-    return {name: index for index, name in enumerate(names)}
-
-
 def render_operator_page(values: Data) -> str:
     """Return the page of a plan's ``picture_data``. No network; every name is escaped."""
-    colours = axis_colours(values)
     sections = (
         ("modules", "Modules", draw_explorer(values["tree"])),
         ("moves", "What moves where", draw_moves(values["moves"])),
         ("constraints", "Constraints", draw_constraints(values["constraints"])),
-        ("graph", "Graph", _graph(values, colours)),
-        ("operators", "Operators", _operators(values, colours)),
+        ("operators", "Operators", _operators(values)),
         ("megatron", "Megatron", _megatron(values)),
     )
     links = "".join(element("a", text(title), href=f"#{name}") for name, title, _ in sections)
@@ -89,24 +78,9 @@ def _tiles(values: Data) -> str:
     return draw_tiles(tiles)
 
 
-def _graph(values: Data, colours: dict[str, int]) -> str:
-    if len(values["groups"]) > _MOST_DRAWN:
-        return element(
-            "p", text(f"{len(values['groups'])} different operators: see Modules, which zooms."), class_="sub"
-        )
-    note = (
-        "From inputs to output; equal operators of repeated layers are drawn once, with their number. A chip per axis "
-        "that is cut and into how many parts. Coloured edges carry a redistribution: what one device "
-        "sends in forward + backward."
-    )
-    return (
-        element("p", text(note), class_="sub")
-        + legend(list(colours))
-        + element("div", draw_graph(values["groups"], colours), class_="scroll")
-    )
-
-
-def _operators(values: Data, colours: dict[str, int]) -> str:
+def _operators(values: Data) -> str:
+    names = dict.fromkeys(cut for group in values["groups"] for cut in group["cuts"] if cut)
+    colours = {name: index for index, name in enumerate(names)}
     header = ["operator", "equal ones", "kind", "output"]
     header += [f"cut {d + 1} / {n}" for d, n in enumerate(values["mesh"])]
     header += ["share of a device", "sent forward", "backward"]

@@ -78,7 +78,7 @@ def draw_moves(moves: list[Data]) -> str:
 
 
 def draw_constraints(constraints: list[Data]) -> str:
-    """Return what the plan would cost without each constraint, and the pins that say how products are cut then."""
+    """Return what the plan would cost without each constraint, and the pins of the products' cuts then."""
     if not constraints:
         return element("p", text("Not requested: add --constraints."), class_="sub")
     rows = []

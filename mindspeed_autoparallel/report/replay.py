@@ -39,7 +39,7 @@ def replay(plan: Plan) -> Replay:
         try:
             found = planner_replay(plan)[1]
         except AutoParallelError:
-            # Costs that were edited or are of another release; the page says that its messages are inferred.
+            # Costs that were edited or are of another release; the page names its messages inferred.
             return _inferred(plan)
         step = found.simulated
         return Replay(

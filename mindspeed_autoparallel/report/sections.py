@@ -27,7 +27,7 @@ FIRST_MODULE = 2
 
 
 def headline(values: Report) -> str:
-    """Return title, the five figures that matter, warnings."""
+    """Return the title, the five figures that matter, warnings."""
     head, answer = values.headline, values.answer
     badge = element("span", text(head.proof), class_="badge good" if head.proved else "badge warn")
     where = f"{head.num_nodes} × {head.devices_per_node} {answer.device} · {head.schedule}"
@@ -116,7 +116,7 @@ def why(values: Report) -> str:
 
 
 def stages(values: Report) -> str:
-    """Return layers and recompute of every module, and times, per stage; with virtual stages a row per rank."""
+    """Return the layers and recompute of every module, and times, per stage; with virtual stages a row per rank."""
     rows = values.stages
     names = list(dict.fromkeys(part.name for row in rows for part in row.modules))
     note = "Layers by number, and how many of them are computed again in the backward pass."
@@ -207,7 +207,7 @@ def _module(part: ModuleRow | None, index: int, most: int) -> str:
 
 
 def memory(values: Report) -> str:
-    """Return stacked bars by term against the limit, and the same as a table."""
+    """Return the stacked bars by term against the limit, and the same as a table."""
     terms = values.memory.terms
     names = [name.replace("_", " ") for name in terms]
     ranks = values.memory.ranks

@@ -4,40 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mindspeed_autoparallel.report import answer, data, encoders, headline, search_data, stages
+from mindspeed_autoparallel.files import printable
+from mindspeed_autoparallel.report import answer, data, encoders, headline, search_data, spread, stages, virtual_stages
 from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.units import US_PER_MS, format_bytes, format_us
 
 NUM_LIMITS = 3
 
 
-def render_table(plan: Plan) -> str:
-    """Return a row per stage and module (units in the header), then step time, proof, baselines, limits and
-    warnings."""
-    head = headline.headline(plan)
+def render_table(plan: Plan, tokens: float | None = None, *, with_verdicts: bool = False) -> str:
+    """Return a row per stage and module (units in the header), then step time, proof, baselines, limits, the spread of
+    the data, other layouts and warnings.
+
+    ``tokens``: of the whole training, whose days are added. ``with_verdicts``: a line for every layout of the search.
+    """
+    head, figures = headline.headline(plan), answer.answer_of(plan)
     lines = [
-        f"{head.layout} for {head.model} on {head.num_nodes} x {head.devices_per_node} devices: "
+        f"{head.layout} for {head.model}{figures.parameters} on {head.num_nodes} x {head.devices_per_node} "
+        f"{figures.device}: "
         f"{head.num_microbatches} microbatches, global batch {head.global_batch_size}",
         *_stage_rows(plan),
         *encoders.lines(plan),
         _step_line(plan),
-        *(line.strip() for line in answer.answer_lines(plan)[1:]),
+        *(line.strip() for line in answer.answer_lines(plan, tokens)[1:]),
         "the step: " + ", ".join(f"{part.name} {format_us(part.us)}" for part in data.step_parts(plan)),
     ]
     if head.p95_us is not None and head.p50_us is not None:
         lines.append(f"with variable data: P50 {format_us(head.p50_us)}, P95 {format_us(head.p95_us)}")
-    if not head.proved:
+    if not head.searched:
+        lines.append("edited by hand: what was proved and compared when it was searched does not hold for this plan")
+    elif not head.proved:
         gap = f"{head.gap_fraction * 100:.1f} %"
         lines.append(f"no plan is faster than {format_us(head.lower_bound_us)}: gap {gap}")
+    lines += filter(None, (virtual_stages.comparison(plan), virtual_stages.group_sizes(plan)))
     lines += [f"limited by: {limit}" for limit in plan.search.limits[:NUM_LIMITS]]
     for item in search_data.relaxations(plan)[:NUM_LIMITS]:
         if item.gain_fraction and item.step_us is not None:
             gain = f"{item.gain_fraction * 100:.1f} % per sample, step {format_us(item.step_us)}"
             lines.append(f"would help: {item.change} ({gain})")
+    lines += spread.text_lines(plan)
+    others = enumerate(search_data.alternatives(plan), start=2)
+    lines += [f"{place}. {other.layout}: {format_us(other.step_us)}" for place, other in others]
     lines.append(_provenance(plan))
     lines += [f"warning: {warning}" for warning in head.warnings]
-    # Names come from files: nothing in them may move the cursor or add lines.
-    return "\n".join("".join(c if c.isprintable() else "?" for c in line).rstrip() for line in lines) + "\n"
+    if with_verdicts:
+        lines += [f"{one.layout.label()}: {one.outcome}: {one.reason}" for one in plan.search.verdicts]
+    return "\n".join(printable(line).rstrip() for line in lines) + "\n"
 
 
 def _stage_rows(plan: Plan) -> list[str]:

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from mindspeed_autoparallel.files import printable
 from mindspeed_autoparallel.report.document import document
 from mindspeed_autoparallel.report.markup import draw_tiles, element, table, text
 from mindspeed_autoparallel.report.table import aligned
@@ -61,8 +62,7 @@ def render_table(result: TuningResult) -> str:
     lines += [*_measured_order(result), "", *_modelled(result), _about(result)]
     lines += [f"note: {note}" for note in _notes(result)]
     lines += [f"not searched: {name}: {reason}" for name, reason in result["left_out_dimensions"].items()]
-    # Names come from files: nothing in them may move the cursor or add lines.
-    return "\n".join("".join(c if c.isprintable() else "?" for c in line).rstrip() for line in lines) + "\n"
+    return "\n".join(printable(line).rstrip() for line in lines) + "\n"
 
 
 def _notes(result: TuningResult) -> list[str]:

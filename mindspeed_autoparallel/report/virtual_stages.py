@@ -8,7 +8,7 @@ from mindspeed_autoparallel.spec.plan import EDITED, Plan, Verdict
 from mindspeed_autoparallel.units import format_us
 
 SEARCHED = ("solved", "bounded", "memory", "unsolved")
-"""Outcomes of layouts that were looked at."""
+"""Outcomes of layouts that were searched."""
 
 
 def comparison(plan: Plan) -> str:

@@ -11,7 +11,7 @@ import re
 from functools import cache, lru_cache
 from html.parser import HTMLParser
 
-from mindspeed_autoparallel.report.assets import read_asset
+from mindspeed_autoparallel.report.markup import read_asset
 
 _JOINTS = ((". ", "。"), ("; ", "；"), (" · ", " · "), (", ", "，"))
 """What parts of a text are separated by, in English and in Chinese."""

@@ -5,7 +5,7 @@ parallelism) and has no vocabulary padding. Readers give canonical tensors, writ
 with every writer: Hugging Face safetensors, the ``mp_rank_*`` folders of MindSpeed-MM and Megatron, ``torch_dist``.
 
     families       the tables of names and shapes, and which family consists of which
-    architecture   what config.json says of the model; its rules, one per tensor
+    architecture   the model of config.json; its rules, one per tensor
     names          what a rule is, and the forms of Hugging Face names
     spelling       the names that one tensor has in checkpoints of different hosts
     layouts        layers per stage and tensor parallel size per module

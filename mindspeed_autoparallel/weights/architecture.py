@@ -1,4 +1,4 @@
-"""What ``config.json`` of a Hugging Face model says of the tensors it has, their names, sizes and places."""
+"""The tensors of a Hugging Face model by its ``config.json``: names, sizes and places."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ class Architecture:
     left_out: tuple[str, ...] = ()
     """Beginnings of names of the parts that are not converted."""
     rope_scaling: str = ""
-    """The kind of rope scaling that the host must be told by flags of its own; empty for none."""
+    """The kind of rope scaling for which the host has flags of its own; empty for none."""
     dtype: str = ""
-    """Type of the weights according to ``config.json``; empty where it does not tell."""
+    """Type of the weights according to ``config.json``; empty where it names none."""
 
     @property
     def is_text_only(self) -> bool:
@@ -69,7 +69,7 @@ class Architecture:
 def read_architecture(folder: Path, host: str = MEGATRON, stored: Mapping[str, Shape] | None = None) -> Architecture:
     """Read the architecture of the Hugging Face model in ``folder``; ``ConfigError`` names what is missing or wrong.
 
-    ``stored``, or the headers of its safetensors, tell how it stores experts and whether it has layers for multi-token
+    ``stored``, or the headers of its safetensors, show how it stores experts and whether it has layers for multi-token
     prediction.
     """
     stored = stored_shapes(folder) if stored is None else stored
@@ -161,7 +161,7 @@ def _module_shape(family: Family, sizes: Sizes, stored: Mapping[str, Shape] | No
 def _num_multi_token(
     family: Family, block: Mapping[str, object], num_layers: int, stored: Mapping[str, Shape] | None, where: str
 ) -> int:
-    """Count the layers for multi-token prediction: those in the files, or as many as config.json tells where there are
+    """Count the layers for multi-token prediction: those in the files, or as many as config.json names where there are
     none."""
     if not family.multi_token:
         return 0
@@ -192,7 +192,7 @@ def _copies(family: Family, shape: ModuleShape, stored: Mapping[str, Shape] | No
 
 
 def _tied(config: Mapping[str, object], flat: Mapping[str, object], text: str, where: str) -> bool:
-    # Older files say tie_word_embeddings at the top, newer thinker configs inside text_config.
+    # Older files have tie_word_embeddings at the top, newer thinker configs inside text_config.
     tied = config.get("tie_word_embeddings", flat.get("tie_word_embeddings", text in _TIED_BY_DEFAULT))
     if not isinstance(tied, bool):
         raise ConfigError(f"{where}: tie_word_embeddings must be true or false, got {str(tied)[:60]!r}.")

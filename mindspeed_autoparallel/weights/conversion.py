@@ -17,11 +17,10 @@ from mindspeed_autoparallel.weights.huggingface_writing import write_huggingface
 from mindspeed_autoparallel.weights.layouts import CheckpointLayout
 from mindspeed_autoparallel.weights.optimizer_state import OptimizerState, has_state, read_state
 from mindspeed_autoparallel.weights.placement import entries_of
-from mindspeed_autoparallel.weights.progress import Progress, silent
 from mindspeed_autoparallel.weights.rank_folders import RankFolderSource, iteration_folder
 from mindspeed_autoparallel.weights.rank_writing import write_rank_folders
 from mindspeed_autoparallel.weights.shard_writer import DEFAULT_SHARD_BYTES
-from mindspeed_autoparallel.weights.source import TensorSource
+from mindspeed_autoparallel.weights.source import Progress, TensorSource, silent
 from mindspeed_autoparallel.weights.spelling import LOCAL, TRANSFORMER_ENGINE, Spelling
 from mindspeed_autoparallel.weights.state_writing import StateOfRanks, why_state_stays
 from mindspeed_autoparallel.weights.torch_dist import TorchDistSource, copy_torch_dist, is_torch_dist
@@ -214,7 +213,8 @@ def _write(
 
 
 def _tell_rope_scaling(architecture: Architecture) -> None:
-    """Say what no checkpoint can carry: weights alone train with another position encoding than they were made with."""
+    """Warn of what no checkpoint carries: without flags the weights train with another position encoding than
+    theirs."""
     if architecture.rope_scaling:
         _LOG.warning(
             "config.json scales positions (%s): give the host its flags for it (%s), or it trains with other positions "

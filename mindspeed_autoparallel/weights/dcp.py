@@ -51,7 +51,7 @@ class DcpFile:
             )
 
     def keys(self) -> list[str]:
-        """Return Hugging Face names of the tensors."""
+        """Return the Hugging Face names of the tensors."""
         return list(self._key_of)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:

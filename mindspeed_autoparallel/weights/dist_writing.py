@@ -15,9 +15,8 @@ from mindspeed_autoparallel.weights.dist_metadata import METADATA
 from mindspeed_autoparallel.weights.layouts import CheckpointLayout
 from mindspeed_autoparallel.weights.optimizer_state import OptimizerState
 from mindspeed_autoparallel.weights.placement import Entry
-from mindspeed_autoparallel.weights.progress import Progress, silent
 from mindspeed_autoparallel.weights.rank_folders import CHECKPOINT_VERSION, TRACKER
-from mindspeed_autoparallel.weights.source import TensorSource, present_entries
+from mindspeed_autoparallel.weights.source import Progress, TensorSource, present_entries, silent
 from mindspeed_autoparallel.weights.spelling import TRANSFORMER_ENGINE, Spelling
 from mindspeed_autoparallel.weights.torch_file import TorchFile
 
@@ -100,7 +99,7 @@ def _keyed_blocks(
 def _write_common(target: Path, num_layers: int, iteration: int | None, more: dict[str, object]) -> None:
     import torch
 
-    # Hosts look up the sizes that wrote a checkpoint; a converted one has none, so it says one of each.
+    # Hosts read the sizes that wrote a checkpoint; a converted one has none, so it names one of each.
     arguments = argparse.Namespace(
         tensor_model_parallel_size=1,
         pipeline_model_parallel_size=1,

@@ -14,10 +14,9 @@ from mindspeed_autoparallel.weights.architecture import TEXT, Architecture
 from mindspeed_autoparallel.weights.dcp import DcpWriter
 from mindspeed_autoparallel.weights.huggingface import is_stack, shard_of_tensor, stored_name
 from mindspeed_autoparallel.weights.placement import Entry, entries_of
-from mindspeed_autoparallel.weights.progress import Progress, silent
 from mindspeed_autoparallel.weights.safetensors_file import SafetensorsFile
 from mindspeed_autoparallel.weights.shard_writer import DEFAULT_SHARD_BYTES, INDEX, ShardWriter
-from mindspeed_autoparallel.weights.source import TensorSource, present_entries
+from mindspeed_autoparallel.weights.source import Progress, TensorSource, present_entries, silent
 
 if TYPE_CHECKING:
     import torch

@@ -30,7 +30,7 @@ class ModuleLayout:
     replicated: bool = False
 
     def start_of(self, virtual: int, stage: int) -> int:
-        """Return index of the first layer of a chunk, counted over the whole module."""
+        """Return the index of the first layer of a chunk, counted over the whole module."""
         flat = [count for row in self.layers for count in row]
         return list(accumulate(flat, initial=0))[virtual * len(self.layers[0]) + stage]
 
@@ -67,7 +67,7 @@ class CheckpointLayout:
         return len(self.modules[TEXT].layers)
 
     def chunk_key(self, virtual: int) -> str:
-        """Return under which key a rank's file has a virtual chunk."""
+        """Return the key under which a rank's file has a virtual chunk."""
         return "model" if self.virtual_size == 1 else f"model{virtual}"
 
     @property
@@ -76,7 +76,7 @@ class CheckpointLayout:
         return max(module.tensor_size for module in self.modules.values())
 
     def size_of(self, rule: Rule) -> int:
-        """Return into how many parts the tensor of ``rule`` is cut."""
+        """Return the number of parts into which the tensor of ``rule`` is cut."""
         if rule.per_expert and self.expert_tensor_size is not None:
             return self.expert_tensor_size
         return self.modules[rule.module].tensor_size

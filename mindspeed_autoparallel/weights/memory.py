@@ -10,7 +10,7 @@ from typing import Any
 def empty(shape: Sequence[int], dtype: Any) -> Any:
     """Return a CPU tensor with memory of its own, not initialised.
 
-    numpy asks the kernel for huge pages where it allocates much, torch does not unless told by an environment variable;
+    numpy asks the kernel for huge pages where it allocates much, torch does so only with an environment variable;
     with small ones a conversion spends most of its time on page faults (docs/validation/weights.md).
     """
     import numpy as np

@@ -39,7 +39,7 @@ _OF_TENSORS = (
 )
 """What a pickle of tensors names, beside types of values and of storages."""
 _PROTOCOL = 2
-"""torch's own reader of weights alone knows no later one; MindSpeed-LLM's converters write 4."""
+"""torch's own reader of weights supports no later one; MindSpeed-LLM's converters write 4."""
 
 
 class Placeholder:

@@ -29,7 +29,7 @@ class Entry:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Return classic Hugging Face names; one that holds all experts ends in ``[e]``."""
+        """Return the classic Hugging Face names; one that holds all experts ends in ``[e]``."""
         return tuple(
             source.replace("{n}", str(self.layer))
             .replace("{e}", str(self.expert))

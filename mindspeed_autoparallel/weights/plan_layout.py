@@ -17,7 +17,7 @@ _MODULE_OF_PREFIX = {"vit": VISION, "audio": AUDIO, "llm": TEXT}
 def layout_from_plan(path: Path, architecture: Architecture, vocab_multiple: int | None = None) -> CheckpointLayout:
     """Return layers per stage, virtual chunks and tensor sizes of ``plan.json``, or of the search's result file.
 
-    The result file (``parallel_config``, ``layer_placement``) knows no virtual stages.
+    The result file (``parallel_config``, ``layer_placement``) has no virtual stages.
     """
     value = read_json(path, "plan")
     if isinstance(value, dict) and "layer_placement" in value and "format" not in value:

@@ -21,7 +21,7 @@ CHECKPOINT_VERSION = 3.0
 
 
 def iteration_folder(checkpoint: Path) -> Path:
-    """Return ``release/`` or ``iter_NNNNNNN/``, as the tracker file says; ``checkpoint`` may be that folder itself."""
+    """Return ``release/`` or ``iter_NNNNNNN/``, by the tracker file; ``checkpoint`` may be that folder itself."""
     tracker = checkpoint / TRACKER
     if not tracker.exists():
         if any(checkpoint.glob("mp_rank_*")) or (checkpoint / ".metadata").exists():

@@ -11,10 +11,15 @@ from mindspeed_autoparallel.weights import memory, names, tensors
 from mindspeed_autoparallel.weights.architecture import TEXT
 from mindspeed_autoparallel.weights.layouts import CheckpointLayout
 from mindspeed_autoparallel.weights.placement import Entry, chunk_entries
-from mindspeed_autoparallel.weights.progress import Progress, silent
 from mindspeed_autoparallel.weights.rank_files import FILE
 from mindspeed_autoparallel.weights.rank_folders import CHECKPOINT_VERSION, TRACKER
-from mindspeed_autoparallel.weights.source import TensorSource, blocks_of_output_layer_or_embedding, present_entries
+from mindspeed_autoparallel.weights.source import (
+    Progress,
+    TensorSource,
+    blocks_of_output_layer_or_embedding,
+    present_entries,
+    silent,
+)
 from mindspeed_autoparallel.weights.spelling import EACH, Spelling, grouped_name
 from mindspeed_autoparallel.weights.state_writing import StateOfRanks
 from mindspeed_autoparallel.weights.torch_file import TorchFile

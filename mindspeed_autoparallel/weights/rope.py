@@ -1,4 +1,4 @@
-"""Positions: what no checkpoint carries, so that the host must be told by flags of its own."""
+"""Positions: no checkpoint carries them, so the host needs flags of its own."""
 
 from __future__ import annotations
 

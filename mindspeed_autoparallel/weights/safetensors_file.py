@@ -65,7 +65,7 @@ class SafetensorsFile:
             raise ConfigError(f"shard {path} is corrupt: {str(error)[:200]}. Download it again.") from error
 
     def keys(self) -> list[str]:
-        """Return names of the tensors."""
+        """Return the names of the tensors."""
         return list(self._header)
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -169,7 +169,7 @@ def _extent(name: str, described: Any) -> tuple[int, int, int]:
 def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]] | None:
     """Return name -> shape of all tensors in the safetensors of ``folder``; None where it has none.
 
-    A damaged file is left out: whoever reads it tells what is wrong with it.
+    A damaged file is left out: its reader reports what is wrong with it.
     """
     found: dict[str, tuple[int, ...]] = {}
     paths = sorted(folder.glob("*.safetensors"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Protocol
 
 from mindspeed_autoparallel.errors import ConfigError
@@ -10,6 +10,9 @@ from mindspeed_autoparallel.files import shown
 from mindspeed_autoparallel.weights import names
 from mindspeed_autoparallel.weights.architecture import Architecture
 from mindspeed_autoparallel.weights.placement import Entry, entries_of
+
+# (tensors done, tensors in all, what is being written)
+Progress = Callable[[int, int, str], None]
 
 
 class TensorSource(Protocol):
@@ -89,3 +92,7 @@ def blocks_of_output_layer_or_embedding(source: TensorSource, entry: Entry) -> S
         embedding = next(one for one in entries_of(source.architecture) if one.name.endswith(names.EMBEDDING))
         return source.blocks(embedding)
     return source.blocks(entry)
+
+
+def silent(done: int, total: int, what: str) -> None:
+    """Show nothing."""

@@ -116,7 +116,7 @@ def _ordered(rule: names.Rule, parts: Sequence[Tensor]) -> list[Tensor]:
 
 
 def separate(rule: names.Rule, blocks: Sequence[Tensor], dtype: Any = None) -> list[list[Tensor]]:
-    """Return inverse of ``combine``: blocks of the tensors of ``rule.sources``, in their order.
+    """Return the inverse of ``combine``: blocks of the tensors of ``rule.sources``, in their order.
 
     ``dtype``: of the original, which a norm that had to be stored in a wider type gets back where that changes no
     value.
@@ -219,7 +219,7 @@ def cut(rule: names.Rule, blocks: Sequence[Tensor], tensor_size: int, padded_voc
 
 
 def join(rule: names.Rule, shards: Sequence[Tensor]) -> list[Tensor]:
-    """Return inverse of ``cut``, as blocks of rows; rows that pad a vocabulary stay (``check_shape`` takes them
+    """Return the inverse of ``cut``, as blocks of rows; rows that pad a vocabulary stay (``check_shape`` takes them
     off)."""
     if rule.split == names.WHOLE or len(shards) == 1:
         return [shards[0]]

@@ -18,9 +18,8 @@ from mindspeed_autoparallel.weights.dist_chunks import ChunkReader
 from mindspeed_autoparallel.weights.dist_metadata import METADATA, data_file, read_metadata
 from mindspeed_autoparallel.weights.pickles import load_tensors_only
 from mindspeed_autoparallel.weights.placement import Entry, entries_of
-from mindspeed_autoparallel.weights.progress import Progress, silent
 from mindspeed_autoparallel.weights.rank_folders import TRACKER, iteration_folder
-from mindspeed_autoparallel.weights.source import checked, present_entries, refuse_unknown
+from mindspeed_autoparallel.weights.source import Progress, checked, present_entries, refuse_unknown, silent
 
 _OF_MODELS = ("embedding.", "decoder.", "output_layer.", "mtp.", "text_decoder.", "image_encoder.", "audio_encoder.")
 """Beginnings of the keys of weights; others are of the optimizer and of the host."""
@@ -58,7 +57,7 @@ class TorchDistSource:
         for key in keys:
             described = self._known[key]
             if math.prod(described.size[len(place) :]) > _MOST_ROOM * math.prod(wanted):
-                # Before memory is taken for it; small differences are told with both shapes.
+                # Before memory is taken for it; small differences are reported with both shapes.
                 raise ConfigError(
                     f"{self.folder}: {key} has the shape {list(described.size)}; config.json means {list(wanted)} a "
                     f"layer. "

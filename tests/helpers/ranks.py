@@ -33,6 +33,8 @@ from forked_ranks import RESULT
 from mindspeed_autoparallel.runtime.launch.ports import reserved_port
 
 _HERE = Path(__file__).parent
+_SHARED = (str(_HERE), str(_HERE.parents[1] / "docs" / "examples"))
+"""Folders that every program imports from: these helpers, and the reference model."""
 _GRACE_S = 5.0
 _IMPORTS_S = 300.0
 """What importing torch may take on a busy machine; the ranks' own time begins after it."""
@@ -146,8 +148,7 @@ def _run_once(
         "MASTER_ADDR": "127.0.0.1",
         "WORLD_SIZE": str(num_ranks),
         "LOCAL_WORLD_SIZE": str(num_ranks),
-        # This folder too: the module of a function imports its helpers again.
-        "PYTHONPATH": os.pathsep.join(filter(None, [*map(str, python_path), os.environ.get("PYTHONPATH"), str(_HERE)])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [*map(str, python_path), os.environ.get("PYTHONPATH"), *_SHARED])),
         **environment,
     }
     forking = [forked_python(), str(_HERE / "forked_ranks.py"), str(num_ranks), str(scratch), json.dumps(command)]

@@ -25,13 +25,15 @@ GPT_FLAGS = """--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-len
     --no-gradient-accumulation-fusion --no-masked-softmax-fusion --no-rope-fusion --no-persist-layer-norm
     --eval-interval 1000 --eval-iters 0 --transformer-impl local --untie-embeddings-and-output-weights --num-workers 0"""
 """A small model; of a flag that is given again, the last value counts."""
+PATH = f"{ROOT}{os.pathsep}{ROOT / 'docs/examples'}"
+"""Where a copy of an example finds the package and the reference model."""
 REAL_RANKS = ROOT / "tests/distributed/preflight/real_ranks.py"
 
 
 def environment(**more: str) -> dict[str, str]:
     """Return the environment of a program."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MINDSPEED_AUTOPARALLEL")}
-    own = {"OMP_NUM_THREADS": "1", "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu", "PYTHONPATH": str(ROOT)}
+    own = {"OMP_NUM_THREADS": "1", "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu", "PYTHONPATH": PATH}
     return {**kept, **own, **more}
 
 

@@ -30,7 +30,7 @@ def start(folder: Path, size: int, dying: int, port: int) -> list[subprocess.Pop
     model = host.model_file(folder, "model", TWO if size == 2 else host.DP4_OVER_TP2PP2)
     words = [*host.TRAINING, "--mm-model", model, "--mm-data", host.data_file(folder), "--train-iters=1000"]
     own = {
-        "OMP_NUM_THREADS": "1", "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu", "PYTHONPATH": str(TESTS.parent),
+        "OMP_NUM_THREADS": "1", "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu", "PYTHONPATH": f"{TESTS.parent}:{TESTS.parent}/docs/examples",
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "DYING_RANK": str(dying),
         "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size),
     }  # fmt: skip

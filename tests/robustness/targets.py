@@ -44,7 +44,7 @@ def targets() -> list[Target]:
     split = ("split", "--pipeline-size", "2", "--num-microbatches", "4", "--memory-limit-mib", "900", "--json")
     to_mm = ("convert", "hf-to-mm", "hf", "out")
     back = ("--hf-dir", "hf", "--json")
-    reference = "call:mindspeed_autoparallel.reference.configuration"
+    reference = "call:reference_vlm.configuration"
     return [
         Target("profile, plan", "plans", "profile.json", JSON, (*plan, "--profile", "profile.json")),
         Target("profile, split", "plans", "profile.json", JSON, (*split, "--profile", "profile.json")),
@@ -178,8 +178,7 @@ def _shapes(folder: Path) -> None:
 
 def _knowledge(folder: Path) -> None:
     from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase
-    from mindspeed_autoparallel.profiles.knowledge.base import Operator, Sample, Signature
-    from mindspeed_autoparallel.profiles.knowledge.exchange import export_knowledge
+    from mindspeed_autoparallel.profiles.knowledge.base import Operator, Sample, Signature, export_knowledge
 
     base = KnowledgeBase(folder / "base.sqlite")
     sample = Sample(median_us=2.0, p10_us=1.0, p90_us=3.0, num_runs=5, source="measured", measured_at=1.0)

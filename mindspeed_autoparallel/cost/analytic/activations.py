@@ -112,7 +112,7 @@ def _output_bytes(work: Workload) -> float:
 
 
 def _rotary_tables_bytes(work: Workload) -> float:
-    """Return cosines and sines for queries and for keys, which each layer makes anew and keeps."""
+    """Return the cosines and sines for queries and for keys, which each layer makes anew and keeps."""
     model = work.model
     if not model.modern:
         return 0.0
@@ -165,7 +165,7 @@ def _saved_by_mindspeed(work: Workload, kind: LayerKind, state: float) -> float:
 
 
 def _attention_matrix_bytes(work: Workload) -> float:
-    """Return Softmax, dropout mask and their product, where attention is neither fused nor computed again."""
+    """Return the softmax, the dropout mask and their product, where attention is neither fused nor computed again."""
     if work.fused_attention or work.recompute != "none":
         return 0.0
     kept = 2 * work.element_bytes + 1 if work.dropout else work.element_bytes
@@ -233,8 +233,8 @@ in fp32 (8), the policy's exponentials (4), and of the reference its exponential
 
 
 def _masked_scores_bytes(work: Workload) -> float:
-    """Return scores of all pairs of tokens, per head of attention and of the indexer, where no kernel picks the chosen
-    ones.
+    """Return the scores of all pairs of tokens, per head of attention and of the indexer, where no kernel picks the
+    chosen ones.
 
     Twelve bytes per attention head (scores and their softmax in fp32, probabilities and their gradient) and six per
     head of the indexer.
@@ -245,7 +245,7 @@ def _masked_scores_bytes(work: Workload) -> float:
 
 
 def head_bytes(work: Workload) -> float:
-    """Return logits in the training precision, and the head's weight gradient; an fp32 copy without the fused loss.
+    """Return the logits in the training precision, and the head's weight gradient; an fp32 copy without the fused loss.
 
     That copy becomes softmax and gradient in place, and is cast back once it is the gradient; the software of 2021
     wrote the exponentials to a second one. Preference training has logits of its own, see ``_PREFERENCE_BYTES``.

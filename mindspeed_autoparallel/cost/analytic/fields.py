@@ -31,12 +31,12 @@ def integer(section: Mapping[str, object], key: str, default: int | None, where:
 
 
 def optional_integer(section: Mapping[str, object], key: str, where: str, minimum: int = 1) -> int | None:
-    """Return a whole number, or ``None`` where nothing is said."""
+    """Return a whole number, or ``None`` without the key."""
     return None if section.get(key) is None else integer(section, key, None, where, minimum)
 
 
 def switch(section: Mapping[str, object], key: str, default: bool | None, where: str) -> bool | None:
-    """Return true or false."""
+    """Return a switch: true or false."""
     value = section.get(key)
     if value is None:
         return default
@@ -80,7 +80,7 @@ def optional_section(section: Mapping[str, object], key: str, where: str) -> Map
 
 
 def counts(section: Mapping[str, object], key: str, where: str) -> tuple[int, ...]:
-    """Return a list of whole numbers of at least 0, or its text form ``5,6,6``; empty where nothing is said."""
+    """Return a list of whole numbers of at least 0, or its text form ``5,6,6``; empty without the key."""
     value = section.get(key)
     if not value:
         return ()
@@ -92,7 +92,7 @@ def counts(section: Mapping[str, object], key: str, where: str) -> tuple[int, ..
 
 
 def words(section: Mapping[str, object], key: str, where: str) -> tuple[str, ...]:
-    """Return a list of words, or its text form ``[a,b]``; empty where nothing is said."""
+    """Return a list of words, or its text form ``[a,b]``; empty without the key."""
     value = section.get(key)
     if not value or value is True:
         return ()

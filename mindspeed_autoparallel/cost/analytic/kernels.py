@@ -123,5 +123,6 @@ def memory_pass_us(device: Device, efficiency: Efficiency, size_bytes: float) ->
 
 
 def attention_operations(sequence: float, rows: float, width: float, causal_fused: bool) -> float:
-    """Return operations of both attention products forward; ``width``: heads x head size; fused kernels skip half."""
+    """Return the operations of both attention products forward; ``width``: heads x head size; fused kernels skip
+    half."""
     return 4.0 * rows * sequence * width * (0.5 if causal_fused else 1.0)

@@ -71,7 +71,7 @@ def tensor_exposed(work: Workload, efficiency: Efficiency) -> float:
 
 
 def _join(host_us: float, device_us: float, norm: float) -> float:
-    """Return host and device work of one phase overlap: about the larger of the two."""
+    """Return the time of a phase in which host and device work overlap: about the larger of the two."""
     largest = max(host_us, device_us)
     if largest <= 0:
         return 0.0
@@ -90,8 +90,8 @@ def _shown_us(work: Workload, efficiency: Efficiency, collectives_us: float, pro
 
 
 def _tensor_us(work: Workload, fabric: Fabric, kind: LayerKind) -> tuple[float, float]:
-    """Return collectives of tensor parallelism in one forward pass of a layer: those that products can hide, and the
-    experts' own.
+    """Return the collectives of tensor parallelism in one forward pass of a layer: those that products can hide, and
+    the experts' own.
 
     A backward pass waits for as much.
     """
@@ -139,7 +139,8 @@ def _gathered_again_us(work: Workload, fabric: Fabric) -> float:
 def _weight_gradients_us(
     work: Workload, device: Device, efficiency: Efficiency, kind: LayerKind, weight_gradient_us: float
 ) -> float:
-    """Return weight gradients with what adds them to the buffer; of frozen matrices only those of the adapters."""
+    """Return the time of weight gradients with what adds them to the buffer; of frozen matrices only those of the
+    adapters."""
     if work.adapters:
         # Two thin products per adapted matrix, bound by reading the tokens.
         return memory_pass_us(device, efficiency, 8 * work.tokens * work.model.hidden * work.element_bytes)

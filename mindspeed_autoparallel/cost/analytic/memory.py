@@ -32,7 +32,7 @@ def in_flight_layers(work: Workload, stage: int) -> float:
 
 
 def _largest_tensor(work: Workload, stage: int) -> float:
-    """Return elements of the largest tensor of a stage that one rank updates."""
+    """Return the elements of the largest tensor of a stage that one rank updates."""
     model, products = work.model, 2 if work.model.gated else 1
     if work.adapters:
         return 0.0

@@ -31,7 +31,7 @@ _QUANTIZED_ATTENTION = 1.34
 in NVIDIA/cudnn-frontend@3929da2, ``benchmark/sdpa_benchmark_training``."""
 _RING_LAUNCHES = 1.0
 """Host time of one ring step, in layers: a pair of messages, attention on its part, joining it with what is there.
-Short sequences on four Ascend ranks say about one."""
+About one by short sequences on four Ascend ranks."""
 _ROTARY_PASSES = 10
 """Passes over queries and keys that rotating them takes beyond a fused kernel's two: two products, halves exchanged and
 joined, their sum, and a copy; as many backward."""
@@ -93,7 +93,7 @@ def _attention(work: Workload, device: Device, efficiency: Efficiency, fabric: F
 
 
 def _latent_projections(work: Workload, device: Device, efficiency: Efficiency) -> tuple[Times, float]:
-    """Return down- and up-projections of queries and keys, and the output; the up-projections' forward apart."""
+    """Return the down- and up-projections of queries and keys, and the output; the up-projections' forward apart."""
     model, tokens = work.model, work.tokens
     latent = model.latent
     assert latent is not None
@@ -141,7 +141,7 @@ def _core(work: Workload, device: Device, efficiency: Efficiency, width: float) 
 
 
 def _indexer(work: Workload, device: Device, efficiency: Efficiency) -> Times:
-    """Return scores of all earlier tokens for every token, and the projections they need (no gradient of the
+    """Return the scores of all earlier tokens for every token, and the projections they need (no gradient of the
     scores)."""
     model, sparse = work.model, work.model.sparse
     assert sparse is not None
@@ -192,8 +192,8 @@ def _context(
 
 
 def _mamba(work: Workload, device: Device, efficiency: Efficiency) -> Mixing:
-    """Return mamba-2: projections, a short convolution, the chunked scan and a gated norm (arXiv 2405.21060, section
-    6)."""
+    """Return the work of mamba-2: projections, a short convolution, the chunked scan and a gated norm (arXiv
+    2405.21060, section 6)."""
     space, tokens = work.model.state_space, work.tokens
     assert space is not None
     groups = max(1.0, space.groups / work.tensor_size)
@@ -219,7 +219,8 @@ def _mamba(work: Workload, device: Device, efficiency: Efficiency) -> Mixing:
 
 
 def _linear_attention(work: Workload, device: Device, efficiency: Efficiency) -> Mixing:
-    """Return gated delta rule in chunks (arXiv 2412.06464, section 3.3), with its projections and gates."""
+    """Return the work of the gated delta rule in chunks (arXiv 2412.06464, section 3.3), with its projections and
+    gates."""
     linear, tokens = work.model.linear, work.tokens
     assert linear is not None
     keys = linear.key_heads * linear.key_size / work.tensor_size

@@ -41,7 +41,7 @@ class LatentAttention:
 
     @property
     def query_size(self) -> int:
-        """Return width of one head's query and key."""
+        """Return the width of one head's query and key."""
         return self.nope_size + self.rope_size
 
 
@@ -56,7 +56,7 @@ class StateSpace:
 
     @property
     def inner(self) -> int:
-        """Return width of the mixer's inside."""
+        """Return the width of the mixer's inside."""
         return self.heads * self.head_size
 
 
@@ -146,5 +146,5 @@ class ModelShape(DecoderSizes):
 
     @property
     def attention_reach(self) -> float:
-        """Return tokens among which one attends: a document's where several share the sequence."""
+        """Return the number of tokens among which one attends: a document's where several share the sequence."""
         return min(self.attended or self.sequence, self.sequence)

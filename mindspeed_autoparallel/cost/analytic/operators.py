@@ -38,7 +38,7 @@ Tensor = tuple[tuple[int, ...], str]
 
 
 def operator_us(device: Device, efficiency: Efficiency, operator: Operator) -> float:
-    """Return microseconds of one call of ``operator`` (as a trace writes it) without what the host takes to start
+    """Return the microseconds of one call of ``operator`` (as a trace writes it) without what the host takes to start
     it."""
     tensors = list(_tensors(operator))
     if not tensors:

@@ -16,7 +16,7 @@ _LONGEST = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementRequest:
-    """What a run says about its stages; nothing said: equal stages."""
+    """What a request gives about its stages; by default they are equal."""
 
     pipeline_size: int
     virtual_size: int = 1
@@ -60,7 +60,7 @@ def _stage_of_prediction(request: PlacementRequest) -> int:
 
 
 def _chunks(model: ModelShape, request: PlacementRequest) -> list[list[LayerKind]]:
-    """Return kinds of the layers of every chunk in the order of the model; no-op layers are left out."""
+    """Return the kinds of the layers of every chunk in the order of the model; no-op layers are left out."""
     numbers = _counts(model, request)
     noop = set(request.noop_layers)
     if len(noop) < len(request.noop_layers) or max(noop, default=0) >= sum(numbers):
@@ -144,7 +144,7 @@ def _uneven_ends(request: PlacementRequest, total: int) -> list[int]:
 
 
 def layout_counts(layout: str, total: int, pipeline: int, virtual: int) -> list[int]:
-    """Return decoder layers of every chunk in ``layout`` (``Ettt|tt|ttmL``; ``t*3`` and ``(tt|)*3`` repeat).
+    """Return the decoder layers of every chunk in ``layout`` (``Ettt|tt|ttmL``; ``t*3`` and ``(tt|)*3`` repeat).
 
     Raises ``ConfigError`` with the rule of Megatron's ``PipelineParallelLayerLayout`` that it breaks.
     """

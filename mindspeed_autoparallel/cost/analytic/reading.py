@@ -43,7 +43,7 @@ _STRATEGIES: Mapping[str, Sharding] = {
 _TRAY = 4
 """Devices of a compute tray of a rack (NVIDIA GB200 and GB300 NVL72); other nodes have eight."""
 VARIABLE_TOKENS = 1024
-"""Tokens per sample where lengths vary and no mean is said; an answer's notes say so."""
+"""Tokens per sample where lengths vary and no mean is given; an answer's notes name it."""
 
 
 def read_workload(request: Mapping[str, object]) -> Workload:
@@ -70,7 +70,7 @@ def read_workload(request: Mapping[str, object]) -> Workload:
         gpu=gpu,
         num_devices=devices,
         devices_per_node=node,
-        inter_node_gbit_per_s=_bandwidth(hardware),
+        inter_node_gbit_per_s=network_rate(hardware),
         tensor_size=tensor,
         pipeline_size=pipeline,
         data_size=data,
@@ -108,7 +108,8 @@ def _gpu(hardware: Mapping[str, object]) -> str:
     return gpu
 
 
-def _bandwidth(hardware: Mapping[str, object]) -> float | None:
+def network_rate(hardware: Mapping[str, object]) -> float | None:
+    """Return the Gbit/s of a node's network that the section ``hw`` names; ``None`` where it names none."""
     bandwidth = hardware.get("inter_node_gbps")
     if bandwidth is not None and (not isinstance(bandwidth, (int, float)) or not 0 < bandwidth < math.inf):
         raise ConfigError(f"hw.inter_node_gbps is {bandwidth!r}, must be a number above 0.")

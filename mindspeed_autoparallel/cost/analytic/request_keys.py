@@ -64,7 +64,7 @@ KNOWN = {
         }
     ),
 }
-"""Keys of a request's sections that say something about the run."""
+"""Keys of a request's sections that describe the run."""
 
 SILENT = {
     "model": frozenset({"name", "params", "params_b", "norm", "position", "router", "num_shared_experts", "model_id"}),

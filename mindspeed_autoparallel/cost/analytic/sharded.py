@@ -14,7 +14,7 @@ beside them; the share that overlapped reductions of gradients show on H100."""
 
 
 def shards_of(work: Workload) -> tuple[float, float]:
-    """Return over how many ranks shared parameters are cut up, and experts'."""
+    """Return the numbers of ranks over which shared and experts' parameters are cut up."""
     replicas = work.sharding_replicas
     return max(1.0, work.data_size * work.context_size / replicas), max(1.0, work.expert_data / replicas)
 

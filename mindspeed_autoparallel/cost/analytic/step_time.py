@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
+from collections.abc import Iterator
 
 from mindspeed_autoparallel.cost.analytic.activations import layer_activation_bytes
 from mindspeed_autoparallel.cost.analytic.kernels import linear_us
 from mindspeed_autoparallel.cost.analytic.layer_time import LayerTime, head_time, layer_time
 from mindspeed_autoparallel.cost.analytic.model_shape import LayerKind, ModelShape
 from mindspeed_autoparallel.cost.analytic.parameters import adapter_parameters, layer_parameters, stage_parameters
-from mindspeed_autoparallel.cost.analytic.recomputing import split_layers
 from mindspeed_autoparallel.cost.analytic.sharded import shown_us
 from mindspeed_autoparallel.cost.analytic.workload import OPERAND_BYTES, Workload
 from mindspeed_autoparallel.cost.collectives import Fabric
 from mindspeed_autoparallel.cost.device import Device, Efficiency
 
 EXPOSED_WHEN_OVERLAPPED = 0.1
-"""Share of the reduction of gradients that shows in runs that overlap it; seven published on H100 say 0.09."""
+"""Share of the reduction of gradients that shows in runs that overlap it; 0.09 by seven published on H100."""
 HOST_LINK_GB_PER_S = 24.0
 """Between a device and its host where the catalogue has none: PCIe 4 x16, as measured in one direction."""
 _HOST_MEMORY_GB_PER_S = 38.4
@@ -44,7 +45,7 @@ def gradient_exposed(work: Workload, efficiency: Efficiency) -> float:
 
 
 def _trained(work: Workload, stage: int) -> tuple[float, float]:
-    """Return parameters of a stage that are trained: shared over all replicas, and experts'."""
+    """Return the parameters of a stage that are trained: shared over all replicas, and experts'."""
     if work.adapters:
         count = sum(number * adapter_parameters(work, kind) for kind, _, number in split_layers(work, stage))
         return count, 0.0
@@ -155,7 +156,7 @@ def prediction_time(
 def stage_times_us(
     work: Workload, device: Device, efficiency: Efficiency, fabric: Fabric, layer: LayerTime | None = None
 ) -> list[float]:
-    """Return forward plus backward of one microbatch on each stage, boundaries left out."""
+    """Return the time of forward plus backward of one microbatch on each stage, boundaries left out."""
     known: dict[tuple[LayerKind, bool], float] = {}
 
     def of(kind: LayerKind, recomputed: bool) -> float:
@@ -224,3 +225,31 @@ def closed_form_us(work: Workload, device: Device, layer: LayerTime | None = Non
     gradient = max(gradient_us(work, efficiency, fabric, stage) for stage in ends)
     optimizer = max(optimizer_us(work, device, efficiency, stage) for stage in ends)
     return pipeline + gradient + optimizer + efficiency.step_us
+
+
+def run_again(work: Workload, stage: int) -> list[int]:
+    """Return for each chunk of a stage the number of its first layers that run again in full."""
+    detail, numbers = work.recompute_detail, []
+    left = detail.num_layers
+    for chunk in work.stages[stage].chunks:
+        again = 0
+        if work.recompute == "full":
+            again = len(chunk) if detail.method == "uniform" else min(left, len(chunk))
+        if detail.per_rank:
+            left -= again
+        numbers.append(again)
+    return numbers
+
+
+def split_layers(work: Workload, stage: int) -> Iterator[tuple[LayerKind, bool, int]]:
+    """Yield kind, whether they run again in full, and number of the decoder layers of a stage.
+
+    Method ``block`` runs the first ``num_layers`` of each chunk again (of each rank with MindSpeed's
+    ``recompute_per_pp_rank``), ``uniform`` all of them.
+    """
+    counted: Counter[tuple[LayerKind, bool]] = Counter()
+    for chunk, again in zip(work.stages[stage].chunks, run_again(work, stage), strict=True):
+        for index, kind in enumerate(chunk):
+            counted[kind, index < again] += 1
+    for (kind, recomputed), number in counted.items():
+        yield kind, recomputed, number

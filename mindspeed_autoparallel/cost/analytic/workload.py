@@ -61,7 +61,7 @@ class StageLayers:
 
     @property
     def num_layers(self) -> int:
-        """Return decoder layers on the stage."""
+        """Return the number of decoder layers on the stage."""
         return sum(len(chunk) for chunk in self.chunks)
 
 
@@ -206,39 +206,41 @@ class Workload:
 
     @property
     def attended_kv_size(self) -> int:
-        """Return width of all key heads as attention reads them: MindSpeed repeats them before it exchanges heads."""
+        """Return the width of all key heads as attention reads them: MindSpeed repeats them before it exchanges
+        heads."""
         repeated = self.on_ascend and self.context_size > 1 and self.context_kind in ("ulysses", "hybrid")
         return self.model.query_size if repeated else self.model.kv_size
 
     @property
     def num_microbatches(self) -> int:
-        """Return microbatches per step and pipeline."""
+        """Return the number of microbatches per step and pipeline."""
         return self.global_batch // (self.data_size * self.micro_batch)
 
     @property
     def sequences(self) -> int:
-        """Return sequences that run through the model at once: two for each sample of preference training."""
+        """Return the number of sequences that run through the model at once: two for each sample of preference
+        training."""
         return self.micro_batch * (2 if self.preference else 1)
 
     @property
     def tokens(self) -> int:
-        """Return tokens of one microbatch on one context-parallel rank."""
+        """Return the number of tokens of one microbatch on one context-parallel rank."""
         return self.sequences * self.model.sequence // self.context_size
 
     @property
     def expert_data(self) -> int:
-        """Return ranks that hold the same experts."""
+        """Return the number of ranks that hold the same experts."""
         return max(
             1, self.data_size * self.context_size * self.tensor_size // (self.expert_size * self.expert_tensor_size)
         )
 
     @property
     def routed_rows(self) -> float:
-        """Return token copies that the experts of one rank work on, on the busiest rank."""
+        """Return the number of token copies that the experts of one rank work on, on the busiest rank."""
         own = self.tokens / (self.tensor_size if self.sequence_parallel else 1)
         return own * self.model.topk * self.expert_tensor_size * (self.model.capacity_factor or self.imbalance)
 
     @property
     def hidden_split(self) -> int:
-        """Return tensor ranks that share hidden states between blocks."""
+        """Return the number of tensor ranks that share hidden states between blocks."""
         return self.tensor_size if self.sequence_parallel else 1

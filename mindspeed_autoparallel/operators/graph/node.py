@@ -18,7 +18,7 @@ NO_CUT = -1
 
 @dataclass(frozen=True)
 class Axis:
-    """Name one loop of an operator, ``size`` elements long; softmax and norm axes are not ``cuttable``."""
+    """One loop of an operator, ``size`` elements long; softmax and norm axes are not ``cuttable``."""
 
     name: str
     size: int
@@ -53,24 +53,24 @@ class Node:
     """Inputs that get no gradient from this operator: an index, what is detached, the shape that is copied."""
 
     def operand_placement(self, slot: int, choice: int) -> int:
-        """Give the placement that this operator needs of input ``slot`` when axis ``choice`` is cut."""
+        """Return the placement that this operator needs of input ``slot`` when axis ``choice`` is cut."""
         if choice == NO_CUT or choice not in self.operands[slot]:
             return REPLICATE
         return self.operands[slot].index(choice)
 
     def output_placement(self, choice: int) -> int:
-        """Give the placement of the output when axis ``choice`` is cut."""
+        """Return the placement of the output when axis ``choice`` is cut."""
         if choice == NO_CUT:
             return REPLICATE
         return self.output.index(choice) if choice in self.output else PARTIAL
 
     def gradient_placement(self, slot: int, choice: int) -> int:
-        """Give the placement in which this operator's backward leaves the gradient of input ``slot``."""
+        """Return the placement in which this operator's backward leaves the gradient of input ``slot``."""
         placement = self.operand_placement(slot, choice)
         return PARTIAL if placement == REPLICATE and choice != NO_CUT else placement
 
     def local_size(self, axis: int, cuts: Iterable[tuple[int, int]] = ()) -> int:
-        """Give the size of ``axis`` on one device after ``cuts``, pairs of (axis, parts)."""
+        """Return the size of ``axis`` on one device after ``cuts``, pairs of (axis, parts)."""
         return self.axes[axis].size // math.prod(parts for cut, parts in cuts if cut == axis)
 
     def choices(self, parts: int, cuts: Iterable[tuple[int, int]] = ()) -> list[int]:
@@ -84,13 +84,13 @@ class Node:
 
     @property
     def output_bytes(self) -> int:
-        """Give the bytes of the whole output."""
+        """Return the bytes of the whole output."""
         return math.prod(self.output_shape) * self.item_bytes
 
 
 @dataclass
 class Graph:
-    """Hold nodes by name, in an order in which every producer comes before its consumers."""
+    """Nodes by name, in an order in which every producer comes before its consumers."""
 
     nodes: dict[str, Node] = field(default_factory=dict)
     unknown: dict[str, str] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class Graph:
     """Samples that the graph computes at once, over all devices; 0 where nobody said."""
 
     def flows_back(self, source: str, reader: str, slot: int) -> bool:
-        """Tell whether backward sends a gradient from input ``slot`` of ``reader`` to ``source``."""
+        """Return whether backward sends a gradient from input ``slot`` of ``reader`` to ``source``."""
         node = self.nodes[reader]
         return self.nodes[source].needs_gradient and node.needs_gradient and slot not in node.blocked_slots
 

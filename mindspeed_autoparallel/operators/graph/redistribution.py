@@ -26,7 +26,7 @@ class Step:
 
     @property
     def collective(self) -> str:
-        """Name it: ``slice``, ``all_gather``, ``all_to_all``, ``all_reduce`` or ``reduce_scatter``."""
+        """Return its name: ``slice``, ``all_gather``, ``all_to_all``, ``all_reduce`` or ``reduce_scatter``."""
         if self.before == REPLICATE:
             return "slice"
         if self.before == PARTIAL:
@@ -35,7 +35,7 @@ class Step:
 
 
 def gradient_of_output(placements: Placements) -> Placements:
-    """Give the placement a producer expects of its output's gradient: that of the output, whole for a pending sum."""
+    """Return the placement that a producer expects of its output's gradient: the output's, whole for a pending sum."""
     return tuple(REPLICATE if p == PARTIAL else p for p in placements)
 
 
@@ -48,7 +48,7 @@ def steps(source: Placements, target: Placements, shape: Sequence[int], mesh: Se
 
 
 def local_bytes(total_bytes: int, placements: Sequence[int], mesh: Sequence[int]) -> int:
-    """Give the bytes of one device's piece of a tensor of ``total_bytes``."""
+    """Return the bytes of one device's piece of a tensor of ``total_bytes``."""
     return total_bytes // math.prod(n for n, p in zip(mesh, placements, strict=True) if p >= 0)
 
 

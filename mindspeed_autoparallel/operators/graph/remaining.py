@@ -15,7 +15,7 @@ _MOST_DEVICES = 2**12
 
 
 class Remaining:
-    """Bound what a device still has to send on the way to ``target``, in units of the tensor.
+    """Return a lower bound on what a device still has to send on the way to ``target``, in units of the tensor.
 
     Every step of a ring sends as much as it receives. Without a pending sum a device has to receive what it lacks of
     its piece. With one of P parts, each element needs P - 1 messages until the first device has its sum, and one more

@@ -35,7 +35,7 @@ _MOST_DIMS = 4
 
 @lru_cache(maxsize=1 << 18)
 def shortest_moves(source: State, target: State, shape: tuple[int, ...], mesh: tuple[int, ...]) -> tuple[Move, ...]:
-    """Return moves of least bytes from ``source`` to ``target`` of a tensor of ``shape`` elements on ``mesh``.
+    """Return the moves of least bytes from ``source`` to ``target`` of a tensor of ``shape`` elements on ``mesh``.
 
     The least of all sequences of slices, all-gathers, all-to-alls, reduce-scatters and all-reduces over one or several
     mesh dims, where the tensor has few enough placements to tabulate (three mesh dims, and four with three tensor dims
@@ -104,7 +104,7 @@ def _path(follow: numpy.ndarray, moves: dict[tuple[int, int], Move], at: int, en
 
 @dataclass(frozen=True)
 class _Whole:
-    """Hold a table over all placements of a tensor, whose states are named by its own dims."""
+    """A table over all placements of a tensor, whose states are named by its own dims."""
 
     index: dict[State, int]
     bytes_: numpy.ndarray

@@ -19,7 +19,7 @@ Move = tuple[tuple[int, ...], int, int]
 
 
 def is_valid(state: Sequence[int], mesh: Sequence[int], caps: Sequence[int]) -> bool:
-    """Tell whether every tensor dim divides: ``caps[d]`` is the largest number of parts of dim ``d``."""
+    """Return whether every tensor dim divides: ``caps[d]`` is the largest number of parts of dim ``d``."""
     return all(
         cap % math.prod(n for n, p in zip(mesh, state, strict=True) if p == d) == 0 for d, cap in enumerate(caps)
     )

@@ -48,11 +48,11 @@ class MegatronConfiguration:
 
     @property
     def extra_us(self) -> float:
-        """Return modelled time of one step that uniformity costs; negative where the plan was no optimum."""
+        """Return the modelled time of one step that uniformity costs; negative where the plan was no optimum."""
         return self.uniform_cost.total_us - self.plan_cost.total_us
 
     def flags(self) -> list[str]:
-        """Return command line words for a Megatron script."""
+        """Return the command line words for a Megatron script."""
         layout = self.layout
         words = [
             "--tensor-model-parallel-size",
@@ -107,7 +107,8 @@ class MegatronConfiguration:
 
 
 def _micro_batch(samples: int, num_microbatches: int, wanted: int | None) -> tuple[int, list[str]]:
-    """Return samples of a microbatch, of ``samples`` of a replica; notes where the plan's number does not divide."""
+    """Return the samples of a microbatch, of ``samples`` of a replica; notes where the plan's number does not
+    divide."""
     if wanted and samples % wanted == 0:
         return wanted, []
     if samples % num_microbatches:

@@ -31,7 +31,7 @@ def role_of_cut(node: Node, axis: int, batch: int | None, earlier_parts: int, pa
 
 
 def votes(decisions: Decisions, num_microbatches: int = 1) -> list[dict[str, float]]:
-    """Give per mesh dim the share of all FLOPs that each role has; an unused role is not listed.
+    """Return for each mesh dim the share of all FLOPs that each role has; an unused role is not listed.
 
     With several microbatches whole samples are those of one of them.
     """
@@ -52,7 +52,7 @@ def votes(decisions: Decisions, num_microbatches: int = 1) -> list[dict[str, flo
 
 
 def samples_at_once(graph: Graph, num_microbatches: int) -> int:
-    """Give the samples of one microbatch of all replicas; all samples where the number does not divide them."""
+    """Return the samples of one microbatch of all replicas; all samples where the number does not divide them."""
     return graph.samples if graph.samples % num_microbatches else graph.samples // num_microbatches
 
 

@@ -8,8 +8,8 @@ from mindspeed_autoparallel.operators.graph.node import Axis, Node
 
 
 def router(name: str, inputs: tuple[str, str], rows: int, hidden: int, experts: int, *, role: str = "") -> Node:
-    """Return scores of tokens (rows, hidden) by a weight (hidden, experts), and their softmax: only tokens may be
-    cut."""
+    """Return the operator that scores tokens (rows, hidden) by a weight (hidden, experts), with softmax: only tokens
+    may be cut."""
     axes = (Axis("rows", rows), Axis("hidden", hidden, cuttable=False), Axis("experts", experts, cuttable=False))
     flops = 2 * rows * hidden * experts
     return Node(name, "router", axes, (rows, experts), (0, 2), inputs, ((0, 1), (1, 2)), role=role, flops=flops)
@@ -18,7 +18,7 @@ def router(name: str, inputs: tuple[str, str], rows: int, hidden: int, experts: 
 def dispatch(
     name: str, inputs: tuple[str, str], rows: int, hidden: int, experts: int, slots: int, *, role: str = ""
 ) -> Node:
-    """Return tokens (rows, hidden) and their scores to (experts, slots, hidden).
+    """Return the operator from tokens (rows, hidden) and their scores to (experts, slots, hidden).
 
     Cut by rows, a device fills its share of every expert's slots; cut by experts, it needs all tokens.
     """

@@ -83,8 +83,8 @@ def attention(
     head: int,
     role: str,
 ) -> Node:
-    """Return fused attention of q, k, v as (batch x sequence, heads x head): batch and heads may be cut, key heads
-    dividing.
+    """Return the operator of fused attention of q, k, v as (batch x sequence, heads x head): batch and heads may be
+    cut, key heads dividing.
 
     The cut of rows is a cut of the batch, so its size here is the batch; columns are cut by whole key heads.
     """

@@ -15,14 +15,14 @@ _DECADES, _STEPS = 9, 8
 
 @dataclass(frozen=True)
 class Advice:
-    """Name a value of ``mem_coeff`` and the axis it makes the search cut; None where no value that was tried does."""
+    """A value of ``mem_coeff`` and the axis that the search cuts with it; None where no value that was tried does."""
 
     mem_coeff: float | None
     axis: str
     reason: str = ""
 
     def line(self) -> str:
-        """Say it in one line."""
+        """Return the advice as one line."""
         if self.mem_coeff is None:
             return f"no mem_coeff cuts it: {self.reason}"
         axis = f"to cut {self.axis} set mem_coeff = {self.mem_coeff:g}"

@@ -1,14 +1,14 @@
-"""Best-first search over a joint problem: bounds by cost shifting, elimination where what is left is small enough."""
+"""Best-first search over a joint problem: bounds by cost shifting, elimination of what is small enough, descents."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy
 
-from mindspeed_autoparallel.operators.search.descend import descend
 from mindspeed_autoparallel.operators.search.dual import Dual
 from mindspeed_autoparallel.operators.search.factors import LARGEST_TABLE, FactorGraph, eliminate, without_dominated
 from mindspeed_autoparallel.operators.search.joint import JointProblem, exact_factors
@@ -21,11 +21,12 @@ _WORK = 200_000_000
 _SHIFT_OVERHEAD = 4000
 """Prices that take the time of one tensor's turn beside them."""
 _SAME = 1e-9
+_SAME = 1e-9
 
 
 @dataclass(frozen=True)
 class Solved:
-    """Hold what is known of a problem: no sum is below ``bound`` (or the upper bound given), the best picks found, and
+    """What is known of a problem: no sum is below ``bound`` (or the upper bound given), the best picks found, and
     per variable the values that sums below the upper one may have."""
 
     bound: float
@@ -96,3 +97,39 @@ def least_among(problem: JointProblem, kept: list[numpy.ndarray], largest: int) 
     if found is None:
         return None
     return [int(kept[v][alive[v][p]]) for v, p in enumerate(found)]
+
+
+def descend(problem: JointProblem, start: Sequence[int]) -> list[int]:
+    """Change one operator at a time to its cheapest choice until nothing improves."""
+    touching: list[list[int]] = [[] for _ in start]
+    for index, read in enumerate(problem.reads):
+        for v in {read.producer, *(v for v, _ in read.readers)}:
+            touching[v].append(index)
+    picks, changed = list(start), True
+    while changed:
+        changed = False
+        for v in range(len(picks)):
+            cost = problem.node_us[v].copy()
+            for index in touching[v]:
+                cost += _read_costs(problem, index, v, picks)
+            least = int(cost.argmin())
+            if cost[least] < cost[picks[v]] * (1 - _SAME) - 1e-12:
+                picks[v], changed = least, True
+    return picks
+
+
+def _read_costs(problem: JointProblem, index: int, v: int, picks: list[int]) -> numpy.ndarray:
+    """Return the price of read ``index`` for every choice of variable ``v``, the others as they are."""
+    read = problem.reads[index]
+    number = len(problem.node_us[v])
+    producers = numpy.arange(number) if read.producer == v else numpy.full(number, picks[read.producer])
+    total = numpy.zeros(number)
+    wanted: list[numpy.ndarray] = []
+    for reader, wants in read.readers:
+        here = wants if reader == v else numpy.full(number, wants[picks[reader]])
+        fresh: numpy.ndarray = numpy.ones(number, dtype=bool)
+        for earlier in wanted:
+            fresh &= earlier != here
+        wanted.append(here)
+        total += read.cost_us[producers, here] * fresh
+    return total

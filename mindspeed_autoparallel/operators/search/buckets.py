@@ -16,7 +16,7 @@ from mindspeed_autoparallel.operators.search.factors import FactorGraph, Table
 
 @dataclass(frozen=True)
 class LeastSums:
-    """Hold the least sum, values that have it, and per variable the least sum with each of its values.
+    """The least sum, values that have it, and per variable the least sum with each of its values.
 
     ``divided``: variables that got copies; where there are any, sums are lower bounds and the values a suggestion.
     """
@@ -31,7 +31,7 @@ class LeastSums:
 
 @dataclass
 class _Bucket:
-    """Hold the sum over ``scope`` of what one variable, the first, takes part in, and the message that leaves it.
+    """The sum over ``scope`` of what one variable, the first, takes part in, and the message that leaves it.
 
     ``names`` are the variables of the message: those of the scope after the first, or copies of them.
     """

@@ -15,9 +15,8 @@ from collections.abc import Sequence
 import numpy
 
 from mindspeed_autoparallel.operators.graph.counted import counted
-from mindspeed_autoparallel.operators.search.branch import Solved, least_among
+from mindspeed_autoparallel.operators.search.branch import Solved, descend, least_among
 from mindspeed_autoparallel.operators.search.buckets import LeastSums, least_sums
-from mindspeed_autoparallel.operators.search.descend import descend
 from mindspeed_autoparallel.operators.search.factors import FactorGraph, Table
 from mindspeed_autoparallel.operators.search.joint import JointProblem, JointRead
 
@@ -76,7 +75,7 @@ def by_counts(problem: JointProblem) -> Classes:
 
 
 def _inside(problem: JointProblem, kept: list[Table]) -> list[int]:
-    """Give the least sum over the choices ``kept``, or one that no single change improves."""
+    """Return the least sum over the choices ``kept``, or one that no single change improves."""
     found = least_among(problem, kept, _LARGEST_INSIDE)
     return found if found is not None else [int(held[0]) for held in kept]
 
@@ -104,7 +103,7 @@ def _over(problem: JointProblem, classes: Classes) -> tuple[FactorGraph, list[in
 
 
 def _least_table(read: JointRead, classes: Classes) -> Table:
-    """Give prices over classes that are never above those of their choices.
+    """Return prices over classes that are never above those of their choices.
 
     A reader pays where what it may want and what every earlier reader may want have nothing in common.
     """
@@ -150,7 +149,7 @@ def _halved(part: Classes, sums: LeastSums, upper: float, loose: Sequence[int]) 
 def _divided(
     problem: JointProblem, part: Classes, sums: LeastSums, upper: float, inside: Sequence[int]
 ) -> list[Classes]:
-    """Divide the classes near the bound of variables whose tensors cost more than their classes say; none: all."""
+    """Divide classes near the bound, of variables whose tensors cost more than their classes, or all where none do."""
     near = sums.least + _NEAR * (upper - sums.least)
     dearer = _dearer(problem, [[held[p]] for held, p in zip(part, sums.picks, strict=True)], inside)
     alive = _alive(part, sums, upper)
@@ -169,7 +168,7 @@ def _divided(
 
 
 def _dearer(problem: JointProblem, classes: Classes, inside: Sequence[int]) -> set[int]:
-    """Give the variables of tensors that cost more with the choices ``inside`` than with their classes."""
+    """Return the variables of tensors that cost more with the choices ``inside`` than with their classes."""
     found: set[int] = set()
     for read in problem.reads:
         wanted = {int(wants[inside[v]]) for v, wants in read.readers}

@@ -41,7 +41,8 @@ class _Grouped:
 
 
 class _Tensor:
-    """Bound one tensor's redistributions: ``cost[row, want]``; ``ends[0]`` groups the producer, the others readers."""
+    """A bound on one tensor's redistributions: ``cost[row, want]``; ``ends[0]`` groups the producer, the others
+    readers."""
 
     def __init__(self, cost: Table, variables: list[int], groups: list[Table]) -> None:
         self.variables = variables
@@ -89,7 +90,7 @@ def _without_unused(cost: Table, groups: list[Table]) -> tuple[Table, list[_Grou
 
 
 class Dual:
-    """Bound ``problem`` from below; ``kept[v]``: values that variable ``v`` may still have in a sum below the upper."""
+    """A lower bound on ``problem``; ``kept[v]``: values that variable ``v`` may still have in a sum below the upper."""
 
     def __init__(self, problem: JointProblem) -> None:
         self.single: list[Table] = [us.astype(float) for us in problem.node_us]
@@ -103,7 +104,7 @@ class Dual:
         return sum(tensor.cost.size << len(tensor.ends) for tensor in self.tensors)
 
     def only(self, v: int, places: Table) -> Dual:
-        """Give this bound with variable ``v`` left the values at ``places`` of ``kept[v]``."""
+        """Return this bound with variable ``v`` left the values at ``places`` of ``kept[v]``."""
         made = copy.copy(self)
         made.tensors = [copy.copy(tensor) for tensor in self.tensors]
         made._restrict([places if u == v else numpy.arange(len(s)) for u, s in enumerate(self.single)])
@@ -151,7 +152,7 @@ class Dual:
 
 
 def _tensors(problem: JointProblem, single: list[Table]) -> list[_Tensor]:
-    """Make the factors of ``problem``; what a producer reads itself goes to its own costs in ``single``."""
+    """Return the factors of ``problem``; what a producer reads itself goes to its own costs in ``single``."""
     found = []
     for read in problem.reads:
         producer, cost = read.producer, read.cost_us

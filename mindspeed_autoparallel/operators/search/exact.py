@@ -18,7 +18,7 @@ from mindspeed_autoparallel.operators.search.state import Decisions
 
 @dataclass(frozen=True)
 class Limits:
-    """Bound what one device holds, in bytes: weights, and weights with states and kept outputs; None: no bound."""
+    """Limits of what one device holds, in bytes: weights, and weights with states and kept outputs; None: no bound."""
 
     parameter_bytes: float | None = None
     memory_bytes: float | None = None
@@ -31,7 +31,7 @@ class Limits:
         return Limits(*bytes_)
 
     def allow(self, decisions: Decisions, num_microbatches: int) -> bool:
-        """Tell whether a whole plan keeps within them."""
+        """Return whether a whole plan keeps within them."""
         if self.memory_bytes is not None and plan_resident_bytes(decisions, num_microbatches) > self.memory_bytes:
             return False
         return self.parameter_bytes is None or parameter_bytes(decisions) <= self.parameter_bytes
@@ -44,7 +44,7 @@ class Limits:
 
 
 def solve_exact(problem: CutProblem, limits: Limits | None = None) -> list[int]:
-    """Pick the least cost within ``limits``.
+    """Return the picks of least cost within ``limits``.
 
     One-hot variables per operator; one variable per pair of what is made and wanted of a tensor, whose sums are the
     one-hots (the local polytope), and one that is paid where any reader has that pair.

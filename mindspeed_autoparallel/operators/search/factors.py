@@ -18,7 +18,7 @@ LARGEST_TABLE = 12_000_000
 
 @dataclass
 class FactorGraph:
-    """Hold ``single[v]``, the cost of each value of variable ``v``, and ``tables`` over two or more variables."""
+    """``single[v]`` is the cost of each value of variable ``v``, and ``tables`` over two or more variables."""
 
     single: list[Table]
     tables: dict[tuple[int, ...], Table] = field(default_factory=dict)
@@ -74,7 +74,7 @@ def without_dominated(graph: FactorGraph) -> list[Table]:
 
 
 def eliminate(graph: FactorGraph, largest: int = LARGEST_TABLE) -> list[int] | None:
-    """Give the values of least sum, by eliminating one variable after another; None where a table would be too large.
+    """Return the values of least sum, by eliminating one variable after another; None where a table would be too large.
 
     The next variable is the one whose elimination makes the smallest table.
     """

@@ -67,7 +67,7 @@ def _adopt(
 
 
 def _strategy(node: Node, mesh: Strategy, wishes: list[tuple[int | None, ...]]) -> Strategy:
-    """Pick per mesh dim the first axis of its wishes that can be divided there, or no cut."""
+    """Return for each mesh dim the first axis of its wishes that can be divided there, or no cut."""
     strategy: list[int] = []
     for parts, wanted in zip(mesh, wishes, strict=True):
         cuts = [(axis, n) for axis, n in zip(strategy, mesh, strict=False) if axis != NO_CUT]

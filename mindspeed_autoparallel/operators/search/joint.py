@@ -32,7 +32,7 @@ MOST_CHOICES = 1300
 
 @dataclass(frozen=True)
 class JointRead:
-    """Hold the redistributions of one tensor: ``cost_us[p, w]`` from producer's choice ``p`` to want ``w``.
+    """The redistributions of one tensor: ``cost_us[p, w]`` from producer's choice ``p`` to want ``w``.
 
     ``readers``: variable, and for each of its choices the index of the placement it needs. Readers with the same need
     pay once.
@@ -54,7 +54,7 @@ class JointProblem:
     reads: list[JointRead] = field(default_factory=list)
 
     def total_us(self, picks: Sequence[int]) -> float:
-        """Price ``picks``, an index into ``choices`` per variable."""
+        """Return the price of ``picks``, an index into ``choices`` per variable."""
         total = sum(float(self.node_us[v][p]) for v, p in enumerate(picks))
         for read in self.reads:
             wanted = {int(wants[picks[v]]) for v, wants in read.readers}
@@ -72,7 +72,7 @@ class JointProblem:
         return found
 
     def decisions(self, graph_decisions: Decisions, picks: Sequence[int]) -> Decisions:
-        """Return spread ``picks`` over the operators of the graph of ``graph_decisions``."""
+        """Return the decisions of ``picks`` for every operator of the graph of ``graph_decisions``."""
         chosen = {name: self.choices[v][p] for v, p in enumerate(picks) for name in self.members[v]}
         return Decisions(graph_decisions.graph, self.mesh, chosen)
 
@@ -165,7 +165,7 @@ def arranged(
 def _add_reads(
     problem: JointProblem, start: Decisions, variable: Mapping[str, int], machine: Machine, *, by_count: bool
 ) -> bool:
-    """Add the redistributions of every tensor; tell whether all could be priced."""
+    """Add the redistributions of every tensor; return whether all could be priced."""
     graph, mesh = start.graph, problem.mesh
 
     def seen_as(placements: Placements) -> Placements:

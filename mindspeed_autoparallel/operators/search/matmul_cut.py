@@ -31,7 +31,7 @@ class CutCosts:
 
     @property
     def threshold(self) -> float | None:
-        """Give the ``mem_coeff`` at which I costs what no cut costs now, by itself; None where I is not allowed."""
+        """Return the ``mem_coeff`` at which I costs what no cut costs now, by itself; None where I is not allowed."""
         if self.operator[0] == INFEASIBLE or self.total[3] <= 0:
             return None
         return self.total[0] * self.mem_coeff / self.total[3]
@@ -65,7 +65,7 @@ def cut_costs(
     k_is_cut: bool = False,
     i_is_allowed: bool = True,
 ) -> CutCosts:
-    """Return costs of the next halving of A(i,k) B(k,j) at its local sizes in elements.
+    """Return the costs of the next halving of A(i,k) B(k,j) at its local sizes in elements.
 
     I costs ``mem_coeff * j * k / 2``, J ``i * k / 2``, K ``i * j / 2``; not cutting costs m squared over 25, where m is
     the least of the three, forbidden ones included. J and K exclude each other; an odd size cannot be halved;

@@ -52,7 +52,7 @@ class CutProblem:
     edges: dict[tuple[int, int], Matrix] = field(default_factory=dict)
 
     def total_us(self, picks: list[int]) -> float:
-        """Price ``picks``, an index into ``choices`` per variable."""
+        """Return the price of ``picks``, an index into ``choices`` per variable."""
         total = sum(float(self.node_us[v][p]) for v, p in enumerate(picks))
         for read in self.reads:
             wanted = {wants[picks[v]] for v, wants in read.readers}
@@ -60,7 +60,7 @@ class CutProblem:
         return total
 
     def spread(self, picks: list[int]) -> dict[str, int]:
-        """Give the choice of every operator from the pick of its variable."""
+        """Return the choice of every operator from the pick of its variable."""
         return {name: self.choices[v][p] for v, p in enumerate(picks) for name in self.members[v]}
 
     def picks(self, chosen: Mapping[str, int]) -> list[int]:
@@ -208,7 +208,7 @@ def _sent_bytes(
     mesh: tuple[int, ...],
     at: int,
 ) -> Matrix:
-    """Price each placement that is made (rows) and wanted (columns) on mesh dim ``at``, in bytes.
+    """Return the price of each placement that is made (rows) and wanted (columns) on mesh dim ``at``, in bytes.
 
     ``ends``: the output, what is wanted and its gradient on the other mesh dims.
     """

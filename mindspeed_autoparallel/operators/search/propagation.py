@@ -14,12 +14,12 @@ from mindspeed_autoparallel.operators.search.state import Decisions
 
 
 def propagate(problem: CutProblem, pins: Collection[str]) -> list[int]:
-    """Pick spread from the operators ``pins`` of one cut (see ``solve_propagation``)."""
+    """Return the picks of one cut that spread from the operators ``pins`` (see ``solve_propagation``)."""
     return solve_propagation(problem, {v for v, names in enumerate(problem.members) if any(n in pins for n in names)})
 
 
 def solve_propagation(problem: CutProblem, pinned: set[int]) -> list[int]:
-    """Pick spread from the variables ``pinned``, whose own picks never change.
+    """Return the picks that spread from the variables ``pinned``, whose own picks never change.
 
     An operator decides when it is visited, against every neighbour decided so far, by least redistribution; one with
     several inputs waits until all that can be reached are decided. A tie goes to the least pending sums (parameters not

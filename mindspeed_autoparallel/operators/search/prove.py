@@ -23,7 +23,7 @@ _SAME = 1e-9
 
 @dataclass(frozen=True)
 class Proof:
-    """Give a plan that is at least as cheap as the one to prove, its cost, and a lower bound on that of every plan."""
+    """A plan that is at least as cheap as the one to prove, its cost, and a lower bound on that of every plan."""
 
     decisions: Decisions
     cost_us: float

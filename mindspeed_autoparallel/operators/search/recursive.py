@@ -118,8 +118,8 @@ def cut_main_operators(
     by_weight: bool = False,
     most_row_parts: int | None = None,
 ) -> tuple[dict[str, int], list[ExplainedCut]]:
-    """Return choices of this cut for the matrix products, and the costs behind each; ``by_weight``: largest operator
-    first, for which ``neighbours`` has to hold later ones as well.
+    """Return the choices of this cut for the matrix products, and the costs behind each; ``by_weight``: largest
+    operator first, for which ``neighbours`` has to hold later ones as well.
 
     Rows are cut into at most ``most_row_parts``.
     """
@@ -178,7 +178,7 @@ def solve_recursive(
     by_weight: bool = False,
     most_row_parts: int | None = None,
 ) -> tuple[Decisions, list[ExplainedCut]]:
-    """Return choices of every operator on a ``mesh`` of twos, and the costs of each matrix product's decisions.
+    """Return the choices of every operator on a ``mesh`` of twos, and the costs of each matrix product's decisions.
 
     ``pins``: per mesh dim, the axis of every pinned operator.
     """

@@ -42,13 +42,13 @@ class Decisions:
         return Decisions(self.graph, (*self.mesh[:dim], parts, *self.mesh[dim:]), choices)
 
     def output_placements(self, name: str) -> Placements:
-        """Give the placements of the output of operator ``name``."""
+        """Return the placements of the output of operator ``name``."""
         node = self.graph.nodes[name]
         return tuple(node.output_placement(c) for c in self.choices[name])
 
     def wanted(self, source: str, reader: str, slot: int) -> tuple[Placements, Placements | None]:
-        """Give the placement that ``reader`` needs of ``source``, and how it leaves the gradient; None where it leaves
-        none.
+        """Return the placement that ``reader`` needs of ``source``, and how it leaves the gradient; None where it
+        leaves none.
 
         Readers of one tensor with the same answer share a redistribution.
         """
@@ -56,12 +56,12 @@ class Decisions:
         return self.operand_placements(reader, slot), self.gradient_placements(reader, slot) if flows else None
 
     def operand_placements(self, name: str, slot: int) -> Placements:
-        """Give the placements that operator ``name`` needs of input ``slot``."""
+        """Return the placements that operator ``name`` needs of input ``slot``."""
         node = self.graph.nodes[name]
         return tuple(node.operand_placement(slot, c) for c in self.choices[name])
 
     def gradient_placements(self, name: str, slot: int) -> Placements:
-        """Give the placements in which backward of ``name`` leaves the gradient of input ``slot``."""
+        """Return the placements in which backward of ``name`` leaves the gradient of input ``slot``."""
         node = self.graph.nodes[name]
         return tuple(node.gradient_placement(slot, c) for c in self.choices[name])
 

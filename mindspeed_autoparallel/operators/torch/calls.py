@@ -110,7 +110,7 @@ class CapturedCall:
         return bool(self._argument(1, "p", 0.5) > 0 and self._argument(2, "train", True))
 
     def _draws_by_values(self) -> bool:
-        """Tell whether the input's values are the probabilities: then the call gets the whole of it."""
+        """Return whether the input's values are the probabilities: then the call gets the whole of it."""
         return self.operator == "bernoulli" and self._argument(1, "p", None) is None
 
     def _ones(self, like: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,8 @@ else. The module's result and gradients are the reference; a difference is refus
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,10 +17,10 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mindspeed_autoparallel.errors import ConfigError, first_line
+from mindspeed_autoparallel.operators.graph.node import Graph
 from mindspeed_autoparallel.operators.torch.calls import SHAPES
 from mindspeed_autoparallel.operators.torch.causes import functions_behind, written_at
 from mindspeed_autoparallel.operators.torch.decompositions import short_name
-from mindspeed_autoparallel.operators.torch.flows import ObservedFlows
 from mindspeed_autoparallel.operators.torch.graph_builder import Captured
 
 _TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.complex64: 1e-3, torch.complex128: 1e-6}
@@ -167,7 +168,7 @@ def _largest(value: torch.Tensor) -> float:
 
 
 def _gradients(made: list[torch.Tensor], wanted: list[torch.Tensor]) -> list[torch.Tensor | None]:
-    """Return gradients of a sum of results, each weighed by numbers of its own."""
+    """Return the gradients of a sum of results, each weighed by numbers of its own."""
     total = None
     for value in made:
         if not value.requires_grad:
@@ -253,3 +254,34 @@ class _SameDraws(TorchDispatchMode):
             torch.manual_seed(_SEED)
         made = function(*args, **keywords)
         return made.zero_() if name in _UNWRITTEN else made
+
+
+class ObservedFlows:
+    """Note which inputs of which operators a backward sends a gradient to.
+
+    A table of operators can be wrong for one of them (the overwritten side of a copy, an argument whose derivative is
+    undefined); a plan would then predict messages that are not sent, or miss some that are.
+    """
+
+    def __init__(self) -> None:
+        self.arrived: set[tuple[str, int]] = set()
+
+    def watched(self, name: str, slot: int, value: torch.Tensor) -> torch.Tensor:
+        """Return ``value`` as input ``slot`` of operator ``name`` reads it: a gradient that comes back is noted."""
+        if not value.requires_grad:
+            return value
+        seen = value.view_as(value)
+        seen.register_hook(lambda _: self.arrived.add((name, slot)))
+        return seen
+
+    def correct(self, graph: Graph, outputs: Iterable[str]) -> None:
+        """Write what was observed into ``graph``; ``outputs``: the operators that the module returns."""
+        for name, node in graph.nodes.items():
+            if not node.inputs:
+                continue
+            blocked = frozenset(slot for slot in range(len(node.inputs)) if (name, slot) not in self.arrived)
+            flows = any(
+                graph.nodes[source].needs_gradient for slot, source in enumerate(node.inputs) if slot not in blocked
+            )
+            graph.nodes[name] = replace(node, needs_gradient=flows, blocked_slots=blocked)
+        graph.keep_live_gradients(outputs)

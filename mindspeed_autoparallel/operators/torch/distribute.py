@@ -1,7 +1,7 @@
 """A plan as torch's ``distribute_module`` takes it: parameters as DTensors, redistributions pinned where the plan is.
 
-For plans that styles cannot say. The module keeps its class, names and inputs; its parameters become DTensors, which
-optimizers and distributed checkpoints know, and its forward runs the captured operators on local pieces.
+For plans that styles cannot express. The module keeps its class, names and inputs; its parameters become DTensors,
+which optimizers and distributed checkpoints know, and its forward runs the captured operators on local pieces.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ from mindspeed_autoparallel.errors import first_line
 def refusal_of_shapes(
     model: torch.nn.Module, example: tuple[Any, Any], styles: Mapping[str, ParallelStyle], parts: int, replicas: int
 ) -> str:
-    """Say why ``model`` does not run with the shapes that ``styles`` leave one of ``parts`` ranks; empty where it does.
+    """Return why ``model`` does not run with the shapes that ``styles`` leave one of ``parts`` ranks; empty where it
+    does.
 
     ``example``: positional and named inputs of all ``replicas``. Nothing is computed: code that writes the size of a
     dim that is cut fails by its shapes, code that reads tensors' sizes does not.

@@ -75,7 +75,7 @@ class GraphBuilder:
         self.captured.training = tuple(module.training for module in model.modules())
 
     def build(self) -> Captured:
-        """Add sources and operators in the program's order, then say what goes in and out."""
+        """Add sources and operators in the program's order, then record what goes in and out."""
         signature, captured = self.program.graph_signature, self.captured
         held = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
         for node in self.program.graph.nodes:
@@ -102,7 +102,7 @@ class GraphBuilder:
         return captured
 
     def _outputs(self, signature: Any, by_name: dict[str, str]) -> None:
-        """Tell what the module returns, in the order of its flattened outputs."""
+        """Return what the module returns, in the order of its flattened outputs."""
         wanted = [spec for spec in signature.output_specs if spec.kind.name == "USER_OUTPUT"]
         self.captured.outputs = tuple(by_name.get(getattr(spec.arg, "name", "")) for spec in wanted)
         self.captured.plain_outputs = tuple(getattr(spec.arg, "value", None) for spec in wanted)

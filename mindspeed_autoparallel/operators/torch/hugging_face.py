@@ -49,9 +49,7 @@ def read_model_config(source: str) -> Any:
         content = read_json(path, "model configuration (--model hf:)")
         kind = content.get("model_type") if isinstance(content, dict) else None
         if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
-            raise ConfigError(
-                f"{path}: model_type {kind!r} is none that transformers {transformers.__version__} knows."
-            )
+            raise ConfigError(f"{path}: model_type {kind!r} is unknown to transformers {transformers.__version__}.")
         rest = {key: value for key, value in content.items() if key not in ("model_type", "transformers_version")}
         try:
             return transformers.AutoConfig.for_model(kind, **rest)
@@ -83,7 +81,7 @@ def build_on_meta(config: Any, source: str) -> torch.nn.Module:
 
 
 def example_inputs(config: Any, model: torch.nn.Module, batch: int, sequence: int) -> dict[str, torch.Tensor]:
-    """Make the inputs that the model names as its main one, and those of a decoder beside an encoder."""
+    """Return the inputs that the model names as its main one, and those of a decoder beside an encoder."""
     main = str(getattr(model, "main_input_name", "input_ids"))
     if main == "pixel_values":
         size = getattr(config, "image_size", None) or 224

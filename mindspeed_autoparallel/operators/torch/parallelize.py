@@ -1,7 +1,7 @@
-"""A plan as ``parallelize_module`` of torch takes it: a style per module, where styles can say it.
+"""A plan as ``parallelize_module`` of torch takes it: a style per module, where styles can express it.
 
 Modules can gather, scatter and reduce where they are entered and left; the code between them runs on what it is given.
-So a plan can be said by styles only if nothing between modules is redistributed.
+So styles can express a plan only if nothing between modules is redistributed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ParallelizePlan:
     not_expressed: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """Write Python source, and what could not be said."""
+        """Return Python source, and what styles cannot express."""
         made = [f"{name!r}: {_source(style)}," for name, style in self.styles.items()]
         return [*made, *(f"# not expressed: {reason}" for reason in self.not_expressed)]
 
@@ -61,7 +61,7 @@ def parallelize_plan(captured: Captured, model: torch.nn.Module, plan: OperatorP
 def nearest_styled(
     captured: Captured, model: torch.nn.Module, plan: OperatorPlan
 ) -> tuple[OperatorPlan, tuple[str, ...]]:
-    """Leave whole what styles cannot say of ``plan``, until they can say the rest; give the plan and what was changed.
+    """Leave whole what styles cannot express of ``plan``; return the plan of the rest and what was changed.
 
     An operator that cannot be expressed is no longer cut on the tensor-parallel mesh dims; one that is whole already
     takes the cut from what it reads. Ends where nothing is left to change.
@@ -115,7 +115,7 @@ class _Lowering:
         tensor = math.prod(mesh) // data
         if not self.reasons:
             self._check_sizes(styles, tensor, data)
-        return ParallelizePlan({} if self.reasons else styles, data, tensor, tuple(self._told()))
+        return ParallelizePlan({} if self.reasons else styles, data, tensor, tuple(self._reason_lines()))
 
     def _check_shared_weights(self) -> None:
         """Refuse to cut a weight that several operators read: styles would make it several weights."""
@@ -151,8 +151,8 @@ class _Lowering:
                     found.add(source)
         return found
 
-    def _told(self) -> Iterator[str]:
-        """Yield one line per reason and role: repeated layers say the same."""
+    def _reason_lines(self) -> Iterator[str]:
+        """Yield one line per reason and role: repeated layers share one."""
         alike: dict[tuple[str, str], list[str]] = {}
         for name, reason in self.reasons.items():
             node = self.graph.nodes.get(name)
@@ -193,7 +193,8 @@ class _Lowering:
         return axis
 
     def _flow(self, name: str, node: Node) -> None:
-        """Tell what leaves operator ``name``: as it is made, or for the last one of a module as the readers want it."""
+        """Record what leaves operator ``name``: as it is made, or for the last one of a module as the readers want
+        it."""
         made = node.output_placement(self.choice[name])
         if name not in self.owner:
             self.flowing[name] = made
@@ -207,7 +208,7 @@ class _Lowering:
                 self.reasons[name] = "its readers want it in different cuts."
 
     def _wanted(self, name: str) -> Iterator[int]:
-        """Yield placements that the code after operator ``name`` needs; modules take what they get."""
+        """Yield the placements that the code after operator ``name`` needs; modules take what they get."""
         for reader, slot in self.graph.consumers()[name]:
             if reader not in self.owner:
                 yield self.graph.nodes[reader].operand_placement(slot, self.choice[reader])

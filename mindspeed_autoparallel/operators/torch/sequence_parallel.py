@@ -69,7 +69,7 @@ class _Stack:
         self.shape: tuple[int, ...] = ()
 
     def styles(self) -> tuple[dict[str, ParallelStyle], str]:
-        """Give all styles, or the reason why there are none."""
+        """Return all styles, or the reason why there are none."""
         if not self.layers:
             return {}, "no repeated layers with styles that hand one tensor to the next."
         stream = _first_stream(self.calls[self.layers[0]])
@@ -110,7 +110,7 @@ class _Stack:
         return True
 
     def _inside(self, name: str) -> None:
-        """Give styles to the children of module ``name``, or to theirs."""
+        """Add styles for the children of module ``name``, or to theirs."""
         for child, module in self.model.get_submodule(name).named_children():
             path = f"{name}.{child}"
             if path not in self.calls or not any(True for _ in module.parameters()):
@@ -143,14 +143,15 @@ class _Stack:
                 self._inside(path)
 
     def _is_norm(self, path: str, module: torch.nn.Module) -> bool:
-        """Tell whether a module runs on any piece of the tokens: only vectors as parameters, one tensor in and out."""
+        """Return whether a module runs on any piece of the tokens: only vectors as parameters, one tensor in and
+        out."""
         made = self.calls[path].made
         given = [v for v in (*self.calls[path].positional, *self.calls[path].named.values()) if _is_tensor(v)]
         vectors = all(p.dim() == 1 for p in module.parameters())
         return vectors and len(given) == 1 and _is_tensor(made) and tuple(made.shape) == self.shape
 
     def _only_styled(self, path: str, module: torch.nn.Module, inside: list[str]) -> bool:
-        """Tell whether every parameter of a module belongs to a style, and one of them is cut by columns."""
+        """Return whether every parameter of a module belongs to a style, and one of them is cut by columns."""
         owners = {f"{path}.{name}".rpartition(".")[0] for name, _ in module.named_parameters()}
         return owners <= set(inside) and any(isinstance(self.given[key], ColwiseParallel) for key in inside)
 
@@ -178,13 +179,13 @@ def _is_tensor(value: object) -> TypeGuard[torch.Tensor]:
 
 
 def _first(made: Any) -> Any:
-    """Give the tensor a module returns, or the first of a tuple."""
+    """Return the tensor a module returns, or the first of a tuple."""
     first = made[0] if isinstance(made, (tuple, list)) and made else made
     return first if _is_tensor(first) else None
 
 
 def _first_stream(call: _ModuleCall, shape: tuple[int, ...] = ()) -> Any:
-    """Give the first tensor of samples, tokens and width (of ``shape``, if given) that a module was called with."""
+    """Return the first tensor of samples, tokens and width (of ``shape``, if given) that a module was called with."""
     for value in (*call.positional, *call.named.values()):
         if _is_tensor(value) and value.dim() == 3 and (not shape or tuple(value.shape) == shape):
             return value
@@ -192,7 +193,7 @@ def _first_stream(call: _ModuleCall, shape: tuple[int, ...] = ()) -> Any:
 
 
 def _entry(call: _ModuleCall, shape: tuple[int, ...], before: Any, after: Any) -> dict[str, object]:
-    """Give the arguments of a style that takes the tensors of ``shape`` from ``before`` to ``after``."""
+    """Return the arguments of a style that takes the tensors of ``shape`` from ``before`` to ``after``."""
     streams = [_is_tensor(v) and tuple(v.shape) == shape for v in call.positional]
     named = [key for key, v in call.named.items() if _is_tensor(v) and tuple(v.shape) == shape]
     positional = {

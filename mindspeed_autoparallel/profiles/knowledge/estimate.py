@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from mindspeed_autoparallel.profiles.knowledge.base import KnowledgeBase, Operator
 
 _REACH = math.log(4.0)
-"""How far, in the logarithm of all sizes together, a neighbour may lie and still say something."""
+"""How far, in the logarithm of all sizes together, a neighbour may lie and still be of use."""
 
 
 @dataclass(frozen=True, kw_only=True)

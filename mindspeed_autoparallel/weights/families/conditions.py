@@ -10,7 +10,7 @@ from mindspeed_autoparallel.weights.families.catalogue import Family
 from mindspeed_autoparallel.weights.families.sizes import Block, short
 from mindspeed_autoparallel.weights.names import Shape
 
-_LINEAR_EVERY = 4  # of Qwen3-Next, where config.json does not tell: every fourth layer has full attention
+_LINEAR_EVERY = 4  # of Qwen3-Next, by default: every fourth layer has full attention
 
 
 def model_words(family: Family, block: Block) -> frozenset[str]:

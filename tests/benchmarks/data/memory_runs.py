@@ -67,8 +67,8 @@ def measured(folder: Path, tokens: int) -> Profile:
         "--simulated-nproc-per-node",
         "1",
     ]
-    environment = {**os.environ, "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "mindspeed_autoparallel.reference.pretrain_vlm", *words]
+    environment = {**os.environ, "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu", "PYTHONPATH": f"{ROOT}:{ROOT}/docs/examples"}
+    command = [sys.executable, str(ROOT / "docs/examples/pretrain_vlm.py"), *words]
     command += ["--master-port", os.environ.get("MASTER_PORT", "29873")]
     if (folder / "auto_parallel_work" / "profile.json").exists():
         return read_profile(folder / "auto_parallel_work" / "profile.json")
@@ -93,9 +93,9 @@ class Training:
         from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
         from megatron.core.transformer.transformer_config import TransformerConfig
 
-        from mindspeed_autoparallel.reference.configuration import describe_model
-        from mindspeed_autoparallel.reference.model.vlm import VisionLanguageModel, current_chunk
-        from mindspeed_autoparallel.reference.pretrain_vlm import Trainer
+        from reference_vlm.configuration import describe_model
+        from reference_vlm.model.vlm import VisionLanguageModel, current_chunk
+        from reference_vlm.pretrain_vlm import Trainer
 
         os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29874"}
         torch.distributed.init_process_group("gloo")
@@ -140,8 +140,8 @@ class Training:
         self.optimizer.step()
 
     def _batch(self, tokens: int) -> dict[str, Any]:
-        from mindspeed_autoparallel.reference.data.batches import collate
-        from mindspeed_autoparallel.reference.data.samples import Sample
+        from reference_vlm.data.batches import collate
+        from reference_vlm.data.samples import Sample
 
         ids = [7] * tokens
         positions = numpy.broadcast_to(numpy.arange(tokens), (3, tokens)).copy()

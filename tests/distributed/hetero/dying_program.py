@@ -7,7 +7,7 @@ import itertools
 import os
 import signal
 
-from mindspeed_autoparallel.reference import pretrain_vlm
+from reference_vlm import pretrain_vlm
 
 MICROBATCHES = itertools.count()
 STEP = pretrain_vlm.Trainer.step

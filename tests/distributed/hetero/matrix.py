@@ -23,11 +23,11 @@ from megatron.training import global_vars
 from megatron.training import training as host
 from ranks import leave_with
 
-from mindspeed_autoparallel.reference import pretrain_vlm
-from mindspeed_autoparallel.reference.model.stack import PlacedBlock
 from mindspeed_autoparallel.runtime import state as process_state
 from mindspeed_autoparallel.runtime.hetero import job, states
 from mindspeed_autoparallel.runtime.hetero.job import current_job
+from reference_vlm import pretrain_vlm
+from reference_vlm.model.stack import PlacedBlock
 
 SMALL = 1e-4
 """Of the model's largest gradient: a parameter's whose own is smaller is compared with this."""

@@ -13,12 +13,12 @@ import torch
 from megatron.training import get_args
 from megatron.training.arguments import core_transformer_config_from_args
 
-from mindspeed_autoparallel.reference import arguments as own_arguments
-from mindspeed_autoparallel.reference import pretrain_vlm
-from mindspeed_autoparallel.reference.data.batches import STAND_IN_FRAMES
-from mindspeed_autoparallel.reference.model.audio import AudioEncoder
-from mindspeed_autoparallel.reference.model.vision import ImageEncoder
-from mindspeed_autoparallel.reference.model.vlm import VisionLanguageModel, current_chunk, put_at_tokens
+from reference_vlm import arguments as own_arguments
+from reference_vlm import pretrain_vlm
+from reference_vlm.data.batches import STAND_IN_FRAMES
+from reference_vlm.model.audio import AudioEncoder
+from reference_vlm.model.vision import ImageEncoder
+from reference_vlm.model.vlm import VisionLanguageModel, current_chunk, put_at_tokens
 from mindspeed_autoparallel.runtime.hetero.adapters import mindspeed_mm
 from mindspeed_autoparallel.runtime.hetero.job import current_job
 

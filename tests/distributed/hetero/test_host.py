@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from forked_python import forked_python
 from ranks import run_ranks
+from script_ranks import PATH
 
 pytestmark = [
     pytest.mark.timeout(1200),
@@ -118,7 +119,7 @@ def data_file(folder: Path) -> str:
 
 def start(num_processes: int, *arguments: str, script: Path = SCRIPT) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MINDSPEED_AUTOPARALLEL")}
-    environment = {**kept, "OMP_NUM_THREADS": "1", "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu", "PYTHONPATH": str(ROOT)}
+    environment = {**kept, "OMP_NUM_THREADS": "1", "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu", "PYTHONPATH": PATH}
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(num_processes)]
     command = [forked_python(), *launcher, str(script), *TRAINING, *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=False)

@@ -13,7 +13,7 @@ from mindspeed_autoparallel.operators.graph.node import Graph
 from mindspeed_autoparallel.operators.presets import Decoder, decoder_graph
 from mindspeed_autoparallel.operators.strategies import search_graph
 from mindspeed_autoparallel.operators.torch.calls import look_up
-from mindspeed_autoparallel.operators.torch.execute import execute
+from mindspeed_autoparallel.operators.torch.planned import execute
 from mindspeed_autoparallel.operators.torch.redistribute import make_groups, redistribute
 
 BATCH, SEQUENCE, HEAD = 8, 4, 4

@@ -38,18 +38,18 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
 
 from mindspeed_autoparallel.patching import ENGINE  # noqa: E402
-from mindspeed_autoparallel.reference.configuration import describe_model, read_data  # noqa: E402
-from mindspeed_autoparallel.reference.data.batches import MicrobatchStream, StreamOptions  # noqa: E402
-from mindspeed_autoparallel.reference.data.rearrange import make_rearrangement  # noqa: E402
-from mindspeed_autoparallel.reference.data.records import read_records  # noqa: E402
-from mindspeed_autoparallel.reference.data.tokens import ByteTokenizer  # noqa: E402
-from mindspeed_autoparallel.reference.model.checks import check_layers, check_parameters  # noqa: E402
-from mindspeed_autoparallel.reference.model.vlm import VisionLanguageModel, current_chunk  # noqa: E402
-from mindspeed_autoparallel.reference.pretrain_vlm import Trainer  # noqa: E402
 from mindspeed_autoparallel.runtime.features.data_balance import entry as data_balance  # noqa: E402
 from mindspeed_autoparallel.runtime.features.data_balance.stepping import MicrobatchOrder  # noqa: E402
 from mindspeed_autoparallel.runtime.profiling.measure.relayout import tear_down  # noqa: E402
 from mindspeed_autoparallel.runtime.state import of_process  # noqa: E402
+from reference_vlm.configuration import describe_model, read_data  # noqa: E402
+from reference_vlm.data.batches import MicrobatchStream, StreamOptions  # noqa: E402
+from reference_vlm.data.rearrange import make_rearrangement  # noqa: E402
+from reference_vlm.data.records import read_records  # noqa: E402
+from reference_vlm.data.tokens import ByteTokenizer  # noqa: E402
+from reference_vlm.model.checks import check_layers, check_parameters  # noqa: E402
+from reference_vlm.model.vlm import VisionLanguageModel, current_chunk  # noqa: E402
+from reference_vlm.pretrain_vlm import Trainer  # noqa: E402
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "qwen2vl_tiny"
 NUM_MICROBATCHES, NUM_STEPS, VOCABULARY = 8, 2, 512

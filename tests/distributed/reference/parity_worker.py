@@ -21,13 +21,13 @@ from megatron.core import parallel_state  # noqa: E402
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed  # noqa: E402
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
 
-from mindspeed_autoparallel.reference.configuration import describe_model  # noqa: E402
-from mindspeed_autoparallel.reference.model.checks import check_parameters  # noqa: E402
-from mindspeed_autoparallel.reference.model.text import multimodal_positions  # noqa: E402
-from mindspeed_autoparallel.reference.model.vlm import VisionLanguageModel  # noqa: E402
 from mindspeed_autoparallel.weights.architecture import read_architecture  # noqa: E402
 from mindspeed_autoparallel.weights.conversion import huggingface_to_checkpoint  # noqa: E402
 from mindspeed_autoparallel.weights.layouts import make_layout  # noqa: E402
+from reference_vlm.configuration import describe_model  # noqa: E402
+from reference_vlm.model.checks import check_parameters  # noqa: E402
+from reference_vlm.model.text import multimodal_positions  # noqa: E402
+from reference_vlm.model.vlm import VisionLanguageModel  # noqa: E402
 
 IMAGE, START, END, VOCABULARY = 90, 91, 92, 96
 TEXT = {

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from forked_python import forked_python
 from ranks import run_ranks
+from script_ranks import PATH
 
 from mindspeed_autoparallel.runtime.launch.ports import reserved_port
 
@@ -58,7 +59,7 @@ TRAINING = [
 
 def _environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MINDSPEED_AUTOPARALLEL")}
-    return {**kept, "OMP_NUM_THREADS": "1", "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu", "PYTHONPATH": str(ROOT)}
+    return {**kept, "OMP_NUM_THREADS": "1", "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu", "PYTHONPATH": PATH}
 
 
 def _run(*command: str, processes: int = 0) -> str:

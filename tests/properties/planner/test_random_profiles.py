@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 from dataclasses import replace
 
 import pytest
 from random_profiles import random_job
 from small_profile import block, small_profile
 
-from mindspeed_autoparallel.cli.simulate import print_plan
 from mindspeed_autoparallel.errors import AutoParallelError, ConfigError
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.split import LayerKind, Segment, SplitProblem, solve
 from mindspeed_autoparallel.profiles import ModuleCost
-from mindspeed_autoparallel.report.virtual_stages import comparison, group_sizes
+from mindspeed_autoparallel.report import render_table
 from mindspeed_autoparallel.spec import Cluster, Layout, Module
 
 SHORT, LONG, TIME_LIMIT_S = 40, 10_000, 1.0
@@ -32,9 +29,7 @@ def planned(seed: int) -> str:
         assert "\n" not in str(error)
         return f"{type(error).__name__}: {error}"
     assert 0 <= plan.search.gap_fraction < 1
-    with contextlib.redirect_stdout(io.StringIO()):
-        print_plan(plan)
-        print(comparison(plan), group_sizes(plan))
+    assert plan.layout.label() in render_table(plan)
     return plan.layout.label()
 
 

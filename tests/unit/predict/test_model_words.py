@@ -102,7 +102,7 @@ def test_every_expert_layer_and_prediction_layer_of_a_config_is_planned(
     words = ["plan", "--profile-source", "analytic", "--model", str(path), "--device", "H100", "--nnodes", "1"]
     words += ["--nproc-per-node", "8", "--global-batch-size", "32"]
     assert main(words) == 2
-    assert "says no sequence length; give --seq-length" in capsys.readouterr().err
+    assert "has no sequence length; give --seq-length" in capsys.readouterr().err
     assert main([*words, "--seq-length", "2048", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["model"]["sequence_length"] == 2048

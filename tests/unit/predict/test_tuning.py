@@ -89,6 +89,12 @@ def test_odd_sizes_and_switches_that_are_off_are_held_and_priced(parallel: dict[
         assert ("--use-distributed-optimizer" in flags) == request["parallel"]["dist_opt"]
 
 
+@pytest.mark.parametrize("rate", ["fast", -3, float("nan"), [200]])
+def test_a_network_rate_that_is_none_is_refused_in_one_line(rate: object) -> None:
+    with pytest.raises(ConfigError, match=r"hw.inter_node_gbps is .*, must be a number above 0\."):
+        tune({**_BASE, "hw": {**_BASE["hw"], "inter_node_gbps": rate}})
+
+
 @pytest.mark.parametrize("key, value", [("microbatch_group_size", 6), ("cp_type", "ulysses"), ("fsdp", True)])
 def test_what_tune_does_not_search_with_is_refused_by_name(key: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"parallel.{key} is .*use predict"):

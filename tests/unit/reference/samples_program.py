@@ -22,23 +22,23 @@ from mindspeed_autoparallel.data.media import fitting_size, num_audio_tokens  # 
 from mindspeed_autoparallel.data.model_sizes import read_media_sizes  # noqa: E402
 from mindspeed_autoparallel.data.records import RecordSizes, read_format, read_record_set  # noqa: E402
 from mindspeed_autoparallel.errors import ConfigError  # noqa: E402
-from mindspeed_autoparallel.reference.configuration import (  # noqa: E402
+from reference_vlm.configuration import (  # noqa: E402
     DataDescription,
     read_data,
     read_model,
 )
-from mindspeed_autoparallel.reference.data.audio import load_audio  # noqa: E402
-from mindspeed_autoparallel.reference.data.batches import MicrobatchStream, StreamOptions, collate  # noqa: E402
-from mindspeed_autoparallel.reference.data.images import cut_patches  # noqa: E402
-from mindspeed_autoparallel.reference.data.rearrange import describe, make_rearrangement  # noqa: E402
-from mindspeed_autoparallel.reference.data.records import read_records  # noqa: E402
-from mindspeed_autoparallel.reference.data.samples import IGNORED, make_sample  # noqa: E402
-from mindspeed_autoparallel.reference.data.tokens import ByteTokenizer  # noqa: E402
-from mindspeed_autoparallel.reference.model.context import pack_boundaries  # noqa: E402
-from mindspeed_autoparallel.reference.model.dropout import token_rows  # noqa: E402
-from mindspeed_autoparallel.reference.model.grid import lay_out_rows  # noqa: E402
-from mindspeed_autoparallel.reference.model.text import multimodal_positions  # noqa: E402
-from mindspeed_autoparallel.reference.model.vlm import put_at_tokens  # noqa: E402
+from reference_vlm.data.audio import load_audio  # noqa: E402
+from reference_vlm.data.batches import MicrobatchStream, StreamOptions, collate  # noqa: E402
+from reference_vlm.data.images import cut_patches  # noqa: E402
+from reference_vlm.data.rearrange import describe, make_rearrangement  # noqa: E402
+from reference_vlm.data.records import read_records  # noqa: E402
+from reference_vlm.data.samples import IGNORED, make_sample  # noqa: E402
+from reference_vlm.data.tokens import ByteTokenizer  # noqa: E402
+from reference_vlm.model.context import pack_boundaries  # noqa: E402
+from reference_vlm.model.dropout import token_rows  # noqa: E402
+from reference_vlm.model.grid import lay_out_rows  # noqa: E402
+from reference_vlm.model.text import multimodal_positions  # noqa: E402
+from reference_vlm.model.vlm import put_at_tokens  # noqa: E402
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "qwen2vl_tiny"
 MODEL = read_model(EXAMPLE / "model.json")

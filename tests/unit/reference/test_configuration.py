@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.reference.configuration import describe_model, read_data, read_model, read_tools
+from reference_vlm.configuration import describe_model, read_data, read_model, read_tools
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "qwen2vl_tiny"
 FILE = Path("model.json")

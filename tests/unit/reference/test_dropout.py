@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("megatron.core")
 
-from mindspeed_autoparallel.reference.model import dropout  # noqa: E402
+from reference_vlm.model import dropout  # noqa: E402
 
 RATES = dropout.DropoutRates(hidden=0.3, attention=0.25, seed=7, module=0)
 

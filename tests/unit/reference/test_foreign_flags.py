@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from mindspeed_autoparallel.reference import foreign_flags
+from reference_vlm import foreign_flags
 
 SEED = ["--use-fused-rmsnorm", "--use-fused-swiglu", "--reuse-fp32-param", "--enable-one-logger", "--use-mcore-models"]
 

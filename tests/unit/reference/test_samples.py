@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 from forked_python import forked_python
+from script_ranks import PATH
 
 pytest.importorskip("torch")
 pytest.importorskip("megatron.core")
@@ -20,7 +22,14 @@ PROGRAM = Path(__file__).parent / "samples_program.py"
 
 @pytest.fixture(scope="module")
 def outcome() -> dict[str, str]:
-    done = subprocess.run([forked_python(), str(PROGRAM)], capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(
+        [forked_python(), str(PROGRAM)],
+        env={**os.environ, "PYTHONPATH": PATH},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
     lines = [line.split("\t", 1) for line in done.stdout.splitlines() if "\t" in line]
     assert done.returncode == 0, done.stderr[-3000:]
     return {line[0]: line[1] for line in lines}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed_autoparallel.report.assets import NUM_COLOURS, read_asset
+from mindspeed_autoparallel.report.markup import NUM_COLOURS, read_asset
 
 STATIC = Path(str(files("mindspeed_autoparallel.report"))) / "static"
 

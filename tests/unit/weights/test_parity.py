@@ -68,7 +68,7 @@ def hugging_face(family: str, tied: bool) -> Any:
 
 
 def description(family: str, tied: bool) -> Any:
-    from mindspeed_autoparallel.reference.configuration import describe_model
+    from reference_vlm.configuration import describe_model
 
     older = family == "qwen2_vl"
     vision = {
@@ -113,7 +113,7 @@ def description(family: str, tied: bool) -> Any:
 def reference(family: str, tied: bool, checkpoint: Path) -> Any:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    from mindspeed_autoparallel.reference.model.vlm import VisionLanguageModel
+    from reference_vlm.model.vlm import VisionLanguageModel
 
     base = TransformerConfig(
         num_layers=3,
@@ -158,10 +158,10 @@ def sample(grids: list[tuple[int, int, int]], num_text: int) -> tuple[Any, Any, 
 def test_reference_model_equals_transformers(
     family: str, tied: bool, grids: list[tuple[int, int, int]], tmp_path: Path
 ) -> None:
-    from mindspeed_autoparallel.reference.model.text import multimodal_positions
     from mindspeed_autoparallel.weights import conversion
     from mindspeed_autoparallel.weights.architecture import read_architecture
     from mindspeed_autoparallel.weights.layouts import make_layout
+    from reference_vlm.model.text import multimodal_positions
 
     theirs = hugging_face(family, tied)
     theirs.save_pretrained(tmp_path / "hf")

@@ -9,7 +9,6 @@ from mindspeed_autoparallel.planner.hetero.compare import Comparison, summary, w
 from mindspeed_autoparallel.planner.results import PROFILE_FILE, write_results
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.report.page import render_page
-from mindspeed_autoparallel.report.spread import text_lines
 from mindspeed_autoparallel.report.table import render_table
 from mindspeed_autoparallel.report.trace import chrome_trace
 from mindspeed_autoparallel.runtime.features.apply_plan.hetero_model import training_flags, write_hetero_model
@@ -37,7 +36,7 @@ def write(request: SearchRequest, found: Plan | Comparison, profile: Profile) ->
     profile.write(directory / PROFILE_FILE)
     write_text_atomic(directory / PAGE_FILE, render_page(plan, f"flags beside the script's own: {flags}"))
     write_json_atomic(directory / TRACE_FILE, chrome_trace(plan))
-    print(render_table(plan) + "\n".join(text_lines(plan)), flush=True)
+    print(render_table(plan), end="", flush=True)
     _LOGGER.info(f"best plan: {directory / RESULT_FILE}")
     how = f" (train by it with --auto-parallel-plan {PLAN_FILE})" if plan.hetero is None else ""
     _LOGGER.info(f"everything about it: {directory / PLAN_FILE}{how}")

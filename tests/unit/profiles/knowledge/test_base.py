@@ -10,8 +10,8 @@ import pytest
 from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.errors import ConfigError, ProfileError
 from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase, Operator, Sample, Signature
+from mindspeed_autoparallel.profiles.knowledge.base import export_knowledge, import_knowledge
 from mindspeed_autoparallel.profiles.knowledge.estimate import coverage, estimate
-from mindspeed_autoparallel.profiles.knowledge.exchange import export_knowledge, import_knowledge
 from mindspeed_autoparallel.profiles.knowledge.signature import Call, Link, OfModel, TensorArgument
 
 
