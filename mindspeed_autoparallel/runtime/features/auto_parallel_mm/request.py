@@ -26,7 +26,7 @@ from mindspeed_autoparallel.runtime.features.measuring import (
 )
 from mindspeed_autoparallel.runtime.features.sample_data import SampleData, read_sample_data
 from mindspeed_autoparallel.runtime.flags.flag import read_flags
-from mindspeed_autoparallel.runtime.flags.profile_source import ProfileSourceFlags
+from mindspeed_autoparallel.runtime.flags.shared import ProfileSourceFlags
 from mindspeed_autoparallel.runtime.hetero.layouts import check_script_sizes
 from mindspeed_autoparallel.runtime.launch.work_dir import private_work_dir
 from mindspeed_autoparallel.runtime.megatron.description import Description, describe

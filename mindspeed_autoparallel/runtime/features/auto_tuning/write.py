@@ -18,7 +18,7 @@ from mindspeed_autoparallel.report.tuning_result import (
     SearchCounts,
     TuningResult,
 )
-from mindspeed_autoparallel.runtime.features.auto_tuning.calibration_result import CalibrationResult
+from mindspeed_autoparallel.runtime.features.auto_tuning.costs import CalibrationResult
 from mindspeed_autoparallel.runtime.features.auto_tuning.launches import Launches
 from mindspeed_autoparallel.runtime.features.auto_tuning.recommendation import Recommendation, Recommended
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
