@@ -1,7 +1,8 @@
-"""What the rest of the runtime may ask of a device, whatever it is."""
+"""What the runtime uses of a device, whatever it is."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -78,3 +79,12 @@ class CountedMemory:
         peak = int(self._peak())
         self._reset()
         return peak
+
+
+def shared_cores(num_processes: int, num_cores: int | None = None) -> str:
+    """Return ``4 processes share 2 cores`` where there are more processes than cores, else an empty string.
+
+    ``num_cores``: of the machine that the processes ran on; by default this one's.
+    """
+    cores = num_cores or os.cpu_count() or 1
+    return f"{num_processes} processes share {cores} cores" if num_processes > cores else ""

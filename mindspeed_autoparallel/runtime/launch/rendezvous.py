@@ -13,7 +13,12 @@ from typing import Any, NamedTuple
 
 from mindspeed_autoparallel.errors import LaunchError
 from mindspeed_autoparallel.files import shown
-from mindspeed_autoparallel.runtime.launch.secret import FILE, SECRET_FILE_VARIABLE, SECRET_VARIABLE, find_secret
+from mindspeed_autoparallel.runtime.launch.channel import (
+    SECRET_FILE,
+    SECRET_FILE_VARIABLE,
+    SECRET_VARIABLE,
+    find_secret,
+)
 from mindspeed_autoparallel.runtime.launch.store import StoreClient, StoreServer
 
 STORE_ERRORS = (RuntimeError, ConnectionError, TimeoutError)
@@ -131,7 +136,7 @@ def _connect(nodes: Nodes, node_rank: int, timeout_s: float) -> StoreClient:
         secret = find_secret(nodes.secret_dir)
         refused = ""
         if secret is None:
-            refused = f"it has no secret: no {FILE} in {nodes.secret_dir}"
+            refused = f"it has no secret: no {SECRET_FILE} in {nodes.secret_dir}"
         else:
             try:
                 return StoreClient(nodes.master_addr, nodes.master_port, secret)

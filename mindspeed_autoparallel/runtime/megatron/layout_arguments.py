@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from mindspeed_autoparallel.errors import PlanError
 from mindspeed_autoparallel.planner.placement import ModulePlacement, check_prediction
 from mindspeed_autoparallel.runtime.megatron.hybrid import PATTERN_ARGUMENT, cut_pattern, hybrid_pattern
-from mindspeed_autoparallel.runtime.megatron.mindspeed_llm import is_mindspeed_llm, split_arguments
+from mindspeed_autoparallel.runtime.megatron.mindspeed import is_mindspeed_llm, split_arguments
 from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.spec.recompute import policy_of
 

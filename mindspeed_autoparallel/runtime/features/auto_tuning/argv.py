@@ -21,7 +21,7 @@ from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     sizes,
     stage_arguments,
 )
-from mindspeed_autoparallel.runtime.megatron.mindspeed_llm import LIST_ARGUMENT, NOOP_ARGUMENT
+from mindspeed_autoparallel.runtime.megatron.mindspeed import LIST_ARGUMENT, NOOP_ARGUMENT
 from mindspeed_autoparallel.spec import Cluster, Layout
 from mindspeed_autoparallel.spec.plan import Plan
 

@@ -13,7 +13,7 @@ from mindspeed_autoparallel.progress import show_progress
 from mindspeed_autoparallel.runtime.features.auto_tuning.argv import SETTABLE_FLAGS
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest, read_request
 from mindspeed_autoparallel.runtime.features.measuring import coordinator, serve_main_node
-from mindspeed_autoparallel.runtime.launch.work_dir_lock import only_one
+from mindspeed_autoparallel.runtime.launch.work_dir import only_one
 
 _LOGGER = logging.getLogger(__name__)
 

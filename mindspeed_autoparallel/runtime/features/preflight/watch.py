@@ -16,7 +16,7 @@ from mindspeed_autoparallel.profiles.records import json_of
 from mindspeed_autoparallel.report.preflight_result import PassTime, RankRun
 from mindspeed_autoparallel.runtime.features.apply_plan.check import without_host_batches
 from mindspeed_autoparallel.runtime.features.preflight.memory import LayerMarks, PeakPlaces
-from mindspeed_autoparallel.runtime.features.preflight.task import PreflightTask
+from mindspeed_autoparallel.runtime.features.preflight.ranks import PreflightTask
 from mindspeed_autoparallel.runtime.launch.processes import OUT_OF_MEMORY_EXIT_CODE
 from mindspeed_autoparallel.runtime.profiling.alone import as_first_rank
 from mindspeed_autoparallel.runtime.profiling.measure.recorder import first_tensor

@@ -17,8 +17,7 @@ from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.profiles.records import json_of
 from mindspeed_autoparallel.runtime.launch.processes import OUT_OF_MEMORY_EXIT_CODE
 from mindspeed_autoparallel.runtime.megatron.features import TASK_VARIABLE, verify_patches
-from mindspeed_autoparallel.runtime.megatron.rerun import without_kept_batches
-from mindspeed_autoparallel.runtime.megatron.short_training import train_for
+from mindspeed_autoparallel.runtime.megatron.short_training import train_for, without_kept_batches
 from mindspeed_autoparallel.runtime.profiling.balanced_routing import balance_routing
 from mindspeed_autoparallel.runtime.profiling.measure.layer_kinds import Choices, choices_by_layer, shorten
 from mindspeed_autoparallel.runtime.profiling.measure.relayout import (

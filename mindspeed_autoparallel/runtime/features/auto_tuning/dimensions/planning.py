@@ -21,7 +21,7 @@ from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.variants imp
     words,
 )
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import MINIMUM_CONTEXT_TOKENS, TuningRequest
-from mindspeed_autoparallel.runtime.megatron.mindspeed_llm import LIST_ARGUMENT
+from mindspeed_autoparallel.runtime.megatron.mindspeed import LIST_ARGUMENT
 from mindspeed_autoparallel.spec.recompute import policy_of
 
 _MICRO_BATCHES = (1, 2, 4, 8)
