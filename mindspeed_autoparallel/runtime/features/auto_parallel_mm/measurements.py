@@ -24,7 +24,7 @@ from mindspeed_autoparallel.runtime.flags import words_whose_flag
 from mindspeed_autoparallel.runtime.launch import Coordinator, LaunchOutcome, LaunchSpec, LaunchStatus
 from mindspeed_autoparallel.runtime.launch.orders import own_command
 from mindspeed_autoparallel.runtime.megatron.features import ALONE_VARIABLE
-from mindspeed_autoparallel.runtime.profiling.measure.layer_kinds import MIN_LAYERS, fewest_layers
+from mindspeed_autoparallel.runtime.profiling.measure.structure import MIN_LAYERS, fewest_layers
 from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask, PlayedWorld
 from mindspeed_autoparallel.runtime.profiling.sources.device_cost import played_links
 

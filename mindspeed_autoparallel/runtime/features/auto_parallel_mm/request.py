@@ -39,7 +39,7 @@ from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
 from mindspeed_autoparallel.runtime.megatron.mindspeed import context_is_fixed, tensor_grid
 from mindspeed_autoparallel.runtime.megatron.splits import runnable_splits
 from mindspeed_autoparallel.runtime.megatron.unsearched import refuse_hybrid, refuse_sharded_parameters
-from mindspeed_autoparallel.runtime.profiling.measure.layer_kinds import choices_of_layers
+from mindspeed_autoparallel.runtime.profiling.measure.structure import choices_of_layers
 from mindspeed_autoparallel.spec import Cluster
 
 _FEATURE = "--auto-parallel-mm"

@@ -48,11 +48,14 @@ from mindspeed_autoparallel.runtime.features.auto_tuning.launches import Launche
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
 from mindspeed_autoparallel.runtime.features.auto_tuning.traces import Traces, measure_task
 from mindspeed_autoparallel.runtime.launch import LaunchOutcome, LaunchStatus
-from mindspeed_autoparallel.runtime.profiling.calibrate.fingerprint import fingerprint_of
-from mindspeed_autoparallel.runtime.profiling.calibrate.journal import MeasurementJournal
-from mindspeed_autoparallel.runtime.profiling.calibrate.worker import read_links, read_operators
-from mindspeed_autoparallel.runtime.profiling.measure.layer_kinds import MIN_LAYERS
-from mindspeed_autoparallel.runtime.profiling.measure.pipelines import Pipeline
+from mindspeed_autoparallel.runtime.profiling.calibrate.results import (
+    MeasurementJournal,
+    fingerprint_of,
+    read_links,
+    read_operators,
+)
+from mindspeed_autoparallel.runtime.profiling.measure.steps import Pipeline
+from mindspeed_autoparallel.runtime.profiling.measure.structure import MIN_LAYERS
 from mindspeed_autoparallel.runtime.profiling.measure.task import read_point
 
 MISSING_FILE = "missing_operators.json"

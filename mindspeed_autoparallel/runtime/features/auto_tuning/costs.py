@@ -24,8 +24,8 @@ from mindspeed_autoparallel.profiles.knowledge.estimate import Coverage, Estimat
 from mindspeed_autoparallel.profiles.records import PointResult, TraceResult
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
 from mindspeed_autoparallel.runtime.features.auto_tuning.traces import num_written
-from mindspeed_autoparallel.runtime.profiling.calibrate.worker import read_operators
-from mindspeed_autoparallel.runtime.profiling.measure.pipelines import Pipeline
+from mindspeed_autoparallel.runtime.profiling.calibrate.results import read_operators
+from mindspeed_autoparallel.runtime.profiling.measure.steps import Pipeline
 
 _STATE_BYTES = 20
 """Per parameter, with gradients, optimizer and copies: only to leave out what will not fit."""

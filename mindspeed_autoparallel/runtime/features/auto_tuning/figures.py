@@ -20,7 +20,7 @@ from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase, Operator, S
 from mindspeed_autoparallel.profiles.knowledge.signature import OfModel
 from mindspeed_autoparallel.profiles.records import DIRECTIONS, PointResult, TraceResult, read_record
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
-from mindspeed_autoparallel.runtime.profiling.measure.pipelines import Pipeline
+from mindspeed_autoparallel.runtime.profiling.measure.steps import Pipeline
 
 PIPELINE_FILES = "pipeline_*.json"
 """Files of the pipelines that a launch ran."""

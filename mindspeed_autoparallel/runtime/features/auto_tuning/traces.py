@@ -25,7 +25,7 @@ from mindspeed_autoparallel.runtime.features.auto_tuning.launches import Launche
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
 from mindspeed_autoparallel.runtime.launch import LaunchOutcome, LaunchStatus
 from mindspeed_autoparallel.runtime.launch.outcome import worst
-from mindspeed_autoparallel.runtime.profiling.measure.layer_kinds import MIN_LAYERS
+from mindspeed_autoparallel.runtime.profiling.measure.structure import MIN_LAYERS
 from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
 from mindspeed_autoparallel.runtime.profiling.trace.sources import hash_of_sources
 from mindspeed_autoparallel.runtime.profiling.trace.work_queue import WorkQueue
