@@ -16,12 +16,13 @@ from mindspeed_autoparallel.reference.data.batches import STAND_IN_FRAMES
 from mindspeed_autoparallel.reference.model.audio import AudioEncoder
 from mindspeed_autoparallel.reference.model.generator import ImageGenerator
 from mindspeed_autoparallel.reference.model.vision import ImageEncoder
-from mindspeed_autoparallel.runtime.hetero.adapters.places import Place, places_of
 from mindspeed_autoparallel.runtime.hetero.adapters.protocol import (
     EncoderAdapter,
     GeneratorAdapter,
     HostModule,
     LocalItem,
+    Place,
+    places_of,
 )
 
 
