@@ -19,6 +19,7 @@ from mindspeed_autoparallel.runtime.launch.channel import (
     SECRET_VARIABLE,
     find_secret,
 )
+from mindspeed_autoparallel.runtime.launch.processes import LocalRanks
 from mindspeed_autoparallel.runtime.launch.store import StoreClient, StoreServer
 
 STORE_ERRORS = (RuntimeError, ConnectionError, TimeoutError)
@@ -52,8 +53,18 @@ class Nodes:
 
     @property
     def size(self) -> ClusterSize:
-        """Give what has to be the same on every node."""
+        """Return what has to be the same on every node."""
         return ClusterSize(self.num_nodes, self.num_processes_per_node)
+
+    def ranks_of(self, node_rank: int, port: int) -> LocalRanks:
+        """Return the processes of one node; rank 0 listens at ``port``."""
+        return LocalRanks(
+            node_rank=node_rank,
+            num_processes=self.num_processes_per_node,
+            num_nodes=self.num_nodes,
+            master_addr=self.master_addr,
+            master_port=port,
+        )
 
 
 def serve(nodes: Nodes, secret: bytes) -> StoreServer:

@@ -17,6 +17,7 @@ from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     GROUP_ARGUMENT,
     LOSS_ARGUMENT,
     RECOMPUTE_ARGUMENTS,
+    flag_words,
     recompute_arguments,
     sizes,
     stage_arguments,
@@ -74,15 +75,16 @@ _SWITCHED = (
     "num_layers",
 )
 """What a switch of a configuration sets besides, and a split by empty layers."""
+_KEPT = (
+    *("micro_batch_size", "global_batch_size", "recompute_num_layers", *_VIRTUAL),
+    *("expert_tensor_parallel_size", "tensor_model_parallel_size", "pipeline_model_parallel_size"),
+)
+"""Written even where they are 1: Megatron has other defaults, or the script may have another value."""
 SETTABLE_FLAGS = frozenset(
     ["--" + name.replace("_", "-") for name in (*_TUNED, *_SWITCHED)] + ["--no-gradient-accumulation-fusion"]
 )
 """Every flag that a launch may have beside those of the user's script; agents start nothing else."""
 _CLUSTER = frozenset({"--nnodes", "--nproc-per-node", "--master-addr", "--master-port", "--node-rank"})
-_NEGATED = {"gradient_accumulation_fusion": "--no-gradient-accumulation-fusion"}
-"""Flags that switch something off, by what they switch."""
-
-
 _PLACES = (
     *("--auto-tuning", "--auto-parallel-data", "--auto-parallel-elastic"),
     *("--auto-parallel-mm", "--auto-parallel-calibrate", "--auto-parallel-check-steps", "--auto-parallel-work-dir"),
@@ -141,27 +143,7 @@ def sharding_values(layout: Layout) -> dict[str, object]:
 
 def words_of(values: Mapping[str, object]) -> list[str]:
     """Return command line words; what is Megatron's default is left out."""
-    words: list[str] = []
-    kept = (
-        "micro_batch_size",
-        "global_batch_size",
-        "recompute_num_layers",
-        *_VIRTUAL,
-        "expert_tensor_parallel_size",
-        "tensor_model_parallel_size",
-        "pipeline_model_parallel_size",
-    )
-    for destination, value in values.items():
-        flag = "--" + destination.replace("_", "-")
-        if value is True:
-            words.append(flag)
-        elif value is False and destination in _NEGATED:
-            words.append(_NEGATED[destination])
-        elif isinstance(value, list):
-            words += [flag, *map(str, value)]
-        elif value not in (False, None) and (value != 1 or destination in kept):
-            words += [flag, str(value)]
-    return words
+    return flag_words(values, _KEPT)
 
 
 def with_configuration(argv: Sequence[str], words: Sequence[str]) -> list[str]:

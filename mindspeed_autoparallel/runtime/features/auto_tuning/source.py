@@ -36,15 +36,8 @@ from mindspeed_autoparallel.runtime.features.auto_tuning.traces import Traces, t
 from mindspeed_autoparallel.runtime.megatron.sends import interleaved_sends
 from mindspeed_autoparallel.runtime.profiling.sources.analytic import kind_of
 from mindspeed_autoparallel.runtime.profiling.sources.building import build_profile, provenance_of
+from mindspeed_autoparallel.runtime.profiling.sources.device_cost import usable_bytes
 from mindspeed_autoparallel.spec.recompute import policy_of
-
-_RESERVE_FRACTION = 0.06
-"""Of the device's memory: contexts, communicator buffers, fragmentation."""
-
-
-def usable_bytes(capacity_bytes: int) -> int:
-    """Return what a training may take of a device."""
-    return int(capacity_bytes * (1 - _RESERVE_FRACTION))
 
 
 def profile_variants(
@@ -53,7 +46,7 @@ def profile_variants(
     costs: CalibrationResult,
     plan: SearchPlan,
     arguments: argparse.Namespace,
-    capacity_bytes: int,
+    memory_bytes: int,
 ) -> tuple[list[ProfileVariant], dict[str, str]]:
     """Return a variant per way to run the layers, with the costs of every point that was traced or measured.
 
@@ -68,7 +61,7 @@ def profile_variants(
             reasons = sorted({failure.summary for failure in failures if failure is not None})
             left_out[way.title or "the script's own configuration"] = "; ".join(reasons) or "not traced"
             continue
-        device = _device_cost(costs, results, capacity_bytes)
+        device = _device_cost(costs, results, memory_bytes)
         profile = build_profile(request.description, results, device, arguments, provenance)
         measurements = tuple(
             _with_recompute(measurement, _recompute_traces(traces, measurement.at, way.title, plan), costs.prices)
@@ -94,12 +87,10 @@ def _results(
     return results if way else {**results, **costs.measured}
 
 
-def _device_cost(
-    costs: CalibrationResult, results: Mapping[MeasuredAt, ModelRecord], capacity_bytes: int
-) -> DeviceCost:
+def _device_cost(costs: CalibrationResult, results: Mapping[MeasuredAt, ModelRecord], memory_bytes: int) -> DeviceCost:
     step, pipeline = costs.step, costs.pipeline
     return DeviceCost(
-        memory_capacity_bytes=usable_bytes(capacity_bytes),
+        memory_capacity_bytes=memory_bytes,
         runtime_overhead_bytes=min(result.host_bytes for result in results.values()),
         intra=costs.prices.tiers["intra"],
         inter=costs.prices.tiers["inter"],
@@ -203,8 +194,6 @@ def _saved_bytes(trace: BlockTrace) -> float:
 
 
 _LOGGER = logging.getLogger(__name__)
-_RESERVED_SHARE = 0.94
-"""What ``usable_bytes`` leaves of a device: a limit that the user gives has the reserve taken off already."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,8 +228,8 @@ def profile_source(
     device, target = current_device(), request.target_device
     base = KnowledgeBase(request.knowledge_file)
     _LOGGER.info(f"stage 1 of 3: profile small; work dir {request.work_dir}")
-    capacity_bytes = _capacity_bytes(request, device)
-    traces = Traces(request, plan, usable_bytes(capacity_bytes))
+    memory_bytes = _memory_bytes(request, device)
+    traces = Traces(request, plan, memory_bytes)
     found, left_out = traces.take(launches)
     if target is None:
         calibration = Calibration(request, traces, found, device, base, interleaved_sends(arguments))
@@ -251,7 +240,7 @@ def profile_source(
     notes, impossible = _told_of_untraced(found, costs, launches.coordinator.log_dir)
     left_out |= impossible
     _LOGGER.info("stage 2 of 3: model")
-    plain, useless = profile_variants(request, traced, costs, plan, arguments, capacity_bytes)
+    plain, useless = profile_variants(request, traced, costs, plan, arguments, memory_bytes)
     left_out |= useless
     context = SearchContext(request=request, arguments=arguments, device_name=_device_kind(request))
     switched, titles = modelled_variants(plain, context, traced, costs.prices, target_of(costs.device_name, target))
@@ -282,11 +271,12 @@ def _device_kind(request: TuningRequest) -> str:
     return current_device().name if request.target_device is None else kind_of(request.target_device)
 
 
-def _capacity_bytes(request: TuningRequest, device: Any) -> int:
+def _memory_bytes(request: TuningRequest, device: Any) -> int:
+    """Return the memory that a rank may use: the limit of the user, or the device's memory less a reserve."""
     if request.memory_limit_bytes is not None:
-        return int(request.memory_limit_bytes / _RESERVED_SHARE) + 1
+        return request.memory_limit_bytes
     if request.target_device is not None:
-        return int(request.target_device.memory_gib * 2**30)
+        return usable_bytes(int(request.target_device.memory_gib * 2**30))
     capacity = int(device.total_memory_bytes())
     shared = device.name == "cpu" and "LOCAL_WORLD_SIZE" not in os.environ
-    return capacity // request.num_processes_per_node if shared else capacity
+    return usable_bytes(capacity // request.num_processes_per_node if shared else capacity)

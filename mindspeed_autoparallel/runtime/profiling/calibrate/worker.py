@@ -16,6 +16,7 @@ from mindspeed_autoparallel.profiles.calibration_records import LinkRow, Operato
 from mindspeed_autoparallel.profiles.device import COLLECTIVES
 from mindspeed_autoparallel.profiles.knowledge import Operator
 from mindspeed_autoparallel.profiles.records import json_of, record_of
+from mindspeed_autoparallel.runtime.devices import current_device
 from mindspeed_autoparallel.runtime.megatron.hybrid import cut_pattern, hybrid_pattern, set_pattern
 from mindspeed_autoparallel.runtime.profiling.balanced_routing import balance_routing
 from mindspeed_autoparallel.runtime.profiling.calibrate.replay import replay, sample_collectives
@@ -69,8 +70,6 @@ def meet() -> None:
     """Let this process take its device and join the others of its launch."""
     import torch.distributed as distributed
 
-    from mindspeed_autoparallel.runtime.devices import current_device
-
     device = current_device()
     if device.name != "cpu":
         import torch
@@ -85,8 +84,6 @@ def fill(folder: Path, operators: list[Operator], collectives: list[str], sizes:
     The files grow while that goes on, whole at every moment, so that a launch that hangs leaves what it finished.
     """
     import torch.distributed as distributed
-
-    from mindspeed_autoparallel.runtime.devices import current_device
 
     device, rank = current_device(), distributed.get_rank()
     if rank == 0 and operators:

@@ -11,8 +11,9 @@ import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+from mindspeed_autoparallel.runtime.devices import MemoryProbe
 from mindspeed_autoparallel.runtime.devices.cpu.storages import tensors_in
 from mindspeed_autoparallel.runtime.profiling.measure.structure import Stack
 
@@ -48,16 +49,6 @@ class SideInputs:
             sum(size for reference, size in self._followed if id(reference) not in cached),
             sum(size for reference, size in self._kept if id(reference) not in cached),
         )
-
-
-class MemoryProbe(Protocol):
-    """Live bytes of a device, or of tracked storages on CPU."""
-
-    def current_bytes(self) -> int:
-        """Return live now."""
-
-    def take_peak_bytes(self) -> int:
-        """Return highest since the last call."""
 
 
 @dataclass(frozen=True)

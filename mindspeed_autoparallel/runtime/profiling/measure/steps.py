@@ -21,6 +21,7 @@ from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.profiles.calibration_records import Stages
 from mindspeed_autoparallel.profiles.records import StepsRecord
+from mindspeed_autoparallel.runtime.devices import current_device
 from mindspeed_autoparallel.runtime.profiling.measure.relayout import Built, set_num_microbatches
 
 _NUM_WARMUP, _NUM_TIMED = 1, 5
@@ -126,8 +127,6 @@ def time_pipeline(pipeline: Pipeline, built: Built, forward_step: Callable[..., 
     import torch.distributed as distributed
     from megatron.core import parallel_state
     from megatron.training import get_args, training
-
-    from mindspeed_autoparallel.runtime.devices import current_device
 
     arguments, device = get_args(), current_device()
     given = step_arguments(built, forward_step)

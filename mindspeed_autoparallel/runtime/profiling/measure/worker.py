@@ -15,6 +15,7 @@ from mindspeed_autoparallel.errors import AutoParallelError, first_line
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.profiles.records import json_of
+from mindspeed_autoparallel.runtime.devices import current_device, is_host_shortage
 from mindspeed_autoparallel.runtime.launch.processes import OUT_OF_MEMORY_EXIT_CODE
 from mindspeed_autoparallel.runtime.megatron.features import TASK_VARIABLE, verify_patches
 from mindspeed_autoparallel.runtime.megatron.short_training import train_for, without_kept_batches
@@ -140,7 +141,6 @@ def measure_all(task: MeasureTask, forward_step: Callable[..., Any], config: Any
     import torch
     from megatron.training import get_args
 
-    from mindspeed_autoparallel.runtime.devices import current_device, is_host_shortage
     from mindspeed_autoparallel.runtime.profiling.measure.communication import measure_links
     from mindspeed_autoparallel.runtime.profiling.measure.point import measure_point
     from mindspeed_autoparallel.runtime.profiling.measure.sampling import samples_differ

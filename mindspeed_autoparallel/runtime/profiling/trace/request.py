@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypedDict, cast
@@ -68,7 +69,7 @@ class TraceRequest:
     def num_ranks(self) -> int:
         """Return ranks of the world the block is traced in."""
         experts = -(-self.expert * self.tensor_of_experts // self.tensor)
-        return self.world or self.tensor * self.pipeline * _least_common_multiple(self.context, experts)
+        return self.world or self.tensor * self.pipeline * math.lcm(self.context, experts)
 
     @property
     def tensor_of_experts(self) -> int:
@@ -83,12 +84,6 @@ class TraceRequest:
     def key(self) -> str:
         """Hash of everything in the request."""
         return hashlib.sha256(repr(self).encode()).hexdigest()
-
-
-def _least_common_multiple(left: int, right: int) -> int:
-    import math
-
-    return left * right // math.gcd(left, right)
 
 
 def read_request(values: Mapping[str, object]) -> TraceRequest:
