@@ -22,10 +22,10 @@ class MemoryProbe(Protocol):
     """Live bytes inside a ``tracked_memory()`` region."""
 
     def current_bytes(self) -> int:
-        """Return live now."""
+        """Return the bytes that are live now."""
 
     def take_peak_bytes(self) -> int:
-        """Return highest since the region began or since the last call."""
+        """Return the highest number of live bytes since the region began or since the last call."""
 
 
 class DeviceAdapter(Protocol):
@@ -52,10 +52,10 @@ class DeviceAdapter(Protocol):
         """Follow live tensor memory inside the region (what was live before it counts)."""
 
     def reserved_bytes(self) -> int | None:
-        """Return most that the allocator has held of the device so far; ``None`` where there is no such allocator."""
+        """Return the most bytes that the allocator has held so far; ``None`` where there is no such allocator."""
 
     def total_memory_bytes(self) -> int:
-        """Return what one process may allocate."""
+        """Return the bytes that one process may allocate."""
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Return whether ``error`` means that the device has no memory left."""
@@ -71,11 +71,11 @@ class CountedMemory:
         self._current, self._peak, self._reset = current, peak, reset
 
     def current_bytes(self) -> int:
-        """Return live now."""
+        """Return the bytes that are live now."""
         return int(self._current())
 
     def take_peak_bytes(self) -> int:
-        """Return highest since the last call."""
+        """Return the highest number of live bytes since the last call."""
         peak = int(self._peak())
         self._reset()
         return peak

@@ -1,4 +1,4 @@
-"""Adds our flags to the host's parser, last and only where the host has none of that name.
+"""Adds our flags to the host's parser, last and only where the host lacks a flag of that name.
 
 Hosts register some of them already (MindSpeed-MM, MindSpeed); a clash must never become an argparse error.
 """
@@ -62,7 +62,7 @@ def keys_given(argv: Sequence[str]) -> dict[str, str]:
 
 
 def missing_flags(parser: argparse.ArgumentParser) -> list[tuple[type[FlagGroup], Flag]]:
-    """Return the flags of ours that ``parser`` has not got, with their groups."""
+    """Return the flags of this package that ``parser`` lacks, with their groups."""
     taken = set(parser._option_string_actions)
     return [
         (group, flag)
@@ -103,7 +103,7 @@ def plain_flag(word: str) -> str:
 
 
 def add_missing_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Register every flag of ours that ``parser`` has not got; returns ``parser``."""
+    """Register every flag of this package that ``parser`` lacks; return ``parser``."""
     for group, missing in itertools.groupby(missing_flags(parser), key=lambda item: item[0]):
         section = parser.add_argument_group(title=group.TITLE)
         for _, flag in missing:

@@ -67,13 +67,13 @@ class ProfileSourceFlags(FlagGroup):
 
     profile_source: Literal["measured", "analytic"] = flag(
         "measured",
-        "analytic: nothing is launched; costs are computed from the model's shapes for --profile-device, and "
-        "every result states it.",
+        "analytic: launch nothing and compute costs from the model's shapes for --profile-device; every result "
+        "states so.",
     )
     profile_device: str | None = flag(
         None,
         "With analytic: the device to plan for, one of the catalogue (docs/devices-catalogue.md) or your own. Where "
-        "one device measures alone (--auto-parallel-mm): the device whose links count.",
+        "one device measures alone (--auto-parallel-mm): the device whose links are used.",
         metavar="NAME",
     )
     profile_device_file: str | None = flag(

@@ -63,7 +63,7 @@ class RankWatch:
                 return
 
     def leave(self, error: BaseException | None = None) -> None:
-        """Say that this rank ends, and of what; raises what the store raises."""
+        """Publish that this rank ends, and the reason; raises what the store raises."""
         self._heartbeat.leave(
             _ENDED if error is None else f"ended with {type(error).__name__}: {first_line(error)[:200]}"
         )
@@ -88,7 +88,7 @@ class _RankThread:
         self._previous_hook = sys.excepthook
 
     def start(self, connect: Callable[[], Any], rank: int, world_size: int, silence_s: float) -> None:
-        """Connect and begin; without a store to meet in nothing is watched, and that is said."""
+        """Connect and begin; print a line where there is no store to meet in: then nothing is watched."""
         if self._watch is not None or world_size == 1:
             return
         try:

@@ -57,7 +57,7 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 def _lock(stream: IO[bytes], path: Path, flag: str) -> bool:
-    """Tell whether this file system has locks at all."""
+    """Take the lock; return whether this file system has locks at all."""
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

@@ -1,4 +1,4 @@
-"""Which splits of its layers over stages the host can run: not every release and script takes any."""
+"""The splits of layers over stages that the host can run: not every release and script takes all."""
 
 from __future__ import annotations
 

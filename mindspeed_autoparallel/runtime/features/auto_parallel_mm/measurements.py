@@ -159,7 +159,7 @@ class Measurements:
 
     def _unmeasured(self, point: MeasuredAt, outcome: LaunchOutcome) -> dict[str, object]:
         # Of this run only: no file records that the point cannot be measured.
-        _LOGGER.warning(f"{point.label()} is left out ({outcome.status.value}); going on with the others")
+        _LOGGER.warning(f"{point.label()} is left out ({outcome.status.value}); measuring the others")
         return {
             "schema_version": MEASUREMENT_SCHEMA_VERSION,
             "at": asdict(point),
@@ -168,7 +168,7 @@ class Measurements:
         }
 
     def _tell(self, found: dict[MeasuredAt, dict[str, object]]) -> None:
-        """Say what was not measured; ``ProfileError`` where nothing was."""
+        """Log which points were not measured; ``ProfileError`` where none was."""
         if not any(result["status"] == "ok" for result in found.values()):
             reasons = "\n".join(f"  {point.label()}: {result['reason']}" for point, result in found.items())
             raise ProfileError(f"no layout could be measured:\n{reasons}")

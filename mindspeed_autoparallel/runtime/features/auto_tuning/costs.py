@@ -62,12 +62,12 @@ class Missing:
 
     @property
     def nothing(self) -> bool:
-        """Tell whether no launch is needed."""
+        """Return whether no launch is needed."""
         return not (self.operators or self.collectives or self.points or self.pipelines)
 
 
 def is_measurable(request: TuningRequest, point: MeasuredAt) -> bool:
-    """Tell whether the measuring devices can run ``point``, whatever memory it takes."""
+    """Return whether the measuring devices can run ``point``, whatever memory it takes."""
     world = request.num_measuring
     return (
         world % (point.tensor_size * point.context_size) == 0

@@ -127,13 +127,13 @@ class Figures:
 
     @property
     def pipelines_are_known(self) -> bool:
-        """Tell whether there is nothing to learn from a launch: some model's were run, or this one's could not be."""
+        """Return whether pipelines need no launch: some model's were run, or this model's could not be run."""
         tried = self.base.find(self.device, self.software, self._host("no_pipeline"))
         return tried is not None or self.known("message") is not None
 
     @property
     def cpu_overhead_is_known(self) -> bool:
-        """Tell whether what a call costs beside its kernel was fitted to some model on this device."""
+        """Return whether the overhead of a call beside its kernel was fitted to some model on this device."""
         return bool(self.base.of_name(self.device, self.software, "host.per_call"))
 
     def cpu_overhead(self, asynchronous: bool) -> HostModel | None:

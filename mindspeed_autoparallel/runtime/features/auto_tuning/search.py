@@ -1,4 +1,4 @@
-"""Stage three: search, and the host's own word on what was found."""
+"""Stage three: search, and check of what was found by the host's own validation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mindspeed_autoparallel.spec.plan import Alternative, Plan
 NUM_RECOMMENDED = 3
 _NOT_DRAWN = "with --auto-parallel-data its steps are not drawn"
 _SPARE = 9
-"""More than are recommended, because the host's own validation has the last word."""
+"""Candidates beyond the recommended ones, because the host's own validation may refuse some."""
 
 
 def search(request: TuningRequest, profiles: TunedProfiles, arguments: argparse.Namespace) -> Recommended:

@@ -42,7 +42,7 @@ def modelled_variants(
     prices: Prices,
     target: Target,
 ) -> tuple[list[ProfileVariant], list[str]]:
-    """Return variants with modelled switches on, and the switches; ``context`` learns why others were left out."""
+    """Return variants with modelled switches on, and the switches; ``context`` gets the reasons for the others."""
     offered = modelled_switches(context, target)
     if not offered.titles:
         return [], []

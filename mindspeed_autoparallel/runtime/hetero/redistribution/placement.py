@@ -16,7 +16,7 @@ Rows = tuple[int, int]
 
 @dataclass(frozen=True)
 class Item:
-    """Describe one image or audio clip as far as the plan must know it, the same on every rank."""
+    """One image or audio clip as the plan needs it, the same on every rank."""
 
     dp_replica: int
     """Data-parallel replica of the backbone whose microbatch holds the sample."""

@@ -28,8 +28,7 @@ MODES = ("local", "global", "off")
 
 
 def longest_first(costs: Sequence[float], num_owners: int) -> list[int]:
-    """Return owner of each item. Ends balanced within the longest item: max load - min load <= max(costs). Ties by
-    index."""
+    """Return the owner of each item. Loads differ by at most the longest item; ties go to the lower index."""
     loads = [0.0] * num_owners
     owners = [0] * len(costs)
     for item in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
@@ -40,13 +39,13 @@ def longest_first(costs: Sequence[float], num_owners: int) -> list[int]:
 
 
 def contiguous(num_items: int, num_owners: int) -> list[int]:
-    """Return owner of each item when items keep their order and owners get runs of equal length (at most one more)."""
+    """Return the owner of each item: runs in the order of items, of equal length (some one longer)."""
     size, extra = divmod(num_items, num_owners)
     return [owner for owner in range(num_owners) for _ in range(size + (1 if owner < extra else 0))]
 
 
 def imbalance(costs: Sequence[float], owners: Sequence[int], num_owners: int) -> float:
-    """Return largest load over the mean load; 1.0 when there is no work."""
+    """Return the largest load over the mean load; 1.0 when there is no work."""
     loads = [0.0] * num_owners
     for cost, owner in zip(costs, owners, strict=True):
         loads[owner] += cost
@@ -129,7 +128,7 @@ class RedistributionPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class MeetingStages:
-    """Hold the stages whose ranks exchange."""
+    """The stages whose ranks exchange."""
 
     backbone: int
     """Takes the outputs and sends the gradients."""

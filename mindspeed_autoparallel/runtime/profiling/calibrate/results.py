@@ -58,7 +58,7 @@ class MeasurementJournal:
 
     @property
     def pending(self) -> bool:
-        """Tell whether figures of this device and software lie here that no knowledge base has."""
+        """Return whether this folder has figures of this device and software that no knowledge base has."""
         return self._is_marked(self._about)
 
     def open(self, results: list[Path]) -> None:
@@ -69,7 +69,7 @@ class MeasurementJournal:
 
     @property
     def unfinished(self) -> bool:
-        """Tell whether the last launch of this device and software failed before it had measured everything."""
+        """Return whether the last launch of this device and software failed before it had measured everything."""
         return self._is_marked(self._unfinished)
 
     def commit(self, *, finished: bool = True) -> None:

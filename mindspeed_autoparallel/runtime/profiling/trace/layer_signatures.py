@@ -97,7 +97,7 @@ def _work_of(operator: Operator) -> tuple[Any, ...]:
 
 
 def fits_without_recompute(trace: BlockTrace, headroom_bytes: int) -> bool:
-    """Say whether every split of the model into even stages fits ``headroom_bytes`` without recompute.
+    """Return whether every split of the model into even stages fits ``headroom_bytes`` without recompute.
 
     The whole model's state on one rank, nothing of it sharded, and as many activations as the deepest pipeline holds:
     no recompute kind is faster than none, so none has to be known there.
