@@ -41,10 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from mindspeed_autoparallel.hosts.script import read_script
     from mindspeed_autoparallel.runtime.doctor.examine import examine
-    from mindspeed_autoparallel.runtime.doctor.finding import PROBLEM
+    from mindspeed_autoparallel.runtime.doctor.finding import PROBLEM, as_json, as_text, export_lines
     from mindspeed_autoparallel.runtime.doctor.native import check_native_file
     from mindspeed_autoparallel.runtime.doctor.node import this_node
-    from mindspeed_autoparallel.runtime.doctor.report import as_json, as_text, export_lines
 
     suffix = arguments.script.suffix if arguments.script else ""
     if suffix in _NO_SCRIPTS:

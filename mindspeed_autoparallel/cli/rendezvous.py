@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from mindspeed_autoparallel.runtime.launch.elastic_store import serve_elastic
+    from mindspeed_autoparallel.runtime.launch.ports import serve_elastic
 
     serve_elastic(arguments.address, arguments.port)
     return 0

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.profiles.records import DIRECTIONS, BlockTrace
-from mindspeed_autoparallel.runtime.profiling.trace.request import BLOCKS
-from mindspeed_autoparallel.runtime.profiling.trace.results import BlockResult
+from mindspeed_autoparallel.runtime.profiling.trace.request import BLOCKS, BlockResult
 
 _SIZES = ("hidden", "heads", "sequence")
 _OPTIONAL = {

@@ -2,7 +2,7 @@
 
 A macro-batch is encoded where the first stage reaches its first microbatch, and taken back where the first stage is
 through with its last. Both are collective over the stages, which reach them at places of their own: a tick. What waits
-for what is that of ``runtime.hetero.encoder_schedule``; on the emulated device both take the same time. Formula H8.
+for what is that of ``runtime.hetero.schedules``; on the emulated device both take the same time. Formula H8.
 """
 
 from __future__ import annotations

@@ -17,8 +17,7 @@ PARSE = """
 import sys
 import mindspeed_autoparallel
 from megatron.training.arguments import parse_args
-from mindspeed_autoparallel.runtime.features.auto_tuning.argv import illegal
-from mindspeed_autoparallel.runtime.features.auto_tuning.switching import with_environment
+from mindspeed_autoparallel.runtime.features.auto_tuning.argv import illegal, with_environment
 import json
 sys.argv = ["x", "--num-layers", "4", "--hidden-size", "64", "--num-attention-heads", "4", "--seq-length", "128",
     "--max-position-embeddings", "128", "--micro-batch-size", "1", "--global-batch-size", "16", "--bf16", "--mock-data",

@@ -48,7 +48,7 @@ training:
 FOLLOW = """import os
 from pathlib import Path
 import torch
-from mindspeed_autoparallel.runtime.features.preflight.task import PreflightTask
+from mindspeed_autoparallel.runtime.features.preflight.ranks import PreflightTask
 from mindspeed_autoparallel.runtime.features.preflight.watch import watching
 from mindspeed_autoparallel.runtime.fsdp2.apply import read_plan, set_plan
 from mindspeed_autoparallel.runtime.fsdp2.rank_alone import _Steps

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mindspeed_autoparallel.runtime.hetero.redistribution.items import Item
-from mindspeed_autoparallel.runtime.hetero.redistribution.placement import Placement, num_replicas, sized_placement
+from mindspeed_autoparallel.runtime.hetero.redistribution.placement import (
+    Item,
+    Placement,
+    num_replicas,
+    sized_placement,
+)
 from mindspeed_autoparallel.runtime.hetero.redistribution.plan import Piece, RedistributionPlan
 
 _SCALAR_BYTES = 4

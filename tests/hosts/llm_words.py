@@ -7,7 +7,7 @@ import types
 
 sys.argv = ["pretrain_gpt.py"]
 import mindspeed_autoparallel  # noqa: E402, F401  # before megatron
-from mindspeed_autoparallel.runtime.megatron.mindspeed_llm import split_arguments  # noqa: E402
+from mindspeed_autoparallel.runtime.megatron.mindspeed import split_arguments  # noqa: E402
 
 from mindspeed_llm import megatron_adaptor  # noqa: E402, F401  # isort: skip
 from mindspeed_llm.features_manager.pipeline_parallel.noop_layers import NoopLayersFeature  # noqa: E402

@@ -36,7 +36,7 @@ def test_no_file_takes_the_first_line_of_a_message_that_may_be_empty():
 
 def test_a_memory_error_at_a_measured_point_is_named_and_not_kept(monkeypatch, tmp_path, capsys):
     from mindspeed_autoparallel.runtime.launch.processes import OUT_OF_MEMORY_EXIT_CODE
-    from mindspeed_autoparallel.runtime.profiling.measure import links, point, worker
+    from mindspeed_autoparallel.runtime.profiling.measure import communication, point, worker
     from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
 
     def without_memory(*_):
@@ -47,7 +47,7 @@ def test_a_memory_error_at_a_measured_point_is_named_and_not_kept(monkeypatch, t
     monkeypatch.setitem(sys.modules, "megatron.training", training)
     monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
-    monkeypatch.setattr(links, "measure_links", lambda *_: ())
+    monkeypatch.setattr(communication, "measure_links", lambda *_: ())
     monkeypatch.setattr(point, "measure_point", without_memory)
     at = MeasuredAt()
     task = MeasureTask(points=(at,), result_dir=str(tmp_path), num_layers={}, model=None)

@@ -8,7 +8,7 @@ import threading
 import time
 
 from mindspeed_autoparallel.progress import changes_logged, show_progress
-from mindspeed_autoparallel.runtime.features.auto_tuning.trace_store import num_written
+from mindspeed_autoparallel.runtime.features.auto_tuning.traces import num_written
 
 
 def test_one_handler_shows_the_level_that_was_asked_for(capsys):

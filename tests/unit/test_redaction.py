@@ -5,14 +5,8 @@ import base64
 import pytest
 from secret_kinds import KINDS
 
-from mindspeed_autoparallel.redaction import (
-    is_secret_variable,
-    masked_text,
-    masked_words,
-    secret_values,
-    with_encoded,
-)
-from mindspeed_autoparallel.runtime.launch.environment import secret_variables
+from mindspeed_autoparallel.redaction import is_secret_variable, masked_text, masked_words, secret_values, with_encoded
+from mindspeed_autoparallel.runtime.launch.children import secret_variables
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -10,12 +10,13 @@ import torch
 from megatron.core.parallel_state import get_pipeline_model_parallel_rank
 
 from mindspeed_autoparallel.data.media import num_audio_tokens
-from mindspeed_autoparallel.runtime.hetero.adapters.places import Place, places_of
 from mindspeed_autoparallel.runtime.hetero.adapters.protocol import (
     EncoderAdapter,
     GeneratorAdapter,
     HostModule,
     LocalItem,
+    Place,
+    places_of,
 )
 from reference_vlm.arguments import drops
 from reference_vlm.configuration import ModelDescription

@@ -53,7 +53,7 @@ def gather_rows(local: torch.Tensor, sizes: Sequence[int], group: Any, *, sum_ba
 
 
 def exchange(tensor: torch.Tensor, group: Any, *, to_heads: bool) -> torch.Tensor:
-    """Return own rows of all heads ``[s, b, n, d]`` to all rows of an n-th of the heads, in rank order, or back."""
+    """Exchange own rows of all heads ``[s, b, n, d]`` for all rows of an n-th of the heads, in rank order, or back."""
     from megatron.core.tensor_parallel.mappings import all_to_all
 
     size = torch.distributed.get_world_size(group)
@@ -68,7 +68,7 @@ def exchange(tensor: torch.Tensor, group: Any, *, to_heads: bool) -> torch.Tenso
 def attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, mask: torch.Tensor | None, dropout: float
 ) -> torch.Tensor:
-    """Return Softmax attention; ``query [b, n, q, d]``, ``key``/``value [b, g, k, d]``, g divides n; True in mask =
+    """Return softmax attention; ``query [b, n, q, d]``, ``key``/``value [b, g, k, d]``, g divides n; True in mask =
     attend."""
     if key.shape[1] != query.shape[1]:
         repeat = query.shape[1] // key.shape[1]

@@ -1,4 +1,4 @@
-"""What NPU and GPU have in common: torch's device module with events, counters and properties."""
+"""NPU and GPU: torch's device module with events, counters and properties."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.runtime.devices.adapter import CountedMemory, MemoryProbe
 
 
@@ -69,4 +70,63 @@ class Accelerator:
         return {
             "device": str(self._module.get_device_name(self._module.current_device())),
             "torch": str(torch.__version__),
+        }
+
+
+class CudaAdapter(Accelerator):
+    """``torch.cuda`` with nccl."""
+
+    name = "cuda"
+    backend = "nccl"
+
+    def __init__(self) -> None:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ConfigError(
+                "cuda was requested, but torch sees no GPU. Check nvidia-smi and that torch is a CUDA build, or set "
+                "MINDSPEED_AUTOPARALLEL_DEVICE=cpu."
+            )
+        super().__init__(torch.cuda)
+
+    def fingerprint(self) -> dict[str, str]:
+        """Add the CUDA release torch was built with."""
+        import torch
+
+        return {**super().fingerprint(), "cuda": str(torch.version.cuda)}
+
+
+class NpuAdapter(Accelerator):
+    """``torch.npu`` with hccl."""
+
+    name = "npu"
+    backend = "hccl"
+
+    def __init__(self) -> None:
+        try:
+            import torch_npu
+        except Exception as error:
+            raise ConfigError(
+                f"npu was requested, but torch_npu cannot be imported: {error}. Install the torch-npu release "
+                "that fits torch, and source CANN's set_env.sh."
+            ) from error
+        if not torch_npu.npu.is_available():
+            raise ConfigError(
+                "npu was requested, but torch_npu sees no NPU. Check npu-smi info and ASCEND_RT_VISIBLE_DEVICES."
+            )
+        super().__init__(torch_npu.npu)
+
+    def prepare(self) -> None:
+        """Load torch_npu's own facade, which lets Megatron's torch.cuda calls reach the NPU."""
+        import torch_npu.contrib.transfer_to_npu  # noqa: F401
+
+    def fingerprint(self) -> dict[str, str]:
+        """Add the releases of torch_npu and CANN."""
+        import torch_npu
+        import torch_npu.npu.utils
+
+        return {
+            **super().fingerprint(),
+            "torch_npu": str(torch_npu.__version__),
+            "cann": str(torch_npu.npu.utils.get_cann_version()),
         }

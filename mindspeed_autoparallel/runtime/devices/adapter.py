@@ -1,7 +1,8 @@
-"""What the rest of the runtime may ask of a device, whatever it is."""
+"""What the runtime uses of a device, whatever it is."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -21,10 +22,10 @@ class MemoryProbe(Protocol):
     """Live bytes inside a ``tracked_memory()`` region."""
 
     def current_bytes(self) -> int:
-        """Return live now."""
+        """Return the bytes that are live now."""
 
     def take_peak_bytes(self) -> int:
-        """Return highest since the region began or since the last call."""
+        """Return the highest number of live bytes since the region began or since the last call."""
 
 
 class DeviceAdapter(Protocol):
@@ -51,10 +52,10 @@ class DeviceAdapter(Protocol):
         """Follow live tensor memory inside the region (what was live before it counts)."""
 
     def reserved_bytes(self) -> int | None:
-        """Return most that the allocator has held of the device so far; ``None`` where there is no such allocator."""
+        """Return the most bytes that the allocator has held so far; ``None`` where there is no such allocator."""
 
     def total_memory_bytes(self) -> int:
-        """Return what one process may allocate."""
+        """Return the bytes that one process may allocate."""
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Return whether ``error`` means that the device has no memory left."""
@@ -70,11 +71,20 @@ class CountedMemory:
         self._current, self._peak, self._reset = current, peak, reset
 
     def current_bytes(self) -> int:
-        """Return live now."""
+        """Return the bytes that are live now."""
         return int(self._current())
 
     def take_peak_bytes(self) -> int:
-        """Return highest since the last call."""
+        """Return the highest number of live bytes since the last call."""
         peak = int(self._peak())
         self._reset()
         return peak
+
+
+def shared_cores(num_processes: int, num_cores: int | None = None) -> str:
+    """Return ``4 processes share 2 cores`` where there are more processes than cores, else an empty string.
+
+    ``num_cores``: of the machine that the processes ran on; by default this one's.
+    """
+    cores = num_cores or os.cpu_count() or 1
+    return f"{num_processes} processes share {cores} cores" if num_processes > cores else ""

@@ -37,11 +37,11 @@ def select_device() -> DeviceAdapter:
     _check_torch()
     kind = asked or _detect()
     if kind == "npu":
-        from mindspeed_autoparallel.runtime.devices.npu import NpuAdapter
+        from mindspeed_autoparallel.runtime.devices.accelerator import NpuAdapter
 
         return NpuAdapter()
     if kind == "cuda":
-        from mindspeed_autoparallel.runtime.devices.cuda import CudaAdapter
+        from mindspeed_autoparallel.runtime.devices.accelerator import CudaAdapter
 
         return CudaAdapter()
     from mindspeed_autoparallel.runtime.devices.cpu.adapter import CpuAdapter

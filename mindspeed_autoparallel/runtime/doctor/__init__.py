@@ -1,9 +1,9 @@
 """Diagnoses a node and a launch script: what to set and why. Changes nothing.
 
-    node      what can be seen of a machine; the only place that looks, so that checks can be tried on a made-up one
-    finding   the result of a check
-    device, releases, ascend, cores, network, resources, launch    the checks, one small function each
-    report    text, JSON, ``export`` lines
+    node      what can be read of a machine; checks read nothing else, so that tests can pass them a made-up one
+    finding   the result of a check; findings as text, JSON and ``export`` lines
+    machine, settings, launch, native    the checks, one small function each
+    examine   checks of releases and patches, and all checks in the order of the report
 
 Needs neither torch nor megatron.
 """

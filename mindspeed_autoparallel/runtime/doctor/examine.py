@@ -1,34 +1,81 @@
-"""All checks, in the order of the report."""
+"""Releases and patches, and all checks in the order of the report."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
 from mindspeed_autoparallel.patching.patch import Patch
-from mindspeed_autoparallel.runtime.doctor import ascend, cores, device, launch, network, releases, resources
-from mindspeed_autoparallel.runtime.doctor.finding import Finding
-from mindspeed_autoparallel.runtime.doctor.node import Node
+from mindspeed_autoparallel.patching.releases import within
+from mindspeed_autoparallel.runtime.doctor import launch, machine, settings
+from mindspeed_autoparallel.runtime.doctor.finding import Finding, advice, fine, problem
+from mindspeed_autoparallel.runtime.doctor.node import ASCEND, Node
+
+_PACKAGES = ("megatron-core", "torch", "torch-npu", "mindspeed", "mindspeed-autoparallel")
+
+
+def check_releases(node: Node) -> Iterable[Finding]:
+    """Check versions; torch and torch_npu of one release."""
+    found = {name: node.release_of(name) for name in _PACKAGES}
+    yield fine("versions", ", ".join(f"{name} {release or 'absent'}" for name, release in found.items()))
+    for name in ("megatron-core", "torch"):
+        if not found[name]:
+            yield problem(
+                "versions",
+                f"{name} is not installed",
+                "training needs it; planning does not",
+                "put a Megatron-LM checkout on PYTHONPATH" if name == "megatron-core" else "pip install torch",
+            )
+    torch, npu = found["torch"], found["torch-npu"]
+    if torch and npu and torch.split(".")[:2] != npu.split(".")[:2]:
+        yield problem(
+            "versions",
+            f"torch {torch} with torch_npu {npu}",
+            "torch_npu is built for exactly one torch release and fails on import or at random operators",
+            f"install torch {'.'.join(npu.split('.')[:2])}.* or the torch_npu of torch {torch}",
+        )
+    if node.device_kind() == ASCEND and torch and not npu:
+        yield problem("versions", "an NPU, but no torch_npu", "torch cannot use the device", "install torch_npu")
+
+
+def check_patches(node: Node, patches: Sequence[Patch]) -> Iterable[Finding]:
+    """Check every patch patch against the release it wraps."""
+    unfit = []
+    for patch in patches:
+        release = node.release_of(patch.distribution)
+        if release and patch.distribution == "megatron-core" and not within(release, patch.versions):
+            unfit.append(patch)
+    for patch in unfit:
+        needed = ", ".join(patch.flags) or "every run"
+        yield advice(
+            "patches",
+            f"{patch.target} is for {patch.distribution} {patch.versions}",
+            f"needed by {needed}: it is refused there with {node.release_of(patch.distribution)}",
+            "use a release in that range, or leave those flags out",
+        )
+    if patches and not unfit:
+        yield fine("patches", f"all {len(patches)} patches fit")
+
 
 CHECKS: tuple[Callable[[Node], Iterable[Finding]], ...] = (
-    device.check_device,
-    device.check_processes_against_devices,
-    releases.check_releases,
-    ascend.check_task_queue,
-    cores.check_affinity,
-    ascend.check_allocator,
-    ascend.check_memory_reuse,
-    ascend.check_combined,
-    ascend.check_caches,
-    ascend.check_launch_blocking,
-    ascend.check_max_connections,
-    network.check_connect_timeout,
-    network.check_interface,
-    network.check_debug_output,
-    network.check_master,
-    network.check_clock,
-    resources.check_shared_memory,
-    resources.check_disk,
-    resources.check_open_files,
+    machine.check_device,
+    machine.check_processes_against_devices,
+    check_releases,
+    settings.check_task_queue,
+    machine.check_affinity,
+    settings.check_allocator,
+    settings.check_memory_reuse,
+    settings.check_combined,
+    settings.check_caches,
+    settings.check_launch_blocking,
+    settings.check_max_connections,
+    settings.check_connect_timeout,
+    settings.check_interface,
+    settings.check_debug_output,
+    settings.check_master,
+    settings.check_clock,
+    machine.check_shared_memory,
+    machine.check_disk,
+    machine.check_open_files,
     launch.check_world_size,
     launch.check_model_sizes,
     launch.check_import,
@@ -40,4 +87,4 @@ CHECKS: tuple[Callable[[Node], Iterable[Finding]], ...] = (
 def examine(node: Node, patches: Sequence[Patch] = ()) -> list[Finding]:
     """Return every finding of every check."""
     found = [finding for check in CHECKS for finding in check(node)]
-    return [*found, *releases.check_patches(node, patches)]
+    return [*found, *check_patches(node, patches)]

@@ -1,11 +1,14 @@
-"""The result of a check."""
+"""The result of a check, and findings as text, JSON and ``export`` lines."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 
 OK, ADVICE, PROBLEM, UNKNOWN = "ok", "advice", "problem", "unknown"
+
+SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,3 +41,38 @@ def advice(check: str, what: str, why: str, remedy: str = "", **exports: str) ->
 
 def problem(check: str, what: str, why: str, remedy: str = "", **exports: str) -> Finding:
     return Finding(check=check, status=PROBLEM, what=what, why=why, remedy=remedy, exports=exports)
+
+
+def as_text(findings: Sequence[Finding]) -> str:
+    """Return one line per finding, with the reason and what to set below it where there is something to do."""
+    lines = []
+    for finding in findings:
+        lines.append(f"{finding.status:8s} {finding.check:20s} {finding.what}")
+        indent = " " * 30
+        if finding.why:
+            lines.append(f"{indent}why: {finding.why}")
+        if finding.remedy:
+            lines.append(f"{indent}do:  {finding.remedy}")
+        lines += [f"{indent}set: {line}" for line in export_lines([finding])]
+    every = [finding.status for finding in findings]
+    counts = {status: every.count(status) for status in (PROBLEM, ADVICE, UNKNOWN, OK)}
+    lines.append(", ".join(f"{count} {status}" for status, count in counts.items()))
+    return "\n".join(lines)
+
+
+def as_json(findings: Sequence[Finding]) -> dict[str, object]:
+    """Return ``{"schema_version": 1, "findings": [...], "exports": {...}}``."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "findings": [{**asdict(finding), "exports": dict(finding.exports)} for finding in findings],
+        "exports": _exports(findings),
+    }
+
+
+def export_lines(findings: Sequence[Finding]) -> list[str]:
+    """Return ``export NAME=value`` for everything that should be set, quoted for the shell."""
+    return [f"export {name}={shlex.quote(value)}" for name, value in _exports(findings).items()]
+
+
+def _exports(findings: Sequence[Finding]) -> dict[str, str]:
+    return {name: value for finding in findings for name, value in finding.exports.items()}

@@ -38,7 +38,7 @@ def check_native_file(path: Path) -> list[Finding]:
         return [problem("fsdp2 file", str(error), "The trainer stops before it builds the model.")]
     checks = (_keys, _patterns, _module_names, _prefetch_order, _offload, _experts, _chunks, _defaults, _wrapping)
     found = [finding for check in checks for finding in check(config)]
-    return found or [fine("fsdp2 file", f"{path.name}: nothing to say")]
+    return found or [fine("fsdp2 file", f"{path.name}: no finding")]
 
 
 def _keys(config: NativeConfig) -> Iterator[Finding]:

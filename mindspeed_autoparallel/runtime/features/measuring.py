@@ -15,8 +15,7 @@ from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.interrupts import leaving_kept
 from mindspeed_autoparallel.runtime.flags.flag import read_flags
-from mindspeed_autoparallel.runtime.flags.nodes import NodeFlags
-from mindspeed_autoparallel.runtime.flags.profile_source import ProfileSourceFlags
+from mindspeed_autoparallel.runtime.flags.shared import NodeFlags, ProfileSourceFlags
 from mindspeed_autoparallel.runtime.launch import Coordinator, Nodes, run_agent
 from mindspeed_autoparallel.runtime.launch.ports import check_port_is_free
 from mindspeed_autoparallel.runtime.megatron.description import Description

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.runtime.flags.data import DataFlags
 from mindspeed_autoparallel.runtime.flags.flag import flags_of, read_flags
+from mindspeed_autoparallel.runtime.flags.shared import DataFlags
 
 if TYPE_CHECKING:
     from mindspeed_autoparallel.data.distribution import Distribution

@@ -2,7 +2,7 @@
 
 ``flag``            a flag as a field; reading the fields back from parsed arguments
 ``registration``    what the host's parser lacks
-``nodes``, ``profile_source``  the groups that several features share
+``shared``          the groups that several features read
 """
 
 from mindspeed_autoparallel.runtime.flags.flag import Flag, FlagGroup, flag, flags_of, read_flags
@@ -14,7 +14,9 @@ from mindspeed_autoparallel.runtime.flags.registration import (
     flags_of_host,
     keys_given,
     missing_flags,
+    plain_flag,
     without_switches,
+    words_whose_flag,
 )
 
 __all__ = [
@@ -29,6 +31,8 @@ __all__ = [
     "flags_of_host",
     "keys_given",
     "missing_flags",
+    "plain_flag",
     "read_flags",
     "without_switches",
+    "words_whose_flag",
 ]

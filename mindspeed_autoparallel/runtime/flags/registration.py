@@ -1,4 +1,4 @@
-"""Adds our flags to the host's parser, last and only where the host has none of that name.
+"""Adds our flags to the host's parser, last and only where the host lacks a flag of that name.
 
 Hosts register some of them already (MindSpeed-MM, MindSpeed); a clash must never become an argparse error.
 """
@@ -9,13 +9,11 @@ import importlib
 import itertools
 import pkgutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from mindspeed_autoparallel.runtime.flags.data import DataFlags
 from mindspeed_autoparallel.runtime.flags.flag import Flag, FlagGroup, flags_of
-from mindspeed_autoparallel.runtime.flags.nodes import NodeFlags
-from mindspeed_autoparallel.runtime.flags.profile_source import ProfileSourceFlags
+from mindspeed_autoparallel.runtime.flags.shared import DataFlags, NodeFlags, ProfileSourceFlags
 
 if TYPE_CHECKING:
     import argparse
@@ -42,8 +40,7 @@ _OFF = ("", "0", "false", "none", "null")
 
 def flags_given(argv: Sequence[str]) -> set[str]:
     """Return the names of our flags that stand on the command line ``argv`` (``--name`` or ``--name=value``)."""
-    words = {word.split("=", 1)[0] for word in argv if word.startswith("--")}
-    words |= {word.replace("_", "-") for word in words}
+    words = {plain_flag(word) for word in argv if word.startswith("--")}
     return words & {flag.name for group in flag_groups() for flag in flags_of(group)}
 
 
@@ -65,7 +62,7 @@ def keys_given(argv: Sequence[str]) -> dict[str, str]:
 
 
 def missing_flags(parser: argparse.ArgumentParser) -> list[tuple[type[FlagGroup], Flag]]:
-    """Return the flags of ours that ``parser`` has not got, with their groups."""
+    """Return the flags of this package that ``parser`` lacks, with their groups."""
     taken = set(parser._option_string_actions)
     return [
         (group, flag)
@@ -89,8 +86,24 @@ def without_switches(argv: Sequence[str]) -> list[str]:
     return [word for word in argv if word.replace("_", "-") not in _STARTERS]
 
 
+def words_whose_flag(wanted: Callable[[str], bool], words: Sequence[str]) -> list[str]:
+    """Return the ``wanted`` flags of a command line with their values; words before the first flag belong to ``""``."""
+    found, name = [], ""
+    for word in words:
+        if word.startswith("--"):
+            name = plain_flag(word)
+        if wanted(name):
+            found.append(word)
+    return found
+
+
+def plain_flag(word: str) -> str:
+    """Return the flag without a value after ``=``, and with dashes: Megatron takes either spelling."""
+    return word.split("=", 1)[0].replace("_", "-")
+
+
 def add_missing_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Register every flag of ours that ``parser`` has not got; returns ``parser``."""
+    """Register every flag of this package that ``parser`` lacks; return ``parser``."""
     for group, missing in itertools.groupby(missing_flags(parser), key=lambda item: item[0]):
         section = parser.add_argument_group(title=group.TITLE)
         for _, flag in missing:

@@ -14,15 +14,13 @@ from mindspeed_autoparallel.progress import show_progress
 from mindspeed_autoparallel.report.preflight_result import PreflightResult, RankReport
 from mindspeed_autoparallel.report.preflight_verdict import EXIT_CODES, judge, num_covered
 from mindspeed_autoparallel.runtime.devices import current_device
-from mindspeed_autoparallel.runtime.features.preflight.ranks import rank_numbers
+from mindspeed_autoparallel.runtime.features.preflight.entry import write
+from mindspeed_autoparallel.runtime.features.preflight.ranks import PreflightTask, rank_numbers
 from mindspeed_autoparallel.runtime.features.preflight.source import result_file, run_rank, shown_run
-from mindspeed_autoparallel.runtime.features.preflight.task import PreflightTask
-from mindspeed_autoparallel.runtime.features.preflight.write import write
 from mindspeed_autoparallel.runtime.fsdp2.apply import read_plan
 from mindspeed_autoparallel.runtime.fsdp2.flags import NativeRequest
 from mindspeed_autoparallel.runtime.fsdp2.trainer import NativeTrainer, world_size
-from mindspeed_autoparallel.runtime.launch.work_dir import private_work_dir
-from mindspeed_autoparallel.runtime.launch.work_dir_lock import only_one
+from mindspeed_autoparallel.runtime.launch.work_dir import only_one, private_work_dir
 from mindspeed_autoparallel.spec.sharded import ShardSizes
 from mindspeed_autoparallel.spec.sharded_plan import ShardedPlan
 from mindspeed_autoparallel.units import MIB

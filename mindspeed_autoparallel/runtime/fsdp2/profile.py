@@ -12,19 +12,13 @@ from typing import Any
 
 from mindspeed_autoparallel.profiles.device import Collective, DeviceCost, LinkTier
 from mindspeed_autoparallel.profiles.profile import Provenance
-from mindspeed_autoparallel.profiles.sharded import (
-    ElementBytes,
-    HeadCost,
-    ModuleCosts,
-    ShardedModule,
-    ShardedProfile,
-)
+from mindspeed_autoparallel.profiles.sharded import ElementBytes, HeadCost, ModuleCosts, ShardedModule, ShardedProfile
 from mindspeed_autoparallel.runtime.fsdp2.divided import with_divided_costs
 from mindspeed_autoparallel.runtime.fsdp2.measuring import MeasuredStep
 from mindspeed_autoparallel.runtime.fsdp2.modules import FoundModules
 from mindspeed_autoparallel.runtime.fsdp2.timeline import Passed
 from mindspeed_autoparallel.runtime.fsdp2.trainer import NativeTrainer
-from mindspeed_autoparallel.runtime.profiling.measure.links import measure_links
+from mindspeed_autoparallel.runtime.profiling.measure.communication import measure_links
 
 _RESERVE_FRACTION = 0.06
 """Of the device's memory: contexts, communicator buffers, fragmentation."""

@@ -15,7 +15,7 @@ import torch
 from mindspeed_autoparallel.runtime.hetero.exchange import Arrived, Transfer
 from mindspeed_autoparallel.runtime.hetero.output_cache import replaced_forward
 from mindspeed_autoparallel.runtime.hetero.pipeline import run_backward, run_forward
-from mindspeed_autoparallel.runtime.hetero.redistribution.items import Item
+from mindspeed_autoparallel.runtime.hetero.redistribution.placement import Item
 from mindspeed_autoparallel.runtime.hetero.redistribution.plan import Piece, RedistributionPlan
 from mindspeed_autoparallel.runtime.hetero.session import EncoderComm, HeteroSession
 

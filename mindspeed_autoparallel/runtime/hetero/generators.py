@@ -26,7 +26,7 @@ from mindspeed_autoparallel.runtime.hetero.generator_work import (
     places_of_rank,
 )
 from mindspeed_autoparallel.runtime.hetero.output_cache import replaced_forward
-from mindspeed_autoparallel.runtime.hetero.redistribution.items import Item
+from mindspeed_autoparallel.runtime.hetero.redistribution.placement import Item
 from mindspeed_autoparallel.runtime.hetero.redistribution.plan import MeetingStages, RedistributionPlan, make_plan
 from mindspeed_autoparallel.runtime.hetero.session import EncoderComm, HeteroSession
 

@@ -13,7 +13,7 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.runtime.hetero import pipeline
 from mindspeed_autoparallel.runtime.hetero.encode import MacroBatch
 from mindspeed_autoparallel.runtime.hetero.output_cache import EncoderOutputCache
-from mindspeed_autoparallel.runtime.hetero.redistribution.items import Item
+from mindspeed_autoparallel.runtime.hetero.redistribution.placement import Item
 from mindspeed_autoparallel.runtime.hetero.redistribution.plan import make_plan
 from mindspeed_autoparallel.runtime.hetero.session import EncoderComm, HeteroSession
 

@@ -33,7 +33,7 @@ _METHODS = (
 
 
 class _OneScaler:
-    """Stands in for every part's loss scaler: hears all verdicts, updates once."""
+    """Stands in for every part's loss scaler: collects all verdicts, updates once."""
 
     def __init__(self, scaler: Any) -> None:
         self._scaler = scaler
@@ -43,7 +43,7 @@ class _OneScaler:
         self._found |= bool(found_inf)
 
     def commit(self) -> bool:
-        """Return whether decide together with all ranks (collective), then make the one real update."""
+        """Agree with all ranks on infinities (collective), make the one real update, and return the verdict."""
         import torch
 
         flag = torch.tensor([float(self._found)], device=self._scaler.scale.device)

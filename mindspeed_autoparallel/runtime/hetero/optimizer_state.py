@@ -2,8 +2,8 @@
 
 Three kinds of state dict: torch's own (``state`` by parameter number, ``param_groups``), the same beside fp32 copies of
 half-precision weights group by group, and the distributed optimizer's fully reshardable one (``param_state`` by
-parameter number). Tensors carry the keys of their weights, so numbers mean nothing outside one rank; groups are told
-apart as Megatron tells them apart.
+parameter number). Tensors carry the keys of their weights, so numbers mean nothing outside one rank; groups are
+distinguished as Megatron distinguishes them.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def split(
     """Return the parts of ``joined`` again; ``own_groups``: the groups of each part's optimizer now, ``own_sizes``:
     ``num_parameters`` of each part, both in the order of ``join``.
 
-    ``ValueError`` names a group that the joined state has not got.
+    ``ValueError`` names a group that the joined state lacks.
     """
     if _RESHARDABLE in joined:
         return _split_reshardable(joined, own_sizes)

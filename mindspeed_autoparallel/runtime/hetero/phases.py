@@ -16,14 +16,13 @@ import torch
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.runtime.hetero.batches import StepBatches, pull
-from mindspeed_autoparallel.runtime.hetero.encoder_schedule import UpfrontSchedule, WindowedSchedule
-from mindspeed_autoparallel.runtime.hetero.generator_schedule import GeneratorSchedule
+from mindspeed_autoparallel.runtime.hetero.exchange import items_of_replicas, local_items
 from mindspeed_autoparallel.runtime.hetero.generators import GeneratorStep
 from mindspeed_autoparallel.runtime.hetero.layouts import check_scale
 from mindspeed_autoparallel.runtime.hetero.macrobatches import EncoderStep
-from mindspeed_autoparallel.runtime.hetero.metadata import items_of_replicas, local_items
 from mindspeed_autoparallel.runtime.hetero.modules import finalize_gradients, frozen
-from mindspeed_autoparallel.runtime.hetero.redistribution.items import Item
+from mindspeed_autoparallel.runtime.hetero.redistribution.placement import Item
+from mindspeed_autoparallel.runtime.hetero.schedules import GeneratorSchedule, UpfrontSchedule, WindowedSchedule
 from mindspeed_autoparallel.runtime.hetero.session import HeteroSession
 from mindspeed_autoparallel.runtime.megatron.exchanged_shapes import arriving, plays_alone, sequence_shape
 from mindspeed_autoparallel.schedule.window import ticks_of

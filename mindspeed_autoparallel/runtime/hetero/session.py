@@ -2,28 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.runtime.hetero.exchange import AllToAll
-from mindspeed_autoparallel.runtime.hetero.metadata import ItemGather
+from mindspeed_autoparallel.runtime.hetero.exchange import AllToAll, ItemGather
 from mindspeed_autoparallel.runtime.hetero.modules import Encoder
-from mindspeed_autoparallel.runtime.hetero.redistribution.balance import MODES
 from mindspeed_autoparallel.runtime.hetero.redistribution.placement import (
     Placement,
     closed_sets,
     num_stages,
     replica_ranks,
 )
-from mindspeed_autoparallel.runtime.hetero.redistribution.plan import replicas_nested
+from mindspeed_autoparallel.runtime.hetero.redistribution.plan import MODES, replicas_nested
 from mindspeed_autoparallel.runtime.hetero.states import ModuleStates
-from mindspeed_autoparallel.runtime.hetero.times import PhaseTimes
 
 MEMORY_MODES = ("upfront", "recompute", "window")
+
+
+@dataclass
+class PhaseTimes:
+    """Seconds this rank spent in each part since the last ``reset``."""
+
+    metadata: float = 0.0
+    planning: float = 0.0
+    encode: float = 0.0
+    redistribute: float = 0.0
+    backbone: float = 0.0
+    generate: float = 0.0
+    encoder_backward: float = 0.0
+    finalize: float = 0.0
+
+    @contextlib.contextmanager
+    def during(self, phase: str, exchange: Any = None) -> Iterator[None]:
+        """Count the block for ``phase``, without what ``exchange`` takes in it and what the block gives to other
+        phases."""
+        started, others = time.perf_counter(), self._total()
+        moving = exchange.seconds if exchange is not None else 0.0
+        try:
+            yield
+        finally:
+            if exchange is not None:
+                self.redistribute += exchange.seconds - moving
+            inner = self._total() - others
+            setattr(self, phase, getattr(self, phase) + time.perf_counter() - started - inner)
+
+    def reset(self) -> None:
+        for name in vars(self):
+            setattr(self, name, 0.0)
+
+    def _total(self) -> float:
+        return float(sum(vars(self).values()))
 
 
 @dataclass

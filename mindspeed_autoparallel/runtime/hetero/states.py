@@ -85,18 +85,17 @@ class GroupMemo:
 class ModuleStates:
     """The snapshots of all modules of a job and the one that is current.
 
-    ``parallel_state``: Megatron's module (or a stand-in with the same functions). Further namespaces join through
-    ``join``; attributes of an object (``get_args()``) follow the module through ``overlay``. ``groups``: a memo that
-    other states of this process share.
+    ``parallel_state``: Megatron's module (or a stand-in with the same functions). Attributes of an object
+    (``get_args()``) follow the module through ``overlay``. ``groups``: a memo that other states of this process share.
     """
 
     def __init__(self, parallel_state: types.ModuleType, groups: GroupMemo | None = None) -> None:
-        self._namespaces: list[types.ModuleType] = [parallel_state]
-        self._names: list[list[str]] = [global_names(parallel_state)]
-        # One call reads all of them: switching is on the way of every macro-batch.
-        self._values = [_reader(self._names[0])]
-        self._pristine = self._fresh_values()
-        self._snapshots: dict[str, list[dict[str, object]]] = {}
+        self.parallel_state = parallel_state
+        self._names = global_names(parallel_state)
+        # One call reads all of them: every macro-batch switches states.
+        self._values = _reader(self._names)
+        self._pristine = _fresh(self._capture())
+        self._snapshots: dict[str, dict[str, object]] = {}
         self._overlays: dict[str, dict[str, object]] = {}
         self._overlaid: Any = None
         self._hooks: list[Callable[[str | None, str], None]] = []
@@ -106,21 +105,8 @@ class ModuleStates:
         self.groups = groups or GroupMemo()
 
     @property
-    def parallel_state(self) -> types.ModuleType:
-        return self._namespaces[0]
-
-    @property
     def names(self) -> list[str]:
         return list(self._snapshots)
-
-    def join(self, namespace: types.ModuleType) -> None:
-        """Add another plugin's namespace of group variables; call before the first ``build``."""
-        if self._snapshots:
-            raise ConfigError(f"{namespace.__name__} must join before the first module's groups are built.")
-        self._namespaces.append(namespace)
-        self._names.append(global_names(namespace))
-        self._values.append(_reader(self._names[-1]))
-        self._pristine = self._fresh_values()
 
     def on_switch(self, hook: Callable[[str | None, str], None]) -> None:
         """Call ``hook(old, new)`` at every real switch (the RNG states follow this way)."""
@@ -138,7 +124,7 @@ class ModuleStates:
         """
         before = self._capture()
         shared = {n: getattr(self.parallel_state, n) for n in SHARED_GLOBALS if hasattr(self.parallel_state, n)}
-        self._restore([{n: _fresh(v) for n, v in values.items()} for values in self._pristine])
+        self._restore(_fresh(self._pristine))
         # initialize_model_parallel makes the scratch memory; it asserts that there is none.
         for shared_name in ("_GLOBAL_MEMORY_BUFFER", "_GLOBAL_SYMMETRIC_MEMORY_BUFFER"):
             if shared_name in shared:
@@ -178,7 +164,7 @@ class ModuleStates:
                 self._enter(name, previous)
             else:
                 self.current = None
-                self._restore(outer or [])
+                self._restore(outer or {})
 
     def coordinates(self, name: str) -> Coordinates:
         """Return this rank's place in a module's layout, from Megatron."""
@@ -224,26 +210,18 @@ class ModuleStates:
             self._snapshots[name] = self._capture()
 
     def _enter(self, old: str | None, name: str) -> None:
-        for namespace, values in zip(self._namespaces, self._snapshots[name], strict=True):
-            namespace.__dict__.update(values)
+        self._restore(self._snapshots[name])
         self.current = name
         if self._overlaid is not None:
             self._overlaid.__dict__.update(self._overlays.get(name, {}))
         for hook in self._hooks:
             hook(old, name)
 
-    def _capture(self) -> list[dict[str, object]]:
-        return [
-            dict(zip(names, values(namespace.__dict__), strict=True))
-            for namespace, names, values in zip(self._namespaces, self._names, self._values, strict=True)
-        ]
+    def _capture(self) -> dict[str, object]:
+        return dict(zip(self._names, self._values(vars(self.parallel_state)), strict=True))
 
-    def _fresh_values(self) -> list[dict[str, object]]:
-        return [{name: _fresh(value) for name, value in values.items()} for values in self._capture()]
-
-    def _restore(self, values: list[dict[str, object]]) -> None:
-        for namespace, fields in zip(self._namespaces, values, strict=False):
-            namespace.__dict__.update(fields)
+    def _restore(self, values: Mapping[str, object]) -> None:
+        vars(self.parallel_state).update(values)
 
 
 def _reader(names: Sequence[str]) -> Callable[[Mapping[str, object]], tuple[Any, ...]]:
@@ -253,5 +231,6 @@ def _reader(names: Sequence[str]) -> Callable[[Mapping[str, object]], tuple[Any,
     return lambda fields: tuple(fields[name] for name in names)
 
 
-def _fresh(value: Any) -> Any:
-    return copy.copy(value) if isinstance(value, list | dict | set) else value
+def _fresh(values: Mapping[str, object]) -> dict[str, object]:
+    """Return ``values`` with their own containers."""
+    return {n: copy.copy(v) if isinstance(v, list | dict | set) else v for n, v in values.items()}

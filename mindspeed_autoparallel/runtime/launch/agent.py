@@ -6,6 +6,7 @@ import contextlib
 import json
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from mindspeed_autoparallel.runtime.launch import rendezvous
 from mindspeed_autoparallel.runtime.launch.liveness import Heartbeat
 from mindspeed_autoparallel.runtime.launch.orders import own_command, read_order
 from mindspeed_autoparallel.runtime.launch.outcome import LaunchStatus
-from mindspeed_autoparallel.runtime.launch.processes import LocalRanks, run_local_processes
+from mindspeed_autoparallel.runtime.launch.processes import run_local_processes
 from mindspeed_autoparallel.runtime.launch.store import StoreClient
 
 JOIN_TIMEOUT_S = 600.0
@@ -55,19 +56,15 @@ def run_agent(
         raise
 
 
+@dataclass(frozen=True)
 class _Agent:
     """One node that has signed in."""
 
-    def __init__(
-        self, nodes: rendezvous.Nodes, node_rank: int, log_dir: Path, store: StoreClient, heartbeat: Heartbeat
-    ) -> None:
-        self.nodes, self.node_rank, self.log_dir, self.store, self.heartbeat = (
-            nodes,
-            node_rank,
-            log_dir,
-            store,
-            heartbeat,
-        )
+    nodes: rendezvous.Nodes
+    node_rank: int
+    log_dir: Path
+    store: StoreClient
+    heartbeat: Heartbeat
 
     def next_order(self, number: int) -> Any:
         """Wait for launch ``number``; None once node 0 is done, ``LaunchError`` where it ends for a reason."""
@@ -95,13 +92,7 @@ class _Agent:
         spec, worker_port = read_order(order, own, flags)
         outcome = run_local_processes(
             spec,
-            LocalRanks(
-                node_rank=self.node_rank,
-                num_processes=self.nodes.num_processes_per_node,
-                num_nodes=self.nodes.num_nodes,
-                master_addr=self.nodes.master_addr,
-                master_port=worker_port,
-            ),
+            self.nodes.ranks_of(self.node_rank, worker_port),
             log_dir=self.log_dir,
             should_stop=should_stop,
         )

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from mindspeed_autoparallel.runtime.launch import liveness, rendezvous
 from mindspeed_autoparallel.runtime.launch.agent import JOIN_TIMEOUT_S
+from mindspeed_autoparallel.runtime.launch.channel import make_secret, remove_secret
 from mindspeed_autoparallel.runtime.launch.liveness import Watch
 from mindspeed_autoparallel.runtime.launch.orders import order_of, own_command, read_outcome
 from mindspeed_autoparallel.runtime.launch.outcome import LaunchOutcome, LaunchSpec, LaunchStatus, worst
 from mindspeed_autoparallel.runtime.launch.ports import check_port_is_free, reserved_port
-from mindspeed_autoparallel.runtime.launch.processes import LocalRanks, run_local_processes
-from mindspeed_autoparallel.runtime.launch.secret import make_secret, remove_secret
+from mindspeed_autoparallel.runtime.launch.processes import run_local_processes
 from mindspeed_autoparallel.runtime.launch.store import StoreServer
 
 _POLL_S = 0.2
@@ -100,13 +100,7 @@ class Coordinator:
                     self._watch.begin()
                 outcome = run_local_processes(
                     spec,
-                    LocalRanks(
-                        node_rank=0,
-                        num_processes=self.nodes.num_processes_per_node,
-                        num_nodes=self.nodes.num_nodes,
-                        master_addr=self.nodes.master_addr,
-                        master_port=worker_port,
-                    ),
+                    self.nodes.ranks_of(0, worker_port),
                     log_dir=self.log_dir,
                     should_stop=lambda: (
                         self._watch is not None

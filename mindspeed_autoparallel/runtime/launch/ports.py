@@ -1,12 +1,13 @@
-"""Ports for the processes of a launch."""
+"""Ports and torch's stores for the processes of a launch, and the store in which torchrun's nodes meet."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 from collections.abc import Iterator
 
-from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.errors import ConfigError, first_line
 
 _LAST_PORT = 65535
 
@@ -81,3 +82,24 @@ def _reusing_socket() -> socket.socket:
     one = socket.socket()
     one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     return one
+
+
+def serve_elastic(address: str, port: int) -> None:
+    """Serve ``torchrun --rdzv-backend c10d --rdzv-conf is_host=0`` at ``address``:``port`` until the process is ended.
+
+    Raises ``ConfigError`` where nothing can listen there.
+    """
+    if not 0 < port < 65536:
+        raise ConfigError(f"--port must be 1 to 65535, got {port}.")
+    from torch.distributed import TCPStore
+
+    try:
+        store = TCPStore(address, port, is_master=True, wait_for_workers=False)
+    except RuntimeError as error:
+        raise ConfigError(f"cannot listen at {address}:{port}: {first_line(error)}. Choose another --port.") from error
+    print(
+        f"rendezvous at port {store.port}: start torchrun on every node with --rdzv-backend c10d --rdzv-endpoint "
+        f"THIS_MACHINE:{store.port} --rdzv-conf is_host=0",
+        flush=True,
+    )
+    threading.Event().wait()

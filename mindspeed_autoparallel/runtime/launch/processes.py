@@ -18,8 +18,7 @@ from pathlib import Path
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.redaction import masked_text, secret_values
 from mindspeed_autoparallel.runtime.flags import without_switches
-from mindspeed_autoparallel.runtime.launch.environment import child_environment, secret_variables
-from mindspeed_autoparallel.runtime.launch.logs import private_log
+from mindspeed_autoparallel.runtime.launch.children import child_environment, private_log, secret_variables
 from mindspeed_autoparallel.runtime.launch.outcome import LaunchOutcome, LaunchSpec, LaunchStatus
 from mindspeed_autoparallel.runtime.launch.ports import LOOPBACK_ENVIRONMENT, loopback_interface, loopback_store
 from mindspeed_autoparallel.runtime.megatron.features import TASK_VARIABLE
@@ -29,17 +28,17 @@ OUT_OF_MEMORY_EXIT_CODE = 77
 
 _OUT_OF_MEMORY_SIGNS = ("out of memory", "MemoryError", "can't allocate memory")
 _NOISE = re.compile(r"nanobind: |See https://nanobind|\s*- (leaked (type|function|instance) |\.\.\. skipped remainder)")
-"""What a library's bindings say of every process that ends by an error, after the error."""
+"""Printed by a library's bindings after the error of every process that fails."""
 _NUM_LAST_LINES = 12
 _NUM_LAST_ONES = 60
-"""Lines that are looked through for what an error is about."""
+"""Lines in which the cause of an error is searched."""
 _NUM_SEARCHED_LINES = 400
-"""A traceback is looked for in so many."""
+"""Lines in which a traceback is searched."""
 _TRACEBACK = "Traceback (most recent call last):"
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _GRACE_S = 5.0
 _COPIED_S = 2.0
-"""What a process has written is in its log so soon after it has ended."""
+"""Time until everything that a process wrote is in its log, after its end."""
 _PR_SET_PDEATHSIG = 1
 _NEVER_A_CONSEQUENCE = tuple(-number for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL))
 """Exit codes that no lost peer leads to."""
@@ -207,7 +206,7 @@ def whole_error(lines: Sequence[str]) -> tuple[str, ...]:
 
 
 def last_lines(log: Path, count: int = _NUM_LAST_LINES) -> tuple[str, ...]:
-    """Return the last ``count`` lines of ``log`` that say something."""
+    """Return the last ``count`` lines of ``log`` that are neither empty nor noise."""
     with contextlib.suppress(OSError), log.open("rb") as stream:
         stream.seek(0, os.SEEK_END)
         stream.seek(max(0, stream.tell() - 65536))

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from mindspeed_autoparallel.errors import first_line
 from mindspeed_autoparallel.runtime.launch.liveness import Heartbeat, Watch
 from mindspeed_autoparallel.runtime.megatron.features import ALONE_VARIABLE
 from mindspeed_autoparallel.runtime.state import of_process
@@ -62,8 +63,10 @@ class RankWatch:
                 return
 
     def leave(self, error: BaseException | None = None) -> None:
-        """Say that this rank ends, and of what; raises what the store raises."""
-        self._heartbeat.leave(_ENDED if error is None else f"ended with {type(error).__name__}: {_first_line(error)}")
+        """Publish that this rank ends, and the reason; raises what the store raises."""
+        self._heartbeat.leave(
+            _ENDED if error is None else f"ended with {type(error).__name__}: {first_line(error)[:200]}"
+        )
 
     def _publish(self, rank: int, reason: str | None) -> None:
         key = f"place/{rank}"
@@ -85,13 +88,15 @@ class _RankThread:
         self._previous_hook = sys.excepthook
 
     def start(self, connect: Callable[[], Any], rank: int, world_size: int, silence_s: float) -> None:
-        """Connect and begin; without a store to meet in nothing is watched, and that is said."""
+        """Connect and begin; print a line where there is no store to meet in: then nothing is watched."""
         if self._watch is not None or world_size == 1:
             return
         try:
             self._watch = RankWatch(connect(), rank, world_size, silence_s)
         except (RuntimeError, OSError, ValueError) as error:
-            print(f"ranks are not watched: no store to meet in ({_first_line(error)})", file=sys.stderr, flush=True)
+            print(
+                f"ranks are not watched: no store to meet in ({first_line(error)[:200]})", file=sys.stderr, flush=True
+            )
             return
         # Every log of a large training would have the line: the two that people read, and those that fail by it.
         self._tell_at_once = rank in (0, world_size - 1)
@@ -187,7 +192,3 @@ def _connected() -> Any:
 def _lost_a_peer(error: BaseException) -> bool:
     text = f"{type(error).__name__} {error}".lower()
     return isinstance(error, (RuntimeError, OSError)) and any(word in text for word in _PEER_WORDS)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [""])[0][:200]

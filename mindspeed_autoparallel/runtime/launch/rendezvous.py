@@ -13,7 +13,13 @@ from typing import Any, NamedTuple
 
 from mindspeed_autoparallel.errors import LaunchError
 from mindspeed_autoparallel.files import shown
-from mindspeed_autoparallel.runtime.launch.secret import FILE, SECRET_FILE_VARIABLE, SECRET_VARIABLE, find_secret
+from mindspeed_autoparallel.runtime.launch.channel import (
+    SECRET_FILE,
+    SECRET_FILE_VARIABLE,
+    SECRET_VARIABLE,
+    find_secret,
+)
+from mindspeed_autoparallel.runtime.launch.processes import LocalRanks
 from mindspeed_autoparallel.runtime.launch.store import StoreClient, StoreServer
 
 STORE_ERRORS = (RuntimeError, ConnectionError, TimeoutError)
@@ -47,8 +53,18 @@ class Nodes:
 
     @property
     def size(self) -> ClusterSize:
-        """Give what has to be the same on every node."""
+        """Return what has to be the same on every node."""
         return ClusterSize(self.num_nodes, self.num_processes_per_node)
+
+    def ranks_of(self, node_rank: int, port: int) -> LocalRanks:
+        """Return the processes of one node; rank 0 listens at ``port``."""
+        return LocalRanks(
+            node_rank=node_rank,
+            num_processes=self.num_processes_per_node,
+            num_nodes=self.num_nodes,
+            master_addr=self.master_addr,
+            master_port=port,
+        )
 
 
 def serve(nodes: Nodes, secret: bytes) -> StoreServer:
@@ -131,7 +147,7 @@ def _connect(nodes: Nodes, node_rank: int, timeout_s: float) -> StoreClient:
         secret = find_secret(nodes.secret_dir)
         refused = ""
         if secret is None:
-            refused = f"it has no secret: no {FILE} in {nodes.secret_dir}"
+            refused = f"it has no secret: no {SECRET_FILE} in {nodes.secret_dir}"
         else:
             try:
                 return StoreClient(nodes.master_addr, nodes.master_port, secret)

@@ -47,7 +47,7 @@ class LocalStore:
             return self._values[key]
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Tell whether all of ``keys`` have a value."""
+        """Return whether all of ``keys`` have a value."""
         with self._lock:
             return all(key in self._values for key in keys)
 

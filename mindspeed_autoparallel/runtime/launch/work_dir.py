@@ -1,17 +1,131 @@
-"""The folder in which a run keeps its measurements: private, its own, and named where it cannot be used."""
+"""The folder of a run: private, and used by one run at a time; the second run names the first."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import itertools
+import json
 import os
+import socket
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.files import shown
-from mindspeed_autoparallel.runtime.launch.work_dir_lock import LOCK_FILE
+from mindspeed_autoparallel.files import loads_json, shown
+from mindspeed_autoparallel.progress import repeating
+
+LOCK_FILE = ".lock"
+HOLDER_FILE = ".holder"
+_BEAT_S = 1.0
+_WATCHED_S = 6.0
+"""A holder on another node is watched this long; a shared file system shows what it writes a little later."""
+_LENGTH = 400
+"""Of what the holder's file has: always the same, so that a reader never sees an empty one."""
 
 _LOGS = "logs"
 """What an agent makes, perhaps before node 0 has been there."""
+
+
+@contextlib.contextmanager
+def only_one(work_dir: Path, flag: str) -> Iterator[None]:
+    """Hold ``work_dir``, which ``flag`` names, until the context ends; ``ConfigError`` names who holds it already.
+
+    On one machine the system's file lock decides, and lets go when the holder dies, however it does. Some shared file
+    systems keep such locks on each node for itself, so the holder also counts up in a file, and one on another node
+    that still does is believed.
+    """
+    path = work_dir / HOLDER_FILE
+    with _opened(work_dir / LOCK_FILE) as stream:
+        locked = _lock(stream, path, flag)
+        holder = _read(path)
+        if holder and not (locked and holder.get("machine") == _machine()) and _counts(path, holder):
+            raise _held(path, flag)
+        with _counting(path):
+            yield
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """Open a file of ours for writing, never through a link that somebody put there."""
+    try:
+        return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600), "wb")
+    except OSError as error:
+        raise ConfigError(f"cannot lock {path.parent}: {path.name}: {error.strerror or error}. Remove it.") from error
+
+
+def _lock(stream: IO[bytes], path: Path, flag: str) -> bool:
+    """Take the lock; return whether this file system has locks at all."""
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise _held(path, flag) from error
+    except OSError:
+        return False
+    return True
+
+
+def _held(path: Path, flag: str) -> ConfigError:
+    holder = _read(path)
+    who = (
+        f"process {shown(holder['pid'])} on {shown(str(holder['host']))}" if holder else "it does not say which process"
+    )
+    return ConfigError(
+        f"another run is at work in {path.parent} ({who}). Wait for it, end it, or choose another {flag}."
+    )
+
+
+def _read(path: Path) -> dict[str, object]:
+    """Read the holder's file, opened anew each time: that is when a shared file system looks whether it has changed."""
+    with contextlib.suppress(OSError, ValueError):
+        holder = loads_json(path.read_text(encoding="utf-8"))
+        if isinstance(holder, dict) and {"host", "pid", "count"} <= set(holder):
+            return holder
+    return {}
+
+
+def _counts(path: Path, holder: dict[str, object]) -> bool:
+    deadline = time.monotonic() + _WATCHED_S
+    while time.monotonic() < deadline:
+        time.sleep(_BEAT_S / 4)
+        now = _read(path)
+        if now and now["count"] != holder["count"]:
+            return True
+    return False
+
+
+@contextlib.contextmanager
+def _counting(path: Path) -> Iterator[None]:
+    about = {"host": socket.gethostname(), "machine": _machine(), "pid": os.getpid()}
+
+    numbers = itertools.count(time.time_ns())  # from where no earlier holder was
+
+    def write() -> None:
+        text = json.dumps({**about, "count": next(numbers)}).ljust(_LENGTH)
+        with contextlib.suppress(OSError):  # the run itself reports a full disk
+            _overwrite(path, text.encode())
+
+    write()
+    try:
+        with repeating(write, _BEAT_S):
+            yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _overwrite(path: Path, content: bytes) -> None:
+    # In place and without waiting for the disk: closing it is what shows it to other nodes.
+    with contextlib.suppress(ConfigError), _opened(path) as stream:
+        os.pwrite(stream.fileno(), content, 0)
+
+
+def _machine() -> str:
+    """Name what is the same in all containers of a machine, which share its locks, until it is started anew."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return socket.gethostname()
 
 
 def private_work_dir(name: str, flag: str) -> Path:

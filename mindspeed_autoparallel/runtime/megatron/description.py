@@ -18,7 +18,7 @@ from typing import Any
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_json
 from mindspeed_autoparallel.runtime.megatron.hybrid import PATTERN_ARGUMENT, hybrid_pattern, num_pattern_layers
-from mindspeed_autoparallel.runtime.megatron.model_file import modules_of_file
+from mindspeed_autoparallel.runtime.megatron.model_file import DescribedModule, modules_of_file
 
 MODEL_FILE_ARGUMENT = "mm_model"
 _LAYOUT_KEYS = frozenset(
@@ -91,25 +91,6 @@ _MIMO = (("llm_tp", "encoder_tp"), ("model_provider", "dataset_provider"))
 
 
 @dataclass(frozen=True)
-class DescribedModule:
-    """A block of model.json with layers, or the model the flags describe."""
-
-    name: str
-    num_layers: int
-    keys: tuple[str, ...]
-    """Where its block is in model.json; empty for a model that only flags describe."""
-    frozen: bool = False
-    deepstack_layers: int = 0
-    """See ``spec.Module``."""
-
-    def block_in(self, content: Any) -> Any:
-        """Return its block of ``content``, a model.json; all of it where the flags describe the module."""
-        for key in self.keys:
-            content = content[key]
-        return content
-
-
-@dataclass(frozen=True)
 class Description:
     """The model as the user described it."""
 
@@ -147,10 +128,7 @@ def describe(arguments: argparse.Namespace) -> Description:
     content = read_json(path, "model description (--mm-model)")
     if not isinstance(content, dict):
         raise ConfigError(f"{path} must hold a JSON object with a block per module, got {type(content).__name__}.")
-    found = tuple(
-        DescribedModule(block.name, block.num_layers, block.keys, block.frozen, block.deepstack_layers)
-        for block in modules_of_file(content, path)
-    )
+    found = modules_of_file(content, path)
     # With a model file the shell's layer count is a formality of Megatron's parser.
     shape.pop("num_layers", None)
     return Description(found, path, content, _hash({"arguments": shape, "model": _without_layout(content)}))

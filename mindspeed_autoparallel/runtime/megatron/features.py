@@ -87,7 +87,7 @@ class Parses:
         """Lines about functions that a feature cannot watch, as printed."""
 
     def is_repeated(self) -> bool:
-        """Tell whether this process's command line was handed to the features before."""
+        """Return whether the features got this process's command line before."""
         return self.command == _command()
 
     def hand_over(self, arguments: argparse.Namespace, features: Callable[[argparse.Namespace], None]) -> None:
@@ -166,7 +166,7 @@ def _handlers(on: Collection[str]) -> list[str]:
 
 
 def _leave_hosts_hetero_parallel(arguments: argparse.Namespace) -> None:
-    """Say that a ``--hetero-parallel`` of the host's own stays the host's; ``ConfigError`` beside a feature of ours."""
+    """Print that the host's own ``--hetero-parallel`` is left to the host; ``ConfigError`` beside a feature of ours."""
     if _HETERO not in of_process(Parses).flags_of_host or not getattr(arguments, "hetero_parallel", False):
         return
     ours = [flag for flag in flags_that_are_true(arguments) if flag != "--auto-parallel-plan"]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from mindspeed_autoparallel.errors import PlanError
 from mindspeed_autoparallel.planner.placement import ModulePlacement, check_prediction
 from mindspeed_autoparallel.runtime.megatron.hybrid import PATTERN_ARGUMENT, cut_pattern, hybrid_pattern
-from mindspeed_autoparallel.runtime.megatron.mindspeed_llm import is_mindspeed_llm, split_arguments
+from mindspeed_autoparallel.runtime.megatron.mindspeed import is_mindspeed_llm, split_arguments
 from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.spec.recompute import policy_of
 
@@ -25,6 +25,10 @@ GROUP_ARGUMENT = "microbatch_group_size_per_vp_stage"
 PAIRS_ARGUMENT = "overlap_moe_expert_parallel_comm"
 _FLAGS = {GROUP_ARGUMENT: "--microbatch-group-size-per-virtual-pipeline-stage"}
 """Of destinations that are not named as their flags are."""
+_NEGATED = {"gradient_accumulation_fusion": "--no-gradient-accumulation-fusion"}
+"""Flags that switch something off, by what they switch."""
+
+
 RECOMPUTE_ARGUMENTS = ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules")
 
 
@@ -241,15 +245,26 @@ def native_flags(plan: Plan, stages: Mapping[str, int | str | None] | None = Non
 
     ``stages``: what ``stage_arguments`` gives.
     """
-    words: list[str] = []
-    values = {**sizes(plan), **(stages or {})}
     kept = ("micro_batch_size", "global_batch_size", EXPERT_TENSOR_ARGUMENT, *(stages or ()))
+    return flag_words({**sizes(plan), **(stages or {})}, kept)
+
+
+def flag_words(values: Mapping[str, object], kept: Collection[str]) -> list[str]:
+    """Return argument destinations and values as command line words, without Megatron's defaults.
+
+    ``kept``: destinations whose value is written even where it is 1.
+    """
+    words: list[str] = []
     for destination, value in values.items():
         flag = _FLAGS.get(destination, "--" + destination.replace("_", "-"))
         if value is True:
             words.append(flag)
-        elif value not in (False, None, 1) or destination in kept:
-            words += [flag, str(value)] if value is not None else []
+        elif value is False and destination in _NEGATED:
+            words.append(_NEGATED[destination])
+        elif isinstance(value, list):
+            words += [flag, *map(str, value)]
+        elif value not in (False, None) and (value != 1 or destination in kept):
+            words += [flag, str(value)]
     return words
 
 

@@ -17,19 +17,25 @@ _SIZES = ("hidden_size", "num_attention_heads", "ffn_hidden_size", "vocab_size",
 
 
 @dataclass(frozen=True)
-class ModuleBlock:
-    """A block of model.json that has layers."""
+class DescribedModule:
+    """A block of model.json with layers, or the model the flags describe."""
 
     name: str
     num_layers: int
     keys: tuple[str, ...]
-    """Where the block is."""
-    frozen: bool
-    deepstack_layers: int
-    """Of its layers, how many give features to first layers of the decoder."""
+    """Where its block is in model.json; empty for a model that only flags describe."""
+    frozen: bool = False
+    deepstack_layers: int = 0
+    """See ``spec.Module``."""
+
+    def block_in(self, content: Any) -> Any:
+        """Return its block of ``content``, a model.json; all of it where the flags describe the module."""
+        for key in self.keys:
+            content = content[key]
+        return content
 
 
-def modules_of_file(content: Mapping[str, object], path: Path) -> tuple[ModuleBlock, ...]:
+def modules_of_file(content: Mapping[str, object], path: Path) -> tuple[DescribedModule, ...]:
     """Return the blocks with layers as they run: encoders in the order of the file, ``text_decoder``, a generator.
 
     Raises ``ConfigError`` where the file describes no text decoder (a diffusion model, an autoencoder, parts for
@@ -60,7 +66,7 @@ def _refuse_other_models(content: Mapping[str, object], path: Path) -> None:
     )
 
 
-def _block(content: Mapping[str, object], name: str, value: Any, path: Path) -> ModuleBlock | None:
+def _block(content: Mapping[str, object], name: str, value: Any, path: Path) -> DescribedModule | None:
     keys = next(_blocks_with_layers(value, (name,)), None) if isinstance(value, dict) else None
     if keys is None:
         return None
@@ -74,7 +80,7 @@ def _block(content: Mapping[str, object], name: str, value: Any, path: Path) -> 
         size = block.get(key)
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
             raise ConfigError(f"{path}: {'.'.join(keys)}.{key} must be a positive integer, got {size!r}.")
-    return ModuleBlock(name, layers, keys, bool(block.get("freeze", False)), _deepstack(block, keys, path))
+    return DescribedModule(name, layers, keys, bool(block.get("freeze", False)), _deepstack(block, keys, path))
 
 
 def _deepstack(block: Mapping[str, object], keys: tuple[str, ...], path: Path) -> int:

@@ -1,8 +1,11 @@
-"""The user's training for a few iterations only."""
+"""The user's training for a few iterations only, without the batches that Megatron keeps to run a step again."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+from collections.abc import Iterator
+from typing import Any
 
 _OFF = {
     "train_samples": None,
@@ -24,3 +27,26 @@ def train_for(arguments: argparse.Namespace, num_iterations: int) -> None:
         if hasattr(arguments, name):
             setattr(arguments, name, value)
     arguments.train_iters = num_iterations
+
+
+@contextlib.contextmanager
+def without_kept_batches(data_iterator: Any = None) -> Iterator[None]:
+    """Switch the machine off inside, so that a followed step counts what a device with memory of its own would hold.
+
+    ``data_iterator``: the step's, or one per virtual stage; what they keep of the step before is let go of now, as the
+    machine itself does when a step begins.
+    """
+    try:
+        from megatron.core.rerun_state_machine import RerunDataIterator, RerunMode, get_rerun_state_machine
+    except ImportError:  # releases without it keep no batches
+        yield
+        return
+    machine = get_rerun_state_machine()
+    for iterator in data_iterator if isinstance(data_iterator, list) else [data_iterator]:
+        if isinstance(iterator, RerunDataIterator) and not iterator.replaying:
+            iterator.advance()
+    before, machine.mode = machine.mode, RerunMode.DISABLED
+    try:
+        yield
+    finally:
+        machine.mode = before

@@ -1,4 +1,4 @@
-"""Which splits of its layers over stages the host can run: not every release and script takes any."""
+"""The splits of layers over stages that the host can run: not every release and script takes all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import replace
 from mindspeed_autoparallel.planner.host_splits import Layers, Splits
 from mindspeed_autoparallel.runtime.megatron.description import Description, is_llava
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import LAYOUT_ARGUMENT
-from mindspeed_autoparallel.runtime.megatron.mindspeed_llm import is_mindspeed_llm
+from mindspeed_autoparallel.runtime.megatron.mindspeed import is_mindspeed_llm
 from mindspeed_autoparallel.spec import Layout
 from mindspeed_autoparallel.spec.model import GENERATOR
 

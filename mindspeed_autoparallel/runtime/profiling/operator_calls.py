@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import torch
+import torch.distributed as distributed
+from torch.utils._pytree import tree_iter
 
 from mindspeed_autoparallel.profiles.knowledge import Operator, Signature
 from mindspeed_autoparallel.profiles.knowledge.signature import (
@@ -105,10 +110,6 @@ def largest_bytes(tensors: Iterable[Any]) -> int:
 
 
 def _ranks(args: Any) -> tuple[int, ...]:
-    import torch
-    import torch.distributed as distributed
-    from torch.utils._pytree import tree_iter
-
     for item in tree_iter(args):
         if isinstance(item, torch.ScriptObject):
             try:
@@ -137,8 +138,6 @@ def _named(values: Mapping[Any, Any], sizes: list[int]) -> NamedArguments:
 
 
 def _describe(value: Any, sizes: list[int]) -> Argument:
-    import torch
-
     if isinstance(value, torch.Tensor):
         sizes.extend(value.shape)
         return TensorArgument(str(value.dtype).removeprefix("torch."), tuple(_order(value)))
@@ -191,15 +190,13 @@ def _build(value: Argument, sizes: Iterator[int], device: Any) -> Any:
 
 
 def _tensor(shape: list[int], order: Sequence[int], dtype_name: str, device: Any) -> Any:
-    import torch
-
     dtype = getattr(torch, dtype_name)
     in_memory = [shape[axis] for axis in order]
     if dtype.is_floating_point:
         tensor = torch.rand(in_memory, device=device, dtype=torch.float32).to(dtype)
     elif dtype is torch.bool:
-        tensor = torch.arange(max(1, _product(in_memory)), device=device).remainder(2).bool()
-        tensor = tensor[: _product(in_memory)].reshape(in_memory)
+        tensor = torch.arange(max(1, math.prod(in_memory)), device=device).remainder(2).bool()
+        tensor = tensor[: math.prod(in_memory)].reshape(in_memory)
     else:
         # Zero is a valid index into anything.
         tensor = torch.zeros(in_memory, device=device, dtype=dtype)
@@ -207,16 +204,7 @@ def _tensor(shape: list[int], order: Sequence[int], dtype_name: str, device: Any
     return tensor.permute(back)
 
 
-def _product(sizes: list[int]) -> int:
-    result = 1
-    for size in sizes:
-        result *= size
-    return result
-
-
 def _constant(text: str, device: Any) -> Any:
-    import torch
-
     kind, _, name = text.partition(".")
     if kind == "torch" and hasattr(torch, name):
         return getattr(torch, name)

@@ -13,9 +13,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "helpers"))
 
 from redistribution_volume import gather_then_slice_bytes, received_bytes, standard_placement
 
-from mindspeed_autoparallel.runtime.hetero.redistribution.balance import imbalance
-from mindspeed_autoparallel.runtime.hetero.redistribution.items import Item
-from mindspeed_autoparallel.runtime.hetero.redistribution.plan import RedistributionPlan, make_plan
+from mindspeed_autoparallel.runtime.hetero.redistribution.placement import Item
+from mindspeed_autoparallel.runtime.hetero.redistribution.plan import RedistributionPlan, imbalance, make_plan
 
 HIDDEN, PATCH_FEATURES, HALF, MERGE, PIXELS_PER_PATCH = 3584, 1176, 2, 4, 14
 TEXT = 64

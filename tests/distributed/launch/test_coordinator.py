@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from mindspeed_autoparallel.runtime.launch.channel import SECRET_VARIABLE, find_secret
 from mindspeed_autoparallel.runtime.launch.ports import reserved_port
-from mindspeed_autoparallel.runtime.launch.secret import SECRET_VARIABLE, find_secret
 from mindspeed_autoparallel.runtime.launch.store import StoreClient
 
 pytestmark = [pytest.mark.distributed, pytest.mark.torch, pytest.mark.timeout(900)]

@@ -27,7 +27,7 @@ from mindspeed_autoparallel.runtime.devices import prepare_for_megatron
 from mindspeed_autoparallel.runtime.devices.cpu.adapter import CpuAdapter
 from mindspeed_autoparallel.runtime.devices.cpu.storages import tensors_in
 from mindspeed_autoparallel.runtime.profiling.balanced_routing import balance_routing
-from mindspeed_autoparallel.runtime.profiling.measure import played, point
+from mindspeed_autoparallel.runtime.profiling.measure import point
 from mindspeed_autoparallel.runtime.profiling.operator_calls import is_free
 
 COLLECTIVES = [
@@ -162,7 +162,7 @@ def install(clock: Clock) -> None:
 
     def with_communication(costs: Any, communication: Any, tracked: Any) -> Any:
         sent.append(costs_of([communication], tracked, lambda start, end: end - start))
-        return played.with_communication(costs, communication, tracked)
+        return communication.with_communication(costs, communication, tracked)
 
     point.block_costs, point.with_communication = each_repeat, with_communication
 

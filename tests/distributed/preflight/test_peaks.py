@@ -16,7 +16,7 @@ from ranks import run_ranks
 from script_ranks import MARKS
 
 from mindspeed_autoparallel.report.preflight_result import RankReport, RankRun
-from mindspeed_autoparallel.runtime.features.preflight.conclude import conclude
+from mindspeed_autoparallel.runtime.features.preflight.entry import conclude
 from mindspeed_autoparallel.runtime.features.preflight.ranks import RankKind
 from mindspeed_autoparallel.runtime.features.preflight.request import PreflightRequest
 from mindspeed_autoparallel.spec.layout import Layout

@@ -14,8 +14,8 @@ import pytest
 from auto_tuning import ENVIRONMENT, GPT, ROOT, SCRIPT, finish, result_of, start, tune
 from forked_python import forked_python
 
+from mindspeed_autoparallel.runtime.launch.channel import SECRET_VARIABLE
 from mindspeed_autoparallel.runtime.launch.ports import reserved_port
-from mindspeed_autoparallel.runtime.launch.secret import SECRET_VARIABLE
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.distributed, pytest.mark.torch, pytest.mark.megatron]
 BUILD = "    spec = get_gpt_layer_local_spec("

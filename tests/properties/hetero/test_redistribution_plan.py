@@ -8,14 +8,18 @@ from hypothesis import strategies as st
 from redistribution_volume import received_bytes, sent_bytes, standard_placement
 
 from mindspeed_autoparallel.runtime.attention.shards import zigzag_positions
-from mindspeed_autoparallel.runtime.hetero.redistribution.balance import contiguous, longest_first
-from mindspeed_autoparallel.runtime.hetero.redistribution.items import Item
 from mindspeed_autoparallel.runtime.hetero.redistribution.placement import (
+    Item,
     closed_sets,
     num_replicas,
     replica_ranks,
 )
-from mindspeed_autoparallel.runtime.hetero.redistribution.plan import make_plan, replicas_nested
+from mindspeed_autoparallel.runtime.hetero.redistribution.plan import (
+    contiguous,
+    longest_first,
+    make_plan,
+    replicas_nested,
+)
 
 LAYOUTS = [(1, 1, 1), (2, 1, 1), (1, 2, 1), (4, 1, 1), (2, 2, 1), (2, 1, 2), (1, 1, 4), (1, 2, 2), (1, 1, 2), (8, 1, 1)]
 ENCODERS = [layout for layout in LAYOUTS if layout[2] == 1]

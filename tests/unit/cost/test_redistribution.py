@@ -10,8 +10,8 @@ from redistribution_volume import received_bytes, sent_bytes, standard_placement
 
 from mindspeed_autoparallel.cost.redistribution import EncoderExchange, exchange_of, moved_samples
 from mindspeed_autoparallel.cost.staged_redistribution import MOST_ITEMS
-from mindspeed_autoparallel.runtime.hetero.redistribution.items import Item
 from mindspeed_autoparallel.runtime.hetero.redistribution.placement import (
+    Item,
     Placement,
     closed_sets,
     num_replicas,

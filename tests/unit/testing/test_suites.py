@@ -10,8 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from mindspeed_autoparallel.runtime.devices.accelerator import CudaAdapter  # noqa: E402
 from mindspeed_autoparallel.runtime.devices.cpu.adapter import CpuAdapter  # noqa: E402
-from mindspeed_autoparallel.runtime.devices.cuda import CudaAdapter  # noqa: E402
 from mindspeed_autoparallel.runtime.hetero.adapters.llava import LlavaAdapter  # noqa: E402
 from mindspeed_autoparallel.runtime.hetero.adapters.protocol import LocalItem  # noqa: E402
 from mindspeed_autoparallel.testing import (  # noqa: E402

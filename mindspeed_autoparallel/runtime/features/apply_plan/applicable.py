@@ -20,8 +20,13 @@ from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     sizes,
     stage_arguments,
 )
-from mindspeed_autoparallel.runtime.megatron.mindspeed_llm import check_context_was_given, check_tensor_size
-from mindspeed_autoparallel.runtime.megatron.mindspeed_mm import check_deepstack, is_mindspeed_mm, ties_embeddings
+from mindspeed_autoparallel.runtime.megatron.mindspeed import (
+    check_context_was_given,
+    check_deepstack,
+    check_tensor_size,
+    is_mindspeed_mm,
+    ties_embeddings,
+)
 from mindspeed_autoparallel.runtime.megatron.shared_embedding import first_stage
 from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.spec.recompute import RecomputePolicy, policy_of

@@ -47,11 +47,9 @@ from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     sizes,
     stage_arguments,
 )
-from mindspeed_autoparallel.runtime.megatron.mindspeed_llm import (
+from mindspeed_autoparallel.runtime.megatron.mindspeed import (
     LIST_ARGUMENT,
     check_list_was_given,
-)
-from mindspeed_autoparallel.runtime.megatron.mindspeed_mm import (
     is_mindspeed_mm,
     keep_stage,
     ties_embeddings,

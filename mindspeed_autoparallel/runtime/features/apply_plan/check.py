@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypedDict
 
-from mindspeed_autoparallel.runtime.devices.cores import shared_cores
+from mindspeed_autoparallel.runtime.devices.adapter import shared_cores
 from mindspeed_autoparallel.runtime.features.apply_plan.phases import phase_lines, phases_so_far
 from mindspeed_autoparallel.runtime.state import of_process
 from mindspeed_autoparallel.spec.plan import Plan
@@ -92,7 +92,7 @@ def watch_step(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappi
 def without_host_batches(device: Any, data_iterator: Any) -> Iterator[None]:
     """Leave batches that only wait out of what the CPU device counts: elsewhere they are in host memory."""
     from mindspeed_autoparallel.runtime.hetero.batches import packed_while_waiting
-    from mindspeed_autoparallel.runtime.megatron.rerun import without_kept_batches
+    from mindspeed_autoparallel.runtime.megatron.short_training import without_kept_batches
 
     if device.name != "cpu":
         yield

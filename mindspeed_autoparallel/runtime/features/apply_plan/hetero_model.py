@@ -13,7 +13,7 @@ from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.runtime.megatron.description import Description
 from mindspeed_autoparallel.runtime.megatron.features import hetero_flag
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import model_keys
-from mindspeed_autoparallel.runtime.megatron.mindspeed_mm import keep_largest
+from mindspeed_autoparallel.runtime.megatron.mindspeed import keep_largest
 from mindspeed_autoparallel.spec import Plan
 from mindspeed_autoparallel.spec.model import GENERATOR
 

@@ -12,9 +12,9 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.predict.calibration import Calibration, add_observation, stored_observations
 from mindspeed_autoparallel.predict.observations import MeasuredRun, Observation, observation_of_run
 from mindspeed_autoparallel.runtime.devices import current_device
-from mindspeed_autoparallel.runtime.devices.cores import shared_cores
+from mindspeed_autoparallel.runtime.devices.adapter import shared_cores
 from mindspeed_autoparallel.runtime.features.apply_plan.check import MeasuredRank
-from mindspeed_autoparallel.runtime.profiling.calibrate.fingerprint import fingerprint_of
+from mindspeed_autoparallel.runtime.profiling.calibrate.results import fingerprint_of
 from mindspeed_autoparallel.spec import Plan
 from mindspeed_autoparallel.units import US_PER_MS
 

@@ -10,7 +10,7 @@ from mindspeed_autoparallel.progress import show_progress
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.request import read_request
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.source import profile_source
 from mindspeed_autoparallel.runtime.features.measuring import serve_main_node
-from mindspeed_autoparallel.runtime.launch.work_dir_lock import only_one
+from mindspeed_autoparallel.runtime.launch.work_dir import only_one
 
 
 def search_and_exit(arguments: argparse.Namespace) -> None:

@@ -16,8 +16,8 @@ class AutoParallelFlags(FlagGroup):
 
     auto_parallel_mm: bool = flag(
         False,
-        "Search the best parallel plan for the cluster to train on, write it, and exit before training. Start"
-        " the script with plain python on every node.",
+        "Search the best parallel plan for the cluster to train on, write it, and exit before training. Start "
+        "the script with plain python on every node.",
     )
     simulated_nnodes: int | None = flag(None, "Nodes of the cluster to train on.", least=1, used_by=_BESIDE)
     simulated_nproc_per_node: int | None = flag(
@@ -25,25 +25,25 @@ class AutoParallelFlags(FlagGroup):
     )
     auto_parallel_work_dir: str = flag(
         "auto_parallel_work",
-        "Measurements, cache, logs and the full plan are kept here.",
+        "Directory of measurements, cache, logs and the full plan.",
         metavar="DIR",
         used_by=_PREFLIGHT,
     )
     auto_parallel_output_dir: str = flag(
         ".",
-        "Where the result, the plan and the report are written. Default: the directory the script runs in.",
+        "Directory of the result, the plan and the report. Default: the current directory.",
         metavar="DIR",
         used_by=_PREFLIGHT,
     )
     auto_parallel_memory_limit_mib: float | None = flag(
         None,
-        "Memory a plan may use per device. Default: what the measuring device has, less a reserve.",
+        "Memory that a plan may use per device. Default: that of the measuring device minus a reserve.",
         metavar="MIB",
         used_by=_PREFLIGHT,
     )
     auto_parallel_time_limit_s: int = flag(
         600,
-        "The search returns its best plan and an honest gap after this many seconds.",
+        "Time limit of the search in seconds; it then returns its best plan and the remaining gap.",
         metavar="S",
         least=1,
     )
@@ -54,7 +54,7 @@ class AutoParallelFlags(FlagGroup):
     )
     auto_parallel_launch_timeout_s: int = flag(
         1800,
-        "A measuring launch, or a node that does not come, is given up after this many seconds.",
+        "Time limit of a measuring launch, and of waiting for the other nodes, in seconds.",
         metavar="S",
         least=1,
     )

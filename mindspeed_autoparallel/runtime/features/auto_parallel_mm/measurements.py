@@ -20,10 +20,11 @@ from mindspeed_autoparallel.profiles import LinkTier, MeasuredAt
 from mindspeed_autoparallel.profiles.records import PointResult, json_of, record_of
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.attempts import Attempts
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.request import SearchRequest
+from mindspeed_autoparallel.runtime.flags import words_whose_flag
 from mindspeed_autoparallel.runtime.launch import Coordinator, LaunchOutcome, LaunchSpec, LaunchStatus
 from mindspeed_autoparallel.runtime.launch.orders import own_command
 from mindspeed_autoparallel.runtime.megatron.features import ALONE_VARIABLE
-from mindspeed_autoparallel.runtime.profiling.measure.layer_kinds import MIN_LAYERS, fewest_layers
+from mindspeed_autoparallel.runtime.profiling.measure.structure import MIN_LAYERS, fewest_layers
 from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask, PlayedWorld
 from mindspeed_autoparallel.runtime.profiling.sources.device_cost import played_links
 
@@ -34,6 +35,13 @@ _KEPT = ("ok", "out_of_memory")
 """What stays true for the next run: figures, and that the device really has no room."""
 _MEASURED = frozenset({"modules", "optimizer", "memory_capacity_bytes", "host_bytes", "links", "tied_embeddings"})
 _LOGGER = logging.getLogger(__name__)
+
+_PLACES = (
+    *("--auto-parallel", "--simulated", "--nnodes", "--nproc", "--master", "--node-rank", "--save", "--load"),
+    *("--global-batch-size", "--micro-batch-size", "--tensor-model-parallel-size", "--pipeline-model-parallel-size"),
+    *("--train-iters", "--log-interval", "--mm-model", "--tensorboard-dir"),
+)
+"""Beginnings of flags on which no measurement depends."""
 
 
 class Measurements:
@@ -151,7 +159,7 @@ class Measurements:
 
     def _unmeasured(self, point: MeasuredAt, outcome: LaunchOutcome) -> dict[str, object]:
         # Of this run only: no file records that the point cannot be measured.
-        _LOGGER.warning(f"{point.label()} is left out ({outcome.status.value}); going on with the others")
+        _LOGGER.warning(f"{point.label()} is left out ({outcome.status.value}); measuring the others")
         return {
             "schema_version": MEASUREMENT_SCHEMA_VERSION,
             "at": asdict(point),
@@ -160,7 +168,7 @@ class Measurements:
         }
 
     def _tell(self, found: dict[MeasuredAt, dict[str, object]]) -> None:
-        """Say what was not measured; ``ProfileError`` where nothing was."""
+        """Log which points were not measured; ``ProfileError`` where none was."""
         if not any(result["status"] == "ok" for result in found.values()):
             reasons = "\n".join(f"  {point.label()}: {result['reason']}" for point, result in found.items())
             raise ProfileError(f"no layout could be measured:\n{reasons}")
@@ -192,6 +200,12 @@ class Measurements:
         return description.with_layers(layers, {name: [count] for name, count in layers.items()})
 
 
+def _arguments_that_matter(argv: list[str]) -> list[str]:
+    """Return the command line without flags on where to measure, what to plan for, or where to write."""
+    kept = words_whose_flag(lambda name: not name.startswith(_PLACES), argv)
+    return [Path(word).name if "/" in word else word for word in kept]
+
+
 def _played_world(request: SearchRequest, device_name: str, between_nodes: LinkTier | None) -> PlayedWorld | None:
     """Return the ranks that the only measuring device plays; ``None`` where each rank that is measured is a device."""
     if not request.num_played:
@@ -215,32 +229,3 @@ def checked_result(result: Any, point: MeasuredAt) -> dict[str, object]:
     if not good:
         raise ConfigError(f"the file of {point.label()} holds no measurement of it.")
     return dict(result)
-
-
-def _arguments_that_matter(argv: list[str]) -> list[str]:
-    """Return the command line without flags on where to measure, what to plan for, or where to write."""
-    ours = (
-        "--auto-parallel",
-        "--simulated",
-        "--nnodes",
-        "--nproc",
-        "--master",
-        "--node-rank",
-        "--save",
-        "--load",
-        "--global-batch-size",
-        "--micro-batch-size",
-        "--tensor-model-parallel-size",
-        "--train-iters",
-        "--pipeline-model-parallel-size",
-        "--log-interval",
-        "--mm-model",
-        "--tensorboard-dir",
-    )
-    kept, skip_value = [], False
-    for word in argv:
-        if word.startswith("--"):
-            skip_value = word.startswith(ours)
-        if not skip_value:
-            kept.append(Path(word).name if "/" in word else word)
-    return kept

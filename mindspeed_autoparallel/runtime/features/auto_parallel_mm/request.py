@@ -26,7 +26,7 @@ from mindspeed_autoparallel.runtime.features.measuring import (
 )
 from mindspeed_autoparallel.runtime.features.sample_data import SampleData, read_sample_data
 from mindspeed_autoparallel.runtime.flags.flag import read_flags
-from mindspeed_autoparallel.runtime.flags.profile_source import ProfileSourceFlags
+from mindspeed_autoparallel.runtime.flags.shared import ProfileSourceFlags
 from mindspeed_autoparallel.runtime.hetero.layouts import check_script_sizes
 from mindspeed_autoparallel.runtime.launch.work_dir import private_work_dir
 from mindspeed_autoparallel.runtime.megatron.description import Description, describe
@@ -36,10 +36,10 @@ from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     GROUP_ARGUMENT,
     LAYOUT_ARGUMENT,
 )
-from mindspeed_autoparallel.runtime.megatron.mindspeed_llm import context_is_fixed, tensor_grid
+from mindspeed_autoparallel.runtime.megatron.mindspeed import context_is_fixed, tensor_grid
 from mindspeed_autoparallel.runtime.megatron.splits import runnable_splits
 from mindspeed_autoparallel.runtime.megatron.unsearched import refuse_hybrid, refuse_sharded_parameters
-from mindspeed_autoparallel.runtime.profiling.measure.layer_kinds import choices_of_layers
+from mindspeed_autoparallel.runtime.profiling.measure.structure import choices_of_layers
 from mindspeed_autoparallel.spec import Cluster
 
 _FEATURE = "--auto-parallel-mm"

@@ -1,13 +1,21 @@
-"""``--auto-tuning``: the user's own model traced in every layout on one process, unknown operators measured once.
+"""``--auto-tuning``: trace the user's model in every layout on one process, measure unknown operators once, search.
 
-``entry``, ``request``          the three stages in order; the flags, checked
-``dimensions``                  what is searched on this host, and why the rest is not
-``launches``                    every launch, with its id and how it ended
-``trace_store``, ``calibration``, ``calibration_result``  what is known already, and what one launch adds
-``source``, ``modelling``       stages one and two: traces, and profiles of the traced model
-``search``, ``argv``            the search, and Megatron's own word on what was found; its flags
-``write``                       JSON, table, pages
-``verify``, ``verify_worker``   the recommended configurations, run
+In the order of a run; ``entry`` lists the steps:
+
+``flags``, ``request``    the flags, and all of them as one checked record
+``dimensions``            what is searched on this host, and why the rest is not
+``launches``              every launch of the run: its id, its processes, how it ended
+``traces``                stage one: the traces of earlier runs, and those that are missing
+``calibration``           the one launch that measures what the knowledge base lacks
+``figures``               what the knowledge base has of this model on this device
+``costs``                 the result: measured costs, or costs computed from the catalogue
+``source``                stage two: a profile of the model for each way to run its layers
+``switching``             the same with switches on that no measurement has seen
+``search``, ``by_samples``    stage three: the fastest configurations, for equal samples and for samples that differ
+``recommendation``, ``argv``  a configuration as plan, flags and command line
+``user_baseline``         the script's own configuration, priced for comparison
+``write``                 JSON, table, pages
+``verify``, ``verify_worker``  the recommended configurations, run for a few steps
 
 The processes it starts run ``runtime.profiling``.
 """

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import copy
+import io
+import os
+from collections.abc import Iterator, Mapping, Sequence
 
+from mindspeed_autoparallel.runtime.flags import plain_flag, words_whose_flag
 from mindspeed_autoparallel.runtime.megatron.hybrid import OLD_ARGUMENT, PATTERN_ARGUMENT, hybrid_pattern
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     EMBEDDING_ARGUMENT,
@@ -12,12 +17,13 @@ from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     GROUP_ARGUMENT,
     LOSS_ARGUMENT,
     RECOMPUTE_ARGUMENTS,
+    flag_words,
     recompute_arguments,
     sizes,
     stage_arguments,
 )
-from mindspeed_autoparallel.runtime.megatron.mindspeed_llm import LIST_ARGUMENT, NOOP_ARGUMENT
-from mindspeed_autoparallel.spec import Cluster
+from mindspeed_autoparallel.runtime.megatron.mindspeed import LIST_ARGUMENT, NOOP_ARGUMENT
+from mindspeed_autoparallel.spec import Cluster, Layout
 from mindspeed_autoparallel.spec.plan import Plan
 
 _VIRTUAL = ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank")
@@ -69,12 +75,29 @@ _SWITCHED = (
     "num_layers",
 )
 """What a switch of a configuration sets besides, and a split by empty layers."""
+_KEPT = (
+    *("micro_batch_size", "global_batch_size", "recompute_num_layers", *_VIRTUAL),
+    *("expert_tensor_parallel_size", "tensor_model_parallel_size", "pipeline_model_parallel_size"),
+)
+"""Written even where they are 1: Megatron has other defaults, or the script may have another value."""
 SETTABLE_FLAGS = frozenset(
     ["--" + name.replace("_", "-") for name in (*_TUNED, *_SWITCHED)] + ["--no-gradient-accumulation-fusion"]
 )
 """Every flag that a launch may have beside those of the user's script; agents start nothing else."""
-_NEGATED = {"gradient_accumulation_fusion": "--no-gradient-accumulation-fusion"}
-"""Flags that switch something off, by what they switch."""
+_CLUSTER = frozenset({"--nnodes", "--nproc-per-node", "--master-addr", "--master-port", "--node-rank"})
+_PLACES = (
+    *("--auto-tuning", "--auto-parallel-data", "--auto-parallel-elastic"),
+    *("--auto-parallel-mm", "--auto-parallel-calibrate", "--auto-parallel-check-steps", "--auto-parallel-work-dir"),
+    *("--auto-parallel-output-dir", "--auto-parallel-memory-limit-mib", "--auto-parallel-time-limit-s"),
+    *("--auto-parallel-profile-file", "--auto-parallel-launch-timeout-s", "--auto-parallel-preflight"),
+    *("--simulated-nnodes", "--simulated-nproc-per-node", "--profile-source", "--profile-device"),
+    *("--operator-search", "--operator-config", "--operator-pin", "--operator-explain", "--operator-devices"),
+    *("--operator-output-dir", "--parallel-mode", "--search-mode", "--auto-pipeline", "--mem-coeff"),
+    *("--nnodes", "--nproc-per-node", "--master", "--node-rank", "--save", "--load", "--train-iters"),
+    *("--log-interval", "--tensorboard-dir", "--data-cache-path", "--wandb"),
+    *("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--micro-batch-size", "--global-batch-size"),
+)
+"""Beginnings of flags that only name places, or what is searched anyway; a test checks all of ours."""
 
 
 def values_of(
@@ -105,32 +128,22 @@ def values_of(
         values |= {name: value for name, value in split.items() if value is not None}
     elif plan.layout.virtual_size > 1:
         values[_VIRTUAL[0]] = layers[0]
-    return values | recompute_arguments(recompute, num_recomputed)
+    return values | recompute_arguments(recompute, num_recomputed) | sharding_values(plan.layout)
+
+
+def sharding_values(layout: Layout) -> dict[str, object]:
+    """Return Megatron's arguments of a layout that shards gradients or parameters."""
+    if layout.sharding is None:
+        return {}
+    return {
+        "data_parallel_sharding_strategy": layout.sharding.strategy,
+        "suggested_communication_unit_size": layout.sharding.communication_unit,
+    }
 
 
 def words_of(values: Mapping[str, object]) -> list[str]:
     """Return command line words; what is Megatron's default is left out."""
-    words: list[str] = []
-    kept = (
-        "micro_batch_size",
-        "global_batch_size",
-        "recompute_num_layers",
-        *_VIRTUAL,
-        "expert_tensor_parallel_size",
-        "tensor_model_parallel_size",
-        "pipeline_model_parallel_size",
-    )
-    for destination, value in values.items():
-        flag = "--" + destination.replace("_", "-")
-        if value is True:
-            words.append(flag)
-        elif value is False and destination in _NEGATED:
-            words.append(_NEGATED[destination])
-        elif isinstance(value, list):
-            words += [flag, *map(str, value)]
-        elif value not in (False, None) and (value != 1 or destination in kept):
-            words += [flag, str(value)]
-    return words
+    return flag_words(values, _KEPT)
 
 
 def with_configuration(argv: Sequence[str], words: Sequence[str]) -> list[str]:
@@ -142,7 +155,7 @@ def with_configuration(argv: Sequence[str], words: Sequence[str]) -> list[str]:
         ours = of_search or name in (*_CLUSTER, "--auto-parallel-calibrate")
         return name not in removed and not ours
 
-    return [argv[0], *_words_whose_flag(stays, argv), *words]
+    return [argv[0], *words_whose_flag(stays, argv[1:]), *words]
 
 
 def flags_to_remove(argv: Sequence[str], words: Sequence[str]) -> list[str]:
@@ -151,19 +164,12 @@ def flags_to_remove(argv: Sequence[str], words: Sequence[str]) -> list[str]:
     Whoever pastes ``words`` behind a command of theirs has to take these out, for they would stay in force.
     """
     stale = _removed(words) - _flags(words)
-    return _words_whose_flag(lambda name: name in stale, argv)
+    return words_whose_flag(lambda name: name in stale, argv[1:])
 
 
-def _words_whose_flag(wanted: Callable[[str], bool], argv: Sequence[str]) -> list[str]:
-    """Return ``wanted`` flags of ``argv`` (script first) with their values; words before any have an empty one."""
-    found: list[str] = []
-    name = ""
-    for word in argv[1:]:
-        if word.startswith("--"):
-            name = _plain(word)
-        if wanted(name):
-            found.append(word)
-    return found
+def without_places(words: Sequence[str]) -> list[str]:
+    """Return words of a command line without flags that only name a place, or what is searched anyway."""
+    return words_whose_flag(lambda name: not name.startswith(_PLACES), words)
 
 
 def launcher_words(cluster: Cluster, master_addr: str, master_port: int) -> list[str]:
@@ -177,27 +183,15 @@ def launcher_words(cluster: Cluster, master_addr: str, master_port: int) -> list
 
 def _removed(words: Sequence[str]) -> set[str]:
     """Return flags that a configuration decides, with dashes."""
-    return {_plain("--" + name) for name in _TUNED} | _flags(words)
+    return {plain_flag("--" + name) for name in _TUNED} | _flags(words)
 
 
 def _flags(words: Sequence[str]) -> set[str]:
-    return {_plain(word) for word in words if word.startswith("--")}
-
-
-def _plain(word: str) -> str:
-    """Return the flag without a value after ``=``, and with dashes: Megatron's may be written either way."""
-    return word.split("=", 1)[0].replace("_", "-")
-
-
-_CLUSTER = frozenset({"--nnodes", "--nproc-per-node", "--master-addr", "--master-port", "--node-rank"})
+    return {plain_flag(word) for word in words if word.startswith("--")}
 
 
 def illegal(arguments: argparse.Namespace, values: Mapping[str, object], world_size: int) -> str:
     """Return why the host's own ``validate_args`` refuses the configuration, or nothing; ``arguments`` stay."""
-    import contextlib
-    import copy
-    import io
-
     from megatron.training.arguments import validate_args
 
     tried = copy.deepcopy(arguments)
@@ -218,3 +212,31 @@ def illegal(arguments: argparse.Namespace, values: Mapping[str, object], world_s
     except (AssertionError, ValueError, RuntimeError, NotImplementedError, TypeError) as error:
         return str(error).strip() or type(error).__name__
     return ""
+
+
+def environment_words(environment: Mapping[str, str]) -> list[str]:
+    """Return what stands before a command that needs ``environment``; empty values must not be set."""
+    if not environment:
+        return []
+    unset = [word for name, value in environment.items() if not value for word in ("-u", name)]
+    return ["env", *unset, *(f"{name}={value}" for name, value in environment.items() if value)]
+
+
+@contextlib.contextmanager
+def with_environment(environment: Mapping[str, str]) -> Iterator[None]:
+    """Set ``environment`` within the block, as a training would have it."""
+    before = {name: os.environ.get(name) for name in environment}
+    try:
+        for name, value in environment.items():
+            _set(name, value or None)
+        yield
+    finally:
+        for name, old in before.items():
+            _set(name, old)
+
+
+def _set(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value

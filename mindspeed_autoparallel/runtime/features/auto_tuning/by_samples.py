@@ -3,20 +3,14 @@ memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import argparse
+from collections.abc import Iterator
 from dataclasses import replace
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.rank_memory import point_of
-from mindspeed_autoparallel.planner.spread.choose import (
-    Judged,
-    is_safe,
-    judge,
-    none_is_safe,
-    plan_key,
-    with_record,
-)
+from mindspeed_autoparallel.planner.spread.choose import Judged, is_safe, judge, none_is_safe, plan_key, with_record
 from mindspeed_autoparallel.planner.spread.factors import SampleFactors, sample_factors
 from mindspeed_autoparallel.planner.spread.scaled import mean_profile
 from mindspeed_autoparallel.planner.tuner.candidates import ProfileVariant, Space, enumerate_space
@@ -24,12 +18,11 @@ from mindspeed_autoparallel.planner.tuner.placements import SolvedConfiguration
 from mindspeed_autoparallel.planner.tuner.ranking import ranked
 from mindspeed_autoparallel.planner.tuner.search import Outcome
 from mindspeed_autoparallel.profiles import Profile
-from mindspeed_autoparallel.runtime.features.auto_tuning.recommendation import Recommendation
+from mindspeed_autoparallel.runtime.features.auto_tuning.recommendation import Recommendation, recommend
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
 from mindspeed_autoparallel.runtime.features.auto_tuning.source import TunedProfiles
 from mindspeed_autoparallel.runtime.features.sample_data import SampleData
 
-Recommend = Callable[[SolvedConfiguration, Outcome], Recommendation]
 _Key = tuple[str, tuple[str, ...]]
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Of the way from the mean microbatch to somewhat more than the largest: what must fit, tried one after another until
@@ -41,9 +34,9 @@ class SampledSearch:
     steps."""
 
     def __init__(
-        self, request: TuningRequest, profiles: TunedProfiles, sample_data: SampleData, recommend: Recommend
+        self, request: TuningRequest, profiles: TunedProfiles, sample_data: SampleData, arguments: argparse.Namespace
     ) -> None:
-        self._request, self._profiles, self._recommend = request, profiles, recommend
+        self._request, self._profiles, self._arguments = request, profiles, arguments
         self._data, self._options = sample_data.distribution, sample_data.options
         self._variants = {_key(variant): variant for variant in profiles.variants}
         self._factors = {key: self._factors_of(variant) for key, variant in self._variants.items()}
@@ -89,7 +82,8 @@ class SampledSearch:
         batch, cluster = self._request.global_batch_size, self._request.cluster
         evaluation = evaluate(at_mean.profile, cluster, configuration.layout, found.placement, batch)
         again = replace(configuration, variant=at_mean, candidate=candidate)
-        pick = self._recommend(replace(found, configuration=again, evaluation=evaluation), outcome)
+        mean = replace(found, configuration=again, evaluation=evaluation)
+        pick = recommend(self._request, mean, self._profiles.costs.prices, outcome, self._arguments)
         key = (_key(variant), plan_key(pick.plan))
         if key in self._judged:
             return

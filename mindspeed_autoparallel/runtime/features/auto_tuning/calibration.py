@@ -1,4 +1,4 @@
-"""What the knowledge base lacks for a model, the one launch that measures it, and the costs that come of it."""
+"""What the knowledge base lacks for a model, the one launch that measures it, and the resulting costs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase
 from mindspeed_autoparallel.profiles.knowledge.estimate import Coverage, coverage
 from mindspeed_autoparallel.profiles.records import DIRECTIONS, BlockTrace, PointResult, TraceResult, json_of
 from mindspeed_autoparallel.progress import changes_logged
-from mindspeed_autoparallel.runtime.features.auto_tuning.calibration_result import (
+from mindspeed_autoparallel.runtime.features.auto_tuning.costs import (
     CalibrationResult,
     Missing,
     collectives_to_sample,
@@ -36,17 +36,26 @@ from mindspeed_autoparallel.runtime.features.auto_tuning.calibration_result impo
     needed_bytes,
     tiers_or_catalogue,
 )
-from mindspeed_autoparallel.runtime.features.auto_tuning.figures import Figures, source_of_today
+from mindspeed_autoparallel.runtime.features.auto_tuning.figures import (
+    PIPELINE_FILES,
+    Figures,
+    pipelines_of,
+    samples_in,
+    source_of_today,
+    stages_us,
+)
 from mindspeed_autoparallel.runtime.features.auto_tuning.launches import Launches
-from mindspeed_autoparallel.runtime.features.auto_tuning.pipelines import files_in, pipelines_of, samples_in, stages_us
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
-from mindspeed_autoparallel.runtime.features.auto_tuning.trace_store import Traces, measure_task
+from mindspeed_autoparallel.runtime.features.auto_tuning.traces import Traces, measure_task
 from mindspeed_autoparallel.runtime.launch import LaunchOutcome, LaunchStatus
-from mindspeed_autoparallel.runtime.profiling.calibrate.fingerprint import fingerprint_of
-from mindspeed_autoparallel.runtime.profiling.calibrate.journal import MeasurementJournal
-from mindspeed_autoparallel.runtime.profiling.calibrate.worker import read_links, read_operators
-from mindspeed_autoparallel.runtime.profiling.measure.layer_kinds import MIN_LAYERS
-from mindspeed_autoparallel.runtime.profiling.measure.pipelines import Pipeline
+from mindspeed_autoparallel.runtime.profiling.calibrate.results import (
+    MeasurementJournal,
+    fingerprint_of,
+    read_links,
+    read_operators,
+)
+from mindspeed_autoparallel.runtime.profiling.measure.steps import Pipeline
+from mindspeed_autoparallel.runtime.profiling.measure.structure import MIN_LAYERS
 from mindspeed_autoparallel.runtime.profiling.measure.task import read_point
 
 MISSING_FILE = "missing_operators.json"
@@ -62,7 +71,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class Calibration:
-    """The knowledge base beside one model's traces."""
+    """Compares the knowledge base with one model's traces, and measures what it lacks."""
 
     def __init__(
         self,
@@ -91,8 +100,9 @@ class Calibration:
 
         A launch that fails leaves what it finished, and the search goes on; the next run measures the rest.
         """
-        recovered = self._recovered()
+        recovered: list[MeasuredAt] = []
         if self._journal.pending:
+            recovered = [point for point in (*self._traces, *self._failed) if self._measured(point) is not None]
             _LOGGER.info("what an earlier launch measured before it was cut off is used")
             self._store(recovered)
             self._journal.commit(finished=False)
@@ -155,7 +165,7 @@ class Calibration:
         )
         task = measure_task(request, missing.points or tuple(self._traces)[:1], self._folder, *self._traced_layers())
         files = [task.result_file(point) for point in missing.points]
-        self._journal.open([*files, *files_in(self._folder)])
+        self._journal.open([*files, *self._folder.glob(PIPELINE_FILES)])
         with changes_logged(measured_so_far(self._folder, len(missing.operators), files)):
             return launches.on_devices(
                 "calibrate",
@@ -170,14 +180,8 @@ class Calibration:
                 },
             )
 
-    def _recovered(self) -> tuple[MeasuredAt, ...]:
-        """Return the layouts that a launch measured whole before it was cut off."""
-        if not self._journal.pending:
-            return ()
-        return tuple(point for point in (*self._traces, *self._failed) if self._measured(point) is not None)
-
     def _traced_layers(self) -> tuple[int, dict[str, tuple[int, ...]]]:
-        """Return as many as were traced, for they show every kind of layers; and the kinds of all layers, by stack."""
+        """Return how many layers were traced, which show every kind, and the kinds of all layers by stack."""
         modules = [module for trace in self._variants() for module in trace.modules]
         number = max((module.num_layers for module in modules), default=MIN_LAYERS)
         return number, {module.name: module.kinds for module in modules}
@@ -231,10 +235,7 @@ class Calibration:
 
     def _optimizer_us_per_byte(self) -> float:
         measured = self._figures.optimizer_us_per_byte()
-        if measured is not None:
-            return measured
-        device = self._catalogue()
-        return datasheet_optimizer_us_per_byte(device, next(iter(device.efficiencies.values())))
+        return datasheet_optimizer_us_per_byte(self._catalogue()) if measured is None else measured
 
     def _anchors(self) -> list[MeasuredAt]:
         """Return a few layouts that the measuring devices can hold."""

@@ -13,7 +13,7 @@ from mindspeed_autoparallel.progress import show_progress
 from mindspeed_autoparallel.runtime.features.auto_tuning.argv import SETTABLE_FLAGS
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest, read_request
 from mindspeed_autoparallel.runtime.features.measuring import coordinator, serve_main_node
-from mindspeed_autoparallel.runtime.launch.work_dir_lock import only_one
+from mindspeed_autoparallel.runtime.launch.work_dir import only_one
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -36,11 +36,12 @@ def search_and_exit(arguments: argparse.Namespace) -> None:
 
 def _tune(request: TuningRequest, arguments: argparse.Namespace) -> None:
     # These load sqlite, the planner and torch: not before the request is known to be sound.
+    from mindspeed_autoparallel.report.tuning import render_table
     from mindspeed_autoparallel.runtime.features.auto_tuning.launches import Launches
     from mindspeed_autoparallel.runtime.features.auto_tuning.search import search
     from mindspeed_autoparallel.runtime.features.auto_tuning.source import profile_source, what_to_search
     from mindspeed_autoparallel.runtime.features.auto_tuning.verify import verify
-    from mindspeed_autoparallel.runtime.features.auto_tuning.write import PAGE_FILE, RESULT_FILE, table, write
+    from mindspeed_autoparallel.runtime.features.auto_tuning.write import PAGE_FILE, RESULT_FILE, write
 
     plan = what_to_search(request, arguments)
     with coordinator(request) as launcher:
@@ -53,5 +54,5 @@ def _tune(request: TuningRequest, arguments: argparse.Namespace) -> None:
             _LOGGER.warning("--auto-tuning-verify needs devices and is left out with --profile-source analytic")
         elif request.verify:
             verify(request, recommended.picks, launches, result)
-    print(table(result), end="", flush=True)
+    print(render_table(result), end="", flush=True)
     _LOGGER.info(f"result: {request.work_dir / RESULT_FILE}; page: {request.work_dir / PAGE_FILE}")

@@ -1,10 +1,11 @@
-"""What the knowledge base has of one model on one device: blocks that were measured whole, the host, the optimizer."""
+"""What the knowledge base has of one model on one device, and the short pipelines that a launch adds to it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from mindspeed_autoparallel.planner.tuner.host import Anchor, HostModel
 from mindspeed_autoparallel.planner.tuner.links import fitted_tiers
@@ -12,12 +13,17 @@ from mindspeed_autoparallel.planner.tuner.pricing import Prices
 from mindspeed_autoparallel.planner.tuner.samples import single
 from mindspeed_autoparallel.planner.tuner.stages import PipelineCost
 from mindspeed_autoparallel.planner.tuner.steps import StepCost
-from mindspeed_autoparallel.profiles import MeasuredAt
+from mindspeed_autoparallel.profiles import MeasuredAt, layer_block
+from mindspeed_autoparallel.profiles.calibration_records import PipelineResult, Stages
 from mindspeed_autoparallel.profiles.device import LinkTier, StageOverhead
 from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase, Operator, Sample, Signature
 from mindspeed_autoparallel.profiles.knowledge.signature import OfModel
-from mindspeed_autoparallel.profiles.records import DIRECTIONS, PointResult, TraceResult
+from mindspeed_autoparallel.profiles.records import DIRECTIONS, PointResult, TraceResult, read_record
+from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
+from mindspeed_autoparallel.runtime.profiling.measure.steps import Pipeline
 
+PIPELINE_FILES = "pipeline_*.json"
+"""Files of the pipelines that a launch ran."""
 _PIPELINE = ("message", "interleaved_message", "stage_first", "stage_inner", "stage_last", "pipeline_step")
 _LEAST_US = 1e-3
 
@@ -121,13 +127,13 @@ class Figures:
 
     @property
     def pipelines_are_known(self) -> bool:
-        """Tell whether there is nothing to learn from a launch: some model's were run, or this one's could not be."""
+        """Return whether pipelines need no launch: some model's were run, or this model's could not be run."""
         tried = self.base.find(self.device, self.software, self._host("no_pipeline"))
         return tried is not None or self.known("message") is not None
 
     @property
     def cpu_overhead_is_known(self) -> bool:
-        """Tell whether what a call costs beside its kernel was fitted to some model on this device."""
+        """Return whether the overhead of a call beside its kernel was fitted to some model on this device."""
         return bool(self.base.of_name(self.device, self.software, "host.per_call"))
 
     def cpu_overhead(self, asynchronous: bool) -> HostModel | None:
@@ -160,3 +166,48 @@ class Figures:
 def source_of_today() -> str:
     """Return under what source the entries of this run are kept."""
     return f"auto-tuning {time.strftime('%Y-%m-%d', time.gmtime())}"
+
+
+_STAGES, _NUM_CHUNKS, _NUM_MICROBATCHES = 2, 2, 4
+"""The least that has messages, an inner stage, and a steady phase."""
+
+
+def pipelines_of(request: TuningRequest, points: Iterable[MeasuredAt], sends: str) -> list[Pipeline]:
+    """Return the plain pipeline and the interleaved one of the first of ``points`` that the measuring devices can hold.
+
+    ``sends``: how the host's interleaved schedule treats its messages; Megatron runs it on two ranks only with overlap.
+    """
+    world = request.num_measuring
+    point = next((at for at in points if world % (at.tensor_size * at.context_size * _STAGES) == 0), None)
+    if point is None or request.num_layers < _STAGES:
+        return []
+    chunks = [1]
+    if request.num_layers >= _STAGES * _NUM_CHUNKS and sends != "blocking":
+        chunks.append(_NUM_CHUNKS)
+    return [
+        Pipeline(
+            at=point,
+            num_layers=_STAGES * max(chunks),
+            stages=Stages(pipeline_size=_STAGES, virtual_size=number, num_microbatches=_NUM_MICROBATCHES),
+        )
+        for number in chunks
+    ]
+
+
+def samples_in(folder: Path) -> list[PipelineResult]:
+    """Return what the pipelines of a launch wrote."""
+    return [read_record(path, "times of a pipeline", PipelineResult) for path in sorted(folder.glob(PIPELINE_FILES))]
+
+
+def stages_us(sample: PipelineResult, kinds: Sequence[int], block_us: Callable[[str, str], float]) -> list[float]:
+    """Return by virtual stage, forward and backward of its blocks.
+
+    ``kinds``: of every layer of the model; ``block_us``: of a block and a direction.
+    """
+    number = sample.stages.pipeline_size * sample.stages.virtual_size
+    layers = [layer_block(kind) for kind in kinds[: sample.num_layers]]
+    share = len(layers) // number
+    held = [layers[share * stage : share * (stage + 1)] for stage in range(number)]
+    held[0].insert(0, "pre")
+    held[-1].append("post")
+    return [sum(block_us(block, direction) for block in blocks for direction in DIRECTIONS) for blocks in held]

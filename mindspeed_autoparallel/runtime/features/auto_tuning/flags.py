@@ -14,41 +14,41 @@ class AutoTuningFlags(FlagGroup):
 
     auto_tuning: bool = flag(
         False,
-        "Trace the model of this script in every layout, measure what is unknown, write the three fastest "
+        "Trace the model of this script in every layout, measure unknown operators, write the three fastest "
         "configurations that fit, and exit before training. Start the script with plain python on every node.",
     )
     auto_tuning_work_dir: str = flag(
         "auto_tuning_dir",
-        "Traces, measurements, logs, the knowledge base and the results are kept here, readable by you only.",
+        "Directory of traces, measurements, logs, the knowledge base and the results, readable by you only.",
         metavar="DIR",
     )
     auto_tuning_ranks: int = flag(
         16,
-        "Devices of the training to tune for; it may be more than take the measurements.",
+        "Devices of the training to tune for; may exceed the number of measuring devices.",
         metavar="N",
         least=1,
     )
     auto_tuning_log_level: Literal["warning", "info", "debug"] = flag(
         "info",
-        "How much is printed: only problems, progress, or every launch and trace.",
+        "What is printed: problems only, also progress, or also every launch and trace.",
     )
     auto_tuning_verify: bool = flag(
         False,
-        "Run the three configurations for a few steps and compare their time and memory with the prediction.",
+        "Run the three configurations for a few steps and compare step time and memory with the prediction.",
     )
     auto_tuning_knowledge_base: str | None = flag(
         None,
-        "Operator times shared with other runs and people. Default: knowledge.sqlite in the work dir.",
+        "File of operator times, which other runs may share. Default: knowledge.sqlite in the work dir.",
         metavar="FILE",
     )
     auto_tuning_memory_limit_mib: float | None = flag(
         None,
-        "Memory a configuration may use per device. Default: what the device has, less a reserve.",
+        "Memory that a configuration may use per device. Default: that of the device minus a reserve.",
         metavar="MIB",
     )
     auto_tuning_launch_timeout_s: int = flag(
         1800,
-        "A launch, or a node that does not come, is given up after this many seconds.",
+        "Time limit of a launch, and of waiting for the other nodes, in seconds.",
         metavar="S",
         least=1,
     )

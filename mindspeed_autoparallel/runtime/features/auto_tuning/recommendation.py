@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from mindspeed_autoparallel.planner.evaluate import evaluate
+from mindspeed_autoparallel.planner.layouts.assembly import limits_of_plan, plan_of
 from mindspeed_autoparallel.planner.tuner.candidates import Space
 from mindspeed_autoparallel.planner.tuner.placements import SolvedConfiguration
+from mindspeed_autoparallel.planner.tuner.pricing import Prices
 from mindspeed_autoparallel.planner.tuner.search import Outcome
+from mindspeed_autoparallel.runtime.features.auto_tuning.argv import (
+    environment_words,
+    flags_to_remove,
+    launcher_words,
+    values_of,
+    with_configuration,
+    words_of,
+)
+from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
 from mindspeed_autoparallel.spec.plan import Plan
 
 
@@ -55,3 +69,42 @@ class Recommended:
     """Configurations that Megatron refuses, with its message."""
     baseline: SolvedConfiguration | str
     """The script's own configuration, or why it is not known."""
+
+
+def recommend(
+    request: TuningRequest, found: SolvedConfiguration, prices: Prices, outcome: Outcome, arguments: argparse.Namespace
+) -> Recommendation:
+    """Return ``found`` with its plan, its flags and the command line; ``arguments``: the host's."""
+    configuration = found.configuration
+    variant = configuration.variant
+    profile, batch, cluster = variant.profile, request.global_batch_size, request.cluster
+    evaluation = evaluate(profile, cluster, configuration.layout, found.placement, batch)
+    ends = [
+        evaluate(end, cluster, configuration.layout, found.placement, batch).step.total_us / found.step_us
+        for end in variant.interval or ()
+    ]
+    record = outcome.proof.of(found.step_us).record(
+        num_configurations=outcome.num_legal,
+        num_solved=outcome.num_solved,
+        limits=limits_of_plan(evaluation),
+        unproved="improved",
+    )
+    plan = plan_of(
+        profile, cluster, configuration.layout, configuration.candidate.measurement, evaluation, batch, record
+    )
+    values = values_of(plan, variant.settings, found.recompute, found.num_recomputed, arguments)
+    words = words_of(values)
+    return Recommendation(
+        found=replace(found, evaluation=evaluation),
+        plan=plan,
+        values=values,
+        words=words,
+        command=[
+            *environment_words(variant.environment),
+            *launcher_words(cluster, request.master_addr, request.master_port),
+            *with_configuration(sys.argv, words),
+        ],
+        flags_to_remove=flags_to_remove(sys.argv, words),
+        relative_error=2 * prices.host.relative_error,
+        ends=(ends[0], ends[1]) if ends else (1.0, 1.0),
+    )

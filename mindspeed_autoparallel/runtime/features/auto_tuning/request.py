@@ -52,7 +52,7 @@ class TuningRequest(MeasuringRequest):
 
     @property
     def devices_per_node(self) -> int:
-        """Return those of the cluster to tune for: as many as a measuring node has, or fewer where that is asked."""
+        """Return devices per node to tune for: as many as a measuring node has, or all ranks if these are fewer."""
         return min(self.num_processes_per_node, self.num_ranks)
 
 

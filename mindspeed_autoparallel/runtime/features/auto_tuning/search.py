@@ -1,39 +1,22 @@
-"""Stage three: search, and the host's own word on what was found."""
+"""Stage three: search, and check of what was found by the host's own validation."""
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.planner.evaluate import evaluate
-from mindspeed_autoparallel.planner.layouts.assembly import limits_of_plan, plan_of
 from mindspeed_autoparallel.planner.tuner.candidates import Space, enumerate_space
-from mindspeed_autoparallel.planner.tuner.placements import SolvedConfiguration
-from mindspeed_autoparallel.planner.tuner.pricing import Prices
 from mindspeed_autoparallel.planner.tuner.ranking import ranked
 from mindspeed_autoparallel.planner.tuner.search import Outcome
 from mindspeed_autoparallel.runtime.features.apply_plan.applicable import refusal
-from mindspeed_autoparallel.runtime.features.auto_tuning.argv import (
-    flags_to_remove,
-    illegal,
-    launcher_words,
-    values_of,
-    with_configuration,
-    words_of,
-)
+from mindspeed_autoparallel.runtime.features.auto_tuning.argv import illegal, with_environment
 from mindspeed_autoparallel.runtime.features.auto_tuning.by_samples import SampledSearch
-from mindspeed_autoparallel.runtime.features.auto_tuning.recommendation import Recommendation, Recommended
+from mindspeed_autoparallel.runtime.features.auto_tuning.recommendation import Recommendation, Recommended, recommend
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
 from mindspeed_autoparallel.runtime.features.auto_tuning.source import TunedProfiles
-from mindspeed_autoparallel.runtime.features.auto_tuning.switching import (
-    environment_words,
-    sharding_values,
-    with_environment,
-)
 from mindspeed_autoparallel.runtime.features.auto_tuning.user_baseline import user_baseline
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import sizes
 from mindspeed_autoparallel.spec.plan import Alternative, Plan
@@ -41,7 +24,7 @@ from mindspeed_autoparallel.spec.plan import Alternative, Plan
 NUM_RECOMMENDED = 3
 _NOT_DRAWN = "with --auto-parallel-data its steps are not drawn"
 _SPARE = 9
-"""More than are recommended, because the host's own validation has the last word."""
+"""Candidates beyond the recommended ones, because the host's own validation may refuse some."""
 
 
 def search(request: TuningRequest, profiles: TunedProfiles, arguments: argparse.Namespace) -> Recommended:
@@ -49,10 +32,7 @@ def search(request: TuningRequest, profiles: TunedProfiles, arguments: argparse.
     cluster, batch = request.cluster, request.global_batch_size
     refused: dict[str, str] = {}
 
-    def recommendation(found: SolvedConfiguration, outcome: Outcome) -> Recommendation:
-        return _recommendation(request, found, profiles.costs.prices, outcome, arguments)
-
-    space, outcome, top = _searched(request, profiles, recommendation, refused)
+    space, outcome, top = _searched(request, profiles, arguments, refused)
 
     def legal(candidates: Iterable[Recommendation]) -> Iterator[Recommendation]:
         for pick in candidates:
@@ -91,10 +71,7 @@ def _not_applied(request: TuningRequest, pick: Recommendation, arguments: argpar
 
 
 def _searched(
-    request: TuningRequest,
-    profiles: TunedProfiles,
-    recommendation: Callable[[SolvedConfiguration, Outcome], Recommendation],
-    refused: dict[str, str],
+    request: TuningRequest, profiles: TunedProfiles, arguments: argparse.Namespace, refused: dict[str, str]
 ) -> tuple[Space, Outcome, Sequence[Recommendation]]:
     """Return what was searched, and the best of it: by the distribution of the samples where it is given.
 
@@ -102,14 +79,14 @@ def _searched(
     """
     count = NUM_RECOMMENDED + _SPARE
     if request.sample_data is not None:
-        sampled = SampledSearch(request, profiles, request.sample_data, recommendation)
+        sampled = SampledSearch(request, profiles, request.sample_data, arguments)
         found = sampled.take(count)
         refused |= sampled.not_drawn
         return found
     cluster, batch, dimensions = request.cluster, request.global_batch_size, profiles.plan.dimensions
     space = enumerate_space(profiles.variants, cluster, batch, dimensions)
     outcome = ranked(space, cluster, batch, dimensions, count)
-    return space, outcome, [recommendation(one, outcome) for one in outcome.top]
+    return space, outcome, [recommend(request, one, profiles.costs.prices, outcome, arguments) for one in outcome.top]
 
 
 def _beside(plan: Plan, plans: list[Plan]) -> Plan:
@@ -129,43 +106,4 @@ def _beside(plan: Plan, plans: list[Plan]) -> Plan:
             for other in plans
             if other is not plan
         ),
-    )
-
-
-def _recommendation(
-    request: TuningRequest, found: SolvedConfiguration, prices: Prices, outcome: Outcome, arguments: argparse.Namespace
-) -> Recommendation:
-    configuration = found.configuration
-    variant = configuration.variant
-    profile, batch, cluster = variant.profile, request.global_batch_size, request.cluster
-    evaluation = evaluate(profile, cluster, configuration.layout, found.placement, batch)
-    ends = [
-        evaluate(end, cluster, configuration.layout, found.placement, batch).step.total_us / found.step_us
-        for end in variant.interval or ()
-    ]
-    record = outcome.proof.of(found.step_us).record(
-        num_configurations=outcome.num_legal,
-        num_solved=outcome.num_solved,
-        limits=limits_of_plan(evaluation),
-        unproved="improved",
-    )
-    plan = plan_of(
-        profile, cluster, configuration.layout, configuration.candidate.measurement, evaluation, batch, record
-    )
-    values = values_of(plan, variant.settings, found.recompute, found.num_recomputed, arguments)
-    values |= sharding_values(configuration.layout)
-    words = words_of(values)
-    return Recommendation(
-        found=replace(found, evaluation=evaluation),
-        plan=plan,
-        values=values,
-        words=words,
-        command=[
-            *environment_words(variant.environment),
-            *launcher_words(cluster, request.master_addr, request.master_port),
-            *with_configuration(sys.argv, words),
-        ],
-        flags_to_remove=flags_to_remove(sys.argv, words),
-        relative_error=2 * prices.host.relative_error,
-        ends=(ends[0], ends[1]) if ends else (1.0, 1.0),
     )

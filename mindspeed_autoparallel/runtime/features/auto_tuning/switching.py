@@ -1,24 +1,27 @@
-"""Modelled switches in a tuning run: their variants, their flags, and the variables they need."""
+"""Switches that no measurement has seen: their variants, priced by what of a traced block could hide."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.tuner.candidates import ProfileVariant
-from mindspeed_autoparallel.planner.tuner.modelled import with_switches
+from mindspeed_autoparallel.planner.tuner.modelled import BlockKey, ExposedParts, with_switches
 from mindspeed_autoparallel.planner.tuner.pricing import Prices
 from mindspeed_autoparallel.profiles import MeasuredAt
-from mindspeed_autoparallel.profiles.records import PLAIN, TraceResult, VariantName
-from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.context import SearchContext
+from mindspeed_autoparallel.profiles.records import (
+    DIRECTIONS,
+    PLAIN,
+    BlockTrace,
+    CollectiveCalls,
+    TraceResult,
+    VariantName,
+)
 from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.modelled import Target, modelled_switches
-from mindspeed_autoparallel.runtime.features.auto_tuning.exposed_communication import exposed_parts
-from mindspeed_autoparallel.spec import Layout
+from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.variants import SearchContext
 
 
 def target_of(device_name: str, chosen: Device | None) -> Target:
@@ -39,7 +42,7 @@ def modelled_variants(
     prices: Prices,
     target: Target,
 ) -> tuple[list[ProfileVariant], list[str]]:
-    """Return variants with modelled switches on, and the switches; ``context`` learns why others were left out."""
+    """Return variants with modelled switches on, and the switches; ``context`` gets the reasons for the others."""
     offered = modelled_switches(context, target)
     if not offered.titles:
         return [], []
@@ -54,39 +57,40 @@ def modelled_variants(
     return with_switches(variants, offered.groups, offered.alone, parts), offered.titles
 
 
-def sharding_values(layout: Layout) -> dict[str, object]:
-    """Return Megatron's arguments of a layout that shards gradients or parameters."""
-    if layout.sharding is None:
-        return {}
-    return {
-        "data_parallel_sharding_strategy": layout.sharding.strategy,
-        "suggested_communication_unit_size": layout.sharding.communication_unit,
-    }
+_PRODUCTS = frozenset({"aten.mm", "aten.addmm", "aten.linear", "aten.matmul"})
+_TENSOR_KINDS = ("all_gather", "reduce_scatter")
 
 
-def environment_words(environment: Mapping[str, str]) -> list[str]:
-    """Return what stands before a command that needs ``environment``; empty values must not be set."""
-    if not environment:
-        return []
-    unset = [word for name, value in environment.items() if not value for word in ("-u", name)]
-    return ["env", *unset, *(f"{name}={value}" for name, value in environment.items() if value)]
+def exposed_parts(trace: BlockTrace, at: MeasuredAt, prices: Prices) -> dict[BlockKey, ExposedParts]:
+    """Return the parts by module, block and direction; kernels and links by their prices alone."""
+    found = {}
+    for module in trace.modules:
+        for block, calls in module.calls.items():
+            for direction in DIRECTIONS:
+                call = calls.of(direction)
+                products_us = 0.0
+                for place, count in call.operators:
+                    operator = trace.operators[place]
+                    if operator.name.rsplit(".", 1)[0] in _PRODUCTS:
+                        price = prices.operator(operator)
+                        products_us += price.time_us * count if price is not None else 0.0
+                found[module.name, block, direction] = _shown(call.collectives, products_us, at, prices)
+    return found
 
 
-@contextlib.contextmanager
-def with_environment(environment: Mapping[str, str]) -> Iterator[None]:
-    """Set ``environment`` within the block, as a training would have it."""
-    before = {name: os.environ.get(name) for name in environment}
-    try:
-        for name, value in environment.items():
-            _set(name, value or None)
-        yield
-    finally:
-        for name, old in before.items():
-            _set(name, old)
-
-
-def _set(name: str, value: str | None) -> None:
-    if value is None:
-        os.environ.pop(name, None)
-    else:
-        os.environ[name] = value
+def _shown(collectives: Iterable[CollectiveCalls], products_us: float, at: MeasuredAt, prices: Prices) -> ExposedParts:
+    tensor_ranks = tuple(range(at.tensor_size))
+    # Attention may exchange its heads between context ranks by the same operation.
+    context_ranks = tuple(range(0, at.tensor_size * at.context_size, at.tensor_size)) if at.context_size > 1 else ()
+    tensor_us = exchange_us = 0.0
+    destinations = 1
+    for item in collectives:
+        if item.name in _TENSOR_KINDS and item.ranks == tensor_ranks:
+            tensor_us += prices.collective_us(item) * item.count
+        elif item.name == "all_to_all" and item.ranks != context_ranks and at.expert_size > 1:
+            exchange_us += prices.collective_us(item) * item.count
+            nodes = {rank // prices.devices_per_node for rank in item.ranks}
+            destinations = len(nodes) if len(nodes) > 1 else len(item.ranks)
+    return ExposedParts(
+        tensor_us=tensor_us, product_us=products_us, exchange_us=exchange_us, num_destinations=destinations
+    )

@@ -16,15 +16,14 @@ from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts.assembly import plan_of
 from mindspeed_autoparallel.report.tuning_result import RankPeak, TuningResult, Verified
 from mindspeed_autoparallel.runtime.devices import current_device
-from mindspeed_autoparallel.runtime.devices.cores import shared_cores
-from mindspeed_autoparallel.runtime.features.auto_tuning.argv import with_configuration, words_of
+from mindspeed_autoparallel.runtime.devices.adapter import shared_cores
+from mindspeed_autoparallel.runtime.features.auto_tuning.argv import with_configuration, without_places, words_of
 from mindspeed_autoparallel.runtime.features.auto_tuning.launches import Launches
 from mindspeed_autoparallel.runtime.features.auto_tuning.recommendation import Recommendation
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
-from mindspeed_autoparallel.runtime.features.auto_tuning.trace_store import without_places
 from mindspeed_autoparallel.runtime.features.auto_tuning.write import rewrite
 from mindspeed_autoparallel.runtime.launch import LaunchStatus
-from mindspeed_autoparallel.runtime.profiling.calibrate.fingerprint import fingerprint_of
+from mindspeed_autoparallel.runtime.profiling.calibrate.results import fingerprint_of
 from mindspeed_autoparallel.runtime.profiling.trace.sources import hash_of_sources
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan, to_json
 from mindspeed_autoparallel.units import US_PER_MS

@@ -10,7 +10,7 @@ from mindspeed_autoparallel.planner.tuner.candidates import Space
 from mindspeed_autoparallel.planner.tuner.search import Outcome
 from mindspeed_autoparallel.redaction import masked_words
 from mindspeed_autoparallel.report.page import render_page
-from mindspeed_autoparallel.report.tuning import render_table, render_tuning_page
+from mindspeed_autoparallel.report.tuning import render_tuning_page
 from mindspeed_autoparallel.report.tuning_result import (
     Configuration,
     Knowledge,
@@ -18,7 +18,7 @@ from mindspeed_autoparallel.report.tuning_result import (
     SearchCounts,
     TuningResult,
 )
-from mindspeed_autoparallel.runtime.features.auto_tuning.calibration_result import CalibrationResult
+from mindspeed_autoparallel.runtime.features.auto_tuning.costs import CalibrationResult
 from mindspeed_autoparallel.runtime.features.auto_tuning.launches import Launches
 from mindspeed_autoparallel.runtime.features.auto_tuning.recommendation import Recommendation, Recommended
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
@@ -172,8 +172,3 @@ def rewrite(directory: Path, result: TuningResult) -> None:
     """Write the JSON and the page again, after something was added to ``result``."""
     write_json_atomic(directory / RESULT_FILE, result)
     write_text_atomic(directory / PAGE_FILE, render_tuning_page(result))
-
-
-def table(result: TuningResult) -> str:
-    """Return the result as text for the terminal."""
-    return render_table(result)

@@ -41,7 +41,7 @@ class StackWork:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchWork:
-    """Operations of the modules by what they read; a module that a model has not got has none."""
+    """Operations of the modules by what they read; zero for a module that the model lacks."""
 
     text: StackWork
     pictures: StackWork

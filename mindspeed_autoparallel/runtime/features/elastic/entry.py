@@ -1,17 +1,31 @@
-"""``--auto-parallel-elastic`` at the start of every process: plan for the processes there are, load, or be a spare."""
+"""``--auto-parallel-elastic`` at the start of every process: take the plan for this world, or wait as a spare."""
 
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
+import sys
+import time
+from pathlib import Path
+from typing import NoReturn
 
-from mindspeed_autoparallel.runtime.features.elastic.apply import apply
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.files import write_text_atomic
 from mindspeed_autoparallel.runtime.features.elastic.neighbour import watch_next_node
 from mindspeed_autoparallel.runtime.features.elastic.plans import plan_for_world
 from mindspeed_autoparallel.runtime.features.elastic.request import ElasticRequest, read_request
-from mindspeed_autoparallel.runtime.features.elastic.spare import announce_end, wait_for_end
+from mindspeed_autoparallel.runtime.first_rank import print_once
 from mindspeed_autoparallel.spec import Plan
 from mindspeed_autoparallel.units import US_PER_MS
+from mindspeed_autoparallel.weights.whole_steps import loss_line, saved_steps
+
+TRACKER = "latest_checkpointed_iteration.txt"
+"""Megatron writes it last, so that a step is whole where it is named."""
+_NEW_START = {"finetune": False, "no_load_optim": None, "no_load_rng": None, "ckpt_step": None}
+"""Flags that leave state of a checkpoint behind, and Megatron's defaults."""
+
+_POLL_S = 0.5
 
 
 def prepare(arguments: argparse.Namespace) -> None:
@@ -22,7 +36,9 @@ def prepare(arguments: argparse.Namespace) -> None:
     if request.world.rank >= plan.layout.num_devices:
         wait_for_end(request, plan)
     arguments.auto_parallel_plan = str(path)
-    apply(arguments, request.plan, plan)
+    take_part(arguments, request.plan, plan)
+    if line := resume_from_newest(arguments, request.plan):
+        print_once(f"elastic: {line}")
     if request.world.rank == 0:
         announce_end(request)
         print(_going_on(request, plan, arguments), flush=True)
@@ -37,3 +53,75 @@ def _going_on(request: ElasticRequest, plan: Plan, arguments: argparse.Namespace
         f"elastic: {world.size} processes on {world.num_nodes} nodes{spare}; {plan.layout.label()}, "
         f"{plan.step.total_us / US_PER_MS:.2f} ms a step predicted; {loaded}"
     )
+
+
+def take_part(arguments: argparse.Namespace, first: Plan, plan: Plan) -> None:
+    """Make the world of this process the ranks of ``plan``, and its checkpoints loadable under any other plan.
+
+    ``first``: the user's plan, whose padding of the vocabulary every plan keeps: rows that TP adds change the loss.
+    """
+    arguments.world_size = plan.layout.num_devices
+    if hasattr(arguments, "dist_ckpt_optim_fully_reshardable"):
+        arguments.dist_ckpt_optim_fully_reshardable = True
+    multiple = getattr(arguments, "make_vocab_size_divisible_by", None)
+    if multiple is None or plan.layout.tensor_size == first.layout.tensor_size:
+        return
+    rows, size = int(multiple) * first.layout.tensor_size, plan.layout.tensor_size
+    if rows % size:
+        raise ConfigError(
+            f"--make-vocab-size-divisible-by {multiple} x TP {first.layout.tensor_size} pads the vocabulary to a "
+            f"multiple of {rows}, which TP {size} of the new plan cannot cut: another padding would change the loss."
+        )
+    arguments.make_vocab_size_divisible_by = rows // size
+
+
+def resume_from_newest(arguments: argparse.Namespace, plan: Plan) -> str:
+    """Load from ``--save`` once it has a checkpoint: weights, optimizer, schedule, iteration and consumed samples.
+
+    A first start loads what the script names. Flags of the script that leave state behind (``--finetune``,
+    ``--no-load-optim``) are for that first start alone. Where the newest step is not whole, the newest whole one is
+    loaded, and a line about it is returned; otherwise an empty string. ``plan``: the user's. Raises ``ConfigError``
+    where no step is whole.
+    """
+    save = Path(arguments.save)
+    if not (save / TRACKER).is_file():
+        return ""
+    saved = saved_steps(save, plan)
+    line = loss_line(saved, save, plan.cluster.devices_per_node) if saved.broken else ""
+    if saved.whole is None:
+        raise ConfigError(line)
+    arguments.load = arguments.save
+    for name, default in _NEW_START.items():
+        if hasattr(arguments, name):
+            setattr(arguments, name, default)
+    if line:
+        arguments.ckpt_step = saved.whole.iteration
+    return line
+
+
+def announce_end(request: ElasticRequest) -> None:
+    """Leave a file for spare processes when this process, rank 0, ends well."""
+    path = _end_of(request)
+    path.unlink(missing_ok=True)
+
+    def announce() -> None:
+        # Set by the interpreter where an exception ends the script.
+        if getattr(sys, "last_exc", None) is None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text_atomic(path, "")
+
+    atexit.register(announce)
+
+
+def wait_for_end(request: ElasticRequest, plan: Plan) -> NoReturn:
+    """Wait until the training has ended, and end well; torchrun ends this process before it restarts the others."""
+    path, started = _end_of(request), time.time()
+    used, rank = plan.layout.num_devices, request.world.rank
+    print(f"elastic: rank {rank} is a spare, the plan uses {used} of {request.world.size} processes", flush=True)
+    while not (path.exists() and path.stat().st_mtime > started):
+        time.sleep(_POLL_S)
+    sys.exit(0)
+
+
+def _end_of(request: ElasticRequest) -> Path:
+    return request.folder / f"ended-{request.world.start}"

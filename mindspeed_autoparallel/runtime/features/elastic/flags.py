@@ -9,16 +9,16 @@ from mindspeed_autoparallel.runtime.flags.flag import FlagGroup, flag
 class ElasticFlags(FlagGroup):
     """Flags of ``--auto-parallel-elastic``."""
 
-    TITLE = "auto-parallel-elastic: go on after a loss"
+    TITLE = "auto-parallel-elastic: resume after losing a node"
 
     auto_parallel_elastic: bool = flag(
         False,
-        "With --auto-parallel-plan and --save: whenever torchrun starts the processes anew, plan for as many as there "
-        "are and go on from the newest checkpoint. Nodes may leave and come back.",
+        "With --auto-parallel-plan and --save: whenever torchrun restarts the processes, plan for the number of "
+        "processes and resume from the newest checkpoint. Nodes may leave and come back.",
     )
     auto_parallel_elastic_time_limit_s: int = flag(
         20,
-        "A new plan is the best one found in so many seconds.",
+        "Time limit of the search for a new plan, in seconds.",
         metavar="S",
         least=1,
     )

@@ -18,7 +18,7 @@ class OperatorSearchFlags(FlagGroup):
     )
     operator_config: str | None = flag(
         None,
-        "use_parallel, parallel and parallel_config block; the flags below come before it.",
+        "YAML with use_parallel, parallel and parallel_config; the flags below override it.",
         metavar="YAML",
     )
     parallel_mode: int | None = flag(None, "Data parallel, pins spread, or searched (default).", metavar="0|1|2")
@@ -26,8 +26,8 @@ class OperatorSearchFlags(FlagGroup):
     auto_pipeline: bool = flag(False, "Choose the number of pipeline stages, up to the number of microbatches.")
     mem_coeff: float | None = flag(
         None,
-        "Cut products by symbolic costs: below 1 leans to data parallel, above to model parallel. Without it "
-        "each halving takes the least modelled time.",
+        "Split products by symbolic costs: values below 1 favour data parallelism, above 1 model parallelism. By "
+        "default each split takes the least modelled time.",
     )
     operator_pin: str | None = flag(
         None,
@@ -36,7 +36,7 @@ class OperatorSearchFlags(FlagGroup):
     )
     operator_explain: str | None = flag(
         None,
-        "Print the costs of each cut of this operator, and the mem_coeff to set.",
+        "Print the costs of each split of this operator, and the mem_coeff to set.",
         metavar="OP",
     )
     operator_devices: int | None = flag(
@@ -45,4 +45,4 @@ class OperatorSearchFlags(FlagGroup):
         metavar="N",
         least=1,
     )
-    operator_output_dir: str = flag(".", "Where operator_plan.json and operator_plan.html are written.", metavar="DIR")
+    operator_output_dir: str = flag(".", "Directory of operator_plan.json and operator_plan.html.", metavar="DIR")

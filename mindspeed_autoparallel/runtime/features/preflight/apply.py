@@ -7,7 +7,7 @@ import os
 
 from mindspeed_autoparallel.profiles.records import record_of
 from mindspeed_autoparallel.runtime.devices.cpu.adapter import MEMORY_VARIABLE
-from mindspeed_autoparallel.runtime.features.preflight.task import PreflightTask
+from mindspeed_autoparallel.runtime.features.preflight.ranks import PreflightTask
 from mindspeed_autoparallel.runtime.features.preflight.watch import watching
 from mindspeed_autoparallel.runtime.megatron.short_training import train_for
 from mindspeed_autoparallel.runtime.profiling import alone

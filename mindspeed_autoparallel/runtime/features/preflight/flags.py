@@ -38,9 +38,7 @@ class PreflightFlags(FlagGroup):
         "Tokens that the experts of the rank receive, relative to an even share; routers are balanced at 1.",
         metavar="RATIO",
     )
-    auto_parallel_preflight_timeout_s: int = flag(
-        600, "A rank that takes longer than this many seconds is given up.", metavar="S", least=1
-    )
+    auto_parallel_preflight_timeout_s: int = flag(600, "Time limit of each rank, in seconds.", metavar="S", least=1)
 
 
 def check_imbalance(ratio: float) -> None:

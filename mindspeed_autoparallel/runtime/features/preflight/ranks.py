@@ -1,8 +1,8 @@
-"""Which ranks of a layout hold the same, and which of them are run.
+"""Which ranks of a layout hold the same, which of them are run, and the task of each.
 
 Ranks of one pipeline stage hold the same: tensor and context ranks have equal shards, replicas have equal shards of the
-optimizer (the last one less, where a bucket was padded), and expert ranks have as many experts and, with
-balanced routers, as many tokens. Stages differ by their layers and by their microbatches in flight.
+optimizer (the last one less, where a bucket was padded), and expert ranks have as many experts and, with balanced
+routers, as many tokens. Stages differ by their layers and by their microbatches in flight.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from mindspeed_autoparallel.spec.plan import Plan
 
 Place = tuple[int, ...]
 """What a rank's memory depends on: its pipeline rank, and its stage in every encoder's own pipeline."""
+
+TASK_KIND = "preflight"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,3 +101,20 @@ def rank_numbers(wanted: str, world_size: int) -> list[int]:
             )
         numbers.append(int(word))
     return numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreflightTask:
+    """One rank to play."""
+
+    rank: int
+    world_size: int
+    plan: str
+    """Path of the plan; empty: the script's own layout."""
+    num_steps: int
+    imbalance: float
+    """Tokens of this rank's experts over an even share."""
+    switches: tuple[str, ...]
+    """Destinations of the user's other switches of this package."""
+    result: str
+    """File that the child writes."""

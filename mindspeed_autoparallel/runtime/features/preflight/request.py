@@ -1,12 +1,15 @@
-"""The flags of a pre-flight, checked before anything starts."""
+"""The flags of a pre-flight, checked before anything starts, and the layout of the script's flags or model.json."""
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.files import read_json
 from mindspeed_autoparallel.runtime.devices import current_device
 from mindspeed_autoparallel.runtime.devices.cpu.adapter import MEMORY_VARIABLE
 from mindspeed_autoparallel.runtime.features.apply_plan.request import check_model
@@ -14,16 +17,114 @@ from mindspeed_autoparallel.runtime.features.auto_parallel_mm.flags import AutoP
 from mindspeed_autoparallel.runtime.features.measuring import check_memory_limit, needed, refuse_launcher
 from mindspeed_autoparallel.runtime.features.preflight.flags import SCRIPT, PreflightFlags, check_imbalance
 from mindspeed_autoparallel.runtime.features.preflight.ranks import RankKind, kinds_of_ranks, selected
-from mindspeed_autoparallel.runtime.features.preflight.script_layout import HETERO_SWITCHES, layout_of_script
 from mindspeed_autoparallel.runtime.flags.flag import read_flags
+from mindspeed_autoparallel.runtime.hetero.layouts import read_layout
 from mindspeed_autoparallel.runtime.launch.work_dir import private_work_dir
 from mindspeed_autoparallel.runtime.megatron.description import describe
 from mindspeed_autoparallel.runtime.profiling.measure.sampling import samples_differ
-from mindspeed_autoparallel.spec.layout import Layout
+from mindspeed_autoparallel.spec.layout import Layout, ModuleLayout
 from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.units import MIB
 
+HETERO_SWITCHES = ("hetero_parallel", "auto_parallel_hetero")
+_MOST_DEVICES = 2**20
+"""Every power of two divides it; the smallest number is computed from the sizes."""
+
 _FEATURE = "--auto-parallel-preflight"
+
+
+def layout_of_script(arguments: argparse.Namespace, shared: AutoParallelFlags, feature: str) -> Layout:
+    """Return the layout of the script's own flags on ``--simulated-nnodes`` nodes, or on as few devices as hold it.
+
+    With ``--hetero-parallel`` model.json has the sizes of the backbone and of every encoder. ``ConfigError`` where the
+    layout does not divide the devices.
+    """
+
+    def size(name: str) -> int:
+        return int(getattr(arguments, name, 1) or 1)
+
+    devices = (shared.simulated_nnodes or 1) * (shared.simulated_nproc_per_node or 1)
+    is_given = bool(shared.simulated_nnodes or shared.simulated_nproc_per_node)
+    if any(getattr(arguments, name, False) for name in HETERO_SWITCHES):
+        return _hetero_layout(arguments, devices if is_given else None)
+    tensor, pipeline = size("tensor_model_parallel_size"), size("pipeline_model_parallel_size")
+    context, expert = size("context_parallel_size"), size("expert_model_parallel_size")
+    inner = tensor * pipeline * context
+    shared_by = size("expert_tensor_parallel_size") if getattr(arguments, "expert_tensor_parallel_size", 0) else tensor
+    world = devices if is_given else inner
+    if not is_given:
+        while world // pipeline % (expert * shared_by):
+            world += inner
+    if world % inner or world // pipeline % (expert * shared_by):
+        raise ConfigError(
+            f"{feature}: TP{tensor} x CP{context} x PP{pipeline} with EP{expert} does not divide the {world} devices "
+            "of --simulated-nnodes x --simulated-nproc-per-node. Give a multiple."
+        )
+    virtual = size("num_virtual_stages_per_pipeline_rank")
+    if getattr(arguments, "num_layers_per_virtual_pipeline_stage", None):
+        virtual = arguments.num_layers // pipeline // arguments.num_layers_per_virtual_pipeline_stage
+    given = getattr(arguments, "pipeline_model_parallel_layout", None)
+    if given and pipeline > 1:
+        virtual = max(1, _num_stages(str(given)) // pipeline)
+    return Layout(
+        pipeline_size=pipeline,
+        tensor_size=tensor,
+        data_size=world // inner,
+        context_size=context,
+        expert_size=expert,
+        expert_tensor_size=0 if shared_by == tensor else shared_by,
+        virtual_size=virtual,
+        micro_batch_size=size("micro_batch_size"),
+        sequence_parallel=bool(arguments.sequence_parallel),
+        distributed_optimizer=bool(arguments.use_distributed_optimizer),
+        schedule="interleaved" if virtual > 1 else "1f1b",
+        microbatch_group_size=int(getattr(arguments, "microbatch_group_size_per_vp_stage", 0) or 0)
+        if virtual > 1
+        else 0,
+    )
+
+
+def _hetero_layout(arguments: argparse.Namespace, devices: int | None) -> Layout:
+    """Return the layout of model.json's modules on ``devices``, ``None``: on as few as hold each of them."""
+    file_name = getattr(arguments, "hetero_model", None) or getattr(arguments, "mm_model", None)
+    if not file_name:
+        raise ConfigError("--hetero-parallel reads every module's tp/pp/cp from model.json: give it with --mm-model.")
+    model = read_json(Path(file_name), "model description")
+    if not isinstance(model, dict):
+        raise ConfigError(f"{file_name} must hold a JSON object with a block per module.")
+    found = read_layout(model, world_size=devices or _MOST_DEVICES, source=str(file_name))
+    backbone = found.backbone
+    if devices is None:
+        devices = math.lcm(
+            *(one.tensor_size * one.pipeline_size * one.context_size for one in (backbone, *found.others))
+        )
+    return Layout(
+        pipeline_size=backbone.pipeline_size,
+        tensor_size=backbone.tensor_size,
+        data_size=backbone.data_parallel_size(devices),
+        context_size=backbone.context_size,
+        micro_batch_size=backbone.micro_batch_size or int(arguments.micro_batch_size or 1),
+        sequence_parallel=bool(arguments.sequence_parallel),
+        distributed_optimizer=bool(arguments.use_distributed_optimizer),
+        modules={
+            one.name: ModuleLayout(
+                tensor_size=one.tensor_size,
+                pipeline_size=one.pipeline_size,
+                context_size=one.context_size,
+                data_size=one.data_parallel_size(devices),
+            )
+            for one in found.others
+        },
+    )
+
+
+def _num_stages(text: str) -> int:
+    """Return the stages of a layout string of Megatron's: ``Et*3|(tt|)*2L``."""
+    import re
+
+    while repeated := re.search(r"\(([^()]*)\)\*(\d+)", text):
+        text = text[: repeated.start()] + repeated[1] * int(repeated[2]) + text[repeated.end() :]
+    return text.count("|") + 1
 
 
 @dataclass(frozen=True, kw_only=True)

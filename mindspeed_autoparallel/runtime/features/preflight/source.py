@@ -10,9 +10,8 @@ from pathlib import Path
 from mindspeed_autoparallel.files import read_json
 from mindspeed_autoparallel.profiles.records import json_of, record_of
 from mindspeed_autoparallel.report.preflight_result import RankReport, RankRun
-from mindspeed_autoparallel.runtime.features.preflight.ranks import RankKind
+from mindspeed_autoparallel.runtime.features.preflight.ranks import TASK_KIND, PreflightTask, RankKind
 from mindspeed_autoparallel.runtime.features.preflight.request import PreflightRequest
-from mindspeed_autoparallel.runtime.features.preflight.task import TASK_KIND, PreflightTask
 from mindspeed_autoparallel.runtime.launch import LaunchSpec, LaunchStatus
 from mindspeed_autoparallel.runtime.launch.orders import own_command
 from mindspeed_autoparallel.runtime.launch.processes import LocalRanks, run_local_processes

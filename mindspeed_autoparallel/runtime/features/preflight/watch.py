@@ -14,9 +14,10 @@ from mindspeed_autoparallel.errors import first_line
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.profiles.records import json_of
 from mindspeed_autoparallel.report.preflight_result import PassTime, RankRun
+from mindspeed_autoparallel.runtime.devices import current_device
 from mindspeed_autoparallel.runtime.features.apply_plan.check import without_host_batches
 from mindspeed_autoparallel.runtime.features.preflight.memory import LayerMarks, PeakPlaces
-from mindspeed_autoparallel.runtime.features.preflight.task import PreflightTask
+from mindspeed_autoparallel.runtime.features.preflight.ranks import PreflightTask
 from mindspeed_autoparallel.runtime.launch.processes import OUT_OF_MEMORY_EXIT_CODE
 from mindspeed_autoparallel.runtime.profiling.alone import as_first_rank
 from mindspeed_autoparallel.runtime.profiling.measure.recorder import first_tensor
@@ -56,8 +57,6 @@ class PreflightWatch:
 
     def run_pass(self, kind: str, args: tuple[Any, ...], kwargs: Mapping[str, object], run: Callable[[], Any]) -> Any:
         """Run a forward or backward of the schedule, with its place and its time."""
-        from mindspeed_autoparallel.runtime.devices import current_device
-
         device = current_device()
         if kind == "F":
             chunk = self._chunk_of(kwargs.get("model", args[2] if len(args) > 2 else None))
@@ -85,8 +84,6 @@ class PreflightWatch:
     def result(self, status: str, reason: str = "") -> RankRun:
         """Return what was measured so far."""
         assert self.task is not None
-        from mindspeed_autoparallel.runtime.devices import current_device
-
         between = current_device().seconds_between
         passes = (
             ()
@@ -153,8 +150,6 @@ def train_step(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappi
     watch = watching()
     if watch.task is None:
         return wrapped(*args, **kwargs)
-    from mindspeed_autoparallel.runtime.devices import current_device
-
     device = current_device()
     # train_step's own order: forward step function, data iterator, model, optimizer, ...
     data_iterator = kwargs.get("data_iterator", args[1] if len(args) > 1 else None)
@@ -207,8 +202,6 @@ def _marked_optimizer(watch: PreflightWatch, optimizer: Any) -> Iterator[None]:
     if optimizer is None:
         yield
         return
-    from mindspeed_autoparallel.runtime.devices import current_device
-
     device, step = current_device(), optimizer.step
 
     def timed(*args: Any, **kwargs: Any) -> Any:

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.runtime.hetero.adapters.places import places_of
-from mindspeed_autoparallel.runtime.hetero.adapters.protocol import EncoderAdapter, LocalItem
+from mindspeed_autoparallel.runtime.hetero.adapters.protocol import EncoderAdapter, LocalItem, places_of
 
 AUDIO_TOKEN = 151646
 """As VLMModel has it."""

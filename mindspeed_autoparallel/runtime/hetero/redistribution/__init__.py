@@ -1,8 +1,5 @@
 """The redistribution plan: pure Python, the same on every rank, no torch.
 
-items      images and clips, and ranges of their rows
-placement  where each rank sits in a module's layout
-balance    which encoder replica computes which item
-shards     which of an item's rows a first-stage rank keeps under sequence and context parallelism
-plan       which rows go from which rank to which rank
+placement  items, where each rank sits in a module's layout, and which of an item's rows it keeps
+plan       which replica computes which item, and which rows go from which rank to which rank
 """

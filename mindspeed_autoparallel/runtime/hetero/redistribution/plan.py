@@ -1,11 +1,11 @@
-"""Which rows travel from which rank to which rank.
+"""Which replica computes which item, and which rows travel from which rank to which rank.
 
 An item is one image or audio clip of one sample. ``deliver`` serves both directions: everyone who needs rows gets each
 of them from exactly one holder, itself first, otherwise the holders take turns. Forward, the holders of an item are the
 members of the encoder replica that owns it, and the needers are the first-stage ranks of the backbone replica whose
 sample it is, each the rows of its shard of the sequence. Backward, the backbone's partial gradients are delivered to
-every member of the owner, each shard from one of the ranks that keep it, summed in rank order. Of an encoder with a
-pipeline, the members that take inputs are those of its first stage, those that have outputs are those of its last.
+every member of the owner, each shard from one of the ranks that keep it, summed in rank order. In an encoder with a
+pipeline, the members of the first stage take inputs and those of the last have outputs.
 """
 
 from __future__ import annotations
@@ -13,16 +13,44 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mindspeed_autoparallel.runtime.hetero.redistribution.balance import contiguous, longest_first
-from mindspeed_autoparallel.runtime.hetero.redistribution.items import Item, Rows
 from mindspeed_autoparallel.runtime.hetero.redistribution.placement import (
+    Item,
     Placement,
+    Rows,
     by_replica,
     num_replicas,
     num_stages,
     replica_ranks,
+    shards_of,
 )
-from mindspeed_autoparallel.runtime.hetero.redistribution.shards import shards_of
+
+MODES = ("local", "global", "off")
+
+
+def longest_first(costs: Sequence[float], num_owners: int) -> list[int]:
+    """Return the owner of each item. Loads differ by at most the longest item; ties go to the lower index."""
+    loads = [0.0] * num_owners
+    owners = [0] * len(costs)
+    for item in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
+        owner = min(range(num_owners), key=lambda o: (loads[o], o))
+        owners[item] = owner
+        loads[owner] += costs[item]
+    return owners
+
+
+def contiguous(num_items: int, num_owners: int) -> list[int]:
+    """Return the owner of each item: runs in the order of items, of equal length (some one longer)."""
+    size, extra = divmod(num_items, num_owners)
+    return [owner for owner in range(num_owners) for _ in range(size + (1 if owner < extra else 0))]
+
+
+def imbalance(costs: Sequence[float], owners: Sequence[int], num_owners: int) -> float:
+    """Return the largest load over the mean load; 1.0 when there is no work."""
+    loads = [0.0] * num_owners
+    for cost, owner in zip(costs, owners, strict=True):
+        loads[owner] += cost
+    total = sum(loads)
+    return max(loads) * num_owners / total if total else 1.0
 
 
 @dataclass(frozen=True, order=True)
@@ -100,7 +128,7 @@ class RedistributionPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class MeetingStages:
-    """Hold the stages whose ranks exchange."""
+    """The stages whose ranks exchange."""
 
     backbone: int
     """Takes the outputs and sends the gradients."""

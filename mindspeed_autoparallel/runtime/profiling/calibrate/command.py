@@ -22,8 +22,13 @@ from mindspeed_autoparallel.profiles.records import record_of
 from mindspeed_autoparallel.runtime.launch import LaunchSpec, LaunchStatus
 from mindspeed_autoparallel.runtime.launch.processes import LocalRanks, run_local_processes
 from mindspeed_autoparallel.runtime.megatron.features import TASK_VARIABLE
-from mindspeed_autoparallel.runtime.profiling.calibrate.fingerprint import Fingerprint, fingerprint_of
-from mindspeed_autoparallel.runtime.profiling.calibrate.worker import fill, meet, read_links, read_operators
+from mindspeed_autoparallel.runtime.profiling.calibrate.results import (
+    Fingerprint,
+    fingerprint_of,
+    read_links,
+    read_operators,
+)
+from mindspeed_autoparallel.runtime.profiling.calibrate.worker import fill, meet
 
 _FINGERPRINT_FILE = "device.json"
 

@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+import torch.distributed as distributed
+
 from mindspeed_autoparallel.errors import first_line
 from mindspeed_autoparallel.profiles.calibration_records import LinkRow, OperatorRow, Spread
 from mindspeed_autoparallel.profiles.knowledge import Operator
@@ -22,8 +25,6 @@ _NUM_COLLECTIVE_RUNS = 21
 
 def replay(operators: Sequence[Operator], device: Any) -> Iterator[OperatorRow]:
     """Yield one row per operator: its times, or the reason why it could not be run; one failure never ends the rest."""
-    import torch
-
     where = torch.device("cpu") if device.name == "cpu" else torch.device(device.name, torch.cuda.current_device())
     for index, operator in enumerate(operators):
         row = OperatorRow(name=operator.name, signature=operator.signature, sizes=operator.sizes)
@@ -59,8 +60,6 @@ def _times(operator: Operator, device: Any, where: Any) -> Spread:
 
 
 def _function(name: str) -> Any:
-    import torch
-
     namespace, base, overload = name.split(".")
     return getattr(getattr(getattr(torch.ops, namespace), base), overload)
 
@@ -84,8 +83,6 @@ def sample_collectives(
 
     Tier ``intra``: the ranks of a node (every node at once); ``inter``: the first ranks of the nodes, one each.
     """
-    import torch.distributed as distributed
-
     world, rank = distributed.get_world_size(), distributed.get_rank()
     groups: dict[str, tuple[list[int], Any]] = {}
     for start in range(0, world, num_processes_per_node):
@@ -111,8 +108,6 @@ def sample_collectives(
 
 
 def _sample(kind: str, size: int, members: list[int], group: Any, device: Any) -> Spread:
-    import torch.distributed as distributed
-
     call = _call(kind, size, members, group)
     samples = []
     for turn in range(_NUM_COLLECTIVE_RUNS):
@@ -128,9 +123,6 @@ def _sample(kind: str, size: int, members: list[int], group: Any, device: Any) -
 
 def _call(kind: str, size: int, members: list[int], group: Any) -> Callable[[], Any]:
     """Return the call with tensors of ``size`` bytes (the gathered or scattered one, where they differ)."""
-    import torch
-    import torch.distributed as distributed
-
     where = torch.cuda.current_device()
     count = max(len(members), size // 4 // len(members) * len(members))
     whole = torch.zeros(count, device=where)

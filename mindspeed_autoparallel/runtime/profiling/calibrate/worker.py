@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import sys
 import time
@@ -13,22 +12,26 @@ from typing import Any
 
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.planner.tuner.links import SIZES
-from mindspeed_autoparallel.profiles.calibration_records import LinkRow, LinkRows, OperatorRow, OperatorRows
+from mindspeed_autoparallel.profiles.calibration_records import LinkRow, OperatorRow
 from mindspeed_autoparallel.profiles.device import COLLECTIVES
 from mindspeed_autoparallel.profiles.knowledge import Operator
-from mindspeed_autoparallel.profiles.records import json_of, read_record, record_of
+from mindspeed_autoparallel.profiles.records import json_of, record_of
+from mindspeed_autoparallel.runtime.devices import current_device
 from mindspeed_autoparallel.runtime.megatron.hybrid import cut_pattern, hybrid_pattern, set_pattern
 from mindspeed_autoparallel.runtime.profiling.balanced_routing import balance_routing
 from mindspeed_autoparallel.runtime.profiling.calibrate.replay import replay, sample_collectives
+from mindspeed_autoparallel.runtime.profiling.calibrate.results import (
+    CALIBRATION_SCHEMA_VERSION,
+    LINKS_FILE,
+    OPERATORS_FILE,
+)
 from mindspeed_autoparallel.runtime.profiling.measure import worker
-from mindspeed_autoparallel.runtime.profiling.measure.layer_kinds import shorten
-from mindspeed_autoparallel.runtime.profiling.measure.pipelines import Pipeline, time_pipeline
 from mindspeed_autoparallel.runtime.profiling.measure.relayout import Built, reinitialize_model_parallel
 from mindspeed_autoparallel.runtime.profiling.measure.state import release
+from mindspeed_autoparallel.runtime.profiling.measure.steps import Pipeline, time_pipeline
+from mindspeed_autoparallel.runtime.profiling.measure.structure import shorten
 from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
 
-CALIBRATION_SCHEMA_VERSION = 1
-LINKS_FILE, OPERATORS_FILE = "links.json", "operators.json"
 _SAVE_EVERY_S = 1.0
 
 
@@ -67,8 +70,6 @@ def meet() -> None:
     """Let this process take its device and join the others of its launch."""
     import torch.distributed as distributed
 
-    from mindspeed_autoparallel.runtime.devices import current_device
-
     device = current_device()
     if device.name != "cpu":
         import torch
@@ -84,8 +85,6 @@ def fill(folder: Path, operators: list[Operator], collectives: list[str], sizes:
     """
     import torch.distributed as distributed
 
-    from mindspeed_autoparallel.runtime.devices import current_device
-
     device, rank = current_device(), distributed.get_rank()
     if rank == 0 and operators:
         _keep(folder / OPERATORS_FILE, replay(operators, device))
@@ -94,21 +93,6 @@ def fill(folder: Path, operators: list[Operator], collectives: list[str], sizes:
         # Every rank takes part in every sample; the first one writes them down.
         _keep(folder / LINKS_FILE, rows) if rank == 0 else list(rows)
     distributed.barrier()
-
-
-def read_operators(folder: Path, since: float = 0.0) -> OperatorRows:
-    """Return what was replayed into ``folder``; nothing where no launch came to that after ``since``."""
-    path = folder / OPERATORS_FILE
-    with contextlib.suppress(FileNotFoundError):
-        if path.stat().st_mtime >= since:
-            return read_record(path, "calibration", OperatorRows)
-    return OperatorRows()
-
-
-def read_links(folder: Path) -> LinkRows:
-    """Return what was sampled into ``folder``; nothing where no launch came to that."""
-    path = folder / LINKS_FILE
-    return read_record(path, "calibration", LinkRows) if path.exists() else LinkRows()
 
 
 def _cut(pipeline: Pipeline) -> Built:

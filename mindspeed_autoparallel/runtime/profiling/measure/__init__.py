@@ -1,6 +1,11 @@
 """Block costs of the host's own model, measured in the host's own forward and backward.
 
-``structure`` finds the repeated layers of whatever model was built; ``recorder`` marks time and memory at their
-boundaries; ``costs`` turns marks into block costs; ``state`` counts parameters, gradients and optimizer state;
-``worker`` runs inside a process this package launched, and goes through several layouts in one launch.
+``task``, ``worker``  the layouts of a launch; what goes through them in a process of the launch
+``relayout``       sets the host up again for the next layout
+``structure``      finds the repeated layers of the built model and their kinds
+``point``          measures one layout: ``recorder`` marks time and memory at block boundaries, ``costs`` makes block
+                   costs of the marks, ``state`` counts parameters, gradients and optimizer state
+``sampling``       microbatches that differ in size
+``communication``  links between ranks, and the collectives of a rank that is measured alone
+``steps``          whole steps, and short pipelines
 """

@@ -18,12 +18,17 @@ from mindspeed_autoparallel.profiles.records import (
     PointResult,
     StepsRecord,
 )
+from mindspeed_autoparallel.runtime.profiling.measure.communication import communication_of, with_communication
 from mindspeed_autoparallel.runtime.profiling.measure.costs import Run, batch_bytes, block_costs, blocks_of
-from mindspeed_autoparallel.runtime.profiling.measure.lengths import rows_of, runs_at_lengths, times_by_rows
-from mindspeed_autoparallel.runtime.profiling.measure.played import communication_of, with_communication
 from mindspeed_autoparallel.runtime.profiling.measure.recorder import Recorder
 from mindspeed_autoparallel.runtime.profiling.measure.relayout import Built
-from mindspeed_autoparallel.runtime.profiling.measure.sampling import largest_of_next, samples_differ
+from mindspeed_autoparallel.runtime.profiling.measure.sampling import (
+    largest_of_next,
+    rows_of,
+    runs_at_lengths,
+    samples_differ,
+    times_by_rows,
+)
 from mindspeed_autoparallel.runtime.profiling.measure.state import (
     bytes_per_parameter,
     execution_order,

@@ -8,23 +8,47 @@ what the user's training saves.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+from mindspeed_autoparallel.runtime.devices import MemoryProbe
 from mindspeed_autoparallel.runtime.devices.cpu.storages import tensors_in
-from mindspeed_autoparallel.runtime.profiling.measure.side_inputs import SideInputs
 from mindspeed_autoparallel.runtime.profiling.measure.structure import Stack
 
 
-class MemoryProbe(Protocol):
-    """Live bytes of a device, or of tracked storages on CPU."""
+class SideInputs:
+    """Storages by size, followed weakly: watching must not keep them."""
 
-    def current_bytes(self) -> int:
-        """Return live now."""
+    def __init__(self, storages: list[Any]) -> None:
+        self._followed = [(weakref.ref(storage), int(storage.nbytes())) for storage in storages]
+        self._kept: list[tuple[Any, int]] = []
 
-    def take_peak_bytes(self) -> int:
-        """Return highest since the last call."""
+    @classmethod
+    def of(cls, arguments: Any, stream: Any, module: Any) -> SideInputs:
+        """Return distinct storages of ``arguments`` that are neither ``stream`` nor the module's own."""
+        own = {tensor.untyped_storage()._cdata for tensor in (*module.parameters(), *module.buffers())}
+        if stream is not None:
+            own.add(stream.untyped_storage()._cdata)
+        found = {}
+        for tensor in tensors_in(arguments):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in own:
+                found[storage._cdata] = storage
+        return cls(list(found.values()))
+
+    def see_forward_end(self) -> None:
+        """Call where the forward of the microbatch is over."""
+        self._kept = [(reference, size) for reference, size in self._followed if reference() is not None]
+
+    def total_and_kept_bytes(self) -> tuple[int, int]:
+        """Call after the backward. What is alive even then is a cache, and counts as the host's own, not here."""
+        cached = {id(reference) for reference, _ in self._followed if reference() is not None}
+        return (
+            sum(size for reference, size in self._followed if id(reference) not in cached),
+            sum(size for reference, size in self._kept if id(reference) not in cached),
+        )
 
 
 @dataclass(frozen=True)

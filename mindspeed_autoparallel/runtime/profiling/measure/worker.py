@@ -15,12 +15,11 @@ from mindspeed_autoparallel.errors import AutoParallelError, first_line
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.profiles.records import json_of
+from mindspeed_autoparallel.runtime.devices import current_device, is_host_shortage
 from mindspeed_autoparallel.runtime.launch.processes import OUT_OF_MEMORY_EXIT_CODE
 from mindspeed_autoparallel.runtime.megatron.features import TASK_VARIABLE, verify_patches
-from mindspeed_autoparallel.runtime.megatron.rerun import without_kept_batches
-from mindspeed_autoparallel.runtime.megatron.short_training import train_for
+from mindspeed_autoparallel.runtime.megatron.short_training import train_for, without_kept_batches
 from mindspeed_autoparallel.runtime.profiling.balanced_routing import balance_routing
-from mindspeed_autoparallel.runtime.profiling.measure.layer_kinds import Choices, choices_by_layer, shorten
 from mindspeed_autoparallel.runtime.profiling.measure.relayout import (
     Built,
     HostCalls,
@@ -28,6 +27,7 @@ from mindspeed_autoparallel.runtime.profiling.measure.relayout import (
     set_arguments,
 )
 from mindspeed_autoparallel.runtime.profiling.measure.state import release
+from mindspeed_autoparallel.runtime.profiling.measure.structure import Choices, choices_by_layer, shorten
 from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
 from mindspeed_autoparallel.runtime.profiling.stalls import begin_steps
 from mindspeed_autoparallel.runtime.state import of_process
@@ -141,8 +141,7 @@ def measure_all(task: MeasureTask, forward_step: Callable[..., Any], config: Any
     import torch
     from megatron.training import get_args
 
-    from mindspeed_autoparallel.runtime.devices import current_device, is_host_shortage
-    from mindspeed_autoparallel.runtime.profiling.measure.links import measure_links
+    from mindspeed_autoparallel.runtime.profiling.measure.communication import measure_links
     from mindspeed_autoparallel.runtime.profiling.measure.point import measure_point
     from mindspeed_autoparallel.runtime.profiling.measure.sampling import samples_differ
 

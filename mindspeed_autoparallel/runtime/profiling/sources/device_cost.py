@@ -39,7 +39,7 @@ def device_cost(results: Mapping[MeasuredAt, PointResult]) -> tuple[DeviceCost, 
     assert present is not None
     return (
         DeviceCost(
-            memory_capacity_bytes=int(capacity * (1 - _RESERVE_FRACTION)),
+            memory_capacity_bytes=usable_bytes(capacity),
             intra=intra or present,
             inter=inter or present,
             optimizer_step_us_per_byte=min(rates),
@@ -47,6 +47,11 @@ def device_cost(results: Mapping[MeasuredAt, PointResult]) -> tuple[DeviceCost, 
         ),
         notes,
     )
+
+
+def usable_bytes(capacity_bytes: int) -> int:
+    """Return the memory that a training may take of a device."""
+    return int(capacity_bytes * (1 - _RESERVE_FRACTION))
 
 
 def with_peak(cost: DeviceCost, name: str) -> DeviceCost:

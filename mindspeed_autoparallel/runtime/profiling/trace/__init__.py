@@ -1,14 +1,21 @@
 """Blocks and stages in any layout on one process: operators, bytes, collectives and parameters, without a device.
 
-``request``   what is traced: sizes and layout, plain data
+Of a described block, by ``mindspeed-autoparallel trace``:
+
+``request``   sizes and layout as plain data, and the result
 ``process``   starts tracing processes (nothing of them leaks into the caller) and keeps results by content
-``results``   the result of a trace of a block or a stage
 ``world``     process groups of one layout after the other, fake or gloo's
-``tensor_shapes``    operators on tensors without data
 ``building``  blocks of a megatron-core model
 ``running``   a block forward and backward, a stage through Megatron's schedule
-``fake_tensors``  the tracer: operators on tensors with and without data, collectives, storages
-``fake_host``     what a user's script is given in place of a device and data
-``work_queue``    points shared by several tracing processes
-``script``    the model of a user's own training script
+
+Of a user's own training script, also for ``--auto-tuning``:
+
+``script``    one layout of the script's model
+``worker``    the process that traces the script's model in every layout
+``work_queue``    layouts shared by several such processes
+``layer_signatures``  which layers compute alike, and whether the model fits without recompute
+``fake_host``     batches without data and a device whose clock counts calls
+
+``fake_tensors``  the tracer of both: operators on tensors with and without data, collectives, storages
+``sources``       the files whose change makes a trace stale
 """

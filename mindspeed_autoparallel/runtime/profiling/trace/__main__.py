@@ -12,8 +12,7 @@ import json
 import os
 import sys
 
-from mindspeed_autoparallel.runtime.profiling.trace.request import read_request
-from mindspeed_autoparallel.runtime.profiling.trace.results import BlockResult
+from mindspeed_autoparallel.runtime.profiling.trace.request import BlockResult, read_request
 
 PREFIX = "TRACE "
 _NUM_REASON_CHARACTERS = 600

@@ -1,4 +1,4 @@
-"""Layers of the same structure that compute differently: windows of attention, positions left out, a list of one's own.
+"""What a trace shows of the whole model: which layers compute alike, and whether it fits without recompute.
 
 Nothing is read off names or flags: layers are one kind if they run the same operators on the same shapes, and the same
 collectives. By which number something is scaled does not count: it takes as long with any.
@@ -11,13 +11,20 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+from mindspeed_autoparallel.profiles import layer_block
 from mindspeed_autoparallel.profiles.knowledge import Operator
 from mindspeed_autoparallel.profiles.knowledge.signature import Call, SizeArgument, TensorArgument
+from mindspeed_autoparallel.profiles.records import BlockTrace
 from mindspeed_autoparallel.runtime.profiling.measure.structure import Stack
 from mindspeed_autoparallel.runtime.profiling.trace.fake_tensors import Log
 
 _ARITHMETIC = frozenset({"add", "sub", "rsub", "mul", "div"})
 _FRACTION = re.compile(r"-?\d+\.\d+(e[+-]?\d+)?|-?\d+e[+-]?\d+|-?Infinity|NaN")
+
+_MOST_HELD = 3
+"""Microbatches in flight times layers of a rank, over the layers of the model, at most. 1F1B: ``P`` microbatches of
+``ceil(L / P)`` layers are less than ``2 L``. Interleaved: fewer than ``(v + 1) P`` chunks of ``ceil(L / (P v))`` layers
+are less than ``2 (v + 1) / v L``."""
 
 
 def kinds_by_computing(stacks: Sequence[Stack], log: Log, run: Callable[[], object]) -> dict[str, tuple[int, ...]]:
@@ -87,3 +94,28 @@ def _work_of(operator: Operator) -> tuple[Any, ...]:
         elif isinstance(value, SizeArgument):
             next(sizes, None)
     return operator.name, *tensors
+
+
+def fits_without_recompute(trace: BlockTrace, headroom_bytes: int) -> bool:
+    """Return whether every split of the model into even stages fits ``headroom_bytes`` without recompute.
+
+    The whole model's state on one rank, nothing of it sharded, and as many activations as the deepest pipeline holds:
+    no recompute kind is faster than none, so none has to be known there.
+    """
+    ratio = trace.bytes_per_trained_parameter
+    total = float(trace.host_bytes + trace.workspace_bytes + trace.batch_bytes[0])
+    for module in trace.modules:
+        numbers = Counter(map(layer_block, module.kinds))
+        blocks = module.blocks
+        for name, block in blocks.items():
+            state = sum(
+                kind.parameter_bytes + kind.num_trained * (ratio.gradient + ratio.optimizer)
+                for kind in (block.parameters.dense, block.parameters.expert)
+            )
+            total += state * numbers.get(name, 1)
+        for name, number in numbers.items():
+            held = blocks[name].saved_bytes + blocks[name].output_bytes + blocks["pre"].saved_bytes
+            total += _MOST_HELD * number * (held + module.side_bytes[0])
+        total += blocks["post"].saved_bytes
+        total += max(max(block.forward_peak_bytes, block.backward_peak_bytes) for block in blocks.values())
+    return total <= headroom_bytes

@@ -17,8 +17,7 @@ from typing import Any
 from mindspeed_autoparallel.errors import LaunchError
 from mindspeed_autoparallel.files import read_json, write_json_atomic
 from mindspeed_autoparallel.line_process import LineProcess
-from mindspeed_autoparallel.runtime.profiling.trace.request import TraceRequest
-from mindspeed_autoparallel.runtime.profiling.trace.results import BlockResult
+from mindspeed_autoparallel.runtime.profiling.trace.request import BlockResult, TraceRequest
 from mindspeed_autoparallel.runtime.profiling.trace.sources import hash_of_tracing_code
 
 _COMMAND = ("-m", "mindspeed_autoparallel.runtime.profiling.trace", "fake")

@@ -1,11 +1,12 @@
-"""What is traced: a block of a language model, or a whole pipeline stage at work, and the layout it is built in."""
+"""What is traced, a block of a language model or a pipeline stage at work in a layout, and what a trace contains."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.spec.recompute import is_known
@@ -68,7 +69,7 @@ class TraceRequest:
     def num_ranks(self) -> int:
         """Return ranks of the world the block is traced in."""
         experts = -(-self.expert * self.tensor_of_experts // self.tensor)
-        return self.world or self.tensor * self.pipeline * _least_common_multiple(self.context, experts)
+        return self.world or self.tensor * self.pipeline * math.lcm(self.context, experts)
 
     @property
     def tensor_of_experts(self) -> int:
@@ -83,12 +84,6 @@ class TraceRequest:
     def key(self) -> str:
         """Hash of everything in the request."""
         return hashlib.sha256(repr(self).encode()).hexdigest()
-
-
-def _least_common_multiple(left: int, right: int) -> int:
-    import math
-
-    return left * right // math.gcd(left, right)
 
 
 def read_request(values: Mapping[str, object]) -> TraceRequest:
@@ -185,3 +180,43 @@ def _check_stage(request: TraceRequest) -> None:
             f"virtual {request.virtual} needs pipeline above 1 and microbatches ({request.num_microbatches}) in "
             f"multiples of pipeline {request.pipeline}."
         )
+
+
+class OperatorCount(TypedDict):
+    """Equal calls of an operator; ``shapes``: of its tensor arguments."""
+
+    name: str
+    shapes: list[list[int]]
+    count: int
+
+
+class CollectiveCount(TypedDict):
+    """Equal calls on process groups; ``size_bytes``: the largest tensor of one."""
+
+    name: str
+    size_bytes: int
+    count: int
+
+
+class Phase(TypedDict):
+    """Calls of one phase; live bytes at its end and the highest so far, of storages that were not there before."""
+
+    operators: list[OperatorCount]
+    collectives: list[CollectiveCount]
+    peak_bytes: int
+    live_bytes: int
+
+
+class BlockResult(TypedDict, total=False):
+    """One rank's share of a block (``forward``, ``backward``) or of a stage's step (``step``), or why there is none."""
+
+    schema_version: int
+    block: str
+    parameter_count: int
+    saved_bytes: int
+    """Distinct storages kept for the backward."""
+    output_bytes: int
+    forward: Phase
+    backward: Phase
+    step: Phase
+    error: str

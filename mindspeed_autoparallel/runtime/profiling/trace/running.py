@@ -13,8 +13,7 @@ from mindspeed_autoparallel.runtime.devices.cpu.storages import tensors_in
 from mindspeed_autoparallel.runtime.profiling.operator_calls import largest_bytes
 from mindspeed_autoparallel.runtime.profiling.trace.building import Head, build_embedding, build_layer, build_stage
 from mindspeed_autoparallel.runtime.profiling.trace.fake_tensors import Tracer
-from mindspeed_autoparallel.runtime.profiling.trace.request import TraceRequest
-from mindspeed_autoparallel.runtime.profiling.trace.results import BlockResult, Phase
+from mindspeed_autoparallel.runtime.profiling.trace.request import BlockResult, Phase, TraceRequest
 from mindspeed_autoparallel.runtime.profiling.trace.world import World
 
 SCHEMA_VERSION = 2

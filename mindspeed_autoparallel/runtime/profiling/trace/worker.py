@@ -33,7 +33,6 @@ from mindspeed_autoparallel.runtime.megatron.hybrid import hybrid_pattern, num_p
 from mindspeed_autoparallel.runtime.profiling.balanced_routing import balance_routing
 from mindspeed_autoparallel.runtime.profiling.measure import worker
 from mindspeed_autoparallel.runtime.profiling.measure.costs import Interval, batch_bytes, block_costs, blocks_of
-from mindspeed_autoparallel.runtime.profiling.measure.layer_kinds import MIN_LAYERS, fewest_layers, shorten
 from mindspeed_autoparallel.runtime.profiling.measure.point import Microbatch, describe_stack, num_optimizer_shards
 from mindspeed_autoparallel.runtime.profiling.measure.relayout import Built, reinitialize_model_parallel
 from mindspeed_autoparallel.runtime.profiling.measure.state import (
@@ -44,7 +43,14 @@ from mindspeed_autoparallel.runtime.profiling.measure.state import (
     resident_bytes,
     workspace_bytes,
 )
-from mindspeed_autoparallel.runtime.profiling.measure.structure import find_stacks, ties_embeddings, unwrap
+from mindspeed_autoparallel.runtime.profiling.measure.structure import (
+    MIN_LAYERS,
+    fewest_layers,
+    find_stacks,
+    shorten,
+    ties_embeddings,
+    unwrap,
+)
 from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
 from mindspeed_autoparallel.runtime.profiling.operator_calls import Collective
 from mindspeed_autoparallel.runtime.profiling.trace.fake_host import FakeCalls, FakeDevice, missing_state_bytes
@@ -56,8 +62,7 @@ from mindspeed_autoparallel.runtime.profiling.trace.fake_tensors import (
     silence_timers,
     use_fake_process_groups,
 )
-from mindspeed_autoparallel.runtime.profiling.trace.layer_signatures import kinds_by_computing
-from mindspeed_autoparallel.runtime.profiling.trace.memory_headroom import fits_without_recompute
+from mindspeed_autoparallel.runtime.profiling.trace.layer_signatures import fits_without_recompute, kinds_by_computing
 from mindspeed_autoparallel.runtime.profiling.trace.work_queue import WorkQueue
 
 TRACE_SCHEMA_VERSION = 1

@@ -11,11 +11,20 @@ import pytest
 
 from mindspeed_autoparallel.hosts.script import Script, parse_script
 from mindspeed_autoparallel.patching.patch import Patch
-from mindspeed_autoparallel.runtime.doctor import ascend, cores, device, launch, network, releases, resources
+from mindspeed_autoparallel.runtime.doctor import examine as examining
+from mindspeed_autoparallel.runtime.doctor import launch, machine, settings
 from mindspeed_autoparallel.runtime.doctor.examine import CHECKS, examine
-from mindspeed_autoparallel.runtime.doctor.finding import ADVICE, OK, PROBLEM, UNKNOWN, Finding
+from mindspeed_autoparallel.runtime.doctor.finding import (
+    ADVICE,
+    OK,
+    PROBLEM,
+    UNKNOWN,
+    Finding,
+    as_json,
+    as_text,
+    export_lines,
+)
 from mindspeed_autoparallel.runtime.doctor.node import ASCEND, NVIDIA, Node
-from mindspeed_autoparallel.runtime.doctor.report import as_json, as_text, export_lines
 from mindspeed_autoparallel.units import GIB
 
 Make = Callable[..., Node]
@@ -44,33 +53,33 @@ def only(found: Iterable[Finding]) -> Finding:
 
 
 def test_a_machine_without_device_is_told_that_planning_still_works(node_with: Make) -> None:
-    assert "planning does not" in only(device.check_device(node_with("none"))).why
+    assert "planning does not" in only(machine.check_device(node_with("none"))).why
 
 
 def test_driver_of_an_ascend_node_is_named(node_with: Make) -> None:
     node = node_with(files={"usr/local/Ascend/driver/version.info": "Version=24.1.rc3\nascendhal_version=7"})
-    assert only(device.check_device(node)).what == "2 Ascend NPU(s), driver 24.1.rc3"
+    assert only(machine.check_device(node)).what == "2 Ascend NPU(s), driver 24.1.rc3"
 
 
 def test_more_processes_than_devices_is_a_problem(node_with: Make) -> None:
     node = node_with(script=Script(flags={"--nproc-per-node": "8"}))
-    assert only(device.check_processes_against_devices(node)).remedy == "--nproc-per-node 2"
+    assert only(machine.check_processes_against_devices(node)).remedy == "--nproc-per-node 2"
     fewer = replace(node, script=Script(flags={"--nproc-per-node": "1"}))
-    assert statuses(device.check_processes_against_devices(fewer)) == [ADVICE]
-    assert statuses(device.check_processes_against_devices(replace(node, script=Script()))) == []
+    assert statuses(machine.check_processes_against_devices(fewer)) == [ADVICE]
+    assert statuses(machine.check_processes_against_devices(replace(node, script=Script()))) == []
 
 
 @pytest.mark.parametrize(
     ("check", "environment", "name", "value"),
     [
-        (ascend.check_task_queue, {}, "TASK_QUEUE_ENABLE", "2"),
-        (ascend.check_combined, {}, "COMBINED_ENABLE", "1"),
-        (ascend.check_memory_reuse, {}, "MULTI_STREAM_MEMORY_REUSE", "2"),
-        (ascend.check_caches, {"HOST_CACHE_CAPACITY": "9"}, "ACLNN_CACHE_LIMIT", "100000"),
-        (ascend.check_launch_blocking, {"ASCEND_LAUNCH_BLOCKING": "1"}, "ASCEND_LAUNCH_BLOCKING", "0"),
-        (ascend.check_allocator, {}, "PYTORCH_NPU_ALLOC_CONF", "expandable_segments:True"),
-        (network.check_connect_timeout, {"HCCL_CONNECT_TIMEOUT": "120"}, "HCCL_CONNECT_TIMEOUT", "1200"),
-        (network.check_debug_output, {"ASCEND_GLOBAL_LOG_LEVEL": "0"}, "ASCEND_GLOBAL_LOG_LEVEL", "3"),
+        (settings.check_task_queue, {}, "TASK_QUEUE_ENABLE", "2"),
+        (settings.check_combined, {}, "COMBINED_ENABLE", "1"),
+        (settings.check_memory_reuse, {}, "MULTI_STREAM_MEMORY_REUSE", "2"),
+        (settings.check_caches, {"HOST_CACHE_CAPACITY": "9"}, "ACLNN_CACHE_LIMIT", "100000"),
+        (settings.check_launch_blocking, {"ASCEND_LAUNCH_BLOCKING": "1"}, "ASCEND_LAUNCH_BLOCKING", "0"),
+        (settings.check_allocator, {}, "PYTORCH_NPU_ALLOC_CONF", "expandable_segments:True"),
+        (settings.check_connect_timeout, {"HCCL_CONNECT_TIMEOUT": "120"}, "HCCL_CONNECT_TIMEOUT", "1200"),
+        (settings.check_debug_output, {"ASCEND_GLOBAL_LOG_LEVEL": "0"}, "ASCEND_GLOBAL_LOG_LEVEL", "3"),
     ],
 )
 def test_the_variable_a_check_asks_for_satisfies_it(
@@ -86,18 +95,18 @@ def test_the_variable_a_check_asks_for_satisfies_it(
 def test_other_allocator_options_are_kept(node_with: Make) -> None:
     node = node_with(NVIDIA, environment={"PYTORCH_CUDA_ALLOC_CONF": "garbage_collection_threshold:0.8"})
     wanted = {"PYTORCH_CUDA_ALLOC_CONF": "garbage_collection_threshold:0.8,expandable_segments:True"}
-    assert only(ascend.check_allocator(node)).exports == wanted
+    assert only(settings.check_allocator(node)).exports == wanted
 
 
 def test_the_scripts_exports_count_as_environment(node_with: Make) -> None:
     script = parse_script("export TASK_QUEUE_ENABLE=2\npython train.py")
-    assert statuses(ascend.check_task_queue(node_with(script=script))) == [OK]
+    assert statuses(settings.check_task_queue(node_with(script=script))) == [OK]
 
 
 def test_order_of_kernels_matters_only_with_tensor_parallelism(node_with: Make) -> None:
-    assert only(ascend.check_max_connections(node_with(NVIDIA))).status == ADVICE
+    assert only(settings.check_max_connections(node_with(NVIDIA))).status == ADVICE
     cut = node_with(NVIDIA, script=Script(flags={"--tensor-model-parallel-size": "2"}))
-    assert only(ascend.check_max_connections(cut)).status == PROBLEM
+    assert only(settings.check_max_connections(cut)).status == PROBLEM
 
 
 NUMA = {
@@ -130,22 +139,22 @@ NUMA = {
 )
 def test_core_binding(node_with: Make, value: str | None, status: str, said: str) -> None:
     environment = {} if value is None else {"CPU_AFFINITY_CONF": value}
-    found = list(cores.check_affinity(node_with(files=NUMA, environment=environment)))
+    found = list(machine.check_affinity(node_with(files=NUMA, environment=environment)))
     assert any(finding.status == status and said in finding.what for finding in found), found
 
 
 def test_core_lists_of_the_kernel_are_understood() -> None:
-    assert cores.parse_cores("0-2,8") == {0, 1, 2, 8}
+    assert machine.parse_cores("0-2,8") == {0, 1, 2, 8}
     with pytest.raises(ValueError, match="invalid"):
-        cores.parse_cores("all")
+        machine.parse_cores("all")
 
 
 def test_torch_npu_of_another_torch_is_a_problem(node_with: Make) -> None:
     have = {"torch": "2.4.0", "torch-npu": "2.1.0", "megatron-core": "0.12.1"}
-    found = list(releases.check_releases(node_with(release_of=lambda name: have.get(name, ""))))
+    found = list(examining.check_releases(node_with(release_of=lambda name: have.get(name, ""))))
     assert [finding.what for finding in found if finding.status == PROBLEM] == ["torch 2.4.0 with torch_npu 2.1.0"]
     have["torch-npu"] = "2.4.0.post2"
-    found = list(releases.check_releases(node_with(release_of=lambda name: have.get(name, ""))))
+    found = list(examining.check_releases(node_with(release_of=lambda name: have.get(name, ""))))
     assert statuses(found) == [OK]
 
 
@@ -158,19 +167,19 @@ def test_patch_tables_outside_their_range_are_named(node_with: Make) -> None:
         flags=("--auto-parallel-mm",),
     )
     newer = node_with(release_of=lambda name: "0.19.2")
-    assert "--auto-parallel-mm" in only(releases.check_patches(newer, [patch])).why
-    assert statuses(releases.check_patches(node_with(release_of=lambda name: "0.12.1"), [patch])) == [OK]
+    assert "--auto-parallel-mm" in only(examining.check_patches(newer, [patch])).why
+    assert statuses(examining.check_patches(node_with(release_of=lambda name: "0.12.1"), [patch])) == [OK]
 
 
 def test_a_named_interface_must_exist(node_with: Make) -> None:
     node = node_with(files={"sys/class/net/eth0": ""}, environment={"HCCL_SOCKET_IFNAME": "bond0"})
-    assert only(network.check_interface(node)).status == PROBLEM
-    assert statuses(network.check_interface(replace(node, environment={"HCCL_SOCKET_IFNAME": "=eth0"}))) == []
+    assert only(settings.check_interface(node)).status == PROBLEM
+    assert statuses(settings.check_interface(replace(node, environment={"HCCL_SOCKET_IFNAME": "=eth0"}))) == []
 
 
 def test_localhost_as_master_of_several_nodes_is_a_problem(node_with: Make) -> None:
     script = Script(flags={"--nnodes": "2", "--master-addr": "localhost"})
-    assert statuses(network.check_master(node_with(script=script))) == [PROBLEM]
+    assert statuses(settings.check_master(node_with(script=script))) == [PROBLEM]
 
 
 @pytest.mark.parametrize(
@@ -178,39 +187,39 @@ def test_localhost_as_master_of_several_nodes_is_a_problem(node_with: Make) -> N
 )
 def test_master_port(node_with: Make, port: str, free: bool, status: str) -> None:
     node = node_with(environment={"MASTER_PORT": port}, port_is_free=lambda number: free)
-    assert statuses(network.check_master(node)) == [status]
+    assert statuses(settings.check_master(node)) == [status]
     elsewhere = replace(node, environment={"MASTER_PORT": "6000", "NODE_RANK": "1"}, port_is_free=lambda number: False)
-    assert statuses(network.check_master(elsewhere)) == []
+    assert statuses(settings.check_master(elsewhere)) == []
 
 
 @pytest.mark.parametrize(("told", "status"), [("1000.2", OK), ("1005.0", PROBLEM), (None, UNKNOWN)])
 def test_clock_of_another_node(node_with: Make, told: str | None, status: str) -> None:
     node = node_with(peers=("b",), now_s=lambda: 1000.0, run=lambda words: told if words[0] == "ssh" else None)
-    assert statuses(network.check_clock(node)) == [status]
+    assert statuses(settings.check_clock(node)) == [status]
 
 
 def test_a_slow_answer_is_not_taken_for_a_wrong_clock(node_with: Make) -> None:
     times = iter([1000.0, 1006.0])
     node = node_with(peers=("b",), now_s=lambda: next(times), run=lambda words: "1006.0" if words[0] == "ssh" else None)
-    assert statuses(network.check_clock(node)) == [OK]
+    assert statuses(settings.check_clock(node)) == [OK]
 
 
 def test_shared_memory_is_counted_per_process(node_with: Make) -> None:
     node = node_with(count=8, free_bytes=lambda path: 4 * GIB)
-    assert "--shm-size=8g" in only(resources.check_shared_memory(node)).remedy
-    assert statuses(resources.check_shared_memory(replace(node, free_bytes=lambda path: 9 * GIB))) == [OK]
+    assert "--shm-size=8g" in only(machine.check_shared_memory(node)).remedy
+    assert statuses(machine.check_shared_memory(replace(node, free_bytes=lambda path: 9 * GIB))) == [OK]
 
 
 def test_disk_is_looked_at_where_the_script_saves(node_with: Make) -> None:
     seen = []
     node = node_with(script=Script(flags={"--save": "there"}), free_bytes=lambda path: seen.append(path) or GIB)
-    assert statuses(resources.check_disk(node)) == [ADVICE]
+    assert statuses(machine.check_disk(node)) == [ADVICE]
     assert seen == [Path("there")]
 
 
 def test_open_file_limit(node_with: Make) -> None:
     files = {"proc/self/limits": "Max open files            1024                 4096                 files"}
-    assert "1024" in only(resources.check_open_files(node_with(files=files))).what
+    assert "1024" in only(machine.check_open_files(node_with(files=files))).what
 
 
 SIZES = {"--nproc-per-node": "8", "--tensor-model-parallel-size": "2", "--pipeline-model-parallel-size": "2"}
@@ -251,7 +260,7 @@ def test_every_check_stands_a_bare_machine(tmp_path: Path) -> None:
     node = Node(root=tmp_path)
     for check in CHECKS:
         assert check.__doc__
-        assert PROBLEM not in statuses(check(node)) or check is releases.check_releases
+        assert PROBLEM not in statuses(check(node)) or check is examining.check_releases
 
 
 def test_report_gives_each_reason_and_the_same_exports_in_every_form(node_with: Make) -> None:

@@ -14,7 +14,7 @@ import pytest
 from elastic_job import planned
 
 from mindspeed_autoparallel.errors import AutoParallelError, ConfigError, PlanError
-from mindspeed_autoparallel.runtime.features.elastic import apply, neighbour, plans, request, spare
+from mindspeed_autoparallel.runtime.features.elastic import entry, neighbour, plans, request
 from mindspeed_autoparallel.runtime.features.elastic.neighbour import Neighbour
 from mindspeed_autoparallel.runtime.features.elastic.request import ElasticRequest, World
 from mindspeed_autoparallel.runtime.megatron.description import Description
@@ -133,13 +133,13 @@ def test_the_newest_checkpoint_is_loaded_whole_and_the_first_start_as_the_script
 
     plan = Plan.read(plan_file)
     arguments = argparse.Namespace(save=str(tmp_path), load="start", finetune=True, no_load_optim=True, ckpt_step=3)
-    assert apply.resume_from_newest(arguments, plan) == ""
+    assert entry.resume_from_newest(arguments, plan) == ""
     assert (arguments.load, arguments.finetune) == ("start", True)
     for step in (2, 4):
         dcp.save({"decoder.weight": torch.zeros(64)}, checkpoint_id=tmp_path / f"iter_{step:07d}", no_dist=True)
         (tmp_path / f"iter_{step:07d}" / "common.pt").write_bytes(b"")
-    (tmp_path / apply.TRACKER).write_text("4")
-    assert apply.resume_from_newest(arguments, plan) == ""
+    (tmp_path / entry.TRACKER).write_text("4")
+    assert entry.resume_from_newest(arguments, plan) == ""
     assert (arguments.load, arguments.finetune) == (str(tmp_path), False)
     assert arguments.no_load_optim is None and arguments.ckpt_step is None
     # A shard of the newest step went with its node: the older one is loaded, and with that gone, too, none.
@@ -147,9 +147,9 @@ def test_the_newest_checkpoint_is_loaded_whole_and_the_first_start_as_the_script
         next((tmp_path / f"iter_{step:07d}").glob("*.distcp")).unlink()
         if wanted is None:
             with pytest.raises(ConfigError, match="No older step"):
-                apply.resume_from_newest(arguments, plan)
+                entry.resume_from_newest(arguments, plan)
         else:
-            assert f"Step {wanted} is whole" in apply.resume_from_newest(arguments, plan)
+            assert f"Step {wanted} is whole" in entry.resume_from_newest(arguments, plan)
             assert arguments.ckpt_step == wanted
 
 
@@ -158,12 +158,12 @@ def test_every_plan_keeps_the_padding_of_the_vocabulary(plan_file: Path) -> None
     layout = replace(plan.layout, pipeline_size=1, tensor_size=4, data_size=1)
     wide = replace(plan, layout=layout)
     arguments = argparse.Namespace(make_vocab_size_divisible_by=128)
-    apply.take_part(arguments, plan, wide)
+    entry.take_part(arguments, plan, wide)
     assert (arguments.make_vocab_size_divisible_by, arguments.world_size) == (32, 4)
-    apply.take_part(arguments, wide, plan)
+    entry.take_part(arguments, wide, plan)
     assert arguments.make_vocab_size_divisible_by == 128
     with pytest.raises(ConfigError, match="change the loss"):
-        apply.take_part(argparse.Namespace(make_vocab_size_divisible_by=1), plan, wide)
+        entry.take_part(argparse.Namespace(make_vocab_size_divisible_by=1), plan, wide)
 
 
 def test_a_silent_neighbour_is_lost_and_one_that_ended_well_is_not(tmp_path: Path) -> None:
@@ -190,14 +190,14 @@ def test_a_silent_neighbour_is_lost_and_one_that_ended_well_is_not(tmp_path: Pat
 
 def test_a_spare_waits_for_the_end_of_this_training(plan_file: Path, tmp_path: Path) -> None:
     waiting = request_of(plan_file, tmp_path, rank=2)
-    end = spare._end_of(waiting)
+    end = entry._end_of(waiting)
     end.write_text("")
     os.utime(end, (time.time() - 60, time.time() - 60))  # of a training before
     ended: list[object] = []
 
     def wait() -> None:
         with pytest.raises(SystemExit) as left:
-            spare.wait_for_end(waiting, waiting.plan)
+            entry.wait_for_end(waiting, waiting.plan)
         ended.append(left.value.code)
 
     thread = threading.Thread(target=wait)

@@ -1,7 +1,7 @@
-"""Every feature is the same files with the same names: who knows one finds the way through the others.
+"""Steps of features have files of the same names: whoever has read one finds the way through the others.
 
 What searches is request -> source -> search -> write; what trains is request -> apply; what runs ranks alone is
-request -> source -> conclude -> write.
+request -> source -> conclude -> write. A step that is not a file of its own is written in ``entry``.
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ def doors() -> dict[str, str]:
 
 def tree(feature: str, name: str) -> ast.Module:
     return sources()[f"{FOLDER}/{feature}/{name}.py"]
+
+
+def has_file(feature: str, name: str) -> bool:
+    return f"{FOLDER}/{feature}/{name}.py" in sources()
 
 
 def functions(feature: str, name: str) -> dict[str, ast.FunctionDef]:
@@ -65,10 +69,12 @@ def test_every_folder_is_a_feature_with_a_flag() -> None:
 def test_the_files_and_what_each_offers(feature: str) -> None:
     door = doors()[feature]
     steps = DOORS[door]
-    assert door in functions(feature, "entry") and set(steps) <= set(own_imports(feature, "entry"))
-    read = functions(feature, "request")["read_request"]
-    assert isinstance(read.returns, ast.Name) and read.returns.id.endswith("Request")
-    for step in steps[1:]:
+    files = [step for step in steps if has_file(feature, step)]
+    assert door in functions(feature, "entry") and set(files) <= set(own_imports(feature, "entry"))
+    if "request" in files:
+        read = functions(feature, "request")["read_request"]
+        assert isinstance(read.returns, ast.Name) and read.returns.id.endswith("Request")
+    for step in set(files) - {"request"}:
         offered = [name for name in functions(feature, step) if name == step or name.endswith(f"_{step}")]
         assert offered, f"{feature}/{step}.py has no function {step}"
     assert any(isinstance(node, ast.ClassDef) for node in tree(feature, "flags").body)
@@ -79,4 +85,5 @@ def test_a_step_knows_none_of_the_steps_behind_it(feature: str) -> None:
     steps = DOORS[doors()[feature]]
     for number, step in enumerate(steps):
         later = {"entry", *steps[number + 1 :]}
-        assert not reached(feature, step) & later, f"{feature}/{step}.py"
+        if has_file(feature, step):
+            assert not reached(feature, step) & later, f"{feature}/{step}.py"

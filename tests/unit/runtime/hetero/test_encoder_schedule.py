@@ -13,7 +13,7 @@ from mindspeed_autoparallel.schedule.window import ticks_of
 
 pytest.importorskip("torch")
 
-from mindspeed_autoparallel.runtime.hetero.encoder_schedule import WindowedSchedule
+from mindspeed_autoparallel.runtime.hetero.schedules import WindowedSchedule
 
 
 class Recorded:

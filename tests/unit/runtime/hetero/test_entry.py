@@ -6,7 +6,7 @@ import json
 import pytest
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.runtime.features.hetero_parallel import apply, entry
+from mindspeed_autoparallel.runtime.features.hetero_parallel import entry
 from mindspeed_autoparallel.runtime.hetero.job import HeteroJob
 
 MODEL = {
@@ -19,7 +19,7 @@ MODEL = {
 @pytest.fixture
 def job(monkeypatch):
     begun = HeteroJob()
-    monkeypatch.setattr(apply, "current_job", lambda: begun)
+    monkeypatch.setattr(entry, "current_job", lambda: begun)
     monkeypatch.setenv("WORLD_SIZE", "8")
     monkeypatch.setenv("RANK", "1")
     return begun

@@ -14,7 +14,7 @@ from mindspeed_autoparallel.schedule.walk import take_all
 torch = pytest.importorskip("torch")
 pytest.importorskip("megatron.core")
 
-from mindspeed_autoparallel.runtime.hetero.generator_schedule import GeneratorSchedule  # noqa: E402
+from mindspeed_autoparallel.runtime.hetero.schedules import GeneratorSchedule  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.megatron]
 

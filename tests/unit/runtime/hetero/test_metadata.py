@@ -9,8 +9,8 @@ torch = pytest.importorskip("torch")
 
 from mindspeed_autoparallel.errors import ConfigError  # noqa: E402
 from mindspeed_autoparallel.runtime.hetero.adapters.protocol import LocalItem  # noqa: E402
-from mindspeed_autoparallel.runtime.hetero.metadata import ItemGather, items_of_replicas, local_items  # noqa: E402
-from mindspeed_autoparallel.runtime.hetero.redistribution.items import Item  # noqa: E402
+from mindspeed_autoparallel.runtime.hetero.exchange import ItemGather, items_of_replicas, local_items  # noqa: E402
+from mindspeed_autoparallel.runtime.hetero.redistribution.placement import Item  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.megatron]
 
 
 def places_of(counts, sizes):
-    from mindspeed_autoparallel.runtime.hetero.adapters.places import places_of
+    from mindspeed_autoparallel.runtime.hetero.adapters.protocol import places_of
 
     marked = torch.arange(8).expand(len(counts), 8) < torch.tensor(counts)[:, None]
     return places_of(marked, sizes, "image")
@@ -22,7 +22,7 @@ def test_items_follow_the_samples_in_order():
 
 
 def test_an_item_with_other_tokens_between_its_own_has_no_single_place():
-    from mindspeed_autoparallel.runtime.hetero.adapters.places import places_of
+    from mindspeed_autoparallel.runtime.hetero.adapters.protocol import places_of
 
     marked = torch.tensor([[0, 1, 1, 0, 1, 1, 0, 1, 1]]).bool()
     assert places_of(marked, [2, 4], "image") == [(0, 1), (0, None)]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from mindspeed_autoparallel.runtime.launch.children import child_environment
 from mindspeed_autoparallel.runtime.launch.coordinator import Coordinator
-from mindspeed_autoparallel.runtime.launch.environment import child_environment
 from mindspeed_autoparallel.runtime.launch.outcome import LaunchOutcome, LaunchSpec, LaunchStatus, worst
 from mindspeed_autoparallel.runtime.launch.processes import LocalRanks, run_local_processes, whole_error
 from mindspeed_autoparallel.runtime.launch.rendezvous import Nodes

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from mindspeed_autoparallel.errors import ConfigError, LaunchError
-from mindspeed_autoparallel.runtime.launch import channel, orders, secret, store
+from mindspeed_autoparallel.runtime.launch import channel, orders, store
 from mindspeed_autoparallel.runtime.launch.outcome import LaunchSpec
 from mindspeed_autoparallel.runtime.launch.ports import reserved_port
 from mindspeed_autoparallel.runtime.launch.store import StoreClient, StoreServer
@@ -218,34 +218,34 @@ def test_the_store_listens_at_the_given_address_only(server):
 
 
 def test_the_secret_lies_in_a_private_file_while_the_run_lasts(tmp_path: Path, monkeypatch):
-    monkeypatch.delenv(secret.SECRET_VARIABLE, raising=False)
+    monkeypatch.delenv(channel.SECRET_VARIABLE, raising=False)
     (tmp_path / "elsewhere").write_text("other people's")
-    (tmp_path / secret.FILE).symlink_to(tmp_path / "elsewhere")
-    assert secret.find_secret(tmp_path) is None
-    made = secret.make_secret(tmp_path)
+    (tmp_path / channel.SECRET_FILE).symlink_to(tmp_path / "elsewhere")
+    assert channel.find_secret(tmp_path) is None
+    made = channel.make_secret(tmp_path)
     assert len(made) == 64
-    assert secret.find_secret(tmp_path) == made != secret.make_secret(tmp_path)
-    assert (tmp_path / secret.FILE).stat().st_mode & 0o777 == 0o600
+    assert channel.find_secret(tmp_path) == made != channel.make_secret(tmp_path)
+    assert (tmp_path / channel.SECRET_FILE).stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "elsewhere").read_text() == "other people's"
-    secret.remove_secret(tmp_path)
-    assert secret.find_secret(tmp_path) is None
+    channel.remove_secret(tmp_path)
+    assert channel.find_secret(tmp_path) is None
 
 
 def test_a_secret_can_be_given_by_variable_or_file(tmp_path: Path, monkeypatch):
-    monkeypatch.setenv(secret.SECRET_VARIABLE, "short")
+    monkeypatch.setenv(channel.SECRET_VARIABLE, "short")
     with pytest.raises(ConfigError, match="fewer than 16"):
-        secret.given_secret()
-    monkeypatch.setenv(secret.SECRET_VARIABLE, "x" * 32)
-    assert secret.make_secret(tmp_path) == secret.find_secret(None) == b"x" * 32
+        channel.given_secret()
+    monkeypatch.setenv(channel.SECRET_VARIABLE, "x" * 32)
+    assert channel.make_secret(tmp_path) == channel.find_secret(None) == b"x" * 32
     assert list(tmp_path.iterdir()) == []
-    monkeypatch.delenv(secret.SECRET_VARIABLE)
+    monkeypatch.delenv(channel.SECRET_VARIABLE)
     (tmp_path / "file").write_text("y" * 32 + "\n")
-    monkeypatch.setenv(secret.SECRET_FILE_VARIABLE, str(tmp_path / "file"))
+    monkeypatch.setenv(channel.SECRET_FILE_VARIABLE, str(tmp_path / "file"))
     (tmp_path / "file").chmod(0o644)
     with pytest.raises(ConfigError, match="can be read by others"):
-        secret.given_secret()
+        channel.given_secret()
     (tmp_path / "file").chmod(0o600)
-    assert secret.given_secret() == b"y" * 32
+    assert channel.given_secret() == b"y" * 32
 
 
 def order(**changes: object) -> dict[str, object]:
@@ -291,7 +291,7 @@ def test_any_other_order_is_refused(changes):
 
 
 def test_secrets_are_masked_before_they_reach_a_private_log(tmp_path: Path):
-    from mindspeed_autoparallel.runtime.launch.logs import private_log
+    from mindspeed_autoparallel.runtime.launch.children import private_log
 
     (tmp_path / "precious").write_text("x")
     (tmp_path / "log").symlink_to(tmp_path / "precious")

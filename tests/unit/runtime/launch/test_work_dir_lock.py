@@ -11,11 +11,11 @@ import time
 import pytest
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.runtime.launch import work_dir_lock as lock
-from mindspeed_autoparallel.runtime.launch.work_dir_lock import HOLDER_FILE, only_one
+from mindspeed_autoparallel.runtime.launch import work_dir as lock
+from mindspeed_autoparallel.runtime.launch.work_dir import HOLDER_FILE, only_one
 
 HOLD = (
-    "import sys, time\nfrom pathlib import Path\nfrom mindspeed_autoparallel.runtime.launch.work_dir_lock import only_one\n"
+    "import sys, time\nfrom pathlib import Path\nfrom mindspeed_autoparallel.runtime.launch.work_dir import only_one\n"
     "with only_one(Path(sys.argv[1]), '--work-dir'):\n    print('held', flush=True)\n    time.sleep(300)\n"
 )
 

@@ -14,7 +14,7 @@ from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.runtime.megatron.description import describe
 from mindspeed_autoparallel.runtime.megatron.hybrid import cut_pattern, hybrid_pattern, num_pattern_layers
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import native_flags, stage_arguments
-from mindspeed_autoparallel.runtime.profiling.measure.layer_kinds import (
+from mindspeed_autoparallel.runtime.profiling.measure.structure import (
     choices_by_layer,
     choices_of_layers,
     fewest_layers,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mindspeed_autoparallel.errors import PlanError
-from mindspeed_autoparallel.runtime.megatron.mindspeed_llm import check_list_was_given, split_arguments
+from mindspeed_autoparallel.runtime.megatron.mindspeed import check_list_was_given, split_arguments
 
 
 def layers_read(said, num_layers, pipeline_size, virtual_size):

@@ -6,12 +6,7 @@ from pathlib import Path
 import pytest
 
 from mindspeed_autoparallel.errors import PlanError
-from mindspeed_autoparallel.runtime.megatron.mindspeed_mm import (
-    check_deepstack,
-    keep_largest,
-    keep_stage,
-    ties_embeddings,
-)
+from mindspeed_autoparallel.runtime.megatron.mindspeed import check_deepstack, keep_largest, keep_stage, ties_embeddings
 from mindspeed_autoparallel.runtime.megatron.shared_embedding import (
     EmbeddingStage,
     place_embedding,

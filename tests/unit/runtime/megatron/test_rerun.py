@@ -2,7 +2,7 @@
 
 import pytest
 
-from mindspeed_autoparallel.runtime.megatron.rerun import without_kept_batches
+from mindspeed_autoparallel.runtime.megatron.short_training import without_kept_batches
 
 machines = pytest.importorskip("megatron.core.rerun_state_machine")
 

@@ -20,7 +20,7 @@ from mindspeed_autoparallel.planner.tuner.modelled import (
     unchanged,
 )
 from mindspeed_autoparallel.profiles import MeasuredAt
-from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.context import SearchContext
+from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.variants import SearchContext
 
 _FUSED_CHUNKS = 2
 """Pieces that MC2's fused operators are counted on to cut: how many they cut is not documented, so the fewest."""
@@ -256,12 +256,9 @@ def _no_experts(context: SearchContext) -> str:
 
 
 def _missing(context: SearchContext, destination: str, remark: str = "") -> str:
-    flag = "--" + destination.replace("_", "-")
-    if not context.has(destination):
-        return f"this Megatron has no {flag}" + (f" ({remark})" if remark else "")
-    if context.value(destination) is True:
-        return f"the script sets {flag}: kept, and not in the predictions"
-    return ""
+    if context.has(destination) and context.value(destination) is True:
+        return f"the script sets --{destination.replace('_', '-')}: kept, and not in the predictions"
+    return context.missing(destination, remark)
 
 
 def _no_transformer_engine(context: SearchContext, target: Target) -> str:

@@ -14,16 +14,17 @@ from mindspeed_autoparallel.profiles import Collective, LinkTier, MeasuredAt
 from mindspeed_autoparallel.profiles.knowledge import Operator, Signature
 from mindspeed_autoparallel.profiles.knowledge.estimate import Estimate
 from mindspeed_autoparallel.profiles.records import BlockTrace, json_of, record_of
-from mindspeed_autoparallel.runtime.features.auto_tuning.argv import with_configuration, words_of
-from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.context import SearchContext
-from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.modelled import Target, modelled_switches
-from mindspeed_autoparallel.runtime.features.auto_tuning.exposed_communication import exposed_parts
-from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
-from mindspeed_autoparallel.runtime.features.auto_tuning.switching import (
+from mindspeed_autoparallel.runtime.features.auto_tuning.argv import (
     environment_words,
     sharding_values,
+    with_configuration,
     with_environment,
+    words_of,
 )
+from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.modelled import Target, modelled_switches
+from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.variants import SearchContext
+from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
+from mindspeed_autoparallel.runtime.features.auto_tuning.switching import exposed_parts
 from mindspeed_autoparallel.spec import Layout, Sharding
 
 NEWEST = {

@@ -11,9 +11,8 @@ from mindspeed_autoparallel.profiles.calibration_records import PipelineResult, 
 from mindspeed_autoparallel.profiles.device import Collective, LinkTier, StageOverhead
 from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase
 from mindspeed_autoparallel.profiles.records import ModelRecord
-from mindspeed_autoparallel.runtime.features.auto_tuning.figures import Figures
-from mindspeed_autoparallel.runtime.features.auto_tuning.modelling import _device_cost
-from mindspeed_autoparallel.runtime.features.auto_tuning.pipelines import pipelines_of, stages_us
+from mindspeed_autoparallel.runtime.features.auto_tuning.figures import Figures, pipelines_of, stages_us
+from mindspeed_autoparallel.runtime.features.auto_tuning.source import _device_cost
 
 PLAIN = MeasuredAt()
 

@@ -8,7 +8,7 @@ from language_profile import language_profile
 from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, ProfileVariant, enumerate_space
 from mindspeed_autoparallel.planner.tuner.placements import evaluate_placement, even_or_balanced_splits
 from mindspeed_autoparallel.profiles.records import BlockTrace, record_of
-from mindspeed_autoparallel.runtime.profiling.trace.memory_headroom import fits_without_recompute
+from mindspeed_autoparallel.runtime.profiling.trace.layer_signatures import fits_without_recompute
 from mindspeed_autoparallel.spec import Cluster
 
 

@@ -11,8 +11,9 @@ import pytest
 
 from mindspeed_autoparallel.errors import LaunchError, ProfileError
 from mindspeed_autoparallel.profiles import MeasuredAt
+from mindspeed_autoparallel.runtime.features.auto_tuning.argv import without_places
 from mindspeed_autoparallel.runtime.features.auto_tuning.launches import Launches
-from mindspeed_autoparallel.runtime.features.auto_tuning.trace_store import Traces, without_places
+from mindspeed_autoparallel.runtime.features.auto_tuning.traces import Traces
 from mindspeed_autoparallel.runtime.flags import flag_groups, flags_of
 
 SCRIPT = """

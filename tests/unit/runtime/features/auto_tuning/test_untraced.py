@@ -2,7 +2,7 @@
 
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.profiles.records import TraceResult
-from mindspeed_autoparallel.runtime.features.auto_tuning.trace_failures import tell_refused, tell_untraced
+from mindspeed_autoparallel.runtime.features.auto_tuning.traces import tell_refused, tell_untraced
 
 
 def _point(tensor: int, batch: int) -> MeasuredAt:
@@ -16,7 +16,7 @@ def test_layouts_are_told_once_per_reason_and_fate() -> None:
     found = {point: TraceResult(summary="asks for data" if point.tensor_size < 4 else "too large") for point in points}
     notes, left_out = tell_untraced(points, points[:3], found)
     assert notes == [
-        "3 layouts (TP1 CP1 EP1 MBS1 to TP2 CP1 EP1 MBS1) could not be traced and were measured whole: asks for data"
+        "3 layouts (TP1 CP1 EP1 MBS1 to TP2 CP1 EP1 MBS1) could not be traced; measured whole instead: asks for data"
     ]
     assert [(names, reason.split(": ")[1]) for names, reason in left_out.items()] == [
         ("TP2 CP1 EP1 MBS2", "asks for data"),

@@ -16,7 +16,7 @@ from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.profiles.records import json_of
 from mindspeed_autoparallel.report.preflight import render, shown_ranks
 from mindspeed_autoparallel.report.preflight_result import PassTime, RankReport, RankRun
-from mindspeed_autoparallel.runtime.features.preflight.conclude import conclude
+from mindspeed_autoparallel.runtime.features.preflight.entry import conclude
 from mindspeed_autoparallel.runtime.features.preflight.ranks import kinds_of_ranks, selected
 from mindspeed_autoparallel.runtime.features.preflight.request import PreflightRequest, read_request
 from mindspeed_autoparallel.spec.layout import Layout, ModuleLayout

@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from mindspeed_autoparallel.runtime.profiling.measure.layer_kinds import choices_by_layer, fewest_layers, shorten
+from mindspeed_autoparallel.runtime.profiling.measure.structure import choices_by_layer, fewest_layers, shorten
 
 
 @pytest.mark.parametrize(

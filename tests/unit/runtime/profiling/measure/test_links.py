@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from mindspeed_autoparallel.cost.collectives import all_reduce_us, p2p_us  # noqa: E402
 from mindspeed_autoparallel.profiles import Collective, LinkTier  # noqa: E402
-from mindspeed_autoparallel.runtime.profiling.measure import links  # noqa: E402
+from mindspeed_autoparallel.runtime.profiling.measure import communication  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -29,10 +29,10 @@ def test_links_give_the_times_that_they_were_fitted_to(monkeypatch: pytest.Monke
             (size, all_reduce_us(size, 8, TRUTH) if is_reduction else p2p_us(size, TRUTH)) for size in (4096, 2**22)
         ]
 
-    monkeypatch.setattr(links, "_times", times)
+    monkeypatch.setattr(communication, "_times", times)
     distributed.init_process_group("fake", rank=0, world_size=8, store=FakeStore())
     try:
-        found = links.measure_links(SimpleNamespace(), 4, "cpu")
+        found = communication.measure_links(SimpleNamespace(), 4, "cpu")
     finally:
         distributed.destroy_process_group()
     assert set(found["inter"]) == {"p2p", "all_reduce"} and set(found["intra"]) == {"p2p"}

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from mindspeed_autoparallel.planner.tuner.pricing import collective_us  # noqa: E402
 from mindspeed_autoparallel.profiles import Collective, LinkTier  # noqa: E402
-from mindspeed_autoparallel.runtime.profiling.measure.played import CommunicationClock  # noqa: E402
+from mindspeed_autoparallel.runtime.profiling.measure.communication import CommunicationClock  # noqa: E402
 from mindspeed_autoparallel.runtime.profiling.measure.task import PlayedWorld  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -4,8 +4,7 @@ import weakref
 
 import pytest
 
-from mindspeed_autoparallel.runtime.profiling.measure.lengths import spread_of_next
-from mindspeed_autoparallel.runtime.profiling.measure.sampling import largest_of_next, num_bytes
+from mindspeed_autoparallel.runtime.profiling.measure.sampling import largest_of_next, num_bytes, spread_of_next
 
 torch = pytest.importorskip("torch")
 

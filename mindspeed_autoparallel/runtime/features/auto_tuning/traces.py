@@ -6,57 +6,86 @@ import importlib.metadata
 import json
 import logging
 import os
+import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from mindspeed_autoparallel.errors import ConfigError, ProfileError
+from mindspeed_autoparallel.errors import ConfigError, LaunchError, ProfileError
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.profiles.records import PLAIN, TraceResult, VariantName, read_trace, trace_of
 from mindspeed_autoparallel.progress import changes_logged
+from mindspeed_autoparallel.runtime.features.auto_tuning.argv import without_places
 from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions import SearchPlan
 from mindspeed_autoparallel.runtime.features.auto_tuning.launches import Launches
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
-from mindspeed_autoparallel.runtime.features.auto_tuning.trace_attempts import Attempts, Ended
-from mindspeed_autoparallel.runtime.features.auto_tuning.trace_failures import tell_refused
 from mindspeed_autoparallel.runtime.launch import LaunchOutcome, LaunchStatus
-from mindspeed_autoparallel.runtime.profiling.measure.layer_kinds import MIN_LAYERS
+from mindspeed_autoparallel.runtime.launch.outcome import worst
+from mindspeed_autoparallel.runtime.profiling.measure.structure import MIN_LAYERS
 from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
 from mindspeed_autoparallel.runtime.profiling.trace.sources import hash_of_sources
 from mindspeed_autoparallel.runtime.profiling.trace.work_queue import WorkQueue
 
-_PLACES = (
-    "--auto-tuning",
-    "--auto-parallel-data",
-    *("--auto-parallel-mm", "--auto-parallel-calibrate", "--auto-parallel-check-steps", "--auto-parallel-work-dir"),
-    *("--auto-parallel-output-dir", "--auto-parallel-memory-limit-mib", "--auto-parallel-time-limit-s"),
-    *("--auto-parallel-profile-file", "--auto-parallel-launch-timeout-s", "--auto-parallel-preflight"),
-    "--auto-parallel-elastic",
-    *("--simulated-nnodes", "--simulated-nproc-per-node", "--profile-source", "--profile-device"),
-    *("--operator-search", "--operator-config", "--operator-pin", "--operator-explain", "--operator-devices"),
-    *("--operator-output-dir", "--parallel-mode", "--search-mode", "--auto-pipeline", "--mem-coeff"),
-    "--nnodes",
-    "--nproc-per-node",
-    "--master",
-    "--node-rank",
-    "--save",
-    "--load",
-    "--train-iters",
-    "--log-interval",
-    "--tensorboard-dir",
-    "--tensor-model-parallel-size",
-    "--pipeline-model-parallel-size",
-    "--micro-batch-size",
-    "--global-batch-size",
-    "--data-cache-path",
-    "--wandb",
-)
-"""Beginnings of flags that only name places, or what is searched anyway; a test checks all of ours."""
 _LOGGER = logging.getLogger(__name__)
 _MAX_PROCESSES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A tracing process that is over."""
+
+    outcome: LaunchOutcome
+    at: MeasuredAt | None
+    """The point it had taken and not finished; none while the script set itself up."""
+
+    @property
+    def looks_like_memory(self) -> bool:
+        """Return whether it ran out of memory by its own words, or was killed by the system, which gives no reason."""
+        return self.outcome.status is LaunchStatus.OUT_OF_MEMORY or self.outcome.exit_code == -signal.SIGKILL
+
+
+class Attempts:
+    """Rounds of ``num_processes`` tracing processes; halved when memory seems to run short."""
+
+    def __init__(self, num_processes: int) -> None:
+        self.num_processes = num_processes
+        self.backwards = False
+        """Whether points are handed out from the last on: the script sets itself up in the first it is given."""
+        self._second: set[MeasuredAt] = set()
+
+    def lost(
+        self, ended: Sequence[Ended], left: Collection[MeasuredAt], *, came_forward: bool, starts: bool
+    ) -> dict[MeasuredAt, LaunchOutcome]:
+        """Return those of the points that a round ``left`` which are not tried again, with what ended their process.
+
+        ``came_forward``: whether the round finished any point. ``starts``: whether the script was traced in any layout,
+        so that what ends it before a point is the point's doing.
+        """
+        dead = [end for end in ended if end.outcome.status is not LaunchStatus.OK]
+        if any(end.looks_like_memory for end in dead):
+            self.num_processes = max(1, self.num_processes // 2)
+        lost = {}
+        for end in dead:
+            if end.at in left and end.at is not None:
+                if end.looks_like_memory and end.at not in self._second:
+                    self._second.add(end.at)
+                    came_forward = True
+                else:
+                    lost[end.at] = end.outcome
+        if lost or came_forward:
+            return lost
+        # Nobody came to a point. What hung would take as long to hang again.
+        reason = worst([end.outcome for end in dead])
+        if reason.is_the_scripts_own and not starts:
+            raise LaunchError(f"the script does not start, so nothing can be traced or measured: {reason.describe()}")
+        if not self.backwards and reason.status is not LaunchStatus.TIMED_OUT:
+            self.backwards = True
+            return {}
+        return dict.fromkeys(left, reason)
 
 
 def measure_task(
@@ -218,6 +247,40 @@ class Traces:
         return digest.hexdigest()[:16]
 
 
+def tell_untraced(
+    failed: Collection[MeasuredAt], measured: Collection[MeasuredAt], found: Mapping[MeasuredAt, TraceResult]
+) -> tuple[list[str], dict[str, str]]:
+    """Return notes on layouts that were measured in place of a trace, and ``{layouts: reason}`` of the others.
+
+    ``failed``: layouts without a trace; ``found``: the message of tracing for each.
+    """
+    whole = _by_reason({point: found[point] for point in failed if point in measured})
+    lost = _by_reason({point: found[point] for point in failed if point not in measured})
+    return (
+        [f"{names} could not be traced; measured whole instead: {reason}" for names, reason in whole.items()],
+        {
+            names: f"could neither be traced nor be measured whole on the measuring devices: {reason}"
+            for names, reason in lost.items()
+        },
+    )
+
+
+def tell_refused(refused: Mapping[MeasuredAt, TraceResult]) -> dict[str, str]:
+    """Return ``{layouts: reason}`` of layouts that Megatron itself refuses."""
+    return {names: f"Megatron refuses it: {reason}" for names, reason in _by_reason(refused).items()}
+
+
+def _by_reason(results: Mapping[MeasuredAt, TraceResult]) -> dict[str, str]:
+    """Return ``{layouts: reason}``, layouts that share a reason together."""
+    groups: defaultdict[str, list[str]] = defaultdict(list)
+    for point, result in results.items():
+        groups[result.summary].append(point.label())
+    return {
+        labels[0] if len(labels) == 1 else f"{len(labels)} layouts ({labels[0]} to {labels[-1]})": reason
+        for reason, labels in groups.items()
+    }
+
+
 def num_written(files: Iterable[Path], since: float) -> int:
     """Count those of ``files`` that were written after ``since`` (seconds of the clock), not by an earlier run."""
     return sum(_is_newer(file, since) for file in files)
@@ -235,14 +298,3 @@ def _release(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "a source checkout"
-
-
-def without_places(argv: Sequence[str]) -> list[str]:
-    """Return a command line without flags that only say where something is, or what is searched anyway."""
-    kept, skip = [], False
-    for word in argv:
-        if word.startswith("--"):
-            skip = word.startswith(_PLACES)
-        if not skip:
-            kept.append(word)
-    return kept

@@ -1,16 +1,56 @@
-"""Cores, NUMA nodes and ``CPU_AFFINITY_CONF=<mode>,npu<i>:<first>-<last>``."""
+"""The machine: devices and their driver, core binding, memory, disk and open files."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
-from mindspeed_autoparallel.runtime.doctor.finding import Finding, advice, fine, problem
-from mindspeed_autoparallel.runtime.doctor.node import ASCEND, Node
+from mindspeed_autoparallel.runtime.doctor.finding import Finding, advice, fine, problem, unknown
+from mindspeed_autoparallel.runtime.doctor.node import ASCEND, NO_DEVICE, Node
+from mindspeed_autoparallel.units import GIB, format_bytes
 
 _NAME = "CPU_AFFINITY_CONF"
 _HUAWEI = "0x19e5"
 _ACCELERATOR_CLASSES = ("0x1200", "0x0302", "0x0300")
+
+_SHARED_BYTES_PER_PROCESS = GIB
+_MIN_DISK_BYTES = 50 * GIB
+
+
+def check_device(node: Node) -> Iterable[Finding]:
+    """Check devices and driver version."""
+    kind, count = node.device_kind(), node.num_devices()
+    if kind == NO_DEVICE:
+        yield advice("device", "no Ascend NPU and no NVIDIA GPU", "training needs one; planning does not")
+        return
+    if kind == ASCEND:
+        text = node.read("usr/local/Ascend/driver/version.info") or ""
+        driver = next((line.partition("=")[2] for line in text.splitlines() if line.startswith("Version=")), "")
+    else:
+        text = node.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]) or ""
+        driver = text.splitlines()[0] if text else ""
+    name = f"{count} {'Ascend NPU' if kind == ASCEND else 'NVIDIA GPU'}(s)"
+    yield fine("device", f"{name}, driver {driver}") if driver else unknown("device", f"{name}, driver unknown")
+
+
+def check_processes_against_devices(node: Node) -> Iterable[Finding]:
+    """Check that there is one process per device."""
+    wanted = node.script.number("--nproc-per-node", 0)
+    count = node.num_devices()
+    if not wanted or not count:
+        return
+    if wanted > count:
+        yield problem(
+            "processes",
+            f"the script starts {wanted} processes, this node has {count} devices",
+            "two processes on one device run out of memory or hang",
+            f"--nproc-per-node {count}",
+        )
+    elif wanted < count:
+        yield advice("processes", f"the script uses {wanted} of {count} devices", "the others stay idle")
+    else:
+        yield fine("processes", f"one process for each of {count} devices")
 
 
 def cores_by_numa(node: Node) -> dict[int, set[int]]:
@@ -105,3 +145,54 @@ def _range_findings(node: Node, mode: str, ranges: dict[int, set[int]], numa: di
                 "every launch crosses between sockets",
                 f"choose from cores {min(own)}-{max(own)}",
             )
+
+
+def check_shared_memory(node: Node) -> Iterable[Finding]:
+    """Check /dev/shm, through which data loading workers and collectives of one node pass data."""
+    free = node.free_bytes(Path("/dev/shm"))
+    if free is None:
+        return
+    num_processes = max(node.num_devices(), node.script.number("--nproc-per-node", 1) or 1)
+    needed = num_processes * _SHARED_BYTES_PER_PROCESS
+    what = f"{format_bytes(free)} free in /dev/shm for {num_processes} process(es)"
+    if free < needed:
+        yield problem(
+            "shared memory",
+            what,
+            "data loading workers die with a bus error",
+            f"start the container with --shm-size={needed // GIB}g or more",
+        )
+    else:
+        yield fine("shared memory", what)
+
+
+def check_disk(node: Node) -> Iterable[Finding]:
+    """Check the room where checkpoints go."""
+    save = node.script.flags.get("--save") or "."
+    free = node.free_bytes(Path(save))
+    if free is None:
+        return
+    what = f"{format_bytes(free)} free for {save}"
+    if free < _MIN_DISK_BYTES:
+        yield advice(
+            "disk",
+            what,
+            "a checkpoint with optimizer state takes 14 to 18 bytes per parameter",
+            "make room or choose another --save",
+        )
+    else:
+        yield fine("disk", what)
+
+
+def check_open_files(node: Node) -> Iterable[Finding]:
+    """Check the limit of open files."""
+    limits = node.read("proc/self/limits") or ""
+    line = next((line for line in limits.splitlines() if line.startswith("Max open files")), "")
+    numbers = [word for word in line.split() if word.isdigit()]
+    if numbers and int(numbers[0]) < 4096:
+        yield advice(
+            "open files",
+            f"at most {numbers[0]}",
+            "many ranks and data workers open more sockets and files",
+            "ulimit -n 65535 before the job",
+        )

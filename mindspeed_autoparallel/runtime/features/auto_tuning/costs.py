@@ -1,28 +1,31 @@
-"""The task of a measuring launch, and the costs that result from it or from the catalogue."""
+"""What everything that was traced costs: measured on devices, or computed for one of the catalogue."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from mindspeed_autoparallel.cost.analytic.operators import operator_us
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.cost.device import Device, Efficiency
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.planner.tuner.host import HostModel
 from mindspeed_autoparallel.planner.tuner.links import TIERS, catalogue_tier
-from mindspeed_autoparallel.planner.tuner.pricing import Prices
+from mindspeed_autoparallel.planner.tuner.pricing import Prices, calls_of
 from mindspeed_autoparallel.planner.tuner.stages import PipelineCost
 from mindspeed_autoparallel.planner.tuner.steps import StepCost
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.profiles.device import COLLECTIVES, LinkTier
-from mindspeed_autoparallel.profiles.knowledge import Operator
-from mindspeed_autoparallel.profiles.knowledge.estimate import Coverage
+from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase, Operator
+from mindspeed_autoparallel.profiles.knowledge.estimate import Coverage, Estimate
 from mindspeed_autoparallel.profiles.records import PointResult, TraceResult
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
-from mindspeed_autoparallel.runtime.features.auto_tuning.trace_store import num_written
-from mindspeed_autoparallel.runtime.profiling.calibrate.worker import read_operators
-from mindspeed_autoparallel.runtime.profiling.measure.pipelines import Pipeline
+from mindspeed_autoparallel.runtime.features.auto_tuning.traces import num_written
+from mindspeed_autoparallel.runtime.profiling.calibrate.results import read_operators
+from mindspeed_autoparallel.runtime.profiling.measure.steps import Pipeline
 
 _STATE_BYTES = 20
 """Per parameter, with gradients, optimizer and copies: only to leave out what will not fit."""
@@ -59,12 +62,12 @@ class Missing:
 
     @property
     def nothing(self) -> bool:
-        """Tell whether no launch is needed."""
+        """Return whether no launch is needed."""
         return not (self.operators or self.collectives or self.points or self.pipelines)
 
 
 def is_measurable(request: TuningRequest, point: MeasuredAt) -> bool:
-    """Tell whether the measuring devices can run ``point``, whatever memory it takes."""
+    """Return whether the measuring devices can run ``point``, whatever memory it takes."""
     world = request.num_measuring
     return (
         world % (point.tensor_size * point.context_size) == 0
@@ -80,8 +83,12 @@ def needed_bytes(result: TraceResult) -> float:
     return 2 * (state + sum(block.saved_bytes + block.backward_peak_bytes for block in blocks))
 
 
-def datasheet_optimizer_us_per_byte(device: Device, efficiency: Efficiency) -> float:
-    """Return the optimizer's time per byte of parameters: about 30 bytes are moved for the two bytes of one."""
+def datasheet_optimizer_us_per_byte(device: Device, efficiency: Efficiency | None = None) -> float:
+    """Return the optimizer's time per byte of parameters: it moves about 30 bytes for the two bytes of one.
+
+    ``efficiency``: by default the first of the device.
+    """
+    efficiency = efficiency or next(iter(device.efficiencies.values()))
     return 15.0 / (device.memory_bandwidth_gb_per_s * 1e3 * efficiency.optimizer_fraction)
 
 
@@ -131,3 +138,65 @@ def measured_so_far(folder: Path, num_operators: int, layouts: list[Path]) -> Ca
         )
 
     return describe
+
+
+_LOGGER = logging.getLogger(__name__)
+_STACK = "megatron-core"
+_CALLS_OF_A_LAYER = 60
+"""Of one forward pass, over which the catalogue's launch time of a layer is spread."""
+
+
+def computed_costs(
+    found: Mapping[MeasuredAt, TraceResult], target: Device, base: KnowledgeBase, devices_per_node: int
+) -> CalibrationResult:
+    """Return costs for a device that is not at hand, by formula."""
+    efficiency = target.efficiency(_STACK)
+    note = (
+        f"analytic: nothing was measured; all times are computed for {target.name} from datasheet and efficiencies "
+        f"({efficiency.provenance})"
+    )
+    _LOGGER.info(note)
+    host = HostModel(
+        per_call_us=efficiency.launch_us / _CALLS_OF_A_LAYER,
+        asynchronous=True,
+        relative_error=efficiency.relative_error,
+    )
+    variants = [trace for result in found.values() for trace in result.variants.values()]
+    return CalibrationResult(
+        source="analytic",
+        device_name=target.name,
+        software=_STACK,
+        prices=ComputedPrices(
+            base=base,
+            device=target.name,
+            software=_STACK,
+            tiers={tier: catalogue_tier(target, tier, devices_per_node) for tier in TIERS},
+            devices_per_node=devices_per_node,
+            host=host,
+            target=target,
+        ),
+        optimizer_us_per_byte=datasheet_optimizer_us_per_byte(target, efficiency),
+        step=StepCost(per_step_us=efficiency.step_us),
+        pipeline=PipelineCost(),
+        coverage=Coverage(covered_time_share=0.0, missing=tuple(calls_of(variants))),
+        measured={},
+        notes=(note,),
+    )
+
+
+@dataclass(kw_only=True)
+class ComputedPrices(Prices):
+    """Prices of a catalogue's device: every operator has one."""
+
+    target: Device
+
+    def operator(self, operator: Operator) -> Estimate | None:
+        """Return the time by formula, with the device's own error."""
+        if operator not in self._known:
+            efficiency = self.target.efficiency(_STACK)
+            self._known[operator] = Estimate(
+                time_us=operator_us(self.target, efficiency, operator),
+                relative_error=efficiency.relative_error,
+                exact=False,
+            )
+        return self._known[operator]
