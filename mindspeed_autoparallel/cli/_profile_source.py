@@ -64,7 +64,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=LARGE,
         help="with analytic: the decoder's tokens, if --model has none",
     )
-    parser.add_argument("--device", metavar="NAME", help="with analytic: device of the catalogue, such as H100 or 910B")
     _add_media_flags(parser)
     parser.add_argument("--device", metavar="NAME", help="with analytic: device of the catalogue, such as H100 or 910B")
     parser.add_argument(
