@@ -1,4 +1,4 @@
-"""Measure operators and collectives on this machine's devices, or learn a device's figures from training logs.
+"""Measure operators and collectives on this machine's devices, or calibrate a device's figures with training logs.
 
 With BASE.sqlite: measured and added to that knowledge base. With --from-log: steps of your own runs, whose arguments
 Megatron prints at the top, change the catalogue's figures of the device, with uncertainty and where they come from.

@@ -1,4 +1,4 @@
-"""Predict step time and peak memory of training runs from their shapes, with no accelerator at hand.
+"""Predict step time and peak memory of training runs from their shapes, without an accelerator.
 
 FILE holds {"requests": [{"id", "model", "hw", "parallel", "train"}]}; see docs/predict.md.
 """

@@ -1,4 +1,4 @@
-"""Run each distinct rank of a plan, or of your script's own layout, alone on this device: does it fit?
+"""Run each distinct rank of a plan, or of your script's own layout, alone on this device, and report whether it fits.
 
   preflight plan.json -- pretrain_gpt.py <the script's own arguments>
   preflight --devices 1024 --ranks ends -- pretrain_gpt.py <the script's own arguments>

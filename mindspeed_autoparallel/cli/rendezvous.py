@@ -1,4 +1,4 @@
-"""Hold torchrun's rendezvous on a machine of its own, so that any node of a training may be lost.
+"""Run torchrun's rendezvous on a separate machine, so that any node of a training may be lost.
 
 rendezvous --port 29400
 """

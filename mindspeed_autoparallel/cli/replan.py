@@ -1,4 +1,4 @@
-"""Plan again after nodes were lost or came, and weigh the gain against the cost of the move.
+"""Plan again after nodes were lost or added, and compare the gain with the cost of the move.
 
 replan --plan plan.json --lost-node 3 --checkpoint ckpt --out replanned
 replan --plan plan.json --nnodes 16 --remaining-hours 12 --out replanned

@@ -1,4 +1,4 @@
-"""Show a plan: a table here, a self-contained page, a trace of the simulated step.
+"""Show a plan as a table, a self-contained page, or a trace of the simulated step.
 
 report --plan plan.json --page plan.html   the page, for any browser, without network
 report --plan plan.json --trace step.json  for Perfetto or chrome://tracing

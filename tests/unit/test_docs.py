@@ -51,6 +51,19 @@ def test_links_lead_to_files(page: Path) -> None:
     assert not dead
 
 
+def headings(page: Path) -> set[str]:
+    """Return the anchors that GitHub makes of a page's headings."""
+    titles = re.findall(r"(?m)^#+ (.*)$", re.sub(r"(?ms)^```.*?^```", "", page.read_text()))
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_into_pages_lead_to_headings(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]*)#([^)]*)\)", page.read_text())
+    local = [(page.parent / file if file else page, anchor) for file, anchor in links if "://" not in file]
+    assert [f"{file.name}#{anchor}" for file, anchor in local if anchor not in headings(file)] == []
+
+
 def test_every_path_of_the_tour_is_there() -> None:
     quoted = re.findall(r"`([^`]+)`", (ROOT / "docs/tour.md").read_text())
     paths = [re.sub(r"\s", "", path) for path in quoted if re.fullmatch(r"[\w./\s]+(/|\.py|\.toml)", path)]
