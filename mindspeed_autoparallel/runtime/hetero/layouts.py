@@ -8,11 +8,13 @@ whose name ends in ``_generator`` is behind it, the others are encoders before i
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.files import shown
+from mindspeed_autoparallel.files import read_json, shown
 from mindspeed_autoparallel.runtime.hetero.blocks import check_block
 
 _MOST_RANKS = 2**20
@@ -52,6 +54,22 @@ class HeteroLayout:
     def others(self) -> tuple[ModuleLayout, ...]:
         """Return the modules beside the backbone."""
         return (*self.encoders, *self.generators)
+
+
+def read_model(arguments: argparse.Namespace) -> tuple[Path, Mapping[str, object]]:
+    """Return the model.json that the host's ``arguments`` name, and its content; ``ConfigError`` without one."""
+    file_name = getattr(arguments, "hetero_model", None) or getattr(arguments, "mm_model", None)
+    if not file_name:
+        raise ConfigError(
+            "--hetero-parallel reads every module's tp/pp/cp from model.json; give it with --mm-model, "
+            "or with --hetero-model where the script has no such flag."
+        )
+    path = Path(file_name)
+    flag = "--hetero-model" if getattr(arguments, "hetero_model", None) else "--mm-model"
+    model = read_json(path, f"model description ({flag})")
+    if not isinstance(model, Mapping):
+        raise ConfigError(f"{path} must hold a JSON object with a block per module, got {type(model).__name__}.")
+    return path, model
 
 
 def read_layout(model: Mapping[str, object], *, world_size: int, source: str = "model.json") -> HeteroLayout:

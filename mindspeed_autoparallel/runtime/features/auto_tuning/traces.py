@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import logging
 import os
@@ -27,7 +26,7 @@ from mindspeed_autoparallel.runtime.launch import LaunchOutcome, LaunchStatus
 from mindspeed_autoparallel.runtime.launch.outcome import worst
 from mindspeed_autoparallel.runtime.profiling.measure.structure import MIN_LAYERS
 from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
-from mindspeed_autoparallel.runtime.profiling.trace.sources import hash_of_sources
+from mindspeed_autoparallel.runtime.profiling.trace.sources import hash_of_sources, release_of
 from mindspeed_autoparallel.runtime.profiling.trace.work_queue import WorkQueue
 
 _LOGGER = logging.getLogger(__name__)
@@ -238,8 +237,8 @@ class Traces:
                     self.variants,
                     without_places(sys.argv[1:]),
                     [self._wanted(point) for point in self.plan.points],
-                    _release("torch"),
-                    _release("megatron-core"),
+                    release_of("torch"),
+                    release_of("megatron-core"),
                 ],
                 default=str,
             ).encode()
@@ -291,10 +290,3 @@ def _is_newer(file: Path, since: float) -> bool:
         return file.stat().st_mtime >= since
     except OSError:  # not there yet
         return False
-
-
-def _release(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "a source checkout"

@@ -18,10 +18,9 @@ from mindspeed_autoparallel.runtime.features.elastic.request import ElasticReque
 from mindspeed_autoparallel.runtime.first_rank import print_once
 from mindspeed_autoparallel.spec import Plan
 from mindspeed_autoparallel.units import US_PER_MS
+from mindspeed_autoparallel.weights.rank_folders import TRACKER
 from mindspeed_autoparallel.weights.whole_steps import loss_line, saved_steps
 
-TRACKER = "latest_checkpointed_iteration.txt"
-"""Megatron writes it last, so that a step is whole where it is named."""
 _NEW_START = {"finetune": False, "no_load_optim": None, "no_load_rng": None, "ckpt_step": None}
 """Flags that leave state of a checkpoint behind, and Megatron's defaults."""
 
@@ -84,6 +83,7 @@ def resume_from_newest(arguments: argparse.Namespace, plan: Plan) -> str:
     where no step is whole.
     """
     save = Path(arguments.save)
+    # Megatron writes the tracker last, so that a step is whole where it is named.
     if not (save / TRACKER).is_file():
         return ""
     saved = saved_steps(save, plan)

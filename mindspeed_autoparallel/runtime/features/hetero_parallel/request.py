@@ -6,10 +6,8 @@ import argparse
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.files import read_json
 from mindspeed_autoparallel.runtime.hetero.building import adapter_class
 from mindspeed_autoparallel.runtime.hetero.layouts import (
     HeteroLayout,
@@ -19,6 +17,7 @@ from mindspeed_autoparallel.runtime.hetero.layouts import (
     check_script_sizes,
     encoder_scale,
     read_layout,
+    read_model,
 )
 
 _REFUSED = {
@@ -95,17 +94,7 @@ def _check_generators(arguments: argparse.Namespace, layout: HeteroLayout, num_m
 
 def read_request(arguments: argparse.Namespace) -> HeteroRequest:
     """Read the layouts and check them and the batch; ``ConfigError`` before any process group exists."""
-    file_name = getattr(arguments, "hetero_model", None) or getattr(arguments, "mm_model", None)
-    if not file_name:
-        raise ConfigError(
-            "--hetero-parallel reads every module's tp/pp/cp from model.json; give it with --mm-model, "
-            "or with --hetero-model where the script has no such flag."
-        )
-    path = Path(file_name)
-    flag = "--hetero-model" if getattr(arguments, "hetero_model", None) else "--mm-model"
-    model = read_json(path, f"model description ({flag})")
-    if not isinstance(model, Mapping):
-        raise ConfigError(f"{path} must hold a JSON object with a block per module, got {type(model).__name__}.")
+    path, model = read_model(arguments)
     return check_layouts(model, arguments, int(os.environ.get("WORLD_SIZE", "1")), str(path))
 
 

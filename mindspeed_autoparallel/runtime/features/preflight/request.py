@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.files import read_json
 from mindspeed_autoparallel.runtime.devices import current_device
 from mindspeed_autoparallel.runtime.devices.cpu.adapter import MEMORY_VARIABLE
 from mindspeed_autoparallel.runtime.features.apply_plan.request import check_model
@@ -18,7 +17,7 @@ from mindspeed_autoparallel.runtime.features.measuring import check_memory_limit
 from mindspeed_autoparallel.runtime.features.preflight.flags import SCRIPT, PreflightFlags, check_imbalance
 from mindspeed_autoparallel.runtime.features.preflight.ranks import RankKind, kinds_of_ranks, selected
 from mindspeed_autoparallel.runtime.flags.flag import read_flags
-from mindspeed_autoparallel.runtime.hetero.layouts import read_layout
+from mindspeed_autoparallel.runtime.hetero.layouts import read_layout, read_model
 from mindspeed_autoparallel.runtime.launch.work_dir import private_work_dir
 from mindspeed_autoparallel.runtime.megatron.description import describe
 from mindspeed_autoparallel.runtime.profiling.measure.sampling import samples_differ
@@ -86,13 +85,8 @@ def layout_of_script(arguments: argparse.Namespace, shared: AutoParallelFlags, f
 
 def _hetero_layout(arguments: argparse.Namespace, devices: int | None) -> Layout:
     """Return the layout of model.json's modules on ``devices``, ``None``: on as few as hold each of them."""
-    file_name = getattr(arguments, "hetero_model", None) or getattr(arguments, "mm_model", None)
-    if not file_name:
-        raise ConfigError("--hetero-parallel reads every module's tp/pp/cp from model.json: give it with --mm-model.")
-    model = read_json(Path(file_name), "model description")
-    if not isinstance(model, dict):
-        raise ConfigError(f"{file_name} must hold a JSON object with a block per module.")
-    found = read_layout(model, world_size=devices or _MOST_DEVICES, source=str(file_name))
+    path, model = read_model(arguments)
+    found = read_layout(model, world_size=devices or _MOST_DEVICES, source=str(path))
     backbone = found.backbone
     if devices is None:
         devices = math.lcm(

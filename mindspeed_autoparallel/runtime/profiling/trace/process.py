@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import itertools
 import json
 import os
@@ -18,7 +17,7 @@ from mindspeed_autoparallel.errors import LaunchError
 from mindspeed_autoparallel.files import read_json, write_json_atomic
 from mindspeed_autoparallel.line_process import LineProcess
 from mindspeed_autoparallel.runtime.profiling.trace.request import BlockResult, TraceRequest
-from mindspeed_autoparallel.runtime.profiling.trace.sources import hash_of_tracing_code
+from mindspeed_autoparallel.runtime.profiling.trace.sources import hash_of_tracing_code, release_of
 
 _COMMAND = ("-m", "mindspeed_autoparallel.runtime.profiling.trace", "fake")
 _PREFIX = "TRACE "
@@ -26,14 +25,6 @@ _FORGOTTEN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_AD
 _NUM_ERROR_LINES = 5
 _MOST_LOST = 3
 """Traces given up before any was possible: it is not about them."""
-
-
-def release_of(package: str) -> str:
-    """Return the release of an installed package."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "none"
 
 
 def _code_hash() -> Any:

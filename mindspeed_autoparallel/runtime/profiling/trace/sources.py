@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -45,3 +46,11 @@ def _hash_of(folders: Iterable[Path]) -> hashlib._Hash:
 
 def _python_files(folder: Path) -> Iterable[Path]:
     return (path for path in sorted(folder.glob("*.py")) if path.is_file())
+
+
+def release_of(package: str) -> str:
+    """Return the release of an installed package."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
