@@ -99,7 +99,8 @@ def _inputs(arguments: argparse.Namespace) -> _Inputs:
 def _computed(arguments: argparse.Namespace, file: HostFile) -> ShardedProfile:
     from mindspeed_autoparallel.cost.catalogue import find_device, read_device
     from mindspeed_autoparallel.predict.megatron_arguments import model_of_arguments
-    from mindspeed_autoparallel.predict.sharded_profile import Described, megatron_profile, sharded_profile
+    from mindspeed_autoparallel.predict.sharded_profile import megatron_profile, sharded_profile
+    from mindspeed_autoparallel.predict.sharded_tree import Described
 
     tokens = arguments.seq_length or file.tokens
     if tokens < 1:
@@ -109,6 +110,7 @@ def _computed(arguments: argparse.Namespace, file: HostFile) -> ShardedProfile:
         frozen=file.frozen,
         micro_batch_size=file.micro_batch,
         bytes_of=file.bytes_of,
+        eager=file.eager,
     )
     device = find_device(arguments.device, tuple(read_device(one) for one in arguments.device_file))
     print(f"analytic: nothing was measured; costs are computed for {device.name}", file=sys.stderr)

@@ -32,6 +32,8 @@ class HostFile:
     micro_batch: int
     frozen: tuple[str, ...] = ()
     """Patterns of modules without gradients."""
+    eager: bool = False
+    """Whether attention keeps its matrices."""
     tokens: int
     """Longest sample; 0: the file has none."""
     tokens_key: str

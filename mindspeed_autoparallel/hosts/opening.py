@@ -76,6 +76,7 @@ def _native(config: NativeConfig) -> HostFile:
         path=config.path,
         micro_batch=config.sizes.micro_batch,
         frozen=config.frozen,
+        eager=config.values.text("model.attn_implementation") == "eager",
         tokens=config.values.integer(NATIVE_TOKENS, 0),
         tokens_key=NATIVE_TOKENS,
         bytes_of=ElementBytes(reduced=_REDUCED.get(config.sharding.reduce_dtype, 4)),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mindspeed_autoparallel.cost.analytic.fields import integer
+from mindspeed_autoparallel.cost.analytic.fields import integer, part
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import shown
 
@@ -57,10 +57,19 @@ class _Config:
         value = self._values.get(key)
         return default if value is None else bool(value)
 
-    def kinds(self) -> list[str]:
-        """Return ``layer_types``: how each layer attends; empty where the file does not say it."""
-        kinds = self._values.get("layer_types")
-        return [str(kind) for kind in kinds] if isinstance(kinds, list) else []
+    def text(self, key: str) -> str:
+        """Return a text; empty where there is none."""
+        value = self._values.get(key)
+        return value if isinstance(value, str) else ""
+
+    def texts(self, key: str) -> list[str]:
+        """Return a list of texts, as ``layer_types`` has how each layer attends; empty where there is none."""
+        values = self._values.get(key)
+        return [str(value) for value in values] if isinstance(values, list) else []
+
+    def inner(self, key: str) -> _Config:
+        """Return the section under ``key``; an empty one where there is none."""
+        return _Config(part(self._values, key), f"{self._where}: {key}")
 
     def numbers(self, key: str) -> list[int]:
         """Return a list with one number for each layer; empty where the file has none."""
@@ -85,7 +94,7 @@ def _dense(config: _Config) -> Section:
 
 def _windowed(config: _Config, layers: int) -> Section:
     """Return window and share of the layers that have it; nothing where every token attends to all before it."""
-    kinds = config.kinds()
+    kinds = config.texts("layer_types")
     window = config.optional("sliding_window")
     share = kinds.count("sliding_attention") / layers if kinds else 1.0
     return {"window": window, "windowed_share": share} if window and share else {}
@@ -110,7 +119,7 @@ def _experts(config: _Config, width: str, shared: int = 0) -> Section:
     return {
         "type": "moe",
         "num_experts": config.first("num_experts", "num_local_experts", "n_routed_experts"),
-        "topk": config.size("num_experts_per_tok"),
+        "topk": config.first("num_experts_per_tok", "num_experts_per_token"),
         "moe_ffn": config.size(width),
         "shared_expert_ffn": shared or None,
     }
@@ -133,7 +142,7 @@ def _qwen3_5(config: _Config) -> Section:
     """Return layers of gated delta nets and, by default every fourth, of gated attention: two symbols for each."""
     experts, layers = config.optional("num_experts"), config.size("num_hidden_layers")
     every = config.size("full_attention_interval", 4)
-    kinds = config.kinds() or [
+    kinds = config.texts("layer_types") or [
         "linear_attention" if (number + 1) % every else "full_attention" for number in range(layers)
     ]
     shared = config.size("shared_expert_intermediate_size", 0, 0)
@@ -216,6 +225,81 @@ def _deepseek(config: _Config) -> Section:
     return {**_dense(config), **_dense_first(config), "kv_heads": None, "head_size": None, "mla": latent}
 
 
+def _kimi_linear(config: _Config) -> Section:
+    """Return layers of Kimi Delta Attention and of latent attention without positions, two symbols each; Kimi K3's
+    experts work in a latent space, and its layers mix earlier blocks' outputs into their input."""
+    layers, dense = config.size("num_hidden_layers"), config.size("first_k_dense_replace", 0, 0)
+    linear = config.inner("linear_attn_config")
+    kda, heads = set(linear.numbers("kda_layers")), linear.size("num_heads")
+    block, head = config.size("attn_res_block_size", 0, 0), linear.size("head_dim")
+    widths = [2 + number // block for number in range(layers)] if block else []
+    model = _deepseek(config)
+    return {
+        **model,
+        "num_layers": 2 * layers,
+        "num_dense_layers": None,
+        "layer_pattern": "".join(
+            ("G" if number + 1 in kda else "*") + ("E" if number >= dense else "-") for number in range(layers)
+        ),
+        "attention_gate": config.switch("mla_use_output_gate") or None,
+        "shared_expert_ffn": config.first("num_shared_experts", "n_shared_experts") * model["moe_ffn"],
+        "moe_latent": config.optional("routed_expert_hidden_size"),
+        "residual_blocks": sum(widths) / layers if widths else None,
+        "linear_attention": {
+            "num_key_heads": heads,
+            "num_value_heads": heads,
+            "key_head_dim": head,
+            "value_head_dim": head,
+            "decay_rank": head,
+            "gate_rank": 0 if linear.switch("use_full_rank_gate") else head,
+        },
+    }
+
+
+def _moss_tts(config: _Config) -> Section:
+    """Return a Qwen3 with further tables and heads, one pair for each code of a position: their words are counted with
+    the text's, as parameters and logits are."""
+    model = _qwen3(config.inner("language_config"))
+    codes = config.size("n_vq", 32) * (config.size("audio_vocab_size", 1024) + 1)
+    return {**model, "vocab": model["vocab"] + codes, "tied_embeddings": False}
+
+
+_NEMOTRON_LAYERS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
+
+
+def _nemotron_h(config: _Config) -> Section:
+    """Return one mixer or one MLP a layer, as ``hybrid_override_pattern`` or ``layers_block_type`` lists them; MLPs
+    have a squared ReLU and no gate."""
+    pattern = config.text("hybrid_override_pattern")
+    pattern = pattern or "".join(_NEMOTRON_LAYERS.get(kind, kind) for kind in config.texts("layers_block_type"))
+    experts: Section = {}
+    if "E" in pattern:
+        shared = config.size("n_shared_experts", 1, 0) * config.size("moe_shared_expert_intermediate_size", 0, 0)
+        experts = _experts(config, "moe_intermediate_size", shared)
+        experts["moe_latent"] = config.optional("moe_latent_size")
+    return {
+        "type": "moe" if experts else "hybrid",
+        "num_layers": len(pattern),
+        "layer_pattern": pattern,
+        "hidden": config.size("hidden_size"),
+        "heads": config.size("num_attention_heads"),
+        "kv_heads": config.optional("num_key_value_heads"),
+        "head_size": config.size("head_dim", 128),
+        "ffn": config.size("intermediate_size"),
+        "vocab": config.size("vocab_size"),
+        "swiglu": False,
+        "linear_bias": config.switch("mlp_bias"),
+        "tied_embeddings": config.switch("tie_word_embeddings"),
+        "mamba": {
+            "num_heads": config.size("mamba_num_heads", 128),
+            "head_dim": config.size("mamba_head_dim", 64),
+            "state_dim": config.size("ssm_state_size", 128),
+            "num_groups": config.size("n_groups", 8),
+        },
+        **experts,
+    }
+
+
 _FAMILIES: Mapping[str, Callable[[_Config], Section]] = {
     "llama": _dense,
     "mistral": _mistral,
@@ -232,4 +316,7 @@ _FAMILIES: Mapping[str, Callable[[_Config], Section]] = {
     "qwen3_5_text": _qwen3_5,
     "qwen3_5_moe_text": _qwen3_5,
     "mimo_v2": _mimo_v2,
+    "kimi_linear": _kimi_linear,
+    "moss_tts_delay": _moss_tts,
+    "nemotron_h": _nemotron_h,
 }

@@ -17,6 +17,8 @@ from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.profiles import Collective, DeviceCost, LinkTier
 from mindspeed_autoparallel.profiles.sharded import CostPoint, ModuleCosts, ModuleKind
 
+STACK = "megatron-core"
+"""Whose efficiencies computed costs take."""
 _NO_EXCHANGE = Fabric(
     devices_per_node=1 << 20,
     link_bytes_per_us=1e15,
@@ -44,11 +46,12 @@ def joined_kinds(layers: Sequence[LayerKind]) -> tuple[LayerKind, ...]:
 
 
 def decoder_kinds(
-    works: Mapping[CostPoint, Workload], device: Device, *, stacked_experts: bool = True
+    works: Mapping[CostPoint, Workload], device: Device, *, stacked_experts: bool = True, joined: bool = True
 ) -> dict[str, ModuleKind]:
     """Return every kind of module of the decoder with its costs at all of ``works``' points.
 
-    ``stacked_experts``: whether a layer's experts are rows of two tensors, which ``fully_shard`` cuts and pads.
+    ``stacked_experts``: whether a layer's experts are rows of two tensors, which ``fully_shard`` cuts and pads;
+    ``joined``: whether a mixer and the MLP behind it are one layer.
     """
     whole = works[CostPoint()]
     model = whole.model
@@ -57,7 +60,7 @@ def decoder_kinds(
     kinds["embedding"] = ModuleKind(parameters=(table,), costs=tuple(_embedding(works)))
     own = () if model.tied else (table,)
     kinds["head"] = ModuleKind(parameters=own, costs=tuple(_head(works, device, table)))
-    for kind in dict.fromkeys(joined_kinds(model.layers)):
+    for kind in dict.fromkeys(joined_kinds(model.layers) if joined else model.layers):
         name = f"{kind.mixer} {kind.mlp}"
         counted = layer_parameters(whole, kind)
         kinds[name] = ModuleKind(
@@ -76,8 +79,8 @@ def decoder_kinds(
 
 def _expert_shapes(work: Workload) -> tuple[tuple[int, ...], ...]:
     model = work.model
-    first = (model.num_experts, model.hidden, (2 if model.gated else 1) * model.expert_ffn)
-    return first, (model.num_experts, model.expert_ffn, model.hidden)
+    first = (model.num_experts, model.expert_width, (2 if model.gated else 1) * model.expert_ffn)
+    return first, (model.num_experts, model.expert_ffn, model.expert_width)
 
 
 def _hidden_bytes(work: Workload) -> int:
@@ -123,6 +126,9 @@ def layer_costs(point: CostPoint, work: Workload, device: Device, kind: LayerKin
     efficiency, hidden = device.efficiency(work.stack), _hidden_bytes(work)
     time = layer_time(work, device, efficiency, _NO_EXCHANGE, own, recomputed=False)
     kept = max(0, round(layer_activation_bytes(work, own, recomputed=False)) - hidden)
+    if kind.mixer == "attention" and not work.fused_attention:
+        # transformers' eager attention computes its softmax in fp32, which is kept beside the cast matrix.
+        kept += 4 * work.model.heads * work.tokens * work.model.sequence
     parameters = layer_parameters(work, own).shared * work.element_bytes
     core = mixing(work, device, efficiency, _NO_EXCHANGE, own).core
     attention = work.tokens * work.model.query_size * work.element_bytes if kind.mixer == "attention" else 0
@@ -157,12 +163,13 @@ def _experts(point: CostPoint, work: Workload, device: Device, kind: LayerKind) 
         input_bytes=hidden,
         kept_bytes=max(0, round(saved) - hidden),
         backward_transient_bytes=round(backward_transient_bytes(work, kind) + gradients),
-        expert_sent_bytes=round(work.routed_rows * work.model.hidden * work.element_bytes),
+        expert_sent_bytes=round(work.routed_rows * work.model.expert_width * work.element_bytes),
     )
 
 
-def device_cost(device: Device, fabric: Fabric) -> DeviceCost:
-    """Return memory and links of ``device``, for exchanges that the planner prices."""
+def device_cost(device: Device, fabric: Fabric, resident_bytes: int = 0) -> DeviceCost:
+    """Return memory and links of ``device``, for exchanges that the planner prices; ``resident_bytes``: held beside
+    what is planned."""
 
     def tier(latency_us: float, bytes_per_us: float, exchange: float | None = None) -> LinkTier:
         link = Collective(latency_us=latency_us, bytes_per_s=bytes_per_us * 1e6)
@@ -171,7 +178,7 @@ def device_cost(device: Device, fabric: Fabric) -> DeviceCost:
 
     return DeviceCost(
         memory_capacity_bytes=int(device.memory_gib * 2**30) - CONTEXT_BYTES,
-        runtime_overhead_bytes=device.workspace_bytes,
+        runtime_overhead_bytes=device.workspace_bytes + resident_bytes,
         intra=tier(fabric.link_latency_us, fabric.link_bytes_per_us),
         inter=tier(
             fabric.inter_latency_us,

@@ -83,6 +83,9 @@ def read_model(section: Mapping[str, object], noop_layers: int = 0) -> ModelShap
         state_space=_state_space(section, layers),
         linear=_linear(section, layers),
         sparse=_sparse(section),
+        expert_hidden=integer(section, "moe_latent", 0, "model", 0) if experts else 0,
+        residual_blocks=number(section, "residual_blocks", 0.0, "model", 0.0, _MOST_LAYERS),
+        linear_bias=switch(section, "linear_bias", None, "model"),
         encoder=_encoder(section, sequence),
         extra_norms=2 * bool(section.get("post_norm", False)),
         attended=number(section, "mean_seq", 0.0, "model", 0.0, math.inf),
@@ -207,6 +210,8 @@ def _linear(section: Mapping[str, object], layers: Sequence[LayerKind]) -> Linea
         value_heads=integer(values, "num_value_heads", None, "model.linear_attention"),
         key_size=integer(values, "key_head_dim", 128, "model.linear_attention"),
         value_size=integer(values, "value_head_dim", 128, "model.linear_attention"),
+        decay_rank=integer(values, "decay_rank", 0, "model.linear_attention", 0),
+        gate_rank=integer(values, "gate_rank", 0, "model.linear_attention", 0),
     )
 
 

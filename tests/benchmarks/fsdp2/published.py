@@ -12,7 +12,8 @@ from typing import NamedTuple
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.planner.sharded.pricing import priced
 from mindspeed_autoparallel.planner.sharded.problem import Problem
-from mindspeed_autoparallel.predict.sharded_profile import Described, sharded_profile
+from mindspeed_autoparallel.predict.sharded_profile import sharded_profile
+from mindspeed_autoparallel.predict.sharded_tree import Described
 from mindspeed_autoparallel.spec.sharded import KEEP, RECOMPUTE, GroupChoice, ShardedDecisions, ShardingHost, ShardSizes
 
 SMALL = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 14336}
