@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from mindspeed_autoparallel.cost.analytic.activations import backward_transient_bytes, layer_activation_bytes
 from mindspeed_autoparallel.cost.analytic.layer_time import head_time, layer_time
@@ -34,6 +35,14 @@ TRANSIENT_PER_LOGIT = 8
 """The gradient in fp32 and what it is computed from."""
 
 
+@dataclass(frozen=True)
+class LogitBytes:
+    """What a loss holds of each logit: until its backward, and while that runs."""
+
+    kept: int = KEPT_PER_LOGIT
+    transient: int = TRANSIENT_PER_LOGIT
+
+
 def joined_kinds(layers: Sequence[LayerKind]) -> tuple[LayerKind, ...]:
     """Return a mixer and the MLP behind it as the one layer that transformers has for both."""
     found: list[LayerKind] = []
@@ -46,7 +55,12 @@ def joined_kinds(layers: Sequence[LayerKind]) -> tuple[LayerKind, ...]:
 
 
 def decoder_kinds(
-    works: Mapping[CostPoint, Workload], device: Device, *, stacked_experts: bool = True, joined: bool = True
+    works: Mapping[CostPoint, Workload],
+    device: Device,
+    logits: LogitBytes,
+    *,
+    stacked_experts: bool = True,
+    joined: bool = True,
 ) -> dict[str, ModuleKind]:
     """Return every kind of module of the decoder with its costs at all of ``works``' points.
 
@@ -59,7 +73,7 @@ def decoder_kinds(
     table = model.vocabulary * model.hidden
     kinds["embedding"] = ModuleKind(parameters=(table,), costs=tuple(_embedding(works)))
     own = () if model.tied else (table,)
-    kinds["head"] = ModuleKind(parameters=own, costs=tuple(_head(works, device, table)))
+    kinds["head"] = ModuleKind(parameters=own, costs=tuple(_head(works, device, table, logits)))
     for kind in dict.fromkeys(joined_kinds(model.layers) if joined else model.layers):
         name = f"{kind.mixer} {kind.mlp}"
         counted = layer_parameters(whole, kind)
@@ -106,7 +120,7 @@ def _embedding(works: Mapping[CostPoint, Workload]) -> Iterator[ModuleCosts]:
         )
 
 
-def _head(works: Mapping[CostPoint, Workload], device: Device, table: int) -> Iterator[ModuleCosts]:
+def _head(works: Mapping[CostPoint, Workload], device: Device, table: int, held: LogitBytes) -> Iterator[ModuleCosts]:
     for point, work in works.items():
         time = head_time(work, device, device.efficiency(work.stack))
         logits = work.tokens * work.model.vocabulary
@@ -115,8 +129,8 @@ def _head(works: Mapping[CostPoint, Workload], device: Device, table: int) -> It
             forward_us=time.forward_us,
             backward_us=time.backward_us,
             input_bytes=_hidden_bytes(work),
-            kept_bytes=logits * KEPT_PER_LOGIT,
-            backward_transient_bytes=max(logits * TRANSIENT_PER_LOGIT, table * work.element_bytes),
+            kept_bytes=logits * held.kept,
+            backward_transient_bytes=max(logits * held.transient, table * work.element_bytes),
         )
 
 

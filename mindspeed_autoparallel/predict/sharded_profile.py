@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from mindspeed_autoparallel.cost.analytic.model_shape import ModelShape
 from mindspeed_autoparallel.cost.collectives import Fabric
 from mindspeed_autoparallel.cost.device import Device
-from mindspeed_autoparallel.predict.sharded_costs import KEPT_PER_LOGIT, STACK, TRANSIENT_PER_LOGIT, device_cost
+from mindspeed_autoparallel.predict.sharded_costs import STACK, device_cost
 from mindspeed_autoparallel.predict.sharded_modules import MEGATRON
 from mindspeed_autoparallel.predict.sharded_tree import Described, Tree, decoder_tree, tree_of
 from mindspeed_autoparallel.profiles import Provenance
@@ -76,7 +76,7 @@ def _profile(
         attention_heads=_heads(tree.decoder) if tree.decoder else (1,),
         num_experts=tree.decoder.num_experts if tree.decoder else 0,
         topk=tree.decoder.topk if tree.decoder else 0,
-        head=_head(tree.decoder, described.sequence) if tree.decoder else None,
+        head=_head(tree.decoder, described) if tree.decoder else None,
         bytes_of=described.bytes_of,
         memory_bytes_per_s=device.memory_bandwidth_gb_per_s * 1e9 * efficiency.memory_fraction,
         host_link_bytes_per_s=(device.host_link_gb_per_s or _HOST_LINK / 1e9) * 1e9,
@@ -87,12 +87,12 @@ def _profile(
     )
 
 
-def _head(decoder: ModelShape, tokens: int) -> HeadCost:
+def _head(decoder: ModelShape, described: Described) -> HeadCost:
     return HeadCost(
-        tokens=tokens,
+        tokens=described.sequence,
         vocabulary=decoder.vocabulary,
-        kept_bytes_per_logit=KEPT_PER_LOGIT,
-        transient_bytes_per_logit=TRANSIENT_PER_LOGIT,
+        kept_bytes_per_logit=described.logits.kept,
+        transient_bytes_per_logit=described.logits.transient,
     )
 
 

@@ -20,7 +20,7 @@ from mindspeed_autoparallel.predict.hugging_face_modules import (
     is_of_several_modules,
     modules_of_config,
 )
-from mindspeed_autoparallel.predict.sharded_costs import STACK, decoder_kinds, layer_costs
+from mindspeed_autoparallel.predict.sharded_costs import STACK, LogitBytes, decoder_kinds, layer_costs
 from mindspeed_autoparallel.predict.sharded_families import (
     FUN_ASR,
     LTX2,
@@ -51,6 +51,7 @@ class Described:
     micro_batch_size: int = 1
     """The file's own, beside powers of two."""
     bytes_of: ElementBytes = field(default_factory=ElementBytes)
+    logits: LogitBytes = field(default_factory=LogitBytes)
     eager: bool = False
     """Whether attention keeps its matrices (``attn_implementation: eager``)."""
 
@@ -98,7 +99,7 @@ def decoder_tree(
     """Return a decoder of ``shape``, a request's ``model``, behind its encoders."""
     works = dict(_Points(shape, device, devices_per_node, described).works())
     whole = works[CostPoint()]
-    kinds = decoder_kinds(works, device, stacked_experts=names.stacked_experts, joined=names.joined)
+    kinds = decoder_kinds(works, device, described.logits, stacked_experts=names.stacked_experts, joined=names.joined)
     modules, notes = [_ROOT], [_COMPUTED]
     if names.around:
         kinds[names.around] = ModuleKind(frozen_parameters=())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from mindspeed_autoparallel.cost.analytic.kernels import NOTHING, Times, linear_us, memory_pass_us
@@ -67,10 +67,6 @@ class Block:
         """Return operations of products and of attention, forward."""
         products = sum(2.0 * one.rows * one.inputs * one.outputs for one in self.products)
         return products + sum(4.0 * one.queries * one.keys * one.width for one in self.scores)
-
-    def without_gradients(self) -> Block:
-        """Return the same where nothing needs a gradient."""
-        return replace(self, saved_bytes=0.0)
 
     def times(self, device: Device, efficiency: Efficiency, samples: int) -> Times:
         """Return forward, input gradient and weight gradient of ``samples`` in microseconds."""
