@@ -32,6 +32,9 @@ class HostFile:
     micro_batch: int
     frozen: tuple[str, ...] = ()
     """Patterns of modules without gradients."""
+    tensor_size: int = 1
+    """Fixed by the file: what is planned is one rank of each group of these."""
+    sequence_parallel: bool = False
     eager: bool = False
     """Whether attention keeps its matrices."""
     tokens: int

@@ -97,6 +97,8 @@ def _of_trainer(file: TrainerFile) -> HostFile:
     return HostFile(
         path=file.path,
         micro_batch=file.size(keys.micro_batch) or file.given.get("micro_batch_size", 1),
+        tensor_size=file.tensor_size,
+        sequence_parallel=bool(keys.sequence_parallel) and values.switch(keys.sequence_parallel, False),
         tokens=_integer(values, keys.tokens) or file.given.get("tokens", 0),
         tokens_key=keys.tokens or "length of samples",
         bytes_of=ElementBytes(reduced=_REDUCED.get(values.text(keys.reduced), 4) if keys.reduced else 4),

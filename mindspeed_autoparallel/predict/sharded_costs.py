@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mindspeed_autoparallel.cost.analytic.activations import backward_transient_bytes, layer_activation_bytes
+from mindspeed_autoparallel.cost.analytic.kernels import memory_pass_us
 from mindspeed_autoparallel.cost.analytic.layer_time import head_time, layer_time
 from mindspeed_autoparallel.cost.analytic.memory import CONTEXT_BYTES
 from mindspeed_autoparallel.cost.analytic.mixers import mixing
@@ -70,8 +71,8 @@ def decoder_kinds(
     whole = works[CostPoint()]
     model = whole.model
     kinds = {"root": ModuleKind(), "decoder": ModuleKind(parameters=(model.hidden,), costs=tuple(_norm(works)))}
-    table = model.vocabulary * model.hidden
-    kinds["embedding"] = ModuleKind(parameters=(table,), costs=tuple(_embedding(works)))
+    table = -(-model.vocabulary // whole.tensor_size) * model.hidden
+    kinds["embedding"] = ModuleKind(parameters=(table,), costs=tuple(_embedding(works, table)))
     own = () if model.tied else (table,)
     kinds["head"] = ModuleKind(parameters=own, costs=tuple(_head(works, device, table, logits)))
     for kind in dict.fromkeys(joined_kinds(model.layers) if joined else model.layers):
@@ -98,7 +99,14 @@ def _expert_shapes(work: Workload) -> tuple[tuple[int, ...], ...]:
 
 
 def _hidden_bytes(work: Workload) -> int:
-    return work.tokens * work.model.hidden * work.element_bytes
+    return work.tokens * work.model.hidden * work.element_bytes // work.hidden_split
+
+
+def _fabric(work: Workload, device: Device) -> Fabric:
+    """Return the links of tensor parallelism, the one exchange that is a layer's own; none without it."""
+    if work.tensor_size == 1:
+        return _NO_EXCHANGE
+    return Fabric.of(device, device.efficiency(work.stack), work.devices_per_node, None)
 
 
 def _norm(works: Mapping[CostPoint, Workload]) -> Iterator[ModuleCosts]:
@@ -107,27 +115,29 @@ def _norm(works: Mapping[CostPoint, Workload]) -> Iterator[ModuleCosts]:
         yield ModuleCosts(at=point, forward_us=0.0, backward_us=0.0, output_bytes=hidden, tail_kept_bytes=2 * hidden)
 
 
-def _embedding(works: Mapping[CostPoint, Workload]) -> Iterator[ModuleCosts]:
-    table = works[CostPoint()].model
+def _embedding(works: Mapping[CostPoint, Workload], table: int) -> Iterator[ModuleCosts]:
     for point, work in works.items():
-        gradient = table.vocabulary * table.hidden * work.element_bytes
         yield ModuleCosts(
             at=point,
             forward_us=0.0,
             backward_us=0.0,
             output_bytes=_hidden_bytes(work),
-            backward_transient_bytes=gradient,
+            backward_transient_bytes=table * work.element_bytes,
         )
 
 
 def _head(works: Mapping[CostPoint, Workload], device: Device, table: int, held: LogitBytes) -> Iterator[ModuleCosts]:
     for point, work in works.items():
         time = head_time(work, device, device.efficiency(work.stack))
-        logits = work.tokens * work.model.vocabulary
+        # Tensor parallel ranks make slices of the logits and gather them for a loss of whole rows.
+        logits, fabric = work.tokens * work.model.vocabulary, _fabric(work, device)
+        whole = memory_pass_us(device, device.efficiency(work.stack), logits * work.element_bytes)
+        slices = whole * device.efficiency(work.stack).head_passes * (1 - 1 / work.tensor_size)
+        gathered = fabric.one_shot_us(logits * work.element_bytes, work.tensor_size, 1)
         yield ModuleCosts(
             at=point,
-            forward_us=time.forward_us,
-            backward_us=time.backward_us,
+            forward_us=time.forward_us + slices + gathered,
+            backward_us=time.backward_us + slices,
             input_bytes=_hidden_bytes(work),
             kept_bytes=logits * held.kept,
             backward_transient_bytes=max(logits * held.transient, table * work.element_bytes),
@@ -138,14 +148,15 @@ def layer_costs(point: CostPoint, work: Workload, device: Device, kind: LayerKin
     """Return a layer without its experts, which are a module of their own."""
     own = LayerKind(kind.mixer, "none") if kind.mlp == "experts" else kind
     efficiency, hidden = device.efficiency(work.stack), _hidden_bytes(work)
-    time = layer_time(work, device, efficiency, _NO_EXCHANGE, own, recomputed=False)
+    time = layer_time(work, device, efficiency, _fabric(work, device), own, recomputed=False)
     kept = max(0, round(layer_activation_bytes(work, own, recomputed=False)) - hidden)
     if kind.mixer == "attention" and not work.fused_attention:
         # transformers' eager attention computes its softmax in fp32, which is kept beside the cast matrix.
-        kept += 4 * work.model.heads * work.tokens * work.model.sequence
+        kept += 4 * work.model.heads * work.tokens * work.model.sequence // work.tensor_size
     parameters = layer_parameters(work, own).shared * work.element_bytes
     core = mixing(work, device, efficiency, _NO_EXCHANGE, own).core
-    attention = work.tokens * work.model.query_size * work.element_bytes if kind.mixer == "attention" else 0
+    attention = work.tokens * work.model.query_size * work.element_bytes // work.tensor_size
+    attention *= kind.mixer == "attention"
     heads = work.tokens * (work.model.query_size * 2 + 2 * work.model.kv_size) * work.element_bytes
     return ModuleCosts(
         at=point,

@@ -52,6 +52,10 @@ class Described:
     """The file's own, beside powers of two."""
     bytes_of: ElementBytes = field(default_factory=ElementBytes)
     logits: LogitBytes = field(default_factory=LogitBytes)
+    tensor_size: int = 1
+    """Ranks that share every layer, as the trainer's file fixes it; costs are those of one of them."""
+    sequence_parallel: bool = False
+    """Whether these share the hidden state between blocks, too."""
     eager: bool = False
     """Whether attention keeps its matrices (``attn_implementation: eager``)."""
 
@@ -97,10 +101,17 @@ def decoder_tree(
     devices_per_node: int,
 ) -> Tree:
     """Return a decoder of ``shape``, a request's ``model``, behind its encoders."""
+    if described.tensor_size > 1 and (encoders or shape.get("num_experts")):
+        raise ConfigError(f"tensor parallelism {described.tensor_size} is priced for dense text models alone.")
     works = dict(_Points(shape, device, devices_per_node, described).works())
     whole = works[CostPoint()]
     kinds = decoder_kinds(works, device, described.logits, stacked_experts=names.stacked_experts, joined=names.joined)
     modules, notes = [_ROOT], [_COMPUTED]
+    if described.tensor_size > 1:
+        notes.append(
+            f"tensor parallelism {described.tensor_size} stays as the file has it: a device of this plan is one of the "
+            f"{described.tensor_size} ranks that share every layer"
+        )
     if names.around:
         kinds[names.around] = ModuleKind(frozen_parameters=())
         modules.append(ShardedModule(name=names.around, kind=names.around, pattern=names.around))
@@ -188,13 +199,15 @@ class _Points:
     ) -> None:
         self.shape, self.device, self.devices_per_node = shape, device, devices_per_node
         self.micro_batches = sorted({*_MICRO_BATCHES, described.micro_batch_size})
+        self.tensor, self.parallel = described.tensor_size, {"sp": described.sequence_parallel}
         self.train: dict[str, object] = {"attention": "unfused", "dropout": False} if described.eager else {}
 
     def works(self) -> Iterator[tuple[CostPoint, Workload]]:
         """Yield the decoder at every point that its shape allows; the plain one first."""
         experts = max(1, integer(self.shape, "num_experts", 1, "model", 0))
         expert_sizes = [2**power for power in range(8) if experts % 2**power == 0]
-        for micro, ulysses, expert in itertools.product(self.micro_batches, (1, 2, 4, 8), expert_sizes):
+        contexts = [1, 2, 4, 8] if self.tensor == 1 else [1]
+        for micro, ulysses, expert in itertools.product(self.micro_batches, contexts, expert_sizes):
             point = CostPoint(micro_batch_size=micro, ulysses_size=ulysses, expert_size=expert)
             try:
                 yield point, self.work(point)
@@ -205,13 +218,18 @@ class _Points:
     def work(self, point: CostPoint) -> Workload:
         """Return the decoder at ``point``."""
         ranks = point.ulysses_size * point.expert_size
-        parallel: dict[str, object] = {"tp": 1, "cp": point.ulysses_size, "cp_algo": "ulysses", "dist_opt": True}
+        parallel: dict[str, object] = {"cp": point.ulysses_size, "cp_algo": "ulysses", "dist_opt": True}
+        parallel |= {"tp": self.tensor, **(self.parallel if self.tensor > 1 else {})}
         if self.shape.get("num_experts"):
             parallel["ep"] = point.expert_size
         return read_workload(
             {
                 "model": self.shape,
-                "hw": {"gpu": self.device.name, "num_gpus": ranks, "gpus_per_node": self.devices_per_node},
+                "hw": {
+                    "gpu": self.device.name,
+                    "num_gpus": ranks * self.tensor,
+                    "gpus_per_node": self.devices_per_node,
+                },
                 "parallel": parallel,
                 "train": {
                     "gbs": point.micro_batch_size * ranks,

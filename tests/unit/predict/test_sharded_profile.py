@@ -6,6 +6,7 @@ import pytest
 
 from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.cost.catalogue import find_device
+from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.sharded.lowering import Lowering
 from mindspeed_autoparallel.planner.sharded.problem import Problem
 from mindspeed_autoparallel.planner.sharded.search import search_sharded
@@ -207,6 +208,45 @@ def test_a_talkers_code_predictor_has_a_row_for_each_code():
     assert small.input_bytes == 512 * 4 * 256 * 2
     own, tables = 512 * 256 + 256, 3 * 64 * (512 + 256) + 256
     assert sum(profile.kinds["talker.code_predictor"].parameters) == own + tables
+
+
+def test_a_tensor_rank_holds_and_computes_its_share_and_waits_for_the_others():
+    config = {"model_type": "qwen3", **TEXT, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
+    config |= {"intermediate_size": 12288, "head_dim": 128}
+
+    def kinds(size, shared=False):
+        described = Described(sequence=4096, tensor_size=size, sequence_parallel=shared)
+        return sharded_profile(config, "c", described, find_device("H100"), 8).kinds
+
+    whole, half, spread = kinds(1), kinds(2), kinds(2, True)
+    layer, head = "attention dense", "head"
+    norms = 2 * 4096
+    assert half[layer].parameters[0] - norms == (whole[layer].parameters[0] - norms) // 2
+    assert half[head].parameters[0] == whole[head].parameters[0] // 2
+    one, two, three = (kind[layer].costs[0] for kind in (whole, half, spread))
+    assert one.forward_us / 2 < two.forward_us < one.forward_us
+    assert three.input_bytes == one.input_bytes // 2 == two.input_bytes // 2
+    assert three.kept_bytes < two.kept_bytes < one.kept_bytes
+    assert half[head].costs[0].kept_bytes == whole[head].costs[0].kept_bytes
+
+
+def test_tensor_parallelism_of_experts_is_refused():
+    described = Described(sequence=512, tensor_size=2)
+    with pytest.raises(ConfigError, match="dense text models"):
+        sharded_profile({"model_type": "qwen3_moe", **TEXT, **EXPERTS}, "c", described, find_device("H100"), 8)
+
+
+def test_a_file_with_tensor_parallelism_is_planned_on_its_groups(files, capsys):
+    text = "distributed: {strategy: fsdp2, tp_size: 2}\nstep_scheduler: {local_batch_size: 1, global_batch_size: 8}\n"
+    (files / "config.yaml").write_text(text)
+    (files / "config.json").write_text(json.dumps({"model_type": "qwen3", **TEXT}))
+    assert run(files, "--seq-length", "512", "--out", str(files / "out")) == 0
+    plan = ShardedPlan.read(files / "out" / "plan.json")
+    assert plan.decisions.sizes.num_devices == 4 and plan.decisions.sizes.global_batch_size == 8
+    assert any("tensor parallelism 2 stays" in note for note in plan.profile.notes)
+    assert "tp_size: 2" in (files / "out" / "config.yaml").read_text()
+    assert run(files, "--seq-length", "512", "--nproc-per-node", "3") == 2
+    assert "does not divide --nproc-per-node" in capsys.readouterr().err
 
 
 def test_eager_attention_keeps_its_matrices():
