@@ -102,7 +102,10 @@ def _inputs(arguments: argparse.Namespace) -> _Inputs:
     for flag in ("device",) if file.arguments else ("model", "device"):
         if getattr(arguments, flag) is None:
             raise ConfigError(f"--fsdp2 needs --{flag}, or a measured --profile.")
-    return _Inputs(file, _computed(arguments, file))
+    for note in file.notes:
+        print(note, file=sys.stderr)
+    profile = _computed(arguments, file)
+    return _Inputs(file, replace(profile, notes=(*profile.notes, *file.notes)))
 
 
 def _computed(arguments: argparse.Namespace, file: HostFile) -> ShardedProfile:

@@ -41,6 +41,8 @@ class HostFile:
     """Longest sample; 0: the file has none."""
     tokens_key: str
     bytes_of: ElementBytes
+    notes: tuple[str, ...] = ()
+    """What of the file is not priced."""
     states_batch: bool
     """Whether the file fixes the global batch."""
     arguments: Mapping[str, object] = field(default_factory=dict)

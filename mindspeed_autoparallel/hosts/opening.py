@@ -24,6 +24,7 @@ from mindspeed_autoparallel.profiles.sharded import ElementBytes
 from mindspeed_autoparallel.spec.sharded import ShardedDecisions
 
 NATIVE_TOKENS = "data.dataset_param.basic_parameters.cutoff_len"
+ADAPTERS = "peft: adapters are not priced; every parameter is taken to be trained, which needs more memory and time"
 _REDUCED = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2}
 
 
@@ -98,6 +99,7 @@ def _of_trainer(file: TrainerFile) -> HostFile:
         path=file.path,
         micro_batch=file.size(keys.micro_batch) or file.given.get("micro_batch_size", 1),
         tensor_size=file.tensor_size,
+        notes=(ADAPTERS,) if values.tree.get("peft") else (),
         sequence_parallel=bool(keys.sequence_parallel) and values.switch(keys.sequence_parallel, False),
         tokens=_integer(values, keys.tokens) or file.given.get("tokens", 0),
         tokens_key=keys.tokens or "length of samples",

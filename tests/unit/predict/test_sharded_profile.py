@@ -7,6 +7,7 @@ import pytest
 from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.hosts.opening import ADAPTERS
 from mindspeed_autoparallel.planner.sharded.lowering import Lowering
 from mindspeed_autoparallel.planner.sharded.problem import Problem
 from mindspeed_autoparallel.planner.sharded.search import search_sharded
@@ -238,12 +239,13 @@ def test_tensor_parallelism_of_experts_is_refused():
 
 def test_a_file_with_tensor_parallelism_is_planned_on_its_groups(files, capsys):
     text = "distributed: {strategy: fsdp2, tp_size: 2}\nstep_scheduler: {local_batch_size: 1, global_batch_size: 8}\n"
-    (files / "config.yaml").write_text(text)
+    (files / "config.yaml").write_text(f"{text}peft: {{dim: 8}}\n")
     (files / "config.json").write_text(json.dumps({"model_type": "qwen3", **TEXT}))
     assert run(files, "--seq-length", "512", "--out", str(files / "out")) == 0
     plan = ShardedPlan.read(files / "out" / "plan.json")
     assert plan.decisions.sizes.num_devices == 4 and plan.decisions.sizes.global_batch_size == 8
     assert any("tensor parallelism 2 stays" in note for note in plan.profile.notes)
+    assert ADAPTERS in plan.profile.notes and ADAPTERS in capsys.readouterr().err
     assert "tp_size: 2" in (files / "out" / "config.yaml").read_text()
     assert run(files, "--seq-length", "512", "--nproc-per-node", "3") == 2
     assert "does not divide --nproc-per-node" in capsys.readouterr().err
