@@ -7,7 +7,8 @@ second and GPU. "selective layer" recomputes every second layer, "full" every la
 Qwen3-32B on 8 H100 of 95 GiB, two samples of 4,096, every layer recomputed, compiled. NeMo Automodel's
 docs/performance-summary.mdx with the files of examples/llm_benchmark: H100, samples of 4,096, experts divided; "full" where
 activation_checkpointing is on. Models are loaded in bf16, Adam's moments too (NVIDIA-NeMo/RL issue 3842 has it so until
-release 0.6), and the loss stays in bf16 (``fp32_upcast: false``). Factors are learnt from the first row of a table.
+release 0.6), and the loss stays in bf16 (``fp32_upcast: false``). MindSpeed-LLM's tests/pipeline/st: 2.294 s, the last steps of
+pretrain_qwen3_moe_30b_4K_fsdp2. Factors are learnt from the first row of a table.
 """
 
 from dataclasses import replace
@@ -84,6 +85,17 @@ ROWS = (
     Row("Llama 3 8B, selective layer", SHARED | SMALL, (RECOMPUTE, KEEP), "A100", 64, 8192, 1, 2904),
     Row("Llama 3 70B, full", SHARED | LARGE, (RECOMPUTE, RECOMPUTE), "A100", 64, 8192, 1, 331),
     Row("Qwen3 32B, full", SHARED | QWEN, (RECOMPUTE, RECOMPUTE), "H100", 8, 4096, 2, 1874, 81.85),
+    Row(
+        "Qwen3 30B-A3B in 2 layers (CI), full",
+        QWEN_MOE | {"num_hidden_layers": 2},
+        (RECOMPUTE, RECOMPUTE),
+        "910B",
+        8,
+        4096,
+        1,
+        4096 / 2.294,
+        table="MindSpeed-LLM",
+    ),
     *(
         Row(name, sizes, policies, "H100", gpus, 4096, samples, rate, 0.0, gpus, steps, stays, "Automodel")
         for name, sizes, policies, gpus, samples, steps, stays, rate in (
