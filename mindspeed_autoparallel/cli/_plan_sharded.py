@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,7 @@ def run_sharded(arguments: argparse.Namespace, cluster: Cluster) -> int:
             raise ConfigError(f"--{name.replace('_', '-')} has no effect with --fsdp2: the YAML file sets it.")
     inputs = _inputs(arguments)
     file, profile = inputs.file, inputs.profile
+    cluster = _of_tensor_ranks(file, cluster)
     on_npu = "ascend" in profile.provenance.device.lower()
     shipped = file.decisions(profile.modules, cluster.num_devices, on_npu)
     if arguments.global_batch_size is not None:
@@ -59,6 +60,14 @@ def run_sharded(arguments: argparse.Namespace, cluster: Cluster) -> int:
     else:
         print("\n".join(text_lines(plan)))
     return 0
+
+
+def _of_tensor_ranks(file: HostFile, cluster: Cluster) -> Cluster:
+    """Return ``cluster`` with one device for each tensor parallel group, whose ranks all do the same."""
+    size = file.tensor_size
+    if cluster.devices_per_node % size:
+        raise ConfigError(f"{file.path}: tensor parallelism {size} does not divide --nproc-per-node.")
+    return replace(cluster, devices_per_node=cluster.devices_per_node // size)
 
 
 def _write(folder: Path, plan: ShardedPlan, inputs: _Inputs) -> None:
@@ -93,13 +102,17 @@ def _inputs(arguments: argparse.Namespace) -> _Inputs:
     for flag in ("device",) if file.arguments else ("model", "device"):
         if getattr(arguments, flag) is None:
             raise ConfigError(f"--fsdp2 needs --{flag}, or a measured --profile.")
-    return _Inputs(file, _computed(arguments, file))
+    for note in file.notes:
+        print(note, file=sys.stderr)
+    profile = _computed(arguments, file)
+    return _Inputs(file, replace(profile, notes=(*profile.notes, *file.notes)))
 
 
 def _computed(arguments: argparse.Namespace, file: HostFile) -> ShardedProfile:
     from mindspeed_autoparallel.cost.catalogue import find_device, read_device
     from mindspeed_autoparallel.predict.megatron_arguments import model_of_arguments
-    from mindspeed_autoparallel.predict.sharded_profile import Described, megatron_profile, sharded_profile
+    from mindspeed_autoparallel.predict.sharded_profile import megatron_profile, sharded_profile
+    from mindspeed_autoparallel.predict.sharded_tree import Described
 
     tokens = arguments.seq_length or file.tokens
     if tokens < 1:
@@ -109,6 +122,9 @@ def _computed(arguments: argparse.Namespace, file: HostFile) -> ShardedProfile:
         frozen=file.frozen,
         micro_batch_size=file.micro_batch,
         bytes_of=file.bytes_of,
+        eager=file.eager,
+        tensor_size=file.tensor_size,
+        sequence_parallel=file.sequence_parallel,
     )
     device = find_device(arguments.device, tuple(read_device(one) for one in arguments.device_file))
     print(f"analytic: nothing was measured; costs are computed for {device.name}", file=sys.stderr)

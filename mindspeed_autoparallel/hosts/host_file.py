@@ -32,10 +32,17 @@ class HostFile:
     micro_batch: int
     frozen: tuple[str, ...] = ()
     """Patterns of modules without gradients."""
+    tensor_size: int = 1
+    """Fixed by the file: what is planned is one rank of each group of these."""
+    sequence_parallel: bool = False
+    eager: bool = False
+    """Whether attention keeps its matrices."""
     tokens: int
     """Longest sample; 0: the file has none."""
     tokens_key: str
     bytes_of: ElementBytes
+    notes: tuple[str, ...] = ()
+    """What of the file is not priced."""
     states_batch: bool
     """Whether the file fixes the global batch."""
     arguments: Mapping[str, object] = field(default_factory=dict)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -109,10 +109,18 @@ def read_native(path: Path) -> NativeConfig:
         features=_features(values),
         model_id=values.text("model.model_id"),
         model_path=values.text("model.model_name_or_path"),
-        frozen=values.texts("model.freeze"),
+        frozen=(*values.texts("model.freeze"), *_frozen_parts(values)),
         plugins=values.texts("training.plugin"),
         meta_init=values.switch("training.init_model_with_meta_device", False),
     )
+
+
+def _frozen_parts(values: Values) -> Iterator[str]:
+    """Yield the modules that Fun-ASR's sections freeze: ``audio_encoder_conf: {freeze: true}``."""
+    model = values.at("model")
+    for key in model if isinstance(model, Mapping) else ():
+        if str(key).endswith("_conf") and values.switch(f"model.{key}.freeze", False):
+            yield str(key).removesuffix("_conf")
 
 
 def _sizes(values: Values) -> NativeSizes:

@@ -24,6 +24,7 @@ from mindspeed_autoparallel.profiles.sharded import ElementBytes
 from mindspeed_autoparallel.spec.sharded import ShardedDecisions
 
 NATIVE_TOKENS = "data.dataset_param.basic_parameters.cutoff_len"
+ADAPTERS = "peft: adapters are not priced; every parameter is taken to be trained, which needs more memory and time"
 _REDUCED = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2}
 
 
@@ -76,6 +77,7 @@ def _native(config: NativeConfig) -> HostFile:
         path=config.path,
         micro_batch=config.sizes.micro_batch,
         frozen=config.frozen,
+        eager=config.values.text("model.attn_implementation") == "eager",
         tokens=config.values.integer(NATIVE_TOKENS, 0),
         tokens_key=NATIVE_TOKENS,
         bytes_of=ElementBytes(reduced=_REDUCED.get(config.sharding.reduce_dtype, 4)),
@@ -96,6 +98,9 @@ def _of_trainer(file: TrainerFile) -> HostFile:
     return HostFile(
         path=file.path,
         micro_batch=file.size(keys.micro_batch) or file.given.get("micro_batch_size", 1),
+        tensor_size=file.tensor_size,
+        notes=(ADAPTERS,) if values.tree.get("peft") else (),
+        sequence_parallel=bool(keys.sequence_parallel) and values.switch(keys.sequence_parallel, False),
         tokens=_integer(values, keys.tokens) or file.given.get("tokens", 0),
         tokens_key=keys.tokens or "length of samples",
         bytes_of=ElementBytes(reduced=_REDUCED.get(values.text(keys.reduced), 4) if keys.reduced else 4),

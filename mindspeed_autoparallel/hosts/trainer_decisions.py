@@ -38,8 +38,8 @@ def trainer_host(file: TrainerFile) -> ShardingHost:
         root_stays=keys.root_stays,
         prefetch_depths=(0, 1, 2) if prefetches else (0,),
         hybrid_shard=bool(keys.fully_shard or keys.replicas),
-        ulysses=bool(keys.ulysses or "ulysses_size" in keys.words),
-        expert_parallel=bool(keys.expert) and keys.plans_experts,
+        ulysses=bool(keys.ulysses or "ulysses_size" in keys.words) and file.tensor_size == 1,
+        expert_parallel=bool(keys.expert) and keys.plans_experts and file.tensor_size == 1,
         lists_units=bool(keys.wrap),
     )
 

@@ -40,6 +40,8 @@ class Trainer:
     """Size where the key is missing; 0: the whole world."""
     replicas: str = ""
     tensor: str = ""
+    sequence_parallel: str = ""
+    """Where it has a key, tensor parallelism is priced and kept as the file has it."""
     pipeline: str = ""
     ulysses: str = ""
     expert: str = ""
@@ -153,6 +155,7 @@ TRAINERS = (
         marks=("strategy", "_target_", "dp_size", "tp_size", "cp_size"),
         replicas="distributed.dp_replicate_size",
         tensor="distributed.tp_size",
+        sequence_parallel="distributed.sequence_parallel",
         pipeline="distributed.pp_size",
         ulysses="distributed.cp_size",
         expert="distributed.ep_size",
@@ -202,14 +205,24 @@ class TrainerFile:
             return None
         return self.values.integer(key, 1, least=1)
 
-    def sizes(self, num_devices: int) -> ShardSizes:
-        """Return the sizes on ``num_devices`` devices; ``ConfigError`` for what a plan lacks or does not divide."""
+    @property
+    def tensor_size(self) -> int:
+        """Return how many ranks share every layer; ``ConfigError`` where that is not priced."""
         keys = self.trainer
-        for key in (keys.tensor, keys.pipeline):
-            if (value := self.size(key) or 1) > 1:
-                raise ConfigError(
-                    f"{self.path}: {key} is {value}; a sharded plan has no tensor or pipeline parallelism."
-                )
+        size = self.size(keys.tensor) or 1
+        if size > 1 and not keys.sequence_parallel:
+            raise ConfigError(f"{self.path}: {keys.tensor} is {size}; a sharded plan has no tensor parallelism.")
+        beside = [key for key in (keys.ulysses, keys.expert) if size > 1 and (self.size(key) or 1) > 1]
+        if beside:
+            raise ConfigError(f"{self.path}: {keys.tensor} is {size} beside {beside[0]}; it is priced alone.")
+        return size
+
+    def sizes(self, num_devices: int) -> ShardSizes:
+        """Return the sizes on ``num_devices`` devices, one of each tensor parallel group; ``ConfigError`` for what a
+        plan lacks or does not divide."""
+        keys = self.trainer
+        if (value := self.size(keys.pipeline) or 1) > 1:
+            raise ConfigError(f"{self.path}: {keys.pipeline} is {value}; a sharded plan has no pipeline parallelism.")
         context = self.size(keys.ulysses) or self.given.get("ulysses_size", 1)
         expert = self.size(keys.expert) or 1
         given = self.size(keys.fully_shard)

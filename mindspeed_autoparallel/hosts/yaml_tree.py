@@ -56,6 +56,9 @@ def load_tree(text: str, name: str) -> dict[str, object]:
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         parts = (getattr(error, "context", None), getattr(error, "problem", None))
         problem = ": ".join(part.partition("; first")[0] for part in parts if part) or type(error).__name__
+        if mark and "duplicate anchor" in problem:
+            key = text.splitlines()[mark.line].strip().partition(":")[0]
+            problem += f" at {key!r}; the trainer's parser takes an anchor once: drop or rename the second"
         raise ConfigError(f"{name} is not valid YAML: {where}{problem}.") from error
     except (RecursionError, ValueError) as error:
         raise ConfigError(f"{name} is not valid YAML: {first_line(error)}.") from error

@@ -32,7 +32,7 @@ _RULES = (
     ),
     _Rule(
         "model",
-        ("moe_layer_freq", "expert_clamp"),
+        ("moe_layer_freq", "expert_clamp", "moe_latent"),
         lambda work: not _has_experts(work),
         "the model has no experts",
     ),
@@ -73,7 +73,6 @@ _RULES = (
         lambda work: work.adapters is not None and work.pipeline_size > 1,
         "both ends hold a frozen table of their own",
     ),
-    _Rule("model", ("attention_gate",), lambda work: work.model.latent is not None, "latent attention has none"),
     _Rule(
         "train",
         ("rope_fusion",),

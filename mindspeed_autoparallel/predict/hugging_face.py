@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mindspeed_autoparallel.cost.analytic.fields import integer
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import shown
+from mindspeed_autoparallel.predict.hugging_face_values import HuggingFaceValues
 
 Section = dict[str, Any]
 
@@ -25,7 +25,7 @@ def decoder_of_config(config: Mapping[str, object], where: str) -> Section:
     read = _FAMILIES.get(family) if isinstance(family, str) else None
     if read is None:
         raise ConfigError(f"{where}: model_type {shown(family)} is not known; known: {', '.join(sorted(_FAMILIES))}.")
-    return {key: value for key, value in read(_Config(config, where)).items() if value is not None}
+    return {key: value for key, value in read(HuggingFaceValues(config, where)).items() if value is not None}
 
 
 def is_decoder(family: object) -> bool:
@@ -33,42 +33,7 @@ def is_decoder(family: object) -> bool:
     return isinstance(family, str) and family in _FAMILIES
 
 
-class _Config:
-    """Reads sizes of a configuration; ``null`` is the same as a key that is not there."""
-
-    def __init__(self, values: Mapping[str, object], where: str) -> None:
-        self._values, self._where = values, where
-
-    def size(self, key: str, default: int | None = None, least: int = 1) -> int:
-        """Return a whole number; ``ConfigError`` where it is missing without a default, or none."""
-        present = {key: self._values[key]} if self._values.get(key) is not None else {}
-        return integer(present, key, default, self._where, least)
-
-    def first(self, *keys: str) -> int:
-        """Return the first of ``keys`` that is there, as a whole number."""
-        return self.size(next((key for key in keys if self._values.get(key) is not None), keys[0]))
-
-    def optional(self, key: str) -> int | None:
-        """Return a whole number, ``None`` where the key is missing."""
-        return self.size(key, 0, 0) or None
-
-    def switch(self, key: str, default: bool = False) -> bool:
-        """Return whether ``key`` is on."""
-        value = self._values.get(key)
-        return default if value is None else bool(value)
-
-    def kinds(self) -> list[str]:
-        """Return ``layer_types``: how each layer attends; empty where the file has none."""
-        kinds = self._values.get("layer_types")
-        return [str(kind) for kind in kinds] if isinstance(kinds, list) else []
-
-    def numbers(self, key: str) -> list[int]:
-        """Return a list with one number for each layer; empty where the file has none."""
-        values = self._values.get(key)
-        return [int(value) for value in values] if isinstance(values, list) else []
-
-
-def _dense(config: _Config) -> Section:
+def _dense(config: HuggingFaceValues) -> Section:
     return {
         "type": "gpt",
         "num_layers": config.size("num_hidden_layers"),
@@ -83,57 +48,57 @@ def _dense(config: _Config) -> Section:
     }
 
 
-def _windowed(config: _Config, layers: int) -> Section:
+def _windowed(config: HuggingFaceValues, layers: int) -> Section:
     """Return window and share of the layers that have it; nothing where every token attends to all before it."""
-    kinds = config.kinds()
+    kinds = config.texts("layer_types")
     window = config.optional("sliding_window")
     share = kinds.count("sliding_attention") / layers if kinds else 1.0
     return {"window": window, "windowed_share": share} if window and share else {}
 
 
-def _mistral(config: _Config) -> Section:
+def _mistral(config: HuggingFaceValues) -> Section:
     model = _dense(config)
     return {**model, **_windowed(config, model["num_layers"])}
 
 
-def _qwen2(config: _Config) -> Section:
+def _qwen2(config: HuggingFaceValues) -> Section:
     return _mistral(config) if config.switch("use_sliding_window") else _dense(config)
 
 
-def _qwen3(config: _Config) -> Section:
+def _qwen3(config: HuggingFaceValues) -> Section:
     # Qwen3Config keeps heads of 128 whatever the hidden size.
     return {**_qwen2(config), "head_size": config.size("head_dim", 128), "qk_norm": True}
 
 
-def _experts(config: _Config, width: str, shared: int = 0) -> Section:
+def _experts(config: HuggingFaceValues, width: str, shared: int = 0) -> Section:
     # Three names for one number: newer releases of transformers write another one than the models were published with.
     return {
         "type": "moe",
         "num_experts": config.first("num_experts", "num_local_experts", "n_routed_experts"),
-        "topk": config.size("num_experts_per_tok"),
+        "topk": config.first("num_experts_per_tok", "num_experts_per_token"),
         "moe_ffn": config.size(width),
         "shared_expert_ffn": shared or None,
     }
 
 
-def _mixtral(config: _Config) -> Section:
+def _mixtral(config: HuggingFaceValues) -> Section:
     return {**_mistral(config), **_experts(config, "intermediate_size")}
 
 
-def _qwen2_moe(config: _Config) -> Section:
+def _qwen2_moe(config: HuggingFaceValues) -> Section:
     shared = config.size("shared_expert_intermediate_size")
     return {**_qwen2(config), **_experts(config, "moe_intermediate_size", shared)}
 
 
-def _qwen3_moe(config: _Config) -> Section:
+def _qwen3_moe(config: HuggingFaceValues) -> Section:
     return {**_qwen3(config), **_experts(config, "moe_intermediate_size")}
 
 
-def _qwen3_5(config: _Config) -> Section:
+def _qwen3_5(config: HuggingFaceValues) -> Section:
     """Return layers of gated delta nets and, by default every fourth, of gated attention: two symbols for each."""
     experts, layers = config.optional("num_experts"), config.size("num_hidden_layers")
     every = config.size("full_attention_interval", 4)
-    kinds = config.kinds() or [
+    kinds = config.texts("layer_types") or [
         "linear_attention" if (number + 1) % every else "full_attention" for number in range(layers)
     ]
     shared = config.size("shared_expert_intermediate_size", 0, 0)
@@ -161,7 +126,7 @@ def _qwen3_5(config: _Config) -> Section:
     }
 
 
-def _mimo_v2(config: _Config) -> Section:
+def _mimo_v2(config: HuggingFaceValues) -> Section:
     """Return attention whose values are narrower than its keys as heads of the mean width: as many parameters and
     operations. Layers with a window have key-value heads of their own number, which is taken for all."""
     model = _dense(config)
@@ -179,7 +144,7 @@ def _mimo_v2(config: _Config) -> Section:
     }
 
 
-def _gpt_oss(config: _Config) -> Section:
+def _gpt_oss(config: HuggingFaceValues) -> Section:
     return {
         **_mistral(config),
         **_experts(config, "intermediate_size"),
@@ -189,7 +154,7 @@ def _gpt_oss(config: _Config) -> Section:
     }
 
 
-def _dense_first(config: _Config) -> Section:
+def _dense_first(config: HuggingFaceValues) -> Section:
     """Return experts behind leading dense layers, and layers that predict further tokens."""
     width = config.size("moe_intermediate_size")
     shared = config.size("n_shared_experts", 0, 0) * width
@@ -200,11 +165,11 @@ def _dense_first(config: _Config) -> Section:
     }
 
 
-def _glm4_moe(config: _Config) -> Section:
+def _glm4_moe(config: HuggingFaceValues) -> Section:
     return {**_dense(config), **_dense_first(config), "qk_norm": config.switch("use_qk_norm") or None}
 
 
-def _deepseek(config: _Config) -> Section:
+def _deepseek(config: HuggingFaceValues) -> Section:
     latent = {
         "q_lora_rank": config.size("q_lora_rank", 0, 0),
         "kv_lora_rank": config.size("kv_lora_rank"),
@@ -216,7 +181,82 @@ def _deepseek(config: _Config) -> Section:
     return {**_dense(config), **_dense_first(config), "kv_heads": None, "head_size": None, "mla": latent}
 
 
-_FAMILIES: Mapping[str, Callable[[_Config], Section]] = {
+def _kimi_linear(config: HuggingFaceValues) -> Section:
+    """Return layers of Kimi Delta Attention and of latent attention without positions, two symbols each; Kimi K3's
+    experts work in a latent space, and its layers mix earlier blocks' outputs into their input."""
+    layers, dense = config.size("num_hidden_layers"), config.size("first_k_dense_replace", 0, 0)
+    linear = config.inner("linear_attn_config")
+    kda, heads = set(linear.numbers("kda_layers")), linear.size("num_heads")
+    block, head = config.size("attn_res_block_size", 0, 0), linear.size("head_dim")
+    widths = [2 + number // block for number in range(layers)] if block else []
+    model = _deepseek(config)
+    return {
+        **model,
+        "num_layers": 2 * layers,
+        "num_dense_layers": None,
+        "layer_pattern": "".join(
+            ("G" if number + 1 in kda else "*") + ("E" if number >= dense else "-") for number in range(layers)
+        ),
+        "attention_gate": config.switch("mla_use_output_gate") or None,
+        "shared_expert_ffn": config.first("num_shared_experts", "n_shared_experts") * model["moe_ffn"],
+        "moe_latent": config.optional("routed_expert_hidden_size"),
+        "residual_blocks": sum(widths) / layers if widths else None,
+        "linear_attention": {
+            "num_key_heads": heads,
+            "num_value_heads": heads,
+            "key_head_dim": head,
+            "value_head_dim": head,
+            "decay_rank": head,
+            "gate_rank": 0 if linear.switch("use_full_rank_gate") else head,
+        },
+    }
+
+
+def _moss_tts(config: HuggingFaceValues) -> Section:
+    """Return a Qwen3 with further tables and heads, one pair for each code of a position: their words are counted with
+    the text's, as parameters and logits are."""
+    model = _qwen3(config.inner("language_config"))
+    codes = config.size("n_vq", 32) * (config.size("audio_vocab_size", 1024) + 1)
+    return {**model, "vocab": model["vocab"] + codes, "tied_embeddings": False}
+
+
+_NEMOTRON_LAYERS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
+
+
+def _nemotron_h(config: HuggingFaceValues) -> Section:
+    """Return one mixer or one MLP a layer, as ``hybrid_override_pattern`` or ``layers_block_type`` lists them; MLPs
+    have a squared ReLU and no gate."""
+    pattern = config.text("hybrid_override_pattern")
+    pattern = pattern or "".join(_NEMOTRON_LAYERS.get(kind, kind) for kind in config.texts("layers_block_type"))
+    experts: Section = {}
+    if "E" in pattern:
+        shared = config.size("n_shared_experts", 1, 0) * config.size("moe_shared_expert_intermediate_size", 0, 0)
+        experts = _experts(config, "moe_intermediate_size", shared)
+        experts["moe_latent"] = config.optional("moe_latent_size")
+    return {
+        "type": "moe" if experts else "hybrid",
+        "num_layers": len(pattern),
+        "layer_pattern": pattern,
+        "hidden": config.size("hidden_size"),
+        "heads": config.size("num_attention_heads"),
+        "kv_heads": config.optional("num_key_value_heads"),
+        "head_size": config.size("head_dim", 128),
+        "ffn": config.size("intermediate_size"),
+        "vocab": config.size("vocab_size"),
+        "swiglu": False,
+        "linear_bias": config.switch("mlp_bias"),
+        "tied_embeddings": config.switch("tie_word_embeddings"),
+        "mamba": {
+            "num_heads": config.size("mamba_num_heads", 128),
+            "head_dim": config.size("mamba_head_dim", 64),
+            "state_dim": config.size("ssm_state_size", 128),
+            "num_groups": config.size("n_groups", 8),
+        },
+        **experts,
+    }
+
+
+_FAMILIES: Mapping[str, Callable[[HuggingFaceValues], Section]] = {
     "llama": _dense,
     "mistral": _mistral,
     "mixtral": _mixtral,
@@ -232,4 +272,7 @@ _FAMILIES: Mapping[str, Callable[[_Config], Section]] = {
     "qwen3_5_text": _qwen3_5,
     "qwen3_5_moe_text": _qwen3_5,
     "mimo_v2": _mimo_v2,
+    "kimi_linear": _kimi_linear,
+    "moss_tts_delay": _moss_tts,
+    "nemotron_h": _nemotron_h,
 }

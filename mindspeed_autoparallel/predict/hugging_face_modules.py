@@ -197,9 +197,11 @@ def _glm(values: Values, where: str) -> dict[str, object]:
 
 
 def _moonvit(values: Values, where: str) -> dict[str, object]:
-    return _encoder(
-        values, where, "vt_num_hidden_layers", "vt_hidden_size", "vt_num_attention_heads", "vt_intermediate_size"
-    )
+    names = ("vt_num_hidden_layers", "vt_hidden_size", "vt_num_attention_heads", "vt_intermediate_size")
+    sizes = _encoder(values, where, *names)
+    if width := integer(values, "qkv_hidden_size", 0, where, 0):
+        sizes["head_size"] = width // integer(sizes, "heads", None, where)
+    return sizes
 
 
 def _mimo(values: Values, where: str) -> dict[str, object]:
@@ -225,6 +227,7 @@ _VISIONS: Mapping[str, Callable[[Values, str], dict[str, object]]] = {
     "qwen3_omni_moe": _qwen3,
     "qwen3_5": _qwen3,
     "kimi_k25": _moonvit,
+    "kimi_k3": _moonvit,
     "mimo_v2": _mimo,
     "step_robotics": _step,
     "perception_encoder": _step,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from mindspeed_autoparallel.cost.analytic.activations import backward_transient_bytes, layer_activation_bytes
+from mindspeed_autoparallel.cost.analytic.kernels import memory_pass_us
 from mindspeed_autoparallel.cost.analytic.layer_time import head_time, layer_time
 from mindspeed_autoparallel.cost.analytic.memory import CONTEXT_BYTES
 from mindspeed_autoparallel.cost.analytic.mixers import mixing
@@ -17,6 +19,8 @@ from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.profiles import Collective, DeviceCost, LinkTier
 from mindspeed_autoparallel.profiles.sharded import CostPoint, ModuleCosts, ModuleKind
 
+STACK = "megatron-core"
+"""Whose efficiencies computed costs take."""
 _NO_EXCHANGE = Fabric(
     devices_per_node=1 << 20,
     link_bytes_per_us=1e15,
@@ -32,6 +36,14 @@ TRANSIENT_PER_LOGIT = 8
 """The gradient in fp32 and what it is computed from."""
 
 
+@dataclass(frozen=True)
+class LogitBytes:
+    """What a loss holds of each logit: until its backward, and while that runs."""
+
+    kept: int = KEPT_PER_LOGIT
+    transient: int = TRANSIENT_PER_LOGIT
+
+
 def joined_kinds(layers: Sequence[LayerKind]) -> tuple[LayerKind, ...]:
     """Return a mixer and the MLP behind it as the one layer that transformers has for both."""
     found: list[LayerKind] = []
@@ -44,20 +56,26 @@ def joined_kinds(layers: Sequence[LayerKind]) -> tuple[LayerKind, ...]:
 
 
 def decoder_kinds(
-    works: Mapping[CostPoint, Workload], device: Device, *, stacked_experts: bool = True
+    works: Mapping[CostPoint, Workload],
+    device: Device,
+    logits: LogitBytes,
+    *,
+    stacked_experts: bool = True,
+    joined: bool = True,
 ) -> dict[str, ModuleKind]:
     """Return every kind of module of the decoder with its costs at all of ``works``' points.
 
-    ``stacked_experts``: whether a layer's experts are rows of two tensors, which ``fully_shard`` cuts and pads.
+    ``stacked_experts``: whether a layer's experts are rows of two tensors, which ``fully_shard`` cuts and pads;
+    ``joined``: whether a mixer and the MLP behind it are one layer.
     """
     whole = works[CostPoint()]
     model = whole.model
     kinds = {"root": ModuleKind(), "decoder": ModuleKind(parameters=(model.hidden,), costs=tuple(_norm(works)))}
-    table = model.vocabulary * model.hidden
-    kinds["embedding"] = ModuleKind(parameters=(table,), costs=tuple(_embedding(works)))
+    table = -(-model.vocabulary // whole.tensor_size) * model.hidden
+    kinds["embedding"] = ModuleKind(parameters=(table,), costs=tuple(_embedding(works, table)))
     own = () if model.tied else (table,)
-    kinds["head"] = ModuleKind(parameters=own, costs=tuple(_head(works, device, table)))
-    for kind in dict.fromkeys(joined_kinds(model.layers)):
+    kinds["head"] = ModuleKind(parameters=own, costs=tuple(_head(works, device, table, logits)))
+    for kind in dict.fromkeys(joined_kinds(model.layers) if joined else model.layers):
         name = f"{kind.mixer} {kind.mlp}"
         counted = layer_parameters(whole, kind)
         kinds[name] = ModuleKind(
@@ -76,12 +94,19 @@ def decoder_kinds(
 
 def _expert_shapes(work: Workload) -> tuple[tuple[int, ...], ...]:
     model = work.model
-    first = (model.num_experts, model.hidden, (2 if model.gated else 1) * model.expert_ffn)
-    return first, (model.num_experts, model.expert_ffn, model.hidden)
+    first = (model.num_experts, model.expert_width, (2 if model.gated else 1) * model.expert_ffn)
+    return first, (model.num_experts, model.expert_ffn, model.expert_width)
 
 
 def _hidden_bytes(work: Workload) -> int:
-    return work.tokens * work.model.hidden * work.element_bytes
+    return work.tokens * work.model.hidden * work.element_bytes // work.hidden_split
+
+
+def _fabric(work: Workload, device: Device) -> Fabric:
+    """Return the links of tensor parallelism, the one exchange that is a layer's own; none without it."""
+    if work.tensor_size == 1:
+        return _NO_EXCHANGE
+    return Fabric.of(device, device.efficiency(work.stack), work.devices_per_node, None)
 
 
 def _norm(works: Mapping[CostPoint, Workload]) -> Iterator[ModuleCosts]:
@@ -90,30 +115,32 @@ def _norm(works: Mapping[CostPoint, Workload]) -> Iterator[ModuleCosts]:
         yield ModuleCosts(at=point, forward_us=0.0, backward_us=0.0, output_bytes=hidden, tail_kept_bytes=2 * hidden)
 
 
-def _embedding(works: Mapping[CostPoint, Workload]) -> Iterator[ModuleCosts]:
-    table = works[CostPoint()].model
+def _embedding(works: Mapping[CostPoint, Workload], table: int) -> Iterator[ModuleCosts]:
     for point, work in works.items():
-        gradient = table.vocabulary * table.hidden * work.element_bytes
         yield ModuleCosts(
             at=point,
             forward_us=0.0,
             backward_us=0.0,
             output_bytes=_hidden_bytes(work),
-            backward_transient_bytes=gradient,
+            backward_transient_bytes=table * work.element_bytes,
         )
 
 
-def _head(works: Mapping[CostPoint, Workload], device: Device, table: int) -> Iterator[ModuleCosts]:
+def _head(works: Mapping[CostPoint, Workload], device: Device, table: int, held: LogitBytes) -> Iterator[ModuleCosts]:
     for point, work in works.items():
         time = head_time(work, device, device.efficiency(work.stack))
-        logits = work.tokens * work.model.vocabulary
+        # Tensor parallel ranks make slices of the logits and gather them for a loss of whole rows.
+        logits, fabric = work.tokens * work.model.vocabulary, _fabric(work, device)
+        whole = memory_pass_us(device, device.efficiency(work.stack), logits * work.element_bytes)
+        slices = whole * device.efficiency(work.stack).head_passes * (1 - 1 / work.tensor_size)
+        gathered = fabric.one_shot_us(logits * work.element_bytes, work.tensor_size, 1)
         yield ModuleCosts(
             at=point,
-            forward_us=time.forward_us,
-            backward_us=time.backward_us,
+            forward_us=time.forward_us + slices + gathered,
+            backward_us=time.backward_us + slices,
             input_bytes=_hidden_bytes(work),
-            kept_bytes=logits * KEPT_PER_LOGIT,
-            backward_transient_bytes=max(logits * TRANSIENT_PER_LOGIT, table * work.element_bytes),
+            kept_bytes=logits * held.kept,
+            backward_transient_bytes=max(logits * held.transient, table * work.element_bytes),
         )
 
 
@@ -121,11 +148,15 @@ def layer_costs(point: CostPoint, work: Workload, device: Device, kind: LayerKin
     """Return a layer without its experts, which are a module of their own."""
     own = LayerKind(kind.mixer, "none") if kind.mlp == "experts" else kind
     efficiency, hidden = device.efficiency(work.stack), _hidden_bytes(work)
-    time = layer_time(work, device, efficiency, _NO_EXCHANGE, own, recomputed=False)
+    time = layer_time(work, device, efficiency, _fabric(work, device), own, recomputed=False)
     kept = max(0, round(layer_activation_bytes(work, own, recomputed=False)) - hidden)
+    if kind.mixer == "attention" and not work.fused_attention:
+        # transformers' eager attention computes its softmax in fp32, which is kept beside the cast matrix.
+        kept += 4 * work.model.heads * work.tokens * work.model.sequence // work.tensor_size
     parameters = layer_parameters(work, own).shared * work.element_bytes
     core = mixing(work, device, efficiency, _NO_EXCHANGE, own).core
-    attention = work.tokens * work.model.query_size * work.element_bytes if kind.mixer == "attention" else 0
+    attention = work.tokens * work.model.query_size * work.element_bytes // work.tensor_size
+    attention *= kind.mixer == "attention"
     heads = work.tokens * (work.model.query_size * 2 + 2 * work.model.kv_size) * work.element_bytes
     return ModuleCosts(
         at=point,
@@ -157,12 +188,13 @@ def _experts(point: CostPoint, work: Workload, device: Device, kind: LayerKind) 
         input_bytes=hidden,
         kept_bytes=max(0, round(saved) - hidden),
         backward_transient_bytes=round(backward_transient_bytes(work, kind) + gradients),
-        expert_sent_bytes=round(work.routed_rows * work.model.hidden * work.element_bytes),
+        expert_sent_bytes=round(work.routed_rows * work.model.expert_width * work.element_bytes),
     )
 
 
-def device_cost(device: Device, fabric: Fabric) -> DeviceCost:
-    """Return memory and links of ``device``, for exchanges that the planner prices."""
+def device_cost(device: Device, fabric: Fabric, resident_bytes: int = 0) -> DeviceCost:
+    """Return memory and links of ``device``, for exchanges that the planner prices; ``resident_bytes``: held beside
+    what is planned."""
 
     def tier(latency_us: float, bytes_per_us: float, exchange: float | None = None) -> LinkTier:
         link = Collective(latency_us=latency_us, bytes_per_s=bytes_per_us * 1e6)
@@ -171,7 +203,7 @@ def device_cost(device: Device, fabric: Fabric) -> DeviceCost:
 
     return DeviceCost(
         memory_capacity_bytes=int(device.memory_gib * 2**30) - CONTEXT_BYTES,
-        runtime_overhead_bytes=device.workspace_bytes,
+        runtime_overhead_bytes=device.workspace_bytes + resident_bytes,
         intra=tier(fabric.link_latency_us, fabric.link_bytes_per_us),
         inter=tier(
             fabric.inter_latency_us,

@@ -23,6 +23,8 @@ class TowerNames:
 class ModuleNames:
     """Where a family's model class has its parts."""
 
+    around: str = ""
+    """A module around all of them but the towers; empty: none of its own."""
     decoder: str = "model"
     """Around the layers, the last norm, and the embedding where that has no name of its own."""
     embedding: str = ""
@@ -31,6 +33,8 @@ class ModuleNames:
     """Below a layer."""
     stacked_experts: bool = True
     """Whether all experts of a layer are rows of two tensors; else each has matrices of its own."""
+    joined: bool = True
+    """Whether a mixer and the MLP behind it are one layer; else each is a layer of its own."""
     towers: Mapping[str, TowerNames] = field(default_factory=dict)
     """By module of ``hugging_face_modules``."""
 
@@ -52,6 +56,18 @@ _NAMES = {
     "kimi_k25": ModuleNames(
         decoder="language_model.model", head="language_model.lm_head", stacked_experts=False, towers=_KIMI
     ),
+    "fun_asr_nano": ModuleNames(around="llm", decoder="llm.model", head="llm.lm_head"),
+    "qwen3_tts": ModuleNames(
+        around="talker", decoder="talker.model", embedding="talker.model.codec_embedding", head="talker.codec_head"
+    ),
+    "moss_tts": ModuleNames(decoder="language_model", head="lm_heads"),
+    "kimi_k3": ModuleNames(
+        decoder="language_model.model",
+        head="language_model.lm_head",
+        experts="block_sparse_moe.experts",
+        towers=_KIMI,
+    ),
+    "nemotron_h": ModuleNames(experts="mixer.experts", joined=False),
     "mimo_v2": ModuleNames(stacked_experts=False, towers={IMAGE: TowerNames(name="visual")}),
     "step_robotics": ModuleNames(
         decoder="model.language_model",
@@ -71,7 +87,13 @@ def decoder_modules(names: ModuleNames, whole: Workload, *, after_tower: bool) -
     prefix, layers = names.decoder, f"{names.decoder}.layers.{{*}}"
     own, embedding = names.embedding, names.embedding or f"{prefix}.embed_tokens"
     modules = [
-        ShardedModule(name=prefix, kind="decoder", pattern=prefix, input_requires_grad=after_tower or bool(own)),
+        ShardedModule(
+            name=prefix,
+            kind="decoder",
+            pattern=prefix,
+            parent=names.around,
+            input_requires_grad=after_tower or bool(own),
+        ),
         ShardedModule(
             name=embedding,
             kind="embedding",
@@ -82,7 +104,8 @@ def decoder_modules(names: ModuleNames, whole: Workload, *, after_tower: bool) -
         ),
     ]
     modules = modules[::-1] if own else modules
-    for number, kind in enumerate(joined_kinds(whole.model.layers)):
+    kinds = joined_kinds(whole.model.layers) if names.joined else whole.model.layers
+    for number, kind in enumerate(kinds):
         name = f"{prefix}.layers.{number}"
         word = f"{kind.mixer} {kind.mlp}"
         modules.append(ShardedModule(name=name, kind=word, pattern=layers, parent=prefix, is_layer=True))
@@ -96,4 +119,5 @@ def decoder_modules(names: ModuleNames, whole: Workload, *, after_tower: bool) -
                     holds_experts=True,
                 )
             )
-    return [*modules, ShardedModule(name=names.head, kind="head", pattern=names.head, is_head=True)]
+    head = ShardedModule(name=names.head, kind="head", pattern=names.head, parent=names.around, is_head=True)
+    return [*modules, head]

@@ -16,7 +16,8 @@ from mindspeed_autoparallel.planner.sharded.lowering import Lowering
 from mindspeed_autoparallel.planner.sharded.pricing import layer_policies
 from mindspeed_autoparallel.planner.sharded.problem import Problem
 from mindspeed_autoparallel.predict.megatron_arguments import model_of_arguments
-from mindspeed_autoparallel.predict.sharded_profile import Described, megatron_profile
+from mindspeed_autoparallel.predict.sharded_profile import megatron_profile
+from mindspeed_autoparallel.predict.sharded_tree import Described
 from mindspeed_autoparallel.schedule.sharded import replay
 from mindspeed_autoparallel.spec.codec import to_json
 

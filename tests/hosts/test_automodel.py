@@ -74,3 +74,36 @@ def test_units_and_prefetch_lists_are_those_of_its_own_code(tmp_path: Path, forw
         if name
     }
     assert ours == theirs
+
+
+MESHES = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from nemo_automodel.components.distributed import mesh_utils
+tensor, replicas, world = map(int, sys.argv[2:])
+dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
+kinds = [one for one in vars(mesh_utils).values() if getattr(one, "__name__", "") == "ParallelismSizes"]
+sizes = kinds[0](tp_size=tensor, dp_replicate_size=replicas)
+mesh, _ = mesh_utils._create_fsdp2_device_mesh(sizes, world_size=world)
+print(json.dumps({name: mesh[name].mesh.tolist() for name in mesh.mesh_dim_names}))
+"""
+
+
+@pytest.mark.parametrize(("tensor", "replicas", "world"), [(2, 1, 8), (2, 2, 16), (4, 1, 16), (8, 1, 8)])
+def test_tensor_parallel_meshes_are_those_of_its_own_code(
+    tmp_path: Path, tensor: int, replicas: int, world: int
+) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", MESHES, os.environ["AUTOMODEL_SOURCES"]]
+    words = [str(one) for one in (tensor, replicas, world)]
+    done = subprocess.run([*command, *words], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    mesh = json.loads(done.stdout.splitlines()[-1])
+    path = tmp_path / "config.yaml"
+    path.write_text(f"distributed: {{strategy: fsdp2, tp_size: {tensor}, dp_replicate_size: {replicas}}}\n")
+    file = open_host_file(path)
+    sizes = file.decisions(modules(), world // tensor, False).sizes
+    assert mesh["tp"] == list(range(file.tensor_size)) == list(range(tensor))
+    assert mesh["dp_shard"] == [tensor * rank for rank in range(sizes.fully_shard_size)]
+    assert len(mesh["dp_replicate"]) == sizes.replicas == replicas

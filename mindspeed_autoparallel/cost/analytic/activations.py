@@ -10,6 +10,8 @@ _LAYERS_ON_THEIR_WAY = 2
 _PLAIN = LayerKind("attention", "dense")
 _ASCEND_STATISTICS = 64
 """Bytes per token and head: maxima and sums of the softmax, eight fp32 each (``npu_fusion_attention``)."""
+_DELTA_CHUNK = 64
+"""Tokens of a chunk of the delta rule (``fla.ops``)."""
 _KEPT_WIDTHS = {"fused": 3, "gelu": 4, "gelu_tanh": 7}
 """Tensors as wide as a gated MLP that its backward reads: both halves of the first product and what the second reads;
 the function's output where a product of its own gates it; and of a tanh written out, half of its input, the tanh, and
@@ -47,6 +49,10 @@ def layer_activation_bytes(work: Workload, kind: LayerKind | None = None, recomp
         saved += (1 if "layernorm" in modules else 2) * state / work.hidden_split
     if kind.mlp != "none":
         saved += _mlp_bytes(work, kind, modules)
+    if work.model.residual_blocks:
+        # What is mixed, in fp32, and the same normalized: both are operands of products.
+        mixed = work.model.residual_blocks * work.tokens * work.model.hidden * 8
+        saved += mixed * ((kind.mixer != "none") + (kind.mlp != "none")) / work.hidden_split
     # Norms after blocks keep what they normalize.
     saved += work.model.extra_norms * state / work.hidden_split
     return saved - _saved_by_mindspeed(work, kind, state)
@@ -75,7 +81,11 @@ def _mixer_bytes(work: Workload, kind: LayerKind, modules: tuple[str, ...]) -> f
     if kind.mixer == "linear" and model.linear:
         linear = model.linear
         keys, values = linear.key_heads * linear.key_size, linear.value_heads * linear.value_size
-        return work.tokens * size * (2 * (2 * keys + values) + 3 * values) / tensor
+        kept = size * (2 * (2 * keys + values) + 3 * values)
+        if linear.decay_rank:
+            # The decay and its sums over a chunk in fp32, and two matrices of each chunk (``chunk_kda``).
+            kept += (size + 4) * keys + 2 * size * _DELTA_CHUNK * linear.key_heads
+        return work.tokens * kept / tensor
     norm = _attention_matrix_bytes(work)
     if work.fused_attention:
         norm = (_ASCEND_STATISTICS if work.on_ascend else 4) * work.tokens * model.heads / tensor
@@ -95,7 +105,7 @@ def _mixer_bytes(work: Workload, kind: LayerKind, modules: tuple[str, ...]) -> f
     # Normalized before they are projected up.
     kept = latent.query_rank + latent.key_value_rank + latent.rope_size
     read = (latent.query_rank + latent.key_value_rank) * work.operand_bytes
-    read += heads * latent.value_size * _output_bytes(work)
+    read += heads * latent.value_size * (_output_bytes(work) + 2 * size * model.attention_gate)
     if "mla_up_proj" not in modules:
         # Queries and keys with their position, and values.
         kept += heads * (2 * latent.query_size + latent.value_size)
@@ -138,12 +148,16 @@ def _mlp_bytes(work: Workload, kind: LayerKind, modules: tuple[str, ...]) -> flo
     # output is not kept (megatron-core from 0.12).
     clamped = 2 * (model.expert_clamp and not work.fused_activation)
     between = (products - 1 + clamped) * size + ("moe_act" not in modules) * work.operand_bytes
-    kept = model.hidden * work.operand_bytes + between * model.expert_ffn / work.expert_tensor_size
+    kept = model.expert_width * work.operand_bytes + between * model.expert_ffn / work.expert_tensor_size
+    # In a latent space: what is normalized behind the experts, and what the second projection reads.
+    latent = work.tokens * model.expert_hidden * (size + work.operand_bytes)
     # Gathered dispatch keeps all ranks' tokens, before and after the experts.
     gathered = (
-        2 * work.tokens / work.hidden_split * work.expert_size * model.hidden * size if work.gathered_experts else 0.0
+        2 * work.tokens / work.hidden_split * work.expert_size * model.expert_width * size
+        if work.gathered_experts
+        else 0.0
     )
-    return work.routed_rows * kept + shared / tensor + gathered
+    return work.routed_rows * kept + shared / tensor + latent + gathered
 
 
 def _saved_by_mindspeed(work: Workload, kind: LayerKind, state: float) -> float:
@@ -207,10 +221,11 @@ def backward_transient_bytes(work: Workload, kind: LayerKind | None = None) -> f
     if kind.mlp == "experts":
         width = model.expert_ffn * max(1, model.num_experts // work.expert_size) / work.expert_tensor_size
         rows = work.routed_rows
-        gradients = 2 * rows * (products * model.expert_ffn / work.expert_tensor_size + model.hidden) * size
+        gradients = 2 * rows * (products * model.expert_ffn / work.expert_tensor_size + model.expert_width) * size
     else:
         gradients = products * work.tokens * width * size
-    weight = 0.0 if work.adapters else 2 * products * model.hidden * width * size
+    inputs = model.expert_width if kind.mlp == "experts" else model.hidden
+    weight = 0.0 if work.adapters else 2 * products * inputs * width * size
     transient = weight + gradients
     partly = work.recompute == "full"
     if work.stack != "megatron-core" or partly:
@@ -218,7 +233,7 @@ def backward_transient_bytes(work: Workload, kind: LayerKind | None = None) -> f
         transient = max(transient, again + gradients)
     if kind.mlp == "experts" and work.gathered_experts:
         # Gathered tokens, what goes back to them, and both gradients.
-        transient += 4 * work.tokens / work.hidden_split * work.expert_size * model.hidden * size
+        transient += 4 * work.tokens / work.hidden_split * work.expert_size * model.expert_width * size
     if model.sparse and not model.sparse.fused:
         transient += _masked_scores_bytes(work)
     if work.context_size > 1:

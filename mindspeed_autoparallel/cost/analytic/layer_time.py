@@ -18,6 +18,10 @@ _EXCHANGE_EXPOSED = 0.1
 """Share of experts' exchanges that shows at least where they overlap: the first and last microbatch have no other."""
 _PASSES = {"megatron-core": 10, "megatron-2021": 14}
 """Passes over the hidden state for norms, residual adds, dropout and bias, by software."""
+_DEPTH_BYTES = 40
+"""Bytes per element of what attention over depth mixes, forward, as Kimi K3's ``_apply_attn_res`` runs it: joined (2
+read, 2 written), cast (2, 4), squared and summed (4, 4, 4), scaled twice and summed (4, 4, 4), weighed (4) and 2 for
+the result of one; no kernel joins them."""
 _NORM_PASSES = 4
 """Of these, the two norms': each reads and writes once."""
 _UNFUSED_GRADIENT_BYTES = 10
@@ -186,6 +190,10 @@ def layer_time(
     elementwise = memory_pass_us(device, efficiency, passes * tokens * model.hidden * size / work.hidden_split)
     parts = mixed.projections.plus(mixed.core).plus(widened.products).plus(widened.beside)
     parts = parts.plus(Times(elementwise, 1.5 * elementwise))
+    if model.residual_blocks:
+        moved = blocks * _DEPTH_BYTES * model.residual_blocks * tokens * model.hidden / work.hidden_split
+        depth = memory_pass_us(device, efficiency, moved)
+        parts = parts.plus(Times(depth, 2 * depth))
     collectives, own = _tensor_us(work, fabric, kind)
     beside = mixed.projections.plus(widened.products)
     gradients = _weight_gradients_us(work, device, efficiency, kind, parts.weight_gradient_us)

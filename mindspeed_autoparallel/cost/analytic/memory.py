@@ -43,7 +43,7 @@ def _largest_tensor(work: Workload, stage: int) -> float:
     if model.num_experts:
         together = model.num_experts // work.expert_size if work.grouped_products else 1
         owners = work.expert_data if work.distributed_optimizer else 1
-        sizes.append(together * model.hidden * products * model.expert_ffn / work.expert_tensor_size / owners)
+        sizes.append(together * model.expert_width * products * model.expert_ffn / work.expert_tensor_size / owners)
     return max(sizes)
 
 

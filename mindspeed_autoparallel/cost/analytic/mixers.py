@@ -37,6 +37,8 @@ _ROTARY_PASSES = 10
 joined, their sum, and a copy; as many backward."""
 _ROTARY_LAUNCHES = 0.4
 """Host time of these ten kernels, in layers, which launch some twenty-five."""
+_GATE_PASSES = 5
+"""Passes over attention's output to gate it: a sigmoid reads and writes, the product reads both and writes."""
 _RING_UPDATE_BYTES = 14
 """Bytes per element of the output that a ring step moves to join its part with what is there: two in the training
 precision, the running output in fp32 read and written."""
@@ -74,6 +76,11 @@ def _attention(work: Workload, device: Device, efficiency: Efficiency, fabric: F
         projections, up_us = _latent_projections(work, device, efficiency)
         width = model.heads * (model.latent.query_size + model.latent.value_size) / 2 / tensor
         launches += 0.4
+        if model.attention_gate:
+            values = model.heads * model.latent.value_size / tensor
+            gate = linear_us(device, efficiency, tokens, model.hidden, values, recipe=work.recipe)
+            passes = memory_pass_us(device, efficiency, _GATE_PASSES * tokens * values * work.element_bytes)
+            projections = projections.plus(gate).plus(Times(passes, 2 * passes))
     else:
         width = model.query_size / tensor
         outputs = ((1 + model.attention_gate) * model.query_size + 2 * model.kv_size) / tensor
@@ -226,11 +233,19 @@ def _linear_attention(work: Workload, device: Device, efficiency: Efficiency) ->
     keys = linear.key_heads * linear.key_size / work.tensor_size
     values = linear.value_heads * linear.value_size / work.tensor_size
     hidden = work.model.hidden
-    into = linear_us(device, efficiency, tokens, hidden, 2 * keys + 2 * values, recipe=work.recipe)
+    gated = 0.0 if linear.gate_rank else values
+    into = linear_us(device, efficiency, tokens, hidden, 2 * keys + values + gated, recipe=work.recipe)
+    for rank, width in ((linear.gate_rank, values), (linear.decay_rank, keys)):
+        if rank:
+            into = into.plus(linear_us(device, efficiency, tokens, hidden, rank, recipe=work.recipe))
+            into = into.plus(linear_us(device, efficiency, tokens, rank, width, recipe=work.recipe))
     out = linear_us(device, efficiency, tokens, values, hidden, recipe=work.recipe)
     chunk = 64
     operations = 2 * tokens * values * (4 * linear.key_size + 3 * chunk)
     scan = operations / (device.peak_tflops * 1e6 * efficiency.attention_fraction)
     moved = _CONVOLUTION_PASSES * tokens * (2 * keys + 2 * values) * work.element_bytes
+    if linear.decay_rank:
+        # The gate is read, its sums over a chunk are written and read in fp32.
+        moved += tokens * keys * (work.element_bytes + 8)
     passes = memory_pass_us(device, efficiency, moved)
     return Mixing(projections=into.plus(out), core=Times(scan + passes, 2.5 * scan + 2 * passes), launches=0.8)

@@ -24,6 +24,8 @@ out."""
 _PADDING_PASSES = 4
 """Passes over routed rows, each direction, to pad each expert's to whole blocks of a recipe's scales and to cut its
 output again: Transformer Engine's ``Fp8Padding`` and ``Fp8Unpadding`` read and write. HybridEP pads as it sends."""
+_LATENT_LAUNCHES = 0.1
+"""Host time of two products and a norm around experts in a latent space, in layers, which launch some twenty-five."""
 _LAUNCHES_PER_EXPERT = 0.25
 """Host time of one expert that runs on its own, in layers of plain attention and a dense MLP: some five kernels."""
 
@@ -60,11 +62,16 @@ def _pair(
     width: float,
     copies: int = 1,
     fraction: float = 1.0,
+    hidden: int = 0,
 ) -> tuple[Times, float]:
-    """Return both products, at ``fraction`` of a single one's speed, and the activation function between, forward."""
+    """Return both products, at ``fraction`` of a single one's speed, and the activation function between, forward.
+
+    ``hidden``: what they read and write; the hidden state where it is 0.
+    """
     factor = 2 if work.model.gated else 1
-    first = linear_us(device, efficiency, rows, work.model.hidden, factor * width, copies, work.recipe, fraction)
-    second = linear_us(device, efficiency, rows, width, work.model.hidden, copies, work.recipe, fraction)
+    hidden = hidden or work.model.hidden
+    first = linear_us(device, efficiency, rows, hidden, factor * width, copies, work.recipe, fraction)
+    second = linear_us(device, efficiency, rows, width, hidden, copies, work.recipe, fraction)
     passes = _ACTIVATION_PASSES[work.model.activation] if work.model.gated else factor + 1
     between = memory_pass_us(device, efficiency, copies * rows * width * passes * work.element_bytes)
     return first.plus(second), between
@@ -77,7 +84,7 @@ def _experts(work: Workload, device: Device, efficiency: Efficiency) -> Widening
     rows, width = work.routed_rows / local, model.expert_ffn / work.expert_tensor_size
     # One expert alone, or one after another, is a product like any other.
     fraction = efficiency.expert_fraction if local > 1 and work.grouped_products else 1.0
-    products, between = _pair(work, device, efficiency, rows, width, together, fraction)
+    products, between = _pair(work, device, efficiency, rows, width, together, fraction, model.expert_width)
     rounds = local / together
     products, between = products.times(rounds), between * rounds
     # Grouped products of a quantized recipe still launch each expert's quantization and product.
@@ -87,10 +94,14 @@ def _experts(work: Workload, device: Device, efficiency: Efficiency) -> Widening
     if model.shared_ffn:
         shared, passes = _pair(work, device, efficiency, work.tokens, model.shared_ffn / work.tensor_size)
         products, between, launches = products.plus(shared), between + passes, launches + 0.2
-    moved = work.tokens * model.topk * model.hidden * work.element_bytes * 4 / work.tensor_size
+    if model.expert_hidden:
+        into = linear_us(device, efficiency, work.tokens, model.hidden, model.expert_hidden, recipe=work.recipe)
+        out = linear_us(device, efficiency, work.tokens, model.expert_hidden, model.hidden, recipe=work.recipe)
+        products, launches = products.plus(into).plus(out), launches + _LATENT_LAUNCHES
+    moved = work.tokens * model.topk * model.expert_width * work.element_bytes * 4 / work.tensor_size
     shuffle = memory_pass_us(device, efficiency, moved)
     if work.recipe and work.grouped_products and not efficiency.dispatch_fraction:
-        padded = work.routed_rows * model.hidden * work.element_bytes
+        padded = work.routed_rows * model.expert_width * work.element_bytes
         shuffle += memory_pass_us(device, efficiency, _PADDING_PASSES * padded)
     aside = _beside_products_us(work, device, efficiency)
     beside = Times(between + shuffle + aside[0], 2 * between + shuffle + aside[1])
@@ -107,7 +118,7 @@ def _beside_products_us(work: Workload, device: Device, efficiency: Efficiency) 
     """Forward and backward of what experts with biases and clamped activations do outside of fused kernels."""
     model = work.model
     clamped = model.expert_clamp and not work.fused_activation
-    row = 2 * model.expert_ffn / work.expert_tensor_size * clamped, model.hidden * model.expert_bias
+    row = 2 * model.expert_ffn / work.expert_tensor_size * clamped, model.expert_width * model.expert_bias
     passes = [clamp * row[0] + bias * row[1] for clamp, bias in zip(_CLAMP_PASSES, _BIAS_PASSES, strict=True)]
     forward, backward = (memory_pass_us(device, efficiency, work.routed_rows * size * 2) for size in passes)
     return forward, backward
@@ -117,7 +128,7 @@ def exchange_us(work: Workload, fabric: Fabric) -> float:
     """Return the time of sending tokens to their experts and back, once in each direction of a layer."""
     if work.expert_size == 1:
         return 0.0
-    size, hidden = work.element_bytes, work.model.hidden
+    size, hidden = work.element_bytes, work.model.expert_width
     if work.gathered_experts:
         whole = work.tokens / work.hidden_split * work.expert_size * hidden * size
         return 2 * fabric.one_shot_us(whole, work.expert_size, work.expert_tensor_size)

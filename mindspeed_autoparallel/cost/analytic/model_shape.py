@@ -68,6 +68,11 @@ class LinearAttention:
     value_heads: int
     key_size: int
     value_size: int
+    decay_rank: int = 0
+    """Of the projection that gives every channel of a key its own decay (Kimi Delta Attention, arXiv 2510.26692); 0:
+    one decay per head."""
+    gate_rank: int = 0
+    """Of the output gate's projection; 0: full."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,11 +137,23 @@ class ModelShape(DecoderSizes):
     activation: Activation = "fused"
     """How a gated MLP's activation function runs; ``fused``: one kernel that keeps its input and its output."""
     attention_gate: bool = False
-    """Whether a projection of the hidden state gates attention's output (not of latent attention)."""
+    """Whether a projection of the hidden state gates attention's output."""
+    expert_hidden: int = 0
+    """Width that routed experts read and write, between two projections of the hidden state; 0: the hidden state's."""
+    residual_blocks: float = 0.0
+    """Mean number of hidden states that a layer mixes by attention over depth before its mixer and before its MLP
+    (attention residuals of Kimi K3); 0: plain residuals."""
+    linear_bias: bool | None = None
+    """Whether linear layers have biases; ``None``: as in GPT, where neither gates nor experts are."""
     capped_logits: bool = False
     """Whether logits go through a tanh before the loss, whose output is kept."""
     capacity_factor: float = 0.0
     """Rows that each expert takes, over the balanced number; 0: whatever is routed to it."""
+
+    @property
+    def expert_width(self) -> int:
+        """Return the width that routed experts read and write."""
+        return self.expert_hidden or self.hidden
 
     @property
     def modern(self) -> bool:

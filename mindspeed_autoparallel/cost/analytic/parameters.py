@@ -24,6 +24,8 @@ def padded_vocabulary(work: Workload) -> int:
 
 def has_bias(work: Workload) -> bool:
     """Return whether linear layers have biases and positions are learnt, as in GPT-2 and GPT-3."""
+    if work.model.linear_bias is not None:
+        return work.model.linear_bias
     return not work.model.gated and not work.model.num_experts
 
 
@@ -35,6 +37,8 @@ def layer_parameters(work: Workload, kind: LayerKind | None = None) -> RankParam
     bias = has_bias(work)
     blocks = (kind.mixer != "none") + (kind.mlp != "none")
     shared = blocks * (2 if bias else 1) * model.hidden + _mixer_parameters(work, kind)
+    if model.residual_blocks:
+        shared += blocks * 2 * model.hidden  # a norm and a query over depth
     if bias and kind.mixer == "attention":
         shared += (model.query_size + 2 * model.kv_size) / tensor + model.hidden
     products = 3 if model.gated else 2
@@ -45,9 +49,10 @@ def layer_parameters(work: Workload, kind: LayerKind | None = None) -> RankParam
     if kind.mlp != "experts":
         return RankParameters(shared=shared, expert=0)
     shared += model.hidden * model.num_experts + products * model.hidden * model.shared_ffn / tensor
-    expert = (
-        products * model.hidden * model.expert_ffn * model.num_experts / (work.expert_size * work.expert_tensor_size)
-    )
+    if model.expert_hidden:
+        shared += (2 * model.hidden + 1) * model.expert_hidden
+    held = model.num_experts / (work.expert_size * work.expert_tensor_size)
+    expert = products * model.expert_width * model.expert_ffn * held
     return RankParameters(shared=shared, expert=expert)
 
 
@@ -61,7 +66,11 @@ def _mixer_parameters(work: Workload, kind: LayerKind) -> float:
     if kind.mixer == "linear" and model.linear:
         linear = model.linear
         keys, values = linear.key_heads * linear.key_size, linear.value_heads * linear.value_size
-        return model.hidden * (2 * keys + 3 * values + 2 * linear.value_heads) / tensor
+        decays = (
+            _ranked(model.hidden, keys, linear.decay_rank) if linear.decay_rank else model.hidden * linear.value_heads
+        )
+        own = model.hidden * (2 * keys + 2 * values + linear.value_heads) + decays
+        return (own + _ranked(model.hidden, values, linear.gate_rank)) / tensor
     if kind.mixer != "attention":
         return 0.0
     sparse = 0.0
@@ -75,7 +84,12 @@ def _mixer_parameters(work: Workload, kind: LayerKind) -> float:
     count = sparse + (latent.query_rank or model.hidden) * heads * latent.query_size
     count += model.hidden * (latent.query_rank + latent.key_value_rank + latent.rope_size)
     count += latent.key_value_rank * heads * (latent.nope_size + latent.value_size)
-    return count + heads * latent.value_size * model.hidden
+    return count + (1 + model.attention_gate) * heads * latent.value_size * model.hidden
+
+
+def _ranked(inputs: float, outputs: float, rank: int) -> float:
+    """Return a projection's parameters, of two thin matrices where it has a ``rank``."""
+    return rank * (inputs + outputs) if rank else inputs * outputs
 
 
 def prediction_parameters(work: Workload) -> RankParameters:

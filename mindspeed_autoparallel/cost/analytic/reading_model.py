@@ -74,7 +74,7 @@ def read_model(section: Mapping[str, object], noop_layers: int = 0) -> ModelShap
         head_size=head_size,
         tied=bool(section.get("tied_embeddings", not gated and not experts)),
         causal=bool(section.get("causal", True)),
-        **(_window(section) | _activation(section)),
+        **(_window(section) | _activation(section) | _rare(section, experts)),
         expert_bias=bool(section.get("expert_bias", False)),
         expert_clamp=bool(section.get("expert_clamp", False)),
         layers=layers,
@@ -88,6 +88,15 @@ def read_model(section: Mapping[str, object], noop_layers: int = 0) -> ModelShap
         attended=number(section, "mean_seq", 0.0, "model", 0.0, math.inf),
         capacity_factor=_capacity(section) if experts else 0.0,
     )
+
+
+def _rare(section: Mapping[str, object], experts: int) -> dict[str, Any]:
+    """Return experts in a latent space, attention over depth, and biases where they do not follow from the rest."""
+    return {
+        "expert_hidden": integer(section, "moe_latent", 0, "model", 0) if experts else 0,
+        "residual_blocks": number(section, "residual_blocks", 0.0, "model", 0.0, _MOST_LAYERS),
+        "linear_bias": switch(section, "linear_bias", None, "model"),
+    }
 
 
 def _layers(section: Mapping[str, object], experts: bool, noop_layers: int) -> tuple[LayerKind, ...]:
@@ -207,6 +216,8 @@ def _linear(section: Mapping[str, object], layers: Sequence[LayerKind]) -> Linea
         value_heads=integer(values, "num_value_heads", None, "model.linear_attention"),
         key_size=integer(values, "key_head_dim", 128, "model.linear_attention"),
         value_size=integer(values, "value_head_dim", 128, "model.linear_attention"),
+        decay_rank=integer(values, "decay_rank", 0, "model.linear_attention", 0),
+        gate_rank=integer(values, "gate_rank", 0, "model.linear_attention", 0),
     )
 
 

@@ -26,6 +26,7 @@ KNOWN = {
             *("windowed_share", "expert_bias", "expert_clamp", "num_dense_layers", "moe_layer_freq", "mla"),
             *("mtp_layers", "layer_pattern", "mamba", "linear_attention", "dsa", "qk_norm", "post_norm", "mean_seq"),
             *("vision_encoder", "capacity_factor", "dispatcher", "activation", "logit_softcap"),
+            *("moe_latent", "residual_blocks", "linear_bias"),
         }
     ),
     "hw": frozenset({"gpu", "num_gpus", "gpus_per_node", "inter_node_gbps"}),
@@ -80,7 +81,6 @@ _REFUSED: Mapping[str, Mapping[str, str]] = {
         "zero_experts": "experts that do nothing are not modelled",
         "kv_share_factor": "key and value states shared between layers are not modelled",
         "diffusion": "diffusion models are not modelled",
-        "moe_latent": "experts in a latent space are not modelled",
     },
     "parallel": {
         "distributed_optimizer_instances": "several instances of the distributed optimizer are not modelled",

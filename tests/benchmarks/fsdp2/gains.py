@@ -5,12 +5,14 @@ python tests/benchmarks/fsdp2/gains.py CHECKOUT CONFIGS [--only WORDS]
 CONFIGS has one folder with a config.json for each file, named as the file without its ending, or as the last part of its
 ``model_name_or_path``. A file without one, or one whose model has no computed costs, gets a row with the reason. The
 machine is the one that the file's own script starts: 16 devices to a node are dies of 910C, fewer 910B. Samples are as long as
-``cutoff_len``, at most 16,384 tokens; 1,024 where the file has none.
+``cutoff_len``, at most 16,384 tokens; 1,024 where the file has none. An anchor that a file defines twice, which the trainer
+refuses, is taken once.
 """
 
 import argparse
 import json
 import re
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -23,12 +25,15 @@ from mindspeed_autoparallel.hosts.mindspeed_mm_decisions import read_decisions, 
 from mindspeed_autoparallel.planner.sharded.baselines import baselines_of
 from mindspeed_autoparallel.planner.sharded.problem import Problem
 from mindspeed_autoparallel.planner.sharded.search import search_sharded
-from mindspeed_autoparallel.predict.sharded_profile import Described, sharded_profile
+from mindspeed_autoparallel.predict.sharded_profile import sharded_profile
+from mindspeed_autoparallel.predict.sharded_tree import Described
 from mindspeed_autoparallel.profiles.sharded import ElementBytes
 from mindspeed_autoparallel.spec.cluster import Cluster
 
 TOKENS = "data.dataset_param.basic_parameters.cutoff_len"
 MOST_TOKENS = 16384
+TOKENS_OF = {"ltx2": 30 * 17 * 7}
+"""Of LTX-2: 49 frames of 960 x 544, as its page prepares them, in patches of 32 x 32 pixels and eight frames."""
 
 
 def machine_of(path: Path) -> tuple[int, int]:
@@ -36,9 +41,30 @@ def machine_of(path: Path) -> tuple[int, int]:
     for script in sorted(path.parent.glob("*.sh")):
         text = script.read_text("utf-8", errors="replace")
         if path.name in text:
-            found = [re.search(rf"^{name}=(?:\$\{{{name}:-)?(\d+)", text, re.M) for name in ("NNODES", "NPUS_PER_NODE")]
+            found = [
+                re.search(rf"^(?:{name})=(?:\$\{{\w+:-)?(\d+)", text, re.M)
+                for name in ("NNODES", "NPUS_PER_NODE|NPROC_PER_NODE")
+            ]
             return tuple(int(match[1]) if match else default for match, default in zip(found, (1, 8), strict=True))
     return 1, 8
+
+
+def readable(path: Path) -> Path:
+    """Return the file, or a copy without anchors that it defines again, which the trainer's own parser refuses."""
+    text = path.read_text("utf-8")
+    seen: set[str] = set()
+
+    def once(match: re.Match[str]) -> str:
+        again = match[1] in seen
+        seen.add(match[1])
+        return "" if again else match[0]
+
+    changed = re.sub(r"&(\w+) ", once, text)
+    if changed == text:
+        return path
+    copy = Path(tempfile.mkdtemp()) / path.name
+    copy.write_text(changed)
+    return copy
 
 
 def die_of(package: Device) -> Device:
@@ -49,15 +75,16 @@ def die_of(package: Device) -> Device:
 
 def priced(path: Path, configs: Path):
     """Return baselines and plan of one file; no plan where nothing fits."""
-    config = read_native(path)
+    config = read_native(readable(path))
     folders = (configs / path.stem, configs / Path(config.model_path).name)
     where = next((folder / "config.json" for folder in folders if (folder / "config.json").is_file()), None)
     if where is None:
         raise AutoParallelError(f"no {path.stem}/config.json")
     nodes, per_node = machine_of(path)
     described = Described(
-        sequence=min(config.values.integer(TOKENS, 1024), MOST_TOKENS),
+        sequence=TOKENS_OF.get(config.model_id) or min(config.values.integer(TOKENS, 1024), MOST_TOKENS),
         frozen=config.frozen,
+        eager=config.values.text("model.attn_implementation") == "eager",
         micro_batch_size=config.sizes.micro_batch,
         bytes_of=ElementBytes(reduced=4 if config.sharding.reduce_dtype == "fp32" else 2),
     )

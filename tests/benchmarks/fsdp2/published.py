@@ -4,15 +4,23 @@ python tests/benchmarks/fsdp2/published.py
 
 torchtitan's docs/performance.md: Llama 3 on 64 A100 of 80 GB, sequences of 8,192, one sample per GPU, tokens per
 second and GPU. "selective layer" recomputes every second layer, "full" every layer. torchtitan's pull request 1690:
-Qwen3-32B on 8 H100 of 95 GiB, two samples of 4,096, every layer recomputed, compiled.
+Qwen3-32B on 8 H100 of 95 GiB, two samples of 4,096, every layer recomputed, compiled. NeMo Automodel's
+docs/performance-summary.mdx with the files of examples/llm_benchmark: H100, samples of 4,096, experts divided; "full" where
+activation_checkpointing is on. Models are loaded in bf16, Adam's moments too (NVIDIA-NeMo/RL issue 3842 has it so until
+release 0.6), and the loss stays in bf16 (``fp32_upcast: false``). MindSpeed-LLM's tests/pipeline/st: 2.294 s, the last steps of
+pretrain_qwen3_moe_30b_4K_fsdp2. Factors are learnt from the first row of a table.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.planner.sharded.pricing import priced
 from mindspeed_autoparallel.planner.sharded.problem import Problem
-from mindspeed_autoparallel.predict.sharded_profile import Described, sharded_profile
+from mindspeed_autoparallel.predict.sharded_costs import LogitBytes
+from mindspeed_autoparallel.predict.sharded_profile import sharded_profile
+from mindspeed_autoparallel.predict.sharded_tree import Described
+from mindspeed_autoparallel.profiles.sharded import ElementBytes
 from mindspeed_autoparallel.spec.sharded import KEEP, RECOMPUTE, GroupChoice, ShardedDecisions, ShardingHost, ShardSizes
 
 SMALL = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 14336}
@@ -20,6 +28,38 @@ LARGE = {"hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64
 SHARED = {"model_type": "llama", "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": False}
 QWEN = {"hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 64, "intermediate_size": 25600}
 QWEN |= {"model_type": "qwen3", "vocab_size": 151936, "head_dim": 128}
+
+
+TOKENS = {
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+}
+QWEN_MOE = TOKENS | {"model_type": "qwen3_moe", "num_hidden_layers": 48, "intermediate_size": 6144, "num_experts": 128}
+QWEN_MOE |= {"num_experts_per_tok": 8, "moe_intermediate_size": 768, "tie_word_embeddings": False}
+OSS = {
+    "model_type": "gpt_oss",
+    "hidden_size": 2880,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+}
+OSS |= {"intermediate_size": 2880, "num_experts_per_tok": 4, "vocab_size": 201088, "sliding_window": 128}
+
+
+def oss(layers: int, experts: int) -> dict:
+    """Return gpt-oss with ``layers``, every second of which has a window."""
+    kinds = ["sliding_attention", "full_attention"] * (layers // 2)
+    return OSS | {"num_hidden_layers": layers, "num_local_experts": experts, "layer_types": kinds}
+
+
+NANO = {"model_type": "nemotron_h", "hidden_size": 2688, "num_attention_heads": 32, "num_key_value_heads": 2}
+NANO |= {"hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", "num_hidden_layers": 52}
+NANO |= {"mamba_num_heads": 64, "mamba_head_dim": 64, "ssm_state_size": 128, "n_groups": 8, "intermediate_size": 1856}
+NANO |= {"n_routed_experts": 128, "num_experts_per_tok": 6, "moe_intermediate_size": 1856, "vocab_size": 131072}
+NANO |= {"moe_shared_expert_intermediate_size": 3712, "n_shared_experts": 1}
 
 
 class Row(NamedTuple):
@@ -33,23 +73,58 @@ class Row(NamedTuple):
     rate: float
     """Tokens per second and GPU."""
     peak_gib: float = 0.0
+    experts: int = 1
+    """Devices among which a layer's experts are divided."""
+    accumulation: int = 1
+    stays: bool = False
+    """Whether layers stay gathered after forward."""
+    table: str = "torchtitan"
 
 
 ROWS = (
     Row("Llama 3 8B, selective layer", SHARED | SMALL, (RECOMPUTE, KEEP), "A100", 64, 8192, 1, 2904),
     Row("Llama 3 70B, full", SHARED | LARGE, (RECOMPUTE, RECOMPUTE), "A100", 64, 8192, 1, 331),
     Row("Qwen3 32B, full", SHARED | QWEN, (RECOMPUTE, RECOMPUTE), "H100", 8, 4096, 2, 1874, 81.85),
+    Row(
+        "Qwen3 30B-A3B in 2 layers (CI), full",
+        QWEN_MOE | {"num_hidden_layers": 2},
+        (RECOMPUTE, RECOMPUTE),
+        "910B",
+        8,
+        4096,
+        1,
+        4096 / 2.294,
+        table="MindSpeed-LLM",
+    ),
+    *(
+        Row(name, sizes, policies, "H100", gpus, 4096, samples, rate, 0.0, gpus, steps, stays, "Automodel")
+        for name, sizes, policies, gpus, samples, steps, stays, rate in (
+            ("Nemotron 3 Nano 30B, full", NANO, (RECOMPUTE, RECOMPUTE), 8, 4, 16, False, 16789),
+            ("Qwen3 30B-A3B, full", QWEN_MOE, (RECOMPUTE, RECOMPUTE), 8, 4, 16, True, 12040),
+            ("GPT-OSS 20B", oss(24, 32), (KEEP, KEEP), 8, 2, 16, False, 13058),
+            ("GPT-OSS 120B", oss(36, 128), (KEEP, KEEP), 64, 2, 4, True, 7626),
+        )
+    ),
 )
 
 
 def predicted(row):
     """Return the outcome of one row."""
     described = Described(sequence=row.tokens, micro_batch_size=row.samples)
+    if row.table == "Automodel":
+        narrow = ElementBytes(sharded=2, optimizer=4)
+        described = replace(described, logits=LogitBytes(kept=4, transient=2), bytes_of=narrow)
     profile = sharded_profile(row.sizes, row.name, described, find_device(row.device, ()), 8)
     patterns = dict.fromkeys(module.pattern for module in profile.modules)
     decisions = ShardedDecisions(
-        sizes=ShardSizes(num_devices=row.gpus, fully_shard_size=row.gpus, micro_batch_size=row.samples),
-        groups=tuple(GroupChoice(pattern=pattern) for pattern in patterns),
+        sizes=ShardSizes(
+            num_devices=row.gpus,
+            fully_shard_size=row.gpus,
+            micro_batch_size=row.samples,
+            expert_size=row.experts,
+            accumulation=row.accumulation,
+        ),
+        groups=tuple(GroupChoice(pattern=pattern, reshard_after_forward=not row.stays) for pattern in patterns),
         policies={"model.layers.{*}": row.policies * (row.sizes["num_hidden_layers"] // 2)},
     )
     return priced(Problem(profile, ShardingHost(name="torchtitan"), 8), decisions, 2**60)
@@ -57,11 +132,11 @@ def predicted(row):
 
 def main() -> None:
     """Print published and predicted tokens per second of each row, and the same after a factor from the first row."""
-    factor = None
+    factors: dict[str, float] = {}
     for row in ROWS:
         outcome = predicted(row)
-        rate = row.samples * row.tokens / outcome.step.total_us * 1e6
-        factor = factor or row.rate / rate
+        rate = row.accumulation * row.samples * row.tokens / outcome.step.total_us * 1e6
+        factor = factors.setdefault(row.table, row.rate / rate)
         line = f"{row.name}: published {row.rate}, predicted {rate:.0f} ({rate / row.rate - 1:+.1%}; "
         line += f"after the first row {rate * factor / row.rate - 1:+.1%}); "
         peak = outcome.memory.peak_bytes / 2**30

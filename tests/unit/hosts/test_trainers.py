@@ -68,7 +68,8 @@ def test_sizes_are_read_and_written_back_with_everything_else_kept(tmp_path: Pat
     ("text", "words"),
     [
         ("optimizer: adam\n", "is no file of MindSpeed-MM fsdp2_config"),
-        ("distributed: {strategy: fsdp2, tp_size: 2}\n", "tp_size is 2"),
+        ("distributed: {strategy: fsdp2, tp_size: 2, cp_size: 2}\n", "tp_size is 2 beside distributed.cp_size"),
+        ("distributed: {strategy: fsdp2, tp_size: 2, pp_size: 2}\n", "pp_size is 2"),
         ("sharding_size: auto\nsub_modules_to_wrap: [decoder.blocks]\n", "decoder.blocks matches no module"),
         ("distributed: {strategy: fsdp2, cp_size: 16}\n", "more than 8 devices"),
         ("distributed: {strategy: fsdp2, cp_size: two}\n", "whole number"),
@@ -168,3 +169,20 @@ def test_verl_shards_an_embedding_alone_only_where_the_head_has_its_own_table(tm
         stack = [replace(one, is_tied=is_tied and one.name.endswith("embed_tokens")) for one in modules()]
         patterns = [group.pattern for group in file.decisions(stack, 8, False).groups]
         assert ("model.embed_tokens" in patterns) != is_tied, patterns
+
+
+def test_tensor_parallelism_of_automodel_stays_and_the_ranks_that_share_parameters_are_planned(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "distributed:\n  strategy: fsdp2\n  tp_size: 2  # as is\n  sequence_parallel: true\n"
+        "step_scheduler: {local_batch_size: 1, global_batch_size: 8}\n"
+    )
+    file = open_host_file(path)
+    assert (file.tensor_size, file.sequence_parallel) == (2, True)
+    host = file.host(False)
+    assert not host.ulysses and not host.expert_parallel
+    decisions = file.decisions(modules(), 4, False)
+    assert decisions.sizes.label() == "FS4 MBS1 x2"
+    changed = replace(decisions.sizes, micro_batch_size=2, accumulation=1, fully_shard_size=2)
+    text = file.written(replace(decisions, sizes=changed), modules()).text
+    assert "tp_size: 2  # as is" in text and "local_batch_size: 2" in text and "dp_replicate_size: 2" in text

@@ -111,6 +111,9 @@ _VALUES: dict[tuple[str, str], tuple[dict[str, dict[str, Any]], Any]] = {
     ("train", "fp8_dot_product_attention"): ({"model": {"mla": _LATENT}, "train": {"precision": "fp8"}}, True),
     ("train", "software"): ({"model": _MAMBA}, "nemo-25.11"),
     ("model", "attention_gate"): ({}, True),
+    ("model", "residual_blocks"): ({}, 4.0),
+    ("model", "linear_bias"): ({}, True),
+    ("model", "moe_latent"): ({"model": _EXPERTS}, 1024),
 }
 _ELSEWHERE = {
     ("model", "type"),

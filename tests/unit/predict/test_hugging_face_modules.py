@@ -199,6 +199,101 @@ def test_qwen3_5_layers_are_as_large_as_those_that_transformers_builds(experts: 
     assert pairs == pytest.approx(theirs, rel=0.01)
 
 
+def test_kimi_linear_layers_are_as_large_as_those_that_transformers_builds() -> None:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    sizes: dict[str, Any] = {
+        "hidden_size": 2048,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 16,
+        "vocab_size": 163840,
+    }
+    sizes |= {"num_key_value_heads": 16, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
+    sizes |= {"v_head_dim": 128, "intermediate_size": 6144, "moe_intermediate_size": 512, "first_k_dense_replace": 1}
+    sizes |= {"num_experts": 16, "num_experts_per_token": 2, "num_shared_experts": 1}
+    linear = {"full_attn_layers": [4, 8], "kda_layers": [1, 2, 3, 5, 6, 7], "head_dim": 128, "num_heads": 16}
+    sizes["linear_attn_config"] = {**linear, "short_conv_kernel_size": 4}
+    with torch.device("meta"):
+        model = transformers.KimiLinearForCausalLM(transformers.KimiLinearConfig(**sizes))
+    theirs = [sum(weight.numel() for weight in layer.parameters()) for layer in model.model.layers]
+    ours = _layers(decoder_of_config({"model_type": "kimi_linear", **sizes}, "config"))
+    pairs = [mixer + mlp for mixer, mlp in zip(ours[::2], ours[1::2], strict=True)]
+    assert pairs == pytest.approx(theirs, rel=0.002)
+
+
+KIMI_K3: dict[str, Any] = {
+    "model_type": "kimi_k3",
+    "text_config": {
+        "model_type": "kimi_linear",
+        "attn_res_block_size": 12,
+        "first_k_dense_replace": 1,
+        "hidden_size": 7168,
+        "intermediate_size": 33792,
+        "kv_lora_rank": 512,
+        "linear_attn_config": {
+            "full_attn_layers": [*range(4, 93, 4), 93],
+            "kda_layers": [number for number in range(1, 93) if number % 4],
+            "head_dim": 128,
+            "num_heads": 96,
+            "use_full_rank_gate": True,
+        },
+        "mla_use_output_gate": True,
+        "moe_intermediate_size": 3072,
+        "num_attention_heads": 96,
+        "num_key_value_heads": 96,
+        "num_experts": 896,
+        "num_experts_per_token": 16,
+        "num_hidden_layers": 93,
+        "num_shared_experts": 2,
+        "q_lora_rank": 1536,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "routed_expert_hidden_size": 3584,
+        "vocab_size": 163840,
+    },
+    "vision_config": {
+        "qkv_hidden_size": 1536,
+        "vt_hidden_size": 1024,
+        "vt_intermediate_size": 4096,
+        "vt_num_attention_heads": 12,
+        "vt_num_hidden_layers": 27,
+    },
+}
+"""moonshotai/Kimi-K3, as published in July 2026."""
+
+
+def test_kimi_k3_is_as_large_as_its_published_files() -> None:
+    """Its 96 files hold 1,503,647,073,024 elements, of experts four bits each and a scale byte of 32 of them."""
+    image, text = modules_of_config(KIMI_K3, "kimi", SampleMedia(patches=1024))
+    model = {key: value for key, value in text.items() if key != "name"}
+    hardware = {"gpu": "H100", "num_gpus": 1, "gpus_per_node": 8}
+    request = {"model": {"seq": 4096, **model}, "hw": hardware, "parallel": {}, "train": {"gbs": 1, "mbs": 1}}
+    work = read_workload(request)
+    counted = [layer_parameters(work, kind) for kind in work.model.layers]
+    stored = sum(one.shared + one.expert * (1 / 2 + 1 / 32) for one in counted)
+    stored += 2 * 163840 * 7168 + sum(_layers(image))
+    assert stored == pytest.approx(1_503_647_073_024, rel=2e-4)
+
+
+def test_nemotron_h_layers_are_as_large_as_those_that_transformers_builds() -> None:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    kinds = ["mamba", "mlp", "mamba", "attention", "moe", "mamba"]
+    sizes: dict[str, Any] = {"hidden_size": 2048, "layers_block_type": kinds, "num_attention_heads": 16}
+    sizes |= {"num_key_value_heads": 4, "head_dim": 128, "intermediate_size": 4096, "vocab_size": 1024}
+    sizes |= {"mamba_num_heads": 64, "mamba_head_dim": 64, "ssm_state_size": 128, "n_groups": 8}
+    sizes |= {"n_routed_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 512, "moe_latent_size": 512}
+    sizes |= {"moe_shared_expert_intermediate_size": 1024}
+    with torch.device("meta"):
+        model = transformers.NemotronHForCausalLM(transformers.NemotronHConfig(**sizes))
+    theirs = [sum(weight.numel() for weight in layer.parameters()) for layer in model.model.layers]
+    listed = decoder_of_config({"model_type": "nemotron_h", **sizes}, "config")
+    assert _layers(listed) == pytest.approx(theirs, rel=0.002)
+    written = {key: value for key, value in sizes.items() if key != "layers_block_type"}
+    assert listed == decoder_of_config(
+        {"model_type": "nemotron_h", **written, "hybrid_override_pattern": "M-M*EM"}, "c"
+    )
+
+
 def test_plan_takes_an_omni_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = copy.deepcopy(OMNI)
     small["thinker_config"]["text_config"]["num_hidden_layers"] = 4  # type: ignore[index]

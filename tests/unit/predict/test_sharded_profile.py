@@ -6,9 +6,14 @@ import pytest
 
 from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.cost.catalogue import find_device
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.hosts.opening import ADAPTERS
 from mindspeed_autoparallel.planner.sharded.lowering import Lowering
 from mindspeed_autoparallel.planner.sharded.problem import Problem
-from mindspeed_autoparallel.predict.sharded_profile import Described, sharded_profile
+from mindspeed_autoparallel.planner.sharded.search import search_sharded
+from mindspeed_autoparallel.predict.sharded_profile import sharded_profile
+from mindspeed_autoparallel.predict.sharded_tree import Described
+from mindspeed_autoparallel.spec.cluster import Cluster
 from mindspeed_autoparallel.spec.sharded import GroupChoice, ShardedDecisions, ShardingHost, ShardSizes
 from mindspeed_autoparallel.spec.sharded_plan import ShardedPlan
 
@@ -126,6 +131,137 @@ def test_modules_have_the_names_of_the_shipped_files(family):
     for module in layers:
         times = [costs.forward_us for costs in profile.kinds[module.kind].costs if costs.at.micro_batch_size == 3]
         assert times and min(times) > 0
+
+
+KDA = {"kda_layers": [1, 2, 3], "full_attn_layers": [4], "num_heads": 8, "head_dim": 64}
+KIMI3 = {**TEXT, **EXPERTS, "kv_lora_rank": 64, "q_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16}
+KIMI3 |= {"v_head_dim": 32, "num_shared_experts": 1, "routed_expert_hidden_size": 256, "attn_res_block_size": 2}
+KIMI3 |= {"first_k_dense_replace": 1, "linear_attn_config": KDA, "model_type": "kimi_linear"}
+NEMOTRON = {**TEXT, "layers_block_type": ["mamba", "mlp", "attention", "mlp"], "mamba_num_heads": 16}
+CODES = {**TEXT, "hidden_size": 256, "vocab_size": 64}
+TALKER = {"talker_config": {**TEXT, "text_vocab_size": 5000, "num_code_groups": 4, "code_predictor_config": CODES}}
+EARS = {"hidden_size": 128, "num_hidden_layers": 6, "num_timestamp_prediction_layers": 2, "intermediate_size": 256}
+ADAPTOR = {"hidden_size": 512, "num_hidden_layers": 2, "intermediate_size": 128}
+SPEAKER = {"language_config": TEXT, "n_vq": 4, "audio_vocab_size": 63}
+FILM = {"num_attention_heads": 8, "attention_head_dim": 32, "audio_num_attention_heads": 8, "num_layers": 3}
+FILM |= {"audio_attention_head_dim": 16, "cross_attention_dim": 256, "audio_cross_attention_dim": 128}
+OTHERS = {
+    "kimi_k3": (
+        {"text_config": KIMI3, "vision_config": {**MOONVIT, "qkv_hidden_size": 512}},
+        ("vision_tower.encoder.blocks.{*}", "language_model.model.layers.{*}.block_sparse_moe.experts"),
+    ),
+    "nemotron_h": (NEMOTRON, ("model.layers.{*}", "lm_head")),
+    "fun_asr_nano": (
+        {"audio_config": EARS, "adaptor_config": ADAPTOR, "text_config": TEXT, "tie_word_embeddings": True},
+        ("llm", "llm.model.embed_tokens", "audio_encoder.tp_encoders.{*}", "audio_adaptor.blocks.{*}"),
+    ),
+    "qwen3_tts": (TALKER, ("talker.model.layers.{*}", "talker.codec_head", "talker.code_predictor.model.layers.{*}")),
+    "moss_tts_delay": (SPEAKER, ("language_model.layers.{*}", "lm_heads")),
+    "ltx2": (FILM, ("transformer.patchify_proj", "transformer.transformer_blocks.{*}", "transformer.proj_out")),
+}
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_other_families_have_the_names_of_the_shipped_files_and_a_plan(family):
+    config, patterns = OTHERS[family]
+    frozen = ("audio_encoder", "audio_adaptor")
+    described = Described(sequence=512, micro_batch_size=2, frozen=frozen)
+    profile = sharded_profile({"model_type": family, **config}, family, described, find_device("910B"), 8)
+    assert set(patterns) <= {module.pattern for module in profile.modules}
+    for module in profile.modules:
+        costs = profile.kinds[module.kind].costs
+        assert not module.is_layer or min(one.forward_us for one in costs) > 0
+        assert module.needs_backward != module.name.startswith(frozen)
+        assert module.needs_backward or not any(one.kept_bytes for one in costs)
+    choices = dict.fromkeys(module.pattern for module in profile.modules)
+    decisions = ShardedDecisions(
+        sizes=ShardSizes(num_devices=8, fully_shard_size=8, micro_batch_size=2),
+        groups=tuple(GroupChoice(pattern=pattern) for pattern in choices),
+    )
+    plan = search_sharded(profile, Cluster(num_nodes=1, devices_per_node=8), ShardingHost(name="drawn"), decisions)
+    assert plan.step.total_us <= plan.baselines[0].step.total_us
+
+
+def _elements(profile, words=""):
+    kinds = (profile.kinds[module.kind] for module in profile.modules if module.name.startswith(words))
+    return sum(sum(kind.parameters) + sum(kind.frozen_parameters) for kind in kinds)
+
+
+def test_ltx2_is_as_large_as_its_name_and_holds_sound_that_it_does_not_train():
+    silent, loud = (
+        sharded_profile(
+            {"model_type": "ltx2", "with_audio": sound}, "ltx2", Described(sequence=512), find_device("910B"), 8
+        )
+        for sound in (False, True)
+    )
+    assert _elements(silent) == _elements(loud) == pytest.approx(18.9e9, rel=0.005)
+    assert silent.head is None and silent.device.runtime_overhead_bytes > find_device("910B").workspace_bytes + 2**30
+    trained = sum(sum(silent.kinds[module.kind].parameters) for module in silent.modules)
+    assert trained == pytest.approx(13.1e9, rel=0.02)
+
+
+def test_a_talkers_code_predictor_has_a_row_for_each_code():
+    config, _ = OTHERS["qwen3_tts"]
+    profile = sharded_profile(
+        {"model_type": "qwen3_tts", **config}, "tts", Described(sequence=512), find_device("910B"), 8
+    )
+    small = profile.kinds["talker.code_predictor.model.layers.{*}"].costs[0]
+    assert small.input_bytes == 512 * 4 * 256 * 2
+    own, tables = 512 * 256 + 256, 3 * 64 * (512 + 256) + 256
+    assert sum(profile.kinds["talker.code_predictor"].parameters) == own + tables
+
+
+def test_a_tensor_rank_holds_and_computes_its_share_and_waits_for_the_others():
+    config = {"model_type": "qwen3", **TEXT, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
+    config |= {"intermediate_size": 12288, "head_dim": 128}
+
+    def kinds(size, shared=False):
+        described = Described(sequence=4096, tensor_size=size, sequence_parallel=shared)
+        return sharded_profile(config, "c", described, find_device("H100"), 8).kinds
+
+    whole, half, spread = kinds(1), kinds(2), kinds(2, True)
+    layer, head = "attention dense", "head"
+    norms = 2 * 4096
+    assert half[layer].parameters[0] - norms == (whole[layer].parameters[0] - norms) // 2
+    assert half[head].parameters[0] == whole[head].parameters[0] // 2
+    one, two, three = (kind[layer].costs[0] for kind in (whole, half, spread))
+    assert one.forward_us / 2 < two.forward_us < one.forward_us
+    assert three.input_bytes == one.input_bytes // 2 == two.input_bytes // 2
+    assert three.kept_bytes < two.kept_bytes < one.kept_bytes
+    assert half[head].costs[0].kept_bytes == whole[head].costs[0].kept_bytes
+
+
+def test_tensor_parallelism_of_experts_is_refused():
+    described = Described(sequence=512, tensor_size=2)
+    with pytest.raises(ConfigError, match="dense text models"):
+        sharded_profile({"model_type": "qwen3_moe", **TEXT, **EXPERTS}, "c", described, find_device("H100"), 8)
+
+
+def test_a_file_with_tensor_parallelism_is_planned_on_its_groups(files, capsys):
+    text = "distributed: {strategy: fsdp2, tp_size: 2}\nstep_scheduler: {local_batch_size: 1, global_batch_size: 8}\n"
+    (files / "config.yaml").write_text(f"{text}peft: {{dim: 8}}\n")
+    (files / "config.json").write_text(json.dumps({"model_type": "qwen3", **TEXT}))
+    assert run(files, "--seq-length", "512", "--out", str(files / "out")) == 0
+    plan = ShardedPlan.read(files / "out" / "plan.json")
+    assert plan.decisions.sizes.num_devices == 4 and plan.decisions.sizes.global_batch_size == 8
+    assert any("tensor parallelism 2 stays" in note for note in plan.profile.notes)
+    assert ADAPTERS in plan.profile.notes and ADAPTERS in capsys.readouterr().err
+    assert "tp_size: 2" in (files / "out" / "config.yaml").read_text()
+    assert run(files, "--seq-length", "512", "--nproc-per-node", "3") == 2
+    assert "does not divide --nproc-per-node" in capsys.readouterr().err
+
+
+def test_eager_attention_keeps_its_matrices():
+    config = {"model_type": "qwen3", **TEXT}
+    kept = [
+        sharded_profile(config, "c", Described(sequence=512, eager=eager), find_device("910B"), 8).kinds[
+            "attention dense"
+        ]
+        for eager in (False, True)
+    ]
+    fused, eager = (kind.costs[0].kept_bytes for kind in kept)
+    statistics = 64 * 512 * 8
+    assert eager - fused == 6 * 8 * 512 * 512 - statistics
 
 
 def test_rows_of_stacked_experts_are_padded_to_the_ranks():
