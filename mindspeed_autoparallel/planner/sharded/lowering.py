@@ -66,7 +66,7 @@ class Lowering:
         for index, count in structure.alike:
             unit = known.get(index) or known.setdefault(index, self._unit(index))
             choice = self.decisions.group(structure.modules[index].pattern)
-            if choice is not None and not choice.reshard_after_forward:
+            if index in structure.staying or (choice is not None and not choice.reshard_after_forward):
                 unit = replace(unit, reshard_after_forward=False)
             found[index] = (unit, count)
         return found
