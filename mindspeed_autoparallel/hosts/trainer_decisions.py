@@ -36,6 +36,7 @@ def trainer_host(file: TrainerFile) -> ShardingHost:
         layer_choice=EACH if keys.recompute_modules else ALL,
         reshard_choices=(True, False) if keys.reshard else (keys.reshard_default,),
         root_stays=keys.root_stays,
+        last_layer_stays=keys.last_layer_stays and file.values.at(_reshard_key(file)) is None,
         prefetch_depths=(0, 1, 2) if prefetches else (0,),
         hybrid_shard=bool(keys.fully_shard or keys.replicas),
         ulysses=bool(keys.ulysses or "ulysses_size" in keys.words) and file.tensor_size == 1,

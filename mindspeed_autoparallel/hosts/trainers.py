@@ -64,6 +64,8 @@ class Trainer:
     """The first one that the file has is the switch."""
     reshard_default: bool = True
     root_stays: bool = True
+    last_layer_stays: bool = False
+    """Whether the last layer of each stack stays gathered after forward where no key of ``reshard`` is set."""
     """Whether the root's own parameters stay gathered after forward."""
     forward_prefetch: str = ""
     backward_prefetch: str = ""
@@ -164,6 +166,7 @@ TRAINERS = (
         global_batch="step_scheduler.global_batch_size",
         recompute="distributed.activation_checkpointing",
         reshard=("distributed.reshard_after_forward", "distributed.moe.reshard_after_forward"),
+        last_layer_stays=True,
         forward_prefetch="distributed.fsdp2_forward_prefetch_depth",
         backward_prefetch="distributed.fsdp2_backward_prefetch_depth",
         prefetch_switch="distributed.enable_fsdp2_prefetch",

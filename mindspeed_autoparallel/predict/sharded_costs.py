@@ -168,6 +168,7 @@ def layer_costs(point: CostPoint, work: Workload, device: Device, kind: LayerKin
         kept_bytes=kept,
         attention_bytes=min(kept, attention),
         backward_transient_bytes=round(backward_transient_bytes(work, own) + parameters),
+        made_gradient_bytes=round(parameters),
         ulysses_sent_bytes=heads if point.ulysses_size > 1 else 0,
     )
 
@@ -188,6 +189,7 @@ def _experts(point: CostPoint, work: Workload, device: Device, kind: LayerKind) 
         input_bytes=hidden,
         kept_bytes=max(0, round(saved) - hidden),
         backward_transient_bytes=round(backward_transient_bytes(work, kind) + gradients),
+        made_gradient_bytes=round(gradients),
         expert_sent_bytes=round(work.routed_rows * work.model.expert_width * work.element_bytes),
     )
 

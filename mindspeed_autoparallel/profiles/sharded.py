@@ -60,6 +60,9 @@ class ModuleCosts:
     """Most bytes above what stays, while forward runs."""
     backward_transient_bytes: int = 0
     """Most bytes above what was saved while backward runs, gradients of the module's parameters included."""
+    made_gradient_bytes: int = 0
+    """Part of ``backward_transient_bytes``: gradients of parameters that are done, which a later part of the micro
+    batch adds to those of the first part."""
     tail_kept_bytes: int = 0
     """Saved by what runs after the modules below it; ``kept_bytes`` is without."""
     tail_saves: bool = True

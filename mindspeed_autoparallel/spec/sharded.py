@@ -149,6 +149,8 @@ class ShardingHost:
     reshard_choices: tuple[bool, ...] = (True, False)
     root_stays: bool = False
     """Whether the root's own parameters stay gathered after forward, whatever the others do."""
+    last_layer_stays: bool = False
+    """The same of the last layer of each stack."""
     prefetch_depths: tuple[int, ...] = (0, 1, 2)
     hybrid_shard: bool = True
     ulysses: bool = True

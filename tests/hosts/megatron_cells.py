@@ -172,8 +172,8 @@ class Host:
         copy.write_text("import mindspeed_autoparallel\n" + text.replace(_MAIN, _MAIN + _SAME_START))
         return copy
 
-    def run(self, words: list[str], timeout_s: float = 900.0) -> Ran:
-        """Run a Python command in the checkout's environment on CPU."""
+    def run(self, words: list[str], timeout_s: float = 900.0, **variables: str) -> Ran:
+        """Run a Python command in the checkout's environment on CPU, with more ``variables``."""
         here = Path(__file__).parent
         folders = (self.sources, ROOT, here, here / "hybrid_stand_ins", os.environ.get("PYTHONPATH", ""))
         path = os.pathsep.join(map(str, folders))
@@ -183,6 +183,7 @@ class Host:
             "OMP_NUM_THREADS": "1",
             "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu",
             "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+            **variables,
         }
         begin = time.monotonic()
         done = subprocess.run(

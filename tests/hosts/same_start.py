@@ -12,6 +12,7 @@ import zlib
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 CHUNKS: list[Any] = []
 """Of the model that was filled last."""
@@ -55,6 +56,8 @@ def _fill(model: Any, place: str, name: str, module: Any, parameter: torch.Tenso
         owner = model.get_submodule(place.rpartition(".")[0])
         parts = values.split([size * own for own in _parts(whole, owner, module, parameter, dimension)], dimension)
         values = torch.cat([part.chunk(size, dimension)[rank] for part in parts], dimension)
+    if isinstance(parameter, DTensor):  # sharded by fully_shard
+        values = distribute_tensor(values, parameter.device_mesh, parameter.placements, src_data_rank=None)
     with torch.no_grad():
         parameter.copy_(values)
 

@@ -39,7 +39,9 @@ apply_fsdp2_sharding_recursively(
 )
 states = {one._get_fsdp_state(): name for name, one in model.named_modules() if hasattr(one, "_get_fsdp_state")}
 lists = lambda state: (state._states_to_forward_prefetch, state._states_to_backward_prefetch)
-print(json.dumps({name: [[states[one] for one in row] for row in lists(state)] for state, name in states.items()}))
+found = {name: [[states[one] for one in row] for row in lists(state)] for state, name in states.items()}
+stays = [name for state, name in states.items() if state._fsdp_param_group.post_forward_mesh_info is None]
+print(json.dumps([found, stays]))
 """
 
 
@@ -57,7 +59,7 @@ def test_units_and_prefetch_lists_are_those_of_its_own_code(tmp_path: Path, forw
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
-    theirs = json.loads(done.stdout.splitlines()[-1])
+    theirs, stays = json.loads(done.stdout.splitlines()[-1])
     path = tmp_path / "config.yaml"
     path.write_text(
         "distributed: {strategy: fsdp2, tp_size: 1, enable_fsdp2_prefetch: true, "
@@ -74,6 +76,10 @@ def test_units_and_prefetch_lists_are_those_of_its_own_code(tmp_path: Path, forw
         if name
     }
     assert ours == theirs
+    kept_gathered = [
+        name for name, unit in zip(names, lowering.units, strict=True) if name and not unit.reshard_after_forward
+    ]
+    assert kept_gathered == stays
 
 
 MESHES = """

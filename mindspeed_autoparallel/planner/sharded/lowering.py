@@ -66,7 +66,7 @@ class Lowering:
         for index, count in structure.alike:
             unit = known.get(index) or known.setdefault(index, self._unit(index))
             choice = self.decisions.group(structure.modules[index].pattern)
-            if choice is not None and not choice.reshard_after_forward:
+            if index in structure.staying or (choice is not None and not choice.reshard_after_forward):
                 unit = replace(unit, reshard_after_forward=False)
             found[index] = (unit, count)
         return found
@@ -230,6 +230,7 @@ class Lowering:
             again_bytes=whole - kept,
             forward_transient_bytes=costs.forward_transient_bytes,
             backward_transient_bytes=costs.backward_transient_bytes if module.needs_backward else 0,
+            made_gradient_bytes=costs.made_gradient_bytes if module.needs_backward else 0,
             tail_kept_bytes=0 if redoes else costs.tail_kept_bytes,
             tail_again_bytes=costs.tail_kept_bytes if redoes else 0,
             tail_saves=costs.tail_saves,

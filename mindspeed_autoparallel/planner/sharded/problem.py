@@ -151,7 +151,7 @@ def _cut(elements: tuple[int, ...], shapes: tuple[tuple[int, ...], ...]) -> list
     return [(shape[0], math.prod(shape[1:])) if shape else (1, 1) for shape in shapes]
 
 
-_Key = tuple[str, tuple[Tensors, Tensors, Tensors, Tensors]]
+_Key = tuple[str, bool, tuple[Tensors, Tensors, Tensors, Tensors]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,4 +228,11 @@ class Units:
 
     @property
     def _keys(self) -> list[_Key]:
-        return [(module.pattern, row) for module, row in zip(self.modules, self.tensors, strict=True)]
+        rows = zip(self.modules, self.tensors, strict=True)
+        return [(module.pattern, index in self.staying, row) for index, (module, row) in enumerate(rows)]
+
+    @functools.cached_property
+    def staying(self) -> frozenset[int]:
+        """Return the last layers of stacks, where the host keeps them gathered after forward."""
+        last = {module.pattern: index for index, module in enumerate(self.modules) if module.is_layer}
+        return frozenset(last.values()) if self.problem.host.last_layer_stays else frozenset()

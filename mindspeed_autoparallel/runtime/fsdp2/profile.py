@@ -108,6 +108,9 @@ def _costs(step: MeasuredStep, modules: Sequence[ShardedModule], kind: str, topk
         backward_transient_bytes=max(
             0, int(of(step.transient_backward, "tail_bytes" if _has_tail(step, names) else "head_bytes"))
         ),
+        made_gradient_bytes=int(
+            of(step.transient_backward, "tail_made_bytes" if _has_tail(step, names) else "head_made_bytes")
+        ),
         tail_backward_transient_bytes=max(
             0, int(of(step.transient_backward, "head_bytes")) if _has_tail(step, names) else 0
         ),

@@ -24,6 +24,9 @@ class Passed:
     head_bytes: int = 0
     """Transient: in forward above what stays at the end, in backward above what there was at the beginning."""
     tail_bytes: int = 0
+    head_made_bytes: int = 0
+    """Of ``head_bytes``: gradients of parameters, which a later part of a micro batch adds to those of the first."""
+    tail_made_bytes: int = 0
     num_segments: int = 0
 
 
@@ -31,6 +34,13 @@ class Passed:
 class _Segment:
     us: float = 0.0
     transient_bytes: int = 0
+    later_bytes: int = 0
+    """``transient_bytes`` where gradients of parameters that are done are held already."""
+
+    @property
+    def made_bytes(self) -> int:
+        """Return what of ``transient_bytes`` is gradients that are done."""
+        return self.transient_bytes - self.later_bytes
 
 
 @dataclass
@@ -61,10 +71,14 @@ class Timeline:
         self._since: float | None = None
         self._done = self.forward
         self._base_bytes = 0
+        self._made_bytes = 0
+        """Gradients of parameters that were done since the base."""
+        self._handles: list[Any] = []
+        self._hooked: set[int] = set()
 
     def attach(self, model: Any, names: Sequence[str]) -> list[Any]:
         """Hook the modules of ``names``; returns handles whose ``remove()`` undoes it. Called after ``fully_shard``."""
-        handles: list[Any] = []
+        self._handles = handles = list[Any]()
         for name in names:
             module = model.get_submodule(name) if name else model
             handles += [
@@ -112,6 +126,8 @@ class Timeline:
             self.inputs[name] = (size, bool(waiting))
             self.input_addresses[name] = first.untyped_storage().data_ptr() if first is not None else 0
             self.shapes[name] = tuple(first.shape) if first is not None else ()
+            if self.probe is not None:
+                self._follow_gradients(module)
             if name not in self.order:
                 self.order.append(name)
             self._push(name)
@@ -140,6 +156,17 @@ class Timeline:
             self._resume()
 
         return hook
+
+    def _follow_gradients(self, module: Any) -> None:
+        """Let the gathered parameters of ``module`` and those below report when their gradient is done."""
+        for parameter in module.parameters():
+            if parameter.requires_grad and id(parameter) not in self._hooked:
+                self._hooked.add(id(parameter))
+                self._handles.append(parameter.register_post_accumulate_grad_hook(self._made_gradient))
+
+    def _made_gradient(self, parameter: Any) -> None:
+        self._note_peak(self._base_bytes)
+        self._made_bytes += parameter.numel() * parameter.element_size()
 
     # Backward: gather again, enter, leave, reduced.
 
@@ -187,15 +214,21 @@ class Timeline:
             segment = self._stack[-1].segments[-1]
             segment.us += (time.perf_counter() - self._since) * 1e6
             if self.probe is not None:
-                stays = self.probe.current_bytes() if self._done is self.forward else self._base_bytes
-                segment.transient_bytes = max(segment.transient_bytes, self.probe.take_peak_bytes() - stays)
+                self._note_peak(self.probe.current_bytes() if self._done is self.forward else self._base_bytes)
         self._since = None
+
+    def _note_peak(self, stays_bytes: int) -> None:
+        if self.probe is None or not self._stack:
+            return
+        segment, above = self._stack[-1].segments[-1], self.probe.take_peak_bytes() - stays_bytes
+        segment.transient_bytes = max(segment.transient_bytes, above)
+        segment.later_bytes = max(segment.later_bytes, above - self._made_bytes)
 
     def _resume(self) -> None:
         self._synchronize()
         if self.probe is not None:
             self.probe.take_peak_bytes()
-            self._base_bytes = self.probe.current_bytes()
+            self._base_bytes, self._made_bytes = self.probe.current_bytes(), 0
         self._since = time.perf_counter()
 
     def _push(self, name: str) -> None:
@@ -213,9 +246,11 @@ class Timeline:
             if before:
                 passed.tail_us += last.us
                 passed.tail_bytes = max(passed.tail_bytes, last.transient_bytes)
+                passed.tail_made_bytes = last.made_bytes
             for segment in before or [last]:
                 passed.head_us += segment.us
-                passed.head_bytes = max(passed.head_bytes, segment.transient_bytes)
+                if segment.transient_bytes >= passed.head_bytes:
+                    passed.head_bytes, passed.head_made_bytes = segment.transient_bytes, segment.made_bytes
             passed.num_segments = len(frame.segments)
             if self._stack:
                 self._stack[-1].segments.append(_Segment())

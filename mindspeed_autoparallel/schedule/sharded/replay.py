@@ -196,7 +196,8 @@ class _Step:
         self._recompute()
         if not module.recomputes:
             self.copies.before_backward(index)
-        self._run(module, "B", module.backward_ns, module.backward_transient_bytes)
+        made_bytes = 0 if self.is_first_part else module.made_gradient_bytes
+        self._run(module, "B", module.backward_ns, module.backward_transient_bytes - made_bytes)
         again = module.again_bytes if self._recomputed(index) else 0
         self.memory.hold(index, -module.kept_bytes - again)
         if module.chunks > 1:

@@ -82,6 +82,8 @@ class StreamModule:
     """Saved by recomputation beside what is there, until the backward ends."""
     forward_transient_bytes: int = 0
     backward_transient_bytes: int = 0
+    made_gradient_bytes: int = 0
+    """Part of ``backward_transient_bytes`` that a later part of a micro batch adds to gradients that are there."""
     tail_kept_bytes: int = 0
     tail_again_bytes: int = 0
     """The same as ``again_bytes`` of what runs after the modules below."""

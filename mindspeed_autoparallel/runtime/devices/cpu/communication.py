@@ -1,4 +1,4 @@
-"""nccl and hccl become gloo."""
+"""nccl and hccl become gloo, and meshes of accelerators meshes of processes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 from mindspeed_autoparallel.runtime.devices.cpu.edits import Edits
+from mindspeed_autoparallel.runtime.devices.cpu.tensors import names_accelerator
 
 
 def install(edits: Edits) -> None:
@@ -44,6 +45,14 @@ def install(edits: Edits) -> None:
         group = kwargs.get("group", args[1] if len(args) > 1 else None)
         return isend(tensor.detach() if distributed.get_backend(group) == "gloo" else tensor, *args, **kwargs)
 
+    make_mesh = distributed.DeviceMesh.__init__
+
+    @functools.wraps(make_mesh)
+    def mesh_of_processes(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        # Megatron's FSDP names "cuda", and fully_shard wants parameters where their mesh is.
+        make_mesh(self, "cpu" if names_accelerator(device_type) else device_type, *args, **kwargs)
+
+    edits.set(distributed.DeviceMesh, "__init__", mesh_of_processes)
     for module in (distributed, distributed_c10d):
         edits.set(module, "isend", sent_from_its_storage)
         edits.set(module, "barrier", gloo_barrier)

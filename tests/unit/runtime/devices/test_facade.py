@@ -48,6 +48,21 @@ def test_tensors_asked_for_on_cuda_are_made_on_the_cpu():
     assert devices == ["cpu"] * 16 + ["torch.float64"]
 
 
+def test_modules_are_sharded_over_a_mesh_that_is_named_cuda():
+    """As Megatron's TorchFullyShardedDataParallel does it."""
+    devices = run("""
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+        dist.init_process_group("nccl", rank=0, world_size=1, store=dist.HashStore())
+        meshes = [DeviceMesh.from_group(dist.group.WORLD, "cuda"), init_device_mesh("cuda", (1,))]
+        module = fully_shard(torch.nn.Linear(2, 2), mesh=meshes[0])
+        module(torch.ones(1, 2)).sum().backward()
+        print(json.dumps([mesh.device_type for mesh in meshes] + [str(module.weight.grad.device)]))
+        """)
+    assert devices == ["cpu"] * 3
+
+
 def test_streams_events_counters_and_types_answer_as_megatron_expects():
     said = run("""
         stream, event, later = torch.cuda.Stream(), torch.cuda.Event(enable_timing=True), torch.cuda.Event()

@@ -107,3 +107,31 @@ def test_each_segment_of_a_step_belongs_to_the_innermost_module(monkeypatch: pyt
     timeline.start()
     model(tokens).backward()
     assert not timeline.forward and not timeline.backward
+
+
+def test_gradients_that_are_done_are_known_of_the_highest_moment_of_a_backward() -> None:
+    """A linear behind a wide product: its weight's gradient is there when the product's operands get theirs."""
+    from mindspeed_autoparallel.runtime.devices.cpu.storages import TrackedStorages
+    from mindspeed_autoparallel.runtime.fsdp2.timeline import Timeline
+
+    class Wide(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = (torch.nn.Linear(*sizes, bias=False) for sizes in ((8, 64), (64, 8)))
+
+        def forward(self, x):  # type: ignore[no-untyped-def]
+            inner = self.first(x)
+            return self.second(inner * inner.sigmoid())
+
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), Wide(), torch.nn.Linear(8, 8))
+    timeline = Timeline(lambda: None)
+    handles = timeline.attach(model, ["", "1"])
+    with TrackedStorages(let_go_s=0.0) as timeline.probe:
+        timeline.start()
+        model(torch.ones(16, 8)).sum().backward()
+    passed = timeline.backward["1"]
+    assert passed.head_made_bytes == 4 * 64 * 8  # of the second linear
+    assert passed.head_bytes - passed.head_made_bytes >= 4 * 16 * 64
+    for handle in handles:
+        handle.remove()
+    assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())

@@ -1,0 +1,198 @@
+"""Plans of ``plan --fsdp2 train.sh`` train real Megatron-LM under ``--use-torch-fsdp2`` as one process trains (docs/fsdp2.md)."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mindspeed_autoparallel.cli.main import main
+
+
+def load(name):
+    """Return a module beside this file."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+cells, environment = load("megatron_cells"), load("forked_host").environment
+SOURCES = [Path(folder) for folder in os.environ.get("MEGATRON_LM_SOURCES", "").split(os.pathsep) if folder]
+pytestmark = [
+    pytest.mark.timeout(3000),
+    pytest.mark.distributed,
+    pytest.mark.torch,
+    pytest.mark.megatron,
+    pytest.mark.skipif(not SOURCES, reason="MEGATRON_LM_SOURCES names no Megatron-LM checkout (tests/hosts/README.md)"),
+]
+RECOMPUTED = ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"]
+SHARDED = ["--use-torch-fsdp2", "--ckpt-format", "torch_dist"]
+PRINTS_NORMS = """
+    from megatron.training import training as loop
+
+    make_optimizer = loop.get_megatron_optimizer
+
+    def with_printed_norms(*args, **kwargs):
+        optimizer = make_optimizer(*args, **kwargs)
+        step = optimizer.step
+
+        def printed(*args, **kwargs):
+            result = step(*args, **kwargs)
+            print(f"exact norm {float(result[1]):.9g}", flush=True)
+            return result
+
+        optimizer.step = printed
+        return optimizer
+
+    loop.get_megatron_optimizer = with_printed_norms
+"""
+
+
+def figures(host, world, script, words):
+    """Return losses and gradient norms of a training of ``world`` processes."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
+    ran = host.run([*launcher, str(script), *words], CUDA_DEVICE_MAX_CONNECTIONS="8")
+    assert ran.exit_code == 0, ran.output[-3000:]
+    norms = [float(text) for text in re.findall(r"exact norm (\S+)", ran.output)][::world]
+    assert len(ran.losses) == len(norms) == 3
+    return ran.losses, norms
+
+
+def planned(shell, folder, world, capsys, *more):
+    """Return flags to add and to take out by the plan for ``world`` devices, and the peaks of the script without a plan."""
+    command = ["plan", "--fsdp2", str(shell), "--device", "H100", "--nnodes", "1", "--nproc-per-node", str(world)]
+    assert main([*command, "--out", str(folder), *more]) == 0
+    said = capsys.readouterr()
+    added, taken_out = (
+        shlex.split(found[1]) if (found := re.search(f"^{line}: (.*)$", said.err, re.MULTILINE)) else []
+        for line in ("on the command line", "to take out of it")
+    )
+    return (
+        added,
+        taken_out,
+        [float(text) for text in re.findall(r"^(?:shipped|without).* peak (\S+) MiB", said.out, re.M)],
+    )
+
+
+def without(words, flags):
+    """Return ``words`` without ``flags`` and their values."""
+    kept, skips = [], False
+    for word in words:
+        skips = word in flags or (skips and not word.startswith("--"))
+        kept += [] if skips else [word]
+    return kept
+
+
+@pytest.mark.parametrize("source", SOURCES or [None], ids=lambda folder: folder.name if folder else "none")
+def test_plans_train_as_one_process_does(source, tmp_path, capsys):
+    host = cells.Host(sources=source, folder=tmp_path)
+    if host.release < (0, 16):
+        pytest.skip("--use-torch-fsdp2 was run from 0.16 on")
+    script = host.script("dense")
+    script.write_text(script.read_text().replace("same_start.install()\n", f"same_start.install()\n{PRINTS_NORMS}", 1))
+    plain = without(host.flags("dense"), ["--use-distributed-optimizer"])
+    alone = figures(host, 1, script, plain)
+    words = [*plain, *SHARDED, *RECOMPUTED]
+    shell = tmp_path / "train.sh"
+    shell.write_text(f"torchrun --nproc-per-node 2 pretrain_gpt.py {shlex.join(words)}\n")
+    for world, scarce in ((2, False), (4, True)):
+        added, taken_out, peaks = planned(shell, tmp_path / "planned", world, capsys)
+        if scarce:  # half-way between recomputing all layers and none
+            limit = ["--memory-limit-mib", str(sum(peaks) / 2)]
+            added, taken_out, _ = planned(shell, tmp_path / "planned", world, capsys, *limit)
+            assert added[-2:] == ["--recompute-num-layers", "2"]
+        else:
+            assert added[:2] == ["--micro-batch-size", "4"]
+            assert set(taken_out) == set(RECOMPUTED[::2])
+        changed = {*taken_out, *(word for word in added if word.startswith("--"))}
+        losses, norms = figures(host, world, script, [*without(words, changed), *added])
+        assert losses == pytest.approx(alone[0], rel=1e-6), (world, added, taken_out)
+        assert norms == pytest.approx(alone[1], rel=1e-6), (world, added, taken_out)
+
+
+def megatron_fsdp_step(sizes, unit_size, *, recomputes):
+    """Return what Megatron-FSDP does in a step after the first, with buckets of ``sizes`` elements in the order of forward.
+
+    The first bucket holds what is outside layers. A layer's hook gathers its bucket and those behind it in the direction of
+    the pass until these have half of ``unit_size``, in the order of forward both times: in backward its own comes last.
+    """
+    events, held, waited, reducing = [], set(), set(), []
+
+    def gather(own, direction):
+        wanted, at, ahead = {own}, own + direction, 0
+        while direction and 0 <= at < len(sizes) and ahead < unit_size // 2:
+            wanted.add(at)
+            ahead += sizes[at]
+            at += direction
+        events.extend(["G", bucket] for bucket in sorted(wanted - held))
+        held.update(wanted)
+
+    def wait(bucket):
+        events.extend([["W", bucket]] if bucket not in waited else [])
+        waited.add(bucket)
+
+    def free(bucket):
+        events.append(["X", bucket])
+        held.remove(bucket)
+        waited.remove(bucket)
+
+    def reduce(bucket):
+        before = len(reducing)
+        while sum(sizes[one] for one in reducing) > unit_size:
+            reducing.pop(0)
+        events.extend([["RW", before - len(reducing)]] if len(reducing) < before else [])
+        events.append(["R", bucket])
+        reducing.append(bucket)
+
+    gather(0, 1)
+    events.append(["F", "embedding"])
+    wait(0)
+    for layer in range(1, len(sizes)):
+        gather(layer, 1)
+        wait(layer)
+        events.append(["F", str(layer - 1)])
+        free(layer)
+    events.extend([["F", "final_layernorm"], ["F", "output_layer"], ["B", "output_layer"], ["B", "final_layernorm"]])
+    for layer in reversed(range(1, len(sizes))):
+        if recomputes:
+            gather(layer, 0)
+            wait(layer)
+            events.append(["F", str(layer - 1)])
+        gather(layer, -1)
+        wait(layer)
+        events.append(["B", str(layer - 1)])
+        reduce(layer)
+        free(layer)
+    events.append(["B", "embedding"])
+    reduce(0)
+    return [*events, ["RW", len(reducing)]]
+
+
+@pytest.mark.parametrize("source", SOURCES or [None], ids=lambda folder: folder.name if folder else "none")
+def test_megatron_fsdp_trains_on_cpu_and_gathers_in_this_order(source, tmp_path):
+    """Two processes, every parameter sharded; plans refuse it, and this is the order that a replay would have to give."""
+    if cells.Host(sources=source, folder=tmp_path).release < (0, 19):
+        pytest.skip("its order was recorded from 0.19 on")
+    program = Path(__file__).with_name("megatron_fsdp_main.py")
+    command = [sys.executable, "-W", "ignore", str(program), str(source), str(tmp_path)]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=2000,
+        env=environment(source) | {"CUDA_DEVICE_MAX_CONNECTIONS": "8"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    runs = {run["name"]: run for line in done.stdout.splitlines() if line.startswith("{") for run in [json.loads(line)]}
+    for name, unit_size in (("whole", 10**9), ("small", 100_000), ("recomputed", 100_000)):
+        run = runs[name]
+        assert run["losses"] == pytest.approx(runs["alone"]["losses"], rel=1e-6), name
+        assert run["events"] == megatron_fsdp_step(run["buckets"], unit_size, recomputes=name == "recomputed"), name
