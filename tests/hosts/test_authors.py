@@ -114,10 +114,15 @@ if __name__ == "__main__":
         (cases / str(number)).mkdir(parents=True)
         long = f"x{number}" * 4000
         (cases / str(number) / "model_config.yaml").write_text(
-            f"MODEL_ARGS:\n  --num-layers: {number}\n  --own: {long}\n"
+            f"MODEL_ARGS:\n  --num-layers: {number}\n  --own{number}: {long}\n"
         )
     rows = tmp_path / "rows.jsonl"
     command = [forked_python(), str(HERE / "__main__.py"), str(tmp_path), "--rows", str(rows)]
     subprocess.run(command, check=True, timeout=120)
-    ends = [json.loads(line)["stages"]["alone"] for line in rows.read_text().splitlines()]
-    assert [(end["end"], end["line"]) for end in ends] == [("host", "ValueError: in time")] * 24
+    found = [json.loads(line) for line in rows.read_text().splitlines()]
+    ends = [row["stages"]["alone"] for row in found]
+    assert [(end, line) for end, _, line in ends] == [("host", "ValueError: in time")] * 24
+    assert [row["flags"] for row in found] == sorted({row["flags"] for row in found})
+    before = rows.read_bytes()
+    subprocess.run(command, check=True, timeout=120)
+    assert rows.read_bytes() == before, "rows that are there are not tried again"
