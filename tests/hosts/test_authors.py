@@ -31,6 +31,7 @@ MODEL_ARGS:
   --seed: ${REPEAT}
   --pipeline-model-parallel-layout: Et\\\\|tL
   --mtp-hybrid-override-pattern: \\"*E\\"
+  --sizes: 2 2
 TEST_TYPE: regular
 """
 
@@ -66,6 +67,7 @@ def test_scripts_and_configurations_are_read_and_the_checkout_stays_as_it_is(aut
     assert config.words == (
         *("--num-layers", "4", "--swiglu", "--moe-layer-freq", "([0]*3+[1]*5)", "--data-path", "/data/DATA_PATH/text"),
         *("--seed", "1", "--pipeline-model-parallel-layout", "Et|tL", "--mtp-hybrid-override-pattern", "*E"),
+        *("--sizes", "2 2"),
     )
     assert (script.source, script.num_processes) == ("train.sh", 8)
     assert script.words == (
@@ -73,6 +75,16 @@ def test_scripts_and_configurations_are_read_and_the_checkout_stays_as_it_is(aut
         *("--tensor-model-parallel-size", "2", "--rampup-batch-size", "16 16 100", "--lr-decay-style", "cosine"),
     )
     assert {path: path.read_bytes() for path in checkout.rglob("*") if path.is_file()} == before
+
+
+def test_a_launcher_without_quotes_splits_values(authors, checkout):
+    """0.12's expands its words unquoted: "2 2" is two sizes there."""
+    collect, _ = authors
+    utilities = checkout / "tests" / "functional_tests" / "shell_test_utils"
+    utilities.mkdir()
+    (utilities / "_run_training.sh").write_text("torchrun pretrain_gpt.py $PARAMS")
+    config, _ = sorted(collect.trainings(checkout), key=lambda found: found.source)
+    assert config.words[-3:] == ("--sizes", "2", "2")
 
 
 def test_sizes_shrink_and_every_other_flag_stays(authors):
@@ -110,9 +122,9 @@ if __name__ == "__main__":
     core, cases = tmp_path / "megatron" / "core", tmp_path / "tests" / "functional_tests" / "test_cases" / "gpt"
     core.mkdir(parents=True)
     (core / "package_info.py").write_text("MAJOR = 0\nMINOR = 12\n")
-    for number in range(24):  # more than two pipes hold
+    for number in range(4):  # more than two pipes hold
         (cases / str(number)).mkdir(parents=True)
-        long = f"x{number}" * 4000
+        long = f"x{number}" * 40000
         (cases / str(number) / "model_config.yaml").write_text(
             f"MODEL_ARGS:\n  --num-layers: {number}\n  --own{number}: {long}\n"
         )
@@ -121,7 +133,7 @@ if __name__ == "__main__":
     subprocess.run(command, check=True, timeout=120)
     found = [json.loads(line) for line in rows.read_text().splitlines()]
     ends = [row["stages"]["alone"] for row in found]
-    assert [(end, line) for end, _, line in ends] == [("host", "ValueError: in time")] * 24
+    assert [(end, line) for end, _, line in ends] == [("host", "ValueError: in time")] * 4
     assert [row["flags"] for row in found] == sorted({row["flags"] for row in found})
     before = rows.read_bytes()
     subprocess.run(command, check=True, timeout=120)
