@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ NORM_TOLERANCE = 1e-3
 """Norms are printed with three decimals."""
 _NORM = re.compile(r"iteration +\d+/.* grad norm: ([-+.E0-9]+) ")
 _VALIDATION = re.compile(r"validation loss at iteration \d+.*? lm loss value: ([-+.E0-9]+)")
+_IMPORT = "import mindspeed_autoparallel\n"
 _OWN = """
     def own_arguments(parser):
         parser.add_argument("--own-number", type=int)
@@ -163,7 +165,7 @@ class Checkout:
             if not count:
                 body = body.replace("forward_step,\n", "forward_step,\n        extra_args_provider=own_arguments,\n", 1)
         added += {"own step": _OWN_STEP, "replaced step": _REPLACED_STEP}.get(kind, "")
-        return "import mindspeed_autoparallel\n" + text[: main.end()] + added + body + end
+        return _IMPORT + text[: main.end()] + added + body + end
 
     def run(self, script: str, words: str, world: int = 1) -> Ran:
         """Run ``script`` with the common words and ``words``."""
@@ -247,8 +249,20 @@ class Checkout:
         ends = []
         for plan in row.plans:
             ran = self._by_plan(script, f"{row.words} {row.own_layout}", plan)
-            ends.append(_error(ran) if ran.exit_code else Figures.of(ran).differs(Figures.of(one)) or "equal")
+            differs = "" if ran.exit_code else Figures.of(ran).differs(Figures.of(one))
+            beside = self._beside_native_flags(row, script, plan, ran) if differs else ""
+            ends.append(_error(ran) if ran.exit_code else differs + beside or "equal")
         return ends
+
+    def _beside_native_flags(self, row: draw.Row, script: str, plan: Plan, ran: Ran) -> str:
+        """Train the plan's layout by Megatron's flags, our patches taken back, and compare that with the plan's run."""
+        flags = re.search(r"^as native flags: (.*)$", ran.output, re.MULTILINE)
+        bare = script.replace(_IMPORT, _IMPORT + "mindspeed_autoparallel.patching.ENGINE.undo_all()\n", 1)
+        assert flags is not None and bare != script
+        words = " ".join(shlex.split(flags[1]))
+        native = self.run(bare, f"{row.words} {words}", plan.layout.num_devices)
+        end = _error(native) if native.exit_code else Figures.of(ran).differs(Figures.of(native)) or "as the plan"
+        return f"\n        by native flags, patches taken back: {end}"
 
 
 def _error(ran: Ran) -> str:
