@@ -130,11 +130,11 @@ if __name__ == "__main__":
         )
     rows = tmp_path / "rows.jsonl"
     command = [forked_python(), str(HERE / "__main__.py"), str(tmp_path), "--rows", str(rows)]
-    subprocess.run(command, check=True, timeout=120)
+    subprocess.run(command, check=True, timeout=300)
     found = [json.loads(line) for line in rows.read_text().splitlines()]
     ends = [row["stages"]["alone"] for row in found]
     assert [(end, line) for end, _, line in ends] == [("host", "ValueError: in time")] * 4
     assert [row["flags"] for row in found] == sorted({row["flags"] for row in found})
     before = rows.read_bytes()
-    subprocess.run(command, check=True, timeout=120)
+    subprocess.run(command, check=True, timeout=300)
     assert rows.read_bytes() == before, "rows that are there are not tried again"

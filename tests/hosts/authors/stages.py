@@ -198,6 +198,8 @@ def _run(task: dict[str, Any], folder: Path, log: Path, result: Path, flags: lis
 
 def _end_after_validation(result: Path) -> None:
     """Write the arguments that Megatron has accepted, and end."""
+    if "megatron" not in sys.modules:
+        return  # the program imports it first thing, or is none of its trainings
     from megatron.training import arguments as module
 
     validate = module.validate_args

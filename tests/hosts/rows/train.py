@@ -179,7 +179,7 @@ class Checkout:
         common = mindspeed_rows.common(COMMON) if self.of_mindspeed else COMMON
         line = f"{common} --global-batch-size {draw.BATCH} --vocab-size {vocabulary} {mcore} {words}"
         line = line.format(data=self.data, cache=self.folder / "cache")
-        ran = run_ranks(file, line.split(), world, folder, limit_s=150)
+        ran = run_ranks(file, line.split(), world, folder, limit_s=600)
         self.seconds += ran.seconds
         return ran
 
