@@ -3,7 +3,8 @@
 Each is made small (``shrink``), and run as far as its checked arguments (``stages``): as its authors start it, then by
 ``--auto-parallel-mm``, ``--auto-tuning`` and ``--auto-parallel-plan``; ``--train`` trains it as well. Rows are kept in
 ``rows.jsonl`` (``kept_rows``), and a training with a row is not tried again. Trainings are tried in an order of which every
-first part is spread over all of them. ``--table`` writes the pages' tables.
+first part is spread over all of them. What a checkout ships is collected once, into the folder of temporary files.
+``--table`` writes the pages' tables.
 """
 
 from __future__ import annotations
@@ -67,7 +68,9 @@ def _try(checkout: Path, options: argparse.Namespace) -> None:
         and not (options.renew and row["commit"] != commit)
     }
     tasks = []
-    for found in collect.kept(checkout, Path(tempfile.gettempdir()) / f"{host}.trainings"):
+    for found in collect.kept(
+        checkout, Path(tempfile.gettempdir()) / f"{host} {kept_rows.digest(str(checkout), ())}.trainings"
+    ):
         if re.search(options.only, found.source):
             small = shrink.shrink(found.words, release=release, mindspeed=mindspeed)
             tasks.append(
