@@ -43,7 +43,7 @@ def authors(monkeypatch):
     import shrink
 
     yield collect, shrink
-    for name in ("collect", "shrink"):
+    for name in ("collect", "shrink", "kept_rows", "table"):
         sys.modules.pop(name, None)
 
 
@@ -106,6 +106,33 @@ def test_sizes_shrink_and_every_other_flag_stays(authors):
     assert "--my-own-flag" not in small.replaced
     assert small.num_processes == 32
     assert int(flags["--global-batch-size"][0]) % (small.num_processes // 4) == 0
+
+
+def test_the_table_counts_trainings_by_whose_losses_they_have(authors, tmp_path):
+    import kept_rows
+    import table
+
+    stage = {"end": "accepted", "seconds": 0.1, "line": ""}
+    stages = dict.fromkeys(("alone", "plan", "lean plan"), stage)
+    search = {"search": {**stage, "end": "planned"}}
+    alone = {"losses": [6.0, 5.0], "seconds": 1.0, "error": ""}
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{table._BEGIN}old\n{table._END}after\n")
+    for number, plan in enumerate(
+        ({"difference": 2e-7}, {"difference": 3e-4, "native": 0.0}, {"difference": 3e-4, "native": 3e-4}, None)
+    ):
+        run = {**alone, "layout": "PP2"} | (plan or {"error": "exit code 1", "difference": None})
+        trained = {"alone": alone, "plan": run, "lean plan": run}
+        row = {"host": "H", "flags": f"{number}", "source": "a.sh", "scripts": 2, "program": "p.py", "devices": 2}
+        row |= {"stages": {**stages, **search}, "trained": trained}
+        kept_rows.add(tmp_path / "rows.jsonl", kept_rows.compact(row, "c0ffee00"))
+    kept_rows.sort(tmp_path / "rows.jsonl")
+    table.write(list(kept_rows.read(tmp_path / "rows.jsonl").values()), [page])
+    text = page.read_text()
+    assert (
+        "| H | 4 (8) | 4 (8) | 4 | 4 | 0 | 0 | 0 | none | 0.1 s, at most 0.1 s | 4 of 4 | 1 | 1 | 2 | 2.0e-07 |" in text
+    )
+    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
 
 
 def test_mindspeed_is_imported_before_megatron_and_many_trainings_fit(tmp_path):

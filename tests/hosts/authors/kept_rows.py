@@ -53,7 +53,8 @@ def _end(stage: Row) -> list[object]:
 
 
 def _run(run: Row) -> Row:
-    kept = {name: run[name] for name in ("layout", "difference", "native") if run.get(name) is not None}
+    kept = {"layout": run["layout"]} if "layout" in run else {}
+    kept |= {name: float(f"{run[name]:.2g}") for name in ("difference", "native") if run.get(name) is not None}
     steps = {"steps": len(run["losses"])} if run["losses"] else {}
     return {**kept, **steps, "seconds": run["seconds"], **({"error": short(run["error"])} if run["error"] else {})}
 
