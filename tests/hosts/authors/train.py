@@ -84,7 +84,8 @@ def _script(program: Path, folder: Path) -> Path:
 def _run(script: Path, words: list[str], world: int, folder: Path) -> dict[str, Any]:
     ran = run_ranks(script, words, world, folder)
     errors = re.findall(r"^\S*(?:Error|Plan): .*", ran.output, re.MULTILINE)
-    error = (errors or [f"exit code {ran.exit_code}"])[0] if ran.exit_code else ""
+    ended = "the time limit" if ran.exit_code == 124 else f"exit code {ran.exit_code}"
+    error = (errors or [ended])[0] if ran.exit_code else ""
     return {
         "exit_code": ran.exit_code,
         "losses": ran.losses,
