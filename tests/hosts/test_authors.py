@@ -31,6 +31,7 @@ MODEL_ARGS:
   --seed: ${REPEAT}
   --pipeline-model-parallel-layout: Et\\\\|tL
   --mtp-hybrid-override-pattern: \\"*E\\"
+  --sizes: 2 2
 TEST_TYPE: regular
 """
 
@@ -42,7 +43,7 @@ def authors(monkeypatch):
     import shrink
 
     yield collect, shrink
-    for name in ("collect", "shrink"):
+    for name in ("collect", "shrink", "kept_rows", "table"):
         sys.modules.pop(name, None)
 
 
@@ -66,6 +67,7 @@ def test_scripts_and_configurations_are_read_and_the_checkout_stays_as_it_is(aut
     assert config.words == (
         *("--num-layers", "4", "--swiglu", "--moe-layer-freq", "([0]*3+[1]*5)", "--data-path", "/data/DATA_PATH/text"),
         *("--seed", "1", "--pipeline-model-parallel-layout", "Et|tL", "--mtp-hybrid-override-pattern", "*E"),
+        *("--sizes", "2 2"),
     )
     assert (script.source, script.num_processes) == ("train.sh", 8)
     assert script.words == (
@@ -73,6 +75,16 @@ def test_scripts_and_configurations_are_read_and_the_checkout_stays_as_it_is(aut
         *("--tensor-model-parallel-size", "2", "--rampup-batch-size", "16 16 100", "--lr-decay-style", "cosine"),
     )
     assert {path: path.read_bytes() for path in checkout.rglob("*") if path.is_file()} == before
+
+
+def test_a_launcher_without_quotes_splits_values(authors, checkout):
+    """0.12's expands its words unquoted: "2 2" is two sizes there."""
+    collect, _ = authors
+    utilities = checkout / "tests" / "functional_tests" / "shell_test_utils"
+    utilities.mkdir()
+    (utilities / "_run_training.sh").write_text("torchrun pretrain_gpt.py $PARAMS")
+    config, _ = sorted(collect.trainings(checkout), key=lambda found: found.source)
+    assert config.words[-3:] == ("--sizes", "2", "2")
 
 
 def test_sizes_shrink_and_every_other_flag_stays(authors):
@@ -96,6 +108,33 @@ def test_sizes_shrink_and_every_other_flag_stays(authors):
     assert int(flags["--global-batch-size"][0]) % (small.num_processes // 4) == 0
 
 
+def test_the_table_counts_trainings_by_whose_losses_they_have(authors, tmp_path):
+    import kept_rows
+    import table
+
+    stage = {"end": "accepted", "seconds": 0.1, "line": ""}
+    stages = dict.fromkeys(("alone", "plan", "lean plan"), stage)
+    search = {"search": {**stage, "end": "planned"}}
+    alone = {"losses": [6.0, 5.0], "seconds": 1.0, "error": ""}
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{table._BEGIN}old\n{table._END}after\n")
+    for number, plan in enumerate(
+        ({"difference": 2e-7}, {"difference": 3e-4, "native": 0.0}, {"difference": 3e-4, "native": 3e-4}, None)
+    ):
+        run = {**alone, "layout": "PP2"} | (plan or {"error": "exit code 1", "difference": None})
+        trained = {"alone": alone, "plan": run, "lean plan": run}
+        row = {"host": "H", "flags": f"{number}", "source": "a.sh", "scripts": 2, "program": "p.py", "devices": 2}
+        row |= {"stages": {**stages, **search}, "trained": trained}
+        kept_rows.add(tmp_path / "rows.jsonl", kept_rows.compact(row, "c0ffee00"))
+    kept_rows.sort(tmp_path / "rows.jsonl")
+    table.write(list(kept_rows.read(tmp_path / "rows.jsonl").values()), [page])
+    text = page.read_text()
+    assert (
+        "| H | 4 (8) | 4 (8) | 4 | 4 | 0 | 0 | 0 | none | 0.1 s, at most 0.1 s | 4 of 4 | 1 | 1 | 2 | 2.0e-07 |" in text
+    )
+    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+
+
 def test_mindspeed_is_imported_before_megatron_and_many_trainings_fit(tmp_path):
     """Megatron that was imported in front of the forks made MindSpeed's own patches come too late."""
     program = """import sys
@@ -110,14 +149,19 @@ if __name__ == "__main__":
     core, cases = tmp_path / "megatron" / "core", tmp_path / "tests" / "functional_tests" / "test_cases" / "gpt"
     core.mkdir(parents=True)
     (core / "package_info.py").write_text("MAJOR = 0\nMINOR = 12\n")
-    for number in range(24):  # more than two pipes hold
+    for number in range(4):  # more than two pipes hold
         (cases / str(number)).mkdir(parents=True)
-        long = f"x{number}" * 4000
+        long = f"x{number}" * 40000
         (cases / str(number) / "model_config.yaml").write_text(
-            f"MODEL_ARGS:\n  --num-layers: {number}\n  --own: {long}\n"
+            f"MODEL_ARGS:\n  --num-layers: {number}\n  --own{number}: {long}\n"
         )
     rows = tmp_path / "rows.jsonl"
     command = [forked_python(), str(HERE / "__main__.py"), str(tmp_path), "--rows", str(rows)]
-    subprocess.run(command, check=True, timeout=120)
-    ends = [json.loads(line)["stages"]["alone"] for line in rows.read_text().splitlines()]
-    assert [(end["end"], end["line"]) for end in ends] == [("host", "ValueError: in time")] * 24
+    subprocess.run(command, check=True, timeout=300)
+    found = [json.loads(line) for line in rows.read_text().splitlines()]
+    ends = [row["stages"]["alone"] for row in found]
+    assert [(end, line) for end, _, line in ends] == [("host", "ValueError: in time")] * 4
+    assert [row["flags"] for row in found] == sorted({row["flags"] for row in found})
+    before = rows.read_bytes()
+    subprocess.run(command, check=True, timeout=300)
+    assert rows.read_bytes() == before, "rows that are there are not tried again"

@@ -127,3 +127,15 @@ def test_tuning_traces_and_measures_and_its_first_command_trains_as_one_process_
     done = cells.run(host, cells.LLM_SOURCES, ["-m", "torch.distributed.run", *pasted])
     assert done.exit_code == 0, done.output[-3000:]
     assert done.losses == pytest.approx(alone, rel=TOLERANCE)
+
+
+def test_the_fsdp2_trainer_refuses_our_flags_in_a_line(tmp_path):
+    """Its parser drops words that it does not know: a real training would have started."""
+    sources = Path(os.environ["MINDSPEED_LLM_SOURCES"])
+    script = tmp_path / "train_fsdp2.py"
+    script.write_text("import mindspeed_autoparallel\n" + (sources / script.name).read_text())
+    example = next((sources / "examples" / "fsdp2" / "qwen3").glob("*.yaml"))
+    done = cells.run(tmp_path, cells.LLM_SOURCES, [script.name, str(example), "--auto-parallel-mm"])
+    assert done.exit_code == 2, done.output[-2000:]
+    assert done.output.splitlines()[-1].startswith("ConfigError: --auto-parallel-mm works through Megatron")
+    assert "Traceback" not in done.output

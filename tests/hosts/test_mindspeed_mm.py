@@ -25,6 +25,16 @@ def load(name):
 cells, tiny = load("mindspeed_cells"), load("tiny_qwen2vl")
 MISSING = cells.missing(cells.MM_SOURCES)
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(3000), pytest.mark.skipif(bool(MISSING), reason=MISSING)]
+_DIGEST = """
+    import hashlib
+    from megatron.core.distributed import DistributedDataParallel
+
+    (model,) = (each for each in gc.get_objects() if isinstance(each, DistributedDataParallel))
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().numpy().tobytes())
+    print("parameters", digest.hexdigest(), flush=True)
+"""
 TOLERANCE = 1e-5
 PORT = 23400
 FLAGS = shlex.split("""
@@ -79,10 +89,10 @@ def test_the_hosts_own_parser_and_validators_accept_the_flags_of_a_plan(tmp_path
     assert list(failed) == ["illegal"], failed
 
 
-def run(folder, *words, num_processes=0, port=PORT, model="model.json"):
+def run(folder, *words, num_processes=0, port=PORT, model="model.json", script="pretrain_vlm.py"):
     tools = Path(os.environ["MINDSPEED_MM_SOURCES"]) / "mindspeed_mm" / "tools" / "tools.json"
     files = ["--mm-tool", str(tools), "--mm-model", model]
-    command = ["pretrain_vlm.py", *FLAGS, *files, *words]
+    command = [script, *FLAGS, *files, *words]
     done = cells.run(folder, cells.MM_SOURCES, command, num_processes=num_processes, port=port)
     assert done.exit_code == 0, done.output[-3000:]
     print(f"{' '.join(words)}: {done.seconds:.0f} s, losses {done.losses}")
@@ -164,3 +174,17 @@ def test_the_hosts_own_hetero_parallel_is_unharmed(host):
     done = run(host, *weights, *words, model=model, num_processes=2, port=PORT + 80)
     assert "--hetero-parallel is this host's own and is left to it" in done.output
     assert done.losses == pytest.approx(alone, rel=TOLERANCE)
+
+
+def test_importing_alone_changes_no_bit(tmp_path):
+    """Beside a process whose patches were taken back before Megatron and MindSpeed were imported."""
+    tiny.write(tmp_path, Path(os.environ["MINDSPEED_MM_SOURCES"]))
+    text = (tmp_path / "pretrain_vlm.py").read_text() + _DIGEST
+    bare = "from mindspeed_autoparallel.patching import ENGINE\n\nENGINE.undo_all()\n"
+    found = []
+    for name, start in (("alone.py", ""), ("bare.py", bare)):
+        (tmp_path / name).write_text(text.replace("\n", f"\n{start}", 1))
+        done = run(tmp_path, "--train-iters", "3", num_processes=1, script=name)
+        found.append((done.losses, [line for line in done.output.splitlines() if line.startswith("parameters ")]))
+    assert found[0] == found[1]
+    assert len(found[0][0]) == 3 and len(found[0][1]) == 1

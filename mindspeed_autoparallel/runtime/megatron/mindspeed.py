@@ -81,7 +81,7 @@ def tensor_grid(arguments: argparse.Namespace) -> int:
 
 def check_tensor_size(arguments: argparse.Namespace, layout: Layout, path: Path) -> None:
     """Raise ``PlanError`` where MindSpeed ends: ``--use-ascend-mc2`` needs a split along the sequence, ``--tp-2d`` its
-    own size."""
+    own size and no such split."""
     if getattr(arguments, "use_ascend_mc2", False) and not (layout.tensor_size > 1 and layout.sequence_parallel):
         raise PlanError(
             f"{path} has tensor-parallel size {layout.tensor_size}"
@@ -89,10 +89,12 @@ def check_tensor_size(arguments: argparse.Namespace, layout: Layout, path: Path)
             "--use-ascend-mc2. Leave that flag out of the script."
         )
     grid = tensor_grid(arguments)
-    if grid and grid != layout.tensor_size:
+    if grid and (grid != layout.tensor_size or layout.sequence_parallel):
         raise PlanError(
-            f"{path} has tensor-parallel size {layout.tensor_size}, and --tp-2d runs on --tp-x {arguments.tp_x} times "
-            f"--tp-y {arguments.tp_y} ranks. Change these two, or leave --tp-2d out of the script."
+            f"{path} has tensor-parallel size {layout.tensor_size}"
+            f"{' with sequence parallelism' if layout.sequence_parallel else ''}, and --tp-2d runs on --tp-x "
+            f"{arguments.tp_x} times --tp-y {arguments.tp_y} ranks, without sequence parallelism. Change these two and "
+            "search again, or leave --tp-2d out of the script."
         )
 
 

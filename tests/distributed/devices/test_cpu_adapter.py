@@ -58,6 +58,30 @@ def test_what_was_sent_arrives_although_its_data_was_given_up():
     assert results[1].result == {"wrong": 0}
 
 
+def gather_unequal(sizes):
+    from mindspeed_autoparallel.runtime.devices import prepare_for_megatron
+
+    prepare_for_megatron()
+
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    gathered = [torch.zeros(size, 2) for size in sizes]
+    works = [
+        dist.all_gather(gathered, torch.full((sizes[rank], 2), rank + 1.0), async_op=later) for later in (False, True)
+    ]
+    works[1].wait()
+    return [works[0] is None, *(part.tolist() for part in gathered)]
+
+
+def test_ranks_gather_tensors_of_unequal_sizes():
+    """Accelerators' libraries do; experts that tensor ranks share gather each other's tokens so. gloo refuses them."""
+    for rank in run_ranks(3, gather_unequal, [2, 0, 1]):
+        assert rank.result == [True, [[1.0, 1.0]] * 2, [], [[3.0, 3.0]]]
+
+
 def test_every_layout_trains_like_one_process(megatron_release):
     (alone,) = run_ranks(1, WORKER, *REFERENCES, python_path=megatron_release, timeout_s=300)
     between = alone.result["release"].startswith("0.16")

@@ -1,8 +1,10 @@
-"""``python tests/hosts/authors CHECKOUT... --rows FILE``: try every training that the authors of checkouts ship.
+"""``python tests/hosts/authors CHECKOUT...``: try the trainings that the authors of checkouts ship, one for each set of flags.
 
 Each is made small (``shrink``), and run as far as its checked arguments (``stages``): as its authors start it, then by
-``--auto-parallel-mm``, ``--auto-tuning`` and ``--auto-parallel-plan``. ``--table FILE...`` writes the pages' tables.
-What a checkout ships is collected once and kept beside the rows; a training with a row is not tried again.
+``--auto-parallel-mm``, ``--auto-tuning`` and ``--auto-parallel-plan``; ``--train`` trains it as well. Rows are kept in
+``rows.jsonl`` (``kept_rows``), and a training with a row is not tried again. Trainings are tried in an order of which every
+first part is spread over all of them. What a checkout ships is collected once, into the folder of temporary files.
+``--table`` writes the pages' tables.
 """
 
 from __future__ import annotations
@@ -20,8 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import collect
+import kept_rows
 import shrink
 import table
+
+Task = dict[str, Any]
 
 ROOT = Path(__file__).parents[3]
 sys.path[:0] = [str(ROOT / "tests" / "hosts"), str(ROOT / "tests" / "helpers")]
@@ -33,65 +38,70 @@ def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkouts", nargs="*", type=Path)
-    parser.add_argument("--rows", type=Path, help="rows are added here, one JSON object a line")
+    parser.add_argument("--rows", type=Path, default=Path(__file__).with_name("rows.jsonl"), help="JSON lines")
+    parser.add_argument("--name", help="of the host in its rows; the checkout's folder without it")
     parser.add_argument("--path", default="", help="more folders for PYTHONPATH, separated by ':'")
     parser.add_argument("--only", default="", help="sources that match this expression")
-    parser.add_argument("--first", type=int, default=0, help="the first of those without a row")
-    parser.add_argument("--every", type=int, default=1, help="of the trainings that differ, each so many-th")
-    parser.add_argument("--count", type=int, help="no more than so many")
-    parser.add_argument("--by-flags", action="store_true", help="of those with the same set of flags, one")
+    parser.add_argument("--count", type=int, help="no more than so many of each checkout")
     parser.add_argument("--train", action="store_true", help="train each by its plan for two devices as well")
-    parser.add_argument("--table", nargs="+", type=Path, help="write the tables of docs/hosts.md from these rows")
+    parser.add_argument("--renew", action="store_true", help="try again what has a row of another commit")
+    parser.add_argument("--table", action="store_true", help="write the tables of docs/hosts.md from the rows")
     options = parser.parse_args()
-    if options.checkouts and options.rows is None:
-        parser.error("--rows is needed")
     for checkout in options.checkouts:
         _try(checkout.resolve(), options)
+        kept_rows.sort(options.rows)
     if options.table:
-        table.write(options.table, [ROOT / "docs" / "hosts.md", ROOT / "docs" / "zh" / "hosts.md"])
+        rows = list(kept_rows.read(options.rows).values())
+        table.write(rows, [ROOT / "docs" / "hosts.md", ROOT / "docs" / "zh" / "hosts.md"])
 
 
 def _try(checkout: Path, options: argparse.Namespace) -> None:
     release = release_of([checkout, *map(Path, options.path.split(os.pathsep))])
     mindspeed = any((checkout / name).is_dir() for name in ("mindspeed_llm", "mindspeed_mm"))
+    host = options.name or checkout.name
+    commit = _commit()
+    tried = {
+        flags
+        for (of_host, flags), row in kept_rows.read(options.rows).items()
+        if of_host == host
+        and ("trained" in row or not options.train)
+        and not (options.renew and row["commit"] != commit)
+    }
     tasks = []
-    for found in collect.kept(checkout, options.rows.with_suffix(f".{checkout.name}.trainings")):
+    for found in collect.kept(
+        checkout, Path(tempfile.gettempdir()) / f"{host} {kept_rows.digest(str(checkout), ())}.trainings"
+    ):
         if re.search(options.only, found.source):
             small = shrink.shrink(found.words, release=release, mindspeed=mindspeed)
             tasks.append(
                 {
-                    "host": checkout.name,
+                    "host": host,
+                    "flags": kept_rows.digest(found.program, small.words),
                     "source": found.source,
                     "program": found.program,
                     "file": str(collect.checkout_file(found)),
                     "words": tuple(_placed(word, checkout) for word in small.words),
-                    "replaced": small.replaced,
                     "processes": small.num_processes,
                     "devices": math.lcm(2 if options.train else 4, _context_size(small.words) if mindspeed else 1),
                     "keep_plans": options.train,
                 }
             )
+    drawn = [row for row in _spread(_unlike(tasks)) if row["flags"] not in tried][: options.count]
     variables = environment(checkout, options.path)
-    # Many configurations differ in what is made small or left out alone: they are one training here.
-    alike: dict[tuple[object, ...], list[dict[str, object]]] = {}
-    for task in tasks:
-        alike.setdefault((task["file"], task["words"]), []).append(task)
-    drawn = [rows[0] | {"sources": [row["source"] for row in rows]} for rows in alike.values()]
-    if options.by_flags:
-        drawn = _unlike(drawn)
-    tried = {(row["file"], *row["words"], row["keep_plans"]) for row in _read(options.rows)}
-    drawn = [row for row in drawn if (row["file"], *row["words"], row["keep_plans"]) not in tried]  # type: ignore[misc]
-    drawn = drawn[options.first :: options.every][: options.count]
     worker = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("stages.py")), *["mindspeed"] * mindspeed]
-    # From a file to a file: with pipes, each side would wait for the other once both are full.
-    with tempfile.TemporaryFile("w+") as lines, options.rows.open("a") as rows:
+    # From a file: with two pipes, each side would wait for the other once both are full.
+    with tempfile.TemporaryFile("w+") as lines:
         lines.writelines(json.dumps(task) + "\n" for task in drawn)
         lines.seek(0)
-        subprocess.run(worker, stdin=lines, stdout=rows, env=variables, check=True)
+        with subprocess.Popen(worker, stdin=lines, stdout=subprocess.PIPE, text=True, env=variables) as running:
+            for line in running.stdout or ():
+                kept_rows.add(options.rows, kept_rows.compact(json.loads(line), commit))
+        if running.returncode:
+            sys.exit(running.returncode)
 
 
-def _read(rows: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in rows.read_text().splitlines()] if rows.is_file() else []
+def _commit() -> str:
+    return subprocess.check_output(["git", "-C", str(ROOT), "rev-parse", "--short=8", "HEAD"], text=True).strip()
 
 
 def _context_size(words: tuple[str, ...]) -> int:
@@ -104,22 +114,30 @@ def _placed(word: str, checkout: Path) -> str:
     return str(checkout / word) if "/" in word and len(word) < 200 and (checkout / word).is_file() else word
 
 
-def _unlike(tasks: list[dict[str, object]]) -> list[dict[str, object]]:
-    """Return one of the ``tasks`` for each program and set of flags, those first whose flags others have least."""
-    sets: dict[tuple[object, ...], dict[str, object]] = {}
+def _unlike(tasks: list[Task]) -> list[Task]:
+    """Return one of the ``tasks`` for each set of flags, those first whose flags others have least.
+
+    Configurations often differ in values alone: they are one training here, and ``scripts`` is their number.
+    """
+    sets: dict[str, Task] = {}
     for task in tasks:
-        names = frozenset(word.partition("=")[0] for word in task["words"] if word.startswith("--"))  # type: ignore[attr-defined]
-        sets.setdefault((task["file"], names), {**task, "flags": names})
-    counts = Counter(name for task in sets.values() for name in task["flags"])  # type: ignore[attr-defined]
-    chosen, seen = [], set()
-    waiting = list(sets.values())
+        sets.setdefault(task["flags"], {**task, "scripts": 0})["scripts"] += 1
+    names = {key: frozenset(shrink.flags_of(task["words"])) for key, task in sets.items()}
+    counts = Counter(name for own in names.values() for name in own)
+    chosen: list[Task] = []
+    seen: set[str] = set()
     # Each next one has the most flags that none before it had; with ties, the rarer ones.
-    while waiting:
-        best = max(waiting, key=lambda task: (len(task["flags"] - seen), -sum(counts[n] for n in task["flags"])))  # type: ignore[operator,attr-defined]
-        waiting.remove(best)
-        seen |= best.pop("flags")  # type: ignore[arg-type]
-        chosen.append(best)
+    while names:
+        best = max(names, key=lambda key: (len(names[key] - seen), -sum(counts[name] for name in names[key])))
+        seen |= names.pop(best)
+        chosen.append(sets[best])
     return chosen
+
+
+def _spread(tasks: list[Task]) -> list[Task]:
+    """Return ``tasks`` in the order of their places' bits read backwards: each first part is at about equal distances."""
+    width = len(f"{len(tasks):b}")
+    return [tasks[place] for place in sorted(range(len(tasks)), key=lambda place: int(f"{place:0{width}b}"[::-1], 2))]
 
 
 if __name__ == "__main__":

@@ -200,6 +200,8 @@ def _of_recipes(checkout: Path) -> Iterator[Training]:
             for case in product.get("test_case") or []:
                 if program:
                     programs.setdefault((str(spec.get("model")), str(case)), program[1].removeprefix("./"))
+    launcher = cases.parent / "shell_test_utils" / "_run_training.sh"
+    quotes = not launcher.is_file() or "TRAINING_PARAMS_ARRAY" in launcher.read_text()
     for path in sorted(cases.rglob("model_config.yaml")):
         content = yaml.safe_load(path.read_text()) or {}
         case, model = path.parent.name, path.parent.parent.name
@@ -209,12 +211,13 @@ def _of_recipes(checkout: Path) -> Iterator[Training]:
                 checkout=checkout,
                 source=str(path.parent.relative_to(checkout)),
                 program=programs.get((model, case), usual),
-                words=tuple(_words(content["MODEL_ARGS"])),
+                words=tuple(_words(content["MODEL_ARGS"], quotes=quotes)),
                 num_processes=8,
             )
 
 
-def _words(arguments: dict[str, object]) -> Iterator[str]:
+def _words(arguments: dict[str, object], *, quotes: bool) -> Iterator[str]:
+    """Yield a configuration's words. ``quotes``: its launcher keeps a value with spaces together; 0.12's does not."""
     for name, value in arguments.items():
         if value is False or value is None:
             continue
@@ -224,6 +227,9 @@ def _words(arguments: dict[str, object]) -> Iterator[str]:
         elif value is not True:
             text = str(value).replace("${REPEAT}", "1").replace("\\", "")
             text = re.sub(r"\$\{?(\w+)\}?", r"/data/\1", text)
+            if not quotes:
+                yield from text.split()
+                continue
             # As their launcher does: xargs takes quotes away, words in brackets are several, and bash reads what has no
             # character of its own.
             with contextlib.suppress(ValueError):  # unbalanced quotes

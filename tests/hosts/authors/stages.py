@@ -45,8 +45,8 @@ def main() -> None:
     for line in sys.stdin:
         task = json.loads(line)
         row = {**task, "stages": stages(task)}
-        if task["keep_plans"] and "plan" in row["stages"]:
-            row["trained"] = train.trained(row)
+        if task["keep_plans"]:
+            row["trained"] = train.trained(row) if "plan" in row["stages"] else {}
         print(json.dumps(row), flush=True)
 
 
@@ -107,9 +107,6 @@ def _train_by_plan(name: str, task: dict[str, Any], folder: Path, found: dict[st
     layout = json.loads(file.read_text())["layout"]
     world = layout["pipeline_size"] * layout["tensor_size"] * layout["data_size"] * layout["context_size"]
     found[name] = _stage(task, folder, name, ["--auto-parallel-plan", "out/plan.json"], world)
-    found[name]["layout"] = " ".join(
-        f"{key}={value}" for key, value in layout.items() if value not in (0, 1, None, False, {})
-    )
     if task["keep_plans"]:
         found[name]["plan"] = file.read_text()
     found[name]["silent"] = _silent(task, found["alone"], found[name])
@@ -201,6 +198,8 @@ def _run(task: dict[str, Any], folder: Path, log: Path, result: Path, flags: lis
 
 def _end_after_validation(result: Path) -> None:
     """Write the arguments that Megatron has accepted, and end."""
+    if "megatron" not in sys.modules:
+        return  # the program imports it first thing, or is none of its trainings
     from megatron.training import arguments as module
 
     validate = module.validate_args

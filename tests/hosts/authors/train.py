@@ -1,16 +1,23 @@
-"""Trains a small training of an author's for real: in one process, and by each of its plans; losses are compared."""
+"""Trains a small training of an author's for real: in one process, and by each of its plans; losses are compared.
+
+Where they differ, the plan's layout is trained by native flags, too, without a flag of this package.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from forked_host import run_ranks
+from kept_rows import TOLERANCE
 from shrink import flags_of
+
+from mindspeed_autoparallel.spec.plan import Plan
 
 _LAYOUT = (
     *("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size"),
@@ -24,33 +31,42 @@ _LAYOUT = (
 """What one process does without."""
 
 
+_NATIVE = re.compile(r"^as native flags: (.*)$", re.MULTILINE)
+
+
 def trained(row: dict[str, Any]) -> dict[str, Any]:
-    """Return losses of one process and of every plan in ``row``, and the largest relative difference."""
+    """Return how one process and every plan in ``row`` trained, and the largest relative difference of their losses."""
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         script = _script(Path(row["file"]), folder)
         if (own := str(Path(row["file"]).parent)) not in sys.path:
             sys.path.append(own)
-        alone = [
-            word
-            for name, values in flags_of(tuple(row["words"])).items()
-            if name not in _LAYOUT
-            for word in (name, *values)
-        ]
-        found["alone"] = _run(script, alone, 1, folder)
+        flags = flags_of(tuple(row["words"]))
+        alone = [word for name, values in flags.items() if name not in _LAYOUT for word in (name, *values)]
+        one = found["alone"] = _run(script, alone, 1, folder)
         for name, stage in row["stages"].items():
-            if "plan" not in stage:
+            # What one process does not train has nothing to be compared with.
+            if "plan" not in stage or not one["losses"] or one["exit_code"]:
                 continue
-            (folder / "plan.json").write_text(stage.pop("plan"))
-            layout = json.loads((folder / "plan.json").read_text())["layout"]
-            world = layout["pipeline_size"] * layout["tensor_size"] * layout["data_size"] * layout["context_size"]
+            plan = Plan.parse(json.loads(stage.pop("plan")))
+            plan.write(folder / "plan.json")
+            world = plan.layout.num_devices
             by_plan = _run(script, [*row["words"], "--auto-parallel-plan", "plan.json"], world, folder)
-            pairs = zip(by_plan["losses"], found["alone"]["losses"], strict=False)
-            by_plan["difference"] = max((abs(a - b) / abs(b) for a, b in pairs), default=None)
-            by_plan["layout"] = {key: value for key, value in layout.items() if value not in (False, 0, 1, {}, None)}
+            by_plan |= {"layout": plan.layout.label(), "difference": _difference(by_plan, one)}
+            native = _NATIVE.search(by_plan["output"])
+            if native and (by_plan["difference"] or 0) > TOLERANCE:
+                ran = _run(script, [*alone, *shlex.split(native[1])], world, folder)
+                by_plan["native"] = _difference(ran, by_plan)
             found[name] = by_plan
     return found
+
+
+def _difference(run: dict[str, Any], other: dict[str, Any]) -> float | None:
+    """Return the largest relative difference of losses; none where one of the runs ended early."""
+    if run["exit_code"] or other["exit_code"] or len(run["losses"]) != len(other["losses"]):
+        return None
+    return max(abs(a - b) / abs(b) for a, b in zip(run["losses"], other["losses"], strict=True))
 
 
 def _script(program: Path, folder: Path) -> Path:
@@ -68,5 +84,12 @@ def _script(program: Path, folder: Path) -> Path:
 def _run(script: Path, words: list[str], world: int, folder: Path) -> dict[str, Any]:
     ran = run_ranks(script, words, world, folder)
     errors = re.findall(r"^\S*(?:Error|Plan): .*", ran.output, re.MULTILINE)
-    error = errors[0] if errors and ran.exit_code else ""
-    return {"exit_code": ran.exit_code, "losses": ran.losses, "error": error, "seconds": round(ran.seconds, 1)}
+    ended = "the time limit" if ran.exit_code == 124 else f"exit code {ran.exit_code}"
+    error = (errors or [ended])[0] if ran.exit_code else ""
+    return {
+        "exit_code": ran.exit_code,
+        "losses": ran.losses,
+        "error": error,
+        "seconds": round(ran.seconds, 1),
+        "output": ran.output,
+    }

@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=10)
     parser.add_argument(
         "--kind",
-        choices=("plans", "hybrid", "mindspeed", "resume", "context", "digests"),
+        choices=("plans", "hybrid", "mindspeed", "resume", "context", "search", "digests"),
         default="plans",
         help="what is compared",
     )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import draw
@@ -16,6 +17,7 @@ from forked_host import fork, import_libraries, import_megatron, release_of, run
 from host_runs import Ran
 
 from mindspeed_autoparallel.spec import Plan
+from mindspeed_autoparallel.units import MIB
 
 COMMON = (
     "--micro-batch-size 1 --tokenizer-type NullTokenizer --make-vocab-size-divisible-by 8 --transformer-impl local "
@@ -24,10 +26,13 @@ COMMON = (
     "--ffn-hidden-size 96 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64"
 )
 TOLERANCE = 1e-6
+_LESS_MEMORY = 0.7
+"""Of what the best plan takes: stages, tensor parallelism or recompute must give the rest."""
 NORM_TOLERANCE = 1e-3
 """Norms are printed with three decimals."""
 _NORM = re.compile(r"iteration +\d+/.* grad norm: ([-+.E0-9]+) ")
 _VALIDATION = re.compile(r"validation loss at iteration \d+.*? lm loss value: ([-+.E0-9]+)")
+_IMPORT = "import mindspeed_autoparallel\n"
 _OWN = """
     def own_arguments(parser):
         parser.add_argument("--own-number", type=int)
@@ -84,6 +89,7 @@ _MUST: dict[str, dict[str, object]] = {
     "resume": {"steps": "iterations", "script": "", "distributed": True},
     "digests": {},
     "hybrid": {"kind": "hybrid", "script": ""},
+    "search": {"kind": "hybrid", "script": ""},
     "mindspeed": {"kind": "mindspeed"},
 }
 
@@ -163,7 +169,7 @@ class Checkout:
             if not count:
                 body = body.replace("forward_step,\n", "forward_step,\n        extra_args_provider=own_arguments,\n", 1)
         added += {"own step": _OWN_STEP, "replaced step": _REPLACED_STEP}.get(kind, "")
-        return "import mindspeed_autoparallel\n" + text[: main.end()] + added + body + end
+        return _IMPORT + text[: main.end()] + added + body + end
 
     def run(self, script: str, words: str, world: int = 1) -> Ran:
         """Run ``script`` with the common words and ``words``."""
@@ -177,7 +183,7 @@ class Checkout:
         common = mindspeed_rows.common(COMMON) if self.of_mindspeed else COMMON
         line = f"{common} --global-batch-size {draw.BATCH} --vocab-size {vocabulary} {mcore} {words}"
         line = line.format(data=self.data, cache=self.folder / "cache")
-        ran = run_ranks(file, line.split(), world, folder, limit_s=150)
+        ran = run_ranks(file, line.split(), world, folder, limit_s=900)
         self.seconds += ran.seconds
         return ran
 
@@ -190,6 +196,25 @@ class Checkout:
         return self.plans(row)
 
     mindspeed = hybrid
+
+    def search(self, row: draw.Row) -> list[str]:
+        """Search on two processes for two devices, in the place of the drawn plans; then again in less memory."""
+        script, folder = self.script(row), self.folder / "searched"
+        place = "--nnodes 1 --nproc-per-node 2 --node-rank 0 --master-addr localhost --master-port 29873"
+        place += f" --simulated-nnodes 1 --simulated-nproc-per-node 2 --auto-parallel-work-dir {folder}/work"
+        words = f"{row.words} --auto-parallel-mm {place} --auto-parallel-output-dir {folder}"
+        plans: list[Plan] = []
+        while len(plans) < 2:
+            found = self.run(script, words)
+            if found.exit_code:
+                return [_error(found)]
+            plans.append(Plan.read(folder / "plan.json"))
+            limit = max(memory.peak_bytes for memory in plans[0].memory) * _LESS_MEMORY / MIB
+            words += f" --auto-parallel-profile-file {folder}/work/profile.json"
+            words += f" --auto-parallel-memory-limit-mib {limit:.3f}"
+        labels = [f"{plan.layout.label()} {plan.layers_of('text_decoder')}" for plan in plans]
+        ends = self.plans(replace(row, own_layout="", plans=tuple(plans)))
+        return [f"{label}: {end}" for label, end in zip(labels, ends, strict=False)]
 
     def resume(self, row: draw.Row) -> list[str]:
         """Train three steps by the first plan, and three by each of them, from a copy that ``convert`` made."""
@@ -247,8 +272,20 @@ class Checkout:
         ends = []
         for plan in row.plans:
             ran = self._by_plan(script, f"{row.words} {row.own_layout}", plan)
-            ends.append(_error(ran) if ran.exit_code else Figures.of(ran).differs(Figures.of(one)) or "equal")
+            differs = "" if ran.exit_code else Figures.of(ran).differs(Figures.of(one))
+            beside = self._beside_native_flags(row, script, plan, ran) if differs else ""
+            ends.append(_error(ran) if ran.exit_code else differs + beside or "equal")
         return ends
+
+    def _beside_native_flags(self, row: draw.Row, script: str, plan: Plan, ran: Ran) -> str:
+        """Train the plan's layout by Megatron's flags, our patches taken back, and compare that with the plan's run."""
+        flags = re.search(r"^as native flags: (.*)$", ran.output, re.MULTILINE)
+        bare = script.replace(_IMPORT, _IMPORT + "mindspeed_autoparallel.patching.ENGINE.undo_all()\n", 1)
+        assert flags is not None and bare != script
+        words = " ".join(shlex.split(flags[1]))
+        native = self.run(bare, f"{row.words} {words}", plan.layout.num_devices)
+        end = _error(native) if native.exit_code else Figures.of(ran).differs(Figures.of(native)) or "as the plan"
+        return f"\n        by native flags, patches taken back: {end}"
 
 
 def _error(ran: Ran) -> str:
@@ -280,7 +317,7 @@ def _plans(kind: str, sources: Path, rows: list[draw.Row]) -> int:
                 overlap = " overlap" if plan.layout.overlap_gradient_reduce else ""
                 placed = f"{plan.layout.label()} {plan.layers_of('text_decoder')} {recompute}{overlap}"
                 print(f"    {placed}: {end}", flush=True)
-                wrong += end != "equal"
+                wrong += not end.endswith("equal")
         print(f"{len(rows)} rows, {wrong} deviations, {checkout.seconds:.0f} processor seconds")
     return wrong
 

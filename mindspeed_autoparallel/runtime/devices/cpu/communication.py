@@ -53,7 +53,26 @@ def install(edits: Edits) -> None:
         make_mesh(self, "cpu" if names_accelerator(device_type) else device_type, *args, **kwargs)
 
     edits.set(distributed.DeviceMesh, "__init__", mesh_of_processes)
+    all_gather = distributed.all_gather
+
+    @functools.wraps(all_gather)
+    def gather_unequal(tensor_list: Any, tensor: Any, group: Any = None, async_op: bool = False) -> Any:
+        # Accelerators' libraries take parts of unequal sizes, as tokens of experts are; gloo takes them padded.
+        sizes = [part.numel() for part in tensor_list]
+        if len(set(sizes)) < 2 or distributed.get_backend(group) != "gloo":
+            return all_gather(tensor_list, tensor, group, async_op)
+        padded = tensor.new_zeros(max(sizes))
+        padded[: tensor.numel()] = tensor.detach().reshape(-1)
+        parts = [padded.new_empty(max(sizes)) for _ in sizes]
+        work = all_gather(parts, padded, group, async_op)
+        if async_op:
+            work.wait()
+        for part, size, gathered in zip(tensor_list, sizes, parts, strict=True):
+            part.data.copy_(gathered[:size].view_as(part))
+        return work
+
     for module in (distributed, distributed_c10d):
+        edits.set(module, "all_gather", gather_unequal)
         edits.set(module, "isend", sent_from_its_storage)
         edits.set(module, "barrier", gloo_barrier)
         edits.set(module, "init_process_group", init_process_group)

@@ -86,7 +86,7 @@ class SearchRequest(MeasuringRequest):
     fused_linear: bool = False
     """``--use-ascend-mc2``, which needs tensor and sequence parallelism."""
     tensor_grid: int = 0
-    """Ranks of ``--tp-2d``, which are the tensor-parallel size; 0: any."""
+    """Ranks of ``--tp-2d``, which are the tensor-parallel size, without sequence parallelism; 0: any."""
     link_device: Device | None = None
     """The device whose links one measuring device takes; ``None``: the catalogue's of its own name."""
 
@@ -103,7 +103,8 @@ class SearchRequest(MeasuringRequest):
         """Return whether the host, with the flags that a plan cannot change, runs the sizes of ``at``."""
         same_context = not self.context_is_fixed or at.context_size == self.context_size
         split = not self.fused_linear or (at.tensor_size > 1 and at.sequence_parallel)
-        return same_context and split and self.tensor_grid in (0, at.tensor_size)
+        on_grid = at.tensor_size == self.tensor_grid and not at.sequence_parallel
+        return same_context and split and (on_grid or not self.tensor_grid)
 
     @property
     def kept_flags(self) -> str:
@@ -111,7 +112,7 @@ class SearchRequest(MeasuringRequest):
         flags = (
             (self.context_is_fixed and self.context_size > 1, f"--context-parallel-size {self.context_size}"),
             (self.fused_linear, "--use-ascend-mc2 (tensor and sequence parallelism)"),
-            (self.tensor_grid, f"--tp-2d (tensor-parallel size {self.tensor_grid})"),
+            (self.tensor_grid, f"--tp-2d (tensor-parallel size {self.tensor_grid}, no sequence parallelism)"),
         )
         return ", ".join(words for kept, words in flags if kept)
 

@@ -6,7 +6,7 @@ import argparse
 import logging
 from dataclasses import replace
 
-from mindspeed_autoparallel.errors import ConfigError, PlanError
+from mindspeed_autoparallel.errors import AutoParallelError, ConfigError, PlanError
 from mindspeed_autoparallel.planner.hetero.compare import (
     Comparison,
     HeteroOptions,
@@ -62,7 +62,30 @@ def search(request: SearchRequest, profile: Profile, arguments: argparse.Namespa
     except OnlyHomogeneous as error:
         _LOGGER.warning(f"no hetero plan: {error}")
         found = error.plan
+    if isinstance(found, Plan) and found.layout.pipeline_size > 1:
+        found = _of_one_stage_if_refused(found, wanted, profile, request, arguments)
     return _what_applies(found, request, arguments)
+
+
+def _of_one_stage_if_refused(
+    found: Plan, wanted: Wanted, profile: Profile, request: SearchRequest, arguments: argparse.Namespace
+) -> Plan:
+    """Return the best plan of one stage where the host refuses ``found`` and takes that one, else ``found``."""
+    reason = refusal(found, request.description, arguments, request.output_dir / PLAN_FILE)
+    if not reason:
+        return found
+    options = wanted.options
+    one_stage = replace(options, space=replace(options.space, held={"pipeline_size": 1}))
+    try:
+        other = find_plan(profile, replace(wanted, options=one_stage, hetero=None), _LOGGER.info)
+    except AutoParallelError:
+        return found
+    if not isinstance(other, Plan) or refusal(other, request.description, arguments, request.output_dir / PLAN_FILE):
+        return found
+    _LOGGER.warning(
+        f"the best plan, {found.layout.label()}, is not written, and this is the best of one stage: {reason}"
+    )
+    return other
 
 
 def _what_applies(found: Plan | Comparison, request: SearchRequest, arguments: argparse.Namespace) -> Plan | Comparison:

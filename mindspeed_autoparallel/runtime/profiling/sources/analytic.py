@@ -21,6 +21,7 @@ from mindspeed_autoparallel.predict.useful_work import UsefulWork
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.redaction import masked_words
 from mindspeed_autoparallel.runtime.megatron.description import Description
+from mindspeed_autoparallel.runtime.megatron.mindspeed_llm import tensor_grid
 from mindspeed_autoparallel.runtime.megatron.sends import interleaved_sends
 
 _LOGGER = logging.getLogger(__name__)
@@ -63,6 +64,9 @@ def computed_profile(
     )
     profile = computed()
     own, points = int(getattr(arguments, "context_parallel_size", 1) or 1), [one.at for one in profile.measurements]
+    if tensor_grid(arguments):
+        points = [replace(point, sequence_parallel=False) for point in points]
+        profile = computed(points=points)
     if own not in {point.context_size for point in points}:
         # Short sequences are split only where the script does it.
         whole = [point for point in points if point.context_size == 1]

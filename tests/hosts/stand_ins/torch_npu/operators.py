@@ -11,6 +11,7 @@ __all__ = [
     "npu_fast_gelu",
     "npu_format_cast",
     "npu_fusion_attention",
+    "npu_fusion_attention_grad",
     "npu_gelu",
     "npu_moe_token_permute",
     "npu_moe_token_unpermute",
@@ -116,17 +117,53 @@ def npu_fusion_attention(
     """
     if settings.get("keep_prob", 1.0) != 1.0 or settings.get("pse") is not None:
         raise NotImplementedError("the stand-in attention has neither dropout nor a position bias")
+    mask, causal = _mask(settings)
+    scale, unused = settings.get("scale", 1.0), torch.zeros(1)
+    if input_layout == "TND":
+        return _packed(query, key, value, scale, causal, settings), unused, unused, unused, 0, 0, 0
+    size = query.shape[-1] // head_num if input_layout in ("SBH", "BSH") else query.shape[-1]
+    heads = [_heads_first(tensor, input_layout, size) for tensor in (query, key, value)]
+    output = _heads_back(_attention(*heads, scale, mask, causal), input_layout)
+    scores = _scores(*(tensor.detach() for tensor in heads[:2]), scale, mask, causal)
+    most = scores.amax(-1, keepdim=True)
+    return output, *_eightfold(most, (scores - most).exp().sum(-1, keepdim=True)), unused, 0, 0, 0
+
+
+def npu_fusion_attention_grad(
+    query: Any, key: Any, value: Any, gradient: Any, head_num: int, input_layout: str, **settings: Any
+) -> tuple[Any, ...]:
+    """Gradients of query, key and value, from the ``softmax_max`` and ``softmax_sum`` [batch, heads, tokens, 8] of all keys.
+
+    ``attention_in``: the output over all keys, of which ``key`` and ``value`` may be a part (ring attention).
+    """
+    mask, causal = _mask(settings)
+    scale = settings.get("scale_value", 1.0)
+    size = query.shape[-1] // head_num if input_layout in ("SBH", "BSH") else query.shape[-1]
+    given = (query, key, value, gradient, settings["attention_in"])
+    queries, keys, values, gradients, outputs = (_heads_first(one, input_layout, size).float() for one in given)
+    group = queries.shape[1] // keys.shape[1]
+    most, total = settings["softmax_max"][..., :1], settings["softmax_sum"][..., :1]
+    shares = (_scores(queries, keys, scale, mask, causal) - most).exp() / total
+    of_shares = gradients @ values.repeat_interleave(group, 1).transpose(-1, -2)
+    of_scores = shares * (of_shares - (gradients * outputs).sum(-1, keepdim=True)) * scale
+    found = (
+        of_scores @ keys.repeat_interleave(group, 1),
+        (of_scores.transpose(-1, -2) @ queries).unflatten(1, (-1, group)).sum(2),
+        (shares.transpose(-1, -2) @ gradients).unflatten(1, (-1, group)).sum(2),
+    )
+    return (*(_heads_back(one, input_layout).to(query.dtype) for one in found), None)
+
+
+def _mask(settings: Any) -> tuple[Any, bool]:
+    """Return the mask to apply, and whether a lower triangle stands in for it."""
     mode, mask = settings.get("sparse_mode", 0), settings.get("atten_mask")
     causal = mode in _CAUSAL_MODES or (mode == 0 and mask is None and settings.get("next_tockens", 1) == 0)
-    scale = settings.get("scale", 1.0)
-    if input_layout == "TND":
-        output = _packed(query, key, value, scale, causal, settings)
-    else:
-        size = query.shape[-1] // head_num if input_layout in ("SBH", "BSH") else query.shape[-1]
-        heads = [_heads_first(tensor, input_layout, size) for tensor in (query, key, value)]
-        output = _heads_back(_attention(*heads, scale, None if causal else mask, causal), input_layout)
-    unused = torch.zeros(1)
-    return output, unused, unused, unused, 0, 0, 0
+    return None if causal else mask, causal
+
+
+def _eightfold(*statistics: Any) -> list[Any]:
+    """Return statistics of rows as the operator has them: eight times."""
+    return [one.expand(*one.shape[:-1], 8).contiguous() for one in statistics]
 
 
 def _packed(query: Any, key: Any, value: Any, scale: float, causal: bool, settings: Any) -> Any:
@@ -142,15 +179,19 @@ def _packed(query: Any, key: Any, value: Any, scale: float, causal: bool, settin
 
 def _attention(query: Any, key: Any, value: Any, scale: float, mask: Any, causal: bool) -> Any:
     """Plain attention over [batch, heads, tokens, size] in fp32; key and value heads are repeated for their group."""
-    group = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    value = value.repeat_interleave(query.shape[1] // key.shape[1], 1)
+    return (_scores(query, key, scale, mask, causal).softmax(-1) @ value.float()).to(value.dtype)
+
+
+def _scores(query: Any, key: Any, scale: float, mask: Any, causal: bool) -> Any:
+    key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
     scores = query.float() @ key.float().transpose(-1, -2) * scale
     if causal:
         rows, columns = scores.shape[-2:]
         mask = torch.ones(rows, columns, dtype=torch.bool).triu(1 + columns - rows)
     if mask is not None:
         scores = scores.masked_fill(mask.bool(), -math.inf if causal else -1e9)
-    return (scores.softmax(-1) @ value.float()).to(value.dtype)
+    return scores
 
 
 def _heads_first(tensor: Any, layout: str, size: int) -> Any:

@@ -647,6 +647,15 @@ def test_a_grid_of_tensor_ranks_keeps_its_size(flags_job, monkeypatch, tensor, a
         prepare(arguments)
 
 
+def test_a_grid_of_tensor_ranks_takes_no_sequence_parallelism(flags_job, monkeypatch):
+    """MindSpeed asserted "2d tp does not support sequence parallel"."""
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    plan = make_plan({"text_decoder": [1, 3]}, tensor_size=4)
+    split = replace(plan, layout=replace(plan.layout, sequence_parallel=True))
+    with pytest.raises(PlanError, match=r"with sequence parallelism, and --tp-2d runs .* without"):
+        prepare(flags_job(split, tp_2d=True, tp_x=2, tp_y=2))
+
+
 def test_recompute_that_the_host_cannot_be_told_is_refused():
     some = make_plan({"text_decoder": [2, 2]}, {"text_decoder": [2, 1]}, kind="selective:mlp")
     with pytest.raises(PlanError, match=r"selective \(mlp\) in some layers only"):

@@ -187,20 +187,20 @@ def test_a_search_keeps_what_mindspeed_has_chosen_while_it_was_imported(
     ("given", "tensor_sizes", "words"),
     [
         ({"use_ascend_mc2": True, "sequence_parallel": True}, {2, 4}, r"--use-ascend-mc2 \(tensor and sequence"),
-        ({"tp_2d": True, "tp_x": 2, "tp_y": 2}, {4}, r"--tp-2d \(tensor-parallel size 4\)"),
+        ({"tp_2d": True, "tp_x": 2, "tp_y": 2}, {4}, r"--tp-2d \(tensor-parallel size 4, no sequence"),
     ],
 )
 def test_a_search_keeps_tensor_sizes_at_which_mindspeed_runs(
     tmp_path: Path, given: dict, tensor_sizes: set, words: str
 ) -> None:
-    """It ends at ``--use-ascend-mc2`` without tensor and sequence parallelism, and at ``--tp-2d`` of another size."""
+    """It ends at ``--use-ascend-mc2`` without tensor and sequence parallelism, at ``--tp-2d`` of another size or with them."""
     given = {**given, "context_parallel_size": 1, "nproc_per_node": 4, "auto_parallel_work_dir": str(tmp_path)}
     arguments = _arguments(**{**_SEARCH, **given})
     request, profile = read_request(arguments), _profile(arguments)
     assert {point.tensor_size for point in request.points()} == tensor_sizes
     plan = search(request, profile, arguments)
     assert plan.layout.tensor_size in tensor_sizes
-    assert plan.layout.sequence_parallel
+    assert plan.layout.sequence_parallel == ("sequence_parallel" in given)
     with pytest.raises(ConfigError, match=rf"a plan cannot change {words}.* nodes of 1 devices"):
         search(replace(request, cluster_devices_per_node=1), profile, arguments)
 

@@ -19,7 +19,7 @@ from mindspeed_autoparallel.planner import wanted
 from mindspeed_autoparallel.planner.hetero import compare
 from mindspeed_autoparallel.planner.hetero.compare import Comparison
 from mindspeed_autoparallel.planner.hetero.search import search_hetero
-from mindspeed_autoparallel.profiles import BlockCost
+from mindspeed_autoparallel.profiles import BlockCost, Collective, LinkTier
 from mindspeed_autoparallel.runtime import state
 from mindspeed_autoparallel.runtime.features.apply_plan.applicable import refusal
 from mindspeed_autoparallel.runtime.features.apply_plan.check import MeasuredRank, comparison
@@ -263,6 +263,23 @@ def test_a_plan_that_its_training_would_refuse_is_not_written(tmp_path: Path) ->
     arguments = asked(tmp_path, auto_parallel_hetero=False, **_ENDS_AT_A_CHECKPOINT)
     with pytest.raises(PlanError, match=r"is not written, for the host refuses it: the plan has \d stages, .* --save"):
         search(read_request(arguments), small_profile(capacity_mib=150), arguments)
+
+
+def test_where_stages_are_refused_the_best_plan_of_one_is_searched(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model_file(tmp_path)
+    profile = small_profile()
+    slow = LinkTier(default=Collective(latency_us=5.0, bytes_per_s=1e9))  # so that stages are best
+    profile = replace(profile, device=replace(profile.device, intra=slow, inter=slow))
+    sizes = []
+    for given in ({}, _ENDS_AT_A_CHECKPOINT):
+        arguments = asked(tmp_path, auto_parallel_hetero=False, **given)
+        plan = search(read_request(arguments), profile, arguments)
+        assert isinstance(plan, Plan)
+        sizes.append(plan.layout.pipeline_size)
+    assert sizes[0] > 1 and sizes[1] == 1
+    assert "this is the best of one stage: the plan has" in caplog.text
 
 
 @pytest.mark.parametrize(
