@@ -2,9 +2,11 @@
 
 import os
 import signal
+import sys
 
 import hypothesis
 import pytest
+from forked_python import forked_python
 from megatron_releases import RELEASES, megatron_path
 
 pytest_plugins = ["suite_seconds"]
@@ -29,3 +31,11 @@ def megatron_release(request):
         name = f"MEGATRON_CORE_{request.param.replace('.', '_')}"
         pytest.skip(f"no megatron-core {RELEASES[request.param]}: set {name} to its folder, or run tests/run.sh")
     return folders
+
+
+@pytest.fixture(scope="module")
+def forked_starts():
+    """What the package starts from the test's own process is forked, as programs of ``forked_python()`` are."""
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr(sys, "executable", forked_python())
+        yield

@@ -83,12 +83,9 @@ MOE = [
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu", "SECRET_TOKEN": "hunter2"}
 
 
-def start(work, *words, script=SCRIPT, model=GPT, python=None):
-    """The process; words come last, so that of a flag given twice they count.
-
-    ``python``: ``sys.executable`` where the process itself is the point, its number, signals and children.
-    """
-    command = [python or forked_python(), str(script), *model, "--auto-tuning-work-dir", str(work), *map(str, words)]
+def start(work, *words, script=SCRIPT, model=GPT):
+    """The process; words come last, so that of a flag given twice they count."""
+    command = [forked_python(), str(script), *model, "--auto-tuning-work-dir", str(work), *map(str, words)]
     return subprocess.Popen(
         command,
         cwd=ROOT,

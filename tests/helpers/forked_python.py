@@ -9,6 +9,7 @@ import costs, a hash seed, variables of torch) use ``sys.executable``.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import shutil
@@ -61,6 +62,15 @@ def forked_python(also: tuple[str, ...] = ()) -> str:
     if server.stdout.readline() != b"ready\n":
         raise RuntimeError("the server of forked programs did not start")
     return str(client)
+
+
+def program_of(client: int) -> int:
+    """Return the process that runs what ``[forked_python(), ...]`` was started for as process ``client``; ``client`` itself
+    where it runs it alone."""
+    with contextlib.suppress(OSError, ValueError):
+        if forked_python().encode() in Path(f"/proc/{client}/cmdline").read_bytes().split(b"\0"):
+            return int(Path(forked_python()).with_name(str(client)).read_text())
+    return client
 
 
 def _end(server: subprocess.Popen[bytes], folder: Path) -> None:

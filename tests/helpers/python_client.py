@@ -1,7 +1,8 @@
 """Stand in for ``python``: hand command line and files to the server beside this file, and end as its program ends.
 
 Started without ``site`` and with C modules only: it takes some milliseconds. Signals are passed on; where this process
-is killed outright the server kills the program. What a forked program could not honour starts Python itself.
+is killed outright the server kills the program, whose number stands in a file beside this one, named like the number of
+this process. What a forked program could not honour starts Python itself.
 """
 
 import _signal
@@ -14,6 +15,7 @@ HERE = __file__.rpartition("/")[0]
 PYTHON = posix.readlink(HERE + "/real")
 READ_WHEN_STARTED = ("PYTHON", "LD_", "OMP_", "MKL_", "TORCHDYNAMO_", "TORCH_DEVICE_", "MALLOC_")
 SERVED = {
+    "PYTHON": None,  # of scripts: the interpreter to take
     "PYTHONPATH": None,
     "PYTHONWARNINGS": None,
     "PYTHONUNBUFFERED": None,
@@ -81,6 +83,9 @@ def main():
     except OSError:
         start_python(words)
     pid = int.from_bytes(server.recv(4), sys.byteorder, signed=True)
+    note = posix.open(f"{HERE}/{posix.getpid()}", posix.O_WRONLY | posix.O_CREAT | posix.O_TRUNC, 0o600)
+    posix.write(note, b"%d" % pid)
+    posix.close(note)
     to = posix.killpg if request["leads"] else posix.kill
 
     def pass_on(number, frame):

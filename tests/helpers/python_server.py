@@ -6,9 +6,10 @@ Imported beforehand are torch and what Megatron reads of it (4 of the 5 seconds 
 and Megatron or this project only where the words name them: patches, devices and the order of imports are those of a program started by hand.
 The server ends all its programs, and itself, when its standard input closes.
 
-Two things cost programs nothing here, and change nothing that they see: the source of the classes that Megatron makes
-flags of, which it reads and parses for every parser, is read and parsed once; and filelock's hook for every event of the interpreter (a
-module, a file, an ``id``) is not installed.
+Three things cost programs less here, and change nothing that they see: the source of the classes that Megatron makes
+flags of, which it reads and parses for every parser, is read and parsed once; filelock's hook for every event of the interpreter (a
+module, a file, an ``id``) is not installed; and the gloo groups of a process share one device, as a device's thread wakes a hundred
+times a second and Megatron makes some forty groups per layout.
 """
 
 import contextlib
@@ -31,7 +32,9 @@ _IMPORTED = (
     *("torch", "torch._dynamo", "torch._inductor.compile_fx", "torch.distributed.run", "torch.distributed.tensor"),
     *("torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed._composable", "torch.export"),
     *("torch.utils.data", "torch.utils.cpp_extension", "numpy", "yaml", "wrapt", "psutil", "tqdm", "safetensors.torch"),
-    *("packaging.version", "importlib.metadata", "setuptools", "unittest.mock"),
+    *("torch.distributed._tensor.experimental", "torch.distributed.tensor.experimental"),
+    *("packaging.version", "importlib.metadata", "setuptools", "unittest.mock", "absl.logging", "einops", "msgspec"),
+    *("numpy.typing", "numpy.core", "sqlite3", "wave", "xml.dom.minidom", "torch._inductor.compiler_bisector"),
     # What Megatron's tokenizers import, whichever is chosen.
     *("transformers", "transformers.models.auto.tokenization_auto", "transformers.utils.chat_template_utils"),
 )
@@ -50,6 +53,7 @@ def main() -> None:
             importlib.import_module(name)
     sys.addaudithook = add_hook
     remember_sources()
+    _share_gloo_devices()
     _import_also(also)
     warnings.resetwarnings()
     listening = socket.socket(socket.AF_UNIX)
@@ -68,6 +72,27 @@ def main() -> None:
     listening.close()
     if program is not None:
         program(client)
+
+
+def _share_gloo_devices() -> None:
+    """Have torch's own function for a gloo group, but for the device: that of the process."""
+    from torch.distributed import distributed_c10d as c10d
+
+    devices: dict[int, object] = {}
+
+    def make(given: object, backend_options: object) -> object:
+        options = c10d.ProcessGroupGloo._Options()
+        if os.getpid() not in devices:
+            devices[os.getpid()] = c10d.ProcessGroupGloo.create_default_device()
+        options._devices, options._timeout = [devices[os.getpid()]], given.timeout
+        options.enable_reconfigure = given.enable_reconfigure
+        group = c10d.ProcessGroupGloo(given.store, given.group_rank, given.group_size, options)
+        group.options.global_ranks_in_group, group.options.group_name = given.global_ranks_in_group, given.group_id
+        return group
+
+    c10d.Backend._ensure_backend_registered(c10d.Backend.GLOO)
+    plugin = c10d.Backend._plugins[c10d.Backend.GLOO.upper()]
+    c10d.Backend._plugins[c10d.Backend.GLOO.upper()] = plugin._replace(creator_fn=make)
 
 
 def _import_also(names: list[str]) -> None:

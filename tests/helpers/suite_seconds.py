@@ -2,7 +2,8 @@
 
 Seconds are the test's own and those of all processes it started and waited for, those forked by ``forked_python``
 included; on a busy machine they say more than the clock does. ``tests/seconds.json`` holds those of every file, by
-which workers (``-n``) get the long files first; ``SECONDS_TO=tests/seconds.json pytest ...`` writes the file again.
+which workers (``-n``) get the long files first, and of every test of half a second and more, which
+``LEAVE_OUT_FROM_S=0.5`` leaves out; ``SECONDS_TO=tests/seconds.json pytest ...`` writes what ran again.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from forked_python import server_seconds
 
 KEPT = Path(__file__).parents[1] / "seconds.json"
 NUM_SHOWN = 30
+_NAMED_FROM_S = 0.5
+"""Tests of this many seconds and more stand in ``seconds.json`` by themselves."""
 _KEY = "processor_seconds"
 _measured: dict[str, float] = defaultdict(float)
 """In the process that prints the summary, by test."""
@@ -52,9 +55,17 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Under xdist, put files of many seconds first: two workers then end at nearly the same time."""
-    if hasattr(config, "workerinput") and KEPT.exists():
-        seconds = json.loads(KEPT.read_text("utf-8"))
+    """Leave out what takes long, where ``LEAVE_OUT_FROM_S`` says so.
+
+    Under xdist, put files of many seconds first: two workers then end at nearly the same time.
+    """
+    seconds: dict[str, float] = json.loads(KEPT.read_text("utf-8")) if KEPT.exists() else {}
+    most = float(os.environ.get("LEAVE_OUT_FROM_S", "inf"))
+    long = [item for item in items if seconds.get(item.nodeid, 0.0) >= most]
+    if long:
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if seconds.get(item.nodeid, 0.0) < most]
+    if hasattr(config, "workerinput"):
         items.sort(key=lambda item: (-seconds.get(_file_of(item.nodeid), 0.0), _file_of(item.nodeid)))
 
 
@@ -70,13 +81,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def _write(target: Path) -> None:
-    """Replace the seconds of the files that ran."""
+    """Replace the seconds of the files that ran, and of their tests."""
     ran: dict[str, float] = defaultdict(float)
     for test, seconds in _measured.items():
         ran[_file_of(test)] += seconds
     before = json.loads(target.read_text("utf-8")) if target.exists() else {}
-    there = {file: value for file, value in before.items() if (KEPT.parents[1] / file).exists()}
-    kept = {**there, **{file: round(value, 1) for file, value in ran.items()}}
+    kept = {name: value for name, value in before.items() if (KEPT.parents[1] / _file_of(name)).exists()}
+    # Of a file of which a part ran, the tests that did not run keep their seconds.
+    kept |= {name: round(value, 1) for name, value in ran.items()}
+    kept = {name: value for name, value in kept.items() if name not in _measured}
+    kept |= {name: round(value, 1) for name, value in _measured.items() if value >= _NAMED_FROM_S}
     target.write_text(json.dumps(dict(sorted(kept.items())), indent=0) + "\n", "utf-8")
 
 

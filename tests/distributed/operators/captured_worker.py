@@ -79,26 +79,36 @@ class Decoder(torch.nn.Module):
         return self.head(x)
 
 
+def prepared(block):
+    """Return a model, its inputs, its capture, and plans by name."""
+    torch.manual_seed(0)
+    model = Decoder(block).double()
+    inputs = (torch.randint(0, 64, (8, 16)), torch.ones(16, 16).triu(1).bool())
+    captured = capture_program(model, inputs)
+    assert captured.graph.unknown == {}, captured.graph.unknown
+    meshes = ((4,), (2, 2))
+    plans = [(f"{s} {n}", random_plan(captured.graph, s, n)) for s in meshes for n in range(int(sys.argv[1]))]
+    pins = {"layers.0.up": {"rows0": 2, "columns": 2}}
+    for mode in ("recursive_programming", "sharding_propagation", "exact"):
+        plans.append((mode, search_graph(captured.graph, 4, search_mode=mode, pins=pins)))
+    plans.append(("tensor", search_graph(captured.graph, 4, mem_coeff=1e6)))
+    return model, inputs, captured, plans
+
+
+torch.set_num_threads(1)
+PREPARED = {block.__name__: prepared(block) for block in (Fused, Grouped)}
+"""Once, before the ranks are forked."""
+
+
 def main():
     dist.init_process_group("gloo")
     COUNTER.install()
-    torch.set_num_threads(1)
     meshes = {(4,): make_groups((4,)), (2, 2): groups_of(init_device_mesh("cpu", (2, 2)))}
     rows = []
-    for block in (Fused, Grouped):
-        torch.manual_seed(0)
-        model = Decoder(block).double()
-        inputs = (torch.randint(0, 64, (8, 16)), torch.ones(16, 16).triu(1).bool())
-        captured = capture_program(model, inputs)
-        assert captured.graph.unknown == {}, captured.graph.unknown
-        plans = [(f"{s} {n}", random_plan(captured.graph, s, n)) for s in meshes for n in range(int(sys.argv[1]))]
-        pins = {"layers.0.up": {"rows0": 2, "columns": 2}}
-        for mode in ("recursive_programming", "sharding_propagation", "exact"):
-            plans.append((mode, search_graph(captured.graph, 4, search_mode=mode, pins=pins)))
-        plans.append(("tensor", search_graph(captured.graph, 4, mem_coeff=1e6)))
+    for block, (model, inputs, captured, plans) in PREPARED.items():
         for name, plan in plans:
             row = compare(model, inputs, captured, plan, meshes[plan.decisions.mesh])[:3]
-            rows.append((f"{block.__name__} {name}", *row))
+            rows.append((f"{block} {name}", *row))
     leave_with(rows)
 
 

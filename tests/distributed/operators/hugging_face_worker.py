@@ -1,9 +1,10 @@
 """Unchanged Hugging Face models, lowered in the ways of torch's own tensor parallelism, trained beside one process.
 
 Arguments: ``MODEL:WAY,WAY``, and ``:LAYERS`` where it is not two; ways are ``styles``, ``sequence`` (styles with sequence parallelism) and ``planned``
-(``distribute_module`` by a plan that styles cannot say).
+(``distribute_module`` by a plan that styles cannot say). What is the same on all ranks is done before they are forked.
 """
 
+import os
 import sys
 import warnings
 
@@ -25,6 +26,7 @@ from mindspeed_autoparallel.operators.torch.parallelize import nearest_styled, p
 from mindspeed_autoparallel.operators.torch.sequence_parallel import with_sequence_parallel
 
 warnings.filterwarnings("ignore")
+torch.set_num_threads(1)
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 TEXT = {**SIZES, "vocab_size": 64, "num_key_value_heads": 2, "use_cache": False, "pad_token_id": 0}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -102,23 +104,43 @@ def by_plan(captured, model, given):
     return train(model, given), list(refused[:1])
 
 
+def lowered_styles(captured, model):
+    """Lower the uniform plan of two-fold tensor parallelism, and data parallelism of what is left."""
+    world = int(os.environ["WORLD_SIZE"])
+    roles = {2: (TENSOR,), 4: (DATA, TENSOR)}[world]
+    decisions = uniform_decisions(captured.graph, (2,) * len(roles), roles, sequence_parallel=False)
+    plan, _ = nearest_styled(captured, model, OperatorPlan(decisions, "uniform", (), 0.0))
+    lowered = parallelize_plan(captured, model, plan)
+    assert lowered.not_expressed or (lowered.data_size, lowered.tensor_size) == (world // 2, 2)
+    return lowered
+
+
+def prepared(name, ways, layers="2"):
+    """Return name and inputs, the one process's losses, and per way a model with its capture and what that is lowered to."""
+    layers, given = int(layers), inputs_of(name)
+    first = capture_program(build(name, layers), (), given)
+    lowered, models = None, []
+    for way in ways.split(","):
+        model = build(name, layers)
+        if way == "planned":
+            models.append((way, model, capture_program(model, (), given), None))
+        else:
+            lowered = lowered or lowered_styles(first, build(name, layers))
+            models.append((way, model, first, lowered))
+    return name, given, train(build(name, layers), given), models
+
+
+PREPARED = [prepared(*asked.split(":")) for asked in sys.argv[1:]]
+
+
 def main():
     dist.init_process_group("gloo")
-    torch.set_num_threads(1)
     rows = []
-    for name, ways, *rest in (asked.split(":") for asked in sys.argv[1:]):
-        layers = int(rest[0]) if rest else 2
-        model, given = build(name, layers), inputs_of(name)
-        captured = capture_program(model, (), given)
-        expected = train(build(name, layers), given)
-        lowered = None
-        for way in ways.split(","):
-            model = build(name, layers)
+    for name, given, expected, models in PREPARED:
+        for way, model, captured, lowered in models:
             if way == "planned":
-                captured = capture_program(model, (), given)
                 found, told = by_plan(captured, model, given)
             else:
-                lowered = lowered or lowered_styles(captured, build(name, layers))
                 used = with_sequence_parallel(captured, model, lowered) if way == "sequence" else lowered
                 if used.not_expressed:
                     rows.append((name, way, None, list(used.not_expressed[:3]), []))
@@ -127,16 +149,6 @@ def main():
             error = float(((found - expected) / expected).abs().max())
             rows.append((name, way, error, told, expected.tolist()))
     leave_with(rows)
-
-
-def lowered_styles(captured, model):
-    """Lower the uniform plan of two-fold tensor parallelism, and data parallelism of what is left."""
-    roles = {2: (TENSOR,), 4: (DATA, TENSOR)}[dist.get_world_size()]
-    decisions = uniform_decisions(captured.graph, (2,) * len(roles), roles, sequence_parallel=False)
-    plan, _ = nearest_styled(captured, model, OperatorPlan(decisions, "uniform", (), 0.0))
-    lowered = parallelize_plan(captured, model, plan)
-    assert lowered.not_expressed or (lowered.data_size, lowered.tensor_size) == (dist.get_world_size() // 2, 2)
-    return lowered
 
 
 if __name__ == "__main__":

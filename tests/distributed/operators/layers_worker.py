@@ -119,21 +119,29 @@ class Experts(torch.nn.Module):
         return torch.einsum("erf,efh,re->rh", F.silu(hidden), self.down, shares)
 
 
+def prepared(kind):
+    """Return a model, its inputs and its capture."""
+    torch.manual_seed(0)
+    model = kind().double().train()
+    inputs = (torch.randint(0, 32, (8, 16 if kind is Pictures else 8)),)
+    return model, inputs, capture_program(model, inputs)
+
+
+torch.set_num_threads(1)
+PREPARED = {kind.__name__: prepared(kind) for kind in (Tied, Adapted, Vectors, Pictures, Sequences, Experts)}
+"""Once, before the ranks are forked."""
+
+
 def main():
     dist.init_process_group("gloo")
     COUNTER.install()
-    torch.set_num_threads(1)
     meshes = {(4,): make_groups((4,)), (2, 2): make_groups((2, 2))}
     rows = []
-    for kind in (Tied, Adapted, Vectors, Pictures, Sequences, Experts):
-        torch.manual_seed(0)
-        model = kind().double().train()
-        inputs = (torch.randint(0, 32, (8, 16 if kind is Pictures else 8)),)
-        captured = capture_program(model, inputs)
+    for kind, (model, inputs, captured) in PREPARED.items():
         for shape, mesh in meshes.items():
             for seed in range(int(sys.argv[1])):
                 row = compare(model, inputs, captured, random_plan(captured.graph, shape, seed), mesh)[:3]
-                rows.append((f"{kind.__name__} {shape} {seed}", *row, sorted(set(captured.graph.unknown.values()))))
+                rows.append((f"{kind} {shape} {seed}", *row, sorted(set(captured.graph.unknown.values()))))
     leave_with(rows)
 
 

@@ -148,15 +148,34 @@ def trained(model, given):
     return losses, {n: v.full_tensor() if hasattr(v, "full_tensor") else v for n, v in state.items()}
 
 
-def compared(build, given, seed, mesh):
-    """Return the largest relative difference of a loss or a parameter after all steps."""
+def prepared(build, given):
+    """Return a model, its capture or why it has none, and what one process trains."""
     torch.manual_seed(0)
     model = build().double().train()
     alone = copy.deepcopy(model)
-    captured = capture_program(model, given)
+    try:
+        return model, capture_program(model, given), trained(alone, given)
+    except ConfigError as error:
+        return model, error, None
+
+
+warnings.filterwarnings("ignore")
+torch.set_num_threads(1)
+PREPARED = {
+    (name, seed): (given, *prepared(build, given))
+    for name, (build, given) in cases().items()
+    for seed in range(int(sys.argv[1]))
+}
+"""Once, before the ranks are forked."""
+
+
+def compared(given, model, captured, alone, seed, mesh):
+    """Return the largest relative difference of a loss or a parameter after all steps."""
+    if isinstance(captured, ConfigError):
+        raise captured
     plan = random_plan(captured.graph, (2,), seed)
     made = distribute_plan(captured, plan, model, mesh)
-    (losses, state), (right, expected) = trained(made, given), trained(alone, given)
+    (losses, state), (right, expected) = trained(made, given), alone
     worst = max(abs(one / other - 1) for one, other in zip(losses, right, strict=True))
     for name, value in expected.items():
         if value.is_floating_point() and not value.isinf().any():
@@ -166,16 +185,13 @@ def compared(build, given, seed, mesh):
 
 
 def main():
-    warnings.filterwarnings("ignore")
     dist.init_process_group("gloo")
-    torch.set_num_threads(1)
     mesh, rows = init_device_mesh("cpu", (2,)), []
-    for name, (build, given) in cases().items():
-        for seed in range(int(sys.argv[1])):
-            try:
-                rows.append((name, seed, *compared(build, given, seed, mesh)))
-            except ConfigError as error:
-                rows.append((name, seed, str(error), False, 0))
+    for (name, seed), case in PREPARED.items():
+        try:
+            rows.append((name, seed, *compared(*case, seed, mesh)))
+        except ConfigError as error:
+            rows.append((name, seed, str(error), False, 0))
     leave_with(rows)
 
 

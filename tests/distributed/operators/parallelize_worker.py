@@ -2,7 +2,6 @@
 
 import torch
 import torch.distributed as dist
-from captured_worker import HEAD
 from ranks import leave_with
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -13,7 +12,7 @@ from mindspeed_autoparallel.operators.strategies import search_graph
 from mindspeed_autoparallel.operators.torch.capture import capture_program
 from mindspeed_autoparallel.operators.torch.parallelize import parallelize_plan
 
-WIDTH = 32
+WIDTH, HEAD = 32, 8
 
 
 class Block(torch.nn.Module):
@@ -75,9 +74,8 @@ def check(plan, tokens, expected):
     return float(error)
 
 
-def main():
-    dist.init_process_group("gloo")
-    torch.set_num_threads(1)
+def prepared():
+    """Return tokens, the outputs and gradients of one process, the capture and its plans."""
     tokens = torch.randint(0, 64, (8, 16), generator=torch.Generator().manual_seed(0))
     model = build()
     out = model(tokens)
@@ -93,6 +91,17 @@ def main():
         "mixed": search_graph(captured.graph, 4, mem_coeff=0.1, pins=mixed),
         "other": search_graph(captured.graph, 4, search_mode="exact", pins={"*.down": {"columns": 4}}),
     }
+    return tokens, expected, captured, searched
+
+
+torch.set_num_threads(1)
+PREPARED = prepared()
+"""Once, before the ranks are forked; autograd runs before the capture, behind which it starts threads."""
+
+
+def main():
+    dist.init_process_group("gloo")
+    tokens, expected, captured, searched = PREPARED
     rows = []
     for name, plan in searched.items():
         for kind, given in (("plan", plan), ("uniform", derive_megatron(plan).uniform)):

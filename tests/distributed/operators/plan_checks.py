@@ -10,6 +10,9 @@ from mindspeed_autoparallel.operators.plan import OperatorPlan
 from mindspeed_autoparallel.operators.search.state import Decisions
 from mindspeed_autoparallel.operators.torch.planned import PlannedModule
 
+torch.ones((), requires_grad=True).backward()
+"""Autograd starts here, without a thread: behind a capture it starts eight, and no process can be forked any more."""
+
 
 def random_plan(graph, mesh, seed):
     draw = random.Random(seed)

@@ -7,7 +7,12 @@ import pytest
 
 from mindspeed_autoparallel.cli.main import main
 
-pytestmark = [pytest.mark.distributed, pytest.mark.torch, pytest.mark.megatron]
+pytestmark = [
+    pytest.mark.distributed,
+    pytest.mark.torch,
+    pytest.mark.megatron,
+    pytest.mark.usefixtures("forked_starts"),
+]
 _EXAMPLE = Path(__file__).parents[3] / "docs/examples/pretrain_gpt.py"
 _FLAGS = """--use-mcore-models --num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64
     --max-position-embeddings 64 --micro-batch-size 1 --global-batch-size 8 --tokenizer-type NullTokenizer

@@ -5,14 +5,13 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from auto_tuning import ENVIRONMENT, GPT, ROOT, SCRIPT, finish, result_of, start, tune
-from forked_python import forked_python
+from forked_python import forked_python, program_of
 
 from mindspeed_autoparallel.runtime.launch.channel import SECRET_VARIABLE
 from mindspeed_autoparallel.runtime.launch.ports import reserved_port
@@ -57,11 +56,9 @@ def again(done, tmp_path):
         shutil.copytree(done.work, tmp_path / "work", ignore=shutil.ignore_patterns(*parts, "knowledge.sqlite-*"))
         return tmp_path / "work"
 
-    def run(work, *words, wait=True, **options):
+    def run(work, *words, wait=True):
         words = (*SECRET, *words)
-        if wait:
-            return tune(work, *words, script=done.script)
-        return start(work, *words, script=done.script, python=sys.executable)
+        return (tune if wait else start)(work, *words, script=done.script)
 
     yield SimpleNamespace(copy=copy, run=run, hook=hook.write_text, unhook=lambda: hook.unlink(missing_ok=True))
     hook.unlink(missing_ok=True)
@@ -150,7 +147,9 @@ def test_an_interrupted_trace_is_gone_on_with_and_a_second_tuner_is_refused(agai
     try:
         wait_until(lambda: traces_of(work), first)
         code, text = again.run(work)
-        assert (code, f"another run is at work in {work} (process {first.pid} on " in text) == (2, True), text
+        assert (code, f"another run is at work in {work} (process {program_of(first.pid)} on " in text) == (2, True), (
+            text
+        )
         interrupt(first, signal.SIGTERM)
         assert_no_child_is_left(work)
         assert [launch["status"] for launch in launches_of(work)] == ["interrupted"]
