@@ -253,14 +253,27 @@ def with_record(
     options: SpreadOptions,
 ) -> Plan:
     """Return the plan of ``best`` with its record of the data, beside all that were ``judged``."""
-    plan = best.plan
-    packed = PlanUnderData(profile, plan, sample_factors(profile, data, "none")).drawn(data)
-    record = DataRecord(
+    packed = PlanUnderData(profile, best.plan, sample_factors(profile, data, "none")).drawn(data)
+    record = data_record(best, _considered(best, judged), packed, data, factors, options)
+    return replace(best.plan, data=record)
+
+
+def data_record(
+    best: Judged,
+    considered: Sequence[Judged],
+    packed: DrawnSteps,
+    data: Distribution,
+    factors: SampleFactors,
+    options: SpreadOptions,
+    memory_note: str = "",
+) -> DataRecord:
+    """Return the record of ``best`` beside the plans ``considered``; ``packed``: its steps without padding."""
+    return DataRecord(
         sha256=data.source.sha256,
         num_draws=NUM_DRAWS,
         padding=options.padding,
         is_balanced=options.is_balanced,
-        by_means_us=plan.step.total_us,
+        by_means_us=best.plan.step.total_us,
         mean_us=best.mean_us,
         p50_us=best.quantile_us(0.5),
         p95_us=best.quantile_us(0.95),
@@ -280,16 +293,16 @@ def with_record(
                 p95_us=one.quantile_us(0.95),
                 oom_probability=one.memory.probability,
             )
-            for one in _considered(best, judged)
+            for one in considered
         ),
         notes=factors.notes,
+        memory_note=memory_note,
     )
-    return replace(plan, data=record)
 
 
 def _considered(best: Judged, judged: Sequence[Judged]) -> list[Judged]:
-    """Return what is worth telling, by drawn steps: the best by means, the chosen one, and the fastest others."""
+    """Return what is worth listing, by drawn steps: the best by means, the chosen one, and the fastest others."""
     by_means = min(judged, key=lambda one: one.plan.step.total_us)
     others = [one for one in sorted(judged, key=lambda one: one.mean_us) if one is not best and one is not by_means]
-    told = [by_means, *([best] if best is not by_means else []), *others][:_MAX_CONSIDERED]
-    return sorted(told, key=lambda one: one.mean_us)
+    listed = [by_means, *([best] if best is not by_means else []), *others][:_MAX_CONSIDERED]
+    return sorted(listed, key=lambda one: one.mean_us)
