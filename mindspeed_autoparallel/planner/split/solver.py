@@ -42,7 +42,7 @@ def solve(
     for strategy in PORTFOLIO:
         if strategy.suits(state):
             strategy.run(state)
-            if state.done:
+            if state.done or state.closed:
                 break
     return state.solution()
 

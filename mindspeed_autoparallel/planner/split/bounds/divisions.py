@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy
-
+from mindspeed_autoparallel.planner.split.bounds.bottlenecks import bottleneck
 from mindspeed_autoparallel.planner.split.model.cuts import Cut
 from mindspeed_autoparallel.planner.split.model.ranges import NEVER
 from mindspeed_autoparallel.planner.split.model.recompute_choice import Array
@@ -93,26 +92,15 @@ def _divided_by_order(table: StageOptions, choice: Choice, mixed: Array) -> list
 
 def _divided_at_bottleneck(table: StageOptions, choice: Choice, cuts: dict[Cut, None]) -> list[Choice]:
     """Return two halves: some stage's extra reaches a middle value, and all stages' work comes on top; or none does."""
-    passing = [cut for cut in cuts if min(cut.forwards) >= 1 and min(cut.backwards) >= 1]
-    if not passing:
-        return []
-    forward = numpy.array([cut.forwards for cut in passing], dtype=numpy.int64) - 1
-    backward = numpy.array([cut.backwards for cut in passing], dtype=numpy.int64) - 1
-    constant = numpy.array([cut.constant for cut in passing], dtype=numpy.int64)
-    extras = []
     for stage, listed in enumerate(choice.options):
-        options = choice.options[stage] = listed[table.backward[stage][listed] < NEVER]
-        times = numpy.unique(numpy.stack([forward[:, stage], backward[:, stage], constant]), axis=1)
-        own = table.forward[options][:, None] * times[0] + table.backward[stage][options][:, None] * times[1] + times[2]
-        extras.append(own.max(axis=1))
+        choice.options[stage] = listed[table.backward[stage][listed] < NEVER]
     if choice.is_empty():
         return []
-    floor = max(choice.floor, *(int(extra.min()) for extra in extras))
-    values = numpy.unique(numpy.concatenate(extras))
-    values = values[values > floor]
-    if not len(values):
+    times = [(table.forward[kept], table.backward[stage][kept]) for stage, kept in enumerate(choice.options)]
+    found = bottleneck(cuts, times, choice.floor)
+    if found is None:
         return []
-    middle = int(values[len(values) // 2])
+    middle, extras = found
     below = [options[extra < middle] for options, extra in zip(choice.options, extras, strict=True)]
     return [
         Choice(list(choice.options), middle, list(choice.cuts), list(choice.columns)),

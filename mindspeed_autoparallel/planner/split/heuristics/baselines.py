@@ -9,7 +9,7 @@ import numpy
 
 from mindspeed_autoparallel.planner.split.model.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.model.recompute_choice import Array
-from mindspeed_autoparallel.planner.split.model.solution import Placement, stage_memory, time_of
+from mindspeed_autoparallel.planner.split.model.solution import Placement, fits, stage_memory, time_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +32,7 @@ def baselines(problem: SplitProblem) -> tuple[Baseline, ...]:
     found = []
     for name, by_time in (("even", False), ("greedy", True)):
         placement = _fit(problem, _chain(problem, by_time))
-        fits = all(a <= b for a, b in zip(stage_memory(problem, placement), problem.memory_limit, strict=True))
-        found.append(Baseline(name=name, fits=fits, placement=placement, problem=problem))
+        found.append(Baseline(name=name, fits=fits(problem, placement), placement=placement, problem=problem))
     return tuple(found)
 
 

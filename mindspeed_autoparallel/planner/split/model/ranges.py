@@ -15,7 +15,7 @@ from mindspeed_autoparallel.planner.split.model.layer_row import is_one_row
 from mindspeed_autoparallel.planner.split.model.problem import MOST_MEMORY, SplitProblem
 from mindspeed_autoparallel.planner.split.model.recompute_choice import Array as Array
 from mindspeed_autoparallel.planner.split.model.recompute_choice import RecomputeChoice
-from mindspeed_autoparallel.planner.split.model.solution import Placement
+from mindspeed_autoparallel.planner.split.model.solution import Placement, placement_of, tail_lengths
 
 NEVER = 2**60
 UNUSABLE = 2 * MOST_MEMORY
@@ -189,13 +189,7 @@ class Chain:
 
     def _tails(self, stage: int, start: Array, end: Array) -> Array:
         """Return what a stage with each range does after the pipeline."""
-        held = self.counts[:, end] - self.counts[:, start]
-        length: Array = numpy.zeros(numpy.shape(start), dtype=numpy.int64)
-        for tail in self.problem.tails_at(stage):
-            ticks = numpy.array(tail.by_segment)
-            fixed = numpy.where((ticks != 0) @ held > 0, tail.fixed, 0)
-            length = numpy.maximum(length, ticks @ held + fixed)
-        return length
+        return tail_lengths(self.problem.tails_at(stage), (self.counts[:, end] - self.counts[:, start]).T)
 
     def times(self, stage: int, start: int, end: int) -> tuple[int, int, int] | None:
         """Forward, backward (with the least recomputation) and tail; ``None``: the range cannot be on that stage."""
@@ -224,10 +218,7 @@ class Chain:
             kinds = self.choice.best(stage, held)
             assert kinds is not None  # its range was kept
             columns.append(kinds[1])
-        return tuple(
-            tuple(tuple(column[k][q] for column in columns) for q in range(len(segment.kinds)))
-            for k, segment in enumerate(self.problem.segments)
-        )
+        return placement_of(columns)
 
     def ends_of(self, placement: Placement) -> list[int]:
         """Return layers done after each stage."""

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy
 
-from mindspeed_autoparallel.planner.split.model.problem import Segment, SplitProblem, order_of_kinds
-from mindspeed_autoparallel.planner.split.model.recompute_choice import Array, Edges, cuts_of_a_row, row_of_kinds
+from mindspeed_autoparallel.planner.split.model.problem import SplitProblem
+from mindspeed_autoparallel.planner.split.model.recompute_choice import (
+    Array,
+    Edges,
+    edges_of_a_row,
+    row_of_kinds,
+    sum_over_kinds,
+)
 from mindspeed_autoparallel.planner.split.settings import SETTINGS
 
 _MANY_WAYS = 4096
@@ -142,24 +147,12 @@ class RankKinds:
     def _group_front(self, group: tuple[int, ...], held: Held, v: int, peak: int) -> _Front:
         segments = [self.problem.segments[k] for k in group]
         counts = [held[k] for k in group]
-        num_kinds = len(segments[0].kinds)
-        cuts = cuts_of_a_row(sum(counts), num_kinds - 1)
-        ends = numpy.full((len(cuts), 1), sum(counts))
-        edges = numpy.concatenate([numpy.zeros_like(ends), cuts, ends], axis=1)
-
-        def total(value: Any) -> Array:
-            return _sum_over_kinds(segments, counts, edges, value)
-
-        allowed = total(lambda kind: kind.transient > peak) == 0
+        edges = edges_of_a_row(sum(counts), len(segments[0].kinds))
+        edges = edges[sum_over_kinds(segments, counts, edges, lambda kind: kind.transient > peak) == 0]
         memory, saved, extra = (
-            total(value)[allowed]
-            for value in (
-                lambda kind: kind.memory[v],
-                lambda kind: kind.saved,
-                lambda kind: kind.extra_backward,
-            )
+            sum_over_kinds(segments, counts, edges, value)
+            for value in (lambda kind: kind.memory[v], lambda kind: kind.saved, lambda kind: kind.extra_backward)
         )
-        edges = edges[allowed]
         if len(edges) > _MANY_WAYS:
             # A product would drop these, too, but one by one.
             moments = self.problem.moments(v % self.problem.num_stages)
@@ -167,16 +160,6 @@ class RankKinds:
             kept = _least(whole, extra)
             edges, memory, saved, extra = edges[kept], memory[kept], saved[kept], extra[kept]
         return _Front(memory, saved, extra, tuple((tuple(row),) for row in edges.tolist()))
-
-
-def _sum_over_kinds(segments: list[Segment], counts: list[int], edges: Array, value: Any) -> Array:
-    """Return a value summed over the layers of a stack, for every way to cut it into kinds."""
-    result: Array = 0
-    for place, q in enumerate(order_of_kinds(len(segments[0].kinds))):
-        each: Array = numpy.repeat(numpy.array([int(value(s.kinds[q])) for s in segments], dtype=numpy.int64), counts)
-        before = numpy.concatenate([[0], numpy.cumsum(each)])
-        result = result + before[edges[:, place + 1]] - before[edges[:, place]]
-    return result
 
 
 def _product(left: _Front, right: _Front, in_flight: int) -> _Front:

@@ -12,7 +12,7 @@ import numpy
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.split.model.cuts import Cut
 from mindspeed_autoparallel.planner.split.model.linear import memory_rows
-from mindspeed_autoparallel.planner.split.model.problem import SplitProblem
+from mindspeed_autoparallel.planner.split.model.problem import PostPipelineTime, SplitProblem
 from mindspeed_autoparallel.schedule import (
     BatchSimulator,
     Program,
@@ -88,15 +88,14 @@ def longest_step(problem: SplitProblem) -> int:
 
 def stage_times(problem: SplitProblem, placement: object) -> tuple[list[float], list[float]]:
     """Forward and backward time by virtual stage; counts may be fractions."""
-    forward, backward = [0.0] * problem.num_virtual, [0.0] * problem.num_virtual
-    exact: list[list[float]] = [[0] * problem.num_virtual, [0] * problem.num_virtual]
+    forward: list[float] = [0] * problem.num_virtual
+    backward: list[float] = [0] * problem.num_virtual
     for segment, rows in zip(problem.segments, placement, strict=True):  # type: ignore[call-overload]  # nested rows
         for kind, row in zip(segment.kinds, rows, strict=True):
             for v, count in enumerate(row):
                 if count:
-                    exact[0][v] += count * segment.forward
-                    exact[1][v] += count * (segment.backward + kind.extra_backward)
-    forward, backward = exact
+                    forward[v] += count * segment.forward
+                    backward[v] += count * (segment.backward + kind.extra_backward)
     return forward, backward
 
 
@@ -152,42 +151,45 @@ def longest_tail(problem: SplitProblem, placement: object) -> tuple[int, float]:
     """Return the stage whose tail is longest, and its length; (-1, 0) without tails. Counts may be fractions."""
     if not problem.tails:
         return -1, 0
-    rows = [
-        [sum(row[v] for row in kinds) for v in range(problem.num_virtual)]
-        for kinds in placement  # type: ignore[attr-defined]  # nested rows
-    ]
-    tails: list[float] = []
-    for stage in range(problem.num_stages):
-        chunks = range(stage, problem.num_virtual, problem.num_stages)
-        length: float = 0
-        for tail in problem.tails_at(stage):
-            held = [(t, row[v]) for t, row in zip(tail.by_segment, rows, strict=True) for v in chunks if t and row[v]]
-            length = max(length, sum(t * count for t, count in held) + (tail.fixed if held else 0))
-        tails.append(length)
-    stage = max(range(problem.num_stages), key=tails.__getitem__)
-    return stage, tails[stage]
+    held = numpy.array([[sum(counts) for counts in zip(*kinds, strict=True)] for kinds in placement])  # type: ignore[attr-defined]  # nested rows
+    stage, length = tails_of(problem, held.T[None])
+    return int(stage[0]), length[0].item()
 
 
 def tails_of(problem: SplitProblem, held: Array) -> tuple[Array, Array]:
     """Return the stage whose tail is longest (-1 without tails), and its length, of many placements; ``held``:
     ``[placement, virtual stage, segment]``."""
-    length: Array = numpy.zeros((len(held), problem.num_stages), dtype=numpy.int64)
     if not problem.tails:
-        return numpy.full(len(held), -1), length.max(axis=1)
+        return numpy.full(len(held), -1), numpy.zeros(len(held), dtype=numpy.int64)
     by_rank = held.reshape(len(held), problem.num_chunks, problem.num_stages, held.shape[2]).sum(axis=1)
-    for tail in problem.tails:
-        ticks = numpy.array(tail.by_segment)
-        some = by_rank[:, :, ticks != 0].any(axis=2)
-        row = by_rank @ ticks + numpy.where(some, tail.fixed, 0)
-        if tail.first_only:
-            row[:, 1:] = 0
-        length = numpy.maximum(length, row)
+    length = tail_lengths(problem.tails_at(1), by_rank)
+    length[:, 0] = tail_lengths(problem.tails, by_rank[:, 0])
     return length.argmax(axis=1), length.max(axis=1)
+
+
+def tail_lengths(tails: Sequence[PostPipelineTime], held: Array) -> Array:
+    """Return the longest of the rows for layers by segment, ``held[..., segment]``; 0 without rows."""
+    length: Array = numpy.zeros(held.shape[:-1], dtype=held.dtype)
+    for tail in tails:
+        ticks = numpy.array(tail.by_segment)
+        some = held[..., ticks != 0].any(axis=-1)
+        length = numpy.maximum(length, held @ ticks + numpy.where(some, tail.fixed, 0))
+    return length
 
 
 def time_of(problem: SplitProblem, placement: object) -> float:
     """Return the whole step: pipeline and the longest tail."""
     return step_of(problem, placement).step_time + longest_tail(problem, placement)[1]
+
+
+def fits(problem: SplitProblem, placement: Placement) -> bool:
+    """Return whether every stage's peak is within its limit."""
+    return all(a <= b for a, b in zip(stage_memory(problem, placement), problem.memory_limit, strict=True))
+
+
+def placement_of(columns: Sequence[Sequence[Sequence[int]]]) -> Placement:
+    """Return the placement of layers by virtual stage, segment and kind."""
+    return tuple(tuple(zip(*rows, strict=True)) for rows in zip(*columns, strict=True))
 
 
 def stage_memory(problem: SplitProblem, placement: Placement) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ import numpy
 from mindspeed_autoparallel.planner.split.model.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.model.ranges import NEVER
 from mindspeed_autoparallel.planner.split.model.recompute_choice import Array, RecomputeChoice
-from mindspeed_autoparallel.planner.split.model.solution import Placement
+from mindspeed_autoparallel.planner.split.model.solution import Placement, placement_of, tail_lengths
 from mindspeed_autoparallel.planner.split.settings import SETTINGS
 
 
@@ -33,7 +33,9 @@ class StageOptions:
             self.counts = listed
         self.forward: Array = self.counts @ numpy.array([s.forward for s in problem.segments])
         self._plain: Array = self.counts @ numpy.array([s.backward for s in problem.segments])
-        self.tail: list[Array] = [self._tails(stage) for stage in range(problem.num_stages)]
+        self.tail: list[Array] = [
+            tail_lengths(problem.tails_at(stage), self.counts) for stage in range(problem.num_stages)
+        ]
         """By stage."""
         self.backward: list[Array] = []
         """By stage: a bound, or exact."""
@@ -77,14 +79,6 @@ class StageOptions:
             if segment.beside is not None:
                 kept &= counts[:, k] <= counts[:, segment.beside]
         return counts[kept] if kept.sum() <= SETTINGS.options_most_options else None
-
-    def _tails(self, stage: int) -> Array:
-        length: Array = numpy.zeros(len(self.counts), dtype=numpy.int64)
-        for tail in self.problem.tails_at(stage):
-            ticks = numpy.array(tail.by_segment)
-            fixed = numpy.where(self.counts[:, ticks != 0].any(axis=1), tail.fixed, 0)
-            length = numpy.maximum(length, self.counts @ ticks + fixed)
-        return length
 
     def _least_extra(self, stage: int) -> tuple[Array, Array, Array]:
         """Return added backward time if layers could be recomputed in part and needed nothing meanwhile; which options
@@ -151,7 +145,4 @@ class StageOptions:
             kinds = self.choice.best(stage, tuple(row))
             assert kinds is not None  # it fits
             columns.append(kinds[1])
-        return tuple(
-            tuple(tuple(column[k][q] for column in columns) for q in range(len(segment.kinds)))
-            for k, segment in enumerate(self.problem.segments)
-        )
+        return placement_of(columns)
