@@ -140,19 +140,7 @@ class Settings:
     """Perturbations without success after which the search returns to the best placement."""
     search_patience: int = 90
     search_more_patience: float = 1.5
-    search_long_patience: int = 300
-    """Perturbations without success before the search ends, plus this multiple of those until the last success; after
-    annealing."""
-    search_first_rounds: int = 80
-    search_longer: float = 1.5
-    search_quiet_runs: int = 2
-    """Rounds of the first annealing run; factor of the next one; runs without success before annealing ends."""
-    search_enough_to_anneal: int = 40_000
-    """Replays from which annealing pays; below, perturbations use them."""
-    search_annealed_share: float = 0.6
-    """Share of the time left for annealing, at most."""
-    search_descents: int = 4
-    """Final placements of a run from which descents begin."""
+    """Perturbations without success before the search ends, plus this multiple of those until the last success."""
     search_other_places: float = 0.05
     """Weight of recomputation off the critical path, in passes per microbatch."""
     search_most_cuts: int = 400
@@ -167,29 +155,7 @@ class Settings:
     starts_short: int = 2
     """Runs of at most this many layers at either end (embedding, prediction, loss) count as blocks, not layers."""
 
-    # Annealing
-    annealing_most_chains: int = 32
-    annealing_last_chains: int = 4
-    annealing_different_starts: int = 8
-    annealing_hot: float = 1e-3
-    annealing_cold: float = 2e-5
-    """Chains at first and at last; different starts; first and last temperature as shares of the step."""
-    annealing_single: float = 0.4
-    annealing_two_moves: float = 0.3
-    annealing_in_place: float = 0.2
-    """Shares of moves that shift one boundary only; that are two moves; that change recomputation only."""
-    annealing_most_drawn: int = 2_048
-    annealing_timed_at_once: int = 192
-    """Moves drawn in a round, at most, and about how many of them are timed."""
-    annealing_learned: int = 3
-    """Cuts learned in a round."""
-
     # Ways to recompute
-    ways_most_new: int = 40
-    """New sets of layers examined in a round: those of the most promising placements."""
-    ways_near: float = 0.7
-    ways_all_the_same: float = 0.05
-    """How often the way nearest to the previous one is taken, and the weight of time that both add."""
     ways_most_combined: int = 512
     """Combinations of ways over all chunks but the last; longer lists are thinned evenly."""
     ways_most_ways: int = 48

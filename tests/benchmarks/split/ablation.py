@@ -81,12 +81,6 @@ def parts() -> list[Part]:
         cuts[cut] = None
         return ends, int(length)
 
-    def shaken_alone(search: Any, most: int, lower: float = 0) -> None:
-        search.shake(most, lower)
-
-    def annealed_alone(search: Any, most: int, lower: float = 0) -> None:
-        search.anneal(most, lower)
-
     solving = virtual_stages._Solve
     return [
         Part("strategy: chain", "chain", without("chain")),
@@ -116,9 +110,7 @@ def parts() -> list[Part]:
         ),
         Part("row: relaxed below the plan", "interleaved", ((solving, "_relax_again", nothing),)),
         Part("row: whole layers", "interleaved", ((solving, "_search_whole_layers", nothing),)),
-        Part("row: annealing", "interleaved", ((local_search.LocalSearch, "improve", shaken_alone),)),
-        Part("row: shaking", "interleaved", ((local_search.LocalSearch, "improve", annealed_alone),)),
-        Part("row: both", "interleaved", ((local_search.LocalSearch, "improve", nothing),)),
+        Part("row: perturbations", "interleaved", ((local_search.LocalSearch, "improve", nothing),)),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Good placements by steps: boundaries move, recomputation moves, what is found is shaken or annealed.
+"""Good placements by steps: boundaries move, recomputation moves, and what is found is perturbed.
 
 A step shifts boundaries i to j by one layer, all of them tried at once: cuts known so far discard most, the batch
 simulator times the rest, and each round's critical paths become cuts. Several searches go downwards side by side and
@@ -15,7 +15,6 @@ from math import inf
 
 import numpy
 
-from mindspeed_autoparallel.planner.split.heuristics.annealing import Annealing
 from mindspeed_autoparallel.planner.split.heuristics.candidates import Candidates, Evaluator, Replay, Request
 from mindspeed_autoparallel.planner.split.heuristics.starts import simple_splits
 from mindspeed_autoparallel.planner.split.model.layer_row import shifts
@@ -48,7 +47,8 @@ class LocalSearch:
         self._moves = shifts(evaluator.problem.num_virtual)
         self._nowhere: Array = numpy.zeros(evaluator.problem.num_virtual, dtype=numpy.int64)
         self.best: Best | None = None
-        self.shakes = 0
+        self.perturbed = 0
+        """Placements perturbed so far."""
 
     @property
     def is_late(self) -> bool:
@@ -94,54 +94,22 @@ class LocalSearch:
         if self.best is None or best.step < self.best.step:
             self.best = best
 
-    def improve(self, most_simulated: int, lower_bound: float = 0) -> None:
-        """Search on until effort, patience or time ends, or the best placement is proved."""
-        if most_simulated >= SETTINGS.search_enough_to_anneal:
-            now, deadline = time.monotonic(), self.deadline
-            self.deadline = now + SETTINGS.search_annealed_share * (deadline - now)
-            self.anneal(most_simulated, lower_bound)
-            self.deadline = deadline
-            # Each finds what the other does not.
-            self.shake(most_simulated, lower_bound, SETTINGS.search_long_patience)
-        else:
-            self.shake(most_simulated, lower_bound)
-
-    def anneal(self, most_simulated: int, lower_bound: float = 0) -> None:
-        """Search by annealing from the best placement and simple splits, each time longer, until effort or luck ends,
-        or the best one is proved."""
-        assert self.best is not None
-        annealing, evaluator = Annealing(self.evaluator, self._random), self.evaluator
-        simple = evaluator.candidates(simple_splits(evaluator.row), self._weights(self._nowhere))
-
-        def is_over() -> bool:
-            return self._is_done(most_simulated, lower_bound)
-
-        rounds, quiet = SETTINGS.search_first_rounds, 0
-        while quiet < SETTINGS.search_quiet_runs and not is_over():
-            before = self.best.step
-            found = annealing.run(Candidates.join([self.best.one, simple]), rounds, is_over)
-            self._search_from(
-                [found.take(numpy.array([place])) for place in range(min(SETTINGS.search_descents, len(found)))]
-            )
-            quiet = 0 if self.best.step < before else quiet + 1
-            rounds = int(SETTINGS.search_longer * rounds)
-
     def _is_done(self, most_simulated: int, lower_bound: float) -> bool:
         """Return whether effort or time is over, or the best placement proved."""
         assert self.best is not None
         return self.best.step <= lower_bound or self.evaluator.num_simulated >= most_simulated or self.is_late
 
-    def shake(self, most_simulated: int, lower_bound: float = 0, patience: int = SETTINGS.search_patience) -> None:
-        """Search on from shaken placements until effort or patience ends, or the best one is proved."""
+    def improve(self, most_simulated: int, lower_bound: float = 0) -> None:
+        """Search on from perturbed placements until effort, patience or time ends, or the best one is proved."""
         assert self.best is not None
         current, since, quiet = self.best, 0, 0
         under_way: list[tuple[Descent, Request]] = []
         while not self._is_done(most_simulated, lower_bound):
-            if quiet > patience + SETTINGS.search_more_patience * (self.shakes - quiet):
+            if quiet > SETTINGS.search_patience + SETTINGS.search_more_patience * (self.perturbed - quiet):
                 break
             for _ in range(SETTINGS.search_side_by_side - len(under_way)):
-                self.shakes, since, quiet = self.shakes + 1, since + 1, quiet + 1
-                found = self._shaken(current)
+                self.perturbed, since, quiet = self.perturbed + 1, since + 1, quiet + 1
+                found = self._perturbed(current)
                 if found is not None:
                     under_way.append(_begun(self._descend(found)))
             before = self.best.step
@@ -201,7 +169,7 @@ class LocalSearch:
         moved = ends + self._moves
         return moved[self.evaluator.row.is_cut(moved)]
 
-    def _shaken(self, best: Best) -> Candidates | None:
+    def _perturbed(self, best: Best) -> Candidates | None:
         ends = best.one.ends[0]
         kicks = int(self._random.integers(2, SETTINGS.search_most_kicks + 1)) if len(self._moves) else 0
         for _ in range(kicks):
