@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy
 
@@ -20,6 +19,7 @@ from mindspeed_autoparallel.planner.layouts.assembly import limits_of_plan, plan
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.rank_memory import point_of
 from mindspeed_autoparallel.planner.spread.drawn_steps import NUM_DRAWS, DrawnSteps, PlanUnderData, StepsUnderData
+from mindspeed_autoparallel.planner.spread.draws import Array
 from mindspeed_autoparallel.planner.spread.factors import SampleFactors, sample_factors
 from mindspeed_autoparallel.planner.spread.memory import Arrangement, OutOfMemory, out_of_memory
 from mindspeed_autoparallel.planner.spread.scaled import mean_profile
@@ -29,8 +29,6 @@ from mindspeed_autoparallel.spec import Layout, Plan
 from mindspeed_autoparallel.spec.data import ConsideredPlan, DataRecord
 from mindspeed_autoparallel.units import format_bytes
 
-Array = Any
-"""A numpy array."""
 Search = Callable[[Profile, "list[Layout] | None"], Plan]
 """Searches a profile, over all layouts or only those given."""
 MAX_LAYOUTS = 12

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy
 
@@ -18,13 +17,12 @@ from mindspeed_autoparallel.data.work import ModuleWork, WorkModel
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.hetero.backbone import backbone_plan, backbone_profile
 from mindspeed_autoparallel.planner.spread.drawn_steps import PlanUnderData
+from mindspeed_autoparallel.planner.spread.draws import Array
 from mindspeed_autoparallel.planner.spread.factors import SampleFactors
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Plan
 from mindspeed_autoparallel.spec.hetero import EncoderPhase
 
-Array = Any
-"""A numpy array."""
 _IMAGES = COLUMNS.index("images")
 
 

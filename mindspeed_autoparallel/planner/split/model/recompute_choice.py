@@ -9,14 +9,14 @@ import functools
 import itertools
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy
+from numpy.typing import NDArray
 
 from mindspeed_autoparallel.planner.split.model.problem import LayerKind, Segment, SplitProblem, order_of_kinds
 
-Array = Any
-"""A numpy array."""
+Array: TypeAlias = NDArray[Any]
 Rows = tuple[tuple[int, ...], ...]
 """Layers by kind of each segment."""
 Edges = tuple[int, ...]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
-from typing import Any
 
 import numpy
 
@@ -13,6 +12,7 @@ from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.split.model.cuts import Cut
 from mindspeed_autoparallel.planner.split.model.linear import memory_rows
 from mindspeed_autoparallel.planner.split.model.problem import PostPipelineTime, SplitProblem
+from mindspeed_autoparallel.planner.split.model.recompute_choice import Array
 from mindspeed_autoparallel.schedule import (
     BatchSimulator,
     Program,
@@ -24,8 +24,6 @@ from mindspeed_autoparallel.schedule import (
     simulate_folded,
 )
 
-Array = Any
-"""A numpy array."""
 Placement = tuple[tuple[tuple[int, ...], ...], ...]
 """``placement[segment][kind][virtual stage]``: number of layers."""
 
