@@ -127,7 +127,7 @@ def _edited_times(plan: Plan) -> dict[int, tuple[float, float]]:
 
 
 def _check_edit(plan: Plan) -> None:
-    """Raise ``PlanError`` for what the plan file's own checks cannot know."""
+    """Raise ``PlanError`` for edits that the plan file's own checks miss."""
     if plan.layout.num_devices != plan.cluster.num_devices:
         raise PlanError(
             f"{plan.layout.label()} needs {plan.layout.num_devices} devices, but the cluster has "

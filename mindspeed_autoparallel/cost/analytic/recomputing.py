@@ -11,7 +11,7 @@ from mindspeed_autoparallel.cost.analytic.workload import Workload
 
 def run_again(work: Workload, stage: int) -> list[int]:
     """Return by chunk of a stage how many of its first layers run again in full."""
-    detail, numbers = work.recompute_detail, []
+    detail, numbers = work.recompute_detail, list[int]()
     left = detail.num_layers
     for chunk in work.stages[stage].chunks:
         again = 0

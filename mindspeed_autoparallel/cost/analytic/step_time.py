@@ -172,7 +172,7 @@ def stage_times_us(
     if work.model.encoder:
         own = encoder_layer_time(work, device, efficiency, fabric)
         encoder_us = own.forward_us + own.backward_us
-    stages = []
+    stages: list[float] = []
     for stage, place in enumerate(work.stages):
         time = sum(number * of(kind, recomputed) for kind, recomputed, number in split_layers(work, stage))
         if place.mtp_layers:

@@ -139,8 +139,8 @@ class BackboneSolver:
     seed: int = 0
     generator: Sequence[EncoderCosts] = ()
     """Sizes of a generator beside it; empty where there is none, or the pipeline has it."""
-    solved: list[tuple[Reserved, LayoutResult]] = field(default_factory=list)
-    relaxed: list[tuple[Reserved, float]] = field(default_factory=list)
+    solved: list[tuple[Reserved, LayoutResult]] = field(default_factory=list[tuple[Reserved, LayoutResult]])
+    relaxed: list[tuple[Reserved, float]] = field(default_factory=list[tuple[Reserved, float]])
 
     @property
     def label(self) -> str:

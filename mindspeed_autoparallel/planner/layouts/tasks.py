@@ -53,7 +53,7 @@ class Task:
     cutoff_us: float | None = None
     """Step time of a plan that is known; ``None``: none is."""
     only_faster: bool = False
-    """No other plan is of interest."""
+    """Only a faster plan is wanted."""
     effort: float | None = None
     """Limit of the integer solver that does not depend on the machine; ``None``: none."""
     placement: ModulePlacement | None = None

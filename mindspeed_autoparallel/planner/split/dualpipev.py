@@ -109,7 +109,7 @@ def _even(problem: SplitProblem, recompute: str) -> Placement:
     places = {chain_stage(rank, chunk, num): chunk * num + rank for chunk in range(2) for rank in range(num)}
     num_layers = sum(segment.num_layers for segment in problem.segments if segment.beside is None)
     each, done = num_layers // (2 * num), 0
-    placement = []
+    placement: list[tuple[tuple[int, ...], ...]] = []
     for index, segment in enumerate(problem.segments):
         rows = [[0] * problem.num_virtual for _ in segment.kinds]
         if segment.beside is not None:

@@ -170,8 +170,8 @@ class Settings:
     """Roundings of a mixture from which the local search begins."""
     beside_every: int = 8
     """Nodes between two mixtures that are rounded."""
-    beside_first_shake: int = 2
-    beside_later_shake: int = 1
+    beside_first_perturbations: int = 2
+    beside_later_perturbations: int = 1
     """Replays of the local search without a faster plan, per move."""
     beside_first_share: float = 0.3
     beside_most_share: float = 1.0

@@ -89,7 +89,7 @@ class State:
 
     @property
     def limit(self) -> float:
-        """Return the step that a plan of interest stays below; infinite where any plan is of interest."""
+        """Return the step that a better plan stays below; infinite where any plan is one."""
         below = inf if self.limits.below is None else self.limits.below
         return below if self.placement is None else min(below, self.step_time)
 

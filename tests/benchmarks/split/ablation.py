@@ -96,7 +96,7 @@ def parts() -> list[Part]:
         Part(
             "beside: divided at the bottleneck", "side by side", ((divisions, "_divided_at_bottleneck", lambda *_: []),)
         ),
-        Part("beside: moves of layers", "side by side", ((layer_moves.LayerMoves, "shake", nothing),)),
+        Part("beside: moves of layers", "side by side", ((layer_moves.LayerMoves, "perturb", nothing),)),
         Part("row: cuts of ranks", "interleaved", ((relaxation, "rank_cuts", lambda problem: []),)),
         Part(
             "row: most layers of a rank",

@@ -55,11 +55,10 @@ def random_chain(drawn):
         num_stages=stages,
         num_microbatches=drawn.randint(1, 12),
         memory_limit=tuple(drawn.randint(average // 2, 2 * average) for _ in range(stages)),
-        fixed_memory=tuple(drawn.randint(0, 5) for _ in range(stages)),
         link=(drawn.randint(0, 5),) * (stages - 1),
         per_operation=drawn.randint(0, 2),
         schedule=drawn.choice(["1f1b", "1f1b", "gpipe"]),
-        rendezvous=drawn.random() < 0.4,
+        sends=drawn.choice(["eager", "eager", "blocking"]),
         allow_empty_stages=drawn.random() < 0.2,
     )
 

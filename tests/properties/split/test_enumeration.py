@@ -78,7 +78,7 @@ def random_problem(drawn, schedule, stages, chunks, most_layers=3, sizes=(5, 60)
         memory_limit=tuple(drawn.randint(*sizes) * (3 if several else 1) for _ in range(stages)),
         link=tuple(drawn.randint(0, 5) for _ in range(virtual - 1)),
         allow_empty_stages=layers - len(joints) < virtual,
-        sends=drawn.choice(["", "blocking", "freed", "overlapped"]) if several else "",
+        sends=drawn.choice(["eager", "blocking", "freed", "overlapped"]) if several else "eager",
         per_operation=drawn.choice([0, 1]),
         tails=tails if drawn.random() < 0.5 else (),
         in_flight=fullest_moments(make_program(schedule, stages, microbatches, chunks)) if several else (),

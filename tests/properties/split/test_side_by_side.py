@@ -49,7 +49,7 @@ def random_modules(drawn):
         memory_limit=tuple(drawn.randint(average // 2, 2 * average) for _ in range(stages)),
         link=(drawn.randint(0, 3),) * (stages - 1),
         per_operation=drawn.randint(0, 2),
-        rendezvous=drawn.random() < 0.4,
+        sends=drawn.choice(["eager", "eager", "blocking"]),
         allow_empty_stages=drawn.random() < 0.2,
     )
 

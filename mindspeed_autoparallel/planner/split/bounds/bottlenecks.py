@@ -1,8 +1,8 @@
 """Two cases of one search: the pipeline's bottleneck is below a middle value, or it is not.
 
 Many critical paths pass every stage once in each direction and some stages more often. So a step takes at least all
-stages' work, and on top the largest *extra* of any stage. No single cut says so, nor does a mean of cuts: where some
-stage's extra reaches a value for sure, the work of all stages with that value is a cut of its own.
+stages' work, and on top the largest *extra* of any stage. No single cut implies this, nor does a mean of cuts: where
+some stage's extra reaches a value for sure, the work of all stages with that value is a cut of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mindspeed_autoparallel.planner.split.model.recompute_choice import Array
 
 
 def bottleneck(cuts: Iterable[Cut], times: Sequence[tuple[Array, Array]], floor: int) -> tuple[int, list[Array]] | None:
-    """Return a middle value, and the extra of every choice of each stage; ``None``: nothing to tell apart.
+    """Return a middle value, and the extra of every choice of each stage; ``None``: all are alike.
 
     ``times``: by stage, forward and backward times of its choices. ``floor``: some stage's extra is no less.
     """

@@ -19,9 +19,9 @@ class Choice:
     options: list[Array]
     floor: int = 0
     """Some stage's extra is known to be no less: every stage's work and this are a cut."""
-    cuts: list[Cut] = field(default_factory=list)
+    cuts: list[Cut] = field(default_factory=list[Cut])
     """Those that mattered to the bound."""
-    columns: list[tuple[int, int]] = field(default_factory=list)
+    columns: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """(stage, option) of the fastest mixture."""
 
     def divided(self, stage: int, which: Array) -> Choice:
@@ -53,7 +53,7 @@ def _divided_by_joints(table: StageOptions, choice: Choice) -> list[Choice]:
     """Return a part for each stage where the one segment of a joint may end, beside first layers of the other."""
     num = len(choice.options)
     for joint in table.problem.joints:
-        parts = []
+        parts: list[Choice] = []
         for end in range(num):
             part = Choice(list(choice.options), choice.floor, list(choice.cuts), list(choice.columns))
             for stage in range(end, num):
@@ -80,7 +80,7 @@ def _divided_by_order(table: StageOptions, choice: Choice, mixed: Array) -> list
     if found is None:
         return []
     before, k, boundary = found
-    halves = []
+    halves: list[Choice] = []
     for segment_index, stages in ((before, range(boundary, len(mixed))), (k, range(boundary))):
         half = Choice(list(choice.options), choice.floor, list(choice.cuts), list(choice.columns))
         for stage in stages:

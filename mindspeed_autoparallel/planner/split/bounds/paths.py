@@ -92,13 +92,13 @@ class Paths:
         """Return the path that costs least, and its cost. ``cost``: by stage, of every arc."""
         least = numpy.full(self.num_nodes, numpy.inf)
         least[-1] = 0
-        ways = []
+        ways: list[Array] = []
         for ranges, arcs in zip(reversed(self.ranges), reversed(cost), strict=True):
             ways.append(arcs + least[ranges.end])
             first = ranges.first()
             least = numpy.full(self.num_nodes, numpy.inf)
             least[ranges.start[first]] = numpy.minimum.reduceat(ways[-1], first)
-        node, path = 0, []
+        node, path = 0, list[int]()
         for ranges, way in zip(self.ranges, reversed(ways), strict=True):
             low: Any = numpy.searchsorted(ranges.start, node, "left")
             high = numpy.searchsorted(ranges.start, node, "right")
@@ -241,7 +241,7 @@ class Paths:
         """Return whole paths within ``limit``: those of the first block that reaches the end. And whether there is
         none.
 
-        After ``effort`` labels or at the deadline it gives up, and knows neither. Labels left then bound nothing: they
+        After ``effort`` labels or at the deadline it gives up, with neither. Labels left then bound nothing: they
         stand for others that are alike only as far as ``limit`` goes.
         """
         num_stages = len(self.ranges)
@@ -257,7 +257,7 @@ class Paths:
                 order = numpy.argsort(labels.bound, kind="stable")
                 stack.append((stage, labels.take(order[SETTINGS.paths_most_labels :])))
                 labels = labels.take(order[: SETTINGS.paths_most_labels])
-            parts = []
+            parts: list[Labels] = []
             for low in range(0, len(labels), SETTINGS.paths_slice):
                 if time.monotonic() > deadline:
                     return labels.take([]), False

@@ -29,7 +29,7 @@ class Baseline:
 
 def baselines(problem: SplitProblem) -> tuple[Baseline, ...]:
     """Return ``even``: layers spread evenly; ``greedy``: stages of nearly equal forward + backward time."""
-    found = []
+    found: list[Baseline] = []
     for name, by_time in (("even", False), ("greedy", True)):
         placement = _fit(problem, _chain(problem, by_time))
         found.append(Baseline(name=name, fits=fits(problem, placement), placement=placement, problem=problem))
@@ -79,7 +79,7 @@ def _fit(problem: SplitProblem, counts: list[list[int]]) -> Placement:
         [list(count), *([0] * problem.num_virtual for _ in segment.kinds[1:])]
         for segment, count in zip(problem.segments, counts, strict=True)
     ]
-    choices = []
+    choices: list[tuple[float, int, int, int]] = []
     for k, segment in enumerate(problem.segments):
         for q, kind in enumerate(segment.kinds[1:], start=1):
             for v in range(problem.num_virtual):

@@ -100,7 +100,7 @@ class Evaluator:
         self._saved: Array = numpy.array([s.kinds[0].saved for s in problem.segments])
         self._transient = max(s.kinds[0].transient for s in problem.segments)
         self._is_free = not any(s.kinds[0].extra_backward for s in problem.segments)
-        self._rooms: Array = numpy.array([problem.room(stage) for stage in range(size)])
+        self._rooms: Array = numpy.array(problem.memory_limit)
         by_rank: Array = (numpy.arange(num)[:, None] % size == numpy.arange(size)).astype(float)
         most = [[problem.most_memory(s.kinds[0], v) for s in problem.segments] for v in range(num)]
         self._most: Array = (numpy.array(most)[:, :, None] * by_rank[:, None, :]).reshape(-1, size)
@@ -121,7 +121,7 @@ class Evaluator:
 
     def variants(self, one: Candidates) -> Candidates:
         """Return a candidate with another way to recompute on one of its ranks, all of them."""
-        held, rows = self.row.held(one.ends)[0], []
+        held, rows = self.row.held(one.ends)[0], list[Array]()
         for rank in range(self.problem.num_stages):
             ways = self.ways_of(rank, held).extra
             for way in ways if len(ways) > 1 else ():
@@ -166,7 +166,7 @@ class Evaluator:
         if len(candidate):
             keys = self._rank_keys(held)[candidate, rank]
             _, first, inverse = numpy.unique(keys, return_index=True, return_inverse=True)
-            best = []
+            best: list[Array] = []
             for index in first:
                 if time.monotonic() > self.deadline:
                     raise OutOfTime
@@ -234,7 +234,7 @@ class Evaluator:
 
     def know(self, cuts: Iterable[Cut]) -> None:
         """Keep cuts."""
-        fresh = []
+        fresh: list[Cut] = []
         for cut in cuts:
             if cut not in self.cuts:
                 self.cuts[cut] = None

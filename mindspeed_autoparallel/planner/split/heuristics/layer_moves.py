@@ -63,7 +63,7 @@ class LayerMoves:
             if numpy.isfinite(steps[index]):
                 self._descend(starts[int(index)], float(steps[index]), deadline)
 
-    def shake(self, most_replays: int, deadline: float) -> None:
+    def perturb(self, most_replays: int, deadline: float) -> None:
         """Search around the best plan until so many were replayed without a faster one."""
         if self.best is None:
             return
@@ -99,7 +99,7 @@ class LayerMoves:
         while True:
             if step < self.best_time:
                 self.best, self.best_time = counts, step
-            moves = self._promising(counts, step) if time.monotonic() < deadline else []
+            moves = self._promising(counts, step) if time.monotonic() < deadline else self._by[:0]
             if not len(moves):
                 return counts, step
             moved = numpy.tile(counts, (len(moves), 1, 1))

@@ -1,7 +1,7 @@
 """Good placements by steps: boundaries move, recomputation moves, and what is found is perturbed.
 
 A step shifts boundaries i to j by one layer, all of them tried at once: cuts known so far discard most, the batch
-simulator times the rest, and each round's critical paths become cuts. Several searches go downwards side by side and
+simulator times the rest, and each round's critical paths become cuts. Several descents run side by side and
 share each replay, since a replay of a hundred placements takes little longer than that of one. Effort is counted in
 replayed placements, not in seconds, so that a rerun finds the same.
 """
@@ -56,7 +56,7 @@ class LocalSearch:
         return time.monotonic() > self.deadline
 
     def start(self, hopeless: float = inf) -> bool:
-        """Search downwards from the best of simple splits. Return whether any that fits was found.
+        """Descend from the best simple splits. Return whether any that fits was found.
 
         All of them are timed even when time is up: no answer is worse than what one would write by hand.
         ``hopeless``: where the fastest simple split takes more, it is all that is found.
@@ -80,7 +80,7 @@ class LocalSearch:
         return self.best is not None
 
     def add(self, starts: list[Array]) -> None:
-        """Search downwards from placements, made to fit first where they do not."""
+        """Descend from placements, made to fit first where they do not."""
         found = [self._made_to_fit(ends) for ends in starts]
         self._search_from([one for one in found if one is not None])
 
@@ -90,7 +90,7 @@ class LocalSearch:
             under_way, _ = self._advance(under_way)
 
     def keep(self, best: Best) -> None:
-        """Take note of a placement."""
+        """Keep a placement that is faster than the best one."""
         if self.best is None or best.step < self.best.step:
             self.best = best
 
@@ -123,8 +123,8 @@ class LocalSearch:
                 current, since = self.best, 0
 
     def _advance(self, under_way: list[tuple[Descent, Request]]) -> tuple[list[tuple[Descent, Request]], list[Best]]:
-        """Take the searches one replay further. Return their next questions, and where those ended that did."""
-        going, ended = [], []
+        """Take the descents one replay further. Return those that go on, and the ends of the others."""
+        going, ended = list[tuple[Descent, Request]](), list[Best]()
         replays = self.evaluator.replay([request for _, request in under_way])
         for (descent, request), replay in zip(under_way, replays, strict=True):
             if replay.step < request.to_beat:
@@ -160,7 +160,7 @@ class LocalSearch:
             around, overs = around[overs < over], overs[overs < over]
             if not len(around):
                 return None
-            # What fits best may be far from fast: of all that fits better, what the cuts known think most of.
+            # What fits best may be far from fast: of all that fits better, the one with the smallest bound.
             place = int(evaluator.plain_bounds(around).argmin())
             ends, over = around[place], int(overs[place])
         return None

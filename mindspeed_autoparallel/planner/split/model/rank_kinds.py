@@ -7,11 +7,12 @@ them is best depends on the rest of the pipeline, so the search tries them.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy
 
-from mindspeed_autoparallel.planner.split.model.problem import SplitProblem
+from mindspeed_autoparallel.planner.split.model.problem import LayerKind, SplitProblem
 from mindspeed_autoparallel.planner.split.model.recompute_choice import (
     Array,
     Edges,
@@ -104,7 +105,7 @@ class RankKinds:
                 most = int(SETTINGS.ways_most_combined ** (1 / max(1, len(fronts) - 1)))
                 complete &= all(len(front.memory) <= most for front in fronts[:-1])
                 fronts = (*(front.thinned(most) for front in fronts[:-1]), fronts[-1])
-                ways = self._combined(rank, fronts, self.problem.room(rank) - peak)
+                ways = self._combined(rank, fronts, self.problem.memory_limit[rank] - peak)
                 extras.append(numpy.stack([front.extra[ways[:, c]] for c, front in enumerate(fronts)], axis=1))
                 chosen += [(fronts, way) for way in ways]
             if not extras[-1].any(axis=1).all():
@@ -149,10 +150,12 @@ class RankKinds:
         counts = [held[k] for k in group]
         edges = edges_of_a_row(sum(counts), len(segments[0].kinds))
         edges = edges[sum_over_kinds(segments, counts, edges, lambda kind: kind.transient > peak) == 0]
-        memory, saved, extra = (
-            sum_over_kinds(segments, counts, edges, value)
-            for value in (lambda kind: kind.memory[v], lambda kind: kind.saved, lambda kind: kind.extra_backward)
+        values: tuple[Callable[[LayerKind], int], ...] = (
+            lambda kind: kind.memory[v],
+            lambda kind: kind.saved,
+            lambda kind: kind.extra_backward,
         )
+        memory, saved, extra = (sum_over_kinds(segments, counts, edges, value) for value in values)
         if len(edges) > _MANY_WAYS:
             # A product would drop these, too, but one by one.
             moments = self.problem.moments(v % self.problem.num_stages)

@@ -53,7 +53,7 @@ class RecomputeChoice:
         best: Option | None = None
         for peak in self._transients(held):
             # Charging ``peak`` to plans that need less is made good by the smaller peaks' own turns.
-            room = self.problem.room(stage) - peak
+            room = self.problem.memory_limit[stage] - peak
             front: list[Option] = [(0, 0, ())] if room >= 0 else []
             for group in present[:-1]:
                 front = _merge(front, self._front(group, held, stage, peak), room)
@@ -93,14 +93,12 @@ class RecomputeChoice:
 def _ways(segments: Sequence[Segment], counts: Sequence[int], stage: int, peak: int) -> list[Option]:
     """Return the ways to run a stack's layers that no other of at most their memory equals or beats in added time."""
     edges = edges_of_a_row(sum(counts), len(segments[0].kinds))
-    memory, extra, refused = (
-        sum_over_kinds(segments, counts, edges, value)
-        for value in (
-            lambda kind: kind.memory[stage],
-            lambda kind: kind.extra_backward,
-            lambda kind: kind.transient > peak,
-        )
+    values: tuple[Callable[[LayerKind], int], ...] = (
+        lambda kind: kind.memory[stage],
+        lambda kind: kind.extra_backward,
+        lambda kind: kind.transient > peak,
     )
+    memory, extra, refused = (sum_over_kinds(segments, counts, edges, value) for value in values)
     found: list[Option] = []
     for index in numpy.lexsort((extra, memory)):
         if not refused[index] and (not found or extra[index] < found[-1][1]):

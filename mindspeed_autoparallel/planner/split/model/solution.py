@@ -118,18 +118,9 @@ def _program_sizes(problem: SplitProblem) -> ProgramSizes:
     )
 
 
-def sends_of(problem: SplitProblem) -> str:
-    """Return how messages are treated (``schedule.SENDS``)."""
-    if problem.sends:
-        return problem.sends
-    if not problem.rendezvous:
-        return "eager"
-    return "freed" if problem.num_chunks > 1 else "blocking"
-
-
 def batch_simulator(problem: SplitProblem) -> BatchSimulator:
     """Return the replay of many placements at once; sorting the schedule's events takes a while."""
-    return BatchSimulator(program_of(problem), sends_of(problem), problem.link, problem.per_operation)
+    return BatchSimulator(program_of(problem), problem.sends, problem.link, problem.per_operation)
 
 
 def step_of(problem: SplitProblem, placement: object, *, with_timeline: bool = False) -> SimulatedStep:
@@ -142,7 +133,7 @@ def step_at(
 ) -> SimulatedStep:
     """Simulate a pipeline whose virtual stages take so long."""
     times = StepTimes(forward=forward, backward=backward, link=problem.link, per_operation=problem.per_operation)
-    return simulate_folded(_program_sizes(problem), times, sends_of(problem), with_timeline=with_timeline)
+    return simulate_folded(_program_sizes(problem), times, problem.sends, with_timeline=with_timeline)
 
 
 def longest_tail(problem: SplitProblem, placement: object) -> tuple[int, float]:
@@ -193,7 +184,7 @@ def placement_of(columns: Sequence[Sequence[Sequence[int]]]) -> Placement:
 def stage_memory(problem: SplitProblem, placement: Placement) -> tuple[int, ...]:
     """Return peak memory by stage."""
     num = problem.num_stages
-    peaks = []
+    peaks: list[int] = []
     for stage in range(num):
         used = max(
             sum(term.size * placement[term.segment][term.kind][term.stage] for term in row)
@@ -206,5 +197,5 @@ def stage_memory(problem: SplitProblem, placement: Placement) -> tuple[int, ...]
             for kind, row in zip(segment.kinds, rows, strict=True)
             if any(row[v] for v in held)
         ]
-        peaks.append(problem.memory_limit[stage] - problem.room(stage) + used + max(transients, default=0))
+        peaks.append(used + max(transients, default=0))
     return tuple(peaks)

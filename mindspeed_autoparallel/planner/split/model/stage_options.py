@@ -1,7 +1,7 @@
 """Modules side by side, stage by stage: every number of layers of each module that a stage may hold, and its times.
 
 Of all ways to recompute the layers of a stage only the one with the least added backward time matters: every schedule
-is monotone in stage times. That time is looked for where it is asked for; before, a bound stands in its place.
+is monotone in stage times. That time is computed when it is needed; until then a bound stands in its place.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy
 
 from mindspeed_autoparallel.planner.split.model.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.model.ranges import NEVER
-from mindspeed_autoparallel.planner.split.model.recompute_choice import Array, RecomputeChoice
+from mindspeed_autoparallel.planner.split.model.recompute_choice import Array, RecomputeChoice, Rows
 from mindspeed_autoparallel.planner.split.model.solution import Placement, placement_of, tail_lengths
 from mindspeed_autoparallel.planner.split.settings import SETTINGS
 
@@ -45,7 +45,7 @@ class StageOptions:
         alike: dict[tuple[int, ...], int] = {}
         for stage in range(problem.num_stages):
             memory = [kind.memory[stage] for s in problem.segments for kind in s.kinds]
-            other = alike.setdefault((problem.room(stage), *memory), stage)
+            other = alike.setdefault((problem.memory_limit[stage], *memory), stage)
             if other < stage:
                 # What is found for one is found for all.
                 self.backward.append(self.backward[other])
@@ -86,7 +86,7 @@ class StageOptions:
         segments = self.problem.segments
         plain = self.counts @ numpy.array([s.kinds[0].memory[stage] for s in segments])
         transient = numpy.where(self.counts > 0, [s.kinds[0].transient for s in segments], 0).max(axis=1, initial=0)
-        missing = plain - self.problem.room(stage)
+        missing = plain - self.problem.memory_limit[stage]
         exact = missing + transient <= 0
         if any(s.kinds[0].extra_backward for s in segments):
             return numpy.zeros_like(plain), numpy.ones(len(plain), dtype=bool), numpy.zeros(len(plain), dtype=bool)
@@ -127,7 +127,7 @@ class StageOptions:
         """Return some options that fit, those nearest to ``counts``; fewer when fewer do."""
         weight = numpy.array([s.forward + s.backward + 1 for s in self.problem.segments])
         far = numpy.abs(self.counts[options] - numpy.array(counts)) @ weight
-        found = []
+        found: list[int] = []
         for place in numpy.argsort(far, kind="stable"):
             option = int(options[place])
             if not self._exact[stage][option]:
@@ -140,7 +140,7 @@ class StageOptions:
 
     def placement(self, held: Array) -> Placement:
         """Return the plan that holds these layers (``[stage, segment]``), each of which fits."""
-        columns = []
+        columns: list[Rows] = []
         for stage, row in enumerate(held.tolist()):
             kinds = self.choice.best(stage, tuple(row))
             assert kinds is not None  # it fits

@@ -52,7 +52,7 @@ class _Search:
 
     @property
     def best_time(self) -> int:
-        """Return the step that plans of interest stay below."""
+        """Return the step that a better plan stays below."""
         return int(min(self.state.limit, 2 * LONGEST))
 
     def run(self) -> None:
@@ -69,7 +69,7 @@ class _Search:
         share, effort = SETTINGS.chain_first_share, SETTINGS.chain_first_effort
         most_effort = state.limits.most_effort * SETTINGS.solve_labels_per_effort
         while not state.closed and effort <= most_effort and time.monotonic() < self.deadline:
-            # Ask for a plan in the lowest part of what is open: few arcs are left there, whatever the answer.
+            # Search the lowest part of the open interval: few arcs are left there, whatever the outcome.
             target = min(self._limit(), state.lower_bound + int((self.best_time - state.lower_bound) * share))
             before = self.best_time
             self.left = effort
@@ -135,11 +135,11 @@ class _Search:
             self.state.offer(self.chain.placement(ends), step)
 
     def _limit(self) -> int:
-        """Return the longest step of interest: just below the best plan's."""
+        """Return the longest step of a better plan."""
         return self.best_time - self.state.unit
 
     def _visit(self, paths: Paths, labels: Labels) -> bool:
-        """Simulate the most promising plans and keep the best; whether anything was learned."""
+        """Simulate the most promising plans and keep the best. Return whether a cut or a better plan was new."""
         self.state.rounds += 1
         learned = False
         for row in labels.arcs[: SETTINGS.chain_simulated]:

@@ -189,7 +189,7 @@ class _Search:
         """Return placements with all recompute policies that fit: places, and added backward time by virtual stage;
         ``None``: too many."""
         problem, size = self.problem, self.problem.num_stages
-        by_rank = []
+        by_rank: list[tuple[list[Integers], Integers]] = []
         for rank in range(size):
             found = self._extras(rank, which)
             if found is None:
@@ -247,7 +247,7 @@ class _Search:
         saved = held @ numpy.array([kind.saved for kind in plain])
         used = (held * memory).sum(axis=(1, 2)) + (saved @ numpy.array(problem.moments(rank)).T).max(axis=1)
         transients = numpy.where(held.any(axis=1), [kind.transient for kind in plain], 0).max(axis=1)
-        fits: NDArray[numpy.bool_] = used + transients <= problem.room(rank)
+        fits: NDArray[numpy.bool_] = used + transients <= problem.memory_limit[rank]
         return fits
 
     def _replay(self, places: Integers, extra: Integers) -> None:
@@ -265,7 +265,7 @@ class _Search:
                 self.best = int(places[some[fastest]]), extra[some[fastest]]
                 self.best_time = int(steps[fastest])
             worst = numpy.argsort(bounds[some] - steps, kind="stable")[: SETTINGS.enumeration_learned]
-            fresh = []
+            fresh: list[Cut] = []
             for index in {fastest, *worst.tolist()}:
                 cut = Cut.of(path_of(index), forward[some[index]], backward[some[index]], ends[index])
                 if cut not in self.cuts:

@@ -52,11 +52,23 @@ def _is_side_by_side(state: State) -> bool:
     return _is_row(state) and not is_one_row(state.problem) and may_be_side_by_side(state.problem)
 
 
+def _is_chain(state: State) -> bool:
+    return _is_free(state) and is_chain(state.problem)
+
+
+def _is_free(state: State) -> bool:
+    return not state.excluded
+
+
+def _is_any(state: State) -> bool:
+    return True
+
+
 PORTFOLIO = (
-    Strategy("chain", lambda state: not state.excluded and is_chain(state.problem), search_chain),
-    Strategy("enumeration", lambda state: not state.excluded, enumerate_all),
+    Strategy("chain", _is_chain, search_chain),
+    Strategy("enumeration", _is_free, enumerate_all),
     Strategy("side by side", _is_side_by_side, search_side_by_side),
     Strategy("long step", _is_long_row, search_long_step),
     Strategy("row", _is_row, _search_row),
-    Strategy("integers", lambda state: True, search_by_integers),
+    Strategy("integers", _is_any, search_by_integers),
 )

@@ -1,7 +1,7 @@
-"""Modules side by side: stages choose among their options, layers have prices, and questions are divided.
+"""Modules side by side: stages choose among their options, layers have prices, and queries are divided.
 
-Asked is whether any plan takes at most so long. The prices' bound drops options above that; what is left is divided at
-the bottleneck (``bottlenecks.py``), then at layer counts. The local search finds plans, also near the mixtures met.
+A query is whether any plan takes at most so long. The prices' bound drops options above that; what is left is divided
+at the bottleneck (``bottlenecks.py``), then at layer counts. The local search finds plans, also near the mixtures met.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class _Search:
         self.columns_of: dict[Cut, list[tuple[int, int]]] = {}
         """Where the mixture of one cut begins."""
         self.futile: set[Cut] = set()
-        """Cuts that dropped few options by themselves since the last question."""
+        """Cuts that dropped few options by themselves since the last query."""
         self.drawn = numpy.random.default_rng(limits.seed)
         self.table = StageOptions(problem, 0)
         self.moves = LayerMoves(problem, self.table.choice, self.cuts, limits.seed)
@@ -84,7 +84,7 @@ class _Search:
 
     @property
     def best_time(self) -> int:
-        """Return the step that plans of interest stay below."""
+        """Return the step that a better plan stays below."""
         return int(min(self.state.limit, 2 * LONGEST))
 
     def run(self, ceiling: int) -> bool:
@@ -110,7 +110,7 @@ class _Search:
         if prices.bound > ceiling:
             return True
         self._round(mixed)
-        self._shake(SETTINGS.beside_first_shake)
+        self._perturb(SETTINGS.beside_first_perturbations)
         share, nodes = SETTINGS.beside_first_share, SETTINGS.beside_first_nodes
         state = self.state
         while state.lower_bound <= min(ceiling, self._limit()) and not self.is_over():
@@ -124,11 +124,11 @@ class _Search:
                 share = min(SETTINGS.beside_most_share, 1.5 * share)
             elif self.best_time >= before:
                 share, nodes = share / 2, 2 * nodes
-                self._shake(SETTINGS.beside_later_shake)
+                self._perturb(SETTINGS.beside_later_perturbations)
         return True
 
     def _limit(self) -> int:
-        """Return the longest step of interest."""
+        """Return the longest step of a better plan."""
         return self.best_time - self.state.unit
 
     def is_over(self) -> bool:
@@ -226,9 +226,9 @@ class _Search:
         self.moves.add(list(starts.values()), self.deadline, 1)
         self._take_over()
 
-    def _shake(self, for_each_move: int) -> None:
+    def _perturb(self, for_each_move: int) -> None:
         before = self.moves.replays
-        self.moves.shake(int(min(for_each_move * len(self.moves), self.replays_left)), self.deadline)
+        self.moves.perturb(int(min(for_each_move * len(self.moves), self.replays_left)), self.deadline)
         self.replays_left -= self.moves.replays - before
         self._take_over()
 

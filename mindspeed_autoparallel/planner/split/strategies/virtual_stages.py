@@ -9,7 +9,7 @@ import time
 from math import inf
 
 from mindspeed_autoparallel.planner.split.bounds.relaxation import cut_of, relaxed_cuts
-from mindspeed_autoparallel.planner.split.bounds.whole_layers import Questions, ask
+from mindspeed_autoparallel.planner.split.bounds.whole_layers import Queries, query
 from mindspeed_autoparallel.planner.split.bounds.whole_ranks import rank_caps, whole_ranks_bound
 from mindspeed_autoparallel.planner.split.heuristics.candidates import Evaluator, OutOfTime
 from mindspeed_autoparallel.planner.split.heuristics.local_search import LocalSearch
@@ -44,7 +44,7 @@ class _Solve:
         self.exhausted = False
         self.cuts: dict[Cut, None] = {}
         """Of the relaxations and of plans of whole layers. What the local search learns lies near its plans, and makes
-        questions below them no easier."""
+        queries below them no easier."""
 
     def run(self) -> None:
         """Relax, search locally, relax again below the plan found, then search whole layers."""
@@ -106,21 +106,21 @@ class _Solve:
         self.cuts.update(relaxed[0])
 
     def take_over(self) -> None:
-        """Take the local search's plan, if it is of interest."""
+        """Take the local search's plan, if it is better."""
         found = self.search.best
         if found is not None and found.step < self.state.limit:
             self.state.offer(self.evaluator.placement(found.one), found.step)
 
     def _search_whole_layers(self) -> None:
-        """Bound and improve by whole layers under the cuts known, in questions between bound and plan."""
-        questions = Questions(
+        """Bound and improve by whole layers under the cuts known, in queries between bound and plan."""
+        queries = Queries(
             self.problem, min(SETTINGS.virtual_most_nodes, self.effort * SETTINGS.virtual_nodes_per_effort)
         )
         state = self.state
-        while not state.closed and questions.are_worthwhile and time.monotonic() < self.deadline:
-            target = None if state.limit == inf else questions.between(state.lower_bound, int(state.limit))
+        while not state.closed and queries.are_worthwhile and time.monotonic() < self.deadline:
+            target = None if state.limit == inf else queries.between(state.lower_bound, int(state.limit))
             state.rounds += 1
-            answer = ask(self.problem, self.cuts, target, self.deadline, questions.nodes)
+            answer = query(self.problem, self.cuts, target, self.deadline, queries.nodes)
             if answer.status == "none below" and target is None:
                 # Memory rows leave transients out: nothing fits at all.
                 raise state.infeasible()
@@ -131,7 +131,7 @@ class _Solve:
                 if answer.status == "optimal" and (len(self.cuts), state.step_time) == before:
                     self.exhausted = True
                     return
-            questions.take(answer)
+            queries.take(answer)
 
     def _go_on_from(self, values: list[list[list[float]]]) -> None:
         """Time the counts found and search around them."""
