@@ -83,6 +83,20 @@ class Outcome:
     """What it took, in whichever process."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class SolvedLayout:
+    """A layout with the plan found for it, which fits unless ``outcome.fits`` is off."""
+
+    candidate: Candidate
+    outcome: Outcome
+
+    @property
+    def step_us(self) -> float:
+        """Return the plan's step time."""
+        assert self.outcome.step_us is not None
+        return self.outcome.step_us
+
+
 def perform(request: Request, task: Task) -> Outcome:
     """Do one task, here and now."""
     begun = time.process_time()

@@ -13,10 +13,17 @@ from dataclasses import dataclass
 class Settings:
     """One record for all strategies. No value makes a bound or a plan wrong."""
 
+    # What a unit of effort is worth, about a processor second: counts, so that every machine finds the same
+    effort_labels: int = 100_000
+    effort_replays: int = 6_000
+    effort_nodes: int = 4_000
+    effort_divisions: int = 50
+    """Labels of the chain search, replays of local searches, nodes of queries about whole layers, divisions of modules
+    side by side."""
+
     # The order of strategies
-    solve_labels_per_effort: int = 100_000
     solve_long_step_share: float = 0.8
-    """Labels of the chain search per unit of effort; and the share of the time for a step of very many microbatches."""
+    """Share of the time for a step of very many microbatches."""
     solve_cuts_kept: int = 200
     """Cuts returned with a solution with virtual stages, from which the next solve begins."""
 
@@ -74,11 +81,8 @@ class Settings:
     best_mean_most_rounds: int = 400
 
     # Virtual stages
-    virtual_simulated_per_effort: int = 6_000
-    """Replays of the local search per unit of effort."""
     virtual_most_simulated: int = 300_000
     """Replays of a local search without a limit."""
-    virtual_nodes_per_effort: int = 4_000
     virtual_most_nodes: int = 100_000
     """Nodes of one query about whole layers."""
     virtual_hopeless: float = 0.06
@@ -178,8 +182,6 @@ class Settings:
     """Target between bound and plan, as for chains."""
     beside_first_nodes: int = 30
     """Divisions of one query before a lower target is tried; doubled each time."""
-    beside_nodes_per_effort: int = 50
-    beside_replays_per_effort: int = 6_000
     beside_futile: float = 0.005
     """Share of the options: a cut that drops less by itself is skipped until the next query."""
     beside_nearly: float = 0.999

@@ -27,8 +27,8 @@ def solve(
     Args:
         below: return only a plan with a smaller step time.
         excluded: plans whose layers are not to be used again (beyond chains).
-        effort: limit that does not depend on the machine: of the integer solver's own clock (about a second each), or
-            of the labels of a search.
+        effort: limit that does not depend on the machine, in units of about a processor second: the integer solver's
+            deterministic clock, and counts of the other searches (``Settings.effort_...``).
         begin: plan and cuts of the same pipeline with other memory and virtual stages.
 
     Raises:

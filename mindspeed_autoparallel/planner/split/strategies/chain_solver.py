@@ -67,7 +67,7 @@ class _Search:
                 return
         state.raise_bound(paths.bound())
         share, effort = SETTINGS.chain_first_share, SETTINGS.chain_first_effort
-        most_effort = state.limits.most_effort * SETTINGS.solve_labels_per_effort
+        most_effort = state.limits.most_effort * SETTINGS.effort_labels
         while not state.closed and effort <= most_effort and time.monotonic() < self.deadline:
             # Search the lowest part of the open interval: few arcs are left there, whatever the outcome.
             target = min(self._limit(), state.lower_bound + int((self.best_time - state.lower_bound) * share))

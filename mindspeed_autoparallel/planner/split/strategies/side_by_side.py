@@ -57,8 +57,8 @@ class _Search:
         begun = time.monotonic()
         self.nearly_until = begun + SETTINGS.beside_nearly_share * (self.deadline - begun)
         self.nodes_left, self.replays_left = (
-            limits.most_effort * SETTINGS.beside_nodes_per_effort,
-            limits.most_effort * SETTINGS.beside_replays_per_effort,
+            limits.most_effort * SETTINGS.effort_divisions,
+            limits.most_effort * SETTINGS.effort_replays,
         )
         self.cuts: dict[Cut, None] = first_cuts(problem)
         work = sum(s.num_layers * (s.forward + s.backward) for s in problem.segments)

@@ -61,7 +61,7 @@ class _Solve:
             return
         if self._started() and self._is_promising:
             self.search.improve(
-                int(min(SETTINGS.virtual_most_simulated, self.effort * SETTINGS.virtual_simulated_per_effort)),
+                int(min(SETTINGS.virtual_most_simulated, self.effort * SETTINGS.effort_replays)),
                 state.lower_bound,
             )
             self.take_over()
@@ -113,9 +113,7 @@ class _Solve:
 
     def _search_whole_layers(self) -> None:
         """Bound and improve by whole layers under the cuts known, in queries between bound and plan."""
-        queries = Queries(
-            self.problem, min(SETTINGS.virtual_most_nodes, self.effort * SETTINGS.virtual_nodes_per_effort)
-        )
+        queries = Queries(self.problem, min(SETTINGS.virtual_most_nodes, self.effort * SETTINGS.effort_nodes))
         state = self.state
         while not state.closed and queries.are_worthwhile and time.monotonic() < self.deadline:
             target = None if state.limit == inf else queries.between(state.lower_bound, int(state.limit))
