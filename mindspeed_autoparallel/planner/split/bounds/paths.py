@@ -34,7 +34,7 @@ class Labels:
     def __len__(self) -> int:
         return len(self.position)
 
-    def take(self, which: Array) -> Labels:
+    def take(self, which: Array | slice) -> Labels:
         return Labels(self.position[which], self.value[which], self.bound[which], self.arcs[which])
 
     @staticmethod
@@ -252,7 +252,7 @@ class Paths:
             if stage == num_stages:
                 return labels.take(numpy.argsort(labels.bound, kind="stable")), False
             if effort < 0:
-                return labels.take([]), False
+                return labels.take(slice(0)), False
             if len(labels) > SETTINGS.paths_most_labels:
                 order = numpy.argsort(labels.bound, kind="stable")
                 stack.append((stage, labels.take(order[SETTINGS.paths_most_labels :])))
@@ -260,14 +260,14 @@ class Paths:
             parts: list[Labels] = []
             for low in range(0, len(labels), SETTINGS.paths_slice):
                 if time.monotonic() > deadline:
-                    return labels.take([]), False
+                    return labels.take(slice(0)), False
                 parts.append(paths.expand(labels.take(slice(low, low + SETTINGS.paths_slice)), stage, limit))
             following = Labels.join(parts)
             effort -= len(following)
             following = paths.undominated(following, stage, limit, deadline)
             if len(following):
                 stack.append((stage + 1, following))
-        return paths.root().take([]), True
+        return paths.root().take(slice(0)), True
 
 
 def _below(value: Array) -> Array:

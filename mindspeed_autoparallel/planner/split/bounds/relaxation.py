@@ -19,6 +19,7 @@ from mindspeed_autoparallel.planner.split.model.cuts import Cut
 from mindspeed_autoparallel.planner.split.model.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.model.recompute_choice import Array
 from mindspeed_autoparallel.planner.split.model.solution import (
+    Counts,
     batch_simulator,
     longest_tail,
     stage_times,
@@ -28,7 +29,7 @@ from mindspeed_autoparallel.planner.split.settings import SETTINGS
 from mindspeed_autoparallel.schedule import BatchSimulator
 
 
-def cut_of(problem: SplitProblem, placement: object) -> tuple[Cut, float]:
+def cut_of(problem: SplitProblem, placement: Counts) -> tuple[Cut, float]:
     """Return the critical path of a placement with the longest tail, and their length."""
     step = step_of(problem, placement)
     forward, backward = stage_times(problem, placement)

@@ -26,6 +26,8 @@ from mindspeed_autoparallel.schedule import (
 
 Placement = tuple[tuple[tuple[int, ...], ...], ...]
 """``placement[segment][kind][virtual stage]``: number of layers."""
+Counts = Sequence[Sequence[Sequence[float]]]
+"""The same, whole or fractions."""
 
 
 class NoneBelow(InfeasiblePlan):
@@ -84,11 +86,11 @@ def longest_step(problem: SplitProblem) -> int:
     return work * problem.num_microbatches * problem.num_chunks + tail_time
 
 
-def stage_times(problem: SplitProblem, placement: object) -> tuple[list[float], list[float]]:
+def stage_times(problem: SplitProblem, placement: Counts) -> tuple[list[float], list[float]]:
     """Forward and backward time by virtual stage; counts may be fractions."""
     forward: list[float] = [0] * problem.num_virtual
     backward: list[float] = [0] * problem.num_virtual
-    for segment, rows in zip(problem.segments, placement, strict=True):  # type: ignore[call-overload]  # nested rows
+    for segment, rows in zip(problem.segments, placement, strict=True):
         for kind, row in zip(segment.kinds, rows, strict=True):
             for v, count in enumerate(row):
                 if count:
@@ -123,7 +125,7 @@ def batch_simulator(problem: SplitProblem) -> BatchSimulator:
     return BatchSimulator(program_of(problem), problem.sends, problem.link, problem.per_operation)
 
 
-def step_of(problem: SplitProblem, placement: object, *, with_timeline: bool = False) -> SimulatedStep:
+def step_of(problem: SplitProblem, placement: Counts, *, with_timeline: bool = False) -> SimulatedStep:
     """Simulate a placement (integers: exactly)."""
     return step_at(problem, *stage_times(problem, placement), with_timeline=with_timeline)
 
@@ -136,11 +138,11 @@ def step_at(
     return simulate_folded(_program_sizes(problem), times, problem.sends, with_timeline=with_timeline)
 
 
-def longest_tail(problem: SplitProblem, placement: object) -> tuple[int, float]:
+def longest_tail(problem: SplitProblem, placement: Counts) -> tuple[int, float]:
     """Return the stage whose tail is longest, and its length; (-1, 0) without tails. Counts may be fractions."""
     if not problem.tails:
         return -1, 0
-    held = numpy.array([[sum(counts) for counts in zip(*kinds, strict=True)] for kinds in placement])  # type: ignore[attr-defined]  # nested rows
+    held = numpy.array([[sum(counts) for counts in zip(*kinds, strict=True)] for kinds in placement])
     stage, length = tails_of(problem, held.T[None])
     return int(stage[0]), length[0].item()
 
@@ -166,7 +168,7 @@ def tail_lengths(tails: Sequence[PostPipelineTime], held: Array) -> Array:
     return length
 
 
-def time_of(problem: SplitProblem, placement: object) -> float:
+def time_of(problem: SplitProblem, placement: Counts) -> float:
     """Return the whole step: pipeline and the longest tail."""
     return step_of(problem, placement).step_time + longest_tail(problem, placement)[1]
 
