@@ -89,7 +89,7 @@ class Judged:
 
     @property
     def mean_error_us(self) -> float:
-        """Return a bound on the standard error (Owen 1997: a Latin hypercube of n draws is no worse than n - 1 others)."""
+        """Return a bound on the standard error: a Latin hypercube of n draws is as good as n - 1 others (Owen 1997)."""
         return float(self._steps.std() / (len(self._steps) - 1) ** 0.5)
 
     def quantile_us(self, share: float) -> float:
@@ -195,11 +195,9 @@ def plan_key(plan: Plan) -> str:
 
 def considered_plan(one: Judged) -> ConsideredPlan:
     """Return the row of a record."""
-    label, by_means_us, p95_us = one.plan.layout.label(), one.plan.step.total_us, one.quantile_us(0.95)
-    chance = one.memory.probability
-    return ConsideredPlan(
-        label=label, by_means_us=by_means_us, mean_us=one.mean_us, p95_us=p95_us, oom_probability=chance
-    )
+    label, step_us, p95_us = one.plan.layout.label(), one.plan.step.total_us, one.quantile_us(0.95)
+    oom = one.memory.probability
+    return ConsideredPlan(label=label, by_means_us=step_us, mean_us=one.mean_us, p95_us=p95_us, oom_probability=oom)
 
 
 def _at_mean(profile: Profile, plan: Plan) -> Plan:
