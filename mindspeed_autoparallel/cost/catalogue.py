@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from mindspeed_autoparallel.cost.device import Device, Efficiency
 from mindspeed_autoparallel.errors import ConfigError
@@ -42,7 +42,7 @@ _OPTIONAL_COUNTS = ("mesh_peers", "link_domain")
 
 
 def _read_efficiency(values: Any, where: str) -> Efficiency:
-    if not isinstance(values, dict):
+    if not _is_object(values):
         raise ConfigError(f"{where} must be an object of efficiencies.")
     known = {item.name for item in fields(Efficiency)}
     if set(values) - known:
@@ -56,22 +56,17 @@ def _read_efficiency(values: Any, where: str) -> Efficiency:
         if name not in _OPTIONAL
     }
     rows = values.get("corrections", [])
-    if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == _CORRECTION_COLUMNS for row in rows):
+    if not _is_list(rows) or not all(_is_list(row) and len(row) == _CORRECTION_COLUMNS for row in rows):
         raise ConfigError(f"{where}.corrections must be a list of rows of {_CORRECTION_COLUMNS} numbers.")
     data["corrections"] = tuple(
-        tuple(_number(value, f"{where}.corrections", lowest=-math.inf) for value in row) for row in rows
+        tuple(_number(value, f"{where}.corrections", lowest=-math.inf) for value in row)
+        for row in filter(_is_list, rows)
     )
-    intervals = values.get("intervals", {})
-    if not isinstance(intervals, dict):
-        raise ConfigError(f"{where}.intervals must be an object of half widths.")
-    data["uncertainty"] = {
-        name: _number(value, f"{where}.uncertainty.{name}")
-        for name, value in dict(values.get("uncertainty", {})).items()
-    }
-    data["intervals"] = {kind: _number(width, f"{where}.intervals.{kind}") for kind, width in intervals.items()}
+    data["uncertainty"] = _half_widths(values, "uncertainty", where)
+    data["intervals"] = _half_widths(values, "intervals", where)
     for name in ("measured_recompute", "measured_features"):
         names = values.get(name, [])
-        if not isinstance(names, list) or not all(isinstance(item, str) for item in names):
+        if not _is_list(names) or not all(isinstance(item, str) for item in names):
             raise ConfigError(f"{where}.{name} must be a list of names.")
         data[name] = tuple(names)
     for name in set(_OPTIONAL_SHARES) & set(values):
@@ -81,6 +76,21 @@ def _read_efficiency(values: Any, where: str) -> Efficiency:
 
 _MOST = 1e18
 """No figure of a device is larger, and products of such do not overflow."""
+
+
+def _half_widths(values: dict[str, object], key: str, where: str) -> dict[str, float]:
+    widths = values.get(key, {})
+    if not _is_object(widths):
+        raise ConfigError(f"{where}.{key} must be an object of half widths.")
+    return {kind: _number(width, f"{where}.{key}.{kind}") for kind, width in widths.items()}
+
+
+def _is_object(value: object) -> TypeGuard[dict[str, object]]:
+    return isinstance(value, dict)
+
+
+def _is_list(value: object) -> TypeGuard[list[object]]:
+    return isinstance(value, list)
 
 
 def _number(value: Any, where: str, lowest: float = 0.0) -> float:
@@ -99,7 +109,7 @@ def _text(value: Any, where: str) -> str:
 def read_device(path: Path) -> Device:
     """Return the device in ``path``; raises ``ConfigError`` naming the file and key."""
     data = read_json(path, "device file")
-    if not isinstance(data, dict) or data.get("schema_version") != SCHEMA_VERSION:
+    if not _is_object(data) or data.get("schema_version") != SCHEMA_VERSION:
         raise ConfigError(f"device file {path} must be an object with schema_version {SCHEMA_VERSION}.")
     missing = [item.name for item in fields(Device) if item.name not in {*data, *_OPTIONAL_FIGURES, *_OPTIONAL_COUNTS}]
     if missing:
@@ -108,13 +118,13 @@ def read_device(path: Path) -> Device:
     if unknown:
         raise ConfigError(f"device file {path} has unknown keys {', '.join(unknown)}.")
     aliases, stacks = data["aliases"], data["efficiencies"]
-    if not isinstance(aliases, list) or not all(isinstance(alias, str) and alias for alias in aliases):
+    if not _is_list(aliases) or not all(isinstance(alias, str) and alias for alias in aliases):
         raise ConfigError(f"device file {path}: aliases must be a list of names.")
-    if not isinstance(stacks, dict) or not stacks:
+    if not _is_object(stacks) or not stacks:
         raise ConfigError(f"device file {path}: efficiencies is empty, give at least one software stack.")
     device = Device(
         name=_text(data["name"], f"device file {path}: name"),
-        aliases=tuple(aliases),
+        aliases=tuple(map(str, aliases)),
         source=_text(data["source"], f"device file {path}: source"),
         num_cores=int(_positive(data, "num_cores", path)),
         peak_tflops=_positive(data, "peak_tflops", path),

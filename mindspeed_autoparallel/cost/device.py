@@ -65,7 +65,7 @@ class Efficiency:
     corrections: tuple[tuple[float, ...], ...] = ()
     """Rows (log2 tokens, log2 hidden, log2 tensor size, log2 heads per rank, log correction) from measured layers; a
     correction of 0 means that the shape was measured and the formulas stand."""
-    intervals: Mapping[str, float] = field(default_factory=dict)
+    intervals: Mapping[str, float] = field(default_factory=dict[str, float])
     """Relative half widths that held nine of ten held-out steps, by what of them was never measured; the kinds are
     those of ``tuning.confidence``. Kinds that are not named get twice ``relative_error``."""
     measured_recompute: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class Efficiency:
     measured_features: tuple[str, ...] = ()
     """What beyond dense pretraining the measured steps had; names as in ``predict.confidence.features``."""
 
-    uncertainty: Mapping[str, float] = field(default_factory=dict)
+    uncertainty: Mapping[str, float] = field(default_factory=dict[str, float])
     """Relative standard deviations of figures that were calibrated from a user's logs."""
 
     @functools.cached_property
@@ -114,7 +114,7 @@ class Device:
     """Peers of a node to each of which a device has a link of its own; 0: links meet in a switch."""
     workspace_mib: float = 0.0
     """What libraries of matrix products take from the allocator once and keep."""
-    efficiencies: Mapping[str, Efficiency] = field(default_factory=dict)
+    efficiencies: Mapping[str, Efficiency] = field(default_factory=dict[str, Efficiency])
     """Per software stack: ``megatron-2021`` (unfused attention, no sequence parallelism) or ``megatron-core``."""
 
     @property

@@ -49,7 +49,7 @@ def left_over(
 
 
 def _one_forward_one_backward(actions: Sequence[Action], passing: Traffic) -> list[int]:
-    left, before = [], ""
+    left, before = list[int](), ""
     has_passed_back = False
     for action in actions:
         if action.kind == "B":
@@ -73,7 +73,7 @@ def _interleaved(
     cooldown = 2 * total - num_warmup
     forwards = [action for action in actions if action.kind == "F"]
     received = _Received(traffic, _variable(forwards, traffic, num_warmup, overlapped=overlapped, flushed=flushed))
-    left = []
+    left: list[int] = []
     for index, action in enumerate(actions):
         if action.kind == "F":
             received.forward(action)

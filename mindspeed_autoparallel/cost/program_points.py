@@ -37,7 +37,7 @@ def points_in_time(
     gradients that are whole only while it runs."""
     alive = passing.received_bytes + kept_side_bytes(blocks)
     keeps_side = {module: _keeps_side(blocks, module) for module in {block.module for block in blocks}}
-    points = []
+    points: list[HighPoint] = []
     for index, block in enumerate(blocks):
         recompute = block.recompute
         alive += recompute.saved_bytes

@@ -64,7 +64,7 @@ def reach_of(blocks: Sequence[PlacedBlock], sharding: Sharding) -> Reach:
     Embedding and head lie before all units in Megatron's order: they look ahead in forward only.
     """
     sizes = [_elements(block) if is_unit(block) else 0 for block in blocks]
-    last, first = [], []
+    last, first = list[int](), list[int]()
     for place, block in enumerate(blocks):
         end, ahead = place, 0
         while end + 1 < len(sizes) and ahead < sharding.communication_unit // 2:
@@ -97,7 +97,7 @@ def waiting_bytes(blocks: Sequence[PlacedBlock], sharding: Sharding) -> list[int
     A block joins the queue of reductions at its end; older ones are freed only while more than a communication unit of
     elements is queued.
     """
-    found = []
+    found: list[int] = []
     queue: list[tuple[int, int]] = []
     for block in reversed(blocks):
         own = (_elements(block), block.cost.dense.gradient_bytes + block.cost.expert.gradient_bytes)
@@ -113,7 +113,7 @@ def units_of(
 ) -> list[Unit]:
     """Return F4: what each block computes (``times_us``: forward, backward) and moves in every microbatch."""
     assert layout.sharding is not None
-    units = []
+    units: list[Unit] = []
     for block, (forward_us, backward_us) in zip(blocks, times_us, strict=True):
         states = replicas_of(block, layout)
         gathers = layout.sharding.parameters and is_unit(block)
@@ -178,7 +178,7 @@ class _Lanes:
 
     computed: float = 0.0
     link: float = 0.0
-    ready: dict[int, float] = field(default_factory=dict)
+    ready: dict[int, float] = field(default_factory=dict[int, float])
     """When the parameters of a gathered unit are there."""
 
     def run(self, place: int, wanted: Iterable[int], units: Sequence[Unit], time_us: float) -> None:

@@ -1,6 +1,6 @@
 """Best-first search by lower bound: the one loop, proof and progress line of ``plan``, hetero planning and tuning.
 
-A search hands over what is open (``Open``, each with a proved lower bound of its step time) and says what to do with
+A search hands over what is open (``Open``, each with a proved lower bound of its step time) and decides what to do with
 it (``Search``); the loop takes the smallest bound first, so once that is no better than the cutoff nothing left is.
 """
 
@@ -18,7 +18,7 @@ from mindspeed_autoparallel.spec.plan import ROUNDING, Relaxation, SearchRecord,
 
 EXACT = 1e-9
 """Relative difference below which two step times are the same."""
-TELL_EVERY_S = 2.0
+REPORT_EVERY_S = 2.0
 
 Progress = Callable[[str], None]
 """Receives one line of text for people who wait."""
@@ -74,7 +74,7 @@ class Search(ABC, Generic[Item]):
         """Take note of an item that was not admitted."""
 
     def next_round(self) -> list[Open[Item]]:
-        """Return what to look at once nothing is left, such as discarded items under another cutoff."""
+        """Return the items to search once nothing is left, such as discarded ones under another cutoff."""
         return []
 
     def stop(self, left: list[Open[Item]]) -> None:
@@ -97,7 +97,7 @@ def best_first(
     """
     queue = list(items)
     heapq.heapify(queue)
-    told = time.monotonic()
+    reported = time.monotonic()
     while True:
         if time.monotonic() >= deadline:
             search.stop(queue)
@@ -111,8 +111,8 @@ def best_first(
             heapq.heapify(queue)
             if not queue:
                 return
-        if time.monotonic() - told > TELL_EVERY_S:
-            told = time.monotonic()
+        if time.monotonic() - reported > REPORT_EVERY_S:
+            reported = time.monotonic()
             progress(Status(_state_of(search, queue)))
 
 

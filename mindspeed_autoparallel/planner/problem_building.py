@@ -1,4 +1,4 @@
-"""A layout as a split problem, twice: rows that never promise too little memory, and rows that never ask too much.
+"""A layout as a split problem, twice: with rows that all fitting plans keep, and rows that only fitting plans keep.
 
 The exact peak (program points, see cost/memory.py) is not linear in layer counts. ``relaxed`` rows count what every
 placement surely holds: its optimum is a proved lower bound. ``safe`` rows count the largest transient everywhere: what
@@ -7,6 +7,7 @@ they accept fits. See docs/decisions/0004-memory-rows.md.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import gcd, inf
 
@@ -22,13 +23,13 @@ from mindspeed_autoparallel.planner.problem_transients import (
     surely_on_top,
 )
 from mindspeed_autoparallel.planner.rank_memory import sends_of
-from mindspeed_autoparallel.planner.split import Joint, LayerKind, Placement, Segment, SplitProblem
-from mindspeed_autoparallel.planner.split.model.deepstack import deepstack_joints
+from mindspeed_autoparallel.planner.split import LayerKind, Placement, Segment, SplitProblem
+from mindspeed_autoparallel.planner.split.model.blocks import Blocks, Costs, blocks_of
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US, block_times_ns
 from mindspeed_autoparallel.planner.variable_data import mean_factors
 from mindspeed_autoparallel.profiles import BlockCost, Measurement, Profile
 from mindspeed_autoparallel.schedule import program_of_peaks
-from mindspeed_autoparallel.spec import Cluster, Layout
+from mindspeed_autoparallel.spec import Cluster, Layout, Module
 
 
 def build_problem(
@@ -59,7 +60,8 @@ def build_problem(
     held = tuple(0 if several else moment[0][chunk] for chunk in range(layout.virtual_size) for moment in moments)
     hidden = hidden_by_post(profile, layout, measurement)
     rows = _MemoryRows(profile=profile, layout=layout, held=held, hidden=hidden, safe=safe)
-    segments, blocks, stacks = _segments(rows, measurement)
+    blocks = _blocks(rows, measurement)
+    segments = blocks.segments
     overhead = profile.overhead_bytes(measurement)
     start = latest_start(profile, candidate, pipeline_cutoff_us) if last_module_from is None else last_module_from
     messages = message_allowance(profile, candidate, moments, start, safe=safe)
@@ -85,9 +87,9 @@ def build_problem(
         paired=paired and layout.schedule == "interleaved",
         sends=sends_of(profile, layout),
         per_operation=per_operation // unit * unit,
-        tails=tail_rows(profile, cluster, layout, segments, blocks, unit) if with_tails else (),
+        tails=tail_rows(profile, cluster, layout, segments, blocks.costs, unit) if with_tails else (),
         in_flight=moments if several else (),
-        joints=_joints(profile, layout, stacks, segments),
+        joints=blocks.joints(prediction_apart=prediction_may_be_apart(profile.model, layout)),
     )
 
 
@@ -139,70 +141,26 @@ class _MemoryRows:
         return tuple(kinds)
 
 
-def _segments(rows: _MemoryRows, measurement: Measurement) -> tuple[list[Segment], list[BlockCost], dict[str, range]]:
-    """Return the runs of equal blocks of every module in chain order, the block of each, and where every module's
-    layers are."""
-    profile, layout = rows.profile, rows.layout
-    factors = mean_factors(profile.variable_data)
-    segments: list[Segment] = []
-    blocks: list[BlockCost] = []
-    last: dict[str, int] = {}
-    stacks: dict[str, range] = {}
-    for module in profile.model.modules:
-        cost = measurement.modules[module.name]
-        before = tuple(last[name] for name in module.predecessors)
-        ways = [kind for kind in KIND_ORDER if kind in cost.layer.recompute]
-        runs = [layer for layer, _ in cost.runs(0, module.num_layers)]
-        first = len(segments) + (cost.pre is not None)
-        factor = factors.get(module.name, 1.0)
-        comes_last = module is profile.model.modules[-1] and layout.virtual_size == 1
-        alone = layout.standalone_ends and len(profile.model.modules) == 1
-        for part, block, number in cost.parts(module.num_layers):
-            forward, backward = block_times_ns(_plain(block), factor)
-            run = len(segments) - first
-            sure = 0
-            if comes_last and part == "layer":
-                sure = surely_on_top(runs[run:], ways)
-            elif comes_last and part == "post":
-                sure = surely_on_top([block], ["none"])
-            # Elsewhere than on the last stage transients count whole. There its limit is raised, by as much as they are
-            # hidden, which the post block's own transient makes good.
-            if layout.pipeline_size == 1 and part == "layer":
-                sure = max(0, sure - rows.hidden)
-            elif layout.pipeline_size > 1 and comes_last and part == "post":
-                sure += rows.hidden
-            segments.append(
-                Segment(
-                    name=f"{module.name} {part}",
-                    num_layers=number,
-                    forward=forward,
-                    backward=backward,
-                    predecessors=before,
-                    continues=part == "layer" and run > 0,
-                    beside=None if alone else _beside(part, first, len(runs)),
-                    kinds=rows.kinds(block, ways if part == "layer" else ["none"], factor, sure),
-                )
-            )
-            blocks.append(block)
-            before = (len(segments) - 1,)
-        last[module.name] = len(segments) - 1
-        stacks[module.name] = range(first, first + len(runs))
-    return segments, blocks, stacks
+def _blocks(rows: _MemoryRows, measurement: Measurement) -> Blocks:
+    """Return every module's blocks with their times and memory."""
+    model, layout = rows.profile.model, rows.layout
+    factors = mean_factors(rows.profile.variable_data)
 
+    def price(module: Module, part: str, block: BlockCost, runs: Sequence[BlockCost]) -> Costs:
+        factor, recompute = factors.get(module.name, 1.0), measurement.modules[module.name].layer.recompute
+        ways = [kind for kind in KIND_ORDER if kind in recompute] if part == "layer" else ["none"]
+        # Elsewhere than on the last stage transients count whole. There its limit is raised, by as much as they are
+        # hidden, which the post block's own transient makes good.
+        sure, comes_last = 0, module is model.modules[-1] and layout.virtual_size == 1
+        if comes_last and part in ("layer", "post"):
+            sure = surely_on_top(runs, ways)
+        if layout.pipeline_size == 1 and part == "layer":
+            sure = max(0, sure - rows.hidden)
+        elif layout.pipeline_size > 1 and comes_last and part == "post":
+            sure += rows.hidden
+        return *block_times_ns(_plain(block), factor), rows.kinds(block, ways, factor, sure)
 
-def _beside(part: str, first: int, num_runs: int) -> int | None:
-    """Return which run of layers a block of a module lies beside: the first or the last."""
-    return {"pre": first, "layer": None}.get(part, first + num_runs - 1)
-
-
-def _joints(profile: Profile, layout: Layout, stacks: dict[str, range], segments: list[Segment]) -> tuple[Joint, ...]:
-    """Return what stays on one virtual stage: deepstack, and multi-token prediction that must be beside the loss."""
-    ahead = [index for index, segment in enumerate(segments) if segment.name.endswith(" prediction")]
-    stay = () if prediction_may_be_apart(profile.model, layout) else ahead
-    return (
-        *deepstack_joints(profile.model, stacks, segments),
-        *(Joint(before=index, segment=index + 1, num_layers=1) for index in stay if segments[index].beside is None),
-    )
+    return blocks_of(model, measurement.modules, price, standalone_ends=layout.standalone_ends)
 
 
 def module_placement(profile: Profile, measurement: Measurement, placement: Placement) -> ModulePlacement:

@@ -11,7 +11,7 @@ from mindspeed_autoparallel.spec import Layout
 KIND_ORDER = ("none", *RECOMPUTED_KINDS)
 
 
-def surely_on_top(blocks: list[BlockCost], names: list[str]) -> int:
+def surely_on_top(blocks: Sequence[BlockCost], names: list[str]) -> int:
     """Return what stands at least on everything else, whichever of ``blocks`` comes last, in whichever way, on
     everything; a post block behind it may hide it (``hidden_by_post``)."""
     costs = [block.recompute[name] for block in blocks for name in names]

@@ -12,15 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy
+from numpy.typing import NDArray
 
 from mindspeed_autoparallel.schedule.programs import Program
 from mindspeed_autoparallel.schedule.simulator import compile_graph
 
-Array = Any
-"""A numpy array."""
+Array: TypeAlias = NDArray[Any]
 BYTES_AT_ONCE = 64 * 2**20
 """Of end times: more candidates are replayed in several passes."""
 

@@ -219,7 +219,7 @@ class _Interleaved:
         behind = k - (self.num_stages - 1)
         if behind < 0:
             return ()
-        # Every stage has the same order, so the other end's action is told by one's own list.
+        # Every stage has the same order, so the own list gives the other end's action.
         virtual = order[behind].chunk * self.num_stages + (self.num_stages - 1 if kind == "F" else 0)
         return tuple(message.other_side for message in self._sent_by(virtual, order[behind]))
 

@@ -121,7 +121,7 @@ def _is_group_size(group: int, num_stages: int, num_microbatches: int) -> bool:
 def group_sizes(num_stages: int, num_microbatches: int) -> tuple[int, ...]:
     """Return every ``microbatch_group_size`` that Megatron runs so many microbatches with, smallest first.
 
-    It asks for at least as many as stages and at most all, with no remainder below the number of stages. None, where
+    It takes at least as many as stages and at most all, with no remainder below the number of stages. None, where
     microbatches are fewer than stages.
     """
     every = range(max(1, num_stages), num_microbatches + 1)

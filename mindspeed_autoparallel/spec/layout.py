@@ -63,7 +63,7 @@ class Layout:
     expert_size: int = 1
     """Expert-parallel group: with the ranks that share an expert, inside tensor x data x context."""
     expert_tensor_size: int = 0
-    """Tensor ranks that share an expert's matrices (ETP); 0: all of them, as Megatron does where nothing is said."""
+    """Tensor ranks that share an expert's matrices (ETP); 0: all of them, Megatron's default."""
     virtual_size: int = 1
     """Model chunks per pipeline rank (VPP); above 1 needs the interleaved schedule."""
     micro_batch_size: int = 1

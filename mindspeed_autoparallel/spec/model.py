@@ -1,4 +1,4 @@
-"""What a planner must know of a model: its modules, in order, and how many equal layers each has."""
+"""A model for the planner: its modules, in order, and how many equal layers each has."""
 
 from __future__ import annotations
 

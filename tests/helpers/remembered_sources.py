@@ -79,7 +79,7 @@ def _noted() -> tuple[dict, dict, dict]:
     dataclasses.exec = execute  # type: ignore[attr-defined]
     module = importlib.import_module("megatron.training.arguments")
     module.add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
-    for name in ("megatron.training", "mindspeed_autoparallel.reference.pretrain_vlm"):
+    for name in ("megatron.training", "reference_vlm.pretrain_vlm"):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     return classes, functions, compiled

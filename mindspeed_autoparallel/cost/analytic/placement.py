@@ -43,7 +43,7 @@ def place_layers(model: ModelShape, request: PlacementRequest) -> tuple[StageLay
             f"is {list(split)}."
         )
     ahead = _stage_of_prediction(request)
-    stages = []
+    stages: list[StageLayers] = []
     for stage in range(request.pipeline_size):
         own = tuple(tuple(chunks[stage + request.pipeline_size * chunk]) for chunk in range(request.virtual_size))
         encoder_layers = (split[stage] if split else encoder.num_layers * (stage == 0)) if encoder else 0
@@ -68,9 +68,9 @@ def _chunks(model: ModelShape, request: PlacementRequest) -> list[list[LayerKind
             f"noop_layers {list(request.noop_layers)} must name layers from 0 to {sum(numbers) - 1}, each once."
         )
     kinds = iter(model.layers)
-    result, number = [], 0
+    result, number = list[list[LayerKind]](), 0
     for count in numbers:
-        chunk = []
+        chunk: list[LayerKind] = []
         for _ in range(count):
             if number not in noop:
                 chunk.append(next(kinds))
@@ -187,7 +187,7 @@ def _check_order(layout: str, parts: Sequence[str], pipeline: int) -> None:
 
 def unfold_layout(layout: str) -> str:
     """Return ``layout`` with what it repeats written out."""
-    position, result = 0, []
+    position, result = 0, list[str]()
     while position < len(layout):
         found = _TOKEN.match(layout, position)
         if not found:
@@ -211,7 +211,7 @@ def layer_kinds(
     """
     if pattern:
         return tuple(_SYMBOLS[symbol] for symbol in pattern)
-    result = []
+    result: list[LayerKind] = []
     for index in range(number):
         chosen = bool(frequency[index]) if not isinstance(frequency, int) else index % max(1, frequency) == 0
         result.append(LayerKind("attention", "experts" if experts and chosen and index >= dense_first else "dense"))

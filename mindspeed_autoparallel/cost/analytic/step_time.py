@@ -173,7 +173,7 @@ def stage_times_us(
     if work.model.encoder:
         own = encoder_layer_time(work, device, efficiency, fabric)
         encoder_us = own.forward_us + own.backward_us
-    stages = []
+    stages: list[float] = []
     for stage, place in enumerate(work.stages):
         time = sum(number * of(kind, recomputed) for kind, recomputed, number in split_layers(work, stage))
         if place.mtp_layers:
@@ -229,7 +229,7 @@ def closed_form_us(work: Workload, device: Device, layer: LayerTime | None = Non
 
 def run_again(work: Workload, stage: int) -> list[int]:
     """Return for each chunk of a stage the number of its first layers that run again in full."""
-    detail, numbers = work.recompute_detail, []
+    detail, numbers = work.recompute_detail, list[int]()
     left = detail.num_layers
     for chunk in work.stages[stage].chunks:
         again = 0

@@ -11,5 +11,4 @@ search         the whole search
 gain           what layouts, batch scale and recomputing bring, each for itself
 assembly       the plan file of the best choice
 compare        the hetero and the homogeneous plan beside each other
-replay         a hetero plan priced again
 """

@@ -29,7 +29,7 @@ from mindspeed_autoparallel.planner.layouts.virtual_layouts import bound_layout,
 from mindspeed_autoparallel.planner.problem_building import build_problem
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US
 from mindspeed_autoparallel.profiles import BlockCost, Measurement, Profile, VariableData
-from mindspeed_autoparallel.spec import Cluster, Layout
+from mindspeed_autoparallel.spec import Cluster, Layout, Module, Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,14 +57,31 @@ def backbone_profile(profile: Profile, *, with_generator: bool = True) -> Profil
     encoders, rest = split_modules(profile)
     rest = rest if with_generator else rest[:1]
     gone, kept = {module.name for module in encoders}, {module.name for module in rest}
-    modules = tuple(
-        replace(module, predecessors=tuple(name for name in module.predecessors if name not in gone)) for module in rest
-    )
+    modules = _without(rest, gone)
     return replace(
         profile,
         model=replace(profile.model, modules=modules),
         variable_data=_columns(profile.variable_data, kept),
         measurements=tuple(_only(measurement, kept) for measurement in profile.measurements),
+    )
+
+
+def backbone_plan(plan: Plan) -> Plan:
+    """Return the pipeline's part of a hetero plan; its step stays that of the whole."""
+    assert plan.hetero is not None
+    own = {phase.module for phase in plan.hetero.encoders}
+    modules = _without(plan.model.modules, own)
+    return replace(
+        plan, hetero=None, layout=replace(plan.layout, modules={}), model=replace(plan.model, modules=modules)
+    )
+
+
+def _without(modules: Sequence[Module], gone: set[str]) -> tuple[Module, ...]:
+    """Return the modules that are not ``gone``; none waits for one that is."""
+    return tuple(
+        replace(module, predecessors=tuple(name for name in module.predecessors if name not in gone))
+        for module in modules
+        if module.name not in gone
     )
 
 
@@ -122,8 +139,8 @@ class BackboneSolver:
     seed: int = 0
     generator: Sequence[EncoderCosts] = ()
     """Sizes of a generator beside it; empty where there is none, or the pipeline has it."""
-    solved: list[tuple[Reserved, LayoutResult]] = field(default_factory=list)
-    relaxed: list[tuple[Reserved, float]] = field(default_factory=list)
+    solved: list[tuple[Reserved, LayoutResult]] = field(default_factory=list[tuple[Reserved, LayoutResult]])
+    relaxed: list[tuple[Reserved, float]] = field(default_factory=list[tuple[Reserved, float]])
 
     @property
     def label(self) -> str:

@@ -289,7 +289,7 @@ def _least_encoder_us(costs: Sequence[Sequence[EncoderCosts]], solver: BackboneS
     """
     total = 0.0
     for own in solver.all_costs(costs):
-        least = []
+        least: list[float] = []
         for cost in own:
             width = cost.point.tensor_size * cost.point.context_size
             share = solver.global_batch_size * width / solver.cluster.num_devices

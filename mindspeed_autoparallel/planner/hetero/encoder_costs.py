@@ -145,7 +145,7 @@ class EncoderCosts:
         measurement = self.measurement(samples)
         cost = measurement.modules[self.module.name]
         overhead = round(self.profile.device.operation_overhead_us * NS_PER_US)
-        stages = []
+        stages: list[Batch] = []
         for stage, blocks in enumerate(self._stage_blocks(cost, num_stages)):
             forward = backward = saved = transient = 0
             for block, count in blocks:

@@ -36,7 +36,7 @@ def windows_of(costs: EncoderCosts, exchange: EncoderExchange, candidate: Candid
     """Return the macro-batches of a step: whole ones, then what is left."""
     scale, per_microbatch = exchange.encoder.micro_batch_scale, candidate.layout.micro_batch_size
     full, rest = divmod(candidate.num_microbatches, scale)
-    found = []
+    found: list[Window] = []
     for microbatches, count in [(scale, full)] * bool(full) + [(rest, 1)] * bool(rest):
         samples = exchange.samples_of_busiest(microbatches * per_microbatch)
         moved = moved_samples(exchange, microbatches * per_microbatch)

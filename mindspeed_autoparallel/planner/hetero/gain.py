@@ -10,7 +10,7 @@ from mindspeed_autoparallel.planner.hetero.encoder_costs import EncoderCosts
 from mindspeed_autoparallel.planner.hetero.solved import Solved, reserved_by
 from mindspeed_autoparallel.planner.hetero.space import phase_of
 from mindspeed_autoparallel.spec import ModuleLayout
-from mindspeed_autoparallel.spec.hetero import HeteroRecord
+from mindspeed_autoparallel.spec.hetero import EncoderPhase, HeteroRecord
 
 SOLVE_S = 5.0
 """Most seconds for each of the two plans beside the best."""
@@ -44,7 +44,7 @@ def _step_us(
     memory: str = "upfront",
 ) -> float | None:
     solver = best.solver
-    phases = []
+    phases: list[EncoderPhase] = []
     for phase, own in zip(best.record.encoders, solver.all_costs(costs), strict=True):
         sizes: ModuleLayout = replace(phase.layout, micro_batch_scale=1) if scale_one else phase.layout
         cost = next(

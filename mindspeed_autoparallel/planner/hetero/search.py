@@ -34,7 +34,7 @@ from mindspeed_autoparallel.units import format_bytes
 class EncoderSpace:
     """Which sizes of encoders are tried."""
 
-    tensor_sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    tensor_sizes: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
     """Only these of an encoder, by name."""
     pipeline_sizes: Sequence[int] = tuple(range(1, 9))
     """Stages of an encoder's own pipeline, where they divide the devices and each gets a layer."""
@@ -146,7 +146,7 @@ def _solvers(
 def _others(ranking: list[Solved], top_k: int) -> list[Solved]:
     """Return the next best, one per layout of the backbone."""
     seen = {ranking[0].solver.label}
-    found = []
+    found: list[Solved] = []
     for other in ranking[1:]:
         label = other.solver.label
         if label not in seen:

@@ -67,7 +67,7 @@ def costs_of(
     tensors = {tensor for tensor, _ in measured}
     if profile.memory_semantics != "mindspeed":
         tensors |= {2**power for power in range(cluster.devices_per_node.bit_length())}
-    found, reasons = [], []
+    found, reasons = list[EncoderCosts](), list[str]()
     generates = generator_of(profile) == module
     contexts = {1} if generates else {context for _, context in measured}
     for tensor, context in sorted(product(only or tensors, contexts)):

@@ -1,7 +1,7 @@
 """A backbone's pipeline where encoders leave little memory, exactly: what each rank can hold, in the pipeline and while
-an encoder runs, is asked of the exact peak, and the few splits that are left are all timed.
+an encoder runs, comes from the exact peak, and the few splits that are left are all timed.
 
-The split problem's rows know a peak from one side only, and nothing of the room that an encoder needs outside the
+The split problem's rows bound a peak from one side only, and leave out the room that an encoder needs outside the
 pipeline. For one module of equal layers without virtual stages; ranks then do not depend on each other.
 """
 
@@ -102,7 +102,7 @@ def _fastest(
     ranks: _Ranks, most: Sequence[int], num_layers: int, global_batch_size: int, deadline: float
 ) -> TightSplit | None:
     """Time all splits that may be the fastest, the ones with the least busy rank first."""
-    rows = []
+    rows: list[tuple[float, Counts, tuple[Counts, ...]]] = []
     for split in _splits(most, num_layers):
         if time.monotonic() > deadline:
             return None
@@ -135,7 +135,7 @@ class _Ranks:
     num_microbatches: int
     outside_bytes: int
     """For a rank's state while an encoder runs."""
-    _known: dict[tuple[int, int], Counts | None] = field(default_factory=dict)
+    _known: dict[tuple[int, int], Counts | None] = field(default_factory=dict[tuple[int, int], Counts | None])
 
     def __post_init__(self) -> None:
         (module,) = self.profile.model.modules
@@ -157,7 +157,7 @@ class _Ranks:
 
     def way(self, rank: int, count: int) -> Counts | None:
         """Return the way to recompute ``count`` layers that takes least time of those that fit; ``None`` where none
-        does, or there are too many to look at."""
+        does, or there are too many."""
         if (rank, count) not in self._known:
             ways = [way for way in itertools.product(range(count + 1), repeat=len(self._kinds)) if sum(way) <= count]
             ways.sort(key=lambda way: (self._extra_us(way), way))

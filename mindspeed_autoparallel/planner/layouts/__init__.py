@@ -10,5 +10,4 @@ layout_search  what to solve next, and what became of every layout
 search         the whole search
 relaxations    what the best plan would gain if a limit moved
 assembly       the plan file
-replay         a plan priced again
 """

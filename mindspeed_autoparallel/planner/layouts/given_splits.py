@@ -1,6 +1,6 @@
 """The fastest plan among splits that are listed: for hosts that cannot run every split (``runtime.megatron.splits``).
 
-Every listed split of every layout is evaluated exactly or passed over because a bound says that it cannot be faster,
+Every listed split of every layout is evaluated exactly or skipped because of a bound,
 each with the least recompute that fits, which is the fastest: stages that take longer never make a step shorter.
 """
 

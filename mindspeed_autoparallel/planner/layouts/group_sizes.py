@@ -8,12 +8,12 @@ third more layouts to bound, and are tried in the best pipelines only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.layouts.space import with_smallest_groups
-from mindspeed_autoparallel.planner.layouts.tasks import TIME, Outcome, Task
+from mindspeed_autoparallel.planner.layouts.tasks import TIME, SolvedLayout, Task
 from mindspeed_autoparallel.planner.layouts.workers import Workers
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.split.group_sizes import sizes_to_try
@@ -24,15 +24,7 @@ HOPEFUL = 0.02
 """Of the best step: slower plans by the order alone are not searched further."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Regrouped:
-    """A layout with another group size, and what the plan known of it takes."""
-
-    candidate: Candidate
-    outcome: Outcome
-
-
-def regrouped(workers: Workers, found: Sequence[tuple[Candidate, ModulePlacement]]) -> list[Regrouped]:
+def regrouped(workers: Workers, found: Sequence[tuple[Candidate, ModulePlacement]]) -> list[SolvedLayout]:
     """Return other group sizes of the best interleaved layouts of ``found`` (fastest first), the likeliest first."""
     interleaved = [item for item in found if item[0].layout.schedule == "interleaved"][:BEST_LAYOUTS]
     if not interleaved:
@@ -52,7 +44,7 @@ def regrouped(workers: Workers, found: Sequence[tuple[Candidate, ModulePlacement
     )
     best_us = min(outcome.step_us or inf for outcome in outcomes[: len(known)])
     every = [
-        (outcome.step_us or inf, Regrouped(candidate=candidate, outcome=outcome))
+        (outcome.step_us or inf, SolvedLayout(candidate=candidate, outcome=outcome))
         for (candidate, _), outcome in zip(others, outcomes[len(known) :], strict=True)
     ]
     every.sort(key=lambda item: (item[0], item[1].candidate.layout.label()))

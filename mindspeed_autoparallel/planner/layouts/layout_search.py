@@ -12,8 +12,7 @@ from mindspeed_autoparallel.planner.best_first import EXACT, Open, Progress, Sea
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.layouts.plain_search import PlainSearch
 from mindspeed_autoparallel.planner.layouts.rank_looks import bound_by_ranks, raise_smallest
-from mindspeed_autoparallel.planner.layouts.solved import SolvedLayout
-from mindspeed_autoparallel.planner.layouts.tasks import IMPROVE, SIMPLE, SOLVE, Outcome, Task
+from mindspeed_autoparallel.planner.layouts.tasks import IMPROVE, SIMPLE, SOLVE, Outcome, SolvedLayout, Task
 from mindspeed_autoparallel.planner.layouts.turns import Looks, is_quick, turn_of
 from mindspeed_autoparallel.planner.layouts.workers import Workers
 from mindspeed_autoparallel.planner.placement import ModulePlacement

@@ -38,7 +38,7 @@ class SearchOptions:
         return VIRTUAL_S if self.space.virtual_sizes is None and self.layouts is None else inf
 
     def check(self, global_batch_size: int) -> None:
-        """Raise ``ConfigError`` for what no search can be asked."""
+        """Raise ``ConfigError`` for options that no search can have."""
         if global_batch_size < 1:
             raise ConfigError(f"the global batch size must be at least 1, got {global_batch_size}.")
         if not 0 < self.time_limit_s < inf:
@@ -60,6 +60,6 @@ class SolveOptions:
     cutoff_us: float = inf
     """Step time of a plan that is known; the bound never exceeds it."""
     only_faster: bool = False
-    """No other plan is of interest, and the proof that there is none ends the work."""
+    """Only a faster plan is wanted; the proof that there is none ends the work."""
     effort: float | None = None
     """Of the integer solver, see ``split.solve``."""

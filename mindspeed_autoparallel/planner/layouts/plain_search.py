@@ -11,8 +11,7 @@ from mindspeed_autoparallel.planner.best_first import Open
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.layouts.plain import is_plain
 from mindspeed_autoparallel.planner.layouts.promise import promise_us
-from mindspeed_autoparallel.planner.layouts.solved import SolvedLayout
-from mindspeed_autoparallel.planner.layouts.tasks import PLAIN, Task
+from mindspeed_autoparallel.planner.layouts.tasks import PLAIN, SolvedLayout, Task
 from mindspeed_autoparallel.planner.layouts.workers import Workers
 from mindspeed_autoparallel.spec.plan import Baseline
 

@@ -1,4 +1,4 @@
-"""Looks at many layouts for their bounds alone: a first one by ranks, and one at what time leaves open."""
+"""Bounds of many layouts: first by ranks alone, at the end of what time leaves open."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mindspeed_autoparallel.planner.layouts.tasks import PATHS, PROVE, RANKS, SO
 from mindspeed_autoparallel.planner.layouts.workers import Workers
 
 _TOGETHER, _AT_THE_END = 32, 2
-"""Layouts bounded between two looks at the clock: all of them in a moment, and those that time left open."""
+"""Layouts bounded between two readings of the clock: at first, and at the end those that time left open."""
 
 
 def bound_by_ranks(

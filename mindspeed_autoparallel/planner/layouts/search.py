@@ -16,7 +16,7 @@ from mindspeed_autoparallel.planner.best_first import Progress, Proof, best_firs
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.layouts.assembly import assemble_plan
 from mindspeed_autoparallel.planner.layouts.bounds import expected_us, pipeline_bound_ns, tail_bound_us
-from mindspeed_autoparallel.planner.layouts.group_sizes import Regrouped, regrouped, three_chunks
+from mindspeed_autoparallel.planner.layouts.group_sizes import regrouped, three_chunks
 from mindspeed_autoparallel.planner.layouts.layout_search import (
     GROUP,
     MANY_LAYOUTS,
@@ -28,9 +28,8 @@ from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.plain_search import SHARE as PLAIN_SHARE
 from mindspeed_autoparallel.planner.layouts.promise import promise_us
 from mindspeed_autoparallel.planner.layouts.relaxations import relaxations_of
-from mindspeed_autoparallel.planner.layouts.solved import SolvedLayout
 from mindspeed_autoparallel.planner.layouts.space import enumerate_layouts
-from mindspeed_autoparallel.planner.layouts.tasks import Request
+from mindspeed_autoparallel.planner.layouts.tasks import Request, SolvedLayout
 from mindspeed_autoparallel.planner.layouts.tie_break import with_least_recompute
 from mindspeed_autoparallel.planner.layouts.turns import likeliest_first
 from mindspeed_autoparallel.planner.layouts.workers import Workers, usable_cores
@@ -152,7 +151,7 @@ def _explore(
     options: SearchOptions,
     deadline: float,
     progress: Progress,
-    known: Sequence[Regrouped] | None = None,
+    known: Sequence[SolvedLayout] | None = None,
     known_us: float = inf,
 ) -> LayoutSearch:
     """Search ``candidates`` until all are settled or time is up. ``known``: plans of some of them, where other layouts

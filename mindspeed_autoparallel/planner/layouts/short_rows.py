@@ -1,6 +1,6 @@
 """Pipelines of few layers, exactly: every split and every way to recompute, by the exact peak.
 
-The rows of the split problem know a peak from one side only. Where few splits are possible they are all timed with
+The rows of the split problem bound a peak from one side only. Where few splits are possible they are all timed with
 nothing recomputed, which no recomputation makes faster; those that may still win are tried in every way that fits.
 """
 
@@ -35,7 +35,7 @@ Way = tuple[Counts, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class ShortRow:
-    """What all splits say."""
+    """The outcome of all splits."""
 
     plain_us: float
     """Step of the fastest split with nothing recomputed and whatever it needs: a bound."""

@@ -117,7 +117,7 @@ class _Search:
             for s in problem.segments
         )
         # Room beyond the base that messages leave on the roomiest rank.
-        room = max(map(problem.room, range(problem.num_stages)))
+        room = max(problem.memory_limit)
         return max(0, base - room + total // problem.num_stages)
 
     def look_into(self, candidate: Candidate) -> None:

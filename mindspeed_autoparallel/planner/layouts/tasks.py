@@ -53,7 +53,7 @@ class Task:
     cutoff_us: float | None = None
     """Step time of a plan that is known; ``None``: none is."""
     only_faster: bool = False
-    """No other plan is of interest."""
+    """Only a faster plan is wanted."""
     effort: float | None = None
     """Limit of the integer solver that does not depend on the machine; ``None``: none."""
     placement: ModulePlacement | None = None
@@ -81,6 +81,20 @@ class Outcome:
     timed_out: bool = False
     processor_s: float = field(default=0.0, compare=False)
     """What it took, in whichever process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SolvedLayout:
+    """A layout with the plan found for it, which fits unless ``outcome.fits`` is off."""
+
+    candidate: Candidate
+    outcome: Outcome
+
+    @property
+    def step_us(self) -> float:
+        """Return the plan's step time."""
+        assert self.outcome.step_us is not None
+        return self.outcome.step_us
 
 
 def perform(request: Request, task: Task) -> Outcome:

@@ -1,4 +1,4 @@
-"""When a search looks at a layout: what is settled quickly comes first, and bounds what comes later."""
+"""The order of a search: layouts that are settled quickly come first, and bound those that come later."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Looks:
         self._places[item.item.layout.label()] = following
 
     def spent(self, item: Open[Candidate], processor_s: float) -> None:
-        """Count what a look at a layout took."""
+        """Count the seconds of one task."""
         self._virtual_spent += processor_s if takes_long(self._model, item.item) else 0.0
 
     def seconds_left(self, item: Open[Candidate], best_us: float) -> float:
@@ -90,7 +90,7 @@ class Looks:
         return inf if wide or not takes_long(self._model, item.item) else self.virtual_s - self._virtual_spent
 
     def seconds(self, item: Open[Candidate], best_us: float) -> float:
-        """Return what the next look at a layout may take."""
+        """Return the seconds of the next task."""
         left = self.seconds_left(item, best_us)
         return {PROVE: min(PROVE_S, left), SOLVE: left}.get(self.kind(item), inf)
 

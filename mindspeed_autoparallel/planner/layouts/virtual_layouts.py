@@ -1,7 +1,7 @@
-"""Layouts with virtual stages, looked at twice: what no plan of theirs beats, in a moment; then a plan.
+"""Layouts with virtual stages, in two steps: a bound in a moment, then a plan.
 
 The bound comes from the linear relaxation and from whole layers per rank. A plan is searched with messages as large as
-they are where the last module begins, which is found out on the way: the rows of a bound cannot know it.
+they are where the last module begins, which the search finds on the way: the rows of a bound do not contain it.
 """
 
 from __future__ import annotations

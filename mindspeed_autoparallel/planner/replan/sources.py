@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mindspeed_autoparallel.errors import ProfileError
-from mindspeed_autoparallel.planner.layouts.replay import planned_costs
+from mindspeed_autoparallel.planner.replay import planned_costs
 from mindspeed_autoparallel.planner.results import PROFILE_FILE
 from mindspeed_autoparallel.profiles import Profile, read_profile
 from mindspeed_autoparallel.spec import Plan

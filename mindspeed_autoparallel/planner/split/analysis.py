@@ -63,7 +63,7 @@ def least_excess(problem: SplitProblem, *, resolution: int = 1, time_limit_s: fl
         s.num_layers * max(problem.most_memory(k, v) for k in s.kinds for v in range(problem.num_virtual))
         + max(k.transient for k in s.kinds)
         for s in problem.segments
-    ) + max(problem.fixed_memory, default=0)
+    )
     low, high = -1, -(-most // resolution)
     while low + 1 < high:
         middle = (low + high) // 2

@@ -11,7 +11,7 @@ from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.split.from_profile import problem_from_profile
 from mindspeed_autoparallel.planner.split.model.moments import fullest_moments
 from mindspeed_autoparallel.planner.split.model.problem import SplitProblem
-from mindspeed_autoparallel.planner.split.model.solution import Placement, stage_memory, stage_times
+from mindspeed_autoparallel.planner.split.model.solution import Placement, fits, stage_memory, stage_times
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.schedule import StepTimes, group_sizes, simulate
 from mindspeed_autoparallel.schedule.dualpipev import DUALPIPEV, chain_stage, dualpipev_program
@@ -60,7 +60,7 @@ def dualpipev_split(
     for kind in kinds:
         placement = _even(problem, kind)
         memory = stage_memory(problem, placement)
-        if all(size <= limit for size, limit in zip(memory, problem.memory_limit, strict=True)):
+        if fits(problem, placement):
             forward, backward = stage_times(problem, placement)
             times = StepTimes(
                 forward=forward, backward=backward, link=problem.link, per_operation=problem.per_operation
@@ -109,7 +109,7 @@ def _even(problem: SplitProblem, recompute: str) -> Placement:
     places = {chain_stage(rank, chunk, num): chunk * num + rank for chunk in range(2) for rank in range(num)}
     num_layers = sum(segment.num_layers for segment in problem.segments if segment.beside is None)
     each, done = num_layers // (2 * num), 0
-    placement = []
+    placement: list[tuple[tuple[int, ...], ...]] = []
     for index, segment in enumerate(problem.segments):
         rows = [[0] * problem.num_virtual for _ in segment.kinds]
         if segment.beside is not None:

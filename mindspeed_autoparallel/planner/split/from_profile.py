@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.planner.split.model.deepstack import deepstack_joints
+from mindspeed_autoparallel.planner.split.model.blocks import Blocks, Costs, blocks_of
 from mindspeed_autoparallel.planner.split.model.moments import fullest_moments
-from mindspeed_autoparallel.planner.split.model.problem import Joint, LayerKind, Segment, SplitProblem
+from mindspeed_autoparallel.planner.split.model.problem import LayerKind, SplitProblem
 from mindspeed_autoparallel.profiles import BlockCost, Profile
 from mindspeed_autoparallel.schedule import in_flight, make_program
+from mindspeed_autoparallel.spec import Module
 from mindspeed_autoparallel.units import MIB
 
 NS_PER_US = 1000
@@ -65,11 +68,11 @@ def problem_from_profile(
     moments = fullest_moments(program) if num_chunks > 1 else ()
     held = [0] * num_stages * num_chunks if moments else list(in_flight(program))
     mindspeed = profile.memory_semantics == "mindspeed"
-    alone = standalone_ends and len(profile.model.modules) == 1 and not mindspeed
-    segments, stacks, link = _segments(profile, held, mindspeed, alone)
+    blocks = _blocks(profile, held, mindspeed, standalone_ends and not mindspeed)
+    link = max(_link_ns(profile, block) for block in blocks.costs)
     limit = int(memory_limit_mib * MIB) - (0 if mindspeed else profile.device.runtime_overhead_bytes)
     return SplitProblem(
-        segments=tuple(segments),
+        segments=tuple(blocks.segments),
         num_stages=num_stages,
         num_microbatches=num_microbatches,
         schedule=schedule,
@@ -79,55 +82,22 @@ def problem_from_profile(
         sends=_sends(profile, schedule),
         per_operation=round(profile.device.operation_overhead_us * NS_PER_US),
         in_flight=moments,
-        joints=(*deepstack_joints(profile.model, stacks, segments), *_joints(profile, num_stages, segments)),
+        # Multi-token prediction stays beside the loss where no rank but the first could have it, or where the loss has
+        # the copy of a tied embedding.
+        joints=blocks.joints(prediction_apart=num_stages >= 3 and not profile.model.tied_embeddings),
         microbatch_group_size=microbatch_group_size,
     )
 
 
-def _segments(
-    profile: Profile, held: list[int], mindspeed: bool, alone: bool
-) -> tuple[list[Segment], dict[str, range], int]:
-    """Return the runs of equal blocks of every module in chain order, where every module's layers are, and the slowest
-    message's nanoseconds."""
-    costs = profile.measurements[0].modules
-    segments: list[Segment] = []
-    last: dict[str, int] = {}
-    stacks: dict[str, range] = {}
-    link = 0
-    for module in profile.model.modules:
-        cost = costs[module.name]
-        before = tuple(last[name] for name in module.predecessors)
-        first = len(segments) + (cost.pre is not None)
-        num_runs = len(cost.runs(0, module.num_layers))
-        ways = [way for way in _WAYS if way in cost.layer.recompute]
-        for part, block, number in cost.parts(module.num_layers):
-            is_layer = part == "layer"
-            segments.append(
-                Segment(
-                    name=f"{module.result_key}_{part}" if not is_layer else module.result_key,
-                    num_layers=number,
-                    forward=round(block.forward_us * NS_PER_US),
-                    backward=round(block.backward_us * NS_PER_US),
-                    kinds=_kinds(block, held, mindspeed, ways if is_layer else ["none"]),
-                    predecessors=before,
-                    beside=None if alone else {"pre": first, "layer": None}.get(part, first + num_runs - 1),
-                    continues=is_layer and len(segments) > first,
-                )
-            )
-            before = (len(segments) - 1,)
-            link = max(link, _link_ns(profile, block))
-        last[module.name] = len(segments) - 1
-        stacks[module.name] = range(first, first + num_runs)
-    return segments, stacks, link
+def _blocks(profile: Profile, held: list[int], mindspeed: bool, standalone_ends: bool) -> Blocks:
+    modules = profile.measurements[0].modules
 
+    def price(module: Module, part: str, block: BlockCost, _: Sequence[BlockCost]) -> Costs:
+        ways = [way for way in _WAYS if way in modules[module.name].layer.recompute] if part == "layer" else ["none"]
+        times = round(block.forward_us * NS_PER_US), round(block.backward_us * NS_PER_US)
+        return *times, _kinds(block, held, mindspeed, ways)
 
-def _joints(profile: Profile, num_stages: int, segments: list[Segment]) -> tuple[Joint, ...]:
-    """Return that multi-token prediction stays beside the loss, where no rank but the first could have it, or where the
-    loss has the copy of a tied embedding."""
-    if num_stages >= 3 and not profile.model.tied_embeddings:
-        return ()
-    ahead = [index for index, segment in enumerate(segments) if segment.name.endswith("_prediction")]
-    return tuple(Joint(before=index, segment=index + 1, num_layers=1) for index in ahead if not segments[index].beside)
+    return blocks_of(profile.model, modules, price, standalone_ends=standalone_ends)
 
 
 def _link_ns(profile: Profile, block: BlockCost) -> int:
@@ -141,7 +111,7 @@ def _kinds(block: BlockCost, held: list[int], mindspeed: bool, ways: list[str]) 
         s.parameter_bytes + s.gradient_bytes + s.optimizer_bytes + s.optimizer_unshardable_bytes for s in states
     )
     whole = block.recompute["none"].saved_bytes
-    kinds = []
+    kinds: list[LayerKind] = []
     for name in ways:
         cost = block.recompute[name]
         # MindSpeed: one microbatch is always held whole, the other in-flight ones as recomputed.

@@ -17,6 +17,7 @@ from mindspeed_autoparallel.planner.split.model.solution import (
     Placement,
     SplitSolution,
     StoppedEarly,
+    fits,
     stage_memory,
     time_of,
 )
@@ -102,8 +103,7 @@ def solve_group_sizes(problem: SplitProblem, *, time_limit_s: float, seed: int =
 
 def _promise(problem: SplitProblem, placement: Placement) -> tuple[bool, float]:
     """Return what ranks a group size: whether a plan found for another fits, and the step that it takes."""
-    used = stage_memory(problem, placement)
-    return any(a > b for a, b in zip(used, problem.memory_limit, strict=True)), time_of(problem, placement)
+    return not fits(problem, placement), time_of(problem, placement)
 
 
 def _solved_below(

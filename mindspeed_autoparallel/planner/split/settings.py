@@ -13,10 +13,17 @@ from dataclasses import dataclass
 class Settings:
     """One record for all strategies. No value makes a bound or a plan wrong."""
 
+    # What a unit of effort is worth, about a processor second: counts, so that every machine finds the same
+    effort_labels: int = 100_000
+    effort_replays: int = 6_000
+    effort_nodes: int = 4_000
+    effort_divisions: int = 50
+    """Labels of the chain search, replays of local searches, nodes of queries about whole layers, divisions of modules
+    side by side."""
+
     # The order of strategies
-    solve_labels_per_effort: int = 100_000
     solve_long_step_share: float = 0.8
-    """Labels of the chain search per unit of effort; and the share of the time for a step of very many microbatches."""
+    """Share of the time for a step of very many microbatches."""
     solve_cuts_kept: int = 200
     """Cuts returned with a solution with virtual stages, from which the next solve begins."""
 
@@ -74,11 +81,8 @@ class Settings:
     best_mean_most_rounds: int = 400
 
     # Virtual stages
-    virtual_simulated_per_effort: int = 6_000
-    """Replays of the local search per unit of effort."""
     virtual_most_simulated: int = 300_000
     """Replays of a local search without a limit."""
-    virtual_nodes_per_effort: int = 4_000
     virtual_most_nodes: int = 100_000
     """Nodes of one query about whole layers."""
     virtual_hopeless: float = 0.06
@@ -140,19 +144,7 @@ class Settings:
     """Perturbations without success after which the search returns to the best placement."""
     search_patience: int = 90
     search_more_patience: float = 1.5
-    search_long_patience: int = 300
-    """Perturbations without success before the search ends, plus this multiple of those until the last success; after
-    annealing."""
-    search_first_rounds: int = 80
-    search_longer: float = 1.5
-    search_quiet_runs: int = 2
-    """Rounds of the first annealing run; factor of the next one; runs without success before annealing ends."""
-    search_enough_to_anneal: int = 40_000
-    """Replays from which annealing pays; below, perturbations use them."""
-    search_annealed_share: float = 0.6
-    """Share of the time left for annealing, at most."""
-    search_descents: int = 4
-    """Final placements of a run from which descents begin."""
+    """Perturbations without success before the search ends, plus this multiple of those until the last success."""
     search_other_places: float = 0.05
     """Weight of recomputation off the critical path, in passes per microbatch."""
     search_most_cuts: int = 400
@@ -167,29 +159,7 @@ class Settings:
     starts_short: int = 2
     """Runs of at most this many layers at either end (embedding, prediction, loss) count as blocks, not layers."""
 
-    # Annealing
-    annealing_most_chains: int = 32
-    annealing_last_chains: int = 4
-    annealing_different_starts: int = 8
-    annealing_hot: float = 1e-3
-    annealing_cold: float = 2e-5
-    """Chains at first and at last; different starts; first and last temperature as shares of the step."""
-    annealing_single: float = 0.4
-    annealing_two_moves: float = 0.3
-    annealing_in_place: float = 0.2
-    """Shares of moves that shift one boundary only; that are two moves; that change recomputation only."""
-    annealing_most_drawn: int = 2_048
-    annealing_timed_at_once: int = 192
-    """Moves drawn in a round, at most, and about how many of them are timed."""
-    annealing_learned: int = 3
-    """Cuts learned in a round."""
-
     # Ways to recompute
-    ways_most_new: int = 40
-    """New sets of layers examined in a round: those of the most promising placements."""
-    ways_near: float = 0.7
-    ways_all_the_same: float = 0.05
-    """How often the way nearest to the previous one is taken, and the weight of time that both add."""
     ways_most_combined: int = 512
     """Combinations of ways over all chunks but the last; longer lists are thinned evenly."""
     ways_most_ways: int = 48
@@ -204,16 +174,14 @@ class Settings:
     """Roundings of a mixture from which the local search begins."""
     beside_every: int = 8
     """Nodes between two mixtures that are rounded."""
-    beside_first_shake: int = 2
-    beside_later_shake: int = 1
+    beside_first_perturbations: int = 2
+    beside_later_perturbations: int = 1
     """Replays of the local search without a faster plan, per move."""
     beside_first_share: float = 0.3
     beside_most_share: float = 1.0
     """Target between bound and plan, as for chains."""
     beside_first_nodes: int = 30
     """Divisions of one query before a lower target is tried; doubled each time."""
-    beside_nodes_per_effort: int = 50
-    beside_replays_per_effort: int = 6_000
     beside_futile: float = 0.005
     """Share of the options: a cut that drops less by itself is skipped until the next query."""
     beside_nearly: float = 0.999

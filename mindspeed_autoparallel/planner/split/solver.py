@@ -27,8 +27,8 @@ def solve(
     Args:
         below: return only a plan with a smaller step time.
         excluded: plans whose layers are not to be used again (beyond chains).
-        effort: limit that does not depend on the machine: of the integer solver's own clock (about a second each), or
-            of the labels of a search.
+        effort: limit that does not depend on the machine, in units of about a processor second: the integer solver's
+            deterministic clock, and counts of the other searches (``Settings.effort_...``).
         begin: plan and cuts of the same pipeline with other memory and virtual stages.
 
     Raises:
@@ -42,7 +42,7 @@ def solve(
     for strategy in PORTFOLIO:
         if strategy.suits(state):
             strategy.run(state)
-            if state.done:
+            if state.done or state.closed:
                 break
     return state.solution()
 

@@ -1,14 +1,15 @@
 """The state of one solve: problem, limits, best plan, bound, and the cuts that a later strategy starts with.
 
-Strategies change it by ``offer`` and ``raise_bound``; it is ``done`` once one of them has proved the plan or has used
-up what it was given.
+Strategies change it by ``offer`` and ``raise_bound``. It is ``closed`` once nothing faster is possible, and ``done``
+once a strategy has used up what it was given.
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from dataclasses import dataclass, field
-from math import inf
+from math import ceil, inf
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.split.heuristics.baselines import baselines
@@ -20,7 +21,12 @@ from mindspeed_autoparallel.planner.split.model.solution import (
     SplitSolution,
     StoppedEarly,
     stage_memory,
+    tick_of,
 )
+from mindspeed_autoparallel.planner.split.settings import SETTINGS
+
+LONGEST = 2**56
+"""Ticks of a step; far below where 64-bit sums overflow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +44,10 @@ class Limits:
     def deadline(self) -> float:
         """Return the end, by the monotonic clock in seconds."""
         return self.started + self.time_limit_s
+
+    def after(self, share: float) -> float:
+        """Return when a share of the time is over."""
+        return self.started + share * self.time_limit_s
 
     @property
     def most_effort(self) -> float:
@@ -67,31 +77,44 @@ class State:
     lower_bound: int = 0
     cuts: tuple[Cut, ...] = ()
     """Critical paths found so far, which bound every plan."""
-    kept_cuts: tuple[Cut, ...] = ()
-    """Those that the solution hands on."""
     rounds: int = 0
     done: bool = False
     by_stages: bool = False
     """Whether the stages of modules side by side were searched."""
 
-    def offer(self, placement: Placement | None, step_time: int) -> None:
-        """Keep a plan that is faster than the best one."""
-        if placement is not None and (self.placement is None or step_time < self.step_time):
-            self.placement, self.step_time = placement, int(step_time)
+    @functools.cached_property
+    def unit(self) -> int:
+        """Return the tick: every step is a whole multiple of it."""
+        return tick_of(self.problem)
 
-    def raise_bound(self, bound: int) -> None:
-        """Keep a bound that is higher than the best one."""
-        self.lower_bound = max(self.lower_bound, bound)
+    @property
+    def limit(self) -> float:
+        """Return the step that a better plan stays below; infinite where any plan is one."""
+        below = inf if self.limits.below is None else self.limits.below
+        return below if self.placement is None else min(below, self.step_time)
+
+    def offer(self, placement: Placement, step_time: float) -> bool:
+        """Keep a plan that is faster than the best one and than the limit. Return whether it is."""
+        if step_time >= self.limit:
+            return False
+        self.placement, self.step_time = placement, int(step_time)
+        return True
+
+    def raise_bound(self, bound: float) -> None:
+        """Keep a bound, rounded up to whole ticks, that is higher than the best one."""
+        whole = ceil(bound * (1 - 1e-12)) if isinstance(bound, float) else bound
+        self.lower_bound = max(self.lower_bound, -(-whole // self.unit) * self.unit)
 
     @property
     def closed(self) -> bool:
-        """Return whether the best plan is proved optimal."""
-        return self.placement is not None and self.lower_bound >= self.step_time
+        """Return whether no plan is faster than the best one, or than the limit where there is none."""
+        return self.lower_bound >= self.limit
 
     def solution(self) -> SplitSolution:
-        """Return what was found. Raises ``StoppedEarly`` without a plan."""
+        """Return what was found. Raises ``StoppedEarly`` without a plan, ``NoneBelow`` with the proof that there is
+        none below the limit."""
         if self.placement is None:
-            raise self.nothing_found()
+            raise self.no_plan() if self.closed else self.nothing_found()
         return SplitSolution(
             status="optimal" if self.closed else "feasible",
             placement=self.placement,
@@ -100,7 +123,7 @@ class State:
             stage_memory=stage_memory(self.problem, self.placement),
             rounds=self.rounds,
             solve_seconds=time.monotonic() - self.limits.started,
-            cuts=self.kept_cuts,
+            cuts=self.cuts[: SETTINGS.solve_cuts_kept] if self.problem.num_chunks > 1 else (),
         )
 
     def nothing_found(self) -> StoppedEarly:

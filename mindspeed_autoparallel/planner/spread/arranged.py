@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy
 
-Array = Any
-"""A numpy array."""
+from mindspeed_autoparallel.planner.spread.draws import Array
+
 _NUM_CELLS = 2048
 _TIMES_EXPECTED = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Thresholds that so many times k samples of a batch lie above on the mean."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy
 
@@ -20,6 +19,7 @@ from mindspeed_autoparallel.planner.layouts.assembly import limits_of_plan, plan
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.rank_memory import point_of
 from mindspeed_autoparallel.planner.spread.drawn_steps import NUM_DRAWS, DrawnSteps, PlanUnderData, StepsUnderData
+from mindspeed_autoparallel.planner.spread.draws import Array
 from mindspeed_autoparallel.planner.spread.factors import SampleFactors, sample_factors
 from mindspeed_autoparallel.planner.spread.memory import Arrangement, OutOfMemory, out_of_memory
 from mindspeed_autoparallel.planner.spread.scaled import mean_profile
@@ -29,8 +29,6 @@ from mindspeed_autoparallel.spec import Layout, Plan
 from mindspeed_autoparallel.spec.data import ConsideredPlan, DataRecord
 from mindspeed_autoparallel.units import format_bytes
 
-Array = Any
-"""A numpy array."""
 Search = Callable[[Profile, "list[Layout] | None"], Plan]
 """Searches a profile, over all layouts or only those given."""
 MAX_LAYOUTS = 12
@@ -91,8 +89,7 @@ class Judged:
 
     @property
     def mean_error_us(self) -> float:
-        """Return a standard error of the mean that the draws' own is at most (Owen, Monte Carlo variance of scrambled
-        net quadrature, 1997: a Latin hypercube of n draws is no worse than n - 1 independent ones)."""
+        """Return a bound on the standard error: a Latin hypercube of n draws is as good as n - 1 others (Owen 1997)."""
         return float(self._steps.std() / (len(self._steps) - 1) ** 0.5)
 
     def quantile_us(self, share: float) -> float:
@@ -136,10 +133,8 @@ def choose_plan(profile: Profile, data: Distribution, options: SpreadOptions, se
             judged += safe_splits(profile, at_mean, layout, data, factors, options, search)
         safe = [one for one in judged if is_safe(one, options)]
         fastest = min(safe, key=lambda one: (one.mean_us, one.plan.layout.label()), default=None)
-    if not judged and not_drawn is not None:
-        raise not_drawn
     if fastest is None:
-        raise none_is_safe(judged, options, data)
+        raise not_drawn if not judged and not_drawn is not None else none_is_safe(judged, options, data)
     return with_record(profile, fastest, judged, data, factors, options)
 
 
@@ -174,7 +169,7 @@ def safe_splits(
 
 
 def is_safe(judged: Judged, options: SpreadOptions) -> bool:
-    """Return whether the bound on running out of memory is small enough."""
+    """Return whether the chance to run out of memory is small enough."""
     return judged.memory.probability <= options.max_oom_probability
 
 
@@ -198,9 +193,16 @@ def plan_key(plan: Plan) -> str:
     return plan.layout.label() + repr([(stage.layers, stage.recompute) for stage in plan.stages])
 
 
+def considered_plan(one: Judged) -> ConsideredPlan:
+    """Return the row of a record."""
+    label, step_us, p95_us = one.plan.layout.label(), one.plan.step.total_us, one.quantile_us(0.95)
+    oom = one.memory.probability
+    return ConsideredPlan(label=label, by_means_us=step_us, mean_us=one.mean_us, p95_us=p95_us, oom_probability=oom)
+
+
 def _at_mean(profile: Profile, plan: Plan) -> Plan:
     """Return ``plan`` with the times and bytes of ``profile``, that of the mean sample."""
-    measurement, layout = point_of(profile, plan.layout), plan.layout
+    layout, measurement = plan.layout, point_of(profile, plan.layout)
     assert measurement is not None  # it was planned
     found = evaluate(profile, plan.cluster, layout, ModulePlacement.of_plan(plan), plan.global_batch_size)
     again = plan_of(profile, plan.cluster, layout, measurement, found, plan.global_batch_size, plan.search)
@@ -240,8 +242,8 @@ def _chance(
             found.append(as_loaded(sizes, work, shape, is_exchanged=True))
         return found
 
-    steps, allowed = options.oom_steps, options.max_oom_probability
-    return out_of_memory(profile, plan, data, under.factors, steps, options.arrangement, ways, allowed)
+    most = options.max_oom_probability
+    return out_of_memory(profile, plan, data, under.factors, options.oom_steps, options.arrangement, ways, most)
 
 
 def with_record(
@@ -253,14 +255,27 @@ def with_record(
     options: SpreadOptions,
 ) -> Plan:
     """Return the plan of ``best`` with its record of the data, beside all that were ``judged``."""
-    plan = best.plan
-    packed = PlanUnderData(profile, plan, sample_factors(profile, data, "none")).drawn(data)
-    record = DataRecord(
+    packed = PlanUnderData(profile, best.plan, sample_factors(profile, data, "none")).drawn(data)
+    record = data_record(best, _considered(best, judged), packed, data, factors, options)
+    return replace(best.plan, data=record)
+
+
+def data_record(
+    best: Judged,
+    considered: Sequence[Judged],
+    packed: DrawnSteps,
+    data: Distribution,
+    factors: SampleFactors,
+    options: SpreadOptions,
+    memory_note: str = "",
+) -> DataRecord:
+    """Return the record of ``best`` beside the plans ``considered``; ``packed``: its steps without padding."""
+    return DataRecord(
         sha256=data.source.sha256,
         num_draws=NUM_DRAWS,
         padding=options.padding,
         is_balanced=options.is_balanced,
-        by_means_us=plan.step.total_us,
+        by_means_us=best.plan.step.total_us,
         mean_us=best.mean_us,
         p50_us=best.quantile_us(0.5),
         p95_us=best.quantile_us(0.95),
@@ -272,24 +287,14 @@ def with_record(
         oom_steps=options.oom_steps,
         worst_bytes=best.memory.worst_bytes,
         worst_rank=best.memory.pipeline_rank,
-        considered=tuple(
-            ConsideredPlan(
-                label=one.plan.layout.label(),
-                by_means_us=one.plan.step.total_us,
-                mean_us=one.mean_us,
-                p95_us=one.quantile_us(0.95),
-                oom_probability=one.memory.probability,
-            )
-            for one in _considered(best, judged)
-        ),
+        considered=tuple(map(considered_plan, considered)),
         notes=factors.notes,
+        memory_note=memory_note,
     )
-    return replace(plan, data=record)
 
 
 def _considered(best: Judged, judged: Sequence[Judged]) -> list[Judged]:
-    """Return what is worth telling, by drawn steps: the best by means, the chosen one, and the fastest others."""
+    """Return what is worth listing, by drawn steps: the best by means, the chosen one, and the fastest others."""
     by_means = min(judged, key=lambda one: one.plan.step.total_us)
-    others = [one for one in sorted(judged, key=lambda one: one.mean_us) if one is not best and one is not by_means]
-    told = [by_means, *([best] if best is not by_means else []), *others][:_MAX_CONSIDERED]
-    return sorted(told, key=lambda one: one.mean_us)
+    first = list({id(one): one for one in (by_means, best, *sorted(judged, key=lambda one: one.mean_us))}.values())
+    return sorted(first[:_MAX_CONSIDERED], key=lambda one: one.mean_us)

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy
 
 from mindspeed_autoparallel.planner.spread.arranged import Cause, always
+from mindspeed_autoparallel.planner.spread.draws import Array
 
-Array = Any
-"""A numpy array."""
 _STAGES = (64, 1024, 4096)
 """Batches after which the count may be enough."""
 _ENOUGH = 32
@@ -69,7 +67,7 @@ def chance_of_failure(
 class _Source:
     """Batches that have a cause, drawn independently."""
 
-    def __init__(self, cause: Cause, shares: Array, number: int, generator: Any) -> None:
+    def __init__(self, cause: Cause, shares: Array, number: int, generator: numpy.random.Generator) -> None:
         self._cause, self._number, self._generator = cause, number, generator
         self._tilt = _tilt(cause.excess, shares, cause.least / number)
         tilted = shares * numpy.exp(self._tilt * (cause.excess - cause.excess.max()))

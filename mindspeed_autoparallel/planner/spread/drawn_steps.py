@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy
 
@@ -14,15 +13,13 @@ from mindspeed_autoparallel.data.work import WorkModel
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.placement import ModulePlacement, placed_blocks
 from mindspeed_autoparallel.planner.rank_memory import point_of, sends_of
-from mindspeed_autoparallel.planner.spread.draws import draw_batches
+from mindspeed_autoparallel.planner.spread.draws import Array, draw_batches
 from mindspeed_autoparallel.planner.spread.factors import SampleFactors
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US, beside_blocks_ns, block_times_ns
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.schedule import BatchSimulator, make_program
 from mindspeed_autoparallel.spec import Layout, Plan
 
-Array = Any
-"""A numpy array."""
 NUM_DRAWS = 64
 SEED = 20260601
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy
+from numpy.typing import NDArray
 
 from mindspeed_autoparallel.data.distribution import Distribution
 
-Array = Any
-"""A numpy array."""
+Array: TypeAlias = NDArray[Any]
 
 
 def draw_batches(data: Distribution, weight: Array, num_draws: int, batch_size: int, seed: int) -> Array:

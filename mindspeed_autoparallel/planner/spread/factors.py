@@ -9,7 +9,6 @@ layer. Formula X1 in docs/data.md.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy
 
@@ -17,12 +16,11 @@ from mindspeed_autoparallel.data.distribution import Distribution
 from mindspeed_autoparallel.data.sample import COLUMNS
 from mindspeed_autoparallel.data.work import ModuleWork
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.planner.spread.draws import Array
 from mindspeed_autoparallel.planner.spread.measured_work import measured_work
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec.model import Module
 
-Array = Any
-"""A numpy array."""
 ROWS_OF = {"text_decoder": "tokens", "image_encoder": "patches", "audio_encoder": "frames"}
 PADDINGS = ("longest", "sequence", "none")
 """Of the texts of a microbatch: to its longest, to the sequence length, or packed."""

@@ -10,26 +10,24 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-import numpy
-
 from mindspeed_autoparallel.data.distribution import Distribution
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.evaluate import evaluate
-from mindspeed_autoparallel.planner.hetero.backbone import backbone_profile
+from mindspeed_autoparallel.planner.hetero.backbone import backbone_plan, backbone_profile
 from mindspeed_autoparallel.planner.hetero.compare import Comparison, best_of_both
 from mindspeed_autoparallel.planner.hetero.encoders import encoder_phase
 from mindspeed_autoparallel.planner.hetero.space import costs_of
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.rank_memory import point_of
-from mindspeed_autoparallel.planner.spread.choose import Search, SpreadOptions, choose_plan
-from mindspeed_autoparallel.planner.spread.drawn_steps import NUM_DRAWS, DrawnSteps
+from mindspeed_autoparallel.planner.spread.choose import Judged, Search, SpreadOptions, choose_plan, data_record
+from mindspeed_autoparallel.planner.spread.drawn_steps import DrawnSteps
 from mindspeed_autoparallel.planner.spread.factors import SampleFactors, sample_factors
-from mindspeed_autoparallel.planner.spread.hetero_steps import HeteroPlanUnderData, backbone_plan
+from mindspeed_autoparallel.planner.spread.hetero_steps import HeteroPlanUnderData
+from mindspeed_autoparallel.planner.spread.memory import OutOfMemory
 from mindspeed_autoparallel.planner.spread.scaled import mean_profile
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Layout, Plan
-from mindspeed_autoparallel.spec.data import ConsideredPlan, DataRecord
 from mindspeed_autoparallel.spec.hetero import EncoderPhase, HeteroRecord
 
 SearchHetero = Callable[[Profile, "list[Layout] | None"], Plan]
@@ -58,44 +56,25 @@ def choose_hetero(profile: Profile, data: Distribution, options: SpreadOptions, 
     best = search(largest, None)
     backbones = [replace(other.layout, modules={}) for other in best.alternatives]
     plans = [best, *(search(largest, [layout]) for layout in backbones)]
-    priced = [_at_mean(at_mean, plan) for plan in plans]
-    drawn = [_drawn(profile, plan, data, factors) for plan in priced]
-    steps = [one.balanced if options.is_balanced else one.in_order for one in drawn]
-    chosen = min(range(len(priced)), key=lambda index: float(steps[index].mean()))
-    plan, mine = priced[chosen], steps[chosen]
-    packed = _drawn(profile, plan, data, sample_factors(profile, data, "none"))
+    judged = [_judged(profile, _at_mean(at_mean, plan), data, factors, options) for plan in plans]
+    judged.sort(key=lambda one: one.mean_us)
+    packed = _drawn(profile, judged[0].plan, data, sample_factors(profile, data, "none"))
+    record = data_record(judged[0], judged, packed, data, factors, options, MEMORY_NOTE)
+    return replace(judged[0].plan, data=record)
+
+
+def _judged(profile: Profile, plan: Plan, data: Distribution, factors: SampleFactors, options: SpreadOptions) -> Judged:
+    """Return the drawn steps of a plan; no chance to run out of memory is known."""
     worst = max(plan.memory, key=lambda rank: rank.peak_bytes - rank.limit_bytes)
-    record = DataRecord(
-        sha256=data.source.sha256,
-        num_draws=NUM_DRAWS,
-        padding=options.padding,
-        is_balanced=options.is_balanced,
-        by_means_us=plan.step.total_us,
-        mean_us=float(mine.mean()),
-        p50_us=float(numpy.quantile(mine, 0.5)),
-        p95_us=float(numpy.quantile(mine, 0.95)),
-        balanced_mean_us=float(drawn[chosen].balanced.mean()),
-        packed_mean_us=float(packed.balanced.mean()),
-        mean_error_us=float(mine.std() / (len(mine) - 1) ** 0.5),
-        imbalance=drawn[chosen].imbalance,
-        oom_probability=1.0,
-        oom_steps=options.oom_steps,
+    memory = OutOfMemory(
+        probability=1.0,
+        num_steps=options.oom_steps,
+        pipeline_rank=worst.pipeline_rank,
         worst_bytes=worst.peak_bytes,
-        worst_rank=worst.pipeline_rank,
-        considered=tuple(
-            ConsideredPlan(
-                label=one.layout.label(),
-                by_means_us=one.step.total_us,
-                mean_us=float(of_plan.mean()),
-                p95_us=float(numpy.quantile(of_plan, 0.95)),
-                oom_probability=1.0,
-            )
-            for one, of_plan in sorted(zip(priced, steps, strict=True), key=lambda pair: float(pair[1].mean()))
-        ),
-        notes=factors.notes,
-        memory_note=MEMORY_NOTE,
+        limit_bytes=worst.limit_bytes,
     )
-    return replace(plan, data=record)
+    drawn = _drawn(profile, plan, data, factors)
+    return Judged(plan=plan, drawn=drawn, is_balanced=options.is_balanced, memory=memory)
 
 
 def _drawn(profile: Profile, plan: Plan, data: Distribution, factors: SampleFactors) -> DrawnSteps:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy
 
@@ -16,15 +15,14 @@ from mindspeed_autoparallel.cost.redistribution import exchange_of
 from mindspeed_autoparallel.data.sample import COLUMNS
 from mindspeed_autoparallel.data.work import ModuleWork, WorkModel
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.planner.hetero.backbone import backbone_profile
+from mindspeed_autoparallel.planner.hetero.backbone import backbone_plan, backbone_profile
 from mindspeed_autoparallel.planner.spread.drawn_steps import PlanUnderData
+from mindspeed_autoparallel.planner.spread.draws import Array
 from mindspeed_autoparallel.planner.spread.factors import SampleFactors
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Plan
 from mindspeed_autoparallel.spec.hetero import EncoderPhase
 
-Array = Any
-"""A numpy array."""
 _IMAGES = COLUMNS.index("images")
 
 
@@ -112,20 +110,6 @@ def _encoder(plan: Plan, phase: EncoderPhase, work: ModuleWork, mean_time: float
         backbone_replicas=exchange.backbone_replicas,
         owners=exchange.encoder_replicas,
         unit_us=(phase.forward_us + phase.backward_us) / (samples * mean_time) if mean_time else 0.0,
-    )
-
-
-def backbone_plan(plan: Plan) -> Plan:
-    """Return the pipeline's part of a hetero plan; its step stays that of the whole."""
-    assert plan.hetero is not None
-    own = {phase.module for phase in plan.hetero.encoders}
-    modules = tuple(
-        replace(module, predecessors=tuple(name for name in module.predecessors if name not in own))
-        for module in plan.model.modules
-        if module.name not in own
-    )
-    return replace(
-        plan, hetero=None, layout=replace(plan.layout, modules={}), model=replace(plan.model, modules=modules)
     )
 
 

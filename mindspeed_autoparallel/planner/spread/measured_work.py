@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import numpy
 
 from mindspeed_autoparallel.data.work import ModuleWork
+from mindspeed_autoparallel.planner.spread.draws import Array
 
-Array = Any
-"""A numpy array."""
 _MIN_SPREAD = 1.2
 """The longest over the shortest: nearer ones tell noise, not growth."""
 

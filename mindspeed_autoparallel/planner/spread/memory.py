@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy
 
@@ -20,13 +20,12 @@ from mindspeed_autoparallel.data.distribution import Distribution
 from mindspeed_autoparallel.data.statistics import unseen_share
 from mindspeed_autoparallel.planner.spread.arranged import Cause, always, heaviest_exceed, some_sample
 from mindspeed_autoparallel.planner.spread.drawn_failures import chance_of_failure
+from mindspeed_autoparallel.planner.spread.draws import Array
 from mindspeed_autoparallel.planner.spread.factors import SampleFactors
 from mindspeed_autoparallel.planner.spread.rank_bytes import RankBytes, rank_bytes
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Plan
 
-Array = Any
-"""A numpy array."""
 NUM_CELLS = 2048
 """Of the grid of one microbatch's bytes."""
 NUM_LONGEST = 48

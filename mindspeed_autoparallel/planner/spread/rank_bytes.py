@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy
 from numpy.lib.stride_tricks import sliding_window_view
 
+from mindspeed_autoparallel.cost.memory import PlacedBlock
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.placement import ModulePlacement, boundary_bytes, placed_blocks
 from mindspeed_autoparallel.planner.rank_memory import point_of
+from mindspeed_autoparallel.planner.spread.draws import Array
 from mindspeed_autoparallel.planner.spread.scaled import scaled_profile
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.schedule import Program, make_program
 from mindspeed_autoparallel.spec import Plan
 
-Array = Any
-"""A numpy array."""
 _MAGNIFIED = 64
 
 
@@ -88,13 +88,12 @@ def rank_bytes(profile: Profile, plan: Plan) -> tuple[RankBytes, ...]:
     return tuple(ranks)
 
 
-def _largest_transient(blocks: list[list[Any]], rank: int, size: int) -> int:
-    largest: int = max(
+def _largest_transient(blocks: Sequence[Sequence[PlacedBlock]], rank: int, size: int) -> int:
+    return max(
         max(block.recompute.forward_peak_bytes, block.recompute.backward_peak_bytes)
         for v in range(rank, len(blocks), size)
         for block in blocks[v]
     )
-    return largest
 
 
 def windows(program: Program) -> tuple[int, ...]:

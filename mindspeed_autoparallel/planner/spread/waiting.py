@@ -6,21 +6,18 @@ split is known. An estimate that orders layouts; nothing is proved by it.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy
 
 from mindspeed_autoparallel.data.distribution import Distribution
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.rank_memory import point_of
 from mindspeed_autoparallel.planner.spread.drawn_steps import StepsUnderData
+from mindspeed_autoparallel.planner.spread.draws import Array
 from mindspeed_autoparallel.planner.spread.factors import SampleFactors
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US
 from mindspeed_autoparallel.profiles import BlockCost, Profile
 from mindspeed_autoparallel.spec import Layout, Plan
 
-Array = Any
-"""A numpy array."""
 _NUM_DRAWS = 16
 _MAX_LAYOUTS = 64
 """Those with the smallest steps for the mean sample."""

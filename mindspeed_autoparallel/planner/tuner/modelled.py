@@ -1,6 +1,6 @@
 """Switches that no trace on a CPU shows: their effect is computed from what the trace of the same layers has.
 
-How much of what a model says is hidden can be counted on is not known before it is measured. Half is counted on, so
+How much of the time that a model hides is really hidden shows only in a measurement. Half is counted on, so
 that a switch wins by more than its model may be wrong; the ends of the interval are all of it and nothing.
 """
 
@@ -43,7 +43,7 @@ Change = Callable[[Measurement, Mapping[BlockKey, ExposedParts], float], Measure
 
 @dataclass(frozen=True, kw_only=True)
 class Switch:
-    """One switch, as people, Megatron and the cost model know it."""
+    """One switch: its title, Megatron's arguments and its effect on costs."""
 
     title: str
     settings: Mapping[str, object] = field(default_factory=dict)

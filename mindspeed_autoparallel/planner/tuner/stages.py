@@ -1,6 +1,6 @@
 """What cutting a model into pipeline stages costs beside links and blocks: from short pipelines that were run.
 
-Three things are told apart. Passes: a stage's forward and backward take longer than its blocks, for each stage reads
+Three things are separated. Passes: a stage's forward and backward take longer than its blocks, for each stage reads
 its data, enters and leaves the model, and begins with caches that something else filled. Messages: the passes as they
 were, put in order by the simulator, end earlier than the schedule did. The end of the step: ranks that hold different
 parameters agree on norms and on whether to update.
@@ -58,7 +58,7 @@ class _Found:
 
 
 def fit_stages(samples: Sequence[tuple[PipelineResult, Modelled]]) -> PipelineCost | None:
-    """Return the middle of what ``samples`` say; ``None`` without any."""
+    """Return the median of ``samples``; ``None`` without any."""
     found = [_found(sample, modelled) for sample, modelled in samples]
     if not found:
         return None

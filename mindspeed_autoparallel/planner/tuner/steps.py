@@ -20,7 +20,7 @@ class StepCost:
 
 
 def fit_steps(results: Sequence[PointResult]) -> StepCost | None:
-    """Return the middle of what ``results`` (measurements of layouts) say; ``None`` where no whole step was measured.
+    """Return the median of ``results`` (measurements of layouts); ``None`` where no whole step was measured.
 
     A step of ``n`` microbatches takes ``n (blocks + per_microbatch) + finalize + optimizer + per_step``: steps of two
     lengths tell both.

@@ -14,6 +14,7 @@ import contextlib
 import random
 import runpy
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,6 +22,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+from grid import problem_of
+from model import our_file
 from random_modules import random_problem
 from virtual_stages import random_case
 
@@ -30,6 +33,7 @@ from mindspeed_autoparallel.planner.split.bounds import divisions, relaxation, w
 from mindspeed_autoparallel.planner.split.heuristics import layer_moves, local_search
 from mindspeed_autoparallel.planner.split.model import cut_model
 from mindspeed_autoparallel.planner.split.strategies import chain_solver, portfolio, virtual_stages
+from mindspeed_autoparallel.profiles import read_profile
 
 small_problem = runpy.run_path(str(Path(__file__).parents[2] / "properties/split/test_enumeration.py"))[
     "random_problem"
@@ -61,10 +65,17 @@ def cases(num_virtual: int) -> dict[str, list[SplitProblem]]:
     return {
         "interleaved": [random_case(seed) for seed in range(0, 96, 96 // num_virtual)],
         "side by side": [random_problem(random.Random(seed), chained=False) for seed in range(NUM_BESIDE)],
-        "chain": [random_problem(random.Random(seed), chained=True) for seed in range(NUM_CHAINS)],
+        "chain": [*hard_chains(), *(random_problem(random.Random(seed), chained=True) for seed in range(NUM_CHAINS))],
         "small": small,
-        "long step": [replace(one, num_microbatches=4000) for one in longer],
+        "long step": [replace(one, num_microbatches=24_000) for one in longer],
     }
+
+
+def hard_chains() -> list[SplitProblem]:
+    """Return 32 + 80 layers on 16 stages with 8 microbatches, from tight memory to medium: the longest of ``grid.py``."""
+    with tempfile.TemporaryDirectory() as folder:
+        profile = read_profile(our_file(Path(folder), 32, 80), p2p_gbps=25.0)
+    return [problem_of(profile, 16, 8, share)[0] for share in (0.0, 0.25, 0.5)]
 
 
 def parts() -> list[Part]:
@@ -81,12 +92,6 @@ def parts() -> list[Part]:
         cuts[cut] = None
         return ends, int(length)
 
-    def shaken_alone(search: Any, most: int, lower: float = 0) -> None:
-        search.shake(most, lower)
-
-    def annealed_alone(search: Any, most: int, lower: float = 0) -> None:
-        search.anneal(most, lower)
-
     solving = virtual_stages._Solve
     return [
         Part("strategy: chain", "chain", without("chain")),
@@ -102,7 +107,7 @@ def parts() -> list[Part]:
         Part(
             "beside: divided at the bottleneck", "side by side", ((divisions, "_divided_at_bottleneck", lambda *_: []),)
         ),
-        Part("beside: moves of layers", "side by side", ((layer_moves.LayerMoves, "shake", nothing),)),
+        Part("beside: moves of layers", "side by side", ((layer_moves.LayerMoves, "perturb", nothing),)),
         Part("row: cuts of ranks", "interleaved", ((relaxation, "rank_cuts", lambda problem: []),)),
         Part(
             "row: most layers of a rank",
@@ -116,9 +121,7 @@ def parts() -> list[Part]:
         ),
         Part("row: relaxed below the plan", "interleaved", ((solving, "_relax_again", nothing),)),
         Part("row: whole layers", "interleaved", ((solving, "_search_whole_layers", nothing),)),
-        Part("row: annealing", "interleaved", ((local_search.LocalSearch, "improve", shaken_alone),)),
-        Part("row: shaking", "interleaved", ((local_search.LocalSearch, "improve", annealed_alone),)),
-        Part("row: both", "interleaved", ((local_search.LocalSearch, "improve", nothing),)),
+        Part("row: perturbations", "interleaved", ((local_search.LocalSearch, "improve", nothing),)),
     ]
 
 

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
+from mindspeed_autoparallel.planner.split.state import Limits, State
 from mindspeed_autoparallel.planner.split.strategies.enumeration import enumerate_all
 
 random_problem = runpy.run_path(str(Path(__file__).parents[2] / "properties/split/test_enumeration.py"))[
@@ -31,12 +32,12 @@ def main(wanted: int) -> None:
         problem = random_problem(drawn, *drawn.choice(SHAPES), most_layers=12, sizes=(40, 400))
         begin = time.process_time()
         with contextlib.suppress(InfeasiblePlan):
-            found = enumerate_all(problem)
+            number = enumerate_all(State(problem=problem, limits=Limits()))
             seconds = time.process_time() - begin
-            if found is None:
+            if not number:
                 given_up.append(seconds)
-            elif found.num_placements >= 1_000:
-                solved.append((seconds, found.num_placements))
+            elif number >= 1_000:
+                solved.append((seconds, number))
     print(f"{len(solved)} solved, worst {max(solved)[0]:.2f} s; largest {max(most for _, most in solved)} placements")
     print(f"{len(given_up)} given up, worst {max(given_up, default=0.0):.2f} s")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from model import mindspeed_file, our_file
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
-from mindspeed_autoparallel.planner.split import solve
+from mindspeed_autoparallel.planner.split import SplitProblem, solve
 from mindspeed_autoparallel.planner.split.analysis import least_excess
 from mindspeed_autoparallel.planner.split.from_profile import problem_from_profile
 from mindspeed_autoparallel.profiles import Profile, read_profile
@@ -24,10 +24,10 @@ LIMITS = ("tight", "half-tight", "medium", "half-loose", "loose")
 """From 2 % above the least memory that has a plan to what keeps every layer whole, in even steps."""
 
 
-def problem_of(profile: Profile, stages: int, microbatches: int, share: float) -> tuple[object, int]:
+def problem_of(profile: Profile, stages: int, microbatches: int, share: float) -> tuple[SplitProblem, int]:
     """The problem at ``share`` of the way from tight to loose, and its limit in MiB."""
 
-    def at(limit_mib: float) -> object:
+    def at(limit_mib: float) -> SplitProblem:
         return problem_from_profile(
             profile, num_stages=stages, num_microbatches=microbatches, memory_limit_mib=limit_mib
         )

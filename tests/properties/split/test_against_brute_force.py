@@ -59,7 +59,9 @@ def random_problem(drawn, schedule, stages, chunks):
                 beside=len(segments) - 1,
             )
         )
-    sends = drawn.choice(["", "", "blocking", "freed", "overlapped", "flushed"]) if schedule == "interleaved" else ""
+    sends = drawn.choice(["eager", "eager", "blocking", "freed", "overlapped", "flushed"])
+    if schedule != "interleaved":
+        sends = drawn.choice(["eager", "eager", "blocking"])
     return SplitProblem(
         segments=tuple(segments),
         num_stages=stages,
@@ -69,11 +71,8 @@ def random_problem(drawn, schedule, stages, chunks):
         memory_limit=tuple(drawn.randint(8, 40) for _ in range(stages)),
         link=tuple(drawn.randint(0, 5) for _ in range(virtual - 1)),
         allow_empty_stages=layers < virtual,
-        rendezvous=drawn.random() < 0.3,
         sends=sends,
         per_operation=drawn.choice([0, 0, 1, 5]),
-        # Tied embeddings: a copy on the first stage and one on the last.
-        fixed_memory=(3,) + (0,) * (stages - 2) + (3,) if stages > 1 and drawn.random() < 0.3 else (),
     )
 
 

@@ -15,8 +15,9 @@ from mindspeed_autoparallel.planner.split.bounds.bottlenecks import halves
 from mindspeed_autoparallel.planner.split.bounds.paths import Paths
 from mindspeed_autoparallel.planner.split.model.ranges import Chain
 from mindspeed_autoparallel.planner.split.settings import SETTINGS
+from mindspeed_autoparallel.planner.split.state import LONGEST, Limits, State
 from mindspeed_autoparallel.planner.split.strategies import chain_solver, portfolio
-from mindspeed_autoparallel.planner.split.strategies.chain_solver import LONGEST, first_cuts, solve_chain
+from mindspeed_autoparallel.planner.split.strategies.chain_solver import first_cuts, search_chain
 
 NUM_PROBLEMS = 150
 
@@ -54,11 +55,10 @@ def random_chain(drawn):
         num_stages=stages,
         num_microbatches=drawn.randint(1, 12),
         memory_limit=tuple(drawn.randint(average // 2, 2 * average) for _ in range(stages)),
-        fixed_memory=tuple(drawn.randint(0, 5) for _ in range(stages)),
         link=(drawn.randint(0, 5),) * (stages - 1),
         per_operation=drawn.randint(0, 2),
         schedule=drawn.choice(["1f1b", "1f1b", "gpipe"]),
-        rendezvous=drawn.random() < 0.4,
+        sends=drawn.choice(["eager", "eager", "blocking"]),
         allow_empty_stages=drawn.random() < 0.2,
     )
 
@@ -116,10 +116,12 @@ def test_wherever_time_runs_out_the_bound_holds_and_the_plan_is_one(monkeypatch,
             clock = itertools.count()
             with monkeypatch.context() as stopped_clock:
                 stopped_clock.setattr(time, "monotonic", lambda clock=clock: next(clock))
-                stopped = solve_chain(problem, None, looks)
-            if stopped.placement is None:
-                assert optimum is None or not stopped.complete
-                continue
+                stopped = State(problem=problem, limits=Limits(time_limit_s=looks))
+                try:
+                    search_chain(stopped)
+                except InfeasiblePlan:
+                    assert optimum is None
+                    continue
             assert stopped.lower_bound <= optimum <= stopped.step_time
             assert step_of(problem, stopped.placement).step_time == stopped.step_time
 

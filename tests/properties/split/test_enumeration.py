@@ -18,8 +18,9 @@ from mindspeed_autoparallel.planner.split import (
     time_of,
 )
 from mindspeed_autoparallel.planner.split.model.moments import fullest_moments
+from mindspeed_autoparallel.planner.split.state import Limits, State
 from mindspeed_autoparallel.planner.split.strategies.enumeration import enumerate_all
-from mindspeed_autoparallel.schedule import make_program
+from mindspeed_autoparallel.schedule import BatchSimulator, make_program
 
 SHAPES = [("1f1b", 1, 1), ("1f1b", 2, 1), ("1f1b", 4, 1), ("gpipe", 3, 1), ("interleaved", 2, 2), ("interleaved", 2, 3)]
 NUM_PER_SHAPE = 12
@@ -77,7 +78,7 @@ def random_problem(drawn, schedule, stages, chunks, most_layers=3, sizes=(5, 60)
         memory_limit=tuple(drawn.randint(*sizes) * (3 if several else 1) for _ in range(stages)),
         link=tuple(drawn.randint(0, 5) for _ in range(virtual - 1)),
         allow_empty_stages=layers - len(joints) < virtual,
-        sends=drawn.choice(["", "blocking", "freed", "overlapped"]) if several else "",
+        sends=drawn.choice(["eager", "blocking", "freed", "overlapped"]) if several else "eager",
         per_operation=drawn.choice([0, 1]),
         tails=tails if drawn.random() < 0.5 else (),
         in_flight=fullest_moments(make_program(schedule, stages, microbatches, chunks)) if several else (),
@@ -145,14 +146,15 @@ def test_all_placements(shape):
         if expected == "too many":
             continue
         compared += 1
-        found = enumerate_all(problem)
-        assert found is not None
+        found = State(problem=problem, limits=Limits())
         if expected is None:
-            assert found.placement is None
+            with pytest.raises(InfeasiblePlan):
+                enumerate_all(found)
             with pytest.raises(InfeasiblePlan):
                 solve(problem)
             continue
         fitted += 1
+        assert enumerate_all(found)
         assert found.step_time == expected == time_of(problem, found.placement)
         used = stage_memory(problem, found.placement)
         assert all(a <= b for a, b in zip(used, problem.memory_limit, strict=True))
@@ -164,13 +166,24 @@ def test_all_placements(shape):
     assert fitted > NUM_PER_SHAPE // 4
 
 
-def test_few_of_many_placements_are_replayed():
+def test_few_of_many_placements_are_replayed(monkeypatch):
     """What makes half a second enough for 10^5 placements: critical paths known rule out all but a few."""
     drawn = random.Random(0)
-    num_large = 0
+    num_large, replayed = 0, []
+    replay = BatchSimulator.replay
+    monkeypatch.setattr(
+        BatchSimulator,
+        "replay",
+        lambda own, forward, *rest: replayed.append(len(forward)) or replay(own, forward, *rest),
+    )
     while num_large < 6:
         shape = drawn.choice([("1f1b", 4, 1), ("1f1b", 5, 1), ("interleaved", 2, 2), ("interleaved", 2, 3)])
-        found = enumerate_all(random_problem(drawn, *shape, most_layers=9, sizes=(30, 400)))
-        if found is not None and found.num_placements > 2_000:
+        replayed.clear()
+        problem = random_problem(drawn, *shape, most_layers=9, sizes=(30, 400))
+        try:
+            number = enumerate_all(State(problem=problem, limits=Limits()))
+        except InfeasiblePlan:
+            continue
+        if number > 2_000:
             num_large += 1
-            assert found.num_replayed < 0.2 * found.num_placements
+            assert 0 < sum(replayed) < 0.2 * number

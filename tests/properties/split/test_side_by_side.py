@@ -1,7 +1,6 @@
 """The search of modules side by side finds what the integer solver finds, and its bound holds wherever it stops."""
 
 import random
-import time
 
 import pytest
 
@@ -10,7 +9,7 @@ from mindspeed_autoparallel.planner.split import LayerKind, Segment, SplitProble
 from mindspeed_autoparallel.planner.split.model.solution import time_of
 from mindspeed_autoparallel.planner.split.state import Limits, State
 from mindspeed_autoparallel.planner.split.strategies.integers import search_by_integers
-from mindspeed_autoparallel.planner.split.strategies.side_by_side import solve_side_by_side
+from mindspeed_autoparallel.planner.split.strategies.side_by_side import search_side_by_side
 
 NUM_PROBLEMS = 25
 
@@ -50,7 +49,7 @@ def random_modules(drawn):
         memory_limit=tuple(drawn.randint(average // 2, 2 * average) for _ in range(stages)),
         link=(drawn.randint(0, 3),) * (stages - 1),
         per_operation=drawn.randint(0, 2),
-        rendezvous=drawn.random() < 0.4,
+        sends=drawn.choice(["eager", "eager", "blocking"]),
         allow_empty_stages=drawn.random() < 0.2,
     )
 
@@ -73,14 +72,15 @@ def test_the_integer_solver_finds_no_faster_plan():
         compared += 1
         assert expected.status == "optimal"
         for effort in (0.02, 10.0):
-            found = solve_side_by_side(problem, time.monotonic() + 60, effort=effort)
+            found = State(problem=problem, limits=Limits(effort=effort))
+            search_side_by_side(found)
             assert found.lower_bound <= expected.step_time
             if found.placement is not None:
                 assert found.step_time == time_of(problem, found.placement) >= expected.step_time
                 used = stage_memory(problem, found.placement)
                 assert all(size <= limit for size, limit in zip(used, problem.memory_limit, strict=True))
-        proved += found.complete
-        if found.complete:
+        proved += found.closed
+        if found.closed:
             assert found.step_time == expected.step_time
     assert proved >= 0.9 * NUM_PROBLEMS
 
@@ -94,8 +94,9 @@ def test_below_a_known_time(faster):
             expected = by_integers(problem)
         except InfeasiblePlan:
             continue
-        found = solve_side_by_side(problem, time.monotonic() + 60, below=expected.step_time + faster)
-        if found.complete:
+        found = State(problem=problem, limits=Limits(below=expected.step_time + faster))
+        search_side_by_side(found)
+        if found.closed:
             assert (found.placement is None) == (not faster)
             assert not faster or found.step_time == expected.step_time
         assert found.lower_bound <= expected.step_time

@@ -159,7 +159,7 @@ def brute_force(problem):
                 link=problem.link,
                 per_operation=problem.per_operation,
             )
-            step = simulate(program, times, sends=problem.sends, rendezvous=problem.rendezvous).step_time
+            step = simulate(program, times, sends=problem.sends).step_time
             best = step if best is None else min(best, step)
     return best, least
 

@@ -54,7 +54,7 @@ def random_problem(drawn):
         tails=tails,
         memory_limit=tuple(drawn.randint(12, 45) for _ in range(stages)),
         link=(drawn.randint(0, 5),) * (stages - 1),
-        rendezvous=drawn.random() < 0.5,
+        sends=drawn.choice(["eager", "blocking"]),
     )
 
 

@@ -31,7 +31,8 @@ from mindspeed_autoparallel.planner.split.heuristics.candidates import Evaluator
 from mindspeed_autoparallel.planner.split.model.moments import fullest_moments
 from mindspeed_autoparallel.planner.split.model.rank_kinds import _least
 from mindspeed_autoparallel.planner.split.model.solution import time_of
-from mindspeed_autoparallel.planner.split.strategies.virtual_stages import solve_virtual
+from mindspeed_autoparallel.planner.split.state import Limits, State
+from mindspeed_autoparallel.planner.split.strategies.virtual_stages import search_row
 from mindspeed_autoparallel.schedule import group_sizes, make_program
 
 
@@ -236,8 +237,9 @@ def test_ranks_that_cannot_share_their_layers_in_fractions_bound_higher_than_fra
 
 def test_a_deadline_that_has_passed_ends_the_search_with_what_is_proved():
     problem = pipeline(random.Random(3), 2, 2, 4, 40, 0.6)
-    found = solve_virtual(problem, time.monotonic() - 1)
-    assert not found.impossible and found.lower_bound <= solve(problem, time_limit_s=60).step_time
+    state = State(problem=problem, limits=Limits())
+    search_row(state, time.monotonic() - 1)
+    assert state.lower_bound <= solve(problem, time_limit_s=60).step_time
 
 
 def test_ways_that_others_beat_are_dropped_as_one_by_one():

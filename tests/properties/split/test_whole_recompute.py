@@ -11,7 +11,7 @@ import pytest
 from mindspeed_autoparallel.planner.split import LayerKind, PostPipelineTime, Segment, SplitProblem
 from mindspeed_autoparallel.planner.split.bounds.least_recompute import LeastRecompute
 from mindspeed_autoparallel.planner.split.bounds.relaxation import relaxed_cuts
-from mindspeed_autoparallel.planner.split.bounds.whole_layers import ask
+from mindspeed_autoparallel.planner.split.bounds.whole_layers import query
 from mindspeed_autoparallel.planner.split.bounds.whole_ranks import rank_caps, whole_ranks_bound
 from mindspeed_autoparallel.planner.split.model.moments import fullest_moments
 from mindspeed_autoparallel.planner.split.model.solution import stage_memory, time_of
@@ -110,7 +110,7 @@ def test_whole_layers_recomputed_bound_no_plan_out(seed):
                 assert (added >= slope * here.sum(axis=1) + fixed - 1e-6).all()
         relaxed = relaxed_cuts(problem, until, caps=caps)
         assert relaxed is not None and relaxed[1] <= steps[0]
-        answer = ask(problem, tuple(relaxed[0]), int(limit), until, 1000)
+        answer = query(problem, tuple(relaxed[0]), int(limit), until, 1000)
         assert answer.status != "none below" and answer.bound <= steps[0]
 
 

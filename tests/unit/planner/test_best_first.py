@@ -102,7 +102,7 @@ def test_another_round_is_searched_under_another_cutoff() -> None:
 
 
 def test_progress_says_what_is_left_and_what_is_proved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TELL_EVERY_S", -1.0)
+    monkeypatch.setattr(module, "REPORT_EVERY_S", -1.0)
     search, lines = TreeSearch(), []
     best_first(search, [search.opened(0.0, (1000.0, [])), search.opened(0.0, (3000.0, []))], progress=lines.append)
     assert lines[0] == "1 layouts left, best 1.00 ms, none below 1.00 ms"
@@ -118,7 +118,7 @@ def test_a_proof_states_the_gap_and_the_status() -> None:
 
 
 def test_progress_has_no_bound_above_that_of_what_ended_without_a_proof(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TELL_EVERY_S", -1.0)
+    monkeypatch.setattr(module, "REPORT_EVERY_S", -1.0)
     search, lines = TreeSearch(), list[str]()
     monkeypatch.setattr(search, "settled_bound_us", lambda: 500.0)
     best_first(search, [search.opened(0.0, (1000.0, [])), search.opened(0.0, (3000.0, []))], progress=lines.append)

@@ -24,7 +24,7 @@ from mindspeed_autoparallel.planner.split.settings import SETTINGS
 def best_mean(problem: SplitProblem, paths: Paths, limit: int, deadline: float) -> Array | None:
     """Return weights of the cuts (of ``paths.cuts``, which may gain some) whose cheapest path is the dearest found.
 
-    Stops when that is above ``limit``. ``None`` when the linear solver loses its way before any was found.
+    Stops when that is above ``limit``. ``None`` when the linear solver fails before any was found.
     """
     return _Mixture(problem, paths, limit).run(deadline)
 
@@ -32,7 +32,7 @@ def best_mean(problem: SplitProblem, paths: Paths, limit: int, deadline: float) 
 class _Mixture:
     def __init__(self, problem: SplitProblem, paths: Paths, limit: int) -> None:
         self.problem, self.paths, self.limit = problem, paths, limit
-        # Values near 1: the linear solver loses its way with large numbers.
+        # Values near 1: the linear solver fails on large numbers.
         self.scale = float(max(1, paths.bound()))
         self.lp = LinearProgram()
         self.step = self.lp.number()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy
-
+from mindspeed_autoparallel.planner.split.bounds.bottlenecks import bottleneck
 from mindspeed_autoparallel.planner.split.model.cuts import Cut
 from mindspeed_autoparallel.planner.split.model.ranges import NEVER
 from mindspeed_autoparallel.planner.split.model.recompute_choice import Array
@@ -20,9 +19,9 @@ class Choice:
     options: list[Array]
     floor: int = 0
     """Some stage's extra is known to be no less: every stage's work and this are a cut."""
-    cuts: list[Cut] = field(default_factory=list)
+    cuts: list[Cut] = field(default_factory=list[Cut])
     """Those that mattered to the bound."""
-    columns: list[tuple[int, int]] = field(default_factory=list)
+    columns: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """(stage, option) of the fastest mixture."""
 
     def divided(self, stage: int, which: Array) -> Choice:
@@ -54,7 +53,7 @@ def _divided_by_joints(table: StageOptions, choice: Choice) -> list[Choice]:
     """Return a part for each stage where the one segment of a joint may end, beside first layers of the other."""
     num = len(choice.options)
     for joint in table.problem.joints:
-        parts = []
+        parts: list[Choice] = []
         for end in range(num):
             part = Choice(list(choice.options), choice.floor, list(choice.cuts), list(choice.columns))
             for stage in range(end, num):
@@ -81,7 +80,7 @@ def _divided_by_order(table: StageOptions, choice: Choice, mixed: Array) -> list
     if found is None:
         return []
     before, k, boundary = found
-    halves = []
+    halves: list[Choice] = []
     for segment_index, stages in ((before, range(boundary, len(mixed))), (k, range(boundary))):
         half = Choice(list(choice.options), choice.floor, list(choice.cuts), list(choice.columns))
         for stage in stages:
@@ -93,26 +92,15 @@ def _divided_by_order(table: StageOptions, choice: Choice, mixed: Array) -> list
 
 def _divided_at_bottleneck(table: StageOptions, choice: Choice, cuts: dict[Cut, None]) -> list[Choice]:
     """Return two halves: some stage's extra reaches a middle value, and all stages' work comes on top; or none does."""
-    passing = [cut for cut in cuts if min(cut.forwards) >= 1 and min(cut.backwards) >= 1]
-    if not passing:
-        return []
-    forward = numpy.array([cut.forwards for cut in passing], dtype=numpy.int64) - 1
-    backward = numpy.array([cut.backwards for cut in passing], dtype=numpy.int64) - 1
-    constant = numpy.array([cut.constant for cut in passing], dtype=numpy.int64)
-    extras = []
     for stage, listed in enumerate(choice.options):
-        options = choice.options[stage] = listed[table.backward[stage][listed] < NEVER]
-        times = numpy.unique(numpy.stack([forward[:, stage], backward[:, stage], constant]), axis=1)
-        own = table.forward[options][:, None] * times[0] + table.backward[stage][options][:, None] * times[1] + times[2]
-        extras.append(own.max(axis=1))
+        choice.options[stage] = listed[table.backward[stage][listed] < NEVER]
     if choice.is_empty():
         return []
-    floor = max(choice.floor, *(int(extra.min()) for extra in extras))
-    values = numpy.unique(numpy.concatenate(extras))
-    values = values[values > floor]
-    if not len(values):
+    times = [(table.forward[kept], table.backward[stage][kept]) for stage, kept in enumerate(choice.options)]
+    found = bottleneck(cuts, times, choice.floor)
+    if found is None:
         return []
-    middle = int(values[len(values) // 2])
+    middle, extras = found
     below = [options[extra < middle] for options, extra in zip(choice.options, extras, strict=True)]
     return [
         Choice(list(choice.options), middle, list(choice.cuts), list(choice.columns)),

@@ -37,7 +37,7 @@ class LeastRecompute:
         held = [(problem.segments[k].kinds[0], v) for k, v in blocks.items()]
         self._transient = max((kind.transient for kind, _ in held), default=0)
         moments = numpy.array(problem.moments(rank), dtype=numpy.int64)
-        self._room: Array = numpy.full(len(moments), problem.room(rank))
+        self._room: Array = numpy.full(len(moments), problem.memory_limit[rank])
         for kind, v in held:
             self._room -= kind.memory[v] + moments[:, v // problem.num_stages] * kind.saved
         memory = [[kind.memory[v] for v in self._chunks for kind in self._kinds]]
@@ -71,7 +71,7 @@ class LeastRecompute:
             ):
                 hull.pop()
             hull.append((x, y))
-        rows = []
+        rows: list[Floor] = []
         for (left, below), (right, above) in itertools.pairwise(hull):
             slope = (above - below) / (right - left)
             if slope > 0:

@@ -53,7 +53,7 @@ class Mixture:
         num = self.problem.num_stages
         self.once = [self.lp.row(low=1, high=1) for _ in range(num)]
         self.of_counts, self.totals = self._rows_of_counts()
-        self.counted = []
+        self.counted: list[Any] = []
         for total, ordered in zip(self.totals, self.is_order, strict=True):
             row = self.lp.row(low=None if ordered else float(total), high=float(total))
             for sign in (-1,) if ordered else (1, -1):
@@ -77,7 +77,8 @@ class Mixture:
         for, and joints.
         """
         segments, num = self.problem.segments, self.problem.num_stages
-        rows, totals, self.is_order = [], [], []
+        rows, totals = list[Array](), list[float]()
+        self.is_order: list[bool] = []
         for k, segment in enumerate(segments):
             row = numpy.zeros((num, len(segments)))
             row[:, k] = 1
@@ -107,7 +108,7 @@ class Mixture:
         """Return the best prices found, and the fastest mixture's counts, ``[stage, segment]``.
 
         Stops when the bound is above ``limit``. No prices: some stage has no option left that fits, or the linear
-        solver lost its way.
+        solver failed.
         """
         best: Prices | None = None
         mixed: Array = numpy.zeros((self.problem.num_stages, len(self.problem.segments)))
@@ -211,7 +212,7 @@ class Mixture:
         backwards = weights @ numpy.array([cut.backwards for cut in cuts])
         bound = float(weights @ numpy.array([cut.constant for cut in cuts]) + duals @ self.totals)
         prices = numpy.tensordot(duals, self.of_counts, axes=1)
-        chosen, costs = [], []
+        chosen, costs = list[int](), list[Array]()
         for stage, options in enumerate(self.choice.options):
             tails = float(sum(weight for weight, cut in zip(weights, cuts, strict=True) if cut.tail_stage == stage))
             base = forwards[stage] * table.forward[options] - table.counts[options] @ prices[stage]

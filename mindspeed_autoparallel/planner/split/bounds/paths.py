@@ -34,7 +34,7 @@ class Labels:
     def __len__(self) -> int:
         return len(self.position)
 
-    def take(self, which: Array) -> Labels:
+    def take(self, which: Array | slice) -> Labels:
         return Labels(self.position[which], self.value[which], self.bound[which], self.arcs[which])
 
     @staticmethod
@@ -92,13 +92,13 @@ class Paths:
         """Return the path that costs least, and its cost. ``cost``: by stage, of every arc."""
         least = numpy.full(self.num_nodes, numpy.inf)
         least[-1] = 0
-        ways = []
+        ways: list[Array] = []
         for ranges, arcs in zip(reversed(self.ranges), reversed(cost), strict=True):
             ways.append(arcs + least[ranges.end])
             first = ranges.first()
             least = numpy.full(self.num_nodes, numpy.inf)
             least[ranges.start[first]] = numpy.minimum.reduceat(ways[-1], first)
-        node, path = 0, []
+        node, path = 0, list[int]()
         for ranges, way in zip(self.ranges, reversed(ways), strict=True):
             low: Any = numpy.searchsorted(ranges.start, node, "left")
             high = numpy.searchsorted(ranges.start, node, "right")
@@ -241,7 +241,7 @@ class Paths:
         """Return whole paths within ``limit``: those of the first block that reaches the end. And whether there is
         none.
 
-        After ``effort`` labels or at the deadline it gives up, and knows neither. Labels left then bound nothing: they
+        After ``effort`` labels or at the deadline it gives up, with neither. Labels left then bound nothing: they
         stand for others that are alike only as far as ``limit`` goes.
         """
         num_stages = len(self.ranges)
@@ -252,22 +252,22 @@ class Paths:
             if stage == num_stages:
                 return labels.take(numpy.argsort(labels.bound, kind="stable")), False
             if effort < 0:
-                return labels.take([]), False
+                return labels.take(slice(0)), False
             if len(labels) > SETTINGS.paths_most_labels:
                 order = numpy.argsort(labels.bound, kind="stable")
                 stack.append((stage, labels.take(order[SETTINGS.paths_most_labels :])))
                 labels = labels.take(order[: SETTINGS.paths_most_labels])
-            parts = []
+            parts: list[Labels] = []
             for low in range(0, len(labels), SETTINGS.paths_slice):
                 if time.monotonic() > deadline:
-                    return labels.take([]), False
+                    return labels.take(slice(0)), False
                 parts.append(paths.expand(labels.take(slice(low, low + SETTINGS.paths_slice)), stage, limit))
             following = Labels.join(parts)
             effort -= len(following)
             following = paths.undominated(following, stage, limit, deadline)
             if len(following):
                 stack.append((stage + 1, following))
-        return paths.root().take([]), True
+        return paths.root().take(slice(0)), True
 
 
 def _below(value: Array) -> Array:

@@ -19,6 +19,7 @@ from mindspeed_autoparallel.planner.split.model.cuts import Cut
 from mindspeed_autoparallel.planner.split.model.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.model.recompute_choice import Array
 from mindspeed_autoparallel.planner.split.model.solution import (
+    Counts,
     batch_simulator,
     longest_tail,
     stage_times,
@@ -28,7 +29,7 @@ from mindspeed_autoparallel.planner.split.settings import SETTINGS
 from mindspeed_autoparallel.schedule import BatchSimulator
 
 
-def cut_of(problem: SplitProblem, placement: object) -> tuple[Cut, float]:
+def cut_of(problem: SplitProblem, placement: Counts) -> tuple[Cut, float]:
     """Return the critical path of a placement with the longest tail, and their length."""
     step = step_of(problem, placement)
     forward, backward = stage_times(problem, placement)
@@ -49,7 +50,7 @@ def relaxed_cuts(
     ``stop_at``: a bound that is high enough. ``known``: cuts to begin with. ``caps``: what ranks hold at most; bound
     and ``None`` are about the plans that keep to them.
     """
-    if min(map(problem.room, range(problem.num_stages))) < 0:
+    if min(problem.memory_limit) < 0:
         return None
     model = CutModel(problem, whole=False)
     model.cap(caps)
@@ -104,7 +105,7 @@ def _paths_at(problem: SplitProblem, simulator: BatchSimulator, points: list[Arr
     backward = numpy.array([s.backward + kind.extra_backward for s in problem.segments for kind in s.kinds])
     passes = numpy.array([forward @ point for point in points]), numpy.array([backward @ point for point in points])
     times, paths = simulator.critical_paths(*passes)
-    found = []
+    found: list[tuple[Cut, float]] = []
     for index, (point, path) in enumerate(zip(points, paths, strict=True)):
         stage, tail = longest_tail(problem, _nested(problem, point)) if problem.tails else (-1, 0.0)
         cut = Cut.of(path, passes[0][index], passes[1][index], times[index], stage)

@@ -1,8 +1,8 @@
-"""Questions about whole layers: does any placement of them stay below a step, as far as known cuts tell?
+"""Queries about whole layers: does any placement of them stay below a step under the known cuts?
 
-A step well below the plan known leaves so little room on ranks and at boundaries that many such questions are answered
-in moments where the optimum itself is out of reach. They come nearer to the bound where one was too hard, and nearer to
-the plan where one was not.
+A step well below the plan known leaves so little room on ranks and at boundaries that many such queries are decided
+in moments where the optimum itself is out of reach. The next step is nearer to the bound after a query that was too
+hard, and nearer to the plan after one that was not.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mindspeed_autoparallel.planner.split.settings import SETTINGS
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of a question."""
+    """The answer to a query."""
 
     status: str
     """``none below``, ``optimal``, ``feasible`` (some placement may stay below) or ``unknown``."""
@@ -34,7 +34,7 @@ class Answer:
     """Layers by segment, kind and virtual stage, of the shortest placement met; recomputed ones may be fractions."""
 
 
-def ask(problem: SplitProblem, cuts: Collection[Cut], target: int | None, deadline: float, nodes: int) -> Answer:
+def query(problem: SplitProblem, cuts: Collection[Cut], target: int | None, deadline: float, nodes: int) -> Answer:
     """Look for a placement of whole layers that takes at most ``target`` by the cuts known; ``None``: for the shortest.
 
     ``nodes``: of the search, at most.
@@ -60,8 +60,8 @@ def ask(problem: SplitProblem, cuts: Collection[Cut], target: int | None, deadli
     return Answer(status, bound if target is None else min(bound, target), model.values())
 
 
-class Questions:
-    """Where to ask next, between a bound and a plan."""
+class Queries:
+    """The step times to query, between a bound and a plan."""
 
     def __init__(self, problem: SplitProblem, most_nodes: float) -> None:
         self._unit, self._most_nodes = tick_of(problem), most_nodes
@@ -69,11 +69,11 @@ class Questions:
 
     @property
     def are_worthwhile(self) -> bool:
-        """Return whether there is another question within the effort."""
+        """Return whether another query is within the effort."""
         return self.nodes <= self._most_nodes and self._share >= SETTINGS.whole_layers_least_share
 
     def between(self, low: int, high: int) -> int:
-        """Return a step to ask about, in whole ticks."""
+        """Return the step to query, in whole ticks."""
         if high - low <= max(SETTINGS.whole_layers_few_ticks * self._unit, SETTINGS.whole_layers_nearly * high):
             return high
         return low + max(1, round(self._share * (high - low) / self._unit)) * self._unit
@@ -86,31 +86,22 @@ class Questions:
             self._share, self.nodes = self._share / 2, self.nodes * 2
 
 
-def raised_bound(
-    problem: SplitProblem, low: float, high: int, deadline: float, cuts: Collection[Cut] = (), most_nodes: float = inf
-) -> float:
-    """Return a step that no plan beats, ``low`` or more; ``high``: no more is of interest.
-
-    ``cuts``: those of the linear relaxation, which is solved first where there are none.
-    """
+def raised_bound(problem: SplitProblem, low: float, high: int, deadline: float) -> float:
+    """Return a step that no plan beats, ``low`` or more; it need not exceed ``high``."""
     if not fits_a_row(problem):
         return low
-    if not cuts:
-        caps = rank_caps(problem, high)
-        relaxed = (
-            None
-            if caps is None
-            else relaxed_cuts(problem, deadline, high, most_rounds=SETTINGS.whole_layers_rounds, caps=caps)
-        )
-        if relaxed is None or relaxed[1] >= high:
-            return high
-        low, cuts = max(low, relaxed[1]), tuple(relaxed[0])
-    questions, bound = Questions(problem, most_nodes), floor(low)
-    while bound < high and questions.are_worthwhile and time.monotonic() < deadline:
-        answer = ask(problem, cuts, questions.between(bound, high), deadline, questions.nodes)
+    caps, relaxed = rank_caps(problem, high), None
+    if caps is not None:
+        relaxed = relaxed_cuts(problem, deadline, high, most_rounds=SETTINGS.whole_layers_rounds, caps=caps)
+    if relaxed is None or relaxed[1] >= high:
+        return high
+    low = max(low, relaxed[1])
+    queries, bound = Queries(problem, inf), floor(low)
+    while bound < high and queries.are_worthwhile and time.monotonic() < deadline:
+        answer = query(problem, relaxed[0], queries.between(bound, high), deadline, queries.nodes)
         bound = max(bound, min(high, floor(answer.bound)))
-        questions.take(answer)
+        queries.take(answer)
         if answer.status == "optimal":
-            # The bound is what these cuts can tell.
+            # These cuts give no higher bound.
             break
     return max(low, bound)

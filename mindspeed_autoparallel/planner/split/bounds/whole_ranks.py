@@ -36,13 +36,13 @@ def rank_cuts(problem: SplitProblem) -> list[Cut]:
 def rank_caps(problem: SplitProblem, step: float) -> list[RankCap] | None:
     """Return what ranks hold at most in a plan that takes no longer than ``step``; ``None``: there is no such plan.
 
-    The ranks' paths and memory are what is looked at, each rank by itself.
+    Only the ranks' paths and memory count, each rank by itself.
     """
     return _Ranks(problem).caps(step)
 
 
 def whole_ranks_bound(problem: SplitProblem, low: float, high: float) -> float:
-    """Return a step time that no plan beats, ``low`` or more; ``high``: no more is of interest."""
+    """Return a step time that no plan beats, ``low`` or more; it need not exceed ``high``."""
     ranks = _Ranks(problem)
     if ranks.caps(high) is None:
         return high
@@ -95,7 +95,7 @@ class _Rank:
 
     def __init__(self, problem: SplitProblem, rank: int, cut: Cut, blocks: dict[int, int]) -> None:
         self.problem, self.rank, self._program = problem, rank, LinearProgram()
-        # Times near 1: solvers lose their way with large numbers.
+        # Times near 1: solvers fail on large numbers.
         self._unit = max(1.0, sum(s.num_layers * (s.forward + s.backward) for s in problem.segments))
         self._unit *= problem.num_microbatches / problem.num_virtual
         self._chunks = range(rank, problem.num_virtual, problem.num_stages)
@@ -119,14 +119,14 @@ class _Rank:
         scale = 1 / max(1, problem.memory_limit[rank])
         for row in memory_rows(problem, rank):
             terms = [(term.size * scale, self.x[term.segment][term.kind][term.stage]) for term in row]
-            self._program.row(terms, high=problem.room(rank) * scale)
+            self._program.row(terms, high=problem.memory_limit[rank] * scale)
 
     def _add_path(self, cut: Cut) -> None:
         problem = self.problem
         for tail, fixed in tail_rows(problem, self.x, cut.tail_stage):
             # Solvers' variables overload ==: no keys of a dictionary.
             after = {id(variable): ticks for ticks, variable in tail}
-            terms = []
+            terms: list[tuple[float, Any]] = []
             for term in path_row(problem, cut, self._chunks):
                 variable = self.x[term.segment][term.kind][term.stage]
                 terms.append(((term.size + after.get(id(variable), 0)) / self._unit, variable))

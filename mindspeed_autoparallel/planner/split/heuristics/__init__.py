@@ -1,1 +1,1 @@
-"""Good plans without a proof: simple splits, descents, annealing."""
+"""Good plans without a proof: simple splits, descents, perturbations."""

@@ -9,7 +9,7 @@ import numpy
 
 from mindspeed_autoparallel.planner.split.model.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.model.recompute_choice import Array
-from mindspeed_autoparallel.planner.split.model.solution import Placement, stage_memory, time_of
+from mindspeed_autoparallel.planner.split.model.solution import Placement, fits, stage_memory, time_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,11 +29,10 @@ class Baseline:
 
 def baselines(problem: SplitProblem) -> tuple[Baseline, ...]:
     """Return ``even``: layers spread evenly; ``greedy``: stages of nearly equal forward + backward time."""
-    found = []
+    found: list[Baseline] = []
     for name, by_time in (("even", False), ("greedy", True)):
         placement = _fit(problem, _chain(problem, by_time))
-        fits = all(a <= b for a, b in zip(stage_memory(problem, placement), problem.memory_limit, strict=True))
-        found.append(Baseline(name=name, fits=fits, placement=placement, problem=problem))
+        found.append(Baseline(name=name, fits=fits(problem, placement), placement=placement, problem=problem))
     return tuple(found)
 
 
@@ -80,7 +79,7 @@ def _fit(problem: SplitProblem, counts: list[list[int]]) -> Placement:
         [list(count), *([0] * problem.num_virtual for _ in segment.kinds[1:])]
         for segment, count in zip(problem.segments, counts, strict=True)
     ]
-    choices = []
+    choices: list[tuple[float, int, int, int]] = []
     for k, segment in enumerate(problem.segments):
         for q, kind in enumerate(segment.kinds[1:], start=1):
             for v in range(problem.num_virtual):

@@ -1,11 +1,11 @@
-"""Many placements of one problem at once: their times, whether they fit, and what known cuts say of them."""
+"""Many placements of one problem at once: their times, whether they fit, and their bounds by known cuts."""
 
 from __future__ import annotations
 
 import functools
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy
@@ -18,6 +18,7 @@ from mindspeed_autoparallel.planner.split.model.recompute_choice import Array
 from mindspeed_autoparallel.planner.split.model.solution import (
     Placement,
     batch_simulator,
+    placement_of,
     tails_of,
 )
 from mindspeed_autoparallel.planner.split.settings import SETTINGS
@@ -62,12 +63,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Replay:
-    """What came of a request."""
+    """The answer to a request."""
 
     place: int
-    """Of the fastest candidate,"""
+    """Of the fastest candidate."""
     step: int
-    """which takes so long."""
+    """Its step time."""
     passes: Array
     """Backwards by virtual stage of the critical path that was learned: of the fastest candidate if it beats what was
     to be beaten, otherwise of the first one."""
@@ -99,7 +100,7 @@ class Evaluator:
         self._saved: Array = numpy.array([s.kinds[0].saved for s in problem.segments])
         self._transient = max(s.kinds[0].transient for s in problem.segments)
         self._is_free = not any(s.kinds[0].extra_backward for s in problem.segments)
-        self._rooms: Array = numpy.array([problem.room(stage) for stage in range(size)])
+        self._rooms: Array = numpy.array(problem.memory_limit)
         by_rank: Array = (numpy.arange(num)[:, None] % size == numpy.arange(size)).astype(float)
         most = [[problem.most_memory(s.kinds[0], v) for s in problem.segments] for v in range(num)]
         self._most: Array = (numpy.array(most)[:, :, None] * by_rank[:, None, :]).reshape(-1, size)
@@ -120,7 +121,7 @@ class Evaluator:
 
     def variants(self, one: Candidates) -> Candidates:
         """Return a candidate with another way to recompute on one of its ranks, all of them."""
-        held, rows = self.row.held(one.ends)[0], []
+        held, rows = self.row.held(one.ends)[0], list[Array]()
         for rank in range(self.problem.num_stages):
             ways = self.ways_of(rank, held).extra
             for way in ways if len(ways) > 1 else ():
@@ -161,11 +162,11 @@ class Evaluator:
         num, size = len(held), self.problem.num_stages
         extra: Array = numpy.zeros((num, *self._shape), dtype=numpy.int64)
         fits: Array = numpy.ones(num, dtype=bool)
-        candidate, rank = numpy.nonzero(~self.runs_plainly(held))
+        candidate, rank = numpy.nonzero(~self._runs_plainly(held))
         if len(candidate):
-            keys = self.rank_keys(held)[candidate, rank]
+            keys = self._rank_keys(held)[candidate, rank]
             _, first, inverse = numpy.unique(keys, return_index=True, return_inverse=True)
-            best = []
+            best: list[Array] = []
             for index in first:
                 if time.monotonic() > self.deadline:
                     raise OutOfTime
@@ -176,14 +177,14 @@ class Evaluator:
             fits = (extra >= 0).all(axis=(1, 2))
         return extra.reshape(num, self.problem.num_virtual), fits
 
-    def runs_plainly(self, held: Array) -> Array:
+    def _runs_plainly(self, held: Array) -> Array:
         """Return which ranks have memory for all of their layers whole, ``[candidate, rank]``."""
         if not self._is_free:
             return numpy.zeros((len(held), self.problem.num_stages), dtype=bool)
         plainly = held.reshape(len(held), len(self._most)).astype(float) @ self._most + self._transient <= self._rooms
         return plainly if plainly.all() else self._used(held, self._plain, self._saved) + self._transient <= self._rooms
 
-    def rank_keys(self, held: Array) -> Array:
+    def _rank_keys(self, held: Array) -> Array:
         """Return a number for what every rank holds, ``[candidate, rank]``; equal ones hold the same."""
         size = self.problem.num_stages
         keys: Array = (held.reshape(len(held), *self._shape, held.shape[2]) * self._hashes).sum(axis=(1, 3)) * size
@@ -203,28 +204,21 @@ class Evaluator:
         answers: list[Replay] = []
         learned: list[Cut] = []
         for group in self._packed(requests):
-            steps, cut_of = self.timed(Candidates.join([request.some for request in group]))
-            first = 0
+            some = Candidates.join([request.some for request in group])
+            self.num_simulated += len(some)
+            times, path_of = self.simulator.replay(some.forward, some.backward)
+            steps, first = times + some.tail, 0
             for request in group:
                 last = first + len(request.some)
                 place = int(steps[first:last].argmin())
                 step = int(steps[first + place])
-                learned.append(cut_of(first + place if step < request.to_beat else first))
+                at = first + place if step < request.to_beat else first
+                cut = Cut.of(path_of(at), some.forward[at], some.backward[at], times[at], int(some.tail_stage[at]))
+                learned.append(cut)
                 answers.append(Replay(place, step, numpy.array(learned[-1][1])))
                 first = last
         self.know(learned)
         return answers
-
-    def timed(self, some: Candidates) -> tuple[Array, Callable[[int], Cut]]:
-        """Return the step of every candidate, exactly, and what returns the critical path of any of them."""
-        self.num_simulated += len(some)
-        times, path_of = self.simulator.replay(some.forward, some.backward)
-
-        def cut_of(index: int) -> Cut:
-            tail_stage = int(some.tail_stage[index])
-            return Cut.of(path_of(index), some.forward[index], some.backward[index], times[index], tail_stage)
-
-        return times + some.tail, cut_of
 
     def _packed(self, requests: list[Request]) -> list[list[Request]]:
         """Return the requests in groups that one replay has memory for, as far as they are not too large alone."""
@@ -240,7 +234,7 @@ class Evaluator:
 
     def know(self, cuts: Iterable[Cut]) -> None:
         """Keep cuts."""
-        fresh = []
+        fresh: list[Cut] = []
         for cut in cuts:
             if cut not in self.cuts:
                 self.cuts[cut] = None
@@ -253,11 +247,6 @@ class Evaluator:
             self._constant = numpy.concatenate([self._constant, [cut.constant for cut in fresh]])[
                 -SETTINGS.search_most_cuts :
             ]
-
-    @property
-    def known_cuts(self) -> tuple[Array, Array]:
-        """Return the newest cuts, ``[cut, forwards then backwards]``, and what each adds."""
-        return self._matrix, self._constant
 
     def bounds(self, some: Candidates, since: int = 0) -> Array:
         """Return a lower bound on every candidate's step, by the cuts learned; ``since``: only by those learned when
@@ -284,7 +273,4 @@ class Evaluator:
             for chunk, edges in enumerate(ways.edges(way)):
                 v = rank + chunk * problem.num_stages
                 columns[v] = self.kinds.rows(tuple(held[v].tolist()), edges)
-        return tuple(
-            tuple(tuple(column[k][q] for column in columns) for q in range(len(segment.kinds)))
-            for k, segment in enumerate(problem.segments)
-        )
+        return placement_of(columns)

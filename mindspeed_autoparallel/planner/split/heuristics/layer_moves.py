@@ -13,7 +13,7 @@ import numpy
 from mindspeed_autoparallel.planner.split.model.cuts import Cut
 from mindspeed_autoparallel.planner.split.model.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.model.recompute_choice import Array, RecomputeChoice
-from mindspeed_autoparallel.planner.split.model.solution import batch_simulator
+from mindspeed_autoparallel.planner.split.model.solution import batch_simulator, tail_lengths
 from mindspeed_autoparallel.planner.split.settings import SETTINGS
 
 IMPOSSIBLE = 2.0**50
@@ -63,7 +63,7 @@ class LayerMoves:
             if numpy.isfinite(steps[index]):
                 self._descend(starts[int(index)], float(steps[index]), deadline)
 
-    def shake(self, most_replays: int, deadline: float) -> None:
+    def perturb(self, most_replays: int, deadline: float) -> None:
         """Search around the best plan until so many were replayed without a faster one."""
         if self.best is None:
             return
@@ -99,7 +99,7 @@ class LayerMoves:
         while True:
             if step < self.best_time:
                 self.best, self.best_time = counts, step
-            moves = self._promising(counts, step) if time.monotonic() < deadline else []
+            moves = self._promising(counts, step) if time.monotonic() < deadline else self._by[:0]
             if not len(moves):
                 return counts, step
             moved = numpy.tile(counts, (len(moves), 1, 1))
@@ -157,10 +157,7 @@ class LayerMoves:
         kinds = self.choice.best(stage, held)
         if kinds is None:
             return none
-        tail = 0
-        for row in self.problem.tails_at(stage):
-            some = any(n and ticks for n, ticks in zip(held, row.by_segment, strict=True))
-            tail = max(tail, sum(n * t for n, t in zip(held, row.by_segment, strict=True)) + row.fixed * some)
+        tail = tail_lengths(self.problem.tails_at(stage), numpy.array(held))
         forward = sum(n * t for n, t in zip(held, self._forward, strict=True))
         backward = sum(n * t for n, t in zip(held, self._backward, strict=True)) + kinds[0]
         return float(forward), float(backward), float(tail)

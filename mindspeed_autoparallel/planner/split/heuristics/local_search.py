@@ -1,7 +1,7 @@
-"""Good placements by steps: boundaries move, recomputation moves, what is found is shaken or annealed.
+"""Good placements by steps: boundaries move, recomputation moves, and what is found is perturbed.
 
 A step shifts boundaries i to j by one layer, all of them tried at once: cuts known so far discard most, the batch
-simulator times the rest, and each round's critical paths become cuts. Several searches go downwards side by side and
+simulator times the rest, and each round's critical paths become cuts. Several descents run side by side and
 share each replay, since a replay of a hundred placements takes little longer than that of one. Effort is counted in
 replayed placements, not in seconds, so that a rerun finds the same.
 """
@@ -15,7 +15,6 @@ from math import inf
 
 import numpy
 
-from mindspeed_autoparallel.planner.split.heuristics.annealing import Annealing
 from mindspeed_autoparallel.planner.split.heuristics.candidates import Candidates, Evaluator, Replay, Request
 from mindspeed_autoparallel.planner.split.heuristics.starts import simple_splits
 from mindspeed_autoparallel.planner.split.model.layer_row import shifts
@@ -48,7 +47,8 @@ class LocalSearch:
         self._moves = shifts(evaluator.problem.num_virtual)
         self._nowhere: Array = numpy.zeros(evaluator.problem.num_virtual, dtype=numpy.int64)
         self.best: Best | None = None
-        self.shakes = 0
+        self.perturbed = 0
+        """Placements perturbed so far."""
 
     @property
     def is_late(self) -> bool:
@@ -56,7 +56,7 @@ class LocalSearch:
         return time.monotonic() > self.deadline
 
     def start(self, hopeless: float = inf) -> bool:
-        """Search downwards from the best of simple splits. Return whether any that fits was found.
+        """Descend from the best simple splits. Return whether any that fits was found.
 
         All of them are timed even when time is up: no answer is worse than what one would write by hand.
         ``hopeless``: where the fastest simple split takes more, it is all that is found.
@@ -80,7 +80,7 @@ class LocalSearch:
         return self.best is not None
 
     def add(self, starts: list[Array]) -> None:
-        """Search downwards from placements, made to fit first where they do not."""
+        """Descend from placements, made to fit first where they do not."""
         found = [self._made_to_fit(ends) for ends in starts]
         self._search_from([one for one in found if one is not None])
 
@@ -90,58 +90,26 @@ class LocalSearch:
             under_way, _ = self._advance(under_way)
 
     def keep(self, best: Best) -> None:
-        """Take note of a placement."""
+        """Keep a placement that is faster than the best one."""
         if self.best is None or best.step < self.best.step:
             self.best = best
-
-    def improve(self, most_simulated: int, lower_bound: float = 0) -> None:
-        """Search on until effort, patience or time ends, or the best placement is proved."""
-        if most_simulated >= SETTINGS.search_enough_to_anneal:
-            now, deadline = time.monotonic(), self.deadline
-            self.deadline = now + SETTINGS.search_annealed_share * (deadline - now)
-            self.anneal(most_simulated, lower_bound)
-            self.deadline = deadline
-            # Each finds what the other does not.
-            self.shake(most_simulated, lower_bound, SETTINGS.search_long_patience)
-        else:
-            self.shake(most_simulated, lower_bound)
-
-    def anneal(self, most_simulated: int, lower_bound: float = 0) -> None:
-        """Search by annealing from the best placement and simple splits, each time longer, until effort or luck ends,
-        or the best one is proved."""
-        assert self.best is not None
-        annealing, evaluator = Annealing(self.evaluator, self._random), self.evaluator
-        simple = evaluator.candidates(simple_splits(evaluator.row), self._weights(self._nowhere))
-
-        def is_over() -> bool:
-            return self._is_done(most_simulated, lower_bound)
-
-        rounds, quiet = SETTINGS.search_first_rounds, 0
-        while quiet < SETTINGS.search_quiet_runs and not is_over():
-            before = self.best.step
-            found = annealing.run(Candidates.join([self.best.one, simple]), rounds, is_over)
-            self._search_from(
-                [found.take(numpy.array([place])) for place in range(min(SETTINGS.search_descents, len(found)))]
-            )
-            quiet = 0 if self.best.step < before else quiet + 1
-            rounds = int(SETTINGS.search_longer * rounds)
 
     def _is_done(self, most_simulated: int, lower_bound: float) -> bool:
         """Return whether effort or time is over, or the best placement proved."""
         assert self.best is not None
         return self.best.step <= lower_bound or self.evaluator.num_simulated >= most_simulated or self.is_late
 
-    def shake(self, most_simulated: int, lower_bound: float = 0, patience: int = SETTINGS.search_patience) -> None:
-        """Search on from shaken placements until effort or patience ends, or the best one is proved."""
+    def improve(self, most_simulated: int, lower_bound: float = 0) -> None:
+        """Search on from perturbed placements until effort, patience or time ends, or the best one is proved."""
         assert self.best is not None
         current, since, quiet = self.best, 0, 0
         under_way: list[tuple[Descent, Request]] = []
         while not self._is_done(most_simulated, lower_bound):
-            if quiet > patience + SETTINGS.search_more_patience * (self.shakes - quiet):
+            if quiet > SETTINGS.search_patience + SETTINGS.search_more_patience * (self.perturbed - quiet):
                 break
             for _ in range(SETTINGS.search_side_by_side - len(under_way)):
-                self.shakes, since, quiet = self.shakes + 1, since + 1, quiet + 1
-                found = self._shaken(current)
+                self.perturbed, since, quiet = self.perturbed + 1, since + 1, quiet + 1
+                found = self._perturbed(current)
                 if found is not None:
                     under_way.append(_begun(self._descend(found)))
             before = self.best.step
@@ -155,8 +123,8 @@ class LocalSearch:
                 current, since = self.best, 0
 
     def _advance(self, under_way: list[tuple[Descent, Request]]) -> tuple[list[tuple[Descent, Request]], list[Best]]:
-        """Take the searches one replay further. Return their next questions, and where those ended that did."""
-        going, ended = [], []
+        """Take the descents one replay further. Return those that go on, and the ends of the others."""
+        going, ended = list[tuple[Descent, Request]](), list[Best]()
         replays = self.evaluator.replay([request for _, request in under_way])
         for (descent, request), replay in zip(under_way, replays, strict=True):
             if replay.step < request.to_beat:
@@ -192,7 +160,7 @@ class LocalSearch:
             around, overs = around[overs < over], overs[overs < over]
             if not len(around):
                 return None
-            # What fits best may be far from fast: of all that fits better, what the cuts known think most of.
+            # What fits best may be far from fast: of all that fits better, the one with the smallest bound.
             place = int(evaluator.plain_bounds(around).argmin())
             ends, over = around[place], int(overs[place])
         return None
@@ -201,7 +169,7 @@ class LocalSearch:
         moved = ends + self._moves
         return moved[self.evaluator.row.is_cut(moved)]
 
-    def _shaken(self, best: Best) -> Candidates | None:
+    def _perturbed(self, best: Best) -> Candidates | None:
         ends = best.one.ends[0]
         kicks = int(self._random.integers(2, SETTINGS.search_most_kicks + 1)) if len(self._moves) else 0
         for _ in range(kicks):

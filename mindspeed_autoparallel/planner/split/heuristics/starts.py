@@ -13,7 +13,7 @@ def simple_splits(row: LayerRow) -> Array:
     """Return ``[split, num_virtual + 1]``: different ones, splits even in time first."""
     problem = row.problem
     work = (row.forward + row.backward).astype(float) + 1e-3 * numpy.arange(row.num_layers + 1)
-    found = []
+    found: list[Array] = []
     weights: list[Array] = [work, numpy.arange(row.num_layers + 1).astype(float)]
     for weight in weights:
         for lighter in SETTINGS.starts_lighter_ends if problem.num_chunks > 1 else SETTINGS.starts_lighter_ends[:1]:
@@ -34,7 +34,7 @@ def _whole_layers(row: LayerRow) -> list[Array]:
     layers = row.num_layers - lead - trail
     if layers < num:
         return []
-    found = []
+    found: list[Array] = []
     for first in SETTINGS.starts_fewer_first:
         for last in SETTINGS.starts_fewer_last:
             base, more = divmod(layers + first + last, num)

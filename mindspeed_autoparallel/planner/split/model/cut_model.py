@@ -41,7 +41,7 @@ class RankCap:
 
 class CutModel:
     """Grows by cuts. ``whole``: stages hold whole layers (SCIP), otherwise fractions are allowed (CLP). How many of a
-    stage's layers are recomputed may be a fraction: that hides little, and makes questions much easier."""
+    stage's layers are recomputed may be a fraction: that costs little of the bound and makes queries much easier."""
 
     def __init__(self, problem: SplitProblem, *, whole: bool) -> None:
         """Set up order and memory."""
@@ -49,7 +49,7 @@ class CutModel:
         self._program = LinearProgram("SCIP" if whole else "CLP")
         self._row = self._program.row
         num = problem.num_virtual
-        # Times near 1: solvers lose their way with large numbers.
+        # Times near 1: solvers fail on large numbers.
         self.unit = max(1.0, sum(s.num_layers * (s.forward + s.backward) for s in problem.segments) / num)
         self.x: list[list[list[Any]]] = [
             [[self._count(s.num_layers, len(s.kinds) == 1) for _ in range(num)] for _ in s.kinds]
@@ -139,7 +139,7 @@ class CutModel:
             scale = 1 / max(1, problem.memory_limit[stage])
             for row in memory_rows(problem, stage):
                 terms = [(term.size * scale, self.x[term.segment][term.kind][term.stage]) for term in row]
-                self._row(terms, high=problem.room(stage) * scale)
+                self._row(terms, high=problem.memory_limit[stage] * scale)
 
     def add(self, cut: Cut) -> None:
         """Add that no plan takes less than this path."""
@@ -173,7 +173,7 @@ class CutModel:
     def solve(self, deadline: float, most_nodes: int = 0, below: float | None = None) -> tuple[str, float]:
         """Return ``optimal``, ``feasible``, ``infeasible`` or ``unknown``; and a bound in ticks.
 
-        ``below``: only what takes less is of interest. ``most_nodes``: of the search for whole layers.
+        ``below``: only shorter steps count. ``most_nodes``: of the search for whole layers.
         """
         seconds = max(0.01, min(3600.0, deadline - time.monotonic()))
         solver = self._program.solver
@@ -197,7 +197,7 @@ class CutModel:
 
 def tail_rows(problem: SplitProblem, x: Any, stage: int) -> list[tuple[list[tuple[int, Any]], int]]:
     """Return rows below the stage's tail: (coefficient, variable) pairs, and a constant."""
-    rows = []
+    rows: list[tuple[list[tuple[int, Any]], int]] = []
     for tail in problem.tails_at(stage) if stage >= 0 else ():
         terms = [
             (ticks, row[v])
@@ -214,11 +214,11 @@ def tail_rows(problem: SplitProblem, x: Any, stage: int) -> list[tuple[list[tupl
 
 def whole_counts(values: list[list[list[float]]]) -> Placement:
     """Return whole counts of whole layers of which fractions are recomputed: more of them rather than fewer."""
-    placement = []
+    placement: list[tuple[tuple[int, ...], ...]] = []
     for kinds in values:
-        columns = []
+        columns: list[tuple[int, ...]] = []
         for column in zip(*kinds, strict=True):
-            left, counts = round(sum(column)), []
+            left, counts = round(sum(column)), list[int]()
             for value in column[1:]:
                 counts.append(min(left, ceil(value - ROUNDING)))
                 left -= counts[-1]

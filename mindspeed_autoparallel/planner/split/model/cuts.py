@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-import numpy
 from numpy.typing import NDArray
 
 
@@ -15,10 +14,12 @@ class CriticalPath(Protocol):
     @property
     def num_forwards(self) -> tuple[int, ...]:
         """Return forwards by virtual stage."""
+        ...
 
     @property
     def num_backwards(self) -> tuple[int, ...]:
         """Return backwards by virtual stage."""
+        ...
 
 
 class Cut(NamedTuple):
@@ -36,8 +37,8 @@ class Cut(NamedTuple):
     def of(
         cls,
         path: CriticalPath,
-        forward: Sequence[float] | NDArray[numpy.float64],
-        backward: Sequence[float] | NDArray[numpy.float64],
+        forward: Sequence[float] | NDArray[Any],
+        backward: Sequence[float] | NDArray[Any],
         end: float,
         tail_stage: int = -1,
     ) -> Cut:

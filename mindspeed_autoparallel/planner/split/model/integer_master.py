@@ -74,7 +74,7 @@ class IntegerMaster:
     def _memory(self) -> None:
         problem = self.problem
         for stage in range(problem.num_stages):
-            room = problem.room(stage)
+            room = problem.memory_limit[stage]
             chunks = range(stage, problem.num_virtual, problem.num_stages)
             transients = [
                 (kind.transient, row[v])
@@ -107,7 +107,7 @@ class IntegerMaster:
 
     def forbid(self, placement: Placement) -> None:
         """Add that at least one stage holds another number of some segment's layers."""
-        differs = []
+        differs: list[Any] = []
         for here, kinds in zip(self.here, placement, strict=True):
             for count, value in zip(here, map(sum, zip(*kinds, strict=True)), strict=True):
                 less, more = self.model.new_bool_var(""), self.model.new_bool_var("")

@@ -14,7 +14,7 @@ def fullest_moments(program: Program) -> tuple[tuple[tuple[int, ...], ...], ...]
     Whatever a microbatch of each chunk keeps, the stage's peak is at one of them.
     """
     num_chunks = 1 + max(action.chunk for action in program[0])
-    found = []
+    found: list[tuple[tuple[int, ...], ...]] = []
     for actions in program:
         now = [0] * num_chunks
         seen: dict[tuple[int, ...], None] = {}

@@ -91,22 +91,19 @@ class SplitProblem:
     num_microbatches: int
     memory_limit: tuple[int, ...]
     """By stage."""
-    fixed_memory: tuple[int, ...] = ()
-    """By stage, whatever is placed there; empty: 0."""
     link: tuple[int, ...] = ()
     """Message time between virtual stages v and v + 1; empty: 0."""
     per_operation: int = 0
     """Host time added to every forward and backward of a stage; a multiple of the other times' common divisor."""
     schedule: str = "1f1b"
     num_chunks: int = 1
-    rendezvous: bool = False
-    sends: str = ""
-    """How messages are treated (``schedule.SENDS``), if not given by ``rendezvous``."""
+    sends: str = "eager"
+    """How messages are treated (``schedule.SENDS``)."""
     allow_empty_stages: bool = False
     microbatch_group_size: int = 0
     """Microbatches of one chunk in a row (interleaved); 0: as many as stages."""
     paired: bool = False
-    """Combined 1F1B (interleaved): forward and backward of two microbatches are one pass, which takes what both say."""
+    """Combined 1F1B (interleaved): forward and backward of two microbatches are one pass with the time of both."""
     in_flight: tuple[tuple[tuple[int, ...], ...], ...] = ()
     """By stage, the moments that may be fullest: microbatches in flight of each chunk. Empty: one moment, nothing
     counted by ``LayerKind.saved``."""
@@ -122,8 +119,6 @@ class SplitProblem:
             raise ConfigError("there is nothing to split: no segments.")
         if len(self.memory_limit) != self.num_stages:
             raise ConfigError(f"{len(self.memory_limit)} memory limits for {self.num_stages} stages.")
-        if self.fixed_memory and len(self.fixed_memory) != self.num_stages:
-            raise ConfigError(f"{len(self.fixed_memory)} fixed memories for {self.num_stages} stages.")
         if self.in_flight and (
             len(self.in_flight) != self.num_stages
             or any(not moments for moments in self.in_flight)
@@ -221,7 +216,3 @@ class SplitProblem:
     def leanest(self, segment: Segment, v: int) -> LayerKind:
         """Return the kind that needs least memory on a virtual stage."""
         return min(segment.kinds, key=lambda kind: self.most_memory(kind, v))
-
-    def room(self, stage: int) -> int:
-        """Return memory for what is placed on a stage."""
-        return self.memory_limit[stage] - (self.fixed_memory[stage] if self.fixed_memory else 0)

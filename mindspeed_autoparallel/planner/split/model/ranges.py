@@ -14,8 +14,8 @@ import numpy
 from mindspeed_autoparallel.planner.split.model.layer_row import is_one_row
 from mindspeed_autoparallel.planner.split.model.problem import MOST_MEMORY, SplitProblem
 from mindspeed_autoparallel.planner.split.model.recompute_choice import Array as Array
-from mindspeed_autoparallel.planner.split.model.recompute_choice import RecomputeChoice
-from mindspeed_autoparallel.planner.split.model.solution import Placement
+from mindspeed_autoparallel.planner.split.model.recompute_choice import RecomputeChoice, Rows
+from mindspeed_autoparallel.planner.split.model.solution import Placement, placement_of, tail_lengths
 
 NEVER = 2**60
 UNUSABLE = 2 * MOST_MEMORY
@@ -93,13 +93,13 @@ class Chain:
         first = numpy.flatnonzero(numpy.diff(self._start, prepend=-1))
         least = numpy.full(self.num_layers + 1, NEVER)
         least[-1] = -NEVER
-        ways = []
+        ways: list[Array] = []
         for stage in range(num - 1, -1, -1):
             used = self._least_memory(stage, held)
-            ways.append(numpy.maximum(used - self.problem.room(stage), least[self._end]))
+            ways.append(numpy.maximum(used - self.problem.memory_limit[stage], least[self._end]))
             least = numpy.full(self.num_layers + 1, NEVER)
             least[self._start[first]] = numpy.minimum.reduceat(ways[-1], first)
-        node, ends = 0, []
+        node, ends = 0, list[int]()
         for way in reversed(ways):
             here = numpy.flatnonzero(self._start == node)
             node = int(self._end[here[numpy.argmin(way[here])]])
@@ -121,7 +121,7 @@ class Chain:
         """Return by range the least memory of one stack's layers, each under a kind of at most ``peak`` transient.
 
         The kinds of a stack's layers on a stage come in their order, so that the last layer's kind and the range before
-        it are all there is to know: ``least[place, start]`` grows by one layer at a time.
+        it decide the rest: ``least[place, start]`` grows by one layer at a time.
         """
         segments = [self.problem.segments[k] for k in group]
         sizes = [
@@ -151,10 +151,10 @@ class Chain:
             <= longest
         )
         start, end = start[mask], end[mask]
-        found = []
+        found: list[Ranges] = []
         for stage in range(problem.num_stages):
             least = numpy.array([min(kind.memory[stage] for kind in s.kinds) for s in problem.segments]) @ counts
-            fits = least[end] - least[start] <= self.problem.room(stage)
+            fits = least[end] - least[start] <= self.problem.memory_limit[stage]
             if stage == 0:
                 fits &= start == 0
             if stage == problem.num_stages - 1:
@@ -177,7 +177,7 @@ class Chain:
         held = (self.counts[:, ranges.end] - self.counts[:, ranges.start]).T
         plain = numpy.array([s.kinds[0].memory[stage] for s in segments])
         transient = numpy.array([s.kinds[0].transient for s in segments])
-        free = held @ plain + numpy.where(held > 0, transient, 0).max(axis=1) <= self.problem.room(stage)
+        free = held @ plain + numpy.where(held > 0, transient, 0).max(axis=1) <= self.problem.memory_limit[stage]
         if any(s.kinds[0].extra_backward for s in segments):
             free[:] = False
         extra: Array = numpy.zeros(len(ranges), dtype=numpy.int64)
@@ -187,15 +187,9 @@ class Chain:
         ranges.backward = ranges.backward + extra
         ranges.keep(extra < NEVER)
 
-    def _tails(self, stage: int, start: Array, end: Array) -> Array:
+    def _tails(self, stage: int, start: Array | int, end: Array | int) -> Array:
         """Return what a stage with each range does after the pipeline."""
-        held = self.counts[:, end] - self.counts[:, start]
-        length: Array = numpy.zeros(numpy.shape(start), dtype=numpy.int64)
-        for tail in self.problem.tails_at(stage):
-            ticks = numpy.array(tail.by_segment)
-            fixed = numpy.where((ticks != 0) @ held > 0, tail.fixed, 0)
-            length = numpy.maximum(length, ticks @ held + fixed)
-        return length
+        return tail_lengths(self.problem.tails_at(stage), (self.counts[:, end] - self.counts[:, start]).T)
 
     def times(self, stage: int, start: int, end: int) -> tuple[int, int, int] | None:
         """Forward, backward (with the least recomputation) and tail; ``None``: the range cannot be on that stage."""
@@ -218,20 +212,17 @@ class Chain:
 
     def placement(self, ends: list[int]) -> Placement:
         """Return the plan whose stage s holds the layers up to ``ends[s]``."""
-        columns = []
+        columns: list[Rows] = []
         for stage, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
             held = tuple((self.counts[:, end] - self.counts[:, start]).tolist())
             kinds = self.choice.best(stage, held)
             assert kinds is not None  # its range was kept
             columns.append(kinds[1])
-        return tuple(
-            tuple(tuple(column[k][q] for column in columns) for q in range(len(segment.kinds)))
-            for k, segment in enumerate(self.problem.segments)
-        )
+        return placement_of(columns)
 
     def ends_of(self, placement: Placement) -> list[int]:
         """Return layers done after each stage."""
-        ends, done = [], 0
+        ends, done = list[int](), 0
         for stage in range(self.problem.num_stages):
             done += sum(row[stage] for rows in placement for row in rows)
             ends.append(done)

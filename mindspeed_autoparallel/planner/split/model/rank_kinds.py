@@ -7,13 +7,19 @@ them is best depends on the rest of the pipeline, so the search tries them.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy
 
-from mindspeed_autoparallel.planner.split.model.problem import Segment, SplitProblem, order_of_kinds
-from mindspeed_autoparallel.planner.split.model.recompute_choice import Array, Edges, cuts_of_a_row, row_of_kinds
+from mindspeed_autoparallel.planner.split.model.problem import LayerKind, SplitProblem
+from mindspeed_autoparallel.planner.split.model.recompute_choice import (
+    Array,
+    Edges,
+    edges_of_a_row,
+    row_of_kinds,
+    sum_over_kinds,
+)
 from mindspeed_autoparallel.planner.split.settings import SETTINGS
 
 _MANY_WAYS = 4096
@@ -99,7 +105,7 @@ class RankKinds:
                 most = int(SETTINGS.ways_most_combined ** (1 / max(1, len(fronts) - 1)))
                 complete &= all(len(front.memory) <= most for front in fronts[:-1])
                 fronts = (*(front.thinned(most) for front in fronts[:-1]), fronts[-1])
-                ways = self._combined(rank, fronts, self.problem.room(rank) - peak)
+                ways = self._combined(rank, fronts, self.problem.memory_limit[rank] - peak)
                 extras.append(numpy.stack([front.extra[ways[:, c]] for c, front in enumerate(fronts)], axis=1))
                 chosen += [(fronts, way) for way in ways]
             if not extras[-1].any(axis=1).all():
@@ -142,24 +148,14 @@ class RankKinds:
     def _group_front(self, group: tuple[int, ...], held: Held, v: int, peak: int) -> _Front:
         segments = [self.problem.segments[k] for k in group]
         counts = [held[k] for k in group]
-        num_kinds = len(segments[0].kinds)
-        cuts = cuts_of_a_row(sum(counts), num_kinds - 1)
-        ends = numpy.full((len(cuts), 1), sum(counts))
-        edges = numpy.concatenate([numpy.zeros_like(ends), cuts, ends], axis=1)
-
-        def total(value: Any) -> Array:
-            return _sum_over_kinds(segments, counts, edges, value)
-
-        allowed = total(lambda kind: kind.transient > peak) == 0
-        memory, saved, extra = (
-            total(value)[allowed]
-            for value in (
-                lambda kind: kind.memory[v],
-                lambda kind: kind.saved,
-                lambda kind: kind.extra_backward,
-            )
+        edges = edges_of_a_row(sum(counts), len(segments[0].kinds))
+        edges = edges[sum_over_kinds(segments, counts, edges, lambda kind: kind.transient > peak) == 0]
+        values: tuple[Callable[[LayerKind], int], ...] = (
+            lambda kind: kind.memory[v],
+            lambda kind: kind.saved,
+            lambda kind: kind.extra_backward,
         )
-        edges = edges[allowed]
+        memory, saved, extra = (sum_over_kinds(segments, counts, edges, value) for value in values)
         if len(edges) > _MANY_WAYS:
             # A product would drop these, too, but one by one.
             moments = self.problem.moments(v % self.problem.num_stages)
@@ -167,16 +163,6 @@ class RankKinds:
             kept = _least(whole, extra)
             edges, memory, saved, extra = edges[kept], memory[kept], saved[kept], extra[kept]
         return _Front(memory, saved, extra, tuple((tuple(row),) for row in edges.tolist()))
-
-
-def _sum_over_kinds(segments: list[Segment], counts: list[int], edges: Array, value: Any) -> Array:
-    """Return a value summed over the layers of a stack, for every way to cut it into kinds."""
-    result: Array = 0
-    for place, q in enumerate(order_of_kinds(len(segments[0].kinds))):
-        each: Array = numpy.repeat(numpy.array([int(value(s.kinds[q])) for s in segments], dtype=numpy.int64), counts)
-        before = numpy.concatenate([[0], numpy.cumsum(each)])
-        result = result + before[edges[:, place + 1]] - before[edges[:, place]]
-    return result
 
 
 def _product(left: _Front, right: _Front, in_flight: int) -> _Front:

@@ -8,23 +8,21 @@ from __future__ import annotations
 import functools
 import itertools
 from bisect import bisect_right
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import numpy
+from numpy.typing import NDArray
 
-from mindspeed_autoparallel.planner.split.model.problem import LayerKind, SplitProblem, order_of_kinds
+from mindspeed_autoparallel.planner.split.model.problem import LayerKind, Segment, SplitProblem, order_of_kinds
 
-Array = Any
-"""A numpy array."""
+Array: TypeAlias = NDArray[Any]
 Rows = tuple[tuple[int, ...], ...]
 """Layers by kind of each segment."""
 Edges = tuple[int, ...]
 """Of the layers of a stack on a stage, in their order: where each way to run them begins, and the last one ends."""
 Option = tuple[int, int, tuple[Edges, ...]]
 """Memory, added backward time, edges of the stacks so far; fronts rise in memory and fall in time."""
-Run = tuple[tuple[LayerKind, ...], int, tuple[bool, ...]]
-"""Kinds of one segment, how many of its layers, and which kinds they may have."""
 
 _MOST_LAYERS_REMEMBERED = 256
 """Of a stage whose cuts are kept: those of two kinds are half a megabyte here, and grow with the square."""
@@ -55,7 +53,7 @@ class RecomputeChoice:
         best: Option | None = None
         for peak in self._transients(held):
             # Charging ``peak`` to plans that need less is made good by the smaller peaks' own turns.
-            room = self.problem.room(stage) - peak
+            room = self.problem.memory_limit[stage] - peak
             front: list[Option] = [(0, 0, ())] if room >= 0 else []
             for group in present[:-1]:
                 front = _merge(front, self._front(group, held, stage, peak), room)
@@ -88,29 +86,19 @@ class RecomputeChoice:
         usable = tuple(tuple(kind.transient <= peak for kind in segment.kinds) for segment in segments)
         key = (group, counts, stage, usable)
         if key not in self._fronts:
-            runs = [(s.kinds, count, allowed) for s, count, allowed in zip(segments, counts, usable, strict=True)]
-            self._fronts[key] = _ways(runs, stage)
+            self._fronts[key] = _ways(segments, counts, stage, peak)
         return self._fronts[key]
 
 
-def _ways(runs: list[Run], stage: int) -> list[Option]:
-    """Return layers of a stack in their order: the first ones under the first kind that recomputes, and so on, plain
-    last."""
-    num_kinds, total = len(runs[0][0]), sum(count for _, count, _ in runs)
-    order = order_of_kinds(num_kinds)
-    cuts = cuts_of_a_row(total, num_kinds - 1)
-    edges = numpy.concatenate([numpy.zeros((len(cuts), 1), dtype=int), cuts, numpy.full((len(cuts), 1), total)], axis=1)
-    memory, extra, refused = (
-        sum(
-            (before[edges[:, place + 1]] - before[edges[:, place]])
-            for place, before in enumerate(_before(runs, order, value))
-        )
-        for value in (
-            lambda kind, allowed: kind.memory[stage],
-            lambda kind, allowed: kind.extra_backward,
-            lambda kind, allowed: not allowed,
-        )
+def _ways(segments: Sequence[Segment], counts: Sequence[int], stage: int, peak: int) -> list[Option]:
+    """Return the ways to run a stack's layers that no other of at most their memory equals or beats in added time."""
+    edges = edges_of_a_row(sum(counts), len(segments[0].kinds))
+    values: tuple[Callable[[LayerKind], int], ...] = (
+        lambda kind: kind.memory[stage],
+        lambda kind: kind.extra_backward,
+        lambda kind: kind.transient > peak,
     )
+    memory, extra, refused = (sum_over_kinds(segments, counts, edges, value) for value in values)
     found: list[Option] = []
     for index in numpy.lexsort((extra, memory)):
         if not refused[index] and (not found or extra[index] < found[-1][1]):
@@ -118,27 +106,29 @@ def _ways(runs: list[Run], stage: int) -> list[Option]:
     return found
 
 
-def cuts_of_a_row(total: int, number: int) -> Array:
-    """Return every way to cut a row of layers into ``number`` + 1 parts, in order."""
+def sum_over_kinds(
+    segments: Sequence[Segment], counts: Sequence[int], edges: Array, value: Callable[[LayerKind], int]
+) -> Array:
+    """Return a value summed over the layers of a stack, for every way to cut it into kinds."""
+    result: Array = numpy.zeros(len(edges), dtype=numpy.int64)
+    for place, q in enumerate(order_of_kinds(len(segments[0].kinds))):
+        each: Array = numpy.repeat(numpy.array([int(value(s.kinds[q])) for s in segments], dtype=numpy.int64), counts)
+        before = numpy.concatenate([[0], numpy.cumsum(each)])
+        result += before[edges[:, place + 1]] - before[edges[:, place]]
+    return result
+
+
+def edges_of_a_row(total: int, num_kinds: int) -> Array:
+    """Return where each kind's layers begin and the last ones end, for every way to cut ``total`` layers into kinds in
+    their order."""
     few = total <= _MOST_LAYERS_REMEMBERED
-    return _cuts_of_a_row(total, number) if few else _cuts_of_a_row.__wrapped__(total, number)
+    return _edges_of_a_row(total, num_kinds) if few else _edges_of_a_row.__wrapped__(total, num_kinds)
 
 
 @functools.lru_cache(maxsize=1024)
-def _cuts_of_a_row(total: int, number: int) -> Array:
-    ways = list(itertools.combinations_with_replacement(range(total + 1), number))
-    return numpy.array(ways, dtype=int).reshape(len(ways), number)
-
-
-def _before(runs: list[Run], order: Sequence[int], value: Any) -> list[Array]:
-    """Return by kind in ``order`` the sum of a value over the layers before each."""
-    counts = [count for _, count, _ in runs]
-    tables = []
-    for q in order:
-        values = [value(kinds[q], allowed[q]) for kinds, _, allowed in runs]
-        each: Array = numpy.repeat(numpy.array(values, dtype=int), counts)
-        tables.append(numpy.concatenate([[0], numpy.cumsum(each)]))
-    return tables
+def _edges_of_a_row(total: int, num_kinds: int) -> Array:
+    cuts = itertools.combinations_with_replacement(range(total + 1), num_kinds - 1)
+    return numpy.array([(0, *cut, total) for cut in cuts], dtype=numpy.int64)
 
 
 def row_of_kinds(num_kinds: int, edges: Edges, start: int, end: int) -> tuple[int, ...]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
-from typing import Any
 
 import numpy
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.split.model.cuts import Cut
 from mindspeed_autoparallel.planner.split.model.linear import memory_rows
-from mindspeed_autoparallel.planner.split.model.problem import SplitProblem
+from mindspeed_autoparallel.planner.split.model.problem import PostPipelineTime, SplitProblem
+from mindspeed_autoparallel.planner.split.model.recompute_choice import Array
 from mindspeed_autoparallel.schedule import (
     BatchSimulator,
     Program,
@@ -24,10 +24,10 @@ from mindspeed_autoparallel.schedule import (
     simulate_folded,
 )
 
-Array = Any
-"""A numpy array."""
 Placement = tuple[tuple[tuple[int, ...], ...], ...]
 """``placement[segment][kind][virtual stage]``: number of layers."""
+Counts = Sequence[Sequence[Sequence[float]]]
+"""The same, whole or fractions."""
 
 
 class NoneBelow(InfeasiblePlan):
@@ -86,17 +86,16 @@ def longest_step(problem: SplitProblem) -> int:
     return work * problem.num_microbatches * problem.num_chunks + tail_time
 
 
-def stage_times(problem: SplitProblem, placement: object) -> tuple[list[float], list[float]]:
+def stage_times(problem: SplitProblem, placement: Counts) -> tuple[list[float], list[float]]:
     """Forward and backward time by virtual stage; counts may be fractions."""
-    forward, backward = [0.0] * problem.num_virtual, [0.0] * problem.num_virtual
-    exact: list[list[float]] = [[0] * problem.num_virtual, [0] * problem.num_virtual]
-    for segment, rows in zip(problem.segments, placement, strict=True):  # type: ignore[call-overload]  # nested rows
+    forward: list[float] = [0] * problem.num_virtual
+    backward: list[float] = [0] * problem.num_virtual
+    for segment, rows in zip(problem.segments, placement, strict=True):
         for kind, row in zip(segment.kinds, rows, strict=True):
             for v, count in enumerate(row):
                 if count:
-                    exact[0][v] += count * segment.forward
-                    exact[1][v] += count * (segment.backward + kind.extra_backward)
-    forward, backward = exact
+                    forward[v] += count * segment.forward
+                    backward[v] += count * (segment.backward + kind.extra_backward)
     return forward, backward
 
 
@@ -121,21 +120,12 @@ def _program_sizes(problem: SplitProblem) -> ProgramSizes:
     )
 
 
-def sends_of(problem: SplitProblem) -> str:
-    """Return how messages are treated (``schedule.SENDS``)."""
-    if problem.sends:
-        return problem.sends
-    if not problem.rendezvous:
-        return "eager"
-    return "freed" if problem.num_chunks > 1 else "blocking"
-
-
 def batch_simulator(problem: SplitProblem) -> BatchSimulator:
     """Return the replay of many placements at once; sorting the schedule's events takes a while."""
-    return BatchSimulator(program_of(problem), sends_of(problem), problem.link, problem.per_operation)
+    return BatchSimulator(program_of(problem), problem.sends, problem.link, problem.per_operation)
 
 
-def step_of(problem: SplitProblem, placement: object, *, with_timeline: bool = False) -> SimulatedStep:
+def step_of(problem: SplitProblem, placement: Counts, *, with_timeline: bool = False) -> SimulatedStep:
     """Simulate a placement (integers: exactly)."""
     return step_at(problem, *stage_times(problem, placement), with_timeline=with_timeline)
 
@@ -145,55 +135,58 @@ def step_at(
 ) -> SimulatedStep:
     """Simulate a pipeline whose virtual stages take so long."""
     times = StepTimes(forward=forward, backward=backward, link=problem.link, per_operation=problem.per_operation)
-    return simulate_folded(_program_sizes(problem), times, sends_of(problem), with_timeline=with_timeline)
+    return simulate_folded(_program_sizes(problem), times, problem.sends, with_timeline=with_timeline)
 
 
-def longest_tail(problem: SplitProblem, placement: object) -> tuple[int, float]:
+def longest_tail(problem: SplitProblem, placement: Counts) -> tuple[int, float]:
     """Return the stage whose tail is longest, and its length; (-1, 0) without tails. Counts may be fractions."""
     if not problem.tails:
         return -1, 0
-    rows = [
-        [sum(row[v] for row in kinds) for v in range(problem.num_virtual)]
-        for kinds in placement  # type: ignore[attr-defined]  # nested rows
-    ]
-    tails: list[float] = []
-    for stage in range(problem.num_stages):
-        chunks = range(stage, problem.num_virtual, problem.num_stages)
-        length: float = 0
-        for tail in problem.tails_at(stage):
-            held = [(t, row[v]) for t, row in zip(tail.by_segment, rows, strict=True) for v in chunks if t and row[v]]
-            length = max(length, sum(t * count for t, count in held) + (tail.fixed if held else 0))
-        tails.append(length)
-    stage = max(range(problem.num_stages), key=tails.__getitem__)
-    return stage, tails[stage]
+    held = numpy.array([[sum(counts) for counts in zip(*kinds, strict=True)] for kinds in placement])
+    stage, length = tails_of(problem, held.T[None])
+    return int(stage[0]), length[0].item()
 
 
 def tails_of(problem: SplitProblem, held: Array) -> tuple[Array, Array]:
     """Return the stage whose tail is longest (-1 without tails), and its length, of many placements; ``held``:
     ``[placement, virtual stage, segment]``."""
-    length: Array = numpy.zeros((len(held), problem.num_stages), dtype=numpy.int64)
     if not problem.tails:
-        return numpy.full(len(held), -1), length.max(axis=1)
+        return numpy.full(len(held), -1), numpy.zeros(len(held), dtype=numpy.int64)
     by_rank = held.reshape(len(held), problem.num_chunks, problem.num_stages, held.shape[2]).sum(axis=1)
-    for tail in problem.tails:
-        ticks = numpy.array(tail.by_segment)
-        some = by_rank[:, :, ticks != 0].any(axis=2)
-        row = by_rank @ ticks + numpy.where(some, tail.fixed, 0)
-        if tail.first_only:
-            row[:, 1:] = 0
-        length = numpy.maximum(length, row)
+    length = tail_lengths(problem.tails_at(1), by_rank)
+    length[:, 0] = tail_lengths(problem.tails, by_rank[:, 0])
     return length.argmax(axis=1), length.max(axis=1)
 
 
-def time_of(problem: SplitProblem, placement: object) -> float:
+def tail_lengths(tails: Sequence[PostPipelineTime], held: Array) -> Array:
+    """Return the longest of the rows for layers by segment, ``held[..., segment]``; 0 without rows."""
+    length: Array = numpy.zeros(held.shape[:-1], dtype=held.dtype)
+    for tail in tails:
+        ticks = numpy.array(tail.by_segment)
+        some = held[..., ticks != 0].any(axis=-1)
+        length = numpy.maximum(length, held @ ticks + numpy.where(some, tail.fixed, 0))
+    return length
+
+
+def time_of(problem: SplitProblem, placement: Counts) -> float:
     """Return the whole step: pipeline and the longest tail."""
     return step_of(problem, placement).step_time + longest_tail(problem, placement)[1]
+
+
+def fits(problem: SplitProblem, placement: Placement) -> bool:
+    """Return whether every stage's peak is within its limit."""
+    return all(a <= b for a, b in zip(stage_memory(problem, placement), problem.memory_limit, strict=True))
+
+
+def placement_of(columns: Sequence[Sequence[Sequence[int]]]) -> Placement:
+    """Return the placement of layers by virtual stage, segment and kind."""
+    return tuple(tuple(zip(*rows, strict=True)) for rows in zip(*columns, strict=True))
 
 
 def stage_memory(problem: SplitProblem, placement: Placement) -> tuple[int, ...]:
     """Return peak memory by stage."""
     num = problem.num_stages
-    peaks = []
+    peaks: list[int] = []
     for stage in range(num):
         used = max(
             sum(term.size * placement[term.segment][term.kind][term.stage] for term in row)
@@ -206,5 +199,5 @@ def stage_memory(problem: SplitProblem, placement: Placement) -> tuple[int, ...]
             for kind, row in zip(segment.kinds, rows, strict=True)
             if any(row[v] for v in held)
         ]
-        peaks.append(problem.memory_limit[stage] - problem.room(stage) + used + max(transients, default=0))
+        peaks.append(used + max(transients, default=0))
     return tuple(peaks)

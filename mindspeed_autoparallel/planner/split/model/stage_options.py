@@ -1,7 +1,7 @@
 """Modules side by side, stage by stage: every number of layers of each module that a stage may hold, and its times.
 
 Of all ways to recompute the layers of a stage only the one with the least added backward time matters: every schedule
-is monotone in stage times. That time is looked for where it is asked for; before, a bound stands in its place.
+is monotone in stage times. That time is computed when it is needed; until then a bound stands in its place.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import numpy
 
 from mindspeed_autoparallel.planner.split.model.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.model.ranges import NEVER
-from mindspeed_autoparallel.planner.split.model.recompute_choice import Array, RecomputeChoice
-from mindspeed_autoparallel.planner.split.model.solution import Placement
+from mindspeed_autoparallel.planner.split.model.recompute_choice import Array, RecomputeChoice, Rows
+from mindspeed_autoparallel.planner.split.model.solution import Placement, placement_of, tail_lengths
 from mindspeed_autoparallel.planner.split.settings import SETTINGS
 
 
@@ -33,7 +33,9 @@ class StageOptions:
             self.counts = listed
         self.forward: Array = self.counts @ numpy.array([s.forward for s in problem.segments])
         self._plain: Array = self.counts @ numpy.array([s.backward for s in problem.segments])
-        self.tail: list[Array] = [self._tails(stage) for stage in range(problem.num_stages)]
+        self.tail: list[Array] = [
+            tail_lengths(problem.tails_at(stage), self.counts) for stage in range(problem.num_stages)
+        ]
         """By stage."""
         self.backward: list[Array] = []
         """By stage: a bound, or exact."""
@@ -43,7 +45,7 @@ class StageOptions:
         alike: dict[tuple[int, ...], int] = {}
         for stage in range(problem.num_stages):
             memory = [kind.memory[stage] for s in problem.segments for kind in s.kinds]
-            other = alike.setdefault((problem.room(stage), *memory), stage)
+            other = alike.setdefault((problem.memory_limit[stage], *memory), stage)
             if other < stage:
                 # What is found for one is found for all.
                 self.backward.append(self.backward[other])
@@ -78,21 +80,13 @@ class StageOptions:
                 kept &= counts[:, k] <= counts[:, segment.beside]
         return counts[kept] if kept.sum() <= SETTINGS.options_most_options else None
 
-    def _tails(self, stage: int) -> Array:
-        length: Array = numpy.zeros(len(self.counts), dtype=numpy.int64)
-        for tail in self.problem.tails_at(stage):
-            ticks = numpy.array(tail.by_segment)
-            fixed = numpy.where(self.counts[:, ticks != 0].any(axis=1), tail.fixed, 0)
-            length = numpy.maximum(length, self.counts @ ticks + fixed)
-        return length
-
     def _least_extra(self, stage: int) -> tuple[Array, Array, Array]:
         """Return added backward time if layers could be recomputed in part and needed nothing meanwhile; which options
         may fit; and for which that is exact, since nothing is recomputed."""
         segments = self.problem.segments
         plain = self.counts @ numpy.array([s.kinds[0].memory[stage] for s in segments])
         transient = numpy.where(self.counts > 0, [s.kinds[0].transient for s in segments], 0).max(axis=1, initial=0)
-        missing = plain - self.problem.room(stage)
+        missing = plain - self.problem.memory_limit[stage]
         exact = missing + transient <= 0
         if any(s.kinds[0].extra_backward for s in segments):
             return numpy.zeros_like(plain), numpy.ones(len(plain), dtype=bool), numpy.zeros(len(plain), dtype=bool)
@@ -133,7 +127,7 @@ class StageOptions:
         """Return some options that fit, those nearest to ``counts``; fewer when fewer do."""
         weight = numpy.array([s.forward + s.backward + 1 for s in self.problem.segments])
         far = numpy.abs(self.counts[options] - numpy.array(counts)) @ weight
-        found = []
+        found: list[int] = []
         for place in numpy.argsort(far, kind="stable"):
             option = int(options[place])
             if not self._exact[stage][option]:
@@ -146,12 +140,9 @@ class StageOptions:
 
     def placement(self, held: Array) -> Placement:
         """Return the plan that holds these layers (``[stage, segment]``), each of which fits."""
-        columns = []
+        columns: list[Rows] = []
         for stage, row in enumerate(held.tolist()):
             kinds = self.choice.best(stage, tuple(row))
             assert kinds is not None  # it fits
             columns.append(kinds[1])
-        return tuple(
-            tuple(tuple(column[k][q] for column in columns) for q in range(len(segment.kinds)))
-            for k, segment in enumerate(self.problem.segments)
-        )
+        return placement_of(columns)

@@ -3,101 +3,83 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from math import inf
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.split.bounds.bottlenecks import halves
 from mindspeed_autoparallel.planner.split.bounds.cut_combination import best_mean
 from mindspeed_autoparallel.planner.split.bounds.paths import Labels, Paths
 from mindspeed_autoparallel.planner.split.bounds.relaxation import cut_of
+from mindspeed_autoparallel.planner.split.heuristics.baselines import best_baseline
 from mindspeed_autoparallel.planner.split.heuristics.moves import improve
 from mindspeed_autoparallel.planner.split.model.cuts import Cut
 from mindspeed_autoparallel.planner.split.model.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.model.ranges import Chain
-from mindspeed_autoparallel.planner.split.model.solution import Placement, longest_step, step_at, tick_of
+from mindspeed_autoparallel.planner.split.model.solution import longest_step, step_at
 from mindspeed_autoparallel.planner.split.settings import SETTINGS
-
-LONGEST = 2**56
-"""Ticks; far below where 64-bit sums overflow."""
+from mindspeed_autoparallel.planner.split.state import LONGEST, State
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChainSolution:
-    """``placement`` is ``None`` when there is no plan (``complete``) or none was found in time."""
+def search_chain(state: State) -> None:
+    """Label stage after stage of a chain. Raises ``InfeasiblePlan`` with a proof, ``ConfigError`` for a tick too fine.
 
-    placement: Placement | None
-    step_time: int
-    lower_bound: int
-    rounds: int
-    complete: bool
-    cuts: tuple[Cut, ...] = ()
-
-
-def solve_chain(
-    problem: SplitProblem,
-    known: Placement | None,
-    deadline: float,
-    below: int | None = None,
-    most_effort: float = inf,
-) -> ChainSolution:
-    """Return the fastest plan of a chain, if it takes less than ``below``; ``known``: a plan that fits.
-
-    ``most_effort``: labels for one question; where more are needed, the gap stays. Raises ``ConfigError`` for a tick
-    too fine.
+    ``effort``: labels for one query; where more are needed, the gap stays.
     """
-    if longest_step(problem) > LONGEST:
+    if longest_step(state.problem) > LONGEST:
         raise ConfigError("the step is too long for the tick chosen: use coarser times.")
-    return _Search(problem, known, deadline, below, most_effort).run()
+    _Search(state).run()
+    state.done = True
 
 
 class _Search:
-    def __init__(
-        self, problem: SplitProblem, known: Placement | None, deadline: float, below: int | None, most_effort: float
-    ) -> None:
-        self.problem, self.deadline, self.most_effort = problem, deadline, most_effort
-        self.chain, self.unit = Chain(problem), tick_of(problem)
-        self.best: Placement | None = None
-        self.best_time, self.rounds = 2 * LONGEST, 0
+    def __init__(self, state: State) -> None:
+        self.state, self.problem, self.deadline = state, state.problem, state.limits.deadline
+        self.chain = Chain(state.problem)
         self.left = 0
         """Labels that the two halves of the search may still make."""
-        cuts = first_cuts(problem)
-        if known is not None:
-            # The same layers, with the least recomputation that fits.
-            self._improve(self.chain.ends_of(known), cuts)
-        elif below is None:
-            overrun, ends = self.chain.roomiest()
-            if overrun <= 0:
+        cuts = first_cuts(state.problem)
+        if state.limits.below is None:
+            simple = best_baseline(state.problem)
+            if simple is not None:
+                # The same layers, with the least recomputation that fits.
+                self._improve(self.chain.ends_of(simple.placement), cuts)
+            else:
+                overrun, ends = self.chain.roomiest()
+                if overrun > 0:
+                    raise state.infeasible()
                 self._improve(ends, cuts)
-        if below is not None and below <= self.best_time:
-            self.best, self.best_time = None, below
         self.paths = Paths(self.chain.ranges(self.best_time), self.chain.num_layers)
         self.paths.cuts = cuts
 
-    def run(self) -> ChainSolution:
-        paths = self.paths
-        most = self.best_time if self.best is not None else self._limit()
-        if not paths.weigh() or not paths.prune(most):
-            return self._result(self.best_time, complete=True)
-        for stage, ranges in enumerate(paths.ranges):
-            self.chain.recompute(stage, ranges)
-        if not paths.weigh() or not paths.prune(most):
-            return self._result(self.best_time, complete=True)
-        self.lower = paths.bound()
+    @property
+    def best_time(self) -> int:
+        """Return the step that a better plan stays below."""
+        return int(min(self.state.limit, 2 * LONGEST))
+
+    def run(self) -> None:
+        """Raise the bound to the best plan, or as far as effort and time allow."""
+        paths, state = self.paths, self.state
+        most = self.best_time if state.placement is not None else self._limit()
+        for step in (False, True):
+            for stage, ranges in enumerate(paths.ranges) if step else ():
+                self.chain.recompute(stage, ranges)
+            if not paths.weigh() or not paths.prune(most):
+                state.raise_bound(self.best_time)
+                return
+        state.raise_bound(paths.bound())
         share, effort = SETTINGS.chain_first_share, SETTINGS.chain_first_effort
-        while self.lower < self.best_time and effort <= self.most_effort and time.monotonic() < self.deadline:
-            # Ask for a plan in the lowest part of what is open: few arcs are left there, whatever the answer.
-            target = min(self._limit(), self.lower + int((self.best_time - self.lower) * share))
+        most_effort = state.limits.most_effort * SETTINGS.effort_labels
+        while not state.closed and effort <= most_effort and time.monotonic() < self.deadline:
+            # Search the lowest part of the open interval: few arcs are left there, whatever the outcome.
+            target = min(self._limit(), state.lower_bound + int((self.best_time - state.lower_bound) * share))
             before = self.best_time
             self.left = effort
             if self._none_within(self.paths, target, effort):
-                self.lower = max(self.lower, -(-(target + 1) // self.unit) * self.unit)
+                state.raise_bound(target + 1)
                 share = min(SETTINGS.chain_most_share, 2 * share)
             elif self.best_time > target:
                 share, effort = share / 3, 2 * effort
             if self.best_time < before and not (paths.weigh() and paths.prune(self._limit())):
-                self.lower = self.best_time
-        return self._result(self.lower, complete=self.lower >= self.best_time)
+                state.raise_bound(self.best_time)
 
     def _none_within(self, among: Paths, target: int, effort: int) -> bool:
         """Return whether no plan ``among`` these takes at most ``target``, proved. Otherwise one was found, or effort
@@ -120,7 +102,7 @@ class _Search:
                 if not self._strengthen(paths, target):
                     return True
                 if among is self.paths:
-                    self.lower = max(self.lower, min(paths.bound(), target))
+                    self.state.raise_bound(min(paths.bound(), target))
                 if effort >= SETTINGS.chain_branching_effort:
                     two = halves(paths)
                     if two is not None:
@@ -150,15 +132,15 @@ class _Search:
     def _improve(self, ends: list[int], cuts: dict[Cut, None]) -> None:
         ends, step = improve(self.problem, self.chain, ends, cuts, self.deadline)
         if step < self.best_time:
-            self.best, self.best_time = self.chain.placement(ends), step
+            self.state.offer(self.chain.placement(ends), step)
 
     def _limit(self) -> int:
-        """Return the longest step of interest: just below the best plan's."""
-        return self.best_time - self.unit
+        """Return the longest step of a better plan."""
+        return self.best_time - self.state.unit
 
     def _visit(self, paths: Paths, labels: Labels) -> bool:
-        """Simulate the most promising plans and keep the best; whether anything was learned."""
-        self.rounds += 1
+        """Simulate the most promising plans and keep the best. Return whether a cut or a better plan was new."""
+        self.state.rounds += 1
         learned = False
         for row in labels.arcs[: SETTINGS.chain_simulated]:
             ends = [int(paths.ranges[stage].end[arc]) for stage, arc in enumerate(row)]
@@ -171,12 +153,6 @@ class _Search:
                 self._improve(ends, self.paths.cuts)
                 learned = True
         return learned
-
-    def _result(self, lower: int, *, complete: bool) -> ChainSolution:
-        lower = self.best_time if complete else min(-(-lower // self.unit) * self.unit, self.best_time)
-        return ChainSolution(
-            placement=self.best, step_time=self.best_time, lower_bound=lower, rounds=self.rounds, complete=complete
-        )
 
 
 def first_cuts(problem: SplitProblem) -> dict[Cut, None]:

@@ -7,7 +7,6 @@ backward time no other way equals or beats, since every schedule is monotone in 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy
@@ -21,9 +20,11 @@ from mindspeed_autoparallel.planner.split.model.solution import (
     Placement,
     batch_simulator,
     longest_step,
+    placement_of,
     tails_of,
 )
 from mindspeed_autoparallel.planner.split.settings import SETTINGS
+from mindspeed_autoparallel.planner.split.state import State
 
 LONGEST = 2**52
 """Ticks: steps that floating-point numbers hold exactly."""
@@ -32,35 +33,26 @@ Integers: TypeAlias = NDArray[numpy.int64]
 Floats: TypeAlias = NDArray[numpy.float64]
 
 
-@dataclass(frozen=True)
-class Enumerated:
-    """The optimum; without a placement every plan takes ``below`` or longer, or none fits."""
-
-    placement: Placement | None
-    step_time: int
-    num_placements: int
-    """Of layers."""
-    num_replayed: int
-
-
-def enumerate_all(problem: SplitProblem, below: int | None = None) -> Enumerated | None:
-    """Return the fastest of all placements that take less than ``below``; ``None``: there are too many of them."""
+def enumerate_all(state: State) -> int:
+    """Find the fastest of all placements. Return how many placements of layers there are; 0: too many, and nothing is
+    found or proved."""
+    problem = state.problem
     if (
         2 * problem.num_virtual * problem.num_microbatches > SETTINGS.enumeration_most_events
         or longest_step(problem) > LONGEST
     ):
-        return None
+        return 0
     kinds = [segment.kinds for segment in problem.segments]
     if not (_are_alike(kinds, "memory") or _are_alike(kinds, "saved")):
         # Fronts of recompute policies compare memory at the fullest moment alone.
-        return None
+        return 0
     ideals = _ideals(problem)
-    if ideals is None:
-        return None
-    paths = _paths(problem, ideals, SETTINGS.enumeration_most_placements)
-    if paths is None:
-        return None
-    return _Search(problem, ideals[paths], below).run()
+    paths = None if ideals is None else _paths(problem, ideals, SETTINGS.enumeration_most_placements)
+    if ideals is None or paths is None or not _Search(state, ideals[paths]).run():
+        return 0
+    if state.placement is None and state.limits.below is None:
+        raise state.infeasible()
+    return len(paths)
 
 
 def every_split(problem: SplitProblem, most: int) -> Integers | None:
@@ -136,8 +128,9 @@ def _follows(problem: SplitProblem, before: Integers, after: Integers) -> NDArra
 class _Search:
     """Placements in the order of their bounds, until none left may be faster than the best."""
 
-    def __init__(self, problem: SplitProblem, prefixes: Integers, below: int | None) -> None:
-        self.problem, self.kinds = problem, RankKinds(problem)
+    def __init__(self, state: State, prefixes: Integers) -> None:
+        self.state, self.problem = state, state.problem
+        problem, self.kinds = self.problem, RankKinds(self.problem)
         self.held: Integers = numpy.diff(prefixes, axis=1)
         """``[placement, virtual stage, segment]``."""
         self.forward: Integers = self.held @ numpy.array([s.forward for s in problem.segments])
@@ -147,11 +140,11 @@ class _Search:
         self.cuts: dict[Cut, None] = {}
         self.best: tuple[int, Integers] | None = None
         """Place among the placements, and added backward time by virtual stage."""
-        self.best_time = longest_step(problem) + 1 if below is None else below
-        self.num_candidates = self.num_collections = self.num_replayed = 0
+        self.best_time = min(state.limit, longest_step(problem) + 1)
+        self.num_candidates = self.num_collections = 0
 
-    def run(self) -> Enumerated | None:
-        """Return the best; ``None``: there are too many recompute policies."""
+    def run(self) -> bool:
+        """Return whether the best was found; otherwise there are too many recompute policies."""
         bounds = self.tail.astype(float)
         left = numpy.arange(len(self.held))
         bounds = self._raised(bounds, left, self._learn(rank_cuts(self.problem)))
@@ -163,13 +156,15 @@ class _Search:
             left = left[numpy.argsort(bounds[left], kind="stable")]
             candidates = self._candidates(left[:size])
             if candidates is None:
-                return None
+                return False
             left, size = left[size:], 2 * size
             known = len(self.cuts)
             self._replay(*candidates)
             bounds = self._raised(bounds, left, list(self.cuts)[known:])
-        placement = None if self.best is None else self._placement(*self.best)
-        return Enumerated(placement, self.best_time, len(self.held), self.num_replayed)
+        if self.best is not None:
+            self.state.offer(self._placement(*self.best), self.best_time)
+        self.state.raise_bound(self.best_time)
+        return True
 
     def _learn(self, cuts: list[Cut]) -> list[Cut]:
         self.cuts.update(dict.fromkeys(cuts))
@@ -194,7 +189,7 @@ class _Search:
         """Return placements with all recompute policies that fit: places, and added backward time by virtual stage;
         ``None``: too many."""
         problem, size = self.problem, self.problem.num_stages
-        by_rank = []
+        by_rank: list[tuple[list[Integers], Integers]] = []
         for rank in range(size):
             found = self._extras(rank, which)
             if found is None:
@@ -252,7 +247,7 @@ class _Search:
         saved = held @ numpy.array([kind.saved for kind in plain])
         used = (held * memory).sum(axis=(1, 2)) + (saved @ numpy.array(problem.moments(rank)).T).max(axis=1)
         transients = numpy.where(held.any(axis=1), [kind.transient for kind in plain], 0).max(axis=1)
-        fits: NDArray[numpy.bool_] = used + transients <= problem.room(rank)
+        fits: NDArray[numpy.bool_] = used + transients <= problem.memory_limit[rank]
         return fits
 
     def _replay(self, places: Integers, extra: Integers) -> None:
@@ -263,7 +258,6 @@ class _Search:
         while len(left):
             left = left[numpy.argsort(bounds[left], kind="stable")]
             some, left = left[: SETTINGS.enumeration_replayed], left[SETTINGS.enumeration_replayed :]
-            self.num_replayed += len(some)
             ends, path_of = self.simulator.replay(forward[some], backward[some])
             steps = ends + tail[some]
             fastest = int(steps.argmin())
@@ -271,7 +265,7 @@ class _Search:
                 self.best = int(places[some[fastest]]), extra[some[fastest]]
                 self.best_time = int(steps[fastest])
             worst = numpy.argsort(bounds[some] - steps, kind="stable")[: SETTINGS.enumeration_learned]
-            fresh = []
+            fresh: list[Cut] = []
             for index in {fastest, *worst.tolist()}:
                 cut = Cut.of(path_of(index), forward[some[index]], backward[some[index]], ends[index])
                 if cut not in self.cuts:
@@ -291,7 +285,4 @@ class _Search:
             way = int((ways.extra == extra[rank::size]).all(axis=1).argmax())
             for chunk, edges in enumerate(ways.edges(way)):
                 columns[rank + chunk * size] = self.kinds.rows(held[chunk], edges)
-        return tuple(
-            tuple(tuple(column[k][q] for column in columns) for q in range(len(segment.kinds)))
-            for k, segment in enumerate(problem.segments)
-        )
+        return placement_of(columns)

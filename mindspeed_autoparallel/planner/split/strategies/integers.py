@@ -7,7 +7,6 @@ the best plan seen, that plan is proved optimal. See docs/decisions/0006-paths-o
 from __future__ import annotations
 
 import time
-from math import ceil
 
 from mindspeed_autoparallel.planner.split.bounds.relaxation import cut_of, relaxed_cuts
 from mindspeed_autoparallel.planner.split.heuristics.baselines import best_baseline
@@ -19,13 +18,13 @@ def search_by_integers(state: State) -> None:
     """Improve plan and bound of any problem until they meet or the limits are reached; the last strategy."""
     problem, limits = state.problem, state.limits
     below = limits.below
-    relaxed = relaxed_cuts(problem, limits.started + limits.time_limit_s / 2, stop_at=below, known=state.cuts)
+    relaxed = relaxed_cuts(problem, limits.after(0.5), stop_at=below, known=state.cuts)
     if relaxed is None:
         raise state.infeasible()
     cuts, bound = relaxed
-    state.raise_bound(ceil(bound))
-    if below is not None and state.lower_bound >= below:
-        raise state.no_plan()
+    state.raise_bound(bound)
+    if state.closed:
+        return
     master = IntegerMaster(problem, state.lower_bound)
     for cut in cuts:
         master.add(cut)
@@ -53,8 +52,7 @@ def search_by_integers(state: State) -> None:
         fresh = 0
         for placement in placements:
             cut, length = cut_of(problem, placement)
-            if below is None or length < below:
-                state.offer(placement, int(length))
+            state.offer(placement, length)
             if cut not in cuts:
                 cuts[cut] = None
                 master.add(cut)

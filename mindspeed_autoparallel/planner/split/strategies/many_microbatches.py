@@ -6,25 +6,15 @@ What a rank does for a microbatch is all that counts in a long step, and its fir
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
-from math import ceil, inf
+from dataclasses import replace
 
 from mindspeed_autoparallel.planner.split.bounds.relaxation import cut_of, relaxed_cuts
 from mindspeed_autoparallel.planner.split.bounds.whole_ranks import whole_ranks_bound
 from mindspeed_autoparallel.planner.split.model.integer_master import IntegerMaster
 from mindspeed_autoparallel.planner.split.model.problem import SplitProblem
-from mindspeed_autoparallel.planner.split.model.solution import Placement, tick_of
 from mindspeed_autoparallel.planner.split.settings import SETTINGS
-from mindspeed_autoparallel.planner.split.strategies.virtual_stages import solve_virtual
-
-
-@dataclass(frozen=True)
-class LongStep:
-    """A plan and a bound, in ticks."""
-
-    placement: Placement
-    step_time: int
-    lower_bound: int
+from mindspeed_autoparallel.planner.split.state import State
+from mindspeed_autoparallel.planner.split.strategies.virtual_stages import search_row
 
 
 def with_fewer_microbatches(problem: SplitProblem) -> SplitProblem | None:
@@ -38,29 +28,30 @@ def with_fewer_microbatches(problem: SplitProblem) -> SplitProblem | None:
     return replace(problem, num_microbatches=fewer) if groups > 2 * problem.num_chunks else None
 
 
-def solve_long_step(
-    problem: SplitProblem, shorter: SplitProblem, deadline: float, *, seed: int, effort: float
-) -> LongStep | None:
-    """Return the plan found for the shorter step, timed in the long one; ``None``: there was none."""
-    begun = time.monotonic()
-    found = solve_virtual(shorter, begun + SETTINGS.long_step_searched * (deadline - begun), seed=seed, effort=effort)
-    if found.placement is None:
-        return None
+def search_long_step(state: State) -> None:
+    """Find a plan of the same pipeline with a shorter step, then time and bound it in the long one."""
+    problem, limits = state.problem, state.limits
+    shorter = with_fewer_microbatches(problem)
+    if shorter is None:
+        return
+    deadline = limits.after(SETTINGS.solve_long_step_share)
+    short = State(problem=shorter, limits=limits)
+    search_row(short, limits.after(SETTINGS.solve_long_step_share * SETTINGS.long_step_searched))
+    if short.placement is None:
+        return
     # Sorting so many events takes seconds, whatever the time limit; only two plans are timed.
-    cut, length = cut_of(problem, found.placement)
-    best, step, lower = found.placement, int(length), 0.0
+    cut, length = cut_of(problem, short.placement)
+    state.offer(short.placement, length)
+    state.done = True
     relaxed = relaxed_cuts(problem, deadline, known=(cut,), most_rounds=1)
-    if relaxed is not None:
-        lower = whole_ranks_bound(problem, min(relaxed[1], step), step)
-        master = IntegerMaster(problem, ceil(lower))
-        for known in relaxed[0]:
-            master.add(known)
-        left = max(1.0, deadline - time.monotonic())
-        status, bound, placements = master.solve(left, seed, best, step, None if effort == inf else effort)
-        lower = float(step) if status == "infeasible" else max(lower, min(bound, step))
-        for other in placements[-1:]:
-            length = cut_of(problem, other)[1]
-            if length < step:
-                best, step = other, int(length)
-    unit = tick_of(problem)
-    return LongStep(best, step, min(step, ceil(lower / unit) * unit))
+    if relaxed is None:
+        return
+    state.raise_bound(whole_ranks_bound(problem, min(relaxed[1], state.step_time), state.step_time))
+    master = IntegerMaster(problem, state.lower_bound)
+    for known in relaxed[0]:
+        master.add(known)
+    left = max(1.0, deadline - time.monotonic())
+    status, bound, placements = master.solve(left, limits.seed, state.placement, state.step_time, limits.effort)
+    state.raise_bound(state.step_time if status == "infeasible" else min(bound, state.step_time))
+    for other in placements[-1:]:
+        state.offer(other, cut_of(problem, other)[1])

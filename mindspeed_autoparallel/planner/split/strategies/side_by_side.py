@@ -1,27 +1,29 @@
-"""Modules side by side: stages choose among their options, layers have prices, and questions are divided.
+"""Modules side by side: stages choose among their options, layers have prices, and queries are divided.
 
-Asked is whether any plan takes at most so long. The prices' bound drops options above that; what is left is divided at
-the bottleneck (``bottlenecks.py``), then at layer counts. The local search finds plans, also near the mixtures met.
+A query is whether any plan takes at most so long. The prices' bound drops options above that; what is left is divided
+at the bottleneck (``bottlenecks.py``), then at layer counts. The local search finds plans, also near the mixtures met.
 """
 
 from __future__ import annotations
 
 import time
-from math import ceil, inf
+from math import inf
 
 import numpy
 
 from mindspeed_autoparallel.planner.split.bounds.divisions import Choice, divided
 from mindspeed_autoparallel.planner.split.bounds.option_mixture import Mixture, Prices
-from mindspeed_autoparallel.planner.split.bounds.relaxation import cut_of
+from mindspeed_autoparallel.planner.split.bounds.relaxation import cut_of, relaxed_cuts
+from mindspeed_autoparallel.planner.split.heuristics.baselines import best_baseline
 from mindspeed_autoparallel.planner.split.heuristics.layer_moves import LayerMoves
 from mindspeed_autoparallel.planner.split.model.cuts import Cut
 from mindspeed_autoparallel.planner.split.model.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.model.recompute_choice import Array
-from mindspeed_autoparallel.planner.split.model.solution import Placement, longest_step, tick_of
+from mindspeed_autoparallel.planner.split.model.solution import Placement, longest_step
 from mindspeed_autoparallel.planner.split.model.stage_options import StageOptions
 from mindspeed_autoparallel.planner.split.settings import SETTINGS
-from mindspeed_autoparallel.planner.split.strategies.chain_solver import LONGEST, ChainSolution, first_cuts
+from mindspeed_autoparallel.planner.split.state import LONGEST, State
+from mindspeed_autoparallel.planner.split.strategies.chain_solver import first_cuts
 
 
 def may_be_side_by_side(problem: SplitProblem) -> bool:
@@ -29,86 +31,61 @@ def may_be_side_by_side(problem: SplitProblem) -> bool:
     return problem.num_chunks == 1 and not problem.in_flight and longest_step(problem) <= LONGEST
 
 
-def solve_side_by_side(
-    problem: SplitProblem,
-    deadline: float,
-    *,
-    seed: int = 0,
-    known: Placement | None = None,
-    below: int | None = None,
-    effort: float = inf,
-) -> ChainSolution | None:
-    """Return the fastest plan found and a bound; ``None``: there are too many options to list.
-
-    ``known``: a plan that fits. ``below``: plans that take as long are of no interest. ``effort``: limit that does not
-    depend on the machine.
-    """
-    search = _Search(problem, deadline, seed, known, below, effort)
+def search_side_by_side(state: State) -> None:
+    """Search the stages of modules side by side; does nothing where stages have too many options."""
+    if relaxed_cuts(state.problem, state.limits.deadline, most_rounds=1) is None:
+        raise state.infeasible()
+    search = _Search(state)
     for ceiling in SETTINGS.beside_ceilings:
         if ceiling == inf and search.best_time > LONGEST:
             break
         if not search.run(int(min(ceiling * search.alike, LONGEST))):
-            return None if search.rounds == 0 else search.result()
-        if search.is_settled():
+            if not state.rounds:
+                return
             break
-    return search.result()
+        if state.closed or search.is_over():
+            break
+    state.cuts, state.by_stages = tuple(search.cuts), True
+    state.done = state.placement is not None and (state.closed or state.limits.effort is not None)
 
 
 class _Search:
-    def __init__(
-        self,
-        problem: SplitProblem,
-        deadline: float,
-        seed: int,
-        known: Placement | None,
-        below: int | None,
-        effort: float,
-    ) -> None:
-        self.problem, self.deadline, self.without_plan = problem, deadline, SETTINGS.beside_without_plan
+    def __init__(self, state: State) -> None:
+        self.state, self.problem, self.deadline = state, state.problem, state.limits.deadline
+        problem, limits = state.problem, state.limits
+        self.without_plan = SETTINGS.beside_without_plan
         begun = time.monotonic()
-        self.nearly_until = begun + SETTINGS.beside_nearly_share * (deadline - begun)
+        self.nearly_until = begun + SETTINGS.beside_nearly_share * (self.deadline - begun)
         self.nodes_left, self.replays_left = (
-            effort * SETTINGS.beside_nodes_per_effort,
-            effort * SETTINGS.beside_replays_per_effort,
+            limits.most_effort * SETTINGS.effort_divisions,
+            limits.most_effort * SETTINGS.effort_replays,
         )
         self.cuts: dict[Cut, None] = first_cuts(problem)
-        self.unit, self.lower, self.rounds = tick_of(problem), 0, 0
-        self.best: Placement | None = None
-        self.best_time = 2 * LONGEST if below is None else below
         work = sum(s.num_layers * (s.forward + s.backward) for s in problem.segments)
         num, microbatches = problem.num_stages, problem.num_microbatches
         self.alike = max(
-            self.unit,
+            state.unit,
             (work / num + 2 * problem.per_operation) * (microbatches + num - 1) + 2 * sum(problem.link),
         )
         """Step of stages that are all alike."""
         self.columns_of: dict[Cut, list[tuple[int, int]]] = {}
         """Where the mixture of one cut begins."""
         self.futile: set[Cut] = set()
-        """Cuts that dropped few options by themselves since the last question."""
-        self.drawn = numpy.random.default_rng(seed)
+        """Cuts that dropped few options by themselves since the last query."""
+        self.drawn = numpy.random.default_rng(limits.seed)
         self.table = StageOptions(problem, 0)
-        self.moves = LayerMoves(problem, self.table.choice, self.cuts, seed)
-        if known is not None:
-            self._learn(known)
-            self.moves.add([numpy.array([list(map(sum, zip(*kinds, strict=True))) for kinds in known]).T], deadline)
+        self.moves = LayerMoves(problem, self.table.choice, self.cuts, limits.seed)
+        simple = best_baseline(problem) if limits.below is None else None
+        if simple is not None:
+            self._learn(simple.placement)
+            held = numpy.array([numpy.sum(kinds, axis=0) for kinds in simple.placement]).T
+            self.moves.add([held], self.deadline)
             self._take_over()
 
-    def is_settled(self) -> bool:
-        return self.lower >= self.best_time or self._is_over()
-
-    def result(self) -> ChainSolution:
-        """Return what was found and proved."""
-        complete = self.lower >= self.best_time
-        lower = self.best_time if complete else self.lower
-        return ChainSolution(
-            placement=self.best,
-            step_time=self.best_time,
-            lower_bound=lower,
-            rounds=self.rounds,
-            complete=complete,
-            cuts=tuple(self.cuts),
-        )
+    @property
+    def best_time(self) -> int:
+        """Return the step that a better plan stays below."""
+        return int(min(self.state.limit, 2 * LONGEST))
 
     def run(self, ceiling: int) -> bool:
         """Search plans of at most ``ceiling``; whether their options could be listed."""
@@ -119,48 +96,46 @@ class _Search:
             return False
         root = Choice(list(self.table.first))
         if root.is_empty():
-            self._raise_to(ceiling + 1)
+            self.state.raise_bound(ceiling + 1)
             return True
-        self.rounds += 1
+        self.state.rounds += 1
         self.without_plan = SETTINGS.beside_without_plan
         root.cuts = list(self.cuts)
         prices, mixed = self._bounded(root, ceiling)
         if root.is_empty():
-            self._raise_to(ceiling + 1)
+            self.state.raise_bound(ceiling + 1)
         if prices is None or root.is_empty():
             return True
-        self._raise_to(min(prices.bound, ceiling + 1))
+        self.state.raise_bound(min(prices.bound, ceiling + 1))
         if prices.bound > ceiling:
             return True
         self._round(mixed)
-        self._shake(SETTINGS.beside_first_shake)
+        self._perturb(SETTINGS.beside_first_perturbations)
         share, nodes = SETTINGS.beside_first_share, SETTINGS.beside_first_nodes
-        while self.lower <= min(ceiling, self._limit()) and not self._is_over():
-            if self.best is None and self.without_plan < 0:
+        state = self.state
+        while state.lower_bound <= min(ceiling, self._limit()) and not self.is_over():
+            if state.placement is None and self.without_plan < 0:
                 return True
             limit = min(ceiling, self._limit())
-            target = min(limit, self.lower + int((limit - self.lower) * share))
+            target = min(limit, state.lower_bound + int((limit - state.lower_bound) * share))
             before = self.best_time
             if self._none_within(root, target, nodes):
-                self._raise_to(target + 1)
+                state.raise_bound(target + 1)
                 share = min(SETTINGS.beside_most_share, 1.5 * share)
             elif self.best_time >= before:
                 share, nodes = share / 2, 2 * nodes
-                self._shake(SETTINGS.beside_later_shake)
+                self._perturb(SETTINGS.beside_later_perturbations)
         return True
 
     def _limit(self) -> int:
-        """Return the longest step of interest."""
-        return self.best_time - self.unit
+        """Return the longest step of a better plan."""
+        return self.best_time - self.state.unit
 
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
         """Return whether nodes or time are up; some is left to others where no plan is known or little is open."""
-        goes_on = self.best is not None and self.lower < SETTINGS.beside_nearly * self.best_time
+        state = self.state
+        goes_on = state.placement is not None and state.lower_bound < SETTINGS.beside_nearly * state.step_time
         return self.nodes_left <= 0 or time.monotonic() > (self.deadline if goes_on else self.nearly_until)
-
-    def _raise_to(self, bound: float) -> None:
-        whole = ceil(bound * (1 - 1e-12)) if isinstance(bound, float) else bound
-        self.lower = min(self.best_time, max(self.lower, -(-whole // self.unit) * self.unit))
 
     def _none_within(self, root: Choice, target: int, most_nodes: int) -> bool:
         """Return whether no plan takes at most ``target``, proved. Otherwise one was found, or nodes or time are up."""
@@ -169,7 +144,7 @@ class _Search:
         for number in range(most_nodes):
             if not stack:
                 return True
-            if self._is_over():
+            if self.is_over():
                 return False
             choice = stack.pop()
             if choice.is_empty():
@@ -251,9 +226,9 @@ class _Search:
         self.moves.add(list(starts.values()), self.deadline, 1)
         self._take_over()
 
-    def _shake(self, for_each_move: int) -> None:
+    def _perturb(self, for_each_move: int) -> None:
         before = self.moves.replays
-        self.moves.shake(int(min(for_each_move * len(self.moves), self.replays_left)), self.deadline)
+        self.moves.perturb(int(min(for_each_move * len(self.moves), self.replays_left)), self.deadline)
         self.replays_left -= self.moves.replays - before
         self._take_over()
 
@@ -270,5 +245,4 @@ class _Search:
     def _learn(self, placement: Placement) -> None:
         cut, length = cut_of(self.problem, placement)
         self.cuts[cut] = None
-        if length < self.best_time:
-            self.best, self.best_time = placement, int(length)
+        self.state.offer(placement, length)

@@ -1,17 +1,14 @@
-"""Annealed placements fit, take as long as they say, are the same for the same seed, and reach the optimum of small cases."""
+"""The local search: placements fit, have the step time reported, and are the same for the same seed."""
 
 import random
 from dataclasses import replace
 from math import inf
 
-import numpy
 import pytest
 
-from mindspeed_autoparallel.planner.split import LayerKind, Segment, SplitProblem, solve, stage_memory, step_of
-from mindspeed_autoparallel.planner.split.heuristics.annealing import Annealing
+from mindspeed_autoparallel.planner.split import LayerKind, Segment, SplitProblem, stage_memory, step_of
 from mindspeed_autoparallel.planner.split.heuristics.candidates import Evaluator
 from mindspeed_autoparallel.planner.split.heuristics.local_search import LocalSearch
-from mindspeed_autoparallel.planner.split.heuristics.starts import simple_splits
 from mindspeed_autoparallel.planner.split.model.moments import fullest_moments
 from mindspeed_autoparallel.schedule import make_program
 
@@ -50,43 +47,27 @@ def pipeline(seed, stages, chunks, microbatches, layers, room):
     )
 
 
-def annealed(problem, rounds=60):
-    """Return the evaluator and where the chains ended, the best placement first."""
-    evaluator = Evaluator(problem)
-    starts = evaluator.candidates(simple_splits(evaluator.row), numpy.ones(problem.num_virtual))
-    return evaluator, Annealing(evaluator, numpy.random.default_rng(0)).run(starts, rounds, lambda: False)
-
-
 @pytest.mark.parametrize("room", [0.4, 3.0])
-def test_where_chains_end_fits_and_takes_as_long_as_they_say(room):
+def test_the_best_placement_fits_and_takes_its_step_time(room):
     problem = pipeline(3, 4, 2, 16, 30, room)
-    evaluator, ends = annealed(problem)
-    assert bool(ends.extra.any()) == (room < 1)
-    steps = evaluator.steps(ends)
-    assert steps[0] == steps.min()
-    for place in range(len(ends)):
-        placement = evaluator.placement(ends.take(numpy.array([place])))
-        assert step_of(problem, placement).step_time == steps[place]
-        assert all(a <= b for a, b in zip(stage_memory(problem, placement), problem.memory_limit, strict=True))
+    evaluator = Evaluator(problem)
+    search = LocalSearch(evaluator, inf)
+    assert search.start()
+    search.improve(4_000)
+    assert bool(search.best.one.extra.any()) == (room < 1)
+    placement = evaluator.placement(search.best.one)
+    assert step_of(problem, placement).step_time == search.best.step
+    assert all(a <= b for a, b in zip(stage_memory(problem, placement), problem.memory_limit, strict=True))
 
 
-def test_small_cases_reach_the_optimum():
-    for seed in range(6):
-        problem = pipeline(seed, 2, 2, 6, 10, 0.8)
-        best = solve(problem, time_limit_s=60)
-        evaluator, ends = annealed(problem)
-        assert best.status == "optimal"
-        assert evaluator.steps(ends)[0] == best.step_time
-
-
-def test_the_same_seed_finds_the_same_and_more_than_downwards_alone():
+def test_the_same_seed_finds_the_same_and_more_than_descents_alone():
     problem = pipeline(1, 4, 2, 16, 40, 0.5)
     found = []
     for _ in range(2):
         search = LocalSearch(Evaluator(problem), inf)
         search.start()
         before = search.best.step
-        search.anneal(8_000)
+        search.improve(8_000)
         found.append((search.best.step, search.best.one.ends.tolist(), search.best.one.extra.tolist()))
         assert search.best.step < before
     assert found[0] == found[1]
