@@ -12,6 +12,7 @@ import marshal
 import os
 import sys
 import types
+from pathlib import Path
 
 
 def remember_sources() -> None:
@@ -79,6 +80,7 @@ def _noted() -> tuple[dict, dict, dict]:
     dataclasses.exec = execute  # type: ignore[attr-defined]
     module = importlib.import_module("megatron.training.arguments")
     module.add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
+    sys.path.append(str(Path(__file__).parents[2] / "docs" / "examples"))
     for name in ("megatron.training", "reference_vlm.pretrain_vlm"):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)

@@ -21,7 +21,7 @@ from mindspeed_autoparallel.predict.useful_work import UsefulWork
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.redaction import masked_words
 from mindspeed_autoparallel.runtime.megatron.description import Description
-from mindspeed_autoparallel.runtime.megatron.mindspeed_llm import tensor_grid
+from mindspeed_autoparallel.runtime.megatron.mindspeed import tensor_grid
 from mindspeed_autoparallel.runtime.megatron.sends import interleaved_sends
 
 _LOGGER = logging.getLogger(__name__)
