@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from example_plan import example_plan
+from forked_python import forked_python
 from native_runs import plan_of
 from script_ranks import GPT, GPT_FLAGS, MARKS, environment
 
@@ -80,7 +80,7 @@ def preflight(folder: Path, beginning: str, *words: str, flags: str = FLAGS) -> 
     script = folder / "train.py"
     script.write_text(text.replace(MAIN, beginning))
     done = subprocess.run(
-        [sys.executable, str(script), *flags.split(), "--simulated-nproc-per-node", "8", *words],
+        [forked_python(), str(script), *flags.split(), "--simulated-nproc-per-node", "8", *words],
         env=environment(),
         cwd=folder,
         capture_output=True,

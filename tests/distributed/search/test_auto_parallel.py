@@ -4,11 +4,10 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from forked_python import forked_python
+from forked_python import forked_python, program_of
 
 from mindspeed_autoparallel.runtime.launch.ports import reserved_port
 
@@ -29,8 +28,8 @@ def _examples_are_here():
     pytest.importorskip("megatron.training")
 
 
-def start(*words, out, python=None):
-    """A search; ``python``: ``sys.executable`` where the process itself is the point."""
+def start(*words, out):
+    """A search."""
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -39,7 +38,7 @@ def start(*words, out, python=None):
     }
     # Words come last: of a flag given twice, the last one counts.
     places = ["--auto-parallel-work-dir", str(out / "work"), "--auto-parallel-output-dir", str(out)]
-    command = [python or forked_python(), "docs/examples/pretrain_vlm.py", *FLAGS, *places, *map(str, words)]
+    command = [forked_python(), "docs/examples/pretrain_vlm.py", *FLAGS, *places, *map(str, words)]
     return subprocess.Popen(
         command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -50,7 +49,7 @@ def finish(process, timeout=300):
     return process.returncode, text
 
 
-def search(out, *words, nodes=1, per_node=4, batch=4, python=None):
+def search(out, *words, nodes=1, per_node=4, batch=4):
     return start(
         "--auto-parallel-mm",
         "--global-batch-size",
@@ -61,7 +60,6 @@ def search(out, *words, nodes=1, per_node=4, batch=4, python=None):
         per_node,
         *words,
         out=out,
-        python=python,
     )
 
 
@@ -145,19 +143,19 @@ def test_too_little_memory_says_what_is_missing(tmp_path):
 
 
 def tree_of(pid):
-    """Return a process and all that it started, itself first."""
-    children = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
+    """Return a process and all that it started, itself first; what runs for a stand-in of Python is of it."""
+    children, program = [], program_of(pid)
+    for task in Path(f"/proc/{program}/task").iterdir():
         with contextlib.suppress(FileNotFoundError):  # a thread that has ended since it was listed
             children += [int(word) for word in (task / "children").read_text().split()]
-    return [pid, *(one for child in children for one in tree_of(child))]
+    return [*{pid: None, program: None}, *(one for child in children for one in tree_of(child))]
 
 
 def test_a_second_search_is_refused_and_interrupt_leaves_no_child_and_keeps_what_was_measured(tmp_path):
     import signal
     import time
 
-    process = search(tmp_path, "--nproc-per-node", 2, python=sys.executable)
+    process = search(tmp_path, "--nproc-per-node", 2)
     measured = tmp_path / "work/measurements"
     deadline = time.monotonic() + 200
     while not list(measured.glob("*/TP*.json")) and time.monotonic() < deadline and process.poll() is None:
@@ -173,7 +171,7 @@ def test_a_second_search_is_refused_and_interrupt_leaves_no_child_and_keeps_what
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
     assert (code, "Traceback" in text) == (2, False), text[-2000:]
-    assert f"{tmp_path / 'work'}" in text and str(process.pid) in text
+    assert f"{tmp_path / 'work'}" in text and str(program_of(process.pid)) in text
     assert all(path.read_bytes() == content for path, content in before.items())
     code, text = finish(process, timeout=60)
     assert code == 130, text[-2000:]
