@@ -187,9 +187,9 @@ def compared(given, model, captured, alone, seed, mesh):
 def main():
     dist.init_process_group("gloo")
     mesh, rows = init_device_mesh("cpu", (2,)), []
-    for (name, seed), case in PREPARED.items():
+    for (name, seed), (given, model, captured, alone) in PREPARED.items():
         try:
-            rows.append((name, seed, *compared(*case, seed, mesh)))
+            rows.append((name, seed, *compared(given, model, captured, alone, seed, mesh)))
         except ConfigError as error:
             rows.append((name, seed, str(error), False, 0))
     leave_with(rows)
