@@ -9,7 +9,7 @@ The server ends all its programs, and itself, when its standard input closes.
 Three things cost programs less here, and change nothing that they see: the source of the classes that Megatron makes
 flags of, which it reads and parses for every parser, is read and parsed once; filelock's hook for every event of the interpreter (a
 module, a file, an ``id``) is not installed; and the gloo groups of a process share one device, as a device's thread wakes a hundred
-times a second and Megatron makes some forty groups per layout.
+times a second and Megatron makes dozens of groups per layout.
 """
 
 import contextlib

@@ -34,16 +34,31 @@ def drawn(kind, count, seed):
     return itertools.chain(operator_modules(seed, count - count // 2), layer_modules(seed, count // 2))
 
 
+def captured_or_error(model, given):
+    """Return a capture, or the error that it ends with."""
+    try:
+        return capture_program(model, *(((), given) if isinstance(given, dict) else (given,)))
+    except Exception as error:
+        return error
+
+
+warnings.filterwarnings("ignore")
+torch.set_num_threads(1)
+PREPARED = [
+    (name, model, given, captured_or_error(model, given))
+    for name, model, given in drawn(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+]
+"""Once, before the ranks are forked."""
+
+
 def main():
-    kind, count, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    warnings.filterwarnings("ignore")
     dist.init_process_group("gloo")
     COUNTER.install()
-    torch.set_num_threads(1)
     mesh, rows = make_groups((2,)), []
-    for name, model, given in drawn(kind, count, seed):
+    for name, model, given, captured in PREPARED:
         try:
-            captured = capture_program(model, *(((), given) if isinstance(given, dict) else (given,)))
+            if isinstance(captured, Exception):
+                raise captured
             for each in range(PLANS):
                 worst, exact, predicted, sent = compare(
                     model, given, captured, random_plan(captured.graph, (2,), each), mesh

@@ -169,8 +169,9 @@ PREPARED = {
 """Once, before the ranks are forked."""
 
 
-def compared(given, model, captured, alone, seed, mesh):
+def compared(case, seed, mesh):
     """Return the largest relative difference of a loss or a parameter after all steps."""
+    given, model, captured, alone = case
     if isinstance(captured, ConfigError):
         raise captured
     plan = random_plan(captured.graph, (2,), seed)
@@ -187,9 +188,9 @@ def compared(given, model, captured, alone, seed, mesh):
 def main():
     dist.init_process_group("gloo")
     mesh, rows = init_device_mesh("cpu", (2,)), []
-    for (name, seed), (given, model, captured, alone) in PREPARED.items():
+    for (name, seed), case in PREPARED.items():
         try:
-            rows.append((name, seed, *compared(given, model, captured, alone, seed, mesh)))
+            rows.append((name, seed, *compared(case, seed, mesh)))
         except ConfigError as error:
             rows.append((name, seed, str(error), False, 0))
     leave_with(rows)

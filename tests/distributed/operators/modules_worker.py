@@ -160,13 +160,18 @@ def normed():
     return model, copy.deepcopy(model), capture_program(model, (torch.randn(ROWS, WIDTH).double(),))
 
 
-def training_as_users_have_it(seed):
-    """Return how far a loader's own samples on each rank, a smaller last batch, evaluation and the saved state are from
-    one process that has all samples."""
+def to_train():
+    """Return a module with running statistics, a copy of it, and captures: of a batch, of a smaller one, of evaluation."""
     model, alone, captured = normed()
     smaller = capture_program(model, (torch.randn(ROWS - 2, WIDTH).double(),))
     evaluated = capture_program(model.eval(), (torch.randn(ROWS, WIDTH).double(),))
     model.train()
+    return model, alone, captured, smaller, evaluated
+
+
+def training_as_users_have_it(seed, model, alone, captured, smaller, evaluated):
+    """Return how far a loader's own samples on each rank, a smaller last batch, evaluation and the saved state are from
+    one process that has all samples."""
     plan = random_plan(captured.graph, (2,), seed)
     made = distribute_plan(
         captured, plan, model, init_device_mesh("cpu", (2,)), also=[smaller, evaluated], loader_dims=[0]
@@ -200,19 +205,32 @@ def samples_of_all():
     return torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(99)).double()
 
 
+def prepared(number, seed):
+    """Return a module, its input, and its capture or the error that this ends with."""
+    model = module_of(seed * 1000 + number)
+    given = (torch.randn(ROWS, LENGTH, WIDTH, generator=torch.Generator().manual_seed(number)).double(),)
+    try:
+        return model, given, capture_program(model, given)
+    except Exception as error:
+        return model, given, error
+
+
+warnings.filterwarnings("ignore")
+torch.set_num_threads(1)
+PREPARED = [prepared(number, int(sys.argv[2])) for number in range(int(sys.argv[1]))]
+TO_TRAIN = [to_train() for _ in range(6)]
+"""Both once, before the ranks are forked."""
+
+
 def main():
-    count, seed = int(sys.argv[1]), int(sys.argv[2])
-    warnings.filterwarnings("ignore")
     dist.init_process_group("gloo")
     COUNTER.install()
-    torch.set_num_threads(1)
     mesh, rows = make_groups((2,)), []
-    for number in range(count):
-        model = module_of(seed * 1000 + number)
-        given = (torch.randn(ROWS, LENGTH, WIDTH, generator=torch.Generator().manual_seed(number)).double(),)
+    for number, (model, given, captured) in enumerate(PREPARED):
         name = ", ".join(getattr(getattr(m, "function", m), "__name__", type(m).__name__) for m in model)
         try:
-            captured = capture_program(model, given)
+            if isinstance(captured, Exception):
+                raise captured
             for each in range(2):
                 worst, exact, *_ = compare(model, given, captured, random_plan(captured.graph, (2,), each), mesh)
                 rows.append((number, name, "ran", worst, exact))
@@ -221,7 +239,7 @@ def main():
         except Exception as error:
             rows.append((number, name, "raw", f"{type(error).__name__}: {error}"[:300], False))
             break  # the ranks may no longer be at the same place
-    trained = [training_as_users_have_it(each) for each in range(6)]
+    trained = [training_as_users_have_it(number, *each) for number, each in enumerate(TO_TRAIN)]
     leave_with({"rows": rows, "trained": trained, "refusals": refusals(init_device_mesh("cpu", (2,)))})
 
 

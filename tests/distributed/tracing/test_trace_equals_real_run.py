@@ -12,7 +12,12 @@ pytest.importorskip("megatron.core")
 from mindspeed_autoparallel.runtime.profiling.trace.process import trace_all
 from mindspeed_autoparallel.runtime.profiling.trace.request import TraceRequest
 
-pytestmark = [pytest.mark.distributed, pytest.mark.torch, pytest.mark.megatron]
+pytestmark = [
+    pytest.mark.distributed,
+    pytest.mark.torch,
+    pytest.mark.megatron,
+    pytest.mark.usefixtures("forked_starts"),
+]
 
 _BASE = TraceRequest(
     hidden=64, heads=4, sequence=32, micro_batch=2, ffn=128, gated=True, dtype="float32", vocabulary=256
