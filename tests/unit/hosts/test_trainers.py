@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 from native_files import modules
+from sharded_profile import drawn_profile
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.hosts.opening import open_host_file
 from mindspeed_autoparallel.hosts.trainers import TrainerFile, read_trainer_file
+from mindspeed_autoparallel.planner.sharded.lowering import Lowering
+from mindspeed_autoparallel.planner.sharded.problem import Problem
 from mindspeed_autoparallel.spec.sharded import ALL, KEEP, ShardedDecisions, ShardingHost
 
 FILES = {
@@ -168,3 +171,16 @@ def test_verl_shards_an_embedding_alone_only_where_the_head_has_its_own_table(tm
         stack = [replace(one, is_tied=is_tied and one.name.endswith("embed_tokens")) for one in modules()]
         patterns = [group.pattern for group in file.decisions(stack, 8, False).groups]
         assert ("model.embed_tokens" in patterns) != is_tied, patterns
+
+
+@pytest.mark.parametrize(("key", "stays"), [("", ["model.layers.1"]), ("  reshard_after_forward: true\n", [])])
+def test_automodel_keeps_the_last_layer_gathered_where_no_key_is_set(
+    tmp_path: Path, key: str, stays: list[str]
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"distributed:\n  strategy: fsdp2\n{key}")
+    file, profile = open_host_file(path), drawn_profile(random.Random(0), 2)
+    lowering = Lowering(Problem(profile, file.host(False), 8), file.decisions(profile.modules, 8, False))
+    units = zip(lowering.structure.modules, lowering.units, strict=True)
+    assert [one.name for one, unit in units if one.name and not unit.reshard_after_forward] == stays
+    assert lowering.kinds.keys() >= {lowering.structure.place[name] for name in stays}, "a bound counts it by itself"
