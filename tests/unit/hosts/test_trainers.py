@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 from native_files import modules
+from sharded_profile import drawn_profile
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.hosts.opening import open_host_file
 from mindspeed_autoparallel.hosts.trainers import TrainerFile, read_trainer_file
+from mindspeed_autoparallel.planner.sharded.lowering import Lowering
+from mindspeed_autoparallel.planner.sharded.problem import Problem
 from mindspeed_autoparallel.spec.sharded import ALL, KEEP, ShardedDecisions, ShardingHost
 
 FILES = {
@@ -186,3 +189,16 @@ def test_tensor_parallelism_of_automodel_stays_and_the_ranks_that_share_paramete
     changed = replace(decisions.sizes, micro_batch_size=2, accumulation=1, fully_shard_size=2)
     text = file.written(replace(decisions, sizes=changed), modules()).text
     assert "tp_size: 2  # as is" in text and "local_batch_size: 2" in text and "dp_replicate_size: 2" in text
+
+
+@pytest.mark.parametrize(("key", "stays"), [("", ["model.layers.1"]), ("  reshard_after_forward: true\n", [])])
+def test_automodel_keeps_the_last_layer_gathered_where_no_key_is_set(
+    tmp_path: Path, key: str, stays: list[str]
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"distributed:\n  strategy: fsdp2\n{key}")
+    file, profile = open_host_file(path), drawn_profile(random.Random(0), 2)
+    lowering = Lowering(Problem(profile, file.host(False), 8), file.decisions(profile.modules, 8, False))
+    units = zip(lowering.structure.modules, lowering.units, strict=True)
+    assert [one.name for one, unit in units if one.name and not unit.reshard_after_forward] == stays
+    assert lowering.kinds.keys() >= {lowering.structure.place[name] for name in stays}, "a bound counts it by itself"
