@@ -212,7 +212,7 @@ class Checkout:
             limit = max(memory.peak_bytes for memory in plans[0].memory) * _LESS_MEMORY / MIB
             words += f" --auto-parallel-profile-file {folder}/work/profile.json"
             words += f" --auto-parallel-memory-limit-mib {limit:.3f}"
-        labels = [f"{plan.layout.label()} {plan.layers_of('text_decoder')}" for plan in plans]
+        labels = [f"{plan.layout.label()}, recomputed {plan.recomputed_of('text_decoder', 'full')}" for plan in plans]
         ends = self.plans(replace(row, own_layout="", plans=tuple(plans)))
         return [f"{label}: {end}" for label, end in zip(labels, ends, strict=False)]
 
@@ -316,7 +316,7 @@ def _plans(kind: str, sources: Path, rows: list[draw.Row]) -> int:
                 recompute = [dict(stage.recompute.get("text_decoder", {})) for stage in plan.stages]
                 overlap = " overlap" if plan.layout.overlap_gradient_reduce else ""
                 placed = f"{plan.layout.label()} {plan.layers_of('text_decoder')} {recompute}{overlap}"
-                print(f"    {placed}: {end}", flush=True)
+                print(f"    {end}" if kind == "search" else f"    {placed}: {end}", flush=True)
                 wrong += not end.endswith("equal")
         print(f"{len(rows)} rows, {wrong} deviations, {checkout.seconds:.0f} processor seconds")
     return wrong
