@@ -38,11 +38,5 @@ def test_peaks_of_micro_batches_in_parts_equal_live_storages():
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_twenty_four_peaks_of_micro_batches_in_parts_equal_live_storages():
-    compare(range(2001, 2025))
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1800)
 def test_sixty_four_peaks_equal_live_storages():
     compare(range(64))
