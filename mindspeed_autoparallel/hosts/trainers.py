@@ -19,7 +19,6 @@ from mindspeed_autoparallel.spec.sharded import ShardSizes
 _UNSET = (None, "none", "None", "auto", -1, "-1", 0)
 """Sizes that a trainer computes from the world, or that are missing."""
 
-
 LAYERS, EMBEDDING, UNTIED_EMBEDDING, HEAD = "layers", "embedding", "untied embedding", "head"
 """What a trainer wraps without a list."""
 
@@ -64,9 +63,9 @@ class Trainer:
     """The first one that the file has is the switch."""
     reshard_default: bool = True
     root_stays: bool = True
-    last_layer_stays: bool = False
-    """Whether the last layer of each stack stays gathered after forward where no key of ``reshard`` is set."""
     """Whether the root's own parameters stay gathered after forward."""
+    last_layer_stays: bool = False
+    """Whether the last layer of each stack stays gathered after forward if no key of ``reshard`` is set."""
     forward_prefetch: str = ""
     backward_prefetch: str = ""
     prefetch_default: int = 0
@@ -249,9 +248,8 @@ class TrainerFile:
         )
 
     def _expert_shard(self, num_devices: int, shard: int, expert: int) -> int:
-        if self.trainer.expert_shard:
-            return 1
-        return max(1, (num_devices if self.trainer.experts_everywhere else shard) // expert)
+        ranks = num_devices if self.trainer.experts_everywhere else shard
+        return 1 if self.trainer.expert_shard else max(1, ranks // expert)
 
     def size_values(self, sizes: ShardSizes) -> dict[str, Value]:
         """Return the keys that make the file have ``sizes``; raises where a size has no key to stand in."""
@@ -289,8 +287,7 @@ def read_trainer_file(path: Path) -> TrainerFile:
     values = Values(load_tree(text, str(path)), str(path))
     trainer = next((one for one in TRAINERS if _is_of(values, one)), None)
     if trainer is None:
-        names = ", ".join(one.name for one in TRAINERS)
-        sections = ", ".join(map(str, values.tree))
+        names, sections = ", ".join(one.name for one in TRAINERS), ", ".join(map(str, values.tree))
         raise ConfigError(f"{path} is no file of {names}; its sections are {shown(sections, 100)}.")
     found = TrainerFile(trainer=trainer, path=path, text=text, values=values)
     for key in (trainer.fully_shard, trainer.ulysses, trainer.expert, trainer.micro_batch, trainer.global_batch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from mindspeed_autoparallel.runtime.devices.cpu.edits import Edits
@@ -53,6 +54,17 @@ def install(edits: Edits) -> None:
         make_mesh(self, "cpu" if names_accelerator(device_type) else device_type, *args, **kwargs)
 
     edits.set(distributed.DeviceMesh, "__init__", mesh_of_processes)
+    gather_unequal = _gathers_of_unequal_sizes(distributed)
+    for module in (distributed, distributed_c10d):
+        edits.set(module, "all_gather", gather_unequal)
+        edits.set(module, "isend", sent_from_its_storage)
+        edits.set(module, "barrier", gloo_barrier)
+        edits.set(module, "init_process_group", init_process_group)
+        edits.set(module, "new_group", new_gloo_group)
+
+
+def _gathers_of_unequal_sizes(distributed: Any) -> Callable[..., Any]:
+    """Return ``all_gather`` that pads tensors of unequal sizes for gloo."""
     all_gather = distributed.all_gather
 
     @functools.wraps(all_gather)
@@ -71,12 +83,7 @@ def install(edits: Edits) -> None:
             part.data.copy_(gathered[:size].view_as(part))
         return work
 
-    for module in (distributed, distributed_c10d):
-        edits.set(module, "all_gather", gather_unequal)
-        edits.set(module, "isend", sent_from_its_storage)
-        edits.set(module, "barrier", gloo_barrier)
-        edits.set(module, "init_process_group", init_process_group)
-        edits.set(module, "new_group", new_gloo_group)
+    return gather_unequal
 
 
 def _gloo(backend: Any) -> Any:
