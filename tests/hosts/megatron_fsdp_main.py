@@ -98,7 +98,18 @@ SHARDED = (
 )
 RECOMPUTED = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
 UNIT = "--suggested-communication-unit-size 100000"
-RUNS = {"alone": "", "whole": SHARDED, "small": f"{SHARDED} {UNIT}", "recomputed": f"{SHARDED} {UNIT} {RECOMPUTED}"}
+BLOCK = RECOMPUTED.replace("uniform", "block")
+TWICE = "--global-batch-size 4"
+RUNS = {
+    "alone": "",
+    "whole": SHARDED,
+    "small": f"{SHARDED} {UNIT}",
+    "recomputed": f"{SHARDED} {UNIT} {RECOMPUTED}",
+    "block": f"{SHARDED} {UNIT} {BLOCK}",
+    "split": f"{SHARDED} {UNIT} --ddp-bucket-size 3000",
+    "alone accumulated": TWICE,
+    "accumulated": f"{SHARDED} {UNIT} {BLOCK} {TWICE}",
+}
 
 
 def main() -> None:
@@ -111,8 +122,9 @@ def main() -> None:
     flags = [word for word in host.flags("dense") if word != "--use-distributed-optimizer"]
     flags += ["--global-batch-size", "2", "--train-iters", "2"]
     for name, words in RUNS.items():
-        script.write_text(plain.replace("    pass\n", RECORDED, 1) if words else plain)
-        world = 2 if words else 1
+        is_sharded = SHARDED in words
+        script.write_text(plain.replace("    pass\n", RECORDED, 1) if is_sharded else plain)
+        world = 2 if is_sharded else 1
         ran = run_ranks(script, [*flags, *words.split()], world, folder, CUDA_DEVICE_MAX_CONNECTIONS="8")
         assert ran.exit_code == 0, ran.output[-3000:]
         printed = dict.fromkeys(("buckets", "events"), "[]")
