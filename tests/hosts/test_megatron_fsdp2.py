@@ -37,6 +37,11 @@ pytestmark = [
 ]
 RECOMPUTED = ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"]
 SHARDED = ["--use-torch-fsdp2", "--ckpt-format", "torch_dist"]
+OWN = [
+    *("--use-megatron-fsdp", "--data-parallel-sharding-strategy", "optim_grads_params", "--use-distributed-optimizer"),
+    *("--ckpt-format", "fsdp_dtensor", "--overlap-grad-reduce", "--overlap-param-gather"),
+    "--no-gradient-reduce-div-fusion",
+]
 PRINTS_NORMS = """
     from megatron.training import training as loop
 
@@ -120,14 +125,49 @@ def test_plans_train_as_one_process_does(source, tmp_path, capsys):
         assert norms == pytest.approx(alone[1], rel=1e-6), (world, added, taken_out)
 
 
+@pytest.mark.parametrize("source", SOURCES or [None], ids=lambda folder: folder.name if folder else "none")
+def test_plans_of_megatron_fsdp_train_as_one_process_does(source, tmp_path, capsys):
+    host = cells.Host(sources=source, folder=tmp_path)
+    if host.release < (0, 19):
+        pytest.skip("--use-megatron-fsdp is planned from 0.19 on")
+    script = host.script("dense")
+    begin = "    import same_start\n\n    same_start.install()\n"
+    script.write_text(script.read_text().replace(begin, PRINTS_NORMS, 1))
+    plain = without(host.flags("dense"), ["--use-distributed-optimizer"])
+    alone = figures(host, 1, script, plain)
+    words = [*plain, *OWN, *RECOMPUTED]
+    shell = tmp_path / "train.sh"
+    shell.write_text(f"torchrun --nproc-per-node 2 pretrain_gpt.py {shlex.join(words)}\n")
+    _, _, peaks = planned(shell, tmp_path / "planned", 2, capsys)
+    for limit in ([], ["--memory-limit-mib", str(sum(peaks) / 2)]):
+        added, taken_out, _ = planned(shell, tmp_path / "planned", 2, capsys, *limit)
+        if limit:  # fewer layers are recomputed than the script has it
+            assert added[:6] == [*RECOMPUTED[:3], "block", "--recompute-num-layers", "1"]
+        else:
+            assert added[:2] == ["--micro-batch-size", "4"]
+            assert set(taken_out) == set(RECOMPUTED[::2])
+        changed = {*taken_out, *(word for word in added if word.startswith("--"))}
+        losses, norms = figures(host, 2, script, [*without(words, changed), *added])
+        assert losses == pytest.approx(alone[0], rel=1e-6), (added, taken_out)
+        assert norms == pytest.approx(alone[1], rel=1e-6), (added, taken_out)
+
+
 def megatron_fsdp_step(sizes, unit_size, *, recomputed, outside, accumulation=1):
-    """Return what the package's replay does in a step, with buckets of ``sizes`` elements, of which ``outside`` stay.
+    """Return what the package's replay does in a step, and its peak, with fp32 buckets of ``sizes`` elements, of which ``outside`` stay.
 
     Layers are the buckets behind those; ``recomputed``: how many first ones are.
     """
-    elements = [{"elements": size, "gather_ns": 5, "reduce_ns": 5} for size in sizes]
     units = [
-        Unit(name=str(place), reshard_after_forward=place >= outside, **more) for place, more in enumerate(elements)
+        Unit(
+            name=str(place),
+            reshard_after_forward=place >= outside,
+            elements=size,
+            gathered_bytes=4 * size,
+            reduced_bytes=4 * size,
+            gather_ns=5,
+            reduce_ns=5,
+        )
+        for place, size in enumerate(sizes)
     ]
     last, layers = outside - 1, range(outside, len(sizes))
 
@@ -160,14 +200,15 @@ def megatron_fsdp_step(sizes, unit_size, *, recomputed, outside, accumulation=1)
         accumulation=accumulation,
     )
     kinds = {"gather": "G", "wait": "W", "free": "X", "reduce": "R", "wait for reductions": "RW", "A": "F", "BT": "B"}
-    events = [[kinds.get(what[0], what[0]), what[1]] for _, what, *_ in replay(training, with_spans=True).spans]
+    found = replay(training, with_spans=True)
+    events = [[kinds.get(what[0], what[0]), what[1]] for _, what, *_ in found.spans]
     shown = [one for one in events if one[1] != "word_embeddings"]
-    return [[kind, int(name) if kind in "GWXR" else name] for kind, name in shown]
+    return [[kind, int(name) if kind in "GWXR" else name] for kind, name in shown], found.peak_bytes
 
 
 @pytest.mark.parametrize("source", SOURCES or [None], ids=lambda folder: folder.name if folder else "none")
 def test_megatron_fsdp_trains_on_cpu_and_gathers_in_this_order(source, tmp_path):
-    """Two processes, every parameter sharded: all that the second step does, in order, against the replay."""
+    """Two processes, every parameter sharded: the second step's order and its peak against the replay's."""
     if cells.Host(sources=source, folder=tmp_path).release < (0, 19):
         pytest.skip("its order was recorded from 0.19 on")
     program = Path(__file__).with_name("megatron_fsdp_main.py")
@@ -192,5 +233,6 @@ def test_megatron_fsdp_trains_on_cpu_and_gathers_in_this_order(source, tmp_path)
         run = runs[name]
         losses = runs["alone accumulated" if name == "accumulated" else "alone"]["losses"]
         assert run["losses"] == pytest.approx(losses, rel=1e-6), name
-        step = megatron_fsdp_step(run["buckets"], unit_size, **{"recomputed": 0, "outside": 1, **more})
+        step, peak = megatron_fsdp_step(run["buckets"], unit_size, **{"recomputed": 0, "outside": 1, **more})
         assert run["events"] == step, (name, run["buckets"])
+        assert run["peak"] == peak, (name, run["buckets"])
