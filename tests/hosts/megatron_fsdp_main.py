@@ -83,7 +83,7 @@ RECORDED = """
         model = chunks[0]
         while not hasattr(model, "all_gather_pipeline"):
             model = model.module
-        print("buckets", json.dumps([sum(one.numel() for one in group.params) for group in model.param_and_grad_buffer.parameter_groups]))
+        print("buckets", json.dumps([group.model_weight_buffer.bucket_index.size for group in model.param_and_grad_buffer.parameter_groups]))
         for name, module in model.module.named_modules():
             name = name.rpartition(".")[2]
             if name in ("embedding", "final_layernorm", "output_layer") or name.isdigit():
