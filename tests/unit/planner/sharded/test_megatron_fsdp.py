@@ -54,11 +54,11 @@ def two_layers(**more):
     modules = (
         StreamModule(name="", input_requires_grad=False),
         StreamModule(name="embedding", parent=0, parameters_of=0, forward_ns=2, backward_ns=2, gradient_bytes=1),
-        StreamModule(name="first", units=(1,), parameters_of=1, **layer),
+        StreamModule(name="first", units=(1,), parameters_of=1, **layer | more),
         StreamModule(name="second", units=(2,), parameters_of=2, **layer | more),
         StreamModule(name="head", parent=0, parameters_of=0, forward_ns=3, backward_ns=3, gradient_bytes=1),
     )
-    return StreamTraining(modules=modules, units=tuple(units), variant=MEGATRON_FSDP, unit_elements=10, optimizer_ns=5)
+    return StreamTraining(modules=modules, units=tuple(units), variant=MEGATRON_FSDP, unit_elements=15, optimizer_ns=5)
 
 
 def test_a_step_of_two_layers_is_what_is_computed_by_hand():
@@ -83,6 +83,8 @@ def test_a_step_of_two_layers_is_what_is_computed_by_hand():
     found = replay(two_layers(), with_spans=True)
     shown = [(*what, start, end) for _, what, start, end in found.spans if what != "optimizer" and end > start]
     assert shown == spans
+    # Twenty elements are in front of the last reduction, and the unit size is fifteen.
+    assert [what[1] for _, what, *_ in found.spans if what[0] == "wait for reductions"] == [1, 2]
     assert found.step_ns == 94 + 5
     # All three buckets, three shards' gradients, and the buffers of the second layer's and the head's gradients.
     assert (found.peak_bytes, found.peak_point) == (3 * 100 + 3 + 2 * 50, "backward of second")
@@ -94,14 +96,16 @@ def test_a_recomputed_layer_is_gathered_alone_and_once():
     after = after[after.index(("B", "head")) :]
     named = [("gather", "second"), ("wait", "second"), ("A", "second"), ("gather", "first"), ("B", "second")]
     assert after[1:6] == named
-    assert [what for what in after if what[0] == "free"] == [("free", "second"), ("free", "first")]
+    named = [("free", "second"), ("wait", "first"), ("A", "first"), ("B", "first"), ("reduce", "first")]
+    assert after[7:12] == named
 
 
 def test_a_second_micro_batch_gathers_layers_and_not_what_stays():
     spans = replay(replace(two_layers(), accumulation=2), with_spans=True).spans
-    gathered = [what[1] for _, what, *_ in spans if what[0] == "gather"]
-    once = ["first", "second"]
-    assert gathered == ["outside", *once, *once, *once, *once]
+    shown = [what[1] for _, what, *_ in spans if what[0] == "gather" or what == ("F", "embedding")]
+    layers = ["first", "second"]
+    first = ["outside", "first", "embedding", "second", *layers]
+    assert shown == [*first, "embedding", *layers, *layers]
 
 
 def drawn(seed):
