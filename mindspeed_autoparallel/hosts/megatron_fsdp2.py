@@ -14,11 +14,11 @@ from mindspeed_autoparallel.hosts.host_file import HostFile, Modules, Written
 from mindspeed_autoparallel.hosts.megatron_own_fsdp import (
     UNIT_SIZE,
     USE_MEGATRON_FSDP,
+    buckets_in_front,
     check_megatron_fsdp,
     megatron_fsdp_host,
     number_of,
     shipped_unit,
-    splits_embedding,
 )
 from mindspeed_autoparallel.hosts.script import Script
 from mindspeed_autoparallel.profiles.sharded import ElementBytes
@@ -41,9 +41,9 @@ _RECOMPUTE = ("--recompute-granularity", "--recompute-method", "--recompute-num-
 _REFUSED = {
     "--tensor-model-parallel-size": "a sharded plan has no tensor parallelism",
     "--pipeline-model-parallel-size": "Megatron refuses pipeline parallelism beside --use-torch-fsdp2, and beside "
-    "--use-megatron-fsdp it was not replayed",
+    "--use-megatron-fsdp it is not replayed",
     "--expert-model-parallel-size": "Megatron refuses expert parallelism beside --use-torch-fsdp2, and beside "
-    "--use-megatron-fsdp it was not replayed",
+    "--use-megatron-fsdp it is not replayed",
 }
 _UNTIED = "--untie-embeddings-and-output-weights"
 _UNPRICED = {
@@ -159,7 +159,7 @@ def _decisions(script: Script, modules: Modules, num_devices: int) -> ShardedDec
     local = script.given("--transformer-impl") == "local"
     patterns = ("embedding", LAYERS, *(() if local else ("output_layer",)), "")
     if script.given(USE_MEGATRON_FSDP) is not None:
-        patterns = (*(("embedding",) if splits_embedding(script, num_devices) else ()), LAYERS, "")
+        patterns = (*buckets_in_front(script, num_devices), LAYERS, "")
     return ShardedDecisions(
         sizes=ShardSizes(
             num_devices=num_devices,

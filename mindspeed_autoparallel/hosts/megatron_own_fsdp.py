@@ -35,6 +35,7 @@ _UNREPLAYED = {
     "--use-precision-aware-optimizer": _TYPES,
     "--optimizer-cpu-offload": "an optimizer in the host's memory has no price here",
     "--megatron-fsdp-enable-fine-grained-param-gather": "gathering single operators is not replayed",
+    "--torch-fsdp2-no-reshard-after-forward": "it is a flag of --use-torch-fsdp2",
     "--ddp-bucket-size": "other buckets outside layers than by default are not planned",
     "--ddp-num-buckets": "other buckets outside layers than by default are not planned",
 }
@@ -96,11 +97,13 @@ def shipped_unit(script: Script) -> int:
     return number_of(script, UNIT_SIZE, 0)
 
 
-def splits_embedding(script: Script, num_devices: int) -> bool:
-    """Return whether the embedding fills a bucket of what lies outside layers, which ends with it then."""
+def buckets_in_front(script: Script, num_devices: int) -> tuple[str, ...]:
+    """Return the embedding where it fills a bucket of what lies outside layers, which ends with it then."""
+    if num_devices == 1:
+        raise ConfigError(f"{script.path}: {USE_MEGATRON_FSDP} shards nothing on one device: plan for two or more.")
     vocabulary = number_of(script, "--padded-vocab-size", 0)
     if not vocabulary:
         multiple = number_of(script, "--make-vocab-size-divisible-by", 128)
         vocabulary = -(-number_of(script, "--vocab-size", 0) // multiple) * multiple
     elements = vocabulary * number_of(script, "--hidden-size", 0)
-    return elements >= max(40_000_000, 1_000_000 * num_devices)
+    return ("embedding",) if elements >= max(40_000_000, 1_000_000 * num_devices) else ()

@@ -137,6 +137,8 @@ def test_a_small_embedding_shares_its_bucket(tmp_path: Path) -> None:
     small = own(tmp_path, "--vocab-size 16000")
     assert [group.pattern for group in small.decisions(MODULES, 8, False).groups] == [LAYERS, ""]
     assert small.host(False).unit_elements == 0
+    with pytest.raises(ConfigError, match="shards nothing on one device"):
+        small.decisions(MODULES, 1, False)
 
 
 @pytest.mark.parametrize(
@@ -145,8 +147,8 @@ def test_a_small_embedding_shares_its_bucket(tmp_path: Path) -> None:
         ("--data-parallel-sharding-strategy optim", "optim: planned is optim_grads_params alone"),
         ("--data-parallel-sharding-strategy optim_grads", "optim_grads: planned is optim_grads_params alone"),
         ("--tensor-model-parallel-size 2", "no tensor parallelism"),
-        ("--pipeline-model-parallel-size 2", "was not replayed"),
-        ("--expert-model-parallel-size 2", "was not replayed"),
+        ("--pipeline-model-parallel-size 2", "beside --use-megatron-fsdp it is not replayed"),
+        ("--expert-model-parallel-size 2", "beside --use-megatron-fsdp it is not replayed"),
         ("--num-experts 8", "experts are not replayed"),
         ("--fp8-format hybrid", "fp8 has no price"),
         ("--fp8-param-gather", "fp8 has no price"),
@@ -156,6 +158,7 @@ def test_a_small_embedding_shares_its_bucket(tmp_path: Path) -> None:
         ("--num-distributed-optimizer-instances 2", "two groups"),
         ("--megatron-fsdp-main-grads-dtype fp32", "other types"),
         ("--ddp-bucket-size 1000", "other buckets"),
+        ("--torch-fsdp2-no-reshard-after-forward", "a flag of --use-torch-fsdp2"),
         ("--context-parallel-size 2 --cp-comm-type a2a", "is not replayed"),
         ("--position-embedding-type learned_absolute", "a learned position embedding"),
         (f"{UNIT} --suggested-communication-unit-size $UNKNOWN", "write the number"),
