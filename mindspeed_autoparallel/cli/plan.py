@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="CONFIG",
         help="plan an FSDP2 trainer from its YAML (MindSpeed-MM, MindSpeed-LLM, VeOmni, NeMo Automodel, verl) or "
-        "from the script that launches Megatron with --use-torch-fsdp2",
+        "from the script that launches Megatron with --use-torch-fsdp2 or --use-megatron-fsdp",
     )
     parser.add_argument("--memory-limit-mib", type=float, help="limit per device (default: the profile's capacity)")
     _plan_answer.add_arguments(parser)

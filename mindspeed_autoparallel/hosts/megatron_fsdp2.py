@@ -1,7 +1,7 @@
-"""Megatron's ``--use-torch-fsdp2``: what a launch script decides, and the flags that make it decide a plan.
+"""Megatron's ``--use-torch-fsdp2`` and ``--use-megatron-fsdp``: what a launch script decides, and a plan's flags.
 
 Read from ``megatron/core/distributed/torch_fully_sharded_data_parallel.py``, ``transformer_block.py`` and
-``tensor_parallel/random.py`` (0.12 to 0.19).
+``tensor_parallel/random.py`` (0.12 to 0.19), and ``megatron/core/distributed/fsdp`` (0.19).
 """
 
 from __future__ import annotations
@@ -11,6 +11,15 @@ from pathlib import Path
 
 from mindspeed_autoparallel.errors import ConfigError, PlanError
 from mindspeed_autoparallel.hosts.host_file import HostFile, Modules, Written
+from mindspeed_autoparallel.hosts.megatron_own_fsdp import (
+    UNIT_SIZE,
+    USE_MEGATRON_FSDP,
+    buckets_in_front,
+    check_megatron_fsdp,
+    megatron_fsdp_host,
+    number_of,
+    shipped_unit,
+)
 from mindspeed_autoparallel.hosts.script import Script
 from mindspeed_autoparallel.profiles.sharded import ElementBytes
 from mindspeed_autoparallel.spec.sharded import (
@@ -31,30 +40,32 @@ _KEEPS_GATHERED = "--torch-fsdp2-no-reshard-after-forward"
 _RECOMPUTE = ("--recompute-granularity", "--recompute-method", "--recompute-num-layers")
 _REFUSED = {
     "--tensor-model-parallel-size": "a sharded plan has no tensor parallelism",
-    "--pipeline-model-parallel-size": "Megatron refuses pipeline parallelism beside --use-torch-fsdp2",
-    "--expert-model-parallel-size": "Megatron refuses expert parallelism beside --use-torch-fsdp2",
+    "--pipeline-model-parallel-size": "Megatron refuses pipeline parallelism beside --use-torch-fsdp2, and beside "
+    "--use-megatron-fsdp it is not replayed",
+    "--expert-model-parallel-size": "Megatron refuses expert parallelism beside --use-torch-fsdp2, and beside "
+    "--use-megatron-fsdp it is not replayed",
 }
+_UNTIED = "--untie-embeddings-and-output-weights"
 _UNPRICED = {
     "--recompute-activations": "recomputation of single operators is no policy of a layer",
     "--cpu-offloading": "Transformer Engine's offload has no price here",
     "--fp8-format": "fp8 has no price in a sharded plan",
     "--mtp-num-layers": "multi-token prediction has no price in a sharded plan",
 }
-MEGATRON_FSDP = ("--use-megatron-fsdp", "--use-custom-fsdp")
-MEGATRON_FSDP_REASON = (
-    "Megatron-FSDP gathers in buckets of --suggested-communication-unit-size parameters ahead of the layer that runs, "
-    "frees them when its own queue says so, and keeps buffers of its own: its order was read and not replayed. Plan "
-    "with --use-torch-fsdp2, or search both by --auto-tuning."
-)
 
 
 def read_megatron(script: Script) -> HostFile:
     """Return what ``script`` decides. Raises ``ConfigError`` in one line for what a plan cannot describe."""
+    own = script.given(USE_MEGATRON_FSDP) is not None
     _check(script)
+    if own:
+        check_megatron_fsdp(script)
+    elif script.given(_UNTIED) is None:
+        raise ConfigError(f"{script.path}: Megatron refuses --use-torch-fsdp2 without {_UNTIED}.")
     return HostFile(
         path=Path(script.path),
-        micro_batch=_number(script, "--micro-batch-size", 1),
-        tokens=_number(script, "--seq-length", 0),
+        micro_batch=number_of(script, "--micro-batch-size", 1),
+        tokens=number_of(script, "--seq-length", 0),
         tokens_key="--seq-length",
         bytes_of=_BYTES,
         states_batch=False,
@@ -70,13 +81,9 @@ def _check(script: Script) -> None:
     for flag, reason in _UNPRICED.items():
         if script.given(flag) is not None:
             raise ConfigError(f"{script.path}: {flag}: {reason}.")
-    if script.given("--untie-embeddings-and-output-weights") is None:
-        raise ConfigError(
-            f"{script.path}: Megatron refuses --use-torch-fsdp2 without --untie-embeddings-and-output-weights."
-        )
-    if not (_number(script, "--vocab-size", 0) or _number(script, "--padded-vocab-size", 0)):
+    if not (number_of(script, "--vocab-size", 0) or number_of(script, "--padded-vocab-size", 0)):
         raise ConfigError(f"{script.path} has no --vocab-size, which the size of embedding and head follows: add it.")
-    if _number(script, "--context-parallel-size", 1) > 1 and not _exchanges_heads(script):
+    if number_of(script, "--context-parallel-size", 1) > 1 and not _exchanges_heads(script):
         raise ConfigError(
             f"{script.path}: context parallelism around a ring has no price without measuring: --cp-comm-type a2a."
         )
@@ -85,7 +92,7 @@ def _check(script: Script) -> None:
 
 def _refuse_other_parallelism(script: Script) -> None:
     for flag, reason in _REFUSED.items():
-        if (value := _number(script, flag, 1)) > 1:
+        if (value := number_of(script, flag, 1)) > 1:
             raise ConfigError(f"{script.path}: {flag} {value}: {reason}.")
 
 
@@ -93,20 +100,10 @@ def _exchanges_heads(script: Script) -> bool:
     return script.given("--cp-comm-type") == "a2a" or script.given("--context-parallel-algo") == "ulysses_cp_algo"
 
 
-def _number(script: Script, flag: str, default: int) -> int:
-    """Return a flag's count; ``ConfigError`` where only a run of the script would tell it."""
-    value = script.number(flag, default) if script.given(flag) is not None else default
-    if value is None:
-        raise ConfigError(
-            f"{script.path}: {flag} {script.given(flag)!r} cannot be read without running it: write the number."
-        )
-    return value
-
-
 def _recomputed(script: Script, layers: int) -> int:
     """Return how many first layers of ``layers`` are recomputed."""
     granularity, method = script.given("--recompute-granularity"), script.given("--recompute-method")
-    number = _number(script, "--recompute-num-layers", 1)
+    number = number_of(script, "--recompute-num-layers", 1)
     if granularity is None:
         return 0
     if granularity != "full":
@@ -125,6 +122,8 @@ def _recomputed(script: Script, layers: int) -> int:
 
 
 def _host(script: Script) -> ShardingHost:
+    if script.given(USE_MEGATRON_FSDP) is not None:
+        return megatron_fsdp_host(script)
     rotary = script.given("--position-embedding-type") == "rope"
     rotary |= script.given("--use-rotary-position-embeddings") is not None
     listed = ("embedding", *([_ROTARY] if rotary else []), LAYERS, "output_layer")
@@ -142,12 +141,12 @@ def _host(script: Script) -> ShardingHost:
 
 
 def _decisions(script: Script, modules: Modules, num_devices: int) -> ShardedDecisions:
-    context = _number(script, "--context-parallel-size", 1)
-    micro = _number(script, "--micro-batch-size", 1)
+    context = number_of(script, "--context-parallel-size", 1)
+    micro = number_of(script, "--micro-batch-size", 1)
     if num_devices % context:
         raise ConfigError(f"{script.path}: --context-parallel-size {context} does not divide {num_devices} devices.")
     rows = micro * (num_devices // context)
-    batch = _number(script, "--global-batch-size", rows)
+    batch = number_of(script, "--global-batch-size", rows)
     if batch % rows:
         raise ConfigError(
             f"{script.path}: --global-batch-size {batch} is no multiple of the {rows} samples of one micro batch on "
@@ -159,6 +158,8 @@ def _decisions(script: Script, modules: Modules, num_devices: int) -> ShardedDec
     reshard = script.given(_KEEPS_GATHERED) is None
     local = script.given("--transformer-impl") == "local"
     patterns = ("embedding", LAYERS, *(() if local else ("output_layer",)), "")
+    if script.given(USE_MEGATRON_FSDP) is not None:
+        patterns = (*buckets_in_front(script, num_devices), LAYERS, "")
     return ShardedDecisions(
         sizes=ShardSizes(
             num_devices=num_devices,
@@ -169,6 +170,7 @@ def _decisions(script: Script, modules: Modules, num_devices: int) -> ShardedDec
         ),
         groups=tuple(GroupChoice(pattern=pattern, reshard_after_forward=reshard) for pattern in patterns),
         policies={LAYERS: row} if recomputed else {},
+        unit_elements=shipped_unit(script),
     )
 
 
@@ -191,6 +193,9 @@ def _written(script: Script, decisions: ShardedDecisions, modules: Modules) -> W
         named = ("full", "block", str(number))
         words += [word for pair in zip(_RECOMPUTE, named, strict=True) for word in pair] if number else []
         left_out += [] if number else [flag for flag in _RECOMPUTE if script.given(flag) is not None]
+    if decisions.unit_elements != present.unit_elements:
+        words += [UNIT_SIZE, str(decisions.unit_elements)] if decisions.unit_elements else []
+        left_out += [] if decisions.unit_elements else [UNIT_SIZE]
     stays, stayed = (not one.groups[0].reshard_after_forward for one in (decisions, present))
     if stays != stayed:
         (words if stays else left_out).append(_KEEPS_GATHERED)
@@ -205,7 +210,7 @@ def flags_beside(script: Script, words: Mapping[str, str]) -> dict[str, int]:
     _refuse_other_parallelism(script)
     flags = {field: word.split()[0] for field, word in words.items()}
     flags |= {"global_batch_size": "--global-batch-size", "tokens": "--seq-length"}
-    found = {field: _number(script, flag, 0) for field, flag in flags.items()}
+    found = {field: number_of(script, flag, 0) for field, flag in flags.items()}
     if found.get("ulysses_size", 0) > 1 and not _exchanges_heads(script):
         raise ConfigError(f"{script.path}: --context-parallel-size without --context-parallel-algo ulysses_cp_algo.")
     return {field: value for field, value in found.items() if value}

@@ -8,12 +8,8 @@ from pathlib import Path
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_text
 from mindspeed_autoparallel.hosts.host_file import HostFile, Modules, Written
-from mindspeed_autoparallel.hosts.megatron_fsdp2 import (
-    MEGATRON_FSDP,
-    MEGATRON_FSDP_REASON,
-    flags_beside,
-    read_megatron,
-)
+from mindspeed_autoparallel.hosts.megatron_fsdp2 import flags_beside, read_megatron
+from mindspeed_autoparallel.hosts.megatron_own_fsdp import USE_MEGATRON_FSDP
 from mindspeed_autoparallel.hosts.mindspeed_mm import NativeConfig, is_native, read_native
 from mindspeed_autoparallel.hosts.mindspeed_mm_decisions import decided_values, read_decisions, sharding_host
 from mindspeed_autoparallel.hosts.reading import Values
@@ -54,11 +50,14 @@ def with_global_batch(decisions: ShardedDecisions, global_batch: int) -> Sharded
 def _of_script(path: Path) -> HostFile:
     script = read_script(path)
     beside = script.given("--fsdp2-config-path")
-    for flag in MEGATRON_FSDP:
-        if script.given(flag) is not None:
-            raise ConfigError(f"{path}: {flag}: {MEGATRON_FSDP_REASON}")
+    if script.given("--use-custom-fsdp") is not None:
+        raise ConfigError(f"{path}: --use-custom-fsdp is the old name of what {USE_MEGATRON_FSDP} does from 0.19 on.")
+    if script.given(USE_MEGATRON_FSDP) is not None:
+        return read_megatron(script)
     if script.given("--use-torch-fsdp2") is None:
-        raise ConfigError(f"{path} has no --use-torch-fsdp2: plan its Megatron layout without --fsdp2.")
+        raise ConfigError(
+            f"{path} has neither --use-torch-fsdp2 nor {USE_MEGATRON_FSDP}: plan its Megatron layout without --fsdp2."
+        )
     if beside is None:
         return read_megatron(script)
     # As the script names it, from the folder that it is started in: one of those around it.

@@ -34,7 +34,8 @@ def switch_lines(decisions: ShardedDecisions) -> list[str]:
     ahead = {(group.forward_prefetch, group.backward_prefetch) for group in groups}
     lines = ["reshard after forward: " + ("differs by group" if len(reshard) > 1 else str(min(reshard, default=True)))]
     depth = "differs by group" if len(ahead) > 1 else "{} forward, {} backward".format(*min(ahead, default=(0, 0)))
-    lines.append(f"prefetch: {depth}")
+    unit = decisions.unit_elements
+    lines.append(f"gathered ahead: {unit // 2} elements, half of the unit size" if unit else f"prefetch: {depth}")
     if decisions.loss_chunk:
         lines.append(f"loss in chunks of {decisions.loss_chunk} tokens")
     if decisions.offload_optimizer:

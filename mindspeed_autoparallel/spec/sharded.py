@@ -19,6 +19,8 @@ LAYER_CHOICES = (EACH, FIRST, ALL)
 """For which layers a host takes a policy: each on its own, the first ones of the model, or all or none."""
 VARIANTS = ("torch", "torch-2.7", "mindspeed-mm")
 """Rules of gathering and reducing: torch's newest release, torch 2.7, and MindSpeed-MM's patched copy of 2.7."""
+MEGATRON_FSDP = "megatron-fsdp"
+"""The rules of Megatron-FSDP, which are its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +122,8 @@ class ShardedDecisions:
     """Patterns of layers at whose hooks the units inside them are gathered and reduced: ``hook_modules``."""
     offload_optimizer: bool = False
     """Whether parameters and optimizer state wait in the host's memory."""
+    unit_elements: int = 0
+    """Megatron-FSDP's unit size; 0: the host's own choice."""
 
     def __post_init__(self) -> None:
         for pattern, layers in self.policies.items():
@@ -170,14 +174,17 @@ class ShardingHost:
     relisted: tuple[str, ...] = ()
     """Patterns whose units, where any layer is recomputed, gather in backward the unit before them in this list in
     place of torch's order; a pattern of no module stands for a unit without parameters."""
+    unit_elements: int = 0
+    """Megatron-FSDP's unit size as shipped; 0: the host's own choice."""
     last_offload_stays: bool = True
     """Whether the input of the last offloaded layer never travels."""
     offload_copies: int = 2
     """Times the input of a kept layer travels; that of a recomputed one travels once."""
 
     def __post_init__(self) -> None:
-        if self.variant not in VARIANTS:
-            raise ConfigError(f"unknown variant {self.variant!r}; known: {', '.join(VARIANTS)}.")
+        known = (*VARIANTS, MEGATRON_FSDP)
+        if self.variant not in known:
+            raise ConfigError(f"unknown variant {self.variant!r}; known: {', '.join(known)}.")
         if self.layer_choice not in LAYER_CHOICES:
             raise ConfigError(f"unknown layer choice {self.layer_choice!r}; known: {', '.join(LAYER_CHOICES)}.")
         if KEEP not in self.policies:

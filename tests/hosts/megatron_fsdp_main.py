@@ -1,7 +1,7 @@
 """Trains Megatron-LM's GPT under Megatron-FSDP on forked CPU ranks: ``megatron_fsdp_main.py CHECKOUT FOLDER``, JSON lines out.
 
 The checkout is first on PYTHONPATH. A line for each of ``RUNS``: losses, sizes of the buckets, and what rank 0 does in the
-second step. G: a gather begins, W: computing waits for one, F and B: a module's forward or backward begins, R: a reduction
+second step, with the most bytes of buckets that are allocated at once. G: a gather begins, W: computing waits for one, F and B: a module's forward or backward begins, R: a reduction
 begins, RW: computing waits for so many, X: a bucket is freed.
 """
 
@@ -54,6 +54,15 @@ RECORDED = """
         done = lambda: before - len(self.grad_reduce_queue)
         return lambda: done() and events.append(["RW", done()])
 
+    live, peaks = {}, [0]
+
+    def allocated(self, bucket_id, size, dtype, **_):
+        live[id(self), bucket_id] = size * dtype.itemsize
+        peaks.append(max(peaks.pop(), sum(live.values())))
+
+    for allocator in (fsdp.TemporaryBucketAllocator, fsdp.StorageResizeBasedBucketAllocator):
+        recorded(allocator, "allocate", allocated)
+        recorded(allocator, "free", lambda self, bucket_id: live.pop((id(self), bucket_id), None) and None)
     recorded(gathers, "async_bucket_gather", gather)
     recorded(gathers, "wait_bucket_ready", wait)
     recorded(gathers, "release_bucket", free)
@@ -74,7 +83,7 @@ RECORDED = """
         model = chunks[0]
         while not hasattr(model, "all_gather_pipeline"):
             model = model.module
-        print("buckets", json.dumps([sum(one.numel() for one in group.params) for group in model.param_and_grad_buffer.parameter_groups]))
+        print("buckets", json.dumps([group.model_weight_buffer.bucket_index.size for group in model.param_and_grad_buffer.parameter_groups]))
         for name, module in model.module.named_modules():
             name = name.rpartition(".")[2]
             if name in ("embedding", "final_layernorm", "output_layer") or name.isdigit():
@@ -84,6 +93,8 @@ RECORDED = """
 
         def printed(*args, **kwargs):
             print("events", json.dumps(events), flush=True)
+            print("peak", peaks.pop(), flush=True)
+            peaks.append(sum(live.values()))
             events.clear()
             return step(*args, **kwargs)
 
@@ -98,7 +109,18 @@ SHARDED = (
 )
 RECOMPUTED = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
 UNIT = "--suggested-communication-unit-size 100000"
-RUNS = {"alone": "", "whole": SHARDED, "small": f"{SHARDED} {UNIT}", "recomputed": f"{SHARDED} {UNIT} {RECOMPUTED}"}
+BLOCK = RECOMPUTED.replace("uniform", "block")
+TWICE = "--global-batch-size 4"
+RUNS = {
+    "alone": "",
+    "whole": SHARDED,
+    "small": f"{SHARDED} {UNIT}",
+    "recomputed": f"{SHARDED} {UNIT} {RECOMPUTED}",
+    "block": f"{SHARDED} {UNIT} {BLOCK}",
+    "split": f"{SHARDED} {UNIT} --ddp-bucket-size 3000",
+    "alone accumulated": TWICE,
+    "accumulated": f"{SHARDED} {UNIT} {BLOCK} {TWICE}",
+}
 
 
 def main() -> None:
@@ -111,11 +133,12 @@ def main() -> None:
     flags = [word for word in host.flags("dense") if word != "--use-distributed-optimizer"]
     flags += ["--global-batch-size", "2", "--train-iters", "2"]
     for name, words in RUNS.items():
-        script.write_text(plain.replace("    pass\n", RECORDED, 1) if words else plain)
-        world = 2 if words else 1
+        is_sharded = SHARDED in words
+        script.write_text(plain.replace("    pass\n", RECORDED, 1) if is_sharded else plain)
+        world = 2 if is_sharded else 1
         ran = run_ranks(script, [*flags, *words.split()], world, folder, CUDA_DEVICE_MAX_CONNECTIONS="8")
         assert ran.exit_code == 0, ran.output[-3000:]
-        printed = dict.fromkeys(("buckets", "events"), "[]")
+        printed = dict.fromkeys(("buckets", "events", "peak"), "[]")
         for line in (folder / "rank0.log").read_text().splitlines():
             word, _, text = line.partition(" ")
             printed |= {word: text} if word in printed else {}

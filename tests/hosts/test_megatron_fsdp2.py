@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from mindspeed_autoparallel.cli.main import main
+from mindspeed_autoparallel.schedule.sharded import StreamModule, StreamTraining, Unit, replay
+from mindspeed_autoparallel.spec.sharded import KEEP, MEGATRON_FSDP, RECOMPUTE
 
 
 def load(name):
@@ -35,6 +37,11 @@ pytestmark = [
 ]
 RECOMPUTED = ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"]
 SHARDED = ["--use-torch-fsdp2", "--ckpt-format", "torch_dist"]
+OWN = [
+    *("--use-megatron-fsdp", "--data-parallel-sharding-strategy", "optim_grads_params", "--use-distributed-optimizer"),
+    *("--ckpt-format", "fsdp_dtensor", "--overlap-grad-reduce", "--overlap-param-gather"),
+    "--no-gradient-reduce-div-fusion",
+]
 PRINTS_NORMS = """
     from megatron.training import training as loop
 
@@ -118,67 +125,90 @@ def test_plans_train_as_one_process_does(source, tmp_path, capsys):
         assert norms == pytest.approx(alone[1], rel=1e-6), (world, added, taken_out)
 
 
-def megatron_fsdp_step(sizes, unit_size, *, recomputes):
-    """Return what Megatron-FSDP does in a step after the first, with buckets of ``sizes`` elements in the order of forward.
+@pytest.mark.parametrize("source", SOURCES or [None], ids=lambda folder: folder.name if folder else "none")
+def test_plans_of_megatron_fsdp_train_as_one_process_does(source, tmp_path, capsys):
+    host = cells.Host(sources=source, folder=tmp_path)
+    if host.release < (0, 19):
+        pytest.skip("--use-megatron-fsdp is planned from 0.19 on")
+    script = host.script("dense")
+    begin = "    import same_start\n\n    same_start.install()\n"
+    script.write_text(script.read_text().replace(begin, PRINTS_NORMS, 1))
+    plain = without(host.flags("dense"), ["--use-distributed-optimizer"])
+    alone = figures(host, 1, script, plain)
+    words = [*plain, *OWN, *RECOMPUTED]
+    shell = tmp_path / "train.sh"
+    shell.write_text(f"torchrun --nproc-per-node 2 pretrain_gpt.py {shlex.join(words)}\n")
+    _, _, peaks = planned(shell, tmp_path / "planned", 2, capsys)
+    for limit in ([], ["--memory-limit-mib", str(sum(peaks) / 2)]):
+        added, taken_out, _ = planned(shell, tmp_path / "planned", 2, capsys, *limit)
+        if limit:  # fewer layers are recomputed than the script has it
+            assert added[:6] == [*RECOMPUTED[:3], "block", "--recompute-num-layers", "1"]
+        else:
+            assert added[:2] == ["--micro-batch-size", "4"]
+            assert set(taken_out) == set(RECOMPUTED[::2])
+        changed = {*taken_out, *(word for word in added if word.startswith("--"))}
+        losses, norms = figures(host, 2, script, [*without(words, changed), *added])
+        assert losses == pytest.approx(alone[0], rel=1e-6), (added, taken_out)
+        assert norms == pytest.approx(alone[1], rel=1e-6), (added, taken_out)
 
-    The first bucket holds what is outside layers. A layer's hook gathers its bucket and those behind it in the direction of
-    the pass until these have half of ``unit_size``, in the order of forward both times: in backward its own comes last.
+
+def megatron_fsdp_step(sizes, unit_size, *, recomputed, outside, accumulation=1):
+    """Return what the package's replay does in a step, and its peak, with fp32 buckets of ``sizes`` elements, of which ``outside`` stay.
+
+    Layers are the buckets behind those; ``recomputed``: how many first ones are.
     """
-    events, held, waited, reducing = [], set(), set(), []
+    units = [
+        Unit(
+            name=str(place),
+            reshard_after_forward=place >= outside,
+            elements=size,
+            gathered_bytes=4 * size,
+            reduced_bytes=4 * size,
+            gather_ns=5,
+            reduce_ns=5,
+        )
+        for place, size in enumerate(sizes)
+    ]
+    last, layers = outside - 1, range(outside, len(sizes))
 
-    def gather(own, direction):
-        wanted, at, ahead = {own}, own + direction, 0
-        while direction and 0 <= at < len(sizes) and ahead < unit_size // 2:
-            wanted.add(at)
-            ahead += sizes[at]
-            at += direction
-        events.extend(["G", bucket] for bucket in sorted(wanted - held))
-        held.update(wanted)
+    def module(name, *, unit, **more):
+        times = {"forward_ns": 7, "again_ns": 7, "backward_ns": 7, "gradient_bytes": int(unit >= 0)}
+        return StreamModule(name=name, parameters_of=unit, **{"parent": 0, **times, **more})
 
-    def wait(bucket):
-        events.extend([["W", bucket]] if bucket not in waited else [])
-        waited.add(bucket)
-
-    def free(bucket):
-        events.append(["X", bucket])
-        held.remove(bucket)
-        waited.remove(bucket)
-
-    def reduce(bucket):
-        before = len(reducing)
-        while sum(sizes[one] for one in reducing) > unit_size:
-            reducing.pop(0)
-        events.extend([["RW", before - len(reducing)]] if len(reducing) < before else [])
-        events.append(["R", bucket])
-        reducing.append(bucket)
-
-    gather(0, 1)
-    events.append(["F", "embedding"])
-    wait(0)
-    for layer in range(1, len(sizes)):
-        gather(layer, 1)
-        wait(layer)
-        events.append(["F", str(layer - 1)])
-        free(layer)
-    events.extend([["F", "final_layernorm"], ["F", "output_layer"], ["B", "output_layer"], ["B", "final_layernorm"]])
-    for layer in reversed(range(1, len(sizes))):
-        if recomputes:
-            gather(layer, 0)
-            wait(layer)
-            events.append(["F", str(layer - 1)])
-        gather(layer, -1)
-        wait(layer)
-        events.append(["B", str(layer - 1)])
-        reduce(layer)
-        free(layer)
-    events.append(["B", "embedding"])
-    reduce(0)
-    return [*events, ["RW", len(reducing)]]
+    modules = [
+        StreamModule(name="", input_requires_grad=False),
+        module("embedding", unit=-1, backward_ns=0, tail_backward_ns=7),
+        module("word_embeddings", unit=0, parent=1),
+        *(
+            module(
+                str(unit - outside),
+                unit=unit,
+                units=(unit,),
+                policy=RECOMPUTE if unit - outside < recomputed else KEEP,
+                reentrant=True,
+            )
+            for unit in layers
+        ),
+        module("final_layernorm", unit=last),
+        module("output_layer", unit=last),
+    ]
+    training = StreamTraining(
+        modules=tuple(modules),
+        units=tuple(units),
+        variant=MEGATRON_FSDP,
+        unit_elements=unit_size,
+        accumulation=accumulation,
+    )
+    kinds = {"gather": "G", "wait": "W", "free": "X", "reduce": "R", "wait for reductions": "RW", "A": "F", "BT": "B"}
+    found = replay(training, with_spans=True)
+    events = [[kinds.get(what[0], what[0]), what[1]] for _, what, *_ in found.spans]
+    shown = [one for one in events if one[1] != "word_embeddings"]
+    return [[kind, int(name) if kind in "GWXR" else name] for kind, name in shown], found.peak_bytes
 
 
 @pytest.mark.parametrize("source", SOURCES or [None], ids=lambda folder: folder.name if folder else "none")
 def test_megatron_fsdp_trains_on_cpu_and_gathers_in_this_order(source, tmp_path):
-    """Two processes, every parameter sharded; plans refuse it, and this is the order that a replay would have to give."""
+    """Two processes, every parameter sharded: the second step's order and its peak against the replay's."""
     if cells.Host(sources=source, folder=tmp_path).release < (0, 19):
         pytest.skip("its order was recorded from 0.19 on")
     program = Path(__file__).with_name("megatron_fsdp_main.py")
@@ -192,7 +222,17 @@ def test_megatron_fsdp_trains_on_cpu_and_gathers_in_this_order(source, tmp_path)
     )
     assert done.returncode == 0, done.stderr[-3000:]
     runs = {run["name"]: run for line in done.stdout.splitlines() if line.startswith("{") for run in [json.loads(line)]}
-    for name, unit_size in (("whole", 10**9), ("small", 100_000), ("recomputed", 100_000)):
+    for name, unit_size, more in (
+        ("whole", 10**9, {}),
+        ("small", 100_000, {}),
+        ("recomputed", 100_000, {"recomputed": 10**9}),
+        ("block", 100_000, {"recomputed": 1}),
+        ("split", 100_000, {"outside": 2}),
+        ("accumulated", 100_000, {"accumulation": 2, "recomputed": 1}),
+    ):
         run = runs[name]
-        assert run["losses"] == pytest.approx(runs["alone"]["losses"], rel=1e-6), name
-        assert run["events"] == megatron_fsdp_step(run["buckets"], unit_size, recomputes=name == "recomputed"), name
+        losses = runs["alone accumulated" if name == "accumulated" else "alone"]["losses"]
+        assert run["losses"] == pytest.approx(losses, rel=1e-6), name
+        step, peak = megatron_fsdp_step(run["buckets"], unit_size, **{"recomputed": 0, "outside": 1, **more})
+        assert run["events"] == step, (name, run["buckets"])
+        assert run["peak"] == peak, (name, run["buckets"])

@@ -10,6 +10,7 @@ from mindspeed_autoparallel.profiles.sharded import ModuleCosts
 from mindspeed_autoparallel.schedule.sharded import Unit
 from mindspeed_autoparallel.spec.sharded import (
     KEEP,
+    MEGATRON_FSDP,
     OFFLOAD,
     RECOMPUTE,
     RECOMPUTE_KEEP_ATTENTION,
@@ -95,6 +96,10 @@ def _step_ns(lowering: Lowering, sums: Sums) -> int:
         # torch 2.7 may remember a layer as the forward's root: units that are prefetched cross a border of phases.
         later = max(phases - sums.crossing, sums.whole, gathers)
     more = lowering.sizes.accumulation - 1
+    if lowering.problem.host.variant == MEGATRON_FSDP:
+        # Every queue runs all of its own; what lies outside layers is gathered once a step.
+        gathers += 2 * sums.gathers_again * more
+        return max(sums.whole * (more + 1), gathers, sums.reduces * (more + 1)) + lowering.optimizer_ns
     # Reductions begin in the first backward; they may end in the next forward, but those of the last step in its own.
     begun = forward * (lowering.problem.host.variant == "torch" or not more)
     step = max(phases + later * more, forward + sums.reduces * (more + 1), later * more + begun + sums.reduces)

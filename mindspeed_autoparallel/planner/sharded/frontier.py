@@ -13,6 +13,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from mindspeed_autoparallel.planner.sharded.bounds import step_bound_ns
+from mindspeed_autoparallel.planner.sharded.buckets import lowering_of
 from mindspeed_autoparallel.planner.sharded.layers import LayerSearch
 from mindspeed_autoparallel.planner.sharded.lowering import Lowering
 from mindspeed_autoparallel.planner.sharded.pricing import outcome_of, policies_by_pattern, priced
@@ -126,7 +127,7 @@ class Frontier:
         heapq.heappush(self._heap, (bound, *order, next(self._count), entry))
 
     def _lowering(self, sizes: ShardSizes, switches: Switches) -> Lowering:
-        return Lowering(self.problem, decided(self.shipped, self.problem, sizes, switches))
+        return lowering_of(self.problem, decided(self.shipped, self.problem, sizes, switches))
 
     def _open_sizes(self, *, offload_optimizer: bool) -> None:
         """Add all sizes whose states fit, with the lowest bound of their switches."""
@@ -150,11 +151,12 @@ class Frontier:
     def _open_switches(self, sizes: ShardSizes, bound: int, *, offload_optimizer: bool) -> None:
         """Add the switches of ``sizes``, with bounds from sums, but those whose chunks hold too much at the least."""
         host = self.problem.host
-        least = max(host.reshard_choices), min(host.prefetch_depths)
         rows = switches_of(self.problem, sizes, offload_optimizer=offload_optimizer)
+        smallest = min((one.unit_elements for one in rows if one.unit_elements), default=0)
+        least = max(host.reshard_choices), min(host.prefetch_depths), smallest
         too_large = set()
         for switches in rows:
-            if (switches.reshard, switches.prefetch) != least:
+            if (switches.reshard, switches.prefetch, switches.unit_elements) != least:
                 continue
             lowering = self._lowering(sizes, switches)
             search = LayerSearch(lowering, self.limit, QUICK)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mindspeed_autoparallel.planner.sharded.buckets import lowering_of
 from mindspeed_autoparallel.planner.sharded.lowering import Lowering
 from mindspeed_autoparallel.planner.sharded.problem import Problem
 from mindspeed_autoparallel.schedule.sharded import Replayed, replay
@@ -34,7 +35,7 @@ def priced(
     problem: Problem, decisions: ShardedDecisions, limit_bytes: int, name: str = "", note: str = ""
 ) -> ShardedOutcome:
     """Return ``decisions`` with their step and peak. Raises ``Unmeasured`` where the profile has no such costs."""
-    lowering = Lowering(problem, decisions)
+    lowering = lowering_of(problem, decisions)
     replayed = replay(lowering.training(layer_policies(problem, decisions)))
     return outcome_of(lowering, decisions, replayed, limit_bytes, name, note)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from mindspeed_autoparallel.profiles.sharded import CostPoint, ModuleCosts, ShardedModule, ShardedProfile
 from mindspeed_autoparallel.schedule.sharded import StreamModule, Unit
-from mindspeed_autoparallel.spec.sharded import ShardedDecisions, ShardingHost, ShardSizes
+from mindspeed_autoparallel.spec.sharded import MEGATRON_FSDP, ShardedDecisions, ShardingHost, ShardSizes
 
 
 class Unmeasured(Exception):
@@ -233,6 +233,8 @@ class Units:
 
     @functools.cached_property
     def staying(self) -> frozenset[int]:
-        """Return the last layers of stacks, where the host keeps them gathered after forward."""
+        """Return what the host keeps gathered after forward: last layers of stacks, or all that are no layers."""
+        if self.problem.host.variant == MEGATRON_FSDP:
+            return frozenset(index for index, module in enumerate(self.modules) if not module.is_layer)
         last = {module.pattern: index for index, module in enumerate(self.modules) if module.is_layer}
         return frozenset(last.values()) if self.problem.host.last_layer_stays else frozenset()

@@ -21,9 +21,9 @@ __all__ = ["ShardedOptions", "search_sharded"]
 
 _SCOPE = (
     "fully_shard, Ulysses, ring, expert and micro-batch sizes that the profile has costs for; one reshard switch and "
-    "one prefetch depth (0 to 2) for all groups; the host's chunk sizes of the loss; {units}; a "
-    "policy for every layer, chunked micro batches where the file has their plan and no unit in a chunked layer has "
-    "hooks of its own. "
+    "one prefetch depth (0 to 2) for all groups, for Megatron-FSDP four unit sizes; the host's chunk sizes of the "
+    "loss; {units}; a policy for every layer, chunked micro batches where the file has their plan and no unit in a "
+    "chunked layer has hooks of its own. "
     "Not searched: other units of the longest stack of layers, switches that differ by group"
 )
 _UNITS_S = 5.0

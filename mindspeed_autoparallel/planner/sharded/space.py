@@ -6,9 +6,10 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from mindspeed_autoparallel.planner.sharded.buckets import unit_choices
 from mindspeed_autoparallel.planner.sharded.problem import Problem
 from mindspeed_autoparallel.profiles.sharded import CostPoint
-from mindspeed_autoparallel.spec.sharded import GroupChoice, ShardedDecisions, ShardSizes
+from mindspeed_autoparallel.spec.sharded import MEGATRON_FSDP, GroupChoice, ShardedDecisions, ShardSizes
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Switches:
     loss_chunk: int = 0
     micro_batch_chunk: int = 0
     offload_optimizer: bool = False
+    unit_elements: int = 0
 
 
 def _divisors(number: int) -> list[int]:
@@ -82,6 +84,7 @@ def switches_of(problem: Problem, sizes: ShardSizes, *, offload_optimizer: bool)
     # The smallest chunk of the loss holds the least, and all take as long.
     smallest = [min((size for size in host.loss_chunks if size), default=0)]
     chunks = dict.fromkeys([0, *(smallest if problem.profile.head is not None else [])])
+    units = unit_choices(problem) if host.variant == MEGATRON_FSDP else [0]
     return [
         Switches(
             reshard=reshard,
@@ -89,9 +92,10 @@ def switches_of(problem: Problem, sizes: ShardSizes, *, offload_optimizer: bool)
             loss_chunk=chunk,
             micro_batch_chunk=part,
             offload_optimizer=offload_optimizer,
+            unit_elements=unit,
         )
-        for part, chunk, prefetch, reshard in itertools.product(
-            parts, chunks, host.prefetch_depths, host.reshard_choices
+        for part, chunk, prefetch, reshard, unit in itertools.product(
+            parts, chunks, host.prefetch_depths, host.reshard_choices, units
         )
     ]
 
@@ -119,6 +123,7 @@ def decided(shipped: ShardedDecisions, problem: Problem, sizes: ShardSizes, swit
         chunked=shipped.chunked,
         hooks=shipped.hooks,
         offload_optimizer=switches.offload_optimizer,
+        unit_elements=switches.unit_elements,
     )
 
 

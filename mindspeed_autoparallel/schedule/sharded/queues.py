@@ -44,6 +44,11 @@ class Queues:
             self.spans.append((queue, what, start, end))
         return end
 
+    def mark(self, what: object) -> None:
+        """Note a wait or a free, which takes no time, among the spans."""
+        if self._with_spans:
+            self.spans.append((COMPUTE, what, self.now[COMPUTE], self.now[COMPUTE]))
+
     def wait(self, queue: str, moment_ns: int) -> None:
         """Let ``queue`` go on no earlier than ``moment_ns``."""
         if moment_ns > self.now[queue]:

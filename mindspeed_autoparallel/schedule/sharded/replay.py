@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mindspeed_autoparallel.schedule.sharded.host_copies import HostCopies
+from mindspeed_autoparallel.schedule.sharded.megatron_fsdp import MegatronFsdp
 from mindspeed_autoparallel.schedule.sharded.queues import COMPUTE, Bytes, Queues, Span
 from mindspeed_autoparallel.schedule.sharded.rules import Communication
 from mindspeed_autoparallel.schedule.sharded.training import StreamModule, StreamTraining
+from mindspeed_autoparallel.spec.sharded import MEGATRON_FSDP
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +46,11 @@ class _Step:
         for index, module in enumerate(training.modules):
             if module.parent >= 0:
                 self.children[module.parent].append(index)
-        self.communication = Communication(training, self.queues, self.memory, start_gradients)
+        self.communication: Communication | MegatronFsdp = (
+            MegatronFsdp(training, self.queues, self.memory)
+            if training.variant == MEGATRON_FSDP
+            else Communication(training, self.queues, self.memory, start_gradients)
+        )
         self.copies = HostCopies(training, self.queues, self.memory)
         self.recompute_ns = 0
         self.to_recompute = -1
@@ -91,6 +97,8 @@ class _Step:
 
     def _forward_part(self, index: int) -> None:
         module = self.modules[index]
+        if module.gradient_bytes:
+            self.communication.use(module.parameters_of)
         self.queues.run(COMPUTE, ("F", module.name), module.forward_ns)
         self.memory.hold(index, module.kept_bytes * module.needs_backward)
         self.memory.touch("temporary", module.forward_transient_bytes)
@@ -205,7 +213,11 @@ class _Step:
             self.memory.touch("temporary", self._input_bytes(module))
             self.memory.add("activation gradients", self._input_bytes(module) * self.is_first_part)
         self.communication.made_gradients(
-            module.parameters_of, module.gradient_bytes, is_first=self.is_first_part, is_last=self.is_last_part
+            module.parameters_of,
+            module.gradient_bytes,
+            is_first=self.is_first_part,
+            is_last=self.is_last_part,
+            is_leaf=not self.children[index],
         )
 
     def _recompute(self) -> None:

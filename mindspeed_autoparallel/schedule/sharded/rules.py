@@ -86,6 +86,9 @@ class Communication:
                     self._release(context)
                 self.outermost = None
 
+    def use(self, unit: int) -> None:
+        """Note that a module with parameters runs: torch's hooks have waited for its unit."""
+
     # Gathering
 
     def _gather(self, state: State, *, alone: bool = False) -> None:
@@ -171,7 +174,7 @@ class Communication:
                 if not self.states[target].unit.empty:
                     self._gather(self.states[target])
 
-    def made_gradients(self, unit: int, size: int, *, is_first: bool, is_last: bool) -> None:
+    def made_gradients(self, unit: int, size: int, *, is_first: bool, is_last: bool, is_leaf: bool) -> None:
         """Note gradients of a unit's parameters.
 
         Of several parts of a micro batch they are there from the first one on, and reach the unit with the last one.

@@ -37,6 +37,8 @@ class Unit:
     context: int = 0
     """Communication context: units hooked at one module have several (MindSpeed-MM)."""
     shard_ranks: int = 2
+    elements: int = 0
+    """Of its parameters, as Megatron-FSDP counts what it gathers ahead."""
     flat_bytes: int = 0
     """The shard in the gathered type, while it is copied in."""
     gathered_bytes: int = 0
@@ -124,7 +126,9 @@ class StreamTraining:
     """In the order of ``named_modules``: the root's first."""
     accumulation: int = 1
     variant: str = "torch"
-    """One of ``spec.sharded.VARIANTS``."""
+    """One of ``spec.sharded.VARIANTS``, or ``MEGATRON_FSDP``."""
+    unit_elements: int = 0
+    """Megatron-FSDP's unit size: half of it is gathered ahead, and all of it waits for its reduction."""
     last_offload_stays: bool = True
     static_bytes: int = 0
     """Alive all the time: shards of parameters, optimizer state, buffers."""

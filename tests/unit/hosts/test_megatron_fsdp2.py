@@ -1,7 +1,8 @@
-"""Megatron's --use-torch-fsdp2 from a launch script: what it decides, a plan's flags, and what is refused."""
+"""Megatron's --use-torch-fsdp2 and --use-megatron-fsdp from a launch script: what it decides, a plan's flags, and what is refused."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +36,15 @@ def opened(folder: Path, extra: str = "") -> HostFile:
     return open_host_file(path)
 
 
+def without(words: list[str], flags: tuple[str, ...]) -> list[str]:
+    """Return ``words`` without ``flags`` and their values."""
+    for flag in flags:
+        at = words.index(flag)
+        end = next((end for end in range(at + 1, len(words)) if words[end].startswith("--")), len(words))
+        words = words[:at] + words[end:]
+    return words
+
+
 def test_flags_are_read(tmp_path: Path) -> None:
     file = opened(tmp_path, f"{BLOCK} --torch-fsdp2-no-reshard-after-forward")
     decided = file.decisions(MODULES, 8, False)
@@ -63,11 +73,7 @@ def test_drawn_plans_are_read_back_from_their_flags(tmp_path: Path) -> None:
             policies={LAYERS: (RECOMPUTE,) * number + (KEEP,) * (8 - number)} if number else {},
         )
         written = file.written(wanted, MODULES)
-        words = extra.split()
-        for flag in written.left_out:
-            at = words.index(flag)
-            end = next((end for end in range(at + 1, len(words)) if words[end].startswith("--")), len(words))
-            del words[at:end]
+        words = without(extra.split(), written.left_out)
         again = opened(tmp_path, " ".join([*words, *written.words])).decisions(MODULES, 8, False)
         assert again == wanted, (extra, written)
 
@@ -82,7 +88,7 @@ def test_drawn_plans_are_read_back_from_their_flags(tmp_path: Path) -> None:
         ("--context-parallel-size 2", "--cp-comm-type a2a"),
         ("--micro-batch-size $UNKNOWN", "without running it: write the number"),
         ("--global-batch-size 12", "no multiple of the 8 samples"),
-        ("--use-megatron-fsdp", "its order was read and not replayed"),
+        ("--use-custom-fsdp", "the old name of what --use-megatron-fsdp does"),
         ("--fsdp2-config-path none/fsdp2_config.yaml", "none of the folders around the script"),
     ],
 )
@@ -90,6 +96,96 @@ def test_what_a_plan_cannot_describe_is_named_in_a_line(tmp_path: Path, extra: s
     with pytest.raises(ConfigError, match=words) as error:
         opened(tmp_path, extra).decisions(MODULES, 8, False)
     assert "\n" not in str(error.value)
+
+
+OWN = (
+    "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params --overlap-grad-reduce "
+    "--overlap-param-gather"
+)
+UNIT = "--suggested-communication-unit-size 300000000"
+
+
+def own(folder: Path, extra: str = "") -> HostFile:
+    """Open the script with Megatron-FSDP in place of torch's."""
+    path = folder / "train.sh"
+    path.write_text(SCRIPT.replace("--use-torch-fsdp2", OWN).replace("EXTRA", extra))
+    return open_host_file(path)
+
+
+def test_plans_of_megatron_fsdp_are_read_back_from_their_flags(tmp_path: Path) -> None:
+    for extra, unit, number in itertools.product(("", UNIT, BLOCK, f"{UNIT} {BLOCK}"), (0, 7 * 10**8), (0, 3, 8)):
+        file = own(tmp_path, extra)
+        present = file.decisions(MODULES, 8, False)
+        assert (present.unit_elements, present.policies) == (
+            300_000_000 if UNIT in extra else 0,
+            {LAYERS: (RECOMPUTE,) * 5 + (KEEP,) * 3} if BLOCK in extra else {},
+        )
+        assert [group.pattern for group in present.groups] == ["embedding", LAYERS, ""]  # 65 million: a bucket
+        wanted = replace(
+            present,
+            sizes=replace(present.sizes, micro_batch_size=2, accumulation=2),
+            policies={LAYERS: (RECOMPUTE,) * number + (KEEP,) * (8 - number)} if number else {},
+            unit_elements=unit,
+        )
+        written = file.written(wanted, MODULES)
+        words = without(extra.split(), written.left_out)
+        again = own(tmp_path, " ".join([*words, *written.words])).decisions(MODULES, 8, False)
+        assert again == wanted, (extra, written)
+
+
+def test_a_small_embedding_shares_its_bucket(tmp_path: Path) -> None:
+    small = own(tmp_path, "--vocab-size 16000")
+    assert [group.pattern for group in small.decisions(MODULES, 8, False).groups] == [LAYERS, ""]
+    assert small.host(False).unit_elements == 0
+    with pytest.raises(ConfigError, match="shards nothing on one device"):
+        small.decisions(MODULES, 1, False)
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ("--data-parallel-sharding-strategy optim", "optim: planned is optim_grads_params alone"),
+        ("--data-parallel-sharding-strategy optim_grads", "optim_grads: planned is optim_grads_params alone"),
+        ("--tensor-model-parallel-size 2", "no tensor parallelism"),
+        ("--pipeline-model-parallel-size 2", "beside --use-megatron-fsdp it is not replayed"),
+        ("--expert-model-parallel-size 2", "beside --use-megatron-fsdp it is not replayed"),
+        ("--num-experts 8", "experts are not replayed"),
+        ("--fp8-format hybrid", "fp8 has no price"),
+        ("--fp8-param-gather", "fp8 has no price"),
+        ("--fsdp-double-buffer", "come from a pool"),
+        ("--use-nccl-ub", "come from a pool"),
+        ("--outer-dp-sharding-strategy optim", "two groups"),
+        ("--num-distributed-optimizer-instances 2", "two groups"),
+        ("--megatron-fsdp-main-grads-dtype fp32", "other types"),
+        ("--ddp-bucket-size 1000", "other buckets"),
+        ("--torch-fsdp2-no-reshard-after-forward", "a flag of --use-torch-fsdp2"),
+        ("--context-parallel-size 2 --cp-comm-type a2a", "is not replayed"),
+        ("--position-embedding-type learned_absolute", "a learned position embedding"),
+        (f"{UNIT} --suggested-communication-unit-size $UNKNOWN", "write the number"),
+    ],
+)
+def test_what_is_not_replayed_of_megatron_fsdp_is_refused_in_a_line(tmp_path: Path, extra: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as error:
+        own(tmp_path, extra).decisions(MODULES, 8, False)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("flag", [*OWN.split()[3:], "--untie-embeddings-and-output-weights"])
+def test_flags_without_which_megatron_fsdp_is_not_replayed_are_named(tmp_path: Path, flag: str) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(SCRIPT.replace("--use-torch-fsdp2", OWN).replace(flag, ""))
+    with pytest.raises(ConfigError, match=f"has no {flag}"):
+        open_host_file(path)
+
+
+def test_a_plan_of_megatron_fsdp_prints_its_flags(tmp_path: Path, capsys) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(SCRIPT.replace("--use-torch-fsdp2", OWN).replace("EXTRA", BLOCK).replace("layers 8", "layers 48"))
+    words = ["plan", "--fsdp2", str(path), "--device", "910B", "--nnodes", "1", "--nproc-per-node", "8"]
+    assert main([*words, "--out", str(tmp_path / "planned"), "--time-limit-s", "5"]) == 0
+    told = capsys.readouterr()
+    assert "Megatron --use-megatron-fsdp" in (tmp_path / "planned" / "plan.json").read_text()
+    assert "on the command line: " in told.err or "to take out of it: " in told.err
 
 
 def test_a_script_beside_a_yaml_gives_the_sizes_that_the_yaml_lacks(tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ import pytest
 from sharded_profile import decisions_of, drawn_problem, drawn_profile, drawn_sizes
 
 from mindspeed_autoparallel.planner.sharded.bounds import step_bound_ns
+from mindspeed_autoparallel.planner.sharded.buckets import lowering_of
 from mindspeed_autoparallel.planner.sharded.layers import LayerSearch
 from mindspeed_autoparallel.planner.sharded.lowering import Lowering
 from mindspeed_autoparallel.planner.sharded.problem import Problem
 from mindspeed_autoparallel.profiles.sharded import CostPoint
-from mindspeed_autoparallel.spec.sharded import ALL, FIRST, VARIANTS, ShardingHost
+from mindspeed_autoparallel.spec.sharded import ALL, FIRST, MEGATRON_FSDP, VARIANTS, ShardingHost
 
 
 def brute_force(search):
@@ -51,16 +52,17 @@ def test_two_hundred_problems_equal_brute_force():
             assert found.replayed.peak_bytes <= search.limit
 
 
+AS_MEGATRON_FSDP = {"reentrant": True, "variant": MEGATRON_FSDP}
 AS_MEGATRON = {"reentrant": True, "relisted": ("embed", "rotary", "model.layers.{*}", "head")}
 
 
-@pytest.mark.parametrize(("choice", "more"), [(FIRST, {}), (ALL, {}), (FIRST, AS_MEGATRON)])
+@pytest.mark.parametrize(("choice", "more"), [(FIRST, {}), (ALL, {}), (FIRST, AS_MEGATRON), (FIRST, AS_MEGATRON_FSDP)])
 def test_a_policy_for_the_first_layers_or_for_all_equals_all_of_them_tried(choice, more):
     for seed in range(25):
         search = limited(seed)
         problem = search.lowering.problem
         host = replace(problem.host, layer_choice=choice, **more)
-        lowering = Lowering(replace(problem, host=host), search.lowering.decisions)
+        lowering = lowering_of(replace(problem, host=host), search.lowering.decisions)
         search = LayerSearch(lowering, search.limit)
         names = list(search.options)
         best = None
