@@ -1,4 +1,4 @@
-"""megatron.core.parallel_state: how the host set its groups up is remembered for the next layout."""
+"""megatron.core.parallel_state: the host's arguments for its process groups are kept for the next layout."""
 
 from mindspeed_autoparallel.patching import Calls, Patch
 from mindspeed_autoparallel.runtime.megatron.features import TASK_VARIABLE

@@ -43,7 +43,8 @@ class _GatherRows(torch.autograd.Function):
 
 
 def gather_rows(local: torch.Tensor, sizes: Sequence[int], group: Any, *, sum_backward: bool = True) -> torch.Tensor:
-    """Return rows of all ranks of ``group`` in rank order, ``[sum(sizes), ...]``; ``local`` is ``[sizes[rank], ...]``.
+    """Return the rows of all ranks of ``group`` in rank order, ``[sum(sizes), ...]``; ``local`` is ``[sizes[rank],
+    ...]``.
 
     ``sum_backward``: the gradient of the own rows is summed over ranks (each rank used the gathered rows for other
     work); False takes the own slice of the gradient (every rank holds the same full gradient).
@@ -158,7 +159,7 @@ class ContextParallelAttention(torch.nn.Module):
         if signature not in self._positions:
             rank = torch.distributed.get_rank(self.group)
             runs = [shards.zigzag_runs(local * size, size, r) for r in range(size)]
-            # Made on the device, and of shapes only where nothing else has data: the mask is a sequence squared.
+            # Made on the query's device (meta for shapes only): the mask has the sequence length squared elements.
             held = [torch.cat([torch.arange(*run, device=device) for run in rank_runs]) for rank_runs in runs]
             queries = torch.cat(held) if every_query else held[rank]
             self._positions = {signature: queries[:, None] >= torch.cat(held)[None, :]}

@@ -76,7 +76,7 @@ def parse_cores(listed: str) -> set[int]:
 
 
 def device_numa(node: Node) -> list[int]:
-    """Return NUMA node of every accelerator in PCI order; -1 where the kernel does not say."""
+    """Return NUMA node of every accelerator in PCI order; -1 if the kernel does not report it."""
     found = []
     for name in node.matching("sys/bus/pci/devices/*"):
         base = f"sys/bus/pci/devices/{name}"
@@ -167,7 +167,7 @@ def check_shared_memory(node: Node) -> Iterable[Finding]:
 
 
 def check_disk(node: Node) -> Iterable[Finding]:
-    """Check the room where checkpoints go."""
+    """Check the free space for checkpoints."""
     save = node.script.flags.get("--save") or "."
     free = node.free_bytes(Path(save))
     if free is None:

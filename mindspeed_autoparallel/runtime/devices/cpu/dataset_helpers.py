@@ -1,7 +1,7 @@
 """Compiles ``helpers_cpp``, the C++ part of Megatron's data sets, as a source checkout does when a training starts.
 
-A wheel brings it compiled and has no Makefile. A checkout's Makefile asks the ``python3`` on the path for its headers,
-which need not be the interpreter that runs, and for pybind11, which torch brings along.
+A wheel contains the compiled module and no Makefile. A checkout's Makefile takes the headers of Python and pybind11
+from the ``python3`` on the path, which need not be the running interpreter; torch ships pybind11's headers, too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``--auto-parallel-calibrate``: a run whose first steps were watched teaches the user's device file."""
+"""``--auto-parallel-calibrate``: a run whose first steps were watched calibrates the user's device file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The phases of a hetero-parallel step: each planned time beside the one that this training measured."""
+"""The phases of a hetero-parallel step: each planned time beside the measured one."""
 
 from __future__ import annotations
 
