@@ -52,7 +52,7 @@ class InstalledPatch:
     original: Any = None
     replacement: Any = None
     active: bool = False
-    """Called by the wrapper on every call: false until a flag of the patch is true, and after the patch is undone."""
+    """Read by the wrapper on every call: false until a flag of the patch is true, and after the patch is undone."""
 
 
 class Engine:

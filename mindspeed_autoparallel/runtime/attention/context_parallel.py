@@ -43,8 +43,7 @@ class _GatherRows(torch.autograd.Function):
 
 
 def gather_rows(local: torch.Tensor, sizes: Sequence[int], group: Any, *, sum_backward: bool = True) -> torch.Tensor:
-    """Return the rows of all ranks of ``group`` in rank order, ``[sum(sizes), ...]``; ``local`` is ``[sizes[rank],
-    ...]``.
+    """Return rows of all ranks of ``group`` in rank order, ``[sum(sizes), ...]``; ``local`` is ``[sizes[rank], ...]``.
 
     ``sum_backward``: the gradient of the own rows is summed over ranks (each rank used the gathered rows for other
     work); False takes the own slice of the gradient (every rank holds the same full gradient).
@@ -159,7 +158,7 @@ class ContextParallelAttention(torch.nn.Module):
         if signature not in self._positions:
             rank = torch.distributed.get_rank(self.group)
             runs = [shards.zigzag_runs(local * size, size, r) for r in range(size)]
-            # Made on the query's device (meta for shapes only): the mask has the sequence length squared elements.
+            # Made on the query's device, and without data in a trace: the mask has the square of the sequence length.
             held = [torch.cat([torch.arange(*run, device=device) for run in rank_runs]) for rank_runs in runs]
             queries = torch.cat(held) if every_query else held[rank]
             self._positions = {signature: queries[:, None] >= torch.cat(held)[None, :]}

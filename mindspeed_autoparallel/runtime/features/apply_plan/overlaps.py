@@ -20,7 +20,7 @@ from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.units import format_us
 
 _NEED_PAIRS = ("delay_wgrad_compute", "ep_overlap_early_attn_memory_release")
-"""Switches that Megatron asserts combined 1F1B for."""
+"""Switches for which Megatron asserts combined 1F1B."""
 _WITH_STEP = "overlap_param_gather_with_optimizer_step"
 _COMPARED = (
     *("precision", "attention", "cross_entropy_fusion", "grouped_gemm", "grad_reduce_in_bf16", "fp8_param_gather"),

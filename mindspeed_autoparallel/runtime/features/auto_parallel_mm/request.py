@@ -80,7 +80,7 @@ class SearchRequest(MeasuringRequest):
     sample_data: SampleData | None = None
     """Distribution of the samples; ``None``: equal samples."""
     layer_choices: Mapping[str, tuple[Hashable, ...]] = field(default_factory=dict)
-    """For models whose layers differ, by module: the kind of every layer by the script's flags."""
+    """For models whose layers differ, by module: the choices of the script's flags for every layer."""
     context_is_fixed: bool = False
     """Whether the host can no longer change the script's context-parallel size."""
     fused_linear: bool = False
@@ -249,7 +249,7 @@ def _check_points(request: SearchRequest) -> None:
 
 
 def _expert_tensor_sizes(arguments: argparse.Namespace) -> tuple[int, ...]:
-    """Return the script's own size, or 1 and the TP size if the host runs both whole and shared experts."""
+    """Return the script's own size, or 0 (all tensor ranks share an expert) and 1 (whole experts) if both can run."""
     given = getattr(arguments, EXPERT_TENSOR_ARGUMENT, None)
     if given is not None:
         return (int(given),)
