@@ -59,7 +59,7 @@ from mindspeed_autoparallel.runtime.profiling.measure.structure import MIN_LAYER
 from mindspeed_autoparallel.runtime.profiling.measure.task import read_point
 
 MISSING_FILE = "missing_operators.json"
-"""Sizes that ``mindspeed-autoparallel calibrate`` samples."""
+"""Input file of ``mindspeed-autoparallel calibrate``: the missing operators."""
 MINIMUM_COVERAGE = 0.95
 """Share of the time of all traced calls that must be measured; the rest is interpolated."""
 _LEAST_COVERAGE = 0.5

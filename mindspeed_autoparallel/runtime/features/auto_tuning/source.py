@@ -139,7 +139,7 @@ def _recompute_cost(block: BlockRecord, plain: BlockCost) -> RecomputeCost:
 
 
 def _useful(module: ModuleCost) -> ModuleCost:
-    """Drop selective kinds that save no memory, or that another kind dominates in every layout."""
+    """Drop selective kinds that save no memory, or that another kind with no more time and memory replaces."""
     recompute = module.layer.recompute
     light = [kind for kind in recompute if policy_of(kind).kind == "selective"]
     light.sort(key=lambda kind: (recompute[kind].extra_backward_us, recompute[kind].saved_bytes))

@@ -62,7 +62,7 @@ class Attempts:
         """Return the points of those that a round ``left`` which are not retried, with the outcome of their process.
 
         ``came_forward``: whether the round finished any point. ``starts``: whether the script was traced in any layout,
-        so that a point is to blame for a later failure before it.
+        in which case a failure before any point is blamed on the point.
         """
         dead = [end for end in ended if end.outcome.status is not LaunchStatus.OK]
         if any(end.looks_like_memory for end in dead):
@@ -124,8 +124,8 @@ class Traces:
         self._queue = WorkQueue(self.folder / "queue")
 
     def read(self) -> dict[MeasuredAt, TraceResult]:
-        """Return the finished points, including failed ones, except those without a recompute trace that is needed
-        now."""
+        """Return the finished points, including failed ones, except those traced without recompute under more
+        headroom."""
         files = {point: self._task.result_file(point) for point in self._task.points}
         found = {point: read_trace(file) for point, file in files.items() if file.exists()}
         return {point: result for point, result in found.items() if result.headroom_bytes <= self.headroom_bytes}

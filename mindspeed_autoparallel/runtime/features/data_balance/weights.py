@@ -26,7 +26,7 @@ _GRIDS = "image_grid_thw"
 _SOUNDS = ("audio_features", "input_features")
 _SOUND_ROWS = "audio_num_frames"
 _PATCH_PIXELS = 14 * 14
-"""Pixels of a patch's side, for pictures given as pixels."""
+"""Pixels of a patch, for pictures given as pixels."""
 _DEFAULT_GROWTH = 4
 """Megatron's default ratio of feed-forward width to hidden size."""
 

@@ -27,7 +27,7 @@ from mindspeed_autoparallel.units import MIB
 
 HETERO_SWITCHES = ("hetero_parallel", "auto_parallel_hetero")
 _MOST_DEVICES = 2**20
-"""A number that every power of two divides; the smallest number of devices is computed from the sizes."""
+"""A device count that all smaller powers of two divide; the smallest sufficient one is computed from the sizes."""
 
 _FEATURE = "--auto-parallel-preflight"
 
