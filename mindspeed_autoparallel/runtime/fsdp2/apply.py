@@ -19,7 +19,7 @@ from mindspeed_autoparallel.spec.sharded_plan import ShardedPlan
 from mindspeed_autoparallel.units import MIB, US_PER_MS
 
 _WATCHED_STEP = 2
-"""Steps whose memory is followed on a CPU, where that is several times slower; the first makes optimizer states."""
+"""The step whose memory is followed on a CPU, where that is several times slower; the first makes optimizer states."""
 
 
 def prepare_plan(native: NativeTrainer, request: NativeRequest) -> None:

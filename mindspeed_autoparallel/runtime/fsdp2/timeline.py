@@ -63,7 +63,7 @@ class Timeline:
         self.same_shape: dict[str, bool] = {}
         """Whether a module's first output has the shape of its first input."""
         self.shapes: dict[str, tuple[int, ...]] = {}
-        """Bytes of each module's first output."""
+        """Shapes of each module's first output."""
         self.output_bytes: dict[str, int] = {}
         """Bytes of each module's outputs that receive a gradient."""
         self._synchronize = synchronize

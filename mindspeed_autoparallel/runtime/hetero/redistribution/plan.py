@@ -134,7 +134,7 @@ class MeetingStages:
     takes: int
     """Stage of the module's own pipeline that receives the inputs."""
     gives: int
-    """Has the outputs."""
+    """Stage that has the outputs."""
 
 
 def make_plan(
