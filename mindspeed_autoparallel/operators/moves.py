@@ -14,7 +14,7 @@ from mindspeed_autoparallel.units import format_bytes, format_us
 
 @dataclass(frozen=True)
 class Move:
-    """Describe one tensor that is taken from one placement to another for ``readers``, and its gradient back.
+    """One tensor that moves from one placement to another for ``readers``, and its gradient back.
 
     ``tensor`` is the operator, parameter or input that makes it, whole of ``shape``; placements are one per mesh dim.
     Bytes are what one device sends; times are in microseconds; ``count`` equal ones of repeated layers are one move,

@@ -34,7 +34,7 @@ FORMATS = (RANK_FOLDERS, TORCH_DIST, DCP)
 
 @dataclass(frozen=True)
 class _Rest:
-    """Reader of the optimizer's state, with which a training resumes."""
+    """State besides the weights with which a training resumes."""
 
     iteration: int | None = None
     state: OptimizerState | None = None

@@ -18,7 +18,7 @@ from mindspeed_autoparallel.weights.shard_writer import INDEX
 from mindspeed_autoparallel.weights.source import checked, present_entries
 
 _LONGEST_NAME_BYTES = 255
-"""Longest name of a file on every file system."""
+"""Most bytes of a file name that every file system accepts."""
 
 
 class HuggingFaceSource:

@@ -16,7 +16,7 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 DEFAULT_SHARD_BYTES = 4 * 1024**3
 _MOST_DESCRIPTION_BYTES = 256
-"""Bytes of one tensor's entry in a header, without its name."""
+"""Most bytes of one tensor's entry in a header, without its name."""
 
 
 class ShardWriter:

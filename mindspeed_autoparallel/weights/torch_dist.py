@@ -24,7 +24,7 @@ from mindspeed_autoparallel.weights.source import Progress, checked, present_ent
 _OF_MODELS = ("embedding.", "decoder.", "output_layer.", "mtp.", "text_decoder.", "image_encoder.", "audio_encoder.")
 """Prefixes of the keys of weights; other keys belong to the optimizer and to the host."""
 _MOST_ROOM = 8
-"""Largest ratio of a stored tensor to its size by config.json for which the error shows both shapes."""
+"""A stored tensor of more than this many times its size by config.json is refused before memory is allocated."""
 
 
 def is_torch_dist(folder: Path) -> bool:

@@ -92,7 +92,7 @@ def shared_parameter_conflicts(decisions: Decisions, pinned: Collection[str]) ->
         other = next((reader for reader, placements in wanted.items() if placements != wanted[first or ""]), None)
         if decisions.graph.nodes[name].is_parameter and other is not None:
             notes.append(
-                f"pinned {first} and {other} want their shared parameter {name} in different pieces: it is "
+                f"pinned {first} and {other} need their shared parameter {name} in different pieces: it is "
                 "redistributed in every step. Pin them alike to avoid that."
             )
     return notes

@@ -53,7 +53,7 @@ def read_model_config(source: str) -> Any:
         rest = {key: value for key, value in content.items() if key not in ("model_type", "transformers_version")}
         try:
             return transformers.AutoConfig.for_model(kind, **rest)
-        except Exception as error:  # its own checks raise what they like
+        except Exception as error:  # its own checks raise any class of error
             raise ConfigError(f"{path} is no configuration of {kind}: {_first_line(error)}") from error
     try:
         return transformers.AutoConfig.from_pretrained(source)

@@ -44,9 +44,7 @@ def check_world_size(node: Node) -> Iterable[Finding]:
         )
         return
     if not world:
-        yield unknown(
-            "sizes", "the script does not say how many processes it starts: its parallel sizes are not checked"
-        )
+        yield unknown("sizes", "the script does not set its number of processes: its parallel sizes are not checked")
         return
     tensor, pipeline, context = (size or 1 for size in sizes)
     model = tensor * pipeline * context

@@ -92,7 +92,7 @@ def check_affinity(node: Node) -> Iterable[Finding]:
         return
     numa, value = cores_by_numa(node), node.variable(_NAME)
     seen = f"{len(numa)} NUMA node(s), {sum(map(len, numa.values()))} cores"
-    why = "processes that wander between NUMA nodes launch operators late"
+    why = "processes that migrate between NUMA nodes launch operators late"
     if value is None or value.strip() in ("", "0"):
         yield advice("core binding", f"{_NAME} is off; {seen}", why, **{_NAME: "2" if len(numa) > 1 else "1"})
         return
@@ -141,7 +141,7 @@ def _range_findings(node: Node, mode: str, ranges: dict[int, set[int]], numa: di
             own = numa[where[device]]
             yield advice(
                 "core binding",
-                f"npu{device} hangs on NUMA node {where[device]}, its cores lie elsewhere",
+                f"npu{device} is attached to NUMA node {where[device]}, its cores are on another",
                 "every launch crosses between sockets",
                 f"choose from cores {min(own)}-{max(own)}",
             )

@@ -93,7 +93,7 @@ def _build_encoder(module: ModuleLayout, host: Any) -> Any:
         )
     if module.sequence_parallel and not getattr(adapter, "runs_sequence_parallel", False):
         raise ConfigError(
-            f"{module.name}: sp true, but {type(adapter).__name__} does not say that its encoder can split its rows "
+            f"{module.name}: sp true, but {type(adapter).__name__} does not declare that its encoder can split rows "
             "over tensor ranks. Leave sp out, or give the adapter runs_sequence_parallel = True."
         )
     return Encoder(module.name, built, adapter, job.scales.get(module.name, 1), _megatron_config(built))

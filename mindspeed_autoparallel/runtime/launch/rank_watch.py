@@ -98,8 +98,7 @@ class _RankThread:
                 f"ranks are not watched: no store to meet in ({first_line(error)[:200]})", file=sys.stderr, flush=True
             )
             return
-        # Only in two logs that people read, and in those of ranks that fail by it; not in every log of a large
-        # training.
+        # Only the first and last rank print it at once, and others if they fail by it: not every log needs the line.
         self._tell_at_once = rank in (0, world_size - 1)
         self._previous_hook = sys.excepthook
         sys.excepthook = self._failed

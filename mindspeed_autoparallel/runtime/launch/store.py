@@ -189,6 +189,6 @@ def _listen(address: str, port: int) -> socket.socket:
     except OSError as error:
         raise ConfigError(
             f"node 0 cannot listen at {host}:{port}: {error.strerror or error}. Give an address of this machine with "
-            f"--master-addr (if other nodes use another address, set the local one in {LISTEN_VARIABLE}), and a free port."
+            f"--master-addr (if other nodes use another, set the local one in {LISTEN_VARIABLE}), and a free port."
         ) from error
     return one

@@ -27,7 +27,7 @@ _LENGTH = 400
 """Size of the holder's file: constant, so that a reader never sees an empty one."""
 
 _LOGS = "logs"
-"""Entries that an agent may create before node 0 uses the folder."""
+"""Folder that an agent may create before node 0 uses the work dir."""
 
 
 @contextlib.contextmanager

@@ -120,7 +120,7 @@ class Calibration:
         self._store(missing.points)
         if finished and missing.pipelines and self._figures.known("message") is None:
             self._figures.keep_pipeline_cost(None)
-            self._notes.append("the model could not be run as a pipeline: what the host adds to messages is left out")
+            self._notes.append("the model could not be run as a pipeline: the host's overhead of messages is left out")
         self._journal.commit(finished=finished)
         after = self._coverage() if missing.operators else missing.coverage
         if after.covered_time_share < _LEAST_COVERAGE:
@@ -216,9 +216,9 @@ class Calibration:
             self._notes.append("no block of this model was measured whole: the host's share is that of other models")
         step, pipeline = figures.step_cost(), figures.pipeline_cost()
         if step is None:
-            self._notes.append("no whole step was measured on this device: what the host adds to a step is left out")
+            self._notes.append("no whole step was measured on this device: the host's overhead of a step is left out")
         if pipeline is None and request.num_ranks > 1:
-            self._notes.append("no pipeline was run on this device: what the host adds to messages is left out")
+            self._notes.append("no pipeline was run on this device: the host's overhead of messages is left out")
         measured = {point: result for point in self._failed if (result := self._measured(point)) is not None}
         return CalibrationResult(
             source="measured",

@@ -178,7 +178,7 @@ def _useless_kinds(traces: Mapping[MeasuredAt, TraceResult], plan: SearchPlan) -
         }
         title = f"recompute {policy_of(kind).words}"
         if pairs and not any(_saved_bytes(trace) < _saved_bytes(plain) for trace, plain in pairs):
-            left_out[title] = "keeps no byte less in any layout"
+            left_out[title] = "saves no memory in any layout"
         elif reasons and not pairs:
             left_out[title] = "; ".join(sorted(reasons))
     return left_out

@@ -39,7 +39,7 @@ class Run:
         input_bytes: Mapping[str, int] | None = None,
     ) -> None:
         self.shapes = shapes or {}
-        """Bytes of the hidden states at boundaries, under the names of ``Recorder``."""
+        """Shapes of the hidden states at boundaries, under the names of ``Recorder``."""
         self.marks = {mark.name: mark for mark in marks}
         self.side_bytes = side_bytes or {}
         self.input_bytes = input_bytes or {}

@@ -22,7 +22,7 @@ from mindspeed_autoparallel.runtime.megatron.hybrid import (
 from mindspeed_autoparallel.spec.model import RESULT_KEYS
 
 Choices = list[Any] | str
-"""Argument with the kinds of consecutive layers: a hybrid model's pattern."""
+"""The choices of consecutive layers, or a hybrid model's pattern."""
 MIN_LAYERS = 2
 """Fewest layers of a reduced model: with one layer, effects between layers would be invisible."""
 _BY_LAYER = ("moe_layer_freq", "window_attn_skip_freq", "linear_attention_freq", "no_rope_freq")

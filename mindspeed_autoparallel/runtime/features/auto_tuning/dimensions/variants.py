@@ -60,7 +60,7 @@ def attention_exchanges(context: SearchContext) -> list[Variant]:
     if not reason and context.value("transformer_impl", "transformer_engine") != "local":
         reason = "they are Transformer Engine's attention, whose kernels cannot be traced: kept as the script gives it"
     if reason:
-        context.left_out["ways of context parallelism"] = reason
+        context.left_out["exchanges of context parallelism"] = reason
         return []
     context.left_out["ring attention (--cp-comm-type p2p, a2a+p2p)"] = (
         "Transformer Engine's attention has it only, and --transformer-impl is local"
