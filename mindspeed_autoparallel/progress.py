@@ -29,7 +29,7 @@ def show_progress(title: str, level: str = "info") -> None:
     them."""
     _LOGGER.handlers[:] = [_Terminal(title)]
     _LOGGER.setLevel(level.upper())
-    _LOGGER.propagate = False  # hosts give the root logger handlers of their own
+    _LOGGER.propagate = False  # hosts add their own handlers to the root logger
 
 
 @contextlib.contextmanager

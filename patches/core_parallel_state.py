@@ -17,7 +17,7 @@ PATCHES = [
         versions=">=0.12,<0.21",
         parameters=("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
         flags=("--hetero-parallel", "--auto-parallel-hetero"),
-        why="The groups of every module with a layout of its own are made beside the backbone's.",
+        why="The groups of every module with its own layout are made in addition to the backbone's.",
     ),
     Patch(
         target="megatron.core.parallel_state:initialize_model_parallel",

@@ -29,7 +29,7 @@ def leads_to(function: Any, ours: Any) -> bool:
 
 
 def place_of(function: Any) -> str:
-    """Return where ``function`` was written, for people: ``package.module.name``."""
+    """Return the qualified name of ``function`` for messages: ``package.module.name``."""
     plain = function
     while not isinstance(plain, types.FunctionType) and hasattr(plain, "__wrapped__"):
         plain = plain.__wrapped__

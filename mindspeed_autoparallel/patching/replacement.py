@@ -26,7 +26,7 @@ class _Method(wrapt.BoundFunctionWrapper):  # type: ignore[type-arg]  # wrapt 1.
 
 
 class Replacement(wrapt.FunctionWrapper):  # type: ignore[type-arg]
-    """A patched function: pickles by its name, as functions do."""
+    """A patched function: pickles by name, like functions."""
 
     __bound_function_wrapper__ = _Method
 

@@ -83,7 +83,7 @@ def architecture_from_config(
     """Return the architecture of ``config``, the content of config.json: flat as in older releases, or with
     ``text_config``.
 
-    ``stored``: Hugging Face name -> shape, of the files beside it; None where there are none.
+    ``stored``: Hugging Face name -> shape, of the files beside it; None without any.
     """
     if not isinstance(config, dict):
         raise ConfigError(f"{where} must hold a JSON object, not {type(config).__name__}.")

@@ -29,7 +29,7 @@ def refuse_existing(target: Path, *, overwrite: bool, sources: Iterable[Path] = 
     """Raise ``ConfigError`` if ``target`` exists and must not be replaced; call before any long work.
 
     With ``overwrite`` only a checkpoint, a Hugging Face model or an empty folder is replaced, and never one that holds
-    any of ``sources`` (folders that are read) or lies in one.
+    any of ``sources`` (folders that are read) or is inside one.
     """
     try:
         there = target.is_symlink() or target.exists()

@@ -1,6 +1,6 @@
 """Rules: one per tensor, from the tables of ``families``; and the forms in which Hugging Face files name tensors.
 
-``{n}`` stands for the layer, ``{e}`` for the expert. Sources are written in the classic form (``visual.*``,
+``{n}`` is the layer, ``{e}`` the expert. Sources are written in the classic form (``visual.*``,
 ``model.*``); newer
 releases of transformers nest them (``model.visual.*``, ``model.language_model.*``), LLaVA's descendants put
 ``language_model.`` in

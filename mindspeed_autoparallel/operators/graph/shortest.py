@@ -189,7 +189,7 @@ def all_pairs(shape: tuple[int, ...], mesh: tuple[int, ...]) -> tuple[dict[State
     whole = _whole_table(shape, mesh)
     if whole is None:
         return None
-    smallest = math.prod(mesh) ** 2  # every share is a whole number of these parts; what is over was added per step
+    smallest = math.prod(mesh) ** 2  # every share is a whole number of these parts; the rest was added per step
     return whole.index, numpy.round(whole.bytes_ * smallest) / smallest
 
 

@@ -27,7 +27,7 @@ class Captured:
 
     graph: Graph
     calls: dict[str, CapturedCall] = field(default_factory=dict)
-    """By operator."""
+    """Calls by operator."""
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     """Tensors that are constants of the code, not of the module."""
     inputs: tuple[str, ...] = ()

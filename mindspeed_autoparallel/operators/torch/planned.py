@@ -68,8 +68,8 @@ class PlannedModule(torch.nn.Module):
     ) -> Any:
         """Give what the model returns for ``inputs`` in order.
 
-        ``parameters``: pieces in the place of its own; ``buffers``: whole ones, read and updated in the place of its
-        own. An input that is smaller than the captured one is this rank's piece, placed according to ``arrival``;
+        ``parameters``: pieces used instead of the module's own; ``buffers``: whole ones, read and updated instead of
+        its own. An input that is smaller than the captured one is this rank's piece, placed according to ``arrival``;
         results with a sample dim then come back in the same pieces, and their gradients are averaged over them.
         """
         # By its own parameters and buffers: an operator may be named like a method of a module ("to").

@@ -52,7 +52,7 @@ class DeviceAdapter(Protocol):
         """Follow live tensor memory inside the region (what was live before it counts)."""
 
     def reserved_bytes(self) -> int | None:
-        """Return the most bytes that the allocator has held so far; ``None`` where there is no such allocator."""
+        """Return the most bytes that the allocator has held so far; ``None`` without such an allocator."""
 
     def total_memory_bytes(self) -> int:
         """Return the bytes that one process may allocate."""

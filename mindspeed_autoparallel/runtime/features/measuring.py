@@ -127,7 +127,7 @@ def needed(arguments: argparse.Namespace, feature: str, destination: str) -> int
 
 
 def refuse_launcher(feature: str) -> None:
-    """Raise ``ConfigError`` where torchrun started this process: ``feature`` starts processes of its own."""
+    """Raise ``ConfigError`` if torchrun started this process: ``feature`` starts its own processes."""
     if "TORCHELASTIC_RUN_ID" in os.environ or int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(
             f"{feature} starts its own processes: start the script once per node with plain python instead of torchrun."

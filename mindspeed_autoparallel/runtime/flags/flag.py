@@ -68,7 +68,7 @@ class Flag:
     choices: tuple[str, ...] | None
     metavar: str | None
     bounds: WholeNumber | None
-    """Of an ``int``."""
+    """Bounds of an ``int``."""
     const: str | None
     """Value of the flag given without one; ``None``: it needs a value."""
     readers: tuple[str, ...]

@@ -151,7 +151,7 @@ class MacroBatch:
         self.forget()
 
     def graph(self, received: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Return the leaf that stands for ``received`` (None on the first stage) and the output computed from it; its
+        """Return the leaf made of ``received`` (None on the first stage) and the output computed from it; its
         forward runs again unless its graph was kept."""
         if self._output is None:
             leaf = _leaf(received, True)

@@ -93,11 +93,11 @@ class GeneratorPlans:
     """Transfers of one microbatch. Targets go to the last stage of the generator's own pipeline."""
 
     rows: RedistributionPlan
-    """To the first stage; their gradients come back from there."""
+    """Rows to the first stage; their gradients come back from there."""
     weights: RedistributionPlan
-    """To the last stage."""
+    """Weights of the losses to the last stage."""
     losses: RedistributionPlan
-    """From the last stage."""
+    """Losses from the last stage."""
 
 
 class GeneratorWork:
@@ -175,7 +175,7 @@ class GeneratorWork:
     def compute(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the losses of this replica's rows and, where it trains, the rows' gradients.
 
-        With a pipeline of its own the losses are on the last stage and the gradients on the first; elsewhere empty.
+        With its own pipeline the losses are on the last stage and the gradients on the first; elsewhere empty.
         """
         if self._comm.num_stages > 1:
             return self._compute_in_stages()

@@ -37,7 +37,7 @@ def global_names(namespace: types.ModuleType) -> list[str]:
 
 
 class GroupMemo:
-    """Hands out one process group per (role, ranks, backend, options) while it stands in for ``create_group``."""
+    """Returns one process group per (role, ranks, backend, options) while it replaces ``create_group``."""
 
     def __init__(self) -> None:
         self._groups: dict[Any, Any] = {}

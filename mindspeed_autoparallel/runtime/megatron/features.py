@@ -151,7 +151,7 @@ def _start(arguments: argparse.Namespace) -> None:
 
 def _start_features(arguments: argparse.Namespace) -> None:
     started: set[str] = set()
-    # A feature may switch on a later one (a plan with encoders under layouts of their own).
+    # A feature may switch on a later one (a plan whose encoders have their own layouts).
     while waiting := [handler for handler in _handlers(flags_that_are_true(arguments)) if handler not in started]:
         handler = waiting[0]
         started.add(handler)

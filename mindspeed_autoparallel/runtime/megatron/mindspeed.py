@@ -137,7 +137,7 @@ def _num_vision_features(content: Mapping[str, object]) -> int:
 
 
 def keep_stage(content: dict[str, object], pipeline_rank: int) -> list[int]:
-    """Turn counts of recomputed layers per stage into the one number of ``pipeline_rank``, in a model.json of its own.
+    """Turn counts of recomputed layers per stage into the one number of ``pipeline_rank``, in a separate model.json.
 
     Returns the pipeline ranks that recompute more than planned: the number holds for every virtual chunk of a rank.
     """

@@ -23,7 +23,7 @@ class DescribedModule:
     name: str
     num_layers: int
     keys: tuple[str, ...]
-    """Where its block is in model.json; empty for a model that only flags describe."""
+    """Keys of its block in model.json; empty for a model that only flags describe."""
     frozen: bool = False
     deepstack_layers: int = 0
     """See ``spec.Module``."""
@@ -96,6 +96,6 @@ def _blocks_with_layers(block: Mapping[str, object], keys: tuple[str, ...]) -> I
         yield keys
         return
     for key, value in block.items():
-        # A projector has layers of its own in some files; it belongs to its encoder.
+        # In some files a projector has layers, too; it belongs to its encoder.
         if isinstance(value, dict) and "projector" not in key:
             yield from _blocks_with_layers(value, (*keys, key))

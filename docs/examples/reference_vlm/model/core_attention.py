@@ -19,7 +19,7 @@ from reference_vlm.model.row_shard import RowShard
 
 
 class PackedRows(PackedSeqParams):
-    """Which rows attend to one another: ``boundaries`` of the images or chunks, ``windows`` for windowed layers, both
+    """Rows that attend to one another: ``boundaries`` of the images or chunks, ``windows`` for windowed layers, both
     of all rows; ``shard``: the rows of which this context rank has queries.
 
     Its format is not ``thd``, so that Megatron keeps rows ``[rows, 1, heads, size]`` and rotates each row by its own

@@ -51,7 +51,7 @@ class SearchRequest(MeasuringRequest):
     """The devices to measure on, and the cluster to plan for."""
 
     cluster_num_nodes: int
-    """Of the cluster to train on."""
+    """Nodes of the cluster to train on."""
     cluster_devices_per_node: int
     expert_size: int
     expert_tensor_sizes: tuple[int, ...]

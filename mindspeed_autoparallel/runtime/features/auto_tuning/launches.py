@@ -62,7 +62,7 @@ class Launches:
         self.request = request
         self.coordinator = coordinator
         self.records: list[LaunchRecord] = []
-        """Of this run."""
+        """Launches of this run."""
         self._earlier = _earlier(request.work_dir / LAUNCHES_FILE)
         self._numbers = itertools.count(1 + max((record["number"] for record in self._earlier), default=0))
         self._lock = threading.Lock()
@@ -103,7 +103,7 @@ class Launches:
         argv: tuple[str, ...] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> LaunchOutcome:
-        """Run the user's script on all devices of all nodes, with ``argv`` in place of its own."""
+        """Run the user's script on all devices of all nodes, with ``argv`` instead of its own arguments."""
         spec = self._spec(purpose, task, argv or tuple(sys.argv), dict(environment or {}))
         return self._kept(purpose, spec, lambda: self.coordinator.launch(spec))
 

@@ -95,7 +95,7 @@ def _verified(
 
 
 def reduced_layout(layout: Layout, num_devices: int) -> Layout | None:
-    """Return ``layout`` with the data-parallel size for exactly ``num_devices``; ``None`` where there is none."""
+    """Return ``layout`` with the data-parallel size for exactly ``num_devices``; ``None`` if there is none."""
     shards = layout.num_devices // layout.data_size
     if num_devices % shards:
         return None

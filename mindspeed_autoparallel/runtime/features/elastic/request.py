@@ -17,7 +17,7 @@ from mindspeed_autoparallel.spec import Plan
 
 _FLAG = "--auto-parallel-elastic"
 FOLDER = "auto_parallel_elastic"
-"""In the folder of ``--save``, which all nodes share."""
+"""Name inside the folder of ``--save``, which all nodes share."""
 
 
 @dataclass(frozen=True, kw_only=True)

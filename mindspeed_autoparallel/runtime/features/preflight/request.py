@@ -123,14 +123,14 @@ def _num_stages(text: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class PreflightRequest:
-    """What to run."""
+    """The plan or layout, and the ranks to run."""
 
     layout: Layout
     plan: Plan | None
     plan_path: Path | None
     num_microbatches: int
     kinds: tuple[RankKind, ...]
-    """Of all ranks."""
+    """Kinds of all ranks."""
     selected: tuple[RankKind, ...]
     num_steps: int
     imbalance: float

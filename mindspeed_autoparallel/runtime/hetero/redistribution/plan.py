@@ -179,7 +179,7 @@ def make_plan(
 
 
 def replicas_nested(encoder: Placement, backbone: Placement) -> bool:
-    """Return whether every encoder replica lies inside one backbone replica: then no input has to move."""
+    """Return whether every encoder replica is inside one backbone replica: then no input has to be sent."""
     return all(
         len({backbone[rank].data for rank in replica_ranks(encoder, replica)}) == 1
         for replica in range(num_replicas(encoder))

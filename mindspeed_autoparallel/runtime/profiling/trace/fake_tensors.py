@@ -56,7 +56,7 @@ class Log:
     operators: list[Operator | None] = field(default_factory=list)
     """``None`` for a call that computes nothing; it still costs the host's time."""
     collectives: dict[int, Collective] = field(default_factory=dict)
-    """By place."""
+    """Collectives by index of the call."""
 
 
 class Tracer(TrackedStorages):
