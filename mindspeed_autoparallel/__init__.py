@@ -1,6 +1,6 @@
 """Automatic parallel plans for Megatron: import this before megatron.
 
-The map of the house (who may import whom is checked; higher may import lower):
+The packages, top to bottom; each may import only those below it (checked by the tests):
 
     cli, patches,       one command per file; one patch table per patched Megatron module;
     testing             suites for those who write adapters

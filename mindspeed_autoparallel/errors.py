@@ -1,4 +1,4 @@
-"""The errors this package raises for people: what, the numbers, the way out.
+"""The errors this package raises for users: what is wrong, the numbers, and how to fix it.
 
 Every message is one a user can act on. ``ConfigError`` and its siblings end a command with exit code 2,
 ``InfeasiblePlan`` with exit code 3; neither prints a traceback.
@@ -28,13 +28,13 @@ class PlanError(AutoParallelError):
 
 
 class InfeasiblePlan(AutoParallelError):
-    """No plan fits; the message names what is tightest and the smallest relaxation that helps."""
+    """No plan fits; the message names the tightest constraint and the smallest relaxation that helps."""
 
     exit_code = 3
 
 
 class PatchError(AutoParallelError):
-    """A Megatron function a requested feature needs is missing, changed, or of an unsupported release."""
+    """A Megatron function that a requested feature needs is missing, changed, or from an unsupported release."""
 
 
 class LaunchError(AutoParallelError):
@@ -49,7 +49,7 @@ def first_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def told_in_a_line() -> Iterator[None]:
-    """End the process with the message of an error of ours: a person reads it in a training log, without a stack."""
+    """End the process with the error's message alone, without a traceback: users read it in a training log."""
     try:
         yield
     except AutoParallelError as error:

@@ -16,7 +16,7 @@ from typing import Any
 from mindspeed_autoparallel.errors import ConfigError
 
 MAX_INPUT_BYTES = 64 * 1024**2
-"""Of a file that is read whole: parsed JSON takes up to twenty times its size."""
+"""Size limit of a file that is read whole: parsed JSON takes up to twenty times its size."""
 _MAX_DIGITS = 300
 _HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -30,7 +30,7 @@ def write_text_atomic(path: Path, text: str) -> None:
 
 
 def write_together(texts: Mapping[Path, str]) -> None:
-    """Write several files of which no later one may be seen without the earlier ones, each as ``write_text_atomic``.
+    """Write several files, each with ``write_text_atomic``; a reader that sees one also sees all earlier ones.
 
     All texts are on disk before the first file gets its name, so a full disk leaves every old file as it was.
     """
@@ -67,10 +67,10 @@ def write_json_atomic(path: Path, value: Any) -> None:
 
 
 def json_text(value: Any) -> str:
-    """Return ``value`` as ``write_json_atomic`` writes it; ``?`` stands for bytes of a name that are no UTF-8."""
+    """Return ``value`` as ``write_json_atomic`` writes it; bytes of a file name that are not UTF-8 become ``?``."""
     text = json.dumps(value, indent=2, allow_nan=False)
     if _HALF_PAIR.search(text.encode()):
-        # ``loads_json`` refuses half of a surrogate pair, which Python makes of such a byte.
+        # Python decodes such a byte to half of a surrogate pair, which ``loads_json`` refuses.
         plain = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False)
         readable = plain.encode(errors="replace").decode()
         text = text if readable == plain else readable
@@ -78,8 +78,7 @@ def json_text(value: Any) -> str:
 
 
 def made_folder(path: Path, flag: str) -> Path:
-    """Return ``path``, made where it is missing; raises ``ConfigError`` that names ``flag`` before any work is done for
-    it."""
+    """Return ``path``, created if missing; a ``ConfigError`` that names ``flag`` is raised before any work is done."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -88,9 +87,9 @@ def made_folder(path: Path, flag: str) -> Path:
 
 
 def loads_json(text: str | bytes) -> Any:
-    """Parse JSON that somebody else wrote; ``ValueError`` names what is wrong.
+    """Parse JSON from an untrusted source; the ``ValueError`` names the fault.
 
-    Stricter than ``json.loads``: a key that stands twice, NaN, infinity and whole numbers of more than 300 digits are
+    Stricter than ``json.loads``: duplicate keys, NaN, infinity and whole numbers of more than 300 digits are
     refused, and nesting that is too deep for the parser is a ``ValueError``, too.
     """
     constants: list[str] = []
@@ -115,7 +114,8 @@ def loads_json(text: str | bytes) -> Any:
 
 
 def _first_not_finite(value: Any, at: str = "") -> str | None:
-    """Return where the first number that is not finite stands, as ``stages[0].forward_us``; ``None`` without one."""
+    """Return the path of the first number that is not finite, such as ``stages[0].forward_us``; ``None`` without
+    one."""
     if isinstance(value, float):
         return None if math.isfinite(value) else at
     if isinstance(value, dict):
@@ -128,9 +128,9 @@ def _first_not_finite(value: Any, at: str = "") -> str | None:
 
 
 def check_readable(path: Path, what: str) -> None:
-    """Raise ``ConfigError`` where reading ``path`` would wait or never end: a named pipe or a device.
+    """Raise ``ConfigError`` if reading ``path`` could block or never end: a named pipe or a device.
 
-    What a shell passes as ``<(command)`` lies below /dev or /proc, and is read.
+    The pipe that a shell passes for ``<(command)``, below /dev or /proc, is allowed.
     """
     try:
         mode = path.stat().st_mode
@@ -178,7 +178,8 @@ def read_json(path: Path, what: str) -> Any:
 
 
 def printable(text: str) -> str:
-    """Return ``text`` with ``?`` for all that would move the cursor or add lines: names may come from any file."""
+    """Return ``text`` with ``?`` in place of characters that move the cursor or add lines: names may come from any
+    file."""
     return "".join(one if one.isprintable() else "?" for one in text)
 
 

@@ -39,12 +39,12 @@ class Stopped(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def ended_like_ctrl_c() -> Iterator[None]:
-    """Raise ``Terminated`` inside the block on SIGTERM and SIGHUP, once, so that what was started is ended and files
-    are closed.
+    """Raise ``Terminated`` inside the block on SIGTERM and SIGHUP, once, so that child processes end and files are
+    closed.
 
-    While a library is imported these signals and Ctrl-C wait until it is there, at most 20 s: an exception inside its
-    extension modules aborts the process or leaves a library that is half imported. Signals that are ignored (``nohup``)
-    stay ignored. Outside the main thread nothing changes.
+    While a library is imported these signals and Ctrl-C wait until the import is done, at most 20 s: an exception
+    inside its extension modules aborts the process or leaves a library that is half imported. Signals that are ignored
+    (``nohup``) stay ignored. Outside the main thread nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -71,7 +71,7 @@ def ended_like_ctrl_c() -> Iterator[None]:
     def end(number: int, frame: FrameType | None) -> None:
         if waits(number, frame):
             return
-        # Schedulers repeat themselves, and the second word must not break what ends the children.
+        # Schedulers repeat the signal, and the second one must not interrupt the code that ends the children.
         for other in before:
             signal.signal(other, signal.SIG_IGN)
         raise Terminated(number)
@@ -103,7 +103,7 @@ def _num_imports(frame: FrameType | None) -> int:
 
 
 def exit_code_of(error: KeyboardInterrupt) -> int:
-    """Return what a shell calls this end: 128 and the signal's number."""
+    """Return the exit code that a shell reports for this signal: 128 plus its number."""
     if isinstance(error, Stopped):
         return exit_code_of(error.cause)
     return error.exit_code if isinstance(error, Terminated) else _INTERRUPTED

@@ -1,4 +1,4 @@
-"""A process that answers lines: one request per line of its standard input, lines of answer on its standard output.
+"""A process that answers lines: one request per line of its standard input, one answer per line of its standard output.
 
 A fresh interpreter neither imports the host's script again (as multiprocessing's spawn would) nor copies a process that
 may have threads and devices open (as fork would).

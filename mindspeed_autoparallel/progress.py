@@ -1,4 +1,4 @@
-"""Shows what the package logs while it works, and logs how far something has come."""
+"""Prints the package's log while it works, and logs the progress of long operations."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ _LOGGER = logging.getLogger(__package__)
 
 
 class _Terminal(logging.Handler):
-    """Prints records as ``[title 12.3 s] text``; the time counts from where the handler was made."""
+    """Prints records as ``[title 12.3 s] text``; the time counts from the creation of the handler."""
 
     def __init__(self, title: str) -> None:
         super().__init__()
         self._title, self._started = title, time.monotonic()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print ``record`` to standard output, whatever that is by now."""
+        """Print ``record`` to the current ``sys.stdout``."""
         print(f"[{self._title} {time.monotonic() - self._started:6.1f} s] {record.getMessage()}", flush=True)
 
 
 def show_progress(title: str, level: str = "info") -> None:
-    """Print what the package logs at ``level`` (``debug``, ``info``, ``warning``) and above; no other handler does."""
+    """Print the package's records at ``level`` (``debug``, ``info``, ``warning``) and above; no other handler receives
+    them."""
     _LOGGER.handlers[:] = [_Terminal(title)]
     _LOGGER.setLevel(level.upper())
-    _LOGGER.propagate = False  # hosts give the root logger handlers of their own
+    _LOGGER.propagate = False  # hosts add their own handlers to the root logger
 
 
 @contextlib.contextmanager
 def changes_logged(describe: Callable[[], str], every_s: float = _EVERY_S) -> Iterator[None]:
-    """Ask ``describe`` every ``every_s`` seconds inside the block, and log its answer when it has changed."""
+    """Call ``describe`` every ``every_s`` seconds inside the block, and log its result when it has changed."""
     last = describe()
 
     def log() -> None:
@@ -48,7 +49,7 @@ def changes_logged(describe: Callable[[], str], every_s: float = _EVERY_S) -> It
 
 @contextlib.contextmanager
 def repeating(action: Callable[[], None], every_s: float) -> Iterator[None]:
-    """Do ``action`` every ``every_s`` seconds beside the block; it has ended on the way out."""
+    """Call ``action`` every ``every_s`` seconds in a thread while the block runs; the thread ends with the block."""
     ended = threading.Event()
 
     def repeat() -> None:

@@ -33,7 +33,7 @@ _OWNERS = frozenset(
         "wandb",
     }
 )
-"""Whose key or token it is; other tokens and keys are those of language models (``--fim-eod-token``)."""
+"""Services whose keys and tokens are secret; other tokens belong to language models (``--fim-eod-token``)."""
 _URL = re.compile(r"(\w+://[^/\s:@]*):([^/\s]+)@")
 _KNOWN = re.compile(
     r"(?<![A-Za-z0-9_-])(?:"
@@ -57,11 +57,11 @@ _KNOWN = re.compile(
     )
     + ")"
 )
-"""Secrets that their form gives away, each with the form of one issuer."""
+"""Secrets recognised by their form, one pattern per issuer."""
 _FOLDERS = frozenset({"PWD", "OLDPWD"})
-"""Variables of the shell, which are no passwords."""
+"""Shell variables that are not passwords, despite their names."""
 _SHORTEST_ENCODED = 6
-"""The base64 of shorter values stands in other words by chance."""
+"""The base64 of a shorter value can occur in other words by chance."""
 
 
 def masked_words(argv: Sequence[str]) -> list[str]:
@@ -81,7 +81,7 @@ def masked_words(argv: Sequence[str]) -> list[str]:
 
 
 def secret_values(argv: Sequence[str]) -> frozenset[str]:
-    """Return what ``masked_words`` takes away, as it is and in base64."""
+    """Return the values that ``masked_words`` removes, as they are and in base64."""
     found = {match[2] for word in argv for match in _URL.finditer(word)}
     found |= {match[0] for word in argv for match in _KNOWN.finditer(word)}
     for word, masked in zip(argv, masked_words(argv), strict=True):
@@ -105,12 +105,12 @@ def with_encoded(values: Iterable[str]) -> frozenset[str]:
 
 
 def known_values(text: str) -> frozenset[str]:
-    """Return what is secret in ``text`` by its own form."""
+    """Return the secrets in ``text`` that are recognised by their form."""
     return frozenset(match[0] for match in _KNOWN.finditer(text)) | {match[2] for match in _URL.finditer(text)}
 
 
 def _core(encode: Callable[[bytes], bytes], content: bytes, before: int) -> str:
-    """Return the characters of base64 that ``content`` alone decides where it stands ``before`` bytes behind a group of
+    """Return the base64 characters that depend on ``content`` alone when it starts ``before`` bytes after a group of
     three, such as in ``user:password``."""
     encoded = encode(b"\0" * before + content).decode().rstrip("=")
     whole = (before + len(content)) * 8 // 6
@@ -119,14 +119,14 @@ def _core(encode: Callable[[bytes], bytes], content: bytes, before: int) -> str:
 
 def masked_text(text: str, values: Iterable[str]) -> str:
     """Return ``text`` with ``***`` in place of every one of ``values``."""
-    # The longest first, for one may be part of another.
+    # The longest first: one may be part of another.
     for value in sorted(values, key=len, reverse=True):
         text = text.replace(value, MASK)
     return text
 
 
 def is_secret_variable(name: str) -> bool:
-    """Return whether an environment variable is called like something secret, whosever it is (``GITHUB_TOKEN``)."""
+    """Return whether the name of an environment variable suggests a secret of any service (``GITHUB_TOKEN``)."""
     if name in _FOLDERS:
         return False
     return _is_secret(name) or re.split(r"_+", name.lower())[-1] in ("token", "key", "pat", "ak", "sk")

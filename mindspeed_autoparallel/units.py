@@ -6,7 +6,7 @@ GIB = 1024**3
 US_PER_MS = 1000.0
 US_PER_S = 1_000_000.0
 MAX_DURATION_US = 1e12
-"""Eleven days: a larger value in a file is no measurement, and sums of such values would overflow 64 bits."""
+"""Eleven days: a larger value in a file cannot be a measurement, and sums of such values would overflow 64 bits."""
 
 
 def mib(num_bytes: float) -> float:

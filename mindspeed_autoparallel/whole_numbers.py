@@ -1,4 +1,5 @@
-"""Whole numbers on a command line, with a bound on each: sizes beyond any cluster take memory or never end."""
+"""Whole numbers on a command line, with a bound on each: larger sizes than any cluster has would exhaust memory or
+never finish."""
 
 from __future__ import annotations
 
@@ -8,9 +9,9 @@ from dataclasses import dataclass
 from mindspeed_autoparallel.files import shown
 
 MOST = 2**20
-"""Of counts: nodes, devices, layers, seconds."""
+"""Upper bound of counts: nodes, devices, layers, seconds."""
 LARGEST = 2**31 - 1
-"""Of samples, tokens, MiB, steps and seeds."""
+"""Upper bound of samples, tokens, MiB, steps and seeds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,22 +20,22 @@ class WholeNumber:
 
     most: int = MOST
     least: int | None = None
-    """``None``: ``-most``, where the command itself refuses what is too small."""
+    """``None``: ``-most``; the command itself then refuses values that are too small."""
 
     def __call__(self, text: str) -> int:
-        """Return the integer in ``text``; argparse's error where it is none, or out of bounds."""
+        """Return the integer in ``text``; raises argparse's error if it is not an integer, or out of bounds."""
         try:
             value: int | None = int(text)
         except ValueError:  # also more digits than Python converts
             value = None
         if (reason := self.refusal(value)) is not None:
-            # Of other exceptions argparse prints the function's name only.
+            # For other exceptions argparse prints the function's name only.
             raise argparse.ArgumentTypeError(f"{reason}, got {shown(repr(text))}")
         assert value is not None
         return value
 
     def refusal(self, value: int | None) -> str | None:
-        """Return what ``value`` must be where it is out of bounds or no number."""
+        """Return the requirement that ``value`` violates, if it is out of bounds or not a number."""
         if value is None or (self.least is not None and value < self.least):
             return "must be a whole number" + ("" if self.least is None else f" of at least {self.least}")
         if value > self.most:

@@ -18,12 +18,12 @@ from mindspeed_autoparallel.patching import ENGINE, Patch, call_before_import
 
 _PREPARE_BEFORE = (
     *("megatron.core", "megatron.training", "megatron.legacy"),
-    # They keep torch's functions on import, and put wrappers of those back later: over ours, if ours came in between.
+    # They save torch's functions on import and later install wrappers of those: over ours, if ours came in between.
     *("mindspeed", "mindspeed_llm", "mindspeed_mm"),
 )
-"""Packages that must find the device ready."""
+"""Packages that need the device to be ready when they are imported."""
 _NATIVE_VARIABLE = "NON_MEGATRON"
-"""What MindSpeed-MM's users export for its native trainer."""
+"""The variable that MindSpeed-MM's users export for its native trainer."""
 
 
 def patch_table() -> list[Patch]:

@@ -9,6 +9,6 @@ PATCHES = [
         versions=">=0.12,<0.21",
         parameters=("state_dict",),
         flags=("--auto-parallel-plan",),
-        why="EP above 1 gives experts an optimizer of their own: a plan with another EP joins or divides the state.",
+        why="EP above 1 gives experts a separate optimizer: a plan with another EP joins or divides the state.",
     ),
 ]

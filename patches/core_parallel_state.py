@@ -1,4 +1,4 @@
-"""megatron.core.parallel_state: how the host set its groups up is remembered for the next layout."""
+"""megatron.core.parallel_state: the host's arguments for its process groups are kept for the next layout."""
 
 from mindspeed_autoparallel.patching import Calls, Patch
 from mindspeed_autoparallel.runtime.megatron.features import TASK_VARIABLE
@@ -17,7 +17,7 @@ PATCHES = [
         versions=">=0.12,<0.21",
         parameters=("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
         flags=("--hetero-parallel", "--auto-parallel-hetero"),
-        why="The groups of every module with a layout of its own are made beside the backbone's.",
+        why="The groups of every module with its own layout are made in addition to the backbone's.",
     ),
     Patch(
         target="megatron.core.parallel_state:initialize_model_parallel",

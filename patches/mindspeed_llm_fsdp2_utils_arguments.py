@@ -1,4 +1,4 @@
-"""mindspeed_llm.fsdp2.utils.arguments: the parser of MindSpeed-LLM's FSDP2 trainer, which leaves unknown words out."""
+"""mindspeed_llm.fsdp2.utils.arguments: the parser of MindSpeed-LLM's FSDP2 trainer, which drops unknown arguments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mindspeed_autoparallel.patching import Patch
 def refuse_our_flags(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, object]
 ) -> Any:
-    """End the process where a flag of ours is on the command line; parse it otherwise."""
+    """End the process if a flag of this package is on the command line; otherwise parse it."""
     from mindspeed_autoparallel.errors import ConfigError, told_in_a_line
     from mindspeed_autoparallel.runtime.flags import flags_of_command
 
@@ -31,7 +31,7 @@ PATCHES = [
         wrapper=refuse_our_flags,
         distribution="mindspeed-llm",
         parameters=("rootclass",),
-        why="MindSpeed-LLM's FSDP2 trainer leaves out words that it does not know: with a flag of ours it would train "
+        why="MindSpeed-LLM's FSDP2 trainer drops unknown arguments: with a flag of this package it would train "
         "as if the flag were not there.",
     ),
 ]

@@ -1,4 +1,4 @@
-"""mindspeed_llm.training.training: MindSpeed-LLM puts a training loop of its own in the place of Megatron's."""
+"""mindspeed_llm.training.training: MindSpeed-LLM replaces Megatron's training loop."""
 
 from mindspeed_autoparallel.patches.training_training import (
     HETERO_FLAGS,

@@ -14,7 +14,7 @@ _PLUGIN = "mindspeed_autoparallel.plugin"
 def load_own_plugin(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, object]
 ) -> Any:
-    """Load the user's plugins, then ours where flags of ours are on the command line and no plugin list names it."""
+    """Load the user's plugins, then ours if its flags are on the command line and no plugin list names it."""
     from mindspeed_autoparallel.runtime.flags import flags_of_command
 
     result = wrapped(*args, **kwargs)
@@ -29,7 +29,7 @@ PATCHES = [
         wrapper=load_own_plugin,
         distribution="mindspeed-mm",
         parameters=("plugin_list",),
-        why="MindSpeed-MM's native trainer ignores flags behind its YAML; where this package is imported in front of "
+        why="MindSpeed-MM's native trainer ignores flags after its YAML; if this package is imported ahead of "
         "the script, they work as if training.plugin named mindspeed_autoparallel.plugin.",
     ),
 ]

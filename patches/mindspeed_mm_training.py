@@ -1,4 +1,4 @@
-"""mindspeed_mm.training: MindSpeed-MM has a training loop of its own; only the set-up functions are Megatron's."""
+"""mindspeed_mm.training: MindSpeed-MM has its own training loop; only the set-up functions are Megatron's."""
 
 from mindspeed_autoparallel.patches.training_training import (
     HETERO_FLAGS,

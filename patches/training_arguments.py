@@ -7,6 +7,6 @@ PATCHES = [
         target="megatron.training.arguments:parse_args",
         wrapper=Calls("runtime.megatron.parsing:parse_with_our_flags"),
         parameters=("extra_args_provider",),
-        why="Adds the flags that the host lacks, and hands the parsed arguments to the features that they switch on.",
+        why="Adds the flags that the host lacks, and passes the parsed arguments to the features that they enable.",
     )
 ]

@@ -1,4 +1,4 @@
-"""megatron.training.checkpointing: random states of modules with a layout of their own."""
+"""megatron.training.checkpointing: random states of modules with their own layout."""
 
 from mindspeed_autoparallel.patching import Calls, Patch
 
@@ -16,6 +16,6 @@ PATCHES = [
         wrapper=Calls("runtime.hetero.checkpoint:load"),
         versions=">=0.12,<0.21",
         flags=("--hetero-parallel", "--auto-parallel-hetero"),
-        why="Encoders go on drawing where they stopped.",
+        why="Encoders resume their random numbers from the checkpoint.",
     ),
 ]

@@ -1,4 +1,4 @@
-"""megatron.training.global_vars: no feature becomes true unseen after the arguments were parsed."""
+"""megatron.training.global_vars: no feature is switched on unnoticed after the arguments were parsed."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""megatron.training.initialize: random states of modules with a layout of their own."""
+"""megatron.training.initialize: random states of modules with their own layout."""
 
 from mindspeed_autoparallel.patching import Calls, Patch
 

@@ -4,19 +4,19 @@ from mindspeed_autoparallel.patching import Calls, Patch
 from mindspeed_autoparallel.runtime.megatron.features import TASK_VARIABLE
 
 _SEARCH = ("--auto-parallel-mm", "--auto-tuning", TASK_VARIABLE)
-"""The searches refuse a host that their measuring processes could not take over."""
+"""The searches refuse a host whose training their measuring processes cannot take over."""
 HETERO_FLAGS = ("--hetero-parallel", "--auto-parallel-hetero")
 TRAINING_FLAGS = (*_SEARCH, "--auto-parallel-plan", *HETERO_FLAGS)
 PREFLIGHT_FLAGS = ("--auto-parallel-preflight",)
 STEP_FLAGS = ("--auto-parallel-plan", "--auto-tuning", TASK_VARIABLE)
 WATCHED_BY = ("--auto-parallel-plan",)
-"""Its arguments are set when they were parsed: of the training it only compares the first steps with the plan."""
+"""Its arguments are set after parsing; during training it only compares the first steps with the plan."""
 
 
 TAKE_OVER = Calls("runtime.profiling.measure.worker:take_over_training")
-"""Measures instead of training in a process of ours, around a host's ``train``."""
+"""Measures instead of training in a measuring process, around a host's ``train``."""
 WATCH_STEP = Calls("runtime.features.apply_plan.check:watch_step")
-"""Watches the first steps of a training by a plan, around a host's ``train_step``."""
+"""Watches the first steps of a training under a plan, around a host's ``train_step``."""
 LOG_ITERATION = Calls("runtime.hetero.reporting:log")
 """Adds the encoders' times to the host's own line, around its ``training_log``."""
 
@@ -60,7 +60,7 @@ PATCHES = [
         versions=">=0.12,<0.21",
         parameters=("model_provider_func",),
         flags=HETERO_FLAGS,
-        why="Encoders are built on every rank under their own layout and hung on the host's model.",
+        why="Encoders are built on every rank under their own layout and attached to the host's model.",
     ),
     Patch(
         target="megatron.training.training:training_log",
@@ -81,7 +81,7 @@ PATCHES = [
         target="megatron.training.training:training_log",
         wrapper=Calls("runtime.features.preflight.watch:log_nothing"),
         flags=PREFLIGHT_FLAGS,
-        why="Losses of a rank that runs alone mean nothing.",
+        why="The losses of a rank that runs alone are meaningless.",
     ),
     Patch(
         target="megatron.training.training:build_train_valid_test_data_iterators",

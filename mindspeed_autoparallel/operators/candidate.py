@@ -25,8 +25,8 @@ _SIZES = {
 
 
 def read_candidate(path: Path) -> Layout:
-    """Return the layout in the output of ``mindspeed-autoparallel operators --json``; ``ConfigError`` for anything
-    else."""
+    """Return the layout in the output of ``mindspeed-autoparallel operators --json``; ``ConfigError`` for any other
+    content."""
     content = read_json(path, "operator plan (--candidate)")
     given = content.get("megatron") if isinstance(content, dict) else None
     if not isinstance(given, dict):

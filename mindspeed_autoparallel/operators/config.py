@@ -21,7 +21,7 @@ _KEYS: dict[str, set[str]] = {
     "context": {"max_device_memory"},
 }
 _HOST_SECTIONS = {"runner_config", "context", "trainer", "model"}
-"""Sections that only a whole MindFormers file has."""
+"""Sections that occur only in a complete MindFormers file."""
 _KINDS: dict[str, type] = {
     **dict.fromkeys(("use_parallel", "auto_pipeline", "full_batch", "gradients_mean"), bool),
     **dict.fromkeys(("search_mode", "max_device_memory"), str),
@@ -34,7 +34,7 @@ _KINDS: dict[str, type] = {
 class OperatorConfig:
     """``parallel_mode``: 0 data parallel, 1 semi-automatic (pins only), 2 automatic.
 
-    ``gradients_mean`` scales gradients and changes no plan. None: the file leaves it open.
+    ``gradients_mean`` scales gradients and changes no plan. None: not set in the file.
     """
 
     use_parallel: bool = True
@@ -53,12 +53,12 @@ class OperatorConfig:
     max_device_memory: int | None = None
     """Bytes."""
     ignored: tuple[str, ...] = ()
-    """Keys of the file's parallel sections that a search does not follow."""
+    """Keys of the file's parallel sections that a search ignores."""
 
     def samples(self, devices: int) -> int | None:
-        """Return the samples of one step on ``devices``; None where the file has no batch.
+        """Return the samples of one step on ``devices``; None if the file has no batch.
 
-        Searched, no data-parallel number is given: ``batch_size`` is that of the devices of a stage together.
+        In a search the data-parallel size is not given: ``batch_size`` is the total of all devices of a stage.
         """
         if self.batch_size is None:
             return None
@@ -76,20 +76,20 @@ class OperatorConfig:
 
 
 def read_config(path: Path) -> OperatorConfig:
-    """Return the block in a YAML file; ``ConfigError`` where it cannot be read or holds what it must not."""
+    """Return the block in a YAML file; ``ConfigError`` if it cannot be read or is invalid."""
     try:
         import yaml
     except ImportError as error:
         raise ConfigError("reading YAML needs pyyaml: pip install 'mindspeed-autoparallel[yaml]'.") from error
     try:
         text = read_text(path, "configuration", max_bytes=_MAX_BYTES)
-        # Aliases multiply what they stand for. MindFormers' files have two; loading shares them, and what is read below
-        # is read key by key and printed only where it is a plain value.
+        # Aliases multiply their content. MindFormers' files have two; loading shares them, and the keys below are read
+        # one by one and printed only if they are plain values.
         if sum(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)) > _MOST_ALIASES:
             raise ConfigError(f"{path} has an alias (*name) in more than {_MOST_ALIASES} places; write the values out.")
         given = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        # Its own text takes several lines: where the parser was, what it expected, and where that was.
+        # Its own text takes several lines: the parser's position, the expected token, and its position.
         raise ConfigError(f"{path} is not valid YAML: {shown(' '.join(str(error).split()), 200)}.") from error
     except (ValueError, RecursionError, OverflowError) as error:
         if isinstance(error, ConfigError):
@@ -101,8 +101,8 @@ def read_config(path: Path) -> OperatorConfig:
 def config_from_mapping(given: Any, where: str) -> OperatorConfig:
     """Return the configuration in ``given`` (a parsed YAML document); ``where`` names the file in ``ConfigError``.
 
-    A whole MindFormers file is taken as well: its batch, pipeline and memory settings are read, and its other keys
-    stand under ``ignored``. In the block alone an unknown key is an error.
+    A complete MindFormers file is accepted, too: its batch, pipeline and memory settings are read, and its other keys
+    are listed under ``ignored``. In the block alone an unknown key is an error.
     """
     if not isinstance(given, dict):
         raise ConfigError(f"{where}: expected a mapping with use_parallel, parallel and parallel_config.")
@@ -151,7 +151,7 @@ def _checked(values: dict[str, Any], ignored: tuple[str, ...], where: str) -> Op
 
 
 def _memory(text: str, where: str) -> int:
-    """Return the bytes of ``58GB``; as MindSpore, a GB of 2**30."""
+    """Return the bytes of ``58GB``; as in MindSpore, a GB is 2**30 bytes."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*GB\s*", text)
     if not found or float(found.group(1)) <= 0:
         raise ConfigError(f"{where}: max_device_memory is {shown(text, 80)}; give it as 58GB.")

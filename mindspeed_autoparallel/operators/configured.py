@@ -1,4 +1,4 @@
-"""A search described by a YAML block: the three parallel modes over one graph, and what is written about the result."""
+"""A search described by a YAML block: the three parallel modes over one graph, and the report of the result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def search_configured(
 ) -> OperatorPlan:
     """Return the plan of ``config``: data parallel (mode 0), pins spread (1) or searched (2).
 
-    ``options`` are further ones of ``search_graph``. Raises ``ConfigError`` where parallelism is switched
+    ``options``: further ones of ``search_graph``. Raises ``ConfigError`` if parallelism is switched
     off, or mode 1 has no pin.
     """
     if not config.use_parallel:
@@ -52,7 +52,7 @@ def search_configured(
 def explain(plan: OperatorPlan, operator: str) -> list[str]:
     """Return the costs of every cut of ``operator`` in the log form, and the ``mem_coeff`` from which it is cut by I.
 
-    Raises ``ConfigError`` for an operator that the symbolic cost model did not decide.
+    Raises ``ConfigError`` for an operator whose cuts were not decided by the symbolic cost model.
     """
     cuts = [entry for entry in plan.explained if entry.operator == operator]
     if not cuts:
@@ -102,7 +102,7 @@ def _products(plan: OperatorPlan) -> list[str]:
 
 
 class SearchResult:
-    """A plan with the Megatron configuration derived from it, or the reason why there is none."""
+    """A plan with the Megatron configuration derived from it, or the reason for its absence."""
 
     def __init__(self, plan: OperatorPlan, *, micro_batch_size: int | None = None) -> None:
         self.plan = plan
@@ -115,13 +115,13 @@ class SearchResult:
             self.reason = str(error)
 
     def flags(self) -> list[str]:
-        """Return Megatron's command line words; ``InfeasiblePlan`` where there are none."""
+        """Return Megatron's command line words; ``InfeasiblePlan`` if there are none."""
         if self.megatron is None:
             raise InfeasiblePlan(self.reason)
         return self.megatron.flags()
 
     def shortages(self, memory_bytes: int) -> dict[str, str]:
-        """Return what needs more than ``memory_bytes`` of a device, ``plan`` or ``megatron``, with the numbers."""
+        """Return which of ``plan`` and ``megatron`` needs more than ``memory_bytes`` of a device, with the numbers."""
         plans = {"plan": self.plan, **({"megatron": self.megatron.uniform} if self.megatron else {})}
         found = {}
         for name, each in plans.items():
@@ -165,6 +165,6 @@ class SearchResult:
         ]
 
     def picture(self) -> dict[str, object]:
-        """Return what ``report.operator_page`` draws."""
+        """Return the data that ``report.operator_page`` draws."""
         derived = self.megatron.as_json() if self.megatron else None
         return picture_data(self.plan, derived, self.reason, self.constraints)

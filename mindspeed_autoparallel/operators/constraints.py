@@ -1,4 +1,4 @@
-"""What each constraint costs: the plan searched again without it, and the pin that it would have then."""
+"""The cost of each constraint: the plan is searched again without it, and the resulting cuts are given as pins."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ Search = Callable[[Constraints], OperatorPlan]
 class ConstraintCost:
     """One constraint, priced by the cost model: microseconds of a step with it and without it.
 
-    ``pins``: cuts that products have without it and not with it, as ``--pin`` takes them. ``note``: why there is no
-    plan without it, or what else is to be known.
+    ``pins``: cuts that products have only without it, in the form of ``--pin``. ``note``: why there is no plan without
+    it, or other remarks.
     """
 
     name: str
@@ -46,11 +46,11 @@ class ConstraintCost:
 
     @property
     def cost_us(self) -> float | None:
-        """Return what the constraint costs; negative where a search that proves nothing found a dearer plan without."""
+        """Return the constraint's cost; negative if a search without proof found a more expensive plan without it."""
         return None if self.without_us is None else self.with_us - self.without_us
 
     def as_json(self) -> dict[str, object]:
-        """Write it as plain data."""
+        """Return it as plain data."""
         return {
             "constraint": self.name,
             "with_us": self.with_us,
@@ -61,7 +61,7 @@ class ConstraintCost:
         }
 
     def lines(self) -> list[str]:
-        """Write it for the terminal."""
+        """Return lines for the terminal."""
         if self.without_us is None or self.cost_us is None:
             return [f"constraint {self.name}: {self.note}"]
         share = self.cost_us / self.with_us if self.with_us else 0.0
@@ -83,7 +83,7 @@ def constraint_costs(
     """
     found = [_without(plan, search, name, left) for name, left in _constraints(plan, given)]
     if megatron is not None:
-        # The uniform plan is the constrained one here: the plan per operator is what it would be without.
+        # Here the uniform plan is the constrained one, and the plan per operator is the one without the constraint.
         free, bound = megatron.plan_cost.total_us, megatron.uniform_cost.total_us
         name = f"one layout for all operators ({megatron.layout.label()}, as Megatron has it)"
         found.append(ConstraintCost(name, bound, free, _pins(megatron.uniform, plan)))
@@ -91,7 +91,7 @@ def constraint_costs(
 
 
 def _constraints(plan: OperatorPlan, given: Constraints) -> Iterator[tuple[str, Constraints]]:
-    """Yield the name of each constraint, and what is left to ask without it."""
+    """Yield the name of each constraint, and the other constraints without it."""
     for pattern, wanted in given.pins.items():
         shown = ",".join(f"{axis}={parts}" for axis, parts in wanted.items())
         left = {other: parts for other, parts in given.pins.items() if other != pattern}
@@ -126,7 +126,7 @@ def _without(plan: OperatorPlan, search: Search, name: str, left: Constraints) -
 
 
 def _pins(plan: OperatorPlan, free: OperatorPlan) -> tuple[str, ...]:
-    """Write the cuts of ``free`` that products of ``plan`` do not have, those of repeated layers by one pattern."""
+    """Return the cuts of ``free`` that products of ``plan`` lack, those of repeated layers by one pattern."""
     before, after = plan.degrees(), free.degrees()
     written: dict[str, None] = {}
     for name, parts in after.items():

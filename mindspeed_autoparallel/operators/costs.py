@@ -1,4 +1,4 @@
-"""What a whole plan costs by the search's own model: all mesh dims and pipeline stages at once."""
+"""The cost of a whole plan by the search's own model: all mesh dims and pipeline stages at once."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from mindspeed_autoparallel.operators.search.pricing import Machine, work_us
 
 @dataclass(frozen=True)
 class PlanCost:
-    """The price of one device of the slowest stage, forward and backward of the whole batch.
+    """The cost on one device of the slowest stage, forward and backward of the whole batch.
 
-    ``parameter_bytes``: weights of the stage that holds most; ``bubble_us``: its wait for the other stages.
+    ``parameter_bytes``: weights of the stage with most; ``bubble_us``: wait for the other stages.
     """
 
     compute_us: float
@@ -48,11 +48,11 @@ class _Stage:
 
 
 def plan_cost(plan: OperatorPlan, machine: Machine | None = None) -> PlanCost:
-    """Price ``plan``: compute, redistribution and, with stages, what crosses them and the bubble.
+    """Price ``plan``: compute, redistribution and, with stages, the transfers between them and the bubble.
 
-    Stages are runs of operators of about equal work, in the order of the graph. What crosses from one stage to a later
-    one is sent once per receiving stage, a device's piece forward and its gradient back. The bubble is the slowest
-    stage's time times (stages - 1) / microbatches, that of a schedule without interleaving.
+    Stages are runs of operators of about equal work, in the order of the graph. A tensor that crosses from one stage to
+    a later one is sent once per receiving stage, a device's piece forward and its gradient back. The bubble is the
+    slowest stage's time times (stages - 1) / microbatches, that of a schedule without interleaving.
     """
     machine = machine or Machine()
     made = plan.decisions

@@ -1,4 +1,4 @@
-"""The exact mode: every cut solved to its optimum, then all cuts together, with what is proved of the result."""
+"""The exact mode: every cut solved to its optimum, then all cuts together, with a bound on the result."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from mindspeed_autoparallel.operators.search.state import Decisions
 _MOST_UNTIED = 400
 """Operators up to which plans that cut repeated layers differently are searched by default."""
 _MOST_DIMS = 4
-"""Mesh dims up to which all cuts are stated together; with more, a gap is left and coarser meshes are tried."""
+"""Mesh dims up to which all cuts are stated together; with more, a gap remains and coarser meshes are tried."""
 _ALIKE = "plans that cut repeated layers alike"
 LEAST_GAIN = 1e-6
-"""Share of the cost below which another plan is not called cheaper."""
+"""Relative difference of cost below which another plan does not count as cheaper."""
 _MOST_ROUNDS = 4
 
 
 class ExactSearch:
-    """A search of ``graph`` on ``mesh`` by ``asked``; ``fixed``: per mesh dim the axis of every pinned operator."""
+    """A search of ``graph`` on ``mesh`` with the options ``asked``; ``fixed``: per mesh dim the axis of every pinned
+    operator."""
 
     def __init__(
         self, graph: Graph, mesh: tuple[int, ...], asked: SearchOptions, fixed: Sequence[dict[str, int]]
@@ -39,8 +40,8 @@ class ExactSearch:
     def run(self) -> tuple[Decisions, Bound | None, list[str]]:
         """Return the decisions, their bound, and notes.
 
-        Where the cheapest plan does not fit into the memory of a device, every cut is solved again with that limit. A
-        plan that fits by that has no bound beside the one without memory.
+        If the cheapest plan does not fit into the memory of a device, every cut is solved again with that limit. The
+        only bound of the resulting plan is the one without the memory limit.
         """
         given = Limits(self.asked.parameter_limit_bytes, None)
         decisions, bound = self._search(given)
@@ -86,7 +87,7 @@ class ExactSearch:
 
     def _cut_by_cut(self, limits: Limits, tied: bool) -> Decisions:
         def pick(dim: int, problem: CutProblem) -> list[int]:
-            # A limit holds after all cuts: this one may leave as much as the cuts to come can still divide.
+            # A limit holds after all cuts: this one may leave as much as the later cuts can still divide.
             return solve_exact(problem, limits.times(math.prod(self.mesh[dim + 1 :])))
 
         number = self.asked.num_microbatches
@@ -98,7 +99,7 @@ class ExactSearch:
         return plan_cost(OperatorPlan(decisions, "exact", (), 0.0), self.asked.machine).total_us
 
     def _proved(self, decisions: Decisions, tied: bool) -> tuple[Decisions, Bound | None]:
-        """Solve all cuts together where the problem is small enough; a proof over tied plans covers no others."""
+        """Solve all cuts together if the problem is small enough; a proof over tied plans covers no others."""
         proof = prove(decisions, self._cost(decisions), self.asked.machine, self.fixed, tied=tied)
         if proof is None:
             return decisions, None
@@ -110,7 +111,7 @@ class ExactSearch:
         return found, Bound(cost, min(cost, proof.bound_us), scope, proof.method)
 
     def _from_coarser(self, tied: bool) -> list[Decisions]:
-        """Go on from the cheapest plan of meshes of two and three larger dims, which are solved to their optimum."""
+        """Improve the cheapest plan of meshes of two and three larger dims, which are solved to their optimum."""
         number = len(self.mesh)
         starts = []
         for at in ((number // 3, number - number // 3), (1, number // 2), (number // 2,)):
@@ -123,7 +124,7 @@ class ExactSearch:
         return [improve(best, machine, self.fixed, tied=tied, num_microbatches=self.asked.num_microbatches)]
 
     def _on_coarser(self, groups: list[slice], tied: bool) -> Decisions:
-        """Solve the mesh in which each of ``groups`` is one dim; every dim of a group then cuts what that one does."""
+        """Solve the mesh in which each of ``groups`` is one dim; every dim of a group then makes the same cut."""
         mesh = tuple(math.prod(self.mesh[group]) for group in groups)
         coarse = ExactSearch(self.graph, mesh, self.asked, [self.fixed[group.start] for group in groups])
         decisions = coarse._cut_by_cut(Limits(), tied)
@@ -152,7 +153,7 @@ def improve_from_uniform(
 ) -> Decisions:
     """Improve ``decisions`` cut by cut, going on from the uniform plan derived from them while that is cheaper.
 
-    A uniform plan that breaks a pin or the limit is no start.
+    A uniform plan that breaks a pin or the limit is not used as a start.
     """
     limits = limits or Limits()
     while True:
@@ -186,7 +187,7 @@ def improve(
         problem = build_problem(others, parts, machine, pins[dim], tied=tied, at=dim, num_microbatches=num_microbatches)
         chosen = {name: made[dim] for name, made in decisions.choices.items()}
         before = problem.picks(chosen)
-        # Operators that have become alike may still differ in this cut: then there is nothing to compare with.
+        # Operators that have become alike may still differ in this cut: then no comparison is possible.
         if problem.spread(before) == chosen:
             after = solve_exact(problem, limits)
             if problem.total_us(after) < problem.total_us(before) * (1 - LEAST_GAIN):

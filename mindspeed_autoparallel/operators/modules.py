@@ -26,8 +26,8 @@ def search_strategies(
 ) -> OperatorPlan:
     """Return a strategy for every operator of ``model`` as it runs on ``example_inputs`` (the batch of all devices).
 
-    ``pins`` and the further ``options`` are those of ``search_pipelined``. Raises ``ConfigError`` where the module
-    cannot be captured, with the line of the model. Notes of the plan list operators that have no rule.
+    ``pins`` and the further ``options`` are those of ``search_pipelined``. Raises ``ConfigError`` if the module cannot
+    be captured, with the line of the model. Notes of the plan list operators that have no rule.
     """
     from mindspeed_autoparallel.operators.torch.capture import capture
 

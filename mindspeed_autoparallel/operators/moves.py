@@ -1,4 +1,4 @@
-"""What moves where: every redistribution of a plan with its ends, its collectives, bytes and time."""
+"""Every redistribution of a plan with its placements, collectives, bytes and time."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from mindspeed_autoparallel.units import format_bytes, format_us
 
 @dataclass(frozen=True)
 class Move:
-    """Describe one tensor that is taken from one placement to another for ``readers``, and its gradient back.
+    """One tensor that moves from one placement to another for ``readers``, and its gradient back.
 
     ``tensor`` is the operator, parameter or input that makes it, whole of ``shape``; placements are one per mesh dim.
-    Bytes are what one device sends; times are in microseconds; ``count`` alike ones of repeated layers are one move,
-    whose bytes and times are of one of them.
+    Bytes are what one device sends; times are in microseconds; ``count`` equal ones of repeated layers are one move,
+    with the bytes and times of one of them.
     """
 
     tensor: str
@@ -27,7 +27,7 @@ class Move:
     source: Placements
     target: Placements
     gradient: Placements | None
-    """How the readers leave the gradient; None where none flows."""
+    """Placement in which the readers leave the gradient; None without a gradient."""
     forward_steps: tuple[str, ...]
     backward_steps: tuple[str, ...]
     forward_bytes: int
@@ -38,7 +38,7 @@ class Move:
 
     @property
     def total_us(self) -> float:
-        """Time all ``count`` of them, both directions."""
+        """Return the time of all ``count`` of them, both directions."""
         return self.count * (self.forward_us + self.backward_us)
 
     def as_json(self) -> dict[str, object]:
@@ -61,13 +61,14 @@ class Move:
 
 
 def placement_text(placements: Sequence[int]) -> str:
-    """Write placements as PyTorch does: ``S(1) R P`` is cut by dim 1, whole, and a pending sum."""
+    """Return placements in PyTorch's notation: ``S(1) R P`` is cut by dim 1, whole, and a pending sum."""
     names = {REPLICATE: "R", PARTIAL: "P"}
     return " ".join(names.get(p, f"S({p})") for p in placements) or "R"
 
 
 def list_moves(plan: OperatorPlan, machine: Machine | None = None) -> list[Move]:
-    """List the redistributions of ``plan`` that send anything, dearest first, alike ones of repeated layers once.
+    """List the redistributions of ``plan`` that send anything, most expensive first, equal ones of repeated layers
+    once.
 
     Their bytes, times ``count``, add up to those of ``plan.edge_bytes``.
     """
@@ -113,7 +114,7 @@ def _each(plan: OperatorPlan, machine: Machine) -> Iterator[Move]:
 
 
 def move_lines(moves: Sequence[Move], most: int = 40) -> list[str]:
-    """Write the dearest ``most`` moves for the terminal, and how much the others send."""
+    """Return lines for the ``most`` most expensive moves, and the total of the others."""
     lines = [f"{'sent per device':>18} {'time':>9}  tensor: from -> to (collectives), for its readers"]
     for move in moves[:most]:
         each = f" x{move.count}" if move.count > 1 else ""

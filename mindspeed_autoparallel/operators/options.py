@@ -1,4 +1,4 @@
-"""How a graph shall be searched: one record from the command line or Python to every search mode."""
+"""Options of a search: one record from the command line or Python for every search mode."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ SEARCH_MODES = ("recursive_programming", "sharding_propagation", "exact")
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """How to search; see docs/operators.md for the modes and units.
+    """Options of a search; see docs/operators.md for the modes and units.
 
     ``tied``: repeated layers are cut alike; None lets the exact mode decide by the size of the graph.
-    ``parameter_limit_bytes`` (exact): weights of one device, an error where it cannot be kept.
+    ``parameter_limit_bytes`` (exact): weights of one device, an error if it cannot be met.
     ``memory_limit_bytes`` (exact): weights, gradients, optimizer states and outputs kept for backward of one of
-    ``num_microbatches`` on one device; where it cannot be kept, a note of the plan states it. ``mem_coeff``
+    ``num_microbatches`` on one device; if it cannot be met, a note of the plan states it. ``mem_coeff``
     (recursive_programming): products are cut by symbolic costs; without it every halving is solved to its least
     modelled time. ``most_row_parts`` (the same mode): parts that rows are cut into.
     """

@@ -1,4 +1,4 @@
-"""What a picture of a plan shows, as plain data: equal operators of repeated layers folded into one."""
+"""The content of a plan's picture as plain data: equal operators of repeated layers are folded into one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mindspeed_autoparallel.operators.moves import Move, list_moves, placement_t
 from mindspeed_autoparallel.operators.plan import OperatorPlan
 
 _SILENT = frozenset({"reshape", "transpose", "slice", "constant"})
-"""Kinds that only rename elements: left out where nothing is sent for them."""
+"""Kinds that only rename elements: left out if nothing is sent for them."""
 
 
 def picture_data(
@@ -24,8 +24,8 @@ def picture_data(
 ) -> dict[str, object]:
     """Return ``groups`` of equal operators in the order of the graph: name, count, cuts, sizes, bytes.
 
-    Bytes are what one device sends for one such operator; ``megatron`` is the derived configuration as JSON, or
-    ``reason``: why there is none. ``tree`` has every operator by itself, ``moves`` what moves where.
+    Bytes are those that one device sends for one such operator; ``megatron`` is the derived configuration as JSON, or
+    ``reason``: why there is none. ``tree`` has every single operator, ``moves`` the redistributions.
     """
     made, moved = plan.decisions, plan.edge_bytes()
     groups: list[dict[str, object]] = []
@@ -60,10 +60,10 @@ def picture_data(
 
 
 def tree_data(plan: OperatorPlan) -> dict[str, object]:
-    """Return every operator by its number, as short as 10,000 of them need it: repeated texts are kept once.
+    """Return every operator by its number, compactly enough for 10,000 of them: repeated texts are stored once.
 
     ``cuts`` index ``cutsets`` (an index into ``axes`` per mesh dim, -1 for none); ``edges`` are runs of four: producer,
-    reader, bytes forward, bytes backward. What parameters and inputs send is counted where they are read.
+    reader, bytes forward, bytes backward. Bytes sent for parameters and inputs are counted at their readers.
     """
     made, moved = plan.decisions, plan.edge_bytes()
     nodes = {name: node for name, node in made.graph.nodes.items() if node.inputs}

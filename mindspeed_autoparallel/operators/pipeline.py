@@ -24,7 +24,8 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Pipeline:
-    """What is known of the pipeline. ``stages``: the user's; ``servers``: machines; memory in bytes of one device."""
+    """Inputs for the choice of the pipeline. ``stages``: the user's; ``servers``: machines; memory in bytes of one
+    device."""
 
     stages: int = 1
     servers: int = 1
@@ -41,8 +42,8 @@ def stage_bytes(decisions: Decisions, given: Pipeline, stages: int) -> tuple[flo
 
 
 def num_layers(graph: Graph) -> int:
-    """Return how often the most repeated matrix product comes; 0 where none repeats, so that nothing is known of
-    layers."""
+    """Return how often the most repeated matrix product occurs; 0 if none repeats and the number of layers is
+    unknown."""
     repeated = Counter(node.role for node in graph.nodes.values() if node.matmul and node.role)
     most = max(repeated.values(), default=0)
     return most if most > 1 else 0
@@ -52,10 +53,10 @@ def choose_stages(
     graph: Graph, devices: int, given: Pipeline, plans: Callable[[int], Iterable[OperatorPlan]]
 ) -> tuple[int, OperatorPlan, str]:
     """Return stages from the largest allowed number downwards, the first with a plan that fits, that plan, and a note
-    on what did not fit.
+    on those that did not fit.
 
-    ``plans``: for a number of stages, the searched plans to look at, the most wanted first. The bound is
-    min(max(user stages, servers), micro_batch_num, layers). Raises ``InfeasiblePlan`` where no plan fits, with the
+    ``plans``: for a number of stages, the searched plans to try, in order of preference. The bound is
+    min(max(user stages, servers), micro_batch_num, layers). Raises ``InfeasiblePlan`` if no plan fits, with the
     memory of the nearest.
     """
     bound = min(max(given.stages, given.servers), given.micro_batch_num, num_layers(graph) or devices)
@@ -128,7 +129,7 @@ def search_pipelined(
 
 
 class _Searches:
-    """Searches over the devices of one stage, each done once."""
+    """Searches over the devices of one stage, each run once."""
 
     def __init__(self, graph: Graph, devices: int, given: Pipeline, options: dict[str, Any]) -> None:
         self._graph, self._devices, self._given, self._options = graph, devices, given, options
@@ -151,10 +152,10 @@ class _Searches:
         if key not in self._found:
             options = {**self._options, "search_mode": mode, "most_row_parts": most}
             if mode != self._mode:
-                options.pop("parameter_limit_bytes", None)  # which that mode does not keep
+                options.pop("parameter_limit_bytes", None)  # which that mode does not support
             if stages > 1:
                 options["num_microbatches"] = self._given.micro_batch_num
-                # The graph has all stages.
+                # The graph contains all stages.
                 options["memory_limit_bytes"] = (options["memory_limit_bytes"] or 0) * stages or None
             self._found[key] = search_graph(self._graph, self._devices // stages, **options)
         return self._found[key]
@@ -162,7 +163,7 @@ class _Searches:
 
 def _suggestion(graph: Graph, devices: int, given: Pipeline, searches: _Searches) -> str:
     """Return what ``auto_pipeline`` would choose by recursive programming, one search for each number of stages;
-    nothing where that cannot halve."""
+    nothing if that mode cannot halve."""
     if set(device_factors(devices)) - {2}:
         return ""
     try:
@@ -175,9 +176,9 @@ def _suggestion(graph: Graph, devices: int, given: Pipeline, searches: _Searches
 
 
 def data_parallel(graph: Graph, devices: int) -> OperatorPlan:
-    """Return ``parallel_mode`` 0: every operator is cut by its batch alone, parameters by nothing.
+    """Return ``parallel_mode`` 0: every operator is cut only by its batch, parameters are not cut.
 
-    Raises ``ConfigError`` where the batch of an operator that has one does not divide.
+    Raises ``ConfigError`` if the batch of an operator that has one does not divide.
     """
     from mindspeed_autoparallel.operators.graph.node import NO_CUT
     from mindspeed_autoparallel.operators.search.recursive import carried_axes

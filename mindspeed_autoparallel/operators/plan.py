@@ -1,4 +1,4 @@
-"""The plan per operator: what a search returns, with the bytes of every edge."""
+"""The plan per operator, the result of a search, with the bytes of every edge."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCHEMA_VERSION = 1
 class Bound:
     """How far a plan is from the cheapest: modelled time of one step, and a lower bound on that of every plan.
 
-    ``scope``: which plans were searched; ``method`` how the bound was found.
+    ``scope``: the searched set of plans; ``method``: how the bound was found.
     """
 
     cost_us: float
@@ -50,7 +50,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class OperatorPlan:
-    """What a search found: every operator's choice per mesh dim, by ``search_mode``."""
+    """Result of a search: every operator's choice per mesh dim, by ``search_mode``."""
 
     decisions: Decisions
     search_mode: str
@@ -61,7 +61,7 @@ class OperatorPlan:
     stages: int = 1
     num_microbatches: int = 1
     bound: Bound | None = None
-    """What the exact mode proved; None of the other modes."""
+    """Bound proved by the exact mode; None for the other modes."""
     repeat: Callable[[float], list[ExplainedCut]] | None = field(default=None, compare=False, repr=False)
     """Recursive programming: cut the products again with another mem_coeff."""
 
@@ -73,7 +73,7 @@ class OperatorPlan:
     def edge_bytes(self) -> dict[tuple[str, str, int], tuple[int, int]]:
         """Map each edge to the bytes one device sends there, (forward, backward), by the steps an executor takes.
 
-        Readers that want a tensor alike share one redistribution: the first of them carries its bytes.
+        Readers that need a tensor in the same placement share one redistribution: its bytes are at the first of them.
         """
         made = self.decisions
         result = {}

@@ -14,13 +14,13 @@ from mindspeed_autoparallel.spec.decoder import DecoderSizes
 
 @dataclass(frozen=True)
 class Decoder(DecoderSizes):
-    """A decoder-only model; with experts every MLP is made of them."""
+    """A decoder-only model; with experts, every MLP consists of them."""
 
     lora_rank: int = 0
-    """Above 0 only adapters of this rank beside q, k, v and o are trained."""
+    """Above 0, only adapters of this rank next to q, k, v and o are trained."""
 
     def as_json(self) -> dict[str, int | bool]:
-        """Return the sizes as operator_plan.json has them."""
+        """Return the sizes in the form of operator_plan.json."""
         values = dataclasses.asdict(self)
         values |= {"experts_per_token": values.pop("topk"), "head": values.pop("head_size")}
         return values
@@ -115,7 +115,7 @@ class _DecoderGraph:
         return self.graph.add(matrix_product(prefix + part, (given, weight), self.rows, columns, inner, role=part))
 
     def adapted(self, prefix: str, part: str, given: str, columns: int, inner: int) -> str:
-        """Return a projection, and beside it the product of two thin ones where adapters are trained."""
+        """Return a projection, and if adapters are trained the product of two thin ones next to it."""
         made = self.linear(prefix, part, given, columns, inner)
         rank = self.shape.lora_rank
         if not rank:
@@ -163,7 +163,7 @@ class _DecoderGraph:
 
 
 def _with_gradients(graph: Graph) -> Graph:
-    """Leave a gradient only to what lies after a trained parameter."""
+    """Keep a gradient only for operators after a trained parameter."""
     for name, node in graph.nodes.items():
         if node.inputs:
             needs = any(graph.nodes[source_name].needs_gradient for source_name in node.inputs)

@@ -18,8 +18,8 @@ from mindspeed_autoparallel.operators.search.state import device_factors
 def search_graph(graph: Graph, devices: int, **options: Any) -> OperatorPlan:
     """Cut ``graph`` for ``devices``; ``options`` are the fields of ``SearchOptions``.
 
-    Device counts that are not a power of two get the exact mode, with a note. Raises ``ConfigError`` for input that
-    cannot be right and ``InfeasiblePlan`` for the limit of parameters.
+    Device counts that are not a power of two get the exact mode, with a note. Raises ``ConfigError`` for invalid input
+    and ``InfeasiblePlan`` for the limit of parameters.
     """
     if options.get("machine", True) is None:
         del options["machine"]
@@ -75,7 +75,7 @@ def search_graph(graph: Graph, devices: int, **options: Any) -> OperatorPlan:
 
 
 def _not_cut(explained: list[ExplainedCut]) -> list[str]:
-    """Write one note for the products that chose not to be cut."""
+    """Return one note about the products that are not cut."""
     entries = [entry for entry in explained if entry.costs.choice == "none"]
     if not entries:
         return []

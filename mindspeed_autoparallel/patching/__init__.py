@@ -1,8 +1,8 @@
 """The patch engine: patches are data, installation happens when Megatron is imported, undo is derived.
 
-Call ``install(patches)`` before Megatron is imported; ``enable(flags)`` makes the patches of flags work once they are
-known to be true; ``require(flag)`` raises for patches a flag needs but that could
-not be installed; ``undo_all()`` restores every original.
+Call ``install(patches)`` before Megatron is imported; ``enable(flags)`` activates the patches of flags that are
+true; ``require(flag)`` raises if a patch that the flag needs could not be installed; ``undo_all()`` restores every
+original.
 """
 
 from mindspeed_autoparallel.patching.engine import (

@@ -1,4 +1,4 @@
-"""Whether a function of ours is still called: other plugins wrap what we wrapped, or put their own in its place."""
+"""Whether our wrapper is still called: other plugins may wrap the same function again, or replace it."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def leads_to(function: Any, ours: Any) -> bool:
 
 
 def place_of(function: Any) -> str:
-    """Return where ``function`` was written, for people: ``package.module.name``."""
+    """Return the qualified name of ``function`` for messages: ``package.module.name``."""
     plain = function
     while not isinstance(plain, types.FunctionType) and hasattr(plain, "__wrapped__"):
         plain = plain.__wrapped__
-    # functools.wraps copies the name of what is wrapped; the code keeps its own.
+    # functools.wraps copies the name of the wrapped function; the code object keeps its own.
     code = getattr(plain, "__code__", None)
     written = getattr(plain, "__globals__", {}).get("__name__") or getattr(plain, "__module__", "")
     own = getattr(code, "co_qualname", None) or getattr(code, "co_name", None) or getattr(plain, "__qualname__", "")
@@ -57,11 +57,11 @@ def _callables_in(item: Any) -> Iterator[Any]:
             if callable(content):
                 yield content
     elif callable(item) and not isinstance(item, type):
-        # An object with __call__ keeps what it calls among its attributes.
+        # An object with __call__ keeps the function it calls in an attribute.
         yield from (value for value in getattr(item, "__dict__", {}).values() if callable(value))
 
 
 def _names_referred_to(item: Any) -> Iterator[Any]:
-    """Yield globals that a function's own code names: a replacement may have imported what it goes on to."""
+    """Yield globals that a function's own code names: a replacement may have imported the function that it calls."""
     if isinstance(item, types.FunctionType):
         yield from (item.__globals__.get(name) for name in item.__code__.co_names)

@@ -32,7 +32,7 @@ class LateImportWarning(UserWarning):
 
 
 class PatchState(enum.Enum):
-    """Where a patch stands."""
+    """The state of a patch."""
 
     WAITING = "waiting for its module to be imported"
     INSTALLED = "installed"
@@ -43,16 +43,16 @@ class PatchState(enum.Enum):
 
 @dataclass
 class InstalledPatch:
-    """A patch and what became of it."""
+    """A patch and its state."""
 
     patch: Patch
     state: PatchState = PatchState.WAITING
     reason: str = ""
-    """Why it is in this state, for people; empty when there is nothing to say."""
+    """Why it is in this state, for users; empty if there is no reason to give."""
     original: Any = None
     replacement: Any = None
     active: bool = False
-    """Asked by the wrapper on every call: false until a flag of the patch is true, and once it is undone."""
+    """Read by the wrapper on every call: false until a flag of the patch is true, and after the patch is undone."""
 
 
 class Engine:
@@ -64,10 +64,10 @@ class Engine:
         self.enabled: set[str] = set()
         """Flags whose patches are active."""
         self._lock = threading.RLock()
-        """Taken by whoever changes a patch: modules may be imported by several threads."""
+        """Held while a patch changes: several threads may import modules."""
 
     def install(self, patches: Sequence[Patch]) -> None:
-        """Put each patch in place when its module is imported; in modules that are imported already, now.
+        """Install each patch when its module is imported; at once if the module is imported already.
 
         A patch with flags passes calls on until ``enable`` names one of them: which flags are true is known when the
         host has parsed its arguments, and by then other modules have copied the names that are to be patched.
@@ -88,7 +88,7 @@ class Engine:
             )
 
     def enable(self, flags: Collection[str]) -> None:
-        """Make the patches of ``flags`` work from now on, those of modules that are imported later included."""
+        """Activate the patches of ``flags``, including those of modules that are imported later."""
         with self._lock:
             self.enabled |= set(flags)
             for entry in self.patches:
@@ -109,9 +109,9 @@ class Engine:
     def verify(self, flag: str) -> list[str]:
         """Raise ``PatchError`` naming the first function ``flag`` needs whose wrapper would not be called, and why.
 
-        Other plugins may put functions of their own in the place of those that were patched. Where a host has its own
-        of a function (``Patch.instead_of``), that one counts. Returns a line for each that ``flag`` only watches, where
-        it is not a feature of MindSpeed's that took its place: those change the schedule.
+        Other plugins may replace the functions that were patched. Where a host has its own
+        of a function (``Patch.instead_of``), that one counts. Returns a line for each function that ``flag`` only
+        watches, unless a MindSpeed feature replaced it: those change the schedule.
         """
         unwatched = []
         needed = [entry for entry in self.patches if flag in entry.patch.flags and entry.state is PatchState.INSTALLED]
@@ -180,16 +180,16 @@ class Engine:
             _replace_copies(entry.original, entry.replacement)
 
     def is_wanted(self, entry: InstalledPatch) -> bool:
-        """Return whether ``entry`` is to work: it belongs to no flag, or to one that is true."""
+        """Return whether ``entry`` is active: it belongs to no flag, or to one that is true."""
         return not entry.patch.flags or not self.enabled.isdisjoint(entry.patch.flags)
 
 
 ENGINE = Engine()
-"""What ``import mindspeed_autoparallel`` installs; the only module-level mutable state of the package."""
+"""Holds the patches of ``import mindspeed_autoparallel``; the only module-level mutable state of the package."""
 
 
 def _replace_copies(original: Any, replacement: Any) -> None:
-    """Replace what modules that were imported before this package copied by name (``from x import original``)."""
+    """Replace the names that earlier imported modules copied (``from x import original``)."""
     for module in list(sys.modules.values()):
         names = vars(module) if isinstance(module, ModuleType) else {}
         for name in [name for name, value in list(names.items()) if value is original]:

@@ -1,7 +1,7 @@
-"""Be called right before a package, or right after a module, is imported for the first time.
+"""Callbacks right before a package, or right after a module, is imported for the first time.
 
-wrapt has a hook for the second, but importing wrapt alone takes half of what importing this package may take;
-it is loaded when a patch is really installed, beside Megatron's own seconds.
+wrapt has a hook for the second, but importing wrapt takes half of this package's budget for import time;
+it is loaded only when a patch is installed, where Megatron's own import takes seconds.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class _BeforeImport:
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
         if fullname in self.packages:
-            # prepare() imports modules itself, and runs once. The finder stays: whoever walks sys.meta_path right now
-            # would pass over the one behind it.
+            # prepare() imports modules itself, and runs once. The finder stays: removing it would make a loop
+            # over sys.meta_path that is running now skip the next finder.
             self.packages = frozenset()
             self.prepare()
 
@@ -42,7 +42,7 @@ class _Registry:
         self._finding: set[tuple[int, str]] = set()
 
     def add(self, name: str, callback: Callback) -> ModuleType | None:
-        """Register ``callback``, or return the module where it has been executed already."""
+        """Register ``callback``, or return the module if it has been executed already."""
         with self._lock:
             module = sys.modules.get(name)
             if module is None or name in self._executing:
@@ -51,7 +51,7 @@ class _Registry:
             return module
 
     def begin_finding(self, name: str) -> bool:
-        """Return whether ``name`` is watched and not being looked for by this thread already."""
+        """Return whether ``name`` is watched and this thread is not already looking for it."""
         with self._lock:
             key = (threading.get_ident(), name)
             if name not in self._callbacks or key in self._finding:
@@ -77,7 +77,7 @@ class _Registry:
 
 
 class _AfterImport:
-    """Find watched modules through the other finders, and have their callbacks run when they are executed."""
+    """Find watched modules through the other finders, and run their callbacks once they are executed."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -98,7 +98,7 @@ class _AfterImport:
 
 
 class _Notifying:
-    """Run callbacks after the real loader has executed the module, and be the real one otherwise."""
+    """Run callbacks after the real loader has executed the module; delegate everything else to that loader."""
 
     def __init__(self, loader: Any, name: str) -> None:
         self._loader = loader
@@ -112,7 +112,7 @@ class _Notifying:
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        # The module keeps its own loader: inspect, pickle and importlib.resources ask for it.
+        # The module keeps its own loader: inspect, pickle and importlib.resources read it.
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
@@ -138,7 +138,7 @@ def call_before_import(packages: Iterable[str], prepare: Callable[[], None]) -> 
 def call_after_import(module_name: str, callback: Callback) -> None:
     """Call ``callback(module)`` when ``module_name`` has been executed and before anyone can copy names out of it.
 
-    Where it has been executed already, that is at once.
+    If it has been executed already, call it at once.
     """
     module = _REGISTRY.add(module_name, callback)
     if module is not None:

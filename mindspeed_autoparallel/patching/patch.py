@@ -1,4 +1,4 @@
-"""What a patch is: data on what is wrapped, in which releases, for which flags, and why."""
+"""A patch as data: the function it wraps, in which releases, for which flags, and why."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Calls:
 
     @property
     def function(self) -> Callable[..., Any]:
-        """Return the function, whose module is imported where it was not."""
+        """Return the function; its module is imported if it was not yet."""
         module, _, name = self.target.partition(":")
         found: Callable[..., Any] = getattr(importlib.import_module(f"mindspeed_autoparallel.{module}"), name)
         return found
@@ -46,14 +46,14 @@ class Patch:
     versions: str = ">=0.12,<0.21"
     """Releases of the distribution the wrapper is written for, as a PEP 440 specifier."""
     distribution: str = "megatron-core"
-    """Whose release ``versions`` refers to: ``megatron-core``, or another (whose release is not checked)."""
+    """The distribution that ``versions`` refers to: ``megatron-core``, or another (whose release is not checked)."""
     flags: tuple[str, ...] = ()
-    """Works once one of these is true, command line flags or an environment variable, and passes calls on until then;
+    """Active once one of these (command line flags or an environment variable) is true, and passes calls on until then;
     empty: always."""
     watched_by: tuple[str, ...] = ()
-    """Those of ``flags`` for which the wrapper only watches: without it their training is the same."""
+    """The subset of ``flags`` for which the wrapper only watches: training is the same without it."""
     instead_of: str = ""
-    """Target of Megatron that a host above it never calls, because it has this one of its own."""
+    """The Megatron target that the host never calls, because the host calls this patch's target instead."""
     parameters: tuple[str, ...] = field(default=())
     """Parameter names the wrapper relies on; checked against the target's signature before it is installed."""
 

@@ -21,8 +21,7 @@ def release_of(distribution: str) -> str:
 
 
 def release_in(core: Path) -> str:
-    """Return the release of the ``megatron.core`` in folder ``core``; empty where its ``package_info.py`` does not
-    tell."""
+    """Return the release of the ``megatron.core`` in folder ``core``; empty if its ``package_info.py`` has none."""
     try:
         text = (core / "package_info.py").read_text(encoding="utf-8")
     except OSError:
@@ -34,7 +33,7 @@ def release_in(core: Path) -> str:
 def _package_info() -> Path | None:
     try:
         parent = importlib.util.find_spec("megatron")
-        # Asking for megatron.core itself would prepare the device (imports.py): that is only done where this fails.
+        # Looking up megatron.core itself would prepare the device (imports.py): that is done only if this fails.
         for folder in (parent.submodule_search_locations or ()) if parent else ():
             if (Path(folder) / "core" / "package_info.py").is_file():
                 return Path(folder) / "core" / "package_info.py"
@@ -45,7 +44,7 @@ def _package_info() -> Path | None:
 
 
 def within(release: str, specifier: str) -> bool:
-    """Return whether ``release`` satisfies a PEP 440 specifier; ``ValueError`` where it is none."""
+    """Return whether ``release`` satisfies a PEP 440 specifier; ``ValueError`` if the specifier is invalid."""
     from packaging.specifiers import SpecifierSet
 
     return SpecifierSet(specifier).contains(release, prereleases=True)

@@ -1,4 +1,4 @@
-"""What stands in a patched function's place. Imports wrapt, so it is loaded with the first patch that is installed.
+"""The replacement of a patched function. Imports wrapt, so it is loaded with the first patch that is installed.
 
 A replacement pickles and copies like the function it replaces. wrapt's own proxies refuse both, which breaks Ray tasks
 and spawned processes that get a patched function as an argument. A process without this package unpickles the original.
@@ -26,7 +26,7 @@ class _Method(wrapt.BoundFunctionWrapper):  # type: ignore[type-arg]  # wrapt 1.
 
 
 class Replacement(wrapt.FunctionWrapper):  # type: ignore[type-arg]
-    """A patched function: pickles by its name, as functions do."""
+    """A patched function: pickles by name, like functions."""
 
     __bound_function_wrapper__ = _Method
 

@@ -1,7 +1,7 @@
-"""Holds what a process is doing between calls of the host: the one place in ``runtime`` with state of a module.
+"""State of a process between calls of the host: the only module-level state in ``runtime``.
 
-The host's patched functions are called without anything of ours among their arguments; what they continue (a
-measurement, a check of a plan, a training under several layouts) they find here.
+The host calls its patched functions without any argument of this package; they find the current work here (a
+measurement, a check of a plan, a training under several layouts).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _INSTANCES: dict[type[Any], Any] = {}
 
 
 def of_process(kind: type[T]) -> T:
-    """Return this process's one instance of ``kind``, made without arguments where there is none yet."""
+    """Return this process's one instance of ``kind``, created without arguments on the first call."""
     if kind not in _INSTANCES:
         _INSTANCES[kind] = kind()
     found: T = _INSTANCES[kind]

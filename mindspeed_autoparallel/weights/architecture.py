@@ -21,14 +21,14 @@ __all__ = ["AUDIO", "MODULES", "TEXT", "VISION", "Architecture", "ModuleShape", 
 
 MEGATRON, MINDSPEED_LLM = "megatron", "mindspeed_llm"
 HOSTS = (MEGATRON, MINDSPEED_LLM)
-"""Whose names the tensors have: Megatron's (MindSpeed-MM's for encoders) or MindSpeed-LLM's."""
+"""Naming scheme of the tensors: Megatron's (MindSpeed-MM's for encoders) or MindSpeed-LLM's."""
 _TIED_BY_DEFAULT = ("gemma2", "gemma3_text")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleShape:
     """One stack of transformer layers. ``head_size``: width of one attention head. ``layer_words``: conditions of each
-    layer, for the rules. ``num_multi_token``: layers behind the last one that predict a further token."""
+    layer, for the rules. ``num_multi_token``: layers after the last one that predict a further token."""
 
     num_layers: int
     num_heads: int
@@ -43,8 +43,8 @@ class ModuleShape:
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """Family, shapes and rules; ``modules`` has the keys ``vision``, ``audio`` and ``text`` as far as the model has
-    them."""
+    """Family, shapes and rules; ``modules`` has those of the keys ``vision``, ``audio`` and ``text`` that the model
+    has."""
 
     family: str
     modules: dict[str, ModuleShape]
@@ -54,11 +54,11 @@ class Architecture:
     copies: tuple[tuple[str, str], ...] = ()
     """Hugging Face names under which files of this model repeat a tensor -> the tensor they repeat."""
     left_out: tuple[str, ...] = ()
-    """Beginnings of names of the parts that are not converted."""
+    """Prefixes of the names of parts that are not converted."""
     rope_scaling: str = ""
-    """The kind of rope scaling for which the host has flags of its own; empty for none."""
+    """The kind of rope scaling, for which the host needs separate flags; empty for none."""
     dtype: str = ""
-    """Type of the weights according to ``config.json``; empty where it names none."""
+    """Type of the weights according to ``config.json``; empty if it names none."""
 
     @property
     def is_text_only(self) -> bool:
@@ -83,7 +83,7 @@ def architecture_from_config(
     """Return the architecture of ``config``, the content of config.json: flat as in older releases, or with
     ``text_config``.
 
-    ``stored``: Hugging Face name -> shape, of the files beside it; None where there are none.
+    ``stored``: Hugging Face name -> shape, of the files beside it; None without any.
     """
     if not isinstance(config, dict):
         raise ConfigError(f"{where} must hold a JSON object, not {type(config).__name__}.")
@@ -161,8 +161,8 @@ def _module_shape(family: Family, sizes: Sizes, stored: Mapping[str, Shape] | No
 def _num_multi_token(
     family: Family, block: Mapping[str, object], num_layers: int, stored: Mapping[str, Shape] | None, where: str
 ) -> int:
-    """Count the layers for multi-token prediction: those in the files, or as many as config.json names where there are
-    none."""
+    """Count the layers for multi-token prediction: those in the files, or as many as config.json names if there are no
+    files."""
     if not family.multi_token:
         return 0
     if stored is not None:
@@ -200,7 +200,7 @@ def _tied(config: Mapping[str, object], flat: Mapping[str, object], text: str, w
 
 
 def _with_ffn(vision: Mapping[str, object], where: str) -> Mapping[str, object]:
-    """Return the block with the feed-forward width of Qwen2-VL, which it gives as a multiple of its width."""
+    """Return the block with the feed-forward width of Qwen2-VL, whose config gives it as a multiple of the width."""
     if "embed_dim" not in vision:
         return vision
     ratio, width = vision.get("mlp_ratio", 4), vision["embed_dim"]

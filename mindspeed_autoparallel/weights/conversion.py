@@ -34,7 +34,7 @@ FORMATS = (RANK_FOLDERS, TORCH_DIST, DCP)
 
 @dataclass(frozen=True)
 class _Rest:
-    """What a training goes on from beside its weights."""
+    """State besides the weights with which a training resumes."""
 
     iteration: int | None = None
     state: OptimizerState | None = None
@@ -90,9 +90,9 @@ def resplit(
     overwrite: bool = False,
     progress: Progress = silent,
 ) -> bool:
-    """Write a checkpoint of any layout in another one. Returns whether optimizer state went along.
+    """Write a checkpoint of any layout in another one. Returns whether optimizer state was converted, too.
 
-    It does from rank folders, unless a warning names why it cannot. From torch_dist to
+    It is from rank folders, unless a warning names the reason against it. From torch_dist to
     torch_dist neither ``hf_folder`` nor ``layout`` is needed: such a checkpoint has no layout.
     """
     refuse_existing(target, overwrite=overwrite, sources=(checkpoint, *([hf_folder] if hf_folder else [])))
@@ -160,7 +160,7 @@ def is_whole_copy(checkpoint: Path, file_format: str) -> bool:
 
 
 def open_checkpoint(checkpoint: Path, architecture: Architecture) -> TensorSource:
-    """Return the reader for whatever ``checkpoint`` is."""
+    """Return the reader for the format of ``checkpoint``."""
     if is_torch_dist(iteration_folder(checkpoint)):
         return TorchDistSource(checkpoint, architecture)
     return RankFolderSource(checkpoint, architecture)
@@ -213,8 +213,7 @@ def _write(
 
 
 def _tell_rope_scaling(architecture: Architecture) -> None:
-    """Warn of what no checkpoint carries: without flags the weights train with another position encoding than
-    theirs."""
+    """Warn if the host needs flags for the position encoding, which no checkpoint contains."""
     if architecture.rope_scaling:
         _LOG.warning(
             "config.json scales positions (%s): give the host its flags for it (%s), or it trains with other positions "

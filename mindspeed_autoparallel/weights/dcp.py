@@ -1,8 +1,8 @@
-"""Checkpoints of torch.distributed under Hugging Face names: what FSDP2 trainings load and save, and ``mm-convert``
-writes.
+"""Checkpoints of torch.distributed under Hugging Face names: the format that FSDP2 trainings load and save, and that
+``mm-convert`` writes.
 
-Tensors have the names of the Hugging Face model behind ``model.``; those of all experts may have two dimensions,
-[expert x in, out].
+Tensors have the names of the Hugging Face model with the prefix ``model.``; those of all experts may have two
+dimensions, [expert x in, out].
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def is_dcp(checkpoint: Path) -> bool:
 
 
 class DcpFile:
-    """Reads a checkpoint as a file of safetensors is read: by Hugging Face names."""
+    """Reads a checkpoint like a safetensors file: by Hugging Face names."""
 
     num_experts = 0
 
@@ -42,7 +42,7 @@ class DcpFile:
         self.path = iteration_folder(checkpoint)
         self._reader = ChunkReader(self.path)
         known = [key for key in self._reader.known if key.startswith(_PREFIX)]
-        # MindSpeed-MM's trainer of Qwen3-VL on Megatron wraps the model of Hugging Face once more.
+        # MindSpeed-MM's trainer of Qwen3-VL on Megatron wraps the Hugging Face model once more.
         wrapped = any(key.startswith((3 * _PREFIX, f"{2 * _PREFIX}lm_head.")) for key in known)
         self._key_of = {key.removeprefix(2 * _PREFIX if wrapped else _PREFIX): key for key in known}
         if not self._key_of:
@@ -86,7 +86,7 @@ class DcpWriter:
         self._stored: dict[Any, Any] = {}
 
     def add(self, name: str, blocks: Sequence[Any]) -> None:
-        """Write the tensor of ``blocks``, rows one behind the other, under the Hugging Face name ``name``."""
+        """Write the tensor of ``blocks``, consecutive rows, under the Hugging Face name ``name``."""
         import torch
         from torch.distributed.checkpoint import metadata as dcp
 
@@ -105,7 +105,7 @@ class DcpWriter:
         self._described[version] = dcp.BytesStorageMetadata()
         self._stored[dcp.MetadataIndex(version)] = append(self._stream, CHECKPOINT_VERSION)
         self._stream.close()
-        # Where a tensor lies in the nested state that FSDP2 trainings save: mm-convert puts it together by that.
+        # Path of a tensor in the nested state that FSDP2 trainings save; mm-convert reassembles the state from it.
         nested = {
             key: ("model", key.removeprefix(_PREFIX)) if key != version else (version,) for key in self._described
         }

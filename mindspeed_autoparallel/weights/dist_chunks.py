@@ -1,4 +1,4 @@
-"""The tensors of a distributed checkpoint, put together from the chunks that its writers stored."""
+"""The tensors of a distributed checkpoint, assembled from the chunks that its writers stored."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class ChunkReader:
         return whole
 
     def _check_described(self, key: str, described: Any, place: tuple[int, ...]) -> None:
-        """Raise ``ConfigError`` where values have no type, a chunk lies outside its tensor, two lie at one place, or
+        """Raise ``ConfigError`` if values have no type, a chunk is outside its tensor, two chunks overlap, or
         the stack has no such row."""
         import torch
 
@@ -108,7 +108,7 @@ class ChunkReader:
 
 
 class _Part(io.RawIOBase):
-    """Bytes of a file as a file of their own, so that torch reads a tensor straight into its memory."""
+    """A range of a file as a separate file, so that torch reads a tensor straight into its memory."""
 
     def __init__(self, stream: IO[bytes], begin: int, length: int) -> None:
         self._stream, self._begin, self._length, self._at = stream, begin, length, 0

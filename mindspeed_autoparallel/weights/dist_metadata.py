@@ -16,10 +16,10 @@ class _Record:
     """Stands for an object of torch.distributed.checkpoint, whose import takes as long as a conversion of 1 GiB."""
 
     offset: Any = None
-    """Of ``MetadataIndex``, which stores it only where there is one."""
+    """Default of a field that ``MetadataIndex`` stores only if it is set."""
 
     def __init__(self, *values: object) -> None:
-        """Take what members of enumerations are made of."""
+        """Accept the arguments of enumeration members."""
 
     def __setstate__(self, state: Any) -> None:
         if isinstance(state, tuple):  # of TensorProperties
@@ -42,7 +42,7 @@ class _MetadataUnpickler(pickle.Unpickler):
             "_StorageInfo",
             "_StoragePrefix",
             "_MEM_FORMAT_ENCODING",
-            # What newer Megatron keeps of the plan it saved by: plain records.
+            # Newer Megatron's records of its save plan: plain data.
             "SavePlan",
             "WriteItem",
             "WriteItemType",
@@ -70,8 +70,8 @@ def _is_dtype(name: str) -> bool:
 
 
 def read_metadata(folder: Path) -> Any:
-    """Return the description of the tensors in a distributed checkpoint; ``ConfigError`` if damaged or not just
-    that."""
+    """Return the description of the tensors in a distributed checkpoint; ``ConfigError`` if it is damaged or contains
+    anything else."""
     path = folder / METADATA
     check_readable(path, "metadata")
     try:
@@ -88,7 +88,7 @@ def read_metadata(folder: Path) -> Any:
 
 
 def _unlike_metadata(metadata: Any) -> str:
-    """Return what of an unpickled ``metadata`` is not as torch writes it: its classes take any value."""
+    """Return the first deviation of an unpickled ``metadata`` from torch's format: its classes accept any value."""
     described, stored = (getattr(metadata, name, None) for name in ("state_dict_metadata", "storage_data"))
     if not isinstance(described, dict) or not isinstance(stored, dict):
         return "it has no tables of tensors and data"
@@ -120,7 +120,7 @@ def _unlike_metadata(metadata: Any) -> str:
 
 
 def data_file(folder: Path, stored: Any) -> Path:
-    """Return the file of ``stored``; ``ConfigError`` where that is not simply a file of ``folder``."""
+    """Return the file of ``stored``; ``ConfigError`` if it is not a plain file name in ``folder``."""
     name = str(stored.relative_path)
     path = folder / name
     if Path(name).name != name or path.is_symlink():

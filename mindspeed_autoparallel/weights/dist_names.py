@@ -1,4 +1,4 @@
-"""Under which keys Megatron's distributed checkpoints hold a canonical tensor, and at which place of a stack."""
+"""Keys of a canonical tensor in Megatron's distributed checkpoints, and its index in a stack."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mindspeed_autoparallel.weights.architecture import Architecture
 from mindspeed_autoparallel.weights.placement import Entry
 from mindspeed_autoparallel.weights.spelling import LOCAL, STACKED, Spelling
 
-# Local layers are stored under the names of fused ones, but for latent attention.
+# Local layers are stored under the names of fused ones, except for latent attention.
 _FUSED_WHEN_STORED = (
     ("input_layernorm.", "self_attention.linear_qkv.layer_norm_"),
     ("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_"),
@@ -30,7 +30,7 @@ _WITH_EXTRA_STATE = (
 
 
 def is_stacked(entry: Entry, architecture: Architecture, spelling: Spelling) -> bool:
-    """Return whether Megatron stores the layers of this tensor together: where all are of one kind."""
+    """Return whether Megatron stores the layers of this tensor together: if all are of one kind."""
     if spelling.layers != STACKED and entry.rule.module == names.TEXT:
         return False
     return entry.rule.place == names.LAYER and len(set(architecture.modules[entry.rule.module].layer_words)) == 1
@@ -51,7 +51,7 @@ def stored_key(entry: Entry, architecture: Architecture, spelling: Spelling) -> 
 
 
 def candidates(entry: Entry) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield (key, place in its first dimensions) of all the ways in which ``entry`` may be stored."""
+    """Yield (key, index in its first dimensions) of all forms in which ``entry`` may be stored."""
     layer = (entry.layer,) if entry.rule.place == names.LAYER else ()
     expert = (entry.expert,) if entry.rule.per_expert else ()
     own = entry.name
@@ -73,14 +73,15 @@ def _spelled(name: str) -> Iterator[str]:
 
 
 def sections_of(rule: names.Rule) -> list[tuple[str, int]]:
-    """Return (end of the key, rows) of the parts that Megatron stores as tensors of their own; empty for one tensor."""
+    """Return (end of the key, rows) of the parts that Megatron stores as separate tensors; empty for one tensor."""
     if not rule.target.endswith(("in_proj.weight", "conv1d.weight")) or not rule.sections:
         return []
     return [(f".{end}", rows) for end, rows in zip(_SECTIONS, rule.sections, strict=False)]
 
 
 def extra_state(entry: Entry, key: str, architecture: Architecture, spelling: Spelling) -> str | None:
-    """Return the key of the empty extra state that Megatron's parallel linear layers ask for beside their weight."""
+    """Return the key of the empty extra state that Megatron's parallel linear layers expect in addition to their
+    weight."""
     linear = key.removesuffix(".weight")
     if linear == key or linear.rsplit(".", 1)[-1] not in _WITH_EXTRA_STATE:
         return None

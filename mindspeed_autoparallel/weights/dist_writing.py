@@ -36,7 +36,7 @@ def write_torch_dist(
 ) -> None:
     """Write ``source`` into the empty ``folder``; holds one tensor in memory. The tracker file is written last.
 
-    ``state``: of the optimizer, written beside the weights.
+    ``state``: the optimizer's state, written with the weights.
     """
     import torch
     from torch.distributed.checkpoint import metadata as dcp
@@ -99,7 +99,7 @@ def _keyed_blocks(
 def _write_common(target: Path, num_layers: int, iteration: int | None, more: dict[str, object]) -> None:
     import torch
 
-    # Hosts read the sizes that wrote a checkpoint; a converted one has none, so it names one of each.
+    # Hosts read the parallel sizes of the writer; a converted checkpoint has none, so all are set to 1.
     arguments = argparse.Namespace(
         tensor_model_parallel_size=1,
         pipeline_model_parallel_size=1,
@@ -119,7 +119,7 @@ def _write_common(target: Path, num_layers: int, iteration: int | None, more: di
 
 
 def append(stream: IO[bytes], value: Any, shape: Sequence[int] | None = None) -> Any:
-    """Write ``value``, a plain value or, with ``shape``, the blocks of a tensor; return where it lies."""
+    """Write ``value``, a plain value or, with ``shape``, the blocks of a tensor; return its position."""
     begin = stream.tell()
     file = TorchFile(stream)
     file.finish(value if shape is None else file.add(value, shape))

@@ -1,4 +1,4 @@
-"""Where parameters lie in a flat buffer of Megatron's distributed optimizer, found by their values."""
+"""Positions of parameters in a flat buffer of Megatron's distributed optimizer, found by their values."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     import torch
 
 ALIGNED = 64
-"""Values: a parameter begins at a multiple of them in its bucket."""
+"""Alignment: a parameter begins at a multiple of this number of values in its bucket."""
 
 
 def placed(named: dict[str, torch.Tensor], flat: Any, where: object) -> dict[str, int]:
     """Return name -> first value in ``flat`` (fp32, one dimension) of the tensors ``named``, in their order.
 
-    Megatron puts them there from the last to the first, aligned in buckets whose ends it does not keep: after every
-    parameter the next one follows aligned, or at once in a new bucket. Every place that is returned holds the bits of
-    its tensor. Raises ``ConfigError`` where there is no such sequence.
+    Megatron stores them from the last to the first, aligned in buckets whose ends it does not record: after every
+    parameter the next one follows aligned, or at once in a new bucket. Every returned position holds the bits of
+    its tensor. Raises ``ConfigError`` if there is no such sequence.
     """
     order = list(reversed(named.items()))
     # Choices not yet tried: (number of the tensor, its place, first value of its bucket).
@@ -47,12 +47,12 @@ def placed(named: dict[str, torch.Tensor], flat: Any, where: object) -> dict[str
 
 
 def aligned(end: int, bucket: int) -> int:
-    """Return the place of what follows a parameter that ends at ``end`` in the bucket that begins at ``bucket``."""
+    """Return the position of the parameter after one that ends at ``end`` in the bucket that begins at ``bucket``."""
     return bucket + -(-(end - bucket) // ALIGNED) * ALIGNED
 
 
 def _next(end: int, bucket: int) -> Iterator[tuple[int, int]]:
-    """Yield (place, bucket) of what follows a parameter that ends at ``end``; the likeliest last."""
+    """Yield candidate (position, bucket) of the parameter after one that ends at ``end``; the likeliest last."""
     begin = aligned(end, bucket)
     if begin != end:
         yield end, end

@@ -1,4 +1,4 @@
-"""A result folder appears whole or not at all: it is made beside its place and put there in one step."""
+"""A result folder appears complete or not at all: it is made beside its final path and moved there in one step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def refuse_existing(target: Path, *, overwrite: bool, sources: Iterable[Path] = 
     """Raise ``ConfigError`` if ``target`` exists and must not be replaced; call before any long work.
 
     With ``overwrite`` only a checkpoint, a Hugging Face model or an empty folder is replaced, and never one that holds
-    any of ``sources`` (folders that are read) or lies in one.
+    any of ``sources`` (folders that are read) or is inside one.
     """
     try:
         there = target.is_symlink() or target.exists()
@@ -49,7 +49,7 @@ def refuse_existing(target: Path, *, overwrite: bool, sources: Iterable[Path] = 
 
 
 def _refuse_source(target: Path, source: Path) -> None:
-    """Raise ``ConfigError`` where replacing ``target`` would remove ``source``, or a file that ``source`` links to."""
+    """Raise ``ConfigError`` if replacing ``target`` would remove ``source``, or a file that ``source`` links to."""
     there = target.resolve()
     read = source.resolve()
     if read.is_relative_to(there) or there.is_relative_to(read):
@@ -62,7 +62,7 @@ def _refuse_source(target: Path, source: Path) -> None:
 
 
 def _refuse_foreign(target: Path) -> None:
-    """Raise ``ConfigError`` where ``target`` holds what no checkpoint and no model has."""
+    """Raise ``ConfigError`` if ``target`` holds files that belong to no checkpoint and no model."""
     names = sorted(path.name for path in target.iterdir())
     foreign = [name for name in names if not _OURS.fullmatch(name)]
     if "config.json" in names and any(name.endswith(".safetensors") for name in names):
@@ -77,7 +77,7 @@ def _refuse_foreign(target: Path) -> None:
 
 @contextlib.contextmanager
 def whole_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
-    """Yield an empty folder to fill; at the end of the block it becomes ``target``, on an error it vanishes.
+    """Yield an empty folder to fill; at the end of the block it becomes ``target``, on an error it is removed.
 
     A process that is killed leaves only a hidden ``.NAME.partial-HOST-PID`` beside ``target``, which nothing loads and
     which the next call for the same target on that host removes. ``ConfigError`` on a full disk or missing rights.
@@ -97,7 +97,7 @@ def whole_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
     except OSError as error:
         raise ConfigError(f"cannot write {target}: {error.strerror or error}. Free space there.") from error
     finally:
-        # After an exchange this is what was replaced.
+        # After an exchange this is the replaced folder.
         shutil.rmtree(partial, ignore_errors=True)
 
 
@@ -107,7 +107,7 @@ def _put_in_place(partial: Path, target: Path) -> None:
         return
     if _exchange(partial, target):
         return
-    # File systems without exchange (NFS): between these two renames a kill leaves no target, which _recover mends.
+    # File systems without exchange (NFS): a kill between these two renames leaves no target, which _recover restores.
     replaced = target.parent / f".{target.name}.replaced-{_me()}"
     target.replace(replaced)
     try:
@@ -119,7 +119,7 @@ def _put_in_place(partial: Path, target: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swap two folders in one step, so that at every moment both names are there; False where the system cannot."""
+    """Swap two folders in one step, so that both names always exist; False if the system does not support it."""
     if not sys.platform.startswith("linux"):
         return False
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
@@ -127,7 +127,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def _recover(target: Path) -> None:
-    """Remove what killed conversions of this host left, and bring back a target that one had just moved away."""
+    """Remove the leftovers of killed conversions on this host, and restore a target that one had just moved away."""
     for leftover in sorted(target.parent.glob(f".{glob.escape(target.name)}.*-*")):
         match = re.fullmatch(r"\.(partial|replaced)-(?:(.*)-)?([0-9]+)", leftover.name.removeprefix(f".{target.name}"))
         if match is None or leftover.is_symlink() or match[2] not in (None, _host()):

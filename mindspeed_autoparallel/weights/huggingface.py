@@ -18,11 +18,11 @@ from mindspeed_autoparallel.weights.shard_writer import INDEX
 from mindspeed_autoparallel.weights.source import checked, present_entries
 
 _LONGEST_NAME_BYTES = 255
-"""Of a file, on every file system."""
+"""Most bytes of a file name that every file system accepts."""
 
 
 class HuggingFaceSource:
-    """Canonical tensors out of the safetensors of ``folder``, read when they are asked for."""
+    """Canonical tensors from the safetensors of ``folder``, read on access."""
 
     def __init__(self, folder: Path, host: str = MEGATRON, checkpoint: Path | None = None) -> None:
         """``checkpoint``: of an FSDP2 training of the model that ``folder`` describes, to read the tensors from."""
@@ -66,8 +66,7 @@ class HuggingFaceSource:
         return self._open[path]
 
     def _check_shapes(self) -> None:
-        """Raise ``ConfigError`` for the first tensor that has another shape than config.json means; reads headers
-        only."""
+        """Raise ``ConfigError`` for the first tensor whose shape contradicts config.json; reads headers only."""
         num_experts = self.architecture.modules[TEXT].num_experts
         for entry in present_entries(self):
             for shape, source in zip(entry.rule.shapes, entry.sources, strict=True):
@@ -91,7 +90,7 @@ class HuggingFaceSource:
             )
 
     def _check_tie(self) -> None:
-        """Raise ``ConfigError`` where config.json ties the output layer to an embedding that it does not equal."""
+        """Raise ``ConfigError`` if config.json ties the output layer to a different embedding."""
         head, embedding = "lm_head.weight", "model.embed_tokens.weight"
         if not self.architecture.tied_embeddings or not {head, embedding} <= set(self.original_of):
             return
@@ -103,7 +102,7 @@ class HuggingFaceSource:
             )
 
     def _check_copies(self) -> None:
-        """Raise ``ConfigError`` where a tensor that these files repeat has another value there."""
+        """Raise ``ConfigError`` if a repeated tensor in these files has another value."""
         for copy, original in self.architecture.copies:
             if original in self.original_of and not tensors.same_bits(self._read(copy), self._read(original)):
                 raise ConfigError(
@@ -162,7 +161,7 @@ def shard_of_tensor(folder: Path) -> dict[str, Path]:
 
 
 def _refuse_two_values(folder: Path, files: Iterable[Path]) -> None:
-    """Raise ``ConfigError`` where two of ``files`` hold a tensor of one name with different values."""
+    """Raise ``ConfigError`` if two of ``files`` hold tensors of one name with different values."""
     found: dict[str, SafetensorsFile] = {}
     for file in map(SafetensorsFile, files):
         for name in file.keys():  # noqa: SIM118 - not a dict

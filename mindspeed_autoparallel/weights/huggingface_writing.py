@@ -33,7 +33,7 @@ def write_huggingface(
 ) -> None:
     """Write ``source`` into the empty ``folder`` as a Hugging Face model like ``original``.
 
-    ``original`` gives config and tokenizer files, the naming form, and the parts that are never converted (Omni's
+    ``original`` provides config and tokenizer files, the naming form, and the parts that are never converted (Omni's
     talker). ``as_dcp``: the same tensors as a checkpoint of torch.distributed, as FSDP2 trainings load it. Holds one
     tensor in
     memory, and its parts.
@@ -78,7 +78,7 @@ def write_huggingface(
 def _stacked(
     stacks: dict[str, torch.Tensor], entry: Entry, source: str, blocks: list[Any], num_experts: int
 ) -> list[Any]:
-    """Put one expert's ``blocks`` into the tensor of all; returns that once the last is in, nothing before."""
+    """Copy one expert's ``blocks`` into the tensor of all; return that tensor after the last one, else nothing."""
     if entry.expert == 0:
         stacks[source] = memory.empty((num_experts, *tensors.shape_of(blocks)), blocks[0].dtype)
     stacks[source][entry.expert].copy_(tensors.whole(blocks))
@@ -96,7 +96,7 @@ def _inside(path: Path, folder: Path) -> Path:
 
 
 def refuse_differing_tie(source: TensorSource) -> None:
-    """Raise ``ConfigError`` where ``source`` trained an output layer of its own and config.json would drop it."""
+    """Raise ``ConfigError`` if ``source`` has a separately trained output layer that config.json would drop."""
     if not source.architecture.tied_embeddings:
         return
     entries = {entry.name: entry for entry in entries_of(source.architecture) if entry.rule.split == names.VOCABULARY}
@@ -109,7 +109,7 @@ def refuse_differing_tie(source: TensorSource) -> None:
 
 
 def _naming_of(original: Path, architecture: Architecture) -> Any:
-    """Map classic names to the name ``original`` uses; the classic form where it has no weights to look at."""
+    """Map classic names to the names in ``original``; the classic form if it has no weights."""
     try:
         known = set(shard_of_tensor(original))
     except ConfigError:
@@ -121,14 +121,14 @@ def _naming_of(original: Path, architecture: Architecture) -> Any:
 
 
 def _original_dtype(original: Path, name: str) -> Any:
-    """Return the type that the original has ``name`` in; None where it has no such tensor."""
+    """Return the type of ``name`` in the original; None if it has no such tensor."""
     with contextlib.suppress(ConfigError, KeyError):
         return SafetensorsFile(shard_of_tensor(original)[name]).dtype(name)
     return None
 
 
 def _unconverted(original: Path, source: TensorSource, rename: Callable[[str], str]) -> dict[str, Path]:
-    """Name -> file of what is taken from ``original``: parts that are never converted, and what training left out."""
+    """Name -> file of the tensors from ``original``: parts that are never converted, and those that training lacks."""
     try:
         known = shard_of_tensor(original)
     except ConfigError:

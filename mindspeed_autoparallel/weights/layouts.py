@@ -1,4 +1,4 @@
-"""Layouts: how many layers of each module lie in each pipeline stage and virtual chunk, and how finely each is cut."""
+"""Layouts: the layers of each module in each pipeline stage and virtual chunk, and its tensor-parallel size."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TP_FLAG_OF_MODULE = {VISION: "--vit-tp-size", AUDIO: "--audio-tp-size", TEXT: "-
 class ModuleLayout:
     """``layers[virtual chunk][pipeline rank]``: number of layers. Model order runs over ranks, then virtual chunks.
 
-    ``replicated``: every pipeline stage's file has the whole module (encoders under a layout of their own).
+    ``replicated``: every pipeline stage's file has the whole module (encoders under their own layout).
     """
 
     layers: tuple[tuple[int, ...], ...]
@@ -72,7 +72,8 @@ class CheckpointLayout:
 
     @property
     def tensor_size(self) -> int:
-        """Number of files per stage: the largest of the modules' sizes; a module cut less repeats its shards."""
+        """Number of files per stage: the largest of the modules' sizes; a module with a smaller size repeats its
+        shards."""
         return max(module.tensor_size for module in self.modules.values())
 
     def size_of(self, rule: Rule) -> int:
@@ -86,7 +87,7 @@ class CheckpointLayout:
 
         Megatron numbers a stage's ranks tensor rank first, and expert tensor rank before expert rank: with an expert
         tensor size
-        below the tensor size not every pair of numbers is some rank's.
+        below the tensor size not every pair of numbers belongs to a rank.
         """
         width, expert_width = self.tensor_size, self.expert_tensor_size or self.tensor_size
         period = math.lcm(width, expert_width * self.expert_size)
@@ -166,9 +167,9 @@ def make_layout(
 
 
 def check_layout(layout: CheckpointLayout, architecture: Architecture) -> None:
-    """Raise ``ConfigError`` with the list, size or number that does not fit, and by how much."""
+    """Raise ``ConfigError`` with the list, size or number that does not fit, and the difference."""
     text = layout.modules[TEXT].layers
-    # Text first: the other modules take over its tensor size.
+    # Text first: the other modules inherit its tensor size.
     for module, placed in sorted(layout.modules.items(), key=lambda item: item[0] != TEXT):
         shape = architecture.modules[module]
         _check_sum(module, placed.layers, shape.num_layers)

@@ -1,6 +1,6 @@
 """Rules: one per tensor, from the tables of ``families``; and the forms in which Hugging Face files name tensors.
 
-``{n}`` stands for the layer, ``{e}`` for the expert. Sources are written in the classic form (``visual.*``,
+``{n}`` is the layer, ``{e}`` the expert. Sources are written in the classic form (``visual.*``,
 ``model.*``); newer
 releases of transformers nest them (``model.visual.*``, ``model.language_model.*``), LLaVA's descendants put
 ``language_model.`` in
@@ -17,7 +17,7 @@ AUDIO = "audio"
 TEXT = "text"
 MODULES = (VISION, AUDIO, TEXT)
 
-# How sources make the target.
+# How sources combine to the target.
 COPY = "copy"  # one source, as it is
 JOIN = "join"  # the rows of one after the other
 QKV = "qkv"  # q, k, v -> for every query group: its queries, key, value
@@ -69,7 +69,8 @@ class Rule:
 
     @property
     def untrained(self) -> bool:
-        """Return whether training has no such parameter: it is taken from the original on the way to Hugging Face."""
+        """Return whether training has no such parameter: on conversion to Hugging Face it is copied from the
+        original."""
         return "untrained" in self.when
 
     def meets(self, words: Iterable[str]) -> bool:
@@ -122,7 +123,7 @@ def llava_name(name: str) -> str:
 
 
 def naming_form(known: Iterable[str]) -> Callable[[str], str]:
-    """Return what turns classic names into the form of the names ``known``; the classic form where there are none."""
+    """Return the function from classic names to the form of the names ``known``; the classic form without any."""
     names = list(known)
     if any(name.startswith(("model.visual.", "model.language_model.", "model.vision_tower.")) for name in names):
         return nested_name
@@ -132,4 +133,4 @@ def naming_form(known: Iterable[str]) -> Callable[[str], str]:
 
 
 IGNORED_SOURCES = ("rotary_emb.inv_freq",)
-"""Ends of the names of buffers that some old files carry."""
+"""Suffixes of the names of buffers that some old files contain."""

@@ -2,7 +2,7 @@
 
 A plain optimizer has a state for every parameter, numbered by groups. A distributed one keeps a flat buffer a chunk in
 ``distrib_optim.pt``: parameters from the last to the first, with gaps. The buffer ``param`` holds their fp32 values, by
-which every place is found and proved: each has the bits of the weight in the model.
+which every position is found and verified: each has the bits of the weight in the model.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ Named = dict[str, Any]
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """What a training goes on from beside its weights.
+    """The optimizer's state, with which a training resumes.
 
-    ``sources``: what stands before a weight's key in ``torch_dist`` -> reader of the state under the weights' names.
-    ``common``: iteration, schedule, arguments, settings of parameter groups. ``parts``: what the first rank's file
-    holds of every optimizer. ``buffer_key``: under which ``distrib_optim.pt`` has a buffer; None for a plain optimizer.
+    ``sources``: prefix of a weight's key in ``torch_dist`` -> reader of the state under the weights' names.
+    ``common``: iteration, schedule, arguments, settings of parameter groups. ``parts``: entries of
+    every optimizer in the first rank's file. ``buffer_key``: key of a buffer in ``distrib_optim.pt``; None for a plain
+    optimizer.
     """
 
     sources: dict[str, RankFolderSource]
@@ -50,7 +51,7 @@ def has_state(weights: RankFolderSource) -> bool:
 
 
 def read_state(weights: RankFolderSource) -> OptimizerState:
-    """Return the state beside ``weights``; ``ConfigError`` where it is not Adam's or a place is not proved."""
+    """Return the state beside ``weights``; ``ConfigError`` if it is not Adam's or a position cannot be verified."""
     content = load_tensors_only(weights.any_file())
     distributed = (weights.any_file().parent / FILE).exists()
     parts = _parts(content["optimizer"])
@@ -91,7 +92,7 @@ def _weights(content: Named, path: Path) -> list[Named]:
 
 
 def _parts(optimizer: Any) -> list[Named]:
-    """Return the state of every optimizer: experts have their own where EP is above 1."""
+    """Return the state of every optimizer: experts have their own if EP is above 1."""
     found = optimizer if isinstance(optimizer, list) else [optimizer]
     if not found or not all(isinstance(one, dict) and "param_groups" in inner(one) for one in found):
         raise ConfigError("the optimizer state is not of a form that Megatron's Adam has. Give --weights-only.")
@@ -119,7 +120,7 @@ def _read_distributed(path: Path, kind: str) -> list[Named]:
 
 
 def _of_optimizer(named: Named, number: int, count: int) -> Named:
-    """Return the parameters that the optimizer ``number`` steps: experts are the second's, where there are two."""
+    """Return the parameters that the optimizer ``number`` steps: the second of two steps the experts."""
     if count == 1:
         return named
     return {name: value for name, value in named.items() if (".experts." in name) == bool(number)}
@@ -164,7 +165,7 @@ def _group_of(name: str, weight: Any, groups: list[Mapping[str, object]]) -> int
 
 
 def _common(content: Named, parts: list[Named], distributed: bool, architecture: Architecture) -> dict[str, Any]:
-    """Return what Megatron's distributed checkpoints keep beside tensors, of a file's content."""
+    """Return the entries of a file's content that Megatron's distributed checkpoints keep in addition to tensors."""
     from argparse import Namespace
 
     metadata: dict[str, object] = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True}
@@ -191,7 +192,7 @@ def _plain_items(values: Mapping[str, object]) -> Iterator[tuple[str, Any]]:
 
 
 def _settings(part: Named, distributed: bool) -> Named:
-    """Return an optimizer's state without its tensors, as it lies in a distributed checkpoint."""
+    """Return an optimizer's state without its tensors, in the form of a distributed checkpoint."""
     held = inner(part)
     groups = [{name: value for name, value in group.items() if name != "params"} for group in held["param_groups"]]
     settings: Named = {name: value for name, value in held.items() if name not in ("state", "param_groups")}

@@ -1,4 +1,4 @@
-"""The groups of parameters of Megatron's Adam: which a parameter is in, and in which order a rank has them."""
+"""The parameter groups of Megatron's Adam: the group of a parameter, and the order of groups on a rank."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def has_decay(group: Group) -> bool:
 
 
 def groups_of_rank(part: dict[str, Any], parameters: Mapping[Entry, tuple[int, ...]]) -> list[Group]:
-    """Return the groups of ``part``, an optimizer's state, in the order of a rank with ``parameters``, in theirs.
+    """Return the groups of ``part``, an optimizer's state, in the order of a rank with ``parameters``, in their order.
 
-    Megatron up to 0.15 has them in the order in which a rank's parameters meet them; later releases, whose groups have
+    Megatron up to 0.15 orders them by first occurrence among a rank's parameters; later releases, whose groups have
     ``default_config``, in one order everywhere.
     """
     groups: list[Group] = inner(part)["param_groups"]

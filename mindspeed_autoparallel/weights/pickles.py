@@ -1,8 +1,8 @@
 """``torch.load`` of foreign checkpoints without running code in them: with ``weights_only=True``, or, for a pickle
 protocol that torch's reader does not have, through an unpickler that builds tensors alone.
 
-Training checkpoints carry the host's arguments and random states beside the tensors. The few plain classes these
-are made of are replaced by inert placeholders while loading; anything else in the pickle is refused by name.
+Training checkpoints contain the host's arguments and random states in addition to tensors. The few plain classes of
+these are replaced by inert placeholders while loading; anything else in the pickle is refused by name.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _OF_TENSORS = (
     "torch.Size",
     "torch.device",
 )
-"""What a pickle of tensors names, beside types of values and of storages."""
+"""Names in a pickle of tensors, in addition to types of values and of storages."""
 _PROTOCOL = 2
-"""torch's own reader of weights supports no later one; MindSpeed-LLM's converters write 4."""
+"""Latest protocol that torch's own reader of weights supports; MindSpeed-LLM's converters write 4."""
 
 
 class Placeholder:
-    """Stands for an object that is not needed; keeps nothing and runs nothing."""
+    """Placeholder of an object that is not needed; stores nothing and runs nothing."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         pass
@@ -85,7 +85,7 @@ def load_tensors_only(path: Path, *, mapped: bool = True) -> Any:
             for name in torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
             if name.partition(".")[0] in _PLAIN_PACKAGES
         ]
-        # One class per name: the loader looks its name up by identity.
+        # One class per name: the loader looks up its name by identity.
         stand_ins = [(type("Placeholder", (Placeholder,), {}), name) for name in foreign]
         with torch.serialization.safe_globals(stand_ins):
             return torch.load(str(path), map_location="cpu", weights_only=True, mmap=mapped)
@@ -100,7 +100,7 @@ def load_tensors_only(path: Path, *, mapped: bool = True) -> Any:
 
 
 def _protocol(path: Path) -> int:
-    """Return the pickle protocol of a file of ``torch.save``; 0 where it is of another kind.
+    """Return the pickle protocol of a file of ``torch.save``; 0 for another kind of file.
 
     TorchScript archives are of another kind: only with ``weights_only=True`` does ``torch.load`` refuse them.
     """

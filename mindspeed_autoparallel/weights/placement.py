@@ -1,4 +1,4 @@
-"""Which canonical tensors a model has, and which lie in which chunk of a layout under which local name."""
+"""The canonical tensors of a model, and the chunk and local name of each in a layout."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from mindspeed_autoparallel.weights.layouts import CheckpointLayout
 
 @dataclass(frozen=True)
 class Entry:
-    """One canonical tensor: its rule, its layer (0 where there are no layers) and its expert (0 where there are none).
+    """One canonical tensor: its rule, its layer (0 outside layers) and its expert (0 without experts).
 
-    ``behind``: number of the layer counted on behind the decoder's (``{m}``), or among the layers that have the tensor
+    ``behind``: number of the layer continued after the decoder's (``{m}``), or among the layers that have the tensor
     (``{d}``).
     """
 
@@ -49,7 +49,7 @@ class Entry:
 def entries_of(architecture: Architecture) -> Iterator[Entry]:
     """Yield all canonical tensors of the model, first parts, then layer by layer, then last parts of each module.
 
-    The experts of one rule and layer follow one another.
+    The experts of one rule and layer are consecutive.
     """
     for module, shape in architecture.modules.items():
         mine = [rule for rule in architecture.rules if rule.module == module]
@@ -100,6 +100,6 @@ def chunk_entries(
 
 
 def has_output_layer(architecture: Architecture, layout: CheckpointLayout) -> bool:
-    """Return whether a tied output layer has a copy of its own only where it is not in the chunk of the embedding."""
+    """Return whether a tied output layer has a separate copy only if it is not in the chunk of the embedding."""
     text = layout.modules[TEXT]
     return not architecture.tied_embeddings or text.first_chunk() != text.last_chunk()

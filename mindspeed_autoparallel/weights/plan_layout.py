@@ -1,4 +1,4 @@
-"""The checkpoint layout a plan means."""
+"""The checkpoint layout of a plan."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ def layout_from_plan(path: Path, architecture: Architecture, vocab_multiple: int
 
 
 def _check_model(plan: Plan, architecture: Architecture, path: Path) -> None:
-    """Raise ``PlanError`` where the plan was made for a model of other sizes; a zero in it means that it does not
-    know."""
+    """Raise ``PlanError`` if the plan was made for a model of other sizes; a zero in the plan means unknown."""
     for module in plan.model.modules:
         shape = architecture.modules.get(_MODULE_OF_PREFIX.get(module.result_key, ""))
         if shape is None:
@@ -43,7 +42,7 @@ def _check_model(plan: Plan, architecture: Architecture, path: Path) -> None:
             if planned and planned != found:
                 raise PlanError(_differs(path, f"{what} of {module.name}", planned, found))
     vocabulary = plan.model.vocab_size
-    # The plan may know the padded one.
+    # The plan may have the padded one.
     if vocabulary and not 0 <= vocabulary - architecture.vocab_size <= MAX_PADDING_ROWS:
         raise PlanError(_differs(path, "vocabulary", vocabulary, architecture.vocab_size))
     if vocabulary and plan.model.tied_embeddings and not architecture.tied_embeddings:

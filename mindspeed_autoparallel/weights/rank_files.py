@@ -1,4 +1,4 @@
-"""The files of rank folders: which rank each is of, and the state dicts in one."""
+"""The files of rank folders: the rank of each, and the state dicts in one."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def rank_files(folder: Path) -> dict[tuple[int, int, int], Path]:
 
 
 def _is_expert_numbered(found: dict[tuple[int, int, int], Path]) -> bool:
-    """Return whether ``mp_rank_TT_NNN`` means expert NNN where there is one pipeline stage: then every folder has the
-    embedding and the norm behind the last layer (the last of several stages may have both, for multi-token
+    """Return whether ``mp_rank_TT_NNN`` means expert NNN of a single pipeline stage: then every folder has the
+    embedding and the norm after the last layer (the last of several stages may have both, for multi-token
     prediction)."""
     some = {number: path for (_, number, _), path in sorted(found.items(), reverse=True)}
     if any(expert for _, _, expert in found) or not {0, 1} <= set(some):

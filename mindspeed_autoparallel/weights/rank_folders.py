@@ -37,7 +37,7 @@ def iteration_folder(checkpoint: Path) -> Path:
 
 
 class RankFolderSource:
-    """Canonical tensors out of rank folders; the layout is read off the files (``self.layout``)."""
+    """Canonical tensors from rank folders; the layout is inferred from the files (``self.layout``)."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class RankFolderSource:
         absent: tuple[str, ...] = (),
     ) -> None:
         """``chunks``: reads (file, experts of its rank). ``keeps_padding``: rows that pad the vocabulary are loaded.
-        ``absent``: ends of names that need not be there."""
+        ``absent``: suffixes of names that may be missing."""
         self.architecture = architecture
         self.keeps_padding = keeps_padding
         self._chunks_of, self._absent = chunks, absent
@@ -86,7 +86,7 @@ class RankFolderSource:
         files = self._stage(stage)
         shards = []
         for shard in range(num_shards):
-            # Files beyond the module's own size repeat its shards; all expert ranks repeat what is no expert.
+            # Files beyond the module's own size repeat its shards; all expert ranks repeat tensors outside experts.
             holding = [
                 (rank, expert)
                 for rank, expert in sorted(files)
@@ -108,7 +108,7 @@ class RankFolderSource:
         return [checked(entry, block, self.folder) for block in (joined if self.keeps_padding else cut)]
 
     def places(self) -> dict[Entry, tuple[int, int, int]]:
-        """Return parameter -> virtual chunk, stage and number in its chunk, as the files list them."""
+        """Return parameter -> virtual chunk, stage and number in its chunk, in the order of the files."""
         found: dict[Entry, tuple[int, int, int]] = {}
         for stage in range(self.num_stages):
             for (_, expert), chunks in sorted(self._stage(stage).items()):
@@ -121,13 +121,13 @@ class RankFolderSource:
         return found
 
     def any_file(self) -> Path:
-        """Return the file of the first rank: what is not cut stands in all of them."""
+        """Return the file of the first rank: all files contain the tensors that are not cut."""
         return self._path_of[min(self._path_of)]
 
     def _refuse_differing(
         self, entry: Entry, files: dict[tuple[int, int], Chunks], virtual: int, local: str, expert_rank: int
     ) -> None:
-        """Raise ``ConfigError`` where ranks hold different values of a tensor that all of them should hold alike."""
+        """Raise ``ConfigError`` if ranks hold different values of a tensor that should be equal on all of them."""
         first: Any = None
         for (rank, expert), chunks in sorted(files.items()):
             if entry.rule.per_expert and expert != expert_rank:
@@ -166,7 +166,7 @@ class RankFolderSource:
         return self._loaded[1]
 
     def _refuse_absent(self) -> None:
-        """Raise ``ConfigError`` where a tensor rank or an expert rank of a stage has no file at all."""
+        """Raise ``ConfigError`` if a tensor rank or an expert rank of a stage has no file."""
         places = set(self._path_of)
         wanted = {(rank, stage) for rank in range(self.num_files) for stage in range(self.num_stages)}
         absent = sorted(wanted - {(rank, stage) for rank, stage, _ in places})
@@ -184,7 +184,7 @@ class RankFolderSource:
                 )
 
     def _read_layout(self) -> CheckpointLayout:
-        """Count layers in the files, compare shapes between them and note where every tensor is."""
+        """Count layers in the files, compare shapes between them and record the position of every tensor."""
         counts: dict[str, dict[tuple[int, int], int]] = {module: {} for module in self.architecture.modules}
         num_virtual = 1
         patterns = {
@@ -217,7 +217,7 @@ class RankFolderSource:
         rows = [[counts.get((v, s), 0) for s in range(self.num_stages)] for v in range(num_virtual)]
         replicated = module != TEXT and self.num_stages > 1 and all(count == shape.num_layers for count in rows[0])
         if replicated:
-            # Counted once: the first chunk stands for all.
+            # Counted once: the first chunk represents all.
             rows = [[0] * self.num_stages for _ in rows]
             rows[0][0] = shape.num_layers
         total = sum(count for row in rows for count in row)
@@ -229,7 +229,8 @@ class RankFolderSource:
         return ModuleLayout(layers=tuple(map(tuple, rows)), replicated=replicated)
 
     def _note_places(self, layout: CheckpointLayout, num_virtual: int) -> tuple[dict[str, int], int | None]:
-        """Note where every tensor is; return the tensor size of each module and that of experts (None without them)."""
+        """Record the position of every tensor; return the tensor size of each module and that of experts (None without
+        them)."""
         sizes: dict[str, int] = {}
         expert_tensor_size: int | None = None
         output_layers = [entry.name for entry in entries_of(self.architecture) if names.is_output_layer(entry.rule)]
@@ -262,12 +263,12 @@ class RankFolderSource:
                 state = by_expert[0][virtual] if virtual < len(by_expert[0]) else {}
                 for output in output_layers:
                     if output in state:
-                        # Also where config.json ties it to an embedding in the same chunk: they may differ.
+                        # Also if config.json ties it to an embedding in the same chunk: they may differ.
                         self._place.setdefault(output, (stage, virtual, output, 0))
         return sizes, expert_tensor_size
 
     def _placed(self, layout: CheckpointLayout, virtual: int, stage: int) -> Iterator[tuple[Entry, int, int]]:
-        """Yield (entry, first layer of its chunk, expert rank) of what a chunk should hold."""
+        """Yield (entry, first layer of its chunk, expert rank) of the tensors that a chunk should hold."""
         for entry, start in chunk_entries(self.architecture, layout, virtual, stage):
             yield entry, start, entry.expert // self._experts_per_rank if entry.rule.per_expert else 0
 
@@ -291,7 +292,7 @@ def _is_no_weight(name: str) -> bool:
 
 
 def _layer_prefixes(architecture: Architecture) -> list[tuple[str, str]]:
-    """Return (module, what stands before the layer number in its names)."""
+    """Return (module, prefix of the layer number in its names)."""
     prefixes = {
         rule.module: rule.target.partition("{n}")[0] for rule in architecture.rules if rule.place == names.LAYER
     }

@@ -31,7 +31,7 @@ _LOCAL = Spelling()
 
 
 class _RankFile:
-    """One rank's file. ``states``: key (``model``, ``model0``, ...) -> name -> what stands for the tensor. ``shapes``:
+    """One rank's file. ``states``: key (``model``, ``model0``, ...) -> name -> placeholder of the tensor. ``shapes``:
     the same by canonical name."""
 
     def __init__(self, path: Path) -> None:
@@ -47,7 +47,7 @@ class _RankFile:
         self.states[key][name] = self.file.add(blocks, tensors.shape_of(blocks))
 
     def add_grouped(self, key: str, local: str, blocks: Sequence[Any], per_rank: int) -> bool:
-        """Put an expert's weight into the tensor of all of a rank; False for what is no expert's weight."""
+        """Put an expert's weight into the tensor of all experts of a rank; False for any other weight."""
         grouped = grouped_name(local)
         if grouped is None:
             return False
@@ -85,7 +85,7 @@ def write_rank_folders(
 ) -> None:
     """Write ``source`` into the empty ``folder`` under ``layout``; ``iteration`` None makes a ``release`` checkpoint.
 
-    ``state``: of the optimizer, written beside the weights. Holds one tensor in memory, and its shards. The tracker
+    ``state``: the optimizer's state, written with the weights. Holds one tensor in memory, and its shards. The tracker
     file is written last.
     """
     name = "release" if iteration is None else f"iter_{iteration:07d}"

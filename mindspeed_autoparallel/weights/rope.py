@@ -1,4 +1,4 @@
-"""Positions: no checkpoint carries them, so the host needs flags of its own."""
+"""Position encoding: no checkpoint contains it, so the host needs flags."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FLAGS = {
     "yarn": "Megatron has --position-embedding-type yarn, with latent attention --rope-type yarn and "
     "--rotary-scaling-factor",
 }
-"""Kind of scaling -> what the host must be told."""
+"""Kind of scaling -> the host's flags for it."""
 
 
 def rope_scaling(flat: Mapping[str, object], where: str) -> str:

@@ -1,8 +1,8 @@
-"""One safetensors file, every tensor of which is mapped for itself.
+"""One safetensors file, with a separate memory map for each tensor.
 
-The package's own reader maps the whole file: every page that was touched then counts as memory of the process until
-the file is closed, and a conversion would hold its input beside its output. A tensor's own map goes with the tensor,
-and costs no memory that must be zeroed first. Format: 8 bytes length, JSON header, tensors.
+The reader of the safetensors package maps the whole file: every touched page counts as memory of the process until
+the file is closed, and a conversion would hold its input together with its output. A separate map is freed with its
+tensor, and needs no memory that must be zeroed first. Format: 8 bytes length, JSON header, tensors.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class SafetensorsFile:
         return tuple(self._header[name]["shape"])
 
     def dtype(self, name: str) -> Any:
-        """Return torch's type of the tensor ``name``; ``ConfigError`` where torch has none."""
+        """Return torch's type of the tensor ``name``; ``ConfigError`` if torch has none."""
         import torch
 
         stored = self._header[name]["dtype"]
@@ -83,7 +83,7 @@ class SafetensorsFile:
         return getattr(torch, known)
 
     def read(self, name: str) -> Any:
-        """Return the tensor ``name`` [as stored], mapped from the file: nobody writes to it."""
+        """Return the tensor ``name`` [as stored], mapped from the file: do not write to it."""
         import torch
 
         described, dtype = self._header[name], self.dtype(name)
@@ -111,13 +111,13 @@ class SafetensorsFile:
         return header, 8 + length
 
     def _map(self, begin: int, end: int, name: str) -> tuple[mmap.mmap, int]:
-        """Map bytes ``begin`` to ``end`` of the file, with where they begin in the map."""
+        """Map bytes ``begin`` to ``end`` of the file; return the map and their offset in it."""
         skipped = begin % mmap.ALLOCATIONGRANULARITY
         try:
             with self.path.open("rb") as stream:
                 if os.fstat(stream.fileno()).st_size < end:
                     raise OSError("the file has become shorter")
-                # A private copy: torch warns of memory that cannot be written, which nobody does here.
+                # A private copy: torch warns about read-only memory, although nothing is written here.
                 found = mmap.mmap(
                     stream.fileno(), end - begin + skipped, access=mmap.ACCESS_COPY, offset=begin - skipped
                 )
@@ -131,8 +131,8 @@ class SafetensorsFile:
 def _described_bytes(header: dict[str, object]) -> int:
     """Count the bytes of all tensors of ``header``.
 
-    ``ValueError`` unless they lie one behind the other, each as long as its shape means.
-    That is what the format demands, and what keeps a header from asking for memory that the file does not have.
+    ``ValueError`` unless they are contiguous, each with the length of its shape.
+    The format requires this, and it prevents a header from requesting more memory than the file has.
     """
     places = []
     for name, described in header.items():
@@ -149,7 +149,7 @@ def _described_bytes(header: dict[str, object]) -> int:
 
 
 def _extent(name: str, described: Any) -> tuple[int, int, int]:
-    """Return (first byte, byte after the last, bytes that type and shape mean) of a tensor."""
+    """Return (first byte, byte after the last, number of bytes by type and shape) of a tensor."""
     if not isinstance(described, dict) or not {"dtype", "shape", "data_offsets"} <= set(described):
         raise ValueError(f"{name[:80]} has no dtype, shape and data_offsets")
     shape, offsets, dtype = described["shape"], described["data_offsets"], described["dtype"]
@@ -161,13 +161,13 @@ def _extent(name: str, described: Any) -> tuple[int, int, int]:
     if not isinstance(dtype, str):
         raise ValueError(f"the dtype of {name[:80]} is {str(dtype)[:60]}")
     if dtype not in _DTYPES:
-        # Types of newer releases may lie in a file beside those that are converted; how long they are is their own.
+        # A file may also contain types of newer releases, whose lengths are unknown.
         return offsets[0], offsets[1], offsets[1] - offsets[0]
     return offsets[0], offsets[1], math.prod(shape) * _DTYPES[dtype][1]
 
 
 def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]] | None:
-    """Return name -> shape of all tensors in the safetensors of ``folder``; None where it has none.
+    """Return name -> shape of all tensors in the safetensors of ``folder``; None without any.
 
     A damaged file is left out: its reader reports what is wrong with it.
     """

@@ -16,15 +16,14 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 DEFAULT_SHARD_BYTES = 4 * 1024**3
 _MOST_DESCRIPTION_BYTES = 256
-"""Of one tensor in a header, without its name."""
+"""Most bytes of one tensor's entry in a header, without its name."""
 
 
 class ShardWriter:
     """Writes named tensors into numbered safetensors of at most ``max_shard_bytes`` and, at the end, their index.
 
-    ``names``: of all tensors that may come. The header stands before the tensors, so that room for it is left first:
-    what is not
-    needed of that is blanks, as the format allows.
+    ``names``: of all tensors that may follow. The header precedes the tensors, so its space is reserved first; the
+    unused rest is filled with blanks, as the format allows.
     """
 
     def __init__(self, folder: Path, max_shard_bytes: int, names: Collection[str]) -> None:
@@ -37,7 +36,7 @@ class ShardWriter:
         self._begin = self._written = 0
 
     def add(self, name: str, blocks: Sequence[Any]) -> None:
-        """Write the tensor whose rows are those of ``blocks``, one behind the other."""
+        """Write the tensor whose rows are the concatenated rows of ``blocks``."""
         num_bytes = sum(block.nbytes for block in blocks)
         if self._stream is not None and self._written + num_bytes > self.max_shard_bytes:
             self._end_shard()

@@ -1,4 +1,4 @@
-"""What every reader of weights offers: canonical tensors by name, loaded one at a time."""
+"""Interface of every reader of weights: canonical tensors by name, loaded one at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ Progress = Callable[[int, int, str], None]
 
 
 class TensorSource(Protocol):
-    """A checkpoint opened for reading. ``load`` gives a tensor that may be mapped from the file: do not write to it."""
+    """A checkpoint opened for reading. ``load`` returns a tensor that may be mapped from the file: do not write to
+    it."""
 
     architecture: Architecture
 
@@ -25,14 +26,14 @@ class TensorSource(Protocol):
     def load(self, entry: Entry) -> Any: ...
 
     def blocks(self, entry: Entry) -> Sequence[Any]:
-        """Return tensors whose rows, one behind the other, are those of ``load``: nothing is copied to join them."""
+        """Return tensors whose concatenated rows are those of ``load``: nothing is copied to join them."""
         ...
 
 
 def present_entries(source: TensorSource, absent: tuple[str, ...] = ()) -> list[Entry]:
-    """Return the canonical tensors ``source`` has; ``ConfigError`` naming the first that must be there and are not.
+    """Return the canonical tensors ``source`` has; a ``ConfigError`` names the first missing ones.
 
-    ``absent``: ends of names that need not be there.
+    ``absent``: suffixes of names that may be missing.
     """
     present, missing = [], []
     for entry in entries_of(source.architecture):
@@ -54,7 +55,7 @@ def present_entries(source: TensorSource, absent: tuple[str, ...] = ()) -> list[
 def refuse_unknown(names_: Iterable[str], known: Collection[str], architecture: Architecture, where: object) -> None:
     """Raise ``ConfigError`` for tensors of a checkpoint that the model of config.json does not have.
 
-    Dropping a bias or a norm would change the model without a word.
+    Dropping a bias or a norm would silently change the model.
     """
     unknown = sorted(set(names_) - set(known))
     if unknown:

@@ -1,7 +1,7 @@
 """The names one tensor has in checkpoints of different hosts: fused norms, experts in one tensor, layers renamed in a
 release.
 
-Canonical are the names of Megatron's local layers with every expert for itself. Readers take all spellings.
+The canonical names are those of Megatron's local layers with separate experts. Readers accept all spellings.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _IN_ONE = re.compile(r"mlp\.experts\.weight([12])$")
 @dataclass(frozen=True)
 class Spelling:
     """``implementation``: of the host's layers. ``experts``: each its own tensor, or all of a rank in ``weight1`` and
-    ``weight2`` (Megatron's and MindSpeed's grouped products without Transformer Engine). ``host``: whose names tensors
-    have. ``layers``: of ``torch_dist``, layers of one kind in one tensor, or each under its number (Megatron's choice
-    where a list gives the kinds of layers)."""
+    ``weight2`` (Megatron's and MindSpeed's grouped products without Transformer Engine). ``host``: naming scheme of the
+    tensors. ``layers``: of ``torch_dist``, layers of one kind in one tensor, or each under its number (Megatron's
+    choice where a list gives the kinds of layers)."""
 
     implementation: str = LOCAL
     experts: str = EACH
@@ -74,8 +74,8 @@ def _fused_in(words: frozenset[str]) -> list[tuple[str, str]]:
 
 
 def forms_of(stored: Iterable[str]) -> set[str]:
-    """Return whose layers may have written these names (``IMPLEMENTATIONS``), and ``GROUPED`` if experts lie in one
-    tensor."""
+    """Return the implementations that may have written these names (``IMPLEMENTATIONS``), and ``GROUPED`` if experts
+    share one tensor."""
     names = list(stored)
     of_engine = any(fused in name for name in names for fused, _ in _FUSED) or any(map(_OF_ENGINE.search, names))
     grouped = {GROUPED} if any(map(_IN_ONE.search, names)) else set()
@@ -94,7 +94,7 @@ def canonical_names(state: Mapping[str, object], experts_per_rank: int) -> dict[
 
 
 def canonical_name(name: str) -> str:
-    """Return the canonical local name of any spelling of it."""
+    """Return the canonical local name for any spelling."""
     name = name.replace(".mtp_model_layer.", ".transformer_layer.")
     for fused, plain in _FUSED:
         if fused in name:
@@ -116,7 +116,7 @@ def _of_one(name: str, value: Any, experts_per_rank: int) -> dict[str, object]:
 
 
 def grouped_name(local: str) -> tuple[str, int] | None:
-    """Return (name of the tensor of all experts of a rank, number of the expert on it); None for all but experts'
+    """Return (name of the tensor of all experts of a rank, number of the expert on it); None except for experts'
     weights."""
     match = _OF_SEQUENCE.search(local)
     if match is None or match[3] != "weight":

@@ -1,4 +1,4 @@
-"""What an optimizer steps in a chunk of another layout, in the host's order, and its state cut for the ranks."""
+"""The parameters that an optimizer steps in a chunk of another layout, in the host's order, and their cut state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Place = tuple[int, int]
 
 
 class RankFile(Protocol):
-    """A rank's file of weights that is being written. ``shapes``: chunk's key -> canonical name -> shape."""
+    """A rank's weights file during writing. ``shapes``: chunk's key -> canonical name -> shape."""
 
     path: Path
     file: TorchFile
@@ -42,7 +42,7 @@ class OrderedState:
     spelling: Spelling
 
     def parameters(self, virtual: int, stage: int) -> list[Entry]:
-        """Return what the optimizer steps in a chunk, in the host's order."""
+        """Return the parameters that the optimizer steps in a chunk, in the host's order."""
         architecture = self.weights.architecture
         source = next(iter(self.state.sources.values()))
         return [
@@ -52,13 +52,13 @@ class OrderedState:
         ]
 
     def in_order(self, chunk: Iterable[tuple[Entry, int]]) -> list[tuple[Entry, int]]:
-        """Return (tensor, first layer of its chunk) sorted as the host lists them."""
-        # A tied output layer has no place where the model was in one stage; it is the last parameter of its own.
+        """Return (tensor, first layer of its chunk) in the host's order."""
+        # A tied output layer has no index if the model was in one stage; as a separate parameter it comes last.
         return sorted(chunk, key=lambda held: self._order.get(held[0].name, _LAST))
 
     @functools.cached_property
     def _order(self) -> dict[str, tuple[int, ...]]:
-        """Return canonical name -> place among the parameters of the whole model."""
+        """Return canonical name -> index among the parameters of the whole model."""
         places = self.weights.places()
         first: dict[tuple[int, str], int] = {}
         for entry, (_, _, number) in places.items():
@@ -88,11 +88,11 @@ class OrderedState:
         return file.shapes[self.layout.chunk_key(virtual)]
 
     def stepped_by(self, number: int, chunk: list[Entry]) -> list[Entry]:
-        """Return what the optimizer ``number`` steps: experts are the second's, where there are two."""
+        """Return the parameters that the optimizer ``number`` steps; the second of two steps the experts."""
         return [entry for entry in chunk if len(self.state.parts) == 1 or entry.rule.per_expert == bool(number)]
 
     def held_by(self, file: RankFile, number: int, chunks: list[list[Entry]]) -> dict[Entry, tuple[int, ...]]:
-        """Return parameter -> shape of what the optimizer ``number`` steps on the rank of ``file``."""
+        """Return parameter -> shape for the optimizer ``number`` on the rank of ``file``."""
         return {
             entry: self.shapes(file, virtual)[entry.name]
             for virtual, chunk in enumerate(chunks)

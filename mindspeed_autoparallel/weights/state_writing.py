@@ -28,11 +28,11 @@ from mindspeed_autoparallel.weights.state_order import OrderedState, Place, Rank
 from mindspeed_autoparallel.weights.torch_file import StoredTensor, TorchFile
 
 _OF_TORCH_DIST = ("args", "optimizer", "content_metadata")
-"""What stands elsewhere in a rank's file, or in none."""
+"""Keys that are stored elsewhere in a rank's file, or not at all."""
 
 
 def why_state_stays(weights: RankFolderSource, layout: CheckpointLayout, spelling: Spelling) -> str | None:
-    """Return why the optimizer's state of ``weights`` cannot follow into rank folders of ``layout``; None if it can."""
+    """Return why the optimizer's state of ``weights`` cannot be written for ``layout``; None if it can."""
     architecture = weights.architecture
     shape = architecture.modules[TEXT]
     if not architecture.is_text_only:
@@ -57,7 +57,7 @@ class StateOfRanks(OrderedState):
     """The optimizer's state, written beside the weights."""
 
     def write_stage(self, stage: int, files: Mapping[Place, RankFile]) -> dict[Place, dict[str, object]]:
-        """Write the state of one pipeline stage; return what the file of each rank holds of it beside the weights."""
+        """Write the state of one pipeline stage; return each rank's entries for the file of its weights."""
         chunks = [self.parameters(virtual, stage) for virtual in range(self.layout.virtual_size)]
         if self.state.buffer_key is None:
             optimizers = write_plain(self, chunks, files)
@@ -79,7 +79,7 @@ class StateOfRanks(OrderedState):
         return found
 
     def _settings(self, number: int, file: RankFile, chunks: list[list[Entry]]) -> dict[str, object]:
-        """Return what a rank's file of weights holds of the distributed optimizer ``number``."""
+        """Return the entries of the distributed optimizer ``number`` in a rank's weights file."""
         part = self.state.parts[number]
         groups = groups_of_rank(part, self.held_by(file, number, chunks))
         held = {**inner(part), "param_groups": [dict(group) for group in groups]}
@@ -87,7 +87,7 @@ class StateOfRanks(OrderedState):
         return written
 
     def _arguments(self) -> Namespace:
-        """Return the arguments that the training compares its own with, and its position in the data."""
+        """Return the arguments that the training compares with its own, and its position in the data."""
         given = vars(self.state.common["args"])
         return Namespace(
             **{
@@ -107,7 +107,7 @@ def write_plain(
     found: dict[Place, list[dict[str, object]]] = {place: [] for place in files}
     for number, part in enumerate(ordered.state.parts):
         groups = {place: groups_of_rank(part, ordered.held_by(file, number, chunks)) for place, file in files.items()}
-        # Rank -> group -> kind -> what stands for the state of each parameter.
+        # Rank -> group -> kind -> placeholder of each parameter's state.
         held: dict[Place, list[dict[str, list[StoredTensor]]]] = {
             place: [{kind: [] for kind in kinds} for _ in groups[place]] for place in files
         }
@@ -158,7 +158,7 @@ def _plain_part(
 
 
 def storable(value: Any, file: TorchFile) -> Any:
-    """Return ``value`` with its tensors in ``file``, without what is neither plain nor a tensor."""
+    """Return ``value`` with its tensors in ``file``, without values that are neither plain nor tensors."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -179,7 +179,7 @@ def _is_storable(value: object) -> bool:
 def write_distributed(ordered: OrderedState, chunks: list[list[Entry]], files: Mapping[Place, RankFile]) -> None:
     count = len(ordered.state.parts)
     first_expert = {rank: min(expert for at, expert in files if at == rank) for rank, _ in files}
-    # What is no expert's lies in the file of the first of the ranks that step it together.
+    # Tensors outside experts are in the file of the first of the ranks that step them together.
     holders = [[(rank, one) for rank, one in files if number or one == first_expert[rank]] for number in range(count)]
     mine = [[ordered.stepped_by(number, chunk) for chunk in chunks] for number in range(count)]
     begins = [
@@ -222,14 +222,14 @@ def _begins(
         end = begin + torch.Size(shapes[entry.name]).numel()
         found.append((entry, begin, end))
         if tied and (names.is_output_layer(entry.rule) or entry.name.endswith(names.EMBEDDING)):
-            bucket = end  # Megatron ends a bucket behind an embedding that two stages share
+            bucket = end  # Megatron ends a bucket after an embedding that two stages share
     if any(begin % ALIGNED or end % ALIGNED for _, begin, end in found[:-1]):
         _refuse_buckets(ordered)
     return found
 
 
 def _refuse_buckets(ordered: OrderedState) -> None:
-    """Raise ``ConfigError`` where the size of buckets, which the training chooses, would move parameters."""
+    """Raise ``ConfigError`` if the training's bucket size would move parameters."""
     arguments = vars(ordered.state.common["args"])
     if arguments.get("overlap_grad_reduce") or arguments.get("ddp_num_buckets"):
         raise ConfigError(

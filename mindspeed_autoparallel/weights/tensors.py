@@ -1,6 +1,6 @@
 """The arithmetic of the table of names: interleave queries, keys and values; cut and join for tensor parallelism.
 
-Every function has its inverse beside it and changes no value, only places: a round trip is exact to the bit.
+Every function is followed by its inverse and moves values without changing them: a round trip is bit-exact.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from mindspeed_autoparallel.weights import memory, names
 Tensor = Any
 _LOG = logging.getLogger(__name__)
 MAX_PADDING_ROWS = 8192
-"""Of a vocabulary: 128, Megatron's default multiple, for each of 64 tensor ranks."""
+"""Most padding rows of a vocabulary: 128, Megatron's default multiple, for each of 64 tensor ranks."""
 
 
 def canonical_shape(rule: names.Rule) -> tuple[int, ...]:
-    """Return the shape of the whole Megatron tensor, of one expert where it is per expert."""
+    """Return the shape of the whole Megatron tensor, of one expert if it is per expert."""
     first = rule.shapes[0]
     if rule.combine in (names.TRANSPOSE, names.TRANSPOSE_PAIRS):
         return first[::-1]
@@ -32,8 +32,8 @@ def canonical_shape(rule: names.Rule) -> tuple[int, ...]:
 
 
 def check_shape(rule: names.Rule, blocks: Sequence[Tensor], where: object) -> list[Tensor]:
-    """Return a canonical tensor's ``blocks`` as config.json means it: rows that only pad a vocabulary are cut off, and
-    told.
+    """Return a canonical tensor's ``blocks`` in the shape of config.json: padding rows of a vocabulary are cut off with
+    a warning.
 
     Raises ``ConfigError`` that names the tensor and both shapes for every other difference.
     """
@@ -52,7 +52,7 @@ def check_shape(rule: names.Rule, blocks: Sequence[Tensor], where: object) -> li
 
 
 def whole(blocks: Sequence[Tensor]) -> Tensor:
-    """Return one tensor of ``blocks``, whose rows follow one another."""
+    """Return one tensor with the concatenated rows of ``blocks``."""
     return blocks[0] if len(blocks) == 1 else memory.joined(blocks)
 
 
@@ -76,13 +76,13 @@ def rows(blocks: Sequence[Tensor], begin: int, end: int) -> list[Tensor]:
 def combine(rule: names.Rule, parts: Sequence[Tensor]) -> list[Tensor]:
     """Combine Hugging Face tensors, in the order of ``rule.sources``, to the blocks of rows of the canonical one.
 
-    See the kinds in ``names``. Blocks are views where no value changes, so that nothing is copied before it is written.
+    See the kinds in ``names``. Blocks are views unless values change, so that nothing is copied before it is written.
     """
     return _ordered(rule, alike(parts))
 
 
 def alike(parts: Sequence[Tensor]) -> list[Tensor]:
-    """Return ``parts`` in the type that holds the values of all."""
+    """Return ``parts`` in a common type that holds all values."""
     import torch
 
     kind = functools.reduce(torch.promote_types, (part.dtype for part in parts))
@@ -118,8 +118,7 @@ def _ordered(rule: names.Rule, parts: Sequence[Tensor]) -> list[Tensor]:
 def separate(rule: names.Rule, blocks: Sequence[Tensor], dtype: Any = None) -> list[list[Tensor]]:
     """Return the inverse of ``combine``: blocks of the tensors of ``rule.sources``, in their order.
 
-    ``dtype``: of the original, which a norm that had to be stored in a wider type gets back where that changes no
-    value.
+    ``dtype``: of the original; a norm that was stored in a wider type is converted back to it if no value changes.
     """
     if rule.combine == names.COPY:
         return [list(blocks)]
@@ -142,7 +141,7 @@ def separate(rule: names.Rule, blocks: Sequence[Tensor], dtype: Any = None) -> l
 
 
 def _split(blocks: Sequence[Tensor], counts: Sequence[int]) -> list[list[Tensor]]:
-    """Return the blocks of ``counts`` rows each, one behind the other."""
+    """Return consecutive blocks of ``counts`` rows."""
     return [rows(blocks, end - count, end) for count, end in zip(counts, itertools.accumulate(counts), strict=True)]
 
 
@@ -161,7 +160,7 @@ def _separated(rule: names.Rule, tensor: Tensor, dtype: Any) -> list[Tensor]:
 
 
 def _by_head(rule: names.Rule, parts: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Yield the sections of q, k, v, z and b, a, whose rows come key head by key head."""
+    """Yield the sections of q, k, v, z and b, a, whose rows are ordered by key head."""
     sections = [count // rule.groups for count in rule.sections]
     for part, rows in zip(parts, (sections[:4], sections[4:]), strict=True):
         yield from part.reshape(rule.groups, -1, *part.shape[1:]).split(rows, dim=1)
@@ -185,8 +184,8 @@ def _gates_beside(rule: names.Rule, query: Tensor) -> Tensor:
 
 
 def _shifted(tensor: Tensor, by: float, dtype: Any = None) -> Tensor:
-    """Return ``tensor`` plus ``by`` without rounding: in ``dtype`` or its own type where that holds every value, else
-    wider."""
+    """Return ``tensor`` plus ``by`` without rounding: in ``dtype`` or its own type if that holds every value, else in
+    a wider type."""
     import torch
 
     exact = tensor.double() + by
@@ -219,8 +218,8 @@ def cut(rule: names.Rule, blocks: Sequence[Tensor], tensor_size: int, padded_voc
 
 
 def join(rule: names.Rule, shards: Sequence[Tensor]) -> list[Tensor]:
-    """Return the inverse of ``cut``, as blocks of rows; rows that pad a vocabulary stay (``check_shape`` takes them
-    off)."""
+    """Return the inverse of ``cut``, as blocks of rows; padding rows of a vocabulary remain (``check_shape`` removes
+    them)."""
     if rule.split == names.WHOLE or len(shards) == 1:
         return [shards[0]]
     if rule.sections:

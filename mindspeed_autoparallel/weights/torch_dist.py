@@ -1,7 +1,7 @@
 """``torch_dist``: PyTorch distributed checkpoints as Megatron writes them, read and written without any process group.
 
 Parameters are stored whole by name, the equal layers of a stack together as one tensor ``[layer, ...]``; hosts cut
-them for their layout while loading. Writing goes layer by layer, so the stack is never in memory.
+them for their layout on loading. Writing goes layer by layer, so the stack is never in memory.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from mindspeed_autoparallel.weights.rank_folders import TRACKER, iteration_folde
 from mindspeed_autoparallel.weights.source import Progress, checked, present_entries, refuse_unknown, silent
 
 _OF_MODELS = ("embedding.", "decoder.", "output_layer.", "mtp.", "text_decoder.", "image_encoder.", "audio_encoder.")
-"""Beginnings of the keys of weights; others are of the optimizer and of the host."""
+"""Prefixes of the keys of weights; other keys belong to the optimizer and to the host."""
 _MOST_ROOM = 8
-"""A stored tensor may be so many times what config.json means and still be described in words."""
+"""A stored tensor of more than this many times its size by config.json is refused before memory is allocated."""
 
 
 def is_torch_dist(folder: Path) -> bool:
@@ -33,7 +33,7 @@ def is_torch_dist(folder: Path) -> bool:
 
 
 class TorchDistSource:
-    """Canonical tensors out of a distributed checkpoint, whatever layout wrote it."""
+    """Canonical tensors from a distributed checkpoint, written by any layout."""
 
     def __init__(self, checkpoint: Path, architecture: Architecture) -> None:
         self.architecture = architecture
@@ -57,7 +57,7 @@ class TorchDistSource:
         for key in keys:
             described = self._known[key]
             if math.prod(described.size[len(place) :]) > _MOST_ROOM * math.prod(wanted):
-                # Before memory is taken for it; small differences are reported with both shapes.
+                # Before memory is allocated for it; small differences are reported with both shapes.
                 raise ConfigError(
                     f"{self.folder}: {key} has the shape {list(described.size)}; config.json means {list(wanted)} a "
                     f"layer. "
@@ -80,7 +80,7 @@ class TorchDistSource:
         refuse_unknown(weights, known, self.architecture, self.folder)
 
     def _locate(self, entry: Entry) -> tuple[list[str], tuple[int, ...]] | None:
-        """Return (keys, place in their first dimensions): of layer and expert, as far as they are stored together."""
+        """Return (keys, place in their first dimensions): of layer and expert, if they are stored together."""
         sections = dist_names.sections_of(entry.rule)
         for name, place in dist_names.candidates(entry):
             if name in self._known:

@@ -1,6 +1,6 @@
 """Files of ``torch.save``, written tensor by tensor: each goes to the disk at once, the pickle that names them last.
 
-``torch.save`` wants all tensors at once, and reports a full disk as an error of its own kind.
+``torch.save`` needs all tensors at once, and reports a full disk with a different error class.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ class _Storage:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Stands for a tensor that is already in the file."""
+    """Placeholder of a tensor that is already in the file."""
 
     storage: _Storage
     shape: tuple[int, ...]
 
 
 class TorchFile:
-    """Writes what ``torch.load`` reads into ``stream``, from its position on. ``OSError`` where the disk is full."""
+    """Writes a file for ``torch.load`` into ``stream``, from its position on. ``OSError`` if the disk is full."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._zip = zipfile.ZipFile(cast(Any, _From(stream)), "w")
         self._count = 0
 
     def add(self, blocks: Sequence[Any], shape: Sequence[int]) -> StoredTensor:
-        """Write ``blocks``, tensors whose values follow one another, as one of ``shape``; return what stands for it in
-        the content."""
+        """Write ``blocks``, tensors with consecutive values, as one of ``shape``; return its placeholder for the
+        content."""
         with self.growing(blocks[0].dtype, shape) as (stored, write):
             for block in blocks:
                 write(block)
@@ -54,7 +54,7 @@ class TorchFile:
 
     @contextmanager
     def growing(self, dtype: Any, shape: Sequence[int]) -> Iterator[tuple[StoredTensor, Callable[[Any], None]]]:
-        """Yield what stands for a tensor of ``shape``, and a function that writes its next values, a tensor of
+        """Yield the placeholder of a tensor of ``shape``, and a function that writes its next values, a tensor of
         ``dtype``."""
         storage = _Storage(str(self._count), _storage_kind(dtype), math.prod(shape))
         self._count += 1
@@ -62,7 +62,7 @@ class TorchFile:
             yield StoredTensor(storage, tuple(shape)), lambda block: _write_all(write, pieces(block))
 
     def finish(self, content: Any) -> None:
-        """Write ``content``, plain values and what ``add`` returned, and end the file."""
+        """Write ``content``, plain values and placeholders from ``add``, and finish the file."""
         pickled = io.BytesIO()
         _Pickler(pickled, protocol=2).dump(content)
         for name, data in (("data.pkl", pickled.getvalue()), ("byteorder", b"little"), ("version", b"3\n")):
@@ -89,7 +89,7 @@ def _write_all(write: Callable[[Any], object], data: Iterable[Any]) -> None:
 
 
 class _From:
-    """A stream whose first byte is where ``stream`` stood."""
+    """A stream that begins at the position of ``stream``."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream, self._begin = stream, stream.tell()
@@ -135,8 +135,8 @@ def _strides(shape: Sequence[int]) -> tuple[int, ...]:
 def pieces(tensor: Any) -> Iterator[Any]:
     """Yield the values of ``tensor`` in small parts, each to be written before the next is made.
 
-    A part stays in the processor's cache: its checksum costs no second reading. Rows that do not lie together are
-    copied into one small buffer, which costs less than memory for a second tensor.
+    A part stays in the processor's cache, so its checksum needs no second read. Rows that are not contiguous are copied
+    into one small buffer, which is cheaper than memory for a second tensor.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Which steps of a checkpoint folder are whole, and which shards a loss took from the others."""
+"""The complete steps of a checkpoint folder, and the missing shards of the others."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _COMMON, _COMMON_KEY = "common.pt", "common_state"
 
 @dataclass(frozen=True, kw_only=True)
 class Gap:
-    """A file that a step needs and that is missing or too short."""
+    """A required file of a step that is missing or too short."""
 
     file: str
-    """Inside the step's folder."""
+    """Path inside the step's folder."""
     rank: int | None
-    """The global rank that wrote it under the plan; ``None`` where the name does not show it."""
+    """The global rank that wrote it under the plan; ``None`` if the name does not show it."""
     holds: str
-    """What only this file holds, for people."""
+    """Description of the content that only this file holds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,14 +38,14 @@ class Step:
 
     folder: Path
     iteration: int | None
-    """``None``: ``release``, or a folder that was named itself."""
+    """``None``: ``release``, or a folder that was given directly."""
     is_torch_dist: bool
     gaps: tuple[Gap, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SavedSteps:
-    """The newest whole step, and the newer ones that are not whole, newest first."""
+    """The newest complete step, and the newer incomplete ones, newest first."""
 
     whole: Step | None
     broken: tuple[Step, ...]
@@ -57,9 +57,10 @@ class SavedSteps:
 
 
 def saved_steps(checkpoint: Path, plan: Plan) -> SavedSteps:
-    """Return what of ``checkpoint`` is whole; steps newer than the tracker file's were never finished and are left out.
+    """Return the complete steps of ``checkpoint``; steps newer than the tracker file's were never finished and are
+    ignored.
 
-    ``plan``: of the training that saved it. Raises ``ConfigError`` where the folder is no checkpoint.
+    ``plan``: of the training that saved it. Raises ``ConfigError`` if the folder is not a checkpoint.
     """
     newest = _newest(checkpoint)
     broken: list[Step] = []
@@ -72,7 +73,7 @@ def saved_steps(checkpoint: Path, plan: Plan) -> SavedSteps:
 
 
 def loss_line(saved: SavedSteps, checkpoint: Path, devices_per_node: int) -> str:
-    """Return which shard is gone with which rank and node, and the older step that is whole."""
+    """Return a line about the missing shard with its rank and node, and the older complete step."""
     step = saved.newest
     gap = step.gaps[0]
     where = "" if gap.rank is None else f" that rank {gap.rank} on node {gap.rank // devices_per_node} wrote"
@@ -87,7 +88,7 @@ def _newest(checkpoint: Path) -> tuple[Path, int | None]:
     try:
         folder = iteration_folder(checkpoint)
     except ConfigError:
-        # The folder that the tracker names may be what was lost; older ones decide.
+        # The folder that the tracker names may itself be lost; then older ones decide.
         tracker = checkpoint / TRACKER
         said = tracker.read_text(encoding="utf-8").strip() if tracker.is_file() else ""
         if not re.fullmatch(r"[0-9]{1,12}", said) or not any(checkpoint.glob("iter_*")):

@@ -1,4 +1,4 @@
-"""The reference multimodal training: Qwen2-VL out of megatron-core's own blocks, trained by ``megatron.training``.
+"""The reference multimodal training: Qwen2-VL built from megatron-core's own blocks, trained by ``megatron.training``.
 
-It reads MindSpeed-MM's model.json, data.json and tools.json, and stands in for MindSpeed-MM where that is missing.
+It reads MindSpeed-MM's model.json, data.json and tools.json, and replaces MindSpeed-MM if that is missing.
 """

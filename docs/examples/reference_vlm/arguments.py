@@ -1,7 +1,8 @@
-"""The command line of the reference training: ``--mm-model``, ``--mm-data``, ``--mm-tool``, what model.json says.
+"""The command line of the reference training: ``--mm-model``, ``--mm-data``, ``--mm-tool``, and the values of
+model.json.
 
-model.json is right about the text decoder wherever it and a flag differ; Megatron's arguments are set from it, so that
-its logs, its checkpoint arguments and its own checks speak of the model that is trained.
+If model.json and a flag differ about the text decoder, model.json takes precedence; Megatron's arguments are set from
+it, so that its logs, its checkpoint arguments and its own checks describe the trained model.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ _FILES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Return Megatron's ``extra_args_provider``: ours and the accepted flags of other hosts, where they are missing."""
+    """Return Megatron's ``extra_args_provider``: this training's flags and the accepted flags of other hosts, if they
+    are missing."""
     taken = set(parser._option_string_actions)
     section = parser.add_argument_group(title="multimodal model")
     for name, help_text in _FILES.items():
         if name not in taken:
             section.add_argument(name, type=str, default=None, help=help_text)
-    # Megatron's own defaults drop a tenth; the models that are described here were trained without.
+    # Megatron's own defaults drop a tenth; the described models were trained without dropout.
     parser.set_defaults(hidden_dropout=0.0, attention_dropout=0.0)
     if "--data-balance" not in taken:
         section.add_argument(
@@ -93,10 +95,10 @@ def describe(arguments: argparse.Namespace) -> ModelDescription:
         "persist_layer_norm": False,
         "apply_rope_fusion": False,
         "dataloader_type": "external",
-        # Without validation data Megatron would still ask for eval_iters batches at the end.
+        # Without validation data Megatron would still read eval_iters batches at the end.
         "eval_iters": arguments.eval_iters if read_data(Path(arguments.mm_data)).val_rate else 0,
         "vocab_size": model.text.vocab_size,
-        # Megatron insists on a whole number of layers per stage; the real split is the description's.
+        # Megatron requires an equal number of layers per stage; the real split comes from the description.
         "num_layers": -(-stack.num_layers // (pipeline_size * model.virtual_size)) * pipeline_size * model.virtual_size,
     }
     if model.virtual_size > 1:
@@ -121,7 +123,7 @@ def padded_vocab_size(arguments: argparse.Namespace, model: ModelDescription) ->
 
 
 def drops(arguments: argparse.Namespace, model: ModelDescription) -> bool:
-    """Return whether any module drops anything, by model.json or the command line."""
+    """Return whether any module uses dropout, by model.json or the command line."""
     modules = (model.vision, model.audio, model.text, model.generator)
     stacks = [one.stack for one in modules if one is not None]
     return any(
@@ -142,7 +144,7 @@ def pads_to_longest(arguments: argparse.Namespace) -> bool:
 
 
 def _check_batches(model: ModelDescription, arguments: argparse.Namespace) -> None:
-    """Check what microbatches are made of."""
+    """Check the composition of microbatches."""
     if arguments.pack_length:
         _check_pack_length(arguments)
         arguments.pack_samples = True
@@ -175,7 +177,7 @@ def _check_pack_length(arguments: argparse.Namespace) -> None:
 def _check_sizes(model: ModelDescription, arguments: argparse.Namespace) -> None:
     size = arguments.tensor_model_parallel_size
     stacks = {"text_decoder": model.text.stack}
-    # Encoders with a layout of their own are checked against it where model.json is read for it.
+    # Encoders with their own layout are checked against it when model.json is read for it.
     if model.vision is not None and "image_encoder" not in model.own_layouts:
         stacks["image_encoder.vision_encoder"] = model.vision.stack
     if model.audio is not None and "audio_encoder" not in model.own_layouts:

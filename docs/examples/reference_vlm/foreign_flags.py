@@ -1,6 +1,6 @@
-"""Flags that MindSpeed or MindSpeed-MM know and some Megatron releases do not: name, kind, and whether it matters here.
+"""Flags that MindSpeed or MindSpeed-MM have and some Megatron releases lack: name, kind, and whether they matter here.
 
-They are accepted where the host has not registered them, and named once as having no effect.
+They are accepted if the host has not registered them, and listed once as having no effect.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SWITCH, VALUE = "switch", "value"
 
 @dataclass(frozen=True)
 class ForeignFlag:
-    """``kind``: a switch, or a flag with one value. ``honoured``: the reference training does what it says."""
+    """``kind``: a switch, or a flag with one value. ``honoured``: the reference training implements it."""
 
     name: str
     kind: str = SWITCH
@@ -109,13 +109,13 @@ FOREIGN_FLAGS: tuple[ForeignFlag, ...] = (
 
 
 def add_foreign_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Register those that ``parser`` has not got; returns ``parser``."""
+    """Register those that ``parser`` lacks; return ``parser``."""
     taken = set(parser._option_string_actions)
     section = parser.add_argument_group(title="flags of other hosts, accepted here")
     for flag in FOREIGN_FLAGS:
         if flag.name in taken:
             continue
-        # Their destinations are their own: a host's validation may reset an attribute of the plain name.
+        # They have separate destinations: a host's validation may reset an attribute of the plain name.
         destination = f"foreign_{flag.destination}"
         if flag.kind == SWITCH:
             section.add_argument(flag.name, dest=destination, action="store_true", help=argparse.SUPPRESS)
@@ -125,12 +125,12 @@ def add_foreign_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParse
 
 
 def given(arguments: argparse.Namespace) -> list[ForeignFlag]:
-    """Return the foreign flags that stood on the command line and that only ``add_foreign_flags`` knows."""
+    """Return the foreign flags on the command line that only ``add_foreign_flags`` registered."""
     return [flag for flag in FOREIGN_FLAGS if getattr(arguments, f"foreign_{flag.destination}", None)]
 
 
 def report(flags: Sequence[ForeignFlag], *, rank: int, silent: Collection[str] = ()) -> list[str]:
-    """Name the flags without effect, once, on rank 0; returns their names."""
+    """Print the flags without effect, once, on rank 0; return their names."""
     names = [flag.name for flag in flags if not flag.honoured and flag.name not in silent]
     if names and rank == 0:
         print(f"flags without effect on this host: {', '.join(names)}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The reference model's encoders and generator for hetero parallel: how they are built, and how they meet batches."""
+"""The reference model's encoders and generator for hetero parallel: how they are built, and how they read batches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from reference_vlm.model.vision import ImageEncoder
 
 
 def hosts(model: ModelDescription) -> dict[str, HostModule]:
-    """Return what the reference training offers by block name."""
+    """Return the builders of the reference training by block name."""
     return {
         "image_encoder": ImageHost(model),
         "audio_encoder": AudioHost(model),
@@ -149,7 +149,7 @@ class ImageAdapter:
 
 
 class ImageGeneratorAdapter:
-    """Items are images; target rows are patches, the decoder's rows stand before the image's tokens; ``meta`` is
+    """Items are images; target rows are patches, the decoder's rows are those before the image's tokens; ``meta`` is
     (number of tokens, then with dropout the image's key)."""
 
     def __init__(self, model: ModelDescription, dtype: torch.dtype, with_keys: bool = False) -> None:

@@ -1,6 +1,6 @@
 """Train the reference model through ``megatron.training.pretrain``.
 
-``main`` is what ``torchrun docs/examples/pretrain_vlm.py --mm-model model.json --mm-data data.json ...`` runs.
+``torchrun docs/examples/pretrain_vlm.py --mm-model model.json --mm-data data.json ...`` runs ``main``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LossAndReport = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
 
 
 class Trainer:
-    """What Megatron asks of a training script, for one described model."""
+    """The functions that Megatron needs from a training script, for one described model."""
 
     def __init__(self, model: ModelDescription) -> None:
         self.model = model
@@ -64,7 +64,7 @@ class Trainer:
         self, num_samples: Any, vp_stage: int | None = None
     ) -> tuple[Iterator[Batch], Iterator[Batch] | None, None]:
         """Return Megatron's dataset provider (``--dataloader-type external``): this rank's endless microbatches, to
-        train and, where data.json keeps records for it, to evaluate."""
+        train and, if data.json keeps records for it, to evaluate."""
         from pathlib import Path
 
         args = get_args()
@@ -102,7 +102,7 @@ class Trainer:
         size = mpu.get_data_parallel_world_size()
         rearranged = None
         if getattr(args, "data_balance", False):
-            # Every virtual stage has a stream of its own: one of them tells.
+            # Every virtual stage has its own stream: one of them reports.
             is_logged = args.rank == 0 and not vp_stage
             rearranged = make_rearrangement(args, model, data, tokenizer, size, is_logged)
             if rearranged.shape.max_tokens < args.seq_length:
@@ -137,7 +137,8 @@ def token_loss(
     """Sum of the wanted tokens' losses and their number; Megatron divides. ``losses``, ``loss_mask``: ``[b, s / cp]``.
 
     ``by_token``: Megatron divides by the tokens of the whole step instead of each microbatch's. With a generator
-    ``losses`` holds its rows' losses besides; weighed, they join the sum, and the number stays that of the tokens.
+    ``losses`` also has the losses of its rows; they are weighted and added to the sum, and the number counts tokens
+    only.
     """
     generated = None
     if not isinstance(losses, torch.Tensor):

@@ -1,7 +1,7 @@
-"""Placements by number alone: how many alike mesh dims cut each tensor dim, whichever of them they are.
+"""Placements by count: how many equal mesh dims cut each tensor dim, regardless of which.
 
-The bytes between two such counts are never more than those between any two placements that have them, so what is
-searched over counts bounds what is searched over placements, and has far fewer states.
+The bytes between two such counts are never more than those between any two placements that have them, so a search over
+counts bounds the search over placements, and has far fewer states.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mindspeed_autoparallel.operators.graph.shortest import least_costs
 from mindspeed_autoparallel.operators.graph.transitions import State, bytes_sent, is_valid
 
 MOST_STATES = 1000
-"""Counts of one tensor beyond which no table is made of them."""
+"""Most counts of one tensor for which a table is made."""
 
 
 @lru_cache(maxsize=1 << 18)
@@ -65,9 +65,9 @@ def orders(count: State, mesh: tuple[int, ...]) -> tuple[State, ...]:
 
 
 def least_shares(shape: tuple[int, ...], mesh: tuple[int, ...]) -> tuple[dict[State, int], numpy.ndarray] | None:
-    """Number the counts of a tensor of ``shape``; give the least share of it that a device sends between any two.
+    """Number the counts of a tensor of ``shape``; return the least share of it that a device sends between any two.
 
-    None where there are more than ``MOST_STATES`` of them.
+    None for more than ``MOST_STATES`` of them.
     """
     devices = math.prod(mesh)
     caps = tuple(math.gcd(n, devices) for n in shape)
@@ -94,10 +94,10 @@ def _table(mesh: tuple[int, ...], caps: tuple[int, ...]) -> tuple[dict[State, in
 
 
 def _transitions(state: State, mesh: tuple[int, ...], caps: tuple[int, ...]) -> Iterator[tuple[State, float]]:
-    """Yield every step from ``state``, whatever the order of the mesh dims: the state after it, and the share sent."""
+    """Yield every step from ``state``, for any order of the mesh dims: the next state, and the share sent."""
     local = 1.0 / math.prod(n for n, p in zip(mesh, state, strict=True) if p >= 0)
     for before in dict.fromkeys(state):
-        # Of alike mesh dims with one placement the first ones stand for any.
+        # Of equal mesh dims with one placement, the first ones represent all.
         held = [[d for d in dims if state[d] == before] for dims in alike_dims(mesh)]
         for numbers in itertools.product(*(range(len(dims) + 1) for dims in held)):
             chosen = [d for dims, number in zip(held, numbers, strict=True) for d in dims[:number]]

@@ -13,7 +13,7 @@ PARTIAL = -2
 """A placement on one mesh dim: the tensor dim that is cut (0, 1, ..), ``REPLICATE``, or ``PARTIAL`` (a pending sum)."""
 
 NO_CUT = -1
-"""The choice of an operator that no axis of it is cut."""
+"""The choice of an operator without a cut axis."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Axis:
 class Node:
     """Describe one operator, parameter or input.
 
-    ``operands[s][d]`` and ``output[d]`` give the axis of dim ``d`` (None: that dim is never cut). An axis that is in no
-    dim of the output is summed over: cutting it leaves a pending sum. ``matmul`` names the axes (i axes, j, k) of
+    ``operands[s][d]`` and ``output[d]`` give the axis of dim ``d`` (None: that dim is never cut). An axis in no dim of
+    the output is summed over: cutting it leaves a pending sum. ``matmul`` names the axes (i axes, j, k) of
     C(i,j) = A(i,k) B(k,j). ``role`` is equal for the same operator of repeated layers.
     """
 
@@ -50,7 +50,8 @@ class Node:
     known: bool = True
     kind_detail: str = ""
     blocked_slots: frozenset[int] = frozenset()
-    """Inputs that get no gradient from this operator: an index, what is detached, the shape that is copied."""
+    """Inputs that get no gradient from this operator: an index, a detached tensor, one of which only the shape is
+    used."""
 
     def operand_placement(self, slot: int, choice: int) -> int:
         """Return the placement that this operator needs of input ``slot`` when axis ``choice`` is cut."""
@@ -90,13 +91,13 @@ class Node:
 
 @dataclass
 class Graph:
-    """Nodes by name, in an order in which every producer comes before its consumers."""
+    """Nodes by name; every producer precedes its consumers."""
 
     nodes: dict[str, Node] = field(default_factory=dict)
     unknown: dict[str, str] = field(default_factory=dict)
     """Operators without a rule (node name to operator name): treated as replicated."""
     samples: int = 0
-    """Samples that the graph computes at once, over all devices; 0 where nobody said."""
+    """Samples that the graph computes at once, over all devices; 0: unknown."""
 
     def flows_back(self, source: str, reader: str, slot: int) -> bool:
         """Return whether backward sends a gradient from input ``slot`` of ``reader`` to ``source``."""
@@ -104,7 +105,7 @@ class Graph:
         return self.nodes[source].needs_gradient and node.needs_gradient and slot not in node.blocked_slots
 
     def keep_live_gradients(self, outputs: Iterable[str]) -> None:
-        """Take the gradient from every operator and parameter that none of ``outputs`` depends on."""
+        """Remove the gradient of every operator and parameter that none of ``outputs`` depends on."""
         live = {name for name in outputs if self.nodes[name].needs_gradient}
         for name in reversed(self.nodes):
             for slot, source in enumerate(self.nodes[name].inputs):
@@ -115,7 +116,7 @@ class Graph:
                 self.nodes[name] = replace(node, needs_gradient=False)
 
     def add(self, node: Node) -> str:
-        """Append ``node``; raises ``ConfigError`` for a name that is taken or an input that is not there yet."""
+        """Append ``node``; raises ``ConfigError`` for a duplicate name or an undefined input."""
         if node.name in self.nodes:
             raise ConfigError(f"two operators are called {node.name}; rename one.")
         for name in node.inputs:

@@ -35,12 +35,12 @@ class Step:
 
 
 def gradient_of_output(placements: Placements) -> Placements:
-    """Return the placement that a producer expects of its output's gradient: the output's, whole for a pending sum."""
+    """Return the placement that a producer expects for its output's gradient: the output's, whole for a pending sum."""
     return tuple(REPLICATE if p == PARTIAL else p for p in placements)
 
 
 def steps(source: Placements, target: Placements, shape: Sequence[int], mesh: Sequence[int]) -> list[Step]:
-    """List the steps of least bytes from ``source`` to ``target`` of a tensor of ``shape`` on ``mesh``.
+    """Return the steps of least bytes from ``source`` to ``target`` of a tensor of ``shape`` on ``mesh``.
 
     A target never holds a pending sum (``AssertionError``).
     """

@@ -1,4 +1,4 @@
-"""What a redistribution still has to send, at least: the bound that leads the search for the shortest one."""
+"""Lower bound on the remaining bytes of a redistribution, which guides the search for the shortest one."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from mindspeed_autoparallel.operators.graph.node import PARTIAL
 State = tuple[int, ...]
 """One placement per mesh dim."""
 _MOST_DEVICES = 2**12
-"""Up to which the pieces of every device are compared."""
+"""Most devices whose pieces are compared."""
 
 
 class Remaining:
     """Return a lower bound on what a device still has to send on the way to ``target``, in units of the tensor.
 
-    Every step of a ring sends as much as it receives. Without a pending sum a device has to receive what it lacks of
+    Every step of a ring sends as much as it receives. Without a pending sum a device has to receive the missing part of
     its piece. With one of P parts, each element needs P - 1 messages until the first device has its sum, and one more
     for every other device that holds it at the end.
     """
@@ -45,7 +45,7 @@ class Remaining:
         return self._known[state]
 
     def _overlap(self, dim: int, cut: tuple[int, ...]) -> numpy.ndarray:
-        """Return by device how much of its piece of ``dim`` at the end it has where ``cut`` cuts that dim."""
+        """Return by device the part of its final piece of ``dim`` that it has if ``cut`` cuts that dim."""
         if (dim, cut) not in self._held:
             (start, size), (first, least) = self._piece(cut), self._target[dim]
             both = numpy.minimum(start + size, first + least) - numpy.maximum(start, first)
@@ -54,7 +54,7 @@ class Remaining:
 
     def _piece(self, cut: tuple[int, ...]) -> tuple[numpy.ndarray, float]:
         """Return where every device's piece of a dim cut by the mesh dims ``cut`` starts, and its size, as shares. With
-        too many devices all pieces are taken to start at 0: they overlap at most so much."""
+        too many devices all pieces are taken to start at 0: this overestimates their overlap."""
         start, size = numpy.zeros(1 if self._coordinates is None else self._devices), 1.0
         for at in cut:
             size /= self._mesh[at]

@@ -19,18 +19,18 @@ from mindspeed_autoparallel.operators.graph.remaining import Remaining
 from mindspeed_autoparallel.operators.graph.transitions import Move, State, is_valid, transitions
 
 _STEP = 1e-9
-"""Added per step, in units of the tensor: of equally cheap sequences the shorter one is taken."""
+"""Added per step, in units of the tensor: the shorter of equally cheap sequences is used."""
 _LESS = 1e-12
-"""Differences below are rounding."""
+"""Differences below this are rounding."""
 _LARGEST_TABLE = 260
-"""States up to which all pairs are solved at once."""
+"""Most states for which all pairs are solved at once."""
 _LARGEST_MATRIX = 630
 _LARGEST_WITH_SPARE = 50_000
-"""States up to which tensor dims that no end cuts are used, too."""
+"""Most states for which tensor dims that neither end cuts are used, too."""
 _LARGEST_SEARCH, _LARGEST_TRIED, _MOST_TAKEN = 300_000, 2_000_000, 100_000
-"""States up to which a search may pass all; up to which it may as long as it takes so many."""
+"""Most states that a search may visit in full; most for which it may start, with its limit of visits."""
 _MOST_DIMS = 4
-"""Tensor dims a sequence may use: those of its ends, then up to so many the most divisible others."""
+"""Most tensor dims that a sequence may use: those of its ends, then the most divisible others."""
 
 
 @lru_cache(maxsize=1 << 18)
@@ -76,7 +76,7 @@ def shortest_moves(source: State, target: State, shape: tuple[int, ...], mesh: t
 
 
 def _joined(source: State, target: State) -> list[tuple[int, ...]]:
-    """Group neighbouring mesh dims that begin and end alike: they act as one dim of their product."""
+    """Group neighbouring mesh dims with equal start and end: they act as one dim of their product."""
     groups: list[tuple[int, ...]] = []
     for d in range(len(source)):
         if d and source[d] == source[d - 1] and target[d] == target[d - 1]:
@@ -118,7 +118,7 @@ class _Whole:
 
 @lru_cache(maxsize=4096)
 def _whole_table(shape: tuple[int, ...], mesh: tuple[int, ...]) -> _Whole | None:
-    """Return the table over all placements of a tensor of ``shape``; None where there are too many."""
+    """Return the table over all placements of a tensor of ``shape``; None if there are too many."""
     caps = [math.gcd(n, math.prod(mesh)) for n in shape]
     dims = tuple(d for d, cap in enumerate(caps) if cap > 1)
     if (len(dims) + 2) ** len(mesh) > _LARGEST_MATRIX or len(mesh) > 4:
@@ -132,7 +132,8 @@ def _whole_table(shape: tuple[int, ...], mesh: tuple[int, ...]) -> _Whole | None
 def _table(
     mesh: tuple[int, ...], caps: tuple[int, ...]
 ) -> tuple[dict[State, int], numpy.ndarray, numpy.ndarray, dict[tuple[int, int], Move]]:
-    """Number the valid states; give the shares sent between any two, the next state on the way, and the move there."""
+    """Number the valid states; return the shares sent between any two, the next state on the path, and the move
+    there."""
     alphabet = (PARTIAL, REPLICATE, *range(len(caps)))
     states = [s for s in itertools.product(alphabet, repeat=len(mesh)) if is_valid(s, mesh, caps)]
     index = {state: number for number, state in enumerate(states)}
@@ -151,11 +152,11 @@ def _table(
 
 
 Nexts = Sequence[tuple[numpy.ndarray, numpy.ndarray]]
-"""By state, where one step leads ``[steps]`` and what it costs ``[steps, 1]``."""
+"""By state, targets of one step ``[steps]`` and their costs ``[steps, 1]``."""
 
 
 def least_costs(nexts: Nexts) -> numpy.ndarray:
-    """Return the least cost between any two of the states, infinite where there is no way."""
+    """Return the least cost between any two of the states, infinite without a path."""
     number = len(nexts)
     least: numpy.ndarray = numpy.full((number, number), numpy.inf)
     numpy.fill_diagonal(least, 0.0)
@@ -171,7 +172,7 @@ def least_costs(nexts: Nexts) -> numpy.ndarray:
 
 
 def _next_on_the_way(nexts: Nexts, least: numpy.ndarray) -> numpy.ndarray:
-    """Return the state after the first one on the way between any two; every step costs more than 0."""
+    """Return the state after the first one on the path between any two; every step costs more than 0."""
     follow: numpy.ndarray = numpy.tile(numpy.arange(len(nexts)), (len(nexts), 1))
     for a, (after, cost) in enumerate(nexts):
         if after.size:
@@ -183,18 +184,18 @@ def _next_on_the_way(nexts: Nexts, least: numpy.ndarray) -> numpy.ndarray:
 def all_pairs(shape: tuple[int, ...], mesh: tuple[int, ...]) -> tuple[dict[State, int], numpy.ndarray] | None:
     """Number the placements of a tensor of ``shape``, and give the share of it that a device sends between any two.
 
-    None where there are too many placements.
+    None for too many placements.
     """
     whole = _whole_table(shape, mesh)
     if whole is None:
         return None
-    smallest = math.prod(mesh) ** 2  # every share is a whole number of these parts; what is over was added per step
+    smallest = math.prod(mesh) ** 2  # every share is a whole number of these parts; the rest was added per step
     return whole.index, numpy.round(whole.bytes_ * smallest) / smallest
 
 
 @lru_cache(maxsize=1 << 16)
 def _search(source: State, target: State, mesh: tuple[int, ...], caps: tuple[int, ...]) -> list[Move]:
-    """Search from one state to another where there are too many states for a table (A*)."""
+    """Search from one state to another if there are too many states for a table (A*)."""
     number = (len(caps) + 2) ** len(mesh)
     if number <= _LARGEST_TRIED:
         path = _walk(source, target, mesh, caps, None, _MOST_TAKEN if number > _LARGEST_SEARCH else number)
@@ -247,11 +248,11 @@ def _walk(
 
 @lru_cache(maxsize=1 << 12)
 def _remaining(target: State, mesh: tuple[int, ...], num_dims: int) -> Remaining:
-    """Return the bound of all searches to ``target``, which keeps what it computed."""
+    """Return the bound of all searches to ``target``, with a cache of its results."""
     return Remaining(target, mesh, num_dims)
 
 
 @lru_cache(maxsize=1 << 14)
 def _transitions(state: State, mesh: tuple[int, ...], caps: tuple[int, ...]) -> tuple[tuple[Move, State, float], ...]:
-    """Return ``transitions``, which many searches on one mesh go through."""
+    """Return ``transitions``, cached for many searches on one mesh."""
     return tuple(transitions(state, mesh, caps))

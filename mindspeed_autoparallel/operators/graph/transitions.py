@@ -1,7 +1,8 @@
-"""Steps between placements of a tensor on a mesh: where one collective leads, and what a device sends in it.
+"""Steps between placements of a tensor on a mesh: the result of one collective, and the bytes that a device sends in
+it.
 
 A state is one placement per mesh dim. Mesh dims cut a tensor dim from the first to the last, so a step on a mesh dim is
-possible only where no inner mesh dim cuts the tensor dims that it lifts or makes: otherwise the pieces would not be
+possible only if no inner mesh dim cuts the tensor dims that it lifts or makes: otherwise the pieces would not be
 contiguous. Bytes are in units of the whole tensor.
 """
 
@@ -35,9 +36,9 @@ def transitions(state: State, mesh: tuple[int, ...], caps: tuple[int, ...]) -> I
     last = {p: d for d, p in enumerate(state)}
     for before in dict.fromkeys(state):
         dims = [d for d, p in enumerate(state) if p == before]
-        # Slices over several dims are several slices.
+        # A slice over several dims is a sequence of slices.
         for size in range(1, 2 if before == REPLICATE else len(dims) + 1):
-            # Of the mesh dims that cut a tensor dim the inner ones are lifted.
+            # The inner ones of the mesh dims that cut a tensor dim are lifted.
             choices = itertools.combinations(dims, size) if before < 0 else (tuple(dims[-size:]),)
             for chosen in choices:
                 number = math.prod(mesh[d] for d in chosen)
@@ -54,7 +55,7 @@ def transitions(state: State, mesh: tuple[int, ...], caps: tuple[int, ...]) -> I
 
 
 def bytes_sent(before: int, after: int, parts: int, local: float) -> float:
-    """Return what one device sends in a ring of ``parts``, for pieces of ``local`` bytes before the step."""
+    """Return the bytes one device sends in a ring of ``parts``, for pieces of ``local`` bytes before the step."""
     if before == REPLICATE:
         return 0.0
     if before == PARTIAL:

@@ -1,4 +1,4 @@
-"""The Megatron configuration nearest to a plan per operator, and what it costs that every operator must share it."""
+"""The Megatron configuration nearest to a plan per operator, and the cost of sharing it among all operators."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _RESULT_NAMES = {DATA: "DP", TENSOR: "TP", CONTEXT: "CP"}
 
 @dataclass(frozen=True)
 class MegatronConfiguration:
-    """``layout`` is what the other planners take as a candidate; ``uniform`` is the same thing per operator."""
+    """``layout``: the candidate for the other planners; ``uniform``: the same configuration per operator."""
 
     layout: Layout
     global_batch_size: int
@@ -43,12 +43,12 @@ class MegatronConfiguration:
     plan_cost: PlanCost
     uniform_cost: PlanCost
     num_changed: int
-    """Operators that the uniform plan cuts otherwise than the plan."""
+    """Number of operators that the uniform plan cuts differently."""
     notes: tuple[str, ...] = ()
 
     @property
     def extra_us(self) -> float:
-        """Return the modelled time of one step that uniformity costs; negative where the plan was no optimum."""
+        """Return the modelled cost of uniformity per step; negative if the plan was not optimal."""
         return self.uniform_cost.total_us - self.plan_cost.total_us
 
     def flags(self) -> list[str]:
@@ -89,7 +89,7 @@ class MegatronConfiguration:
         }
 
     def lines(self) -> list[str]:
-        """Write for the terminal the configuration, its price, its flags."""
+        """Return the configuration, its cost and its flags as lines for the terminal."""
         plan, uniform = self.plan_cost, self.uniform_cost
         sign = "" if self.extra_us < 0 else "+"
         cheaper = " (cheaper: only the exact mode compares whole plans)" if self.extra_us < 0 else ""
@@ -107,7 +107,7 @@ class MegatronConfiguration:
 
 
 def _micro_batch(samples: int, num_microbatches: int, wanted: int | None) -> tuple[int, list[str]]:
-    """Return the samples of a microbatch, of ``samples`` of a replica; notes where the plan's number does not
+    """Return the samples of a microbatch, given ``samples`` of a replica; with notes if the plan's number does not
     divide."""
     if wanted and samples % wanted == 0:
         return wanted, []
@@ -119,7 +119,7 @@ def _micro_batch(samples: int, num_microbatches: int, wanted: int | None) -> tup
 def _first_legal(
     graph: Graph, mesh: tuple[int, ...], roles: list[str], dim: int, options: list[str], num_microbatches: int
 ) -> tuple[str, str]:
-    """Return the first of ``options`` that the model allows on a mesh dim, and why the first other one is refused."""
+    """Return the first of ``options`` that the model allows on a mesh dim, and why an earlier one is refused."""
     refused = ""
     for role in options:
         reason = _illegal(graph, mesh[:dim], roles, mesh[dim], role, num_microbatches)
@@ -135,11 +135,11 @@ def _first_legal(
 def derive_megatron(
     plan: OperatorPlan, *, machine: Machine | None = None, micro_batch_size: int | None = None
 ) -> MegatronConfiguration:
-    """Return DP, TP, SP, CP, EP and PP from what most of the FLOPs of ``plan`` do on each mesh dim.
+    """Return DP, TP, SP, CP, EP and PP by the role of most FLOPs of ``plan`` on each mesh dim.
 
     A role that the model does not allow (samples, heads or tokens that do not divide) gives way to the next in the
-    vote, with a note. ``micro_batch_size`` is kept where it divides the samples of a replica; otherwise the
-    plan's number of microbatches gives it. Raises ``InfeasiblePlan`` where no role is left for a mesh dim.
+    vote, with a note. ``micro_batch_size`` is kept if it divides the samples of a replica; otherwise the
+    plan's number of microbatches gives it. Raises ``InfeasiblePlan`` if no role is left for a mesh dim.
     """
     made = plan.decisions
     graph, mesh = made.graph, made.mesh
@@ -216,7 +216,7 @@ def _tokens_per_sample(graph: Graph) -> int:
 
 
 def _streams_cut_by_rows(made: Decisions, roles: list[str]) -> bool:
-    """Return whether most bytes that tensor parallelism leaves whole (norms, sums) are cut by rows in the plan."""
+    """Return whether the plan cuts most bytes that tensor parallelism leaves whole (norms, sums) by rows."""
     graph = made.graph
     without = uniform_decisions(graph, made.mesh, roles, sequence_parallel=False)
     batch = carried_axes(graph)

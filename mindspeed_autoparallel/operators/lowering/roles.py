@@ -1,4 +1,4 @@
-"""What a mesh dim does to a whole model, by the vote of its operators: the meaning behind a cut axis."""
+"""The role of a mesh dim in the whole model, by the vote of its operators' cut axes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from mindspeed_autoparallel.operators.search.recursive import carried_axes
 from mindspeed_autoparallel.operators.search.state import Decisions
 
 DATA, TENSOR, CONTEXT, EXPERT, IDLE = "data", "tensor", "context", "expert", "idle"
-"""Samples, weights, tokens of one sample, whole experts, or nothing is divided."""
+"""What the role divides: samples, weights, tokens of one sample, whole experts, or nothing."""
 
 
 def role_of_cut(node: Node, axis: int, batch: int | None, earlier_parts: int, parts: int, samples: int) -> str:
     """Return the role of cutting ``axis``; ``batch``: the axis that carries the samples, cut into ``earlier_parts`` so
     far.
 
-    Where rows are samples times tokens, they hold whole samples until there are as many parts as ``samples``.
+    If rows are samples times tokens, they hold whole samples until there are as many parts as ``samples``.
     """
     if axis == NO_CUT:
         return IDLE
@@ -52,12 +52,12 @@ def votes(decisions: Decisions, num_microbatches: int = 1) -> list[dict[str, flo
 
 
 def samples_at_once(graph: Graph, num_microbatches: int) -> int:
-    """Return the samples of one microbatch of all replicas; all samples where the number does not divide them."""
+    """Return the samples of one microbatch of all replicas; all samples if the number does not divide them."""
     return graph.samples if graph.samples % num_microbatches else graph.samples // num_microbatches
 
 
 def attention_limits(graph: Graph) -> tuple[int, int]:
-    """Return (samples, heads) that all fused attentions can be cut into; 0 where the graph has none."""
+    """Return (samples, heads) that all fused attentions can be cut into; 0 if the graph has none."""
     found: dict[str, list[int]] = {"batch": [], "heads": []}
     for node in graph.nodes.values():
         if node.kind == "attention":

@@ -1,4 +1,4 @@
-"""One role per mesh dim, the same for the whole model: what Megatron's sizes mean for every operator."""
+"""One role per mesh dim for the whole model: the cuts of every operator by Megatron's sizes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def uniform_decisions(
 
     ``data`` cuts samples, and experts in ``expert_dims``. ``context`` cuts tokens, and fused attention by heads (the
     all-to-all form). ``tensor`` cuts a product that reads a whole tensor by its columns and one that reads a cut
-    tensor inside; with ``sequence_parallel`` what lies between is cut by tokens.
+    tensor inside; with ``sequence_parallel`` the operators between are cut by tokens.
     """
     batch, tokens = carried_axes(graph), carried_axes(graph, 1)
     decisions = Decisions(graph, (), dict.fromkeys(graph.nodes, ()))
@@ -73,7 +73,7 @@ class _Cut:
         return rows if sequence_parallel and (arriving or pending) else NO_CUT
 
     def _arriving(self, node: Node) -> list[int | None]:
-        """List for each input that is no parameter the axis of ``node`` that its cut would be; None for a whole one."""
+        """Return, for each input except parameters, the axis of ``node`` that its cut implies; None for a whole one."""
         found: list[int | None] = []
         for slot, source in enumerate(node.inputs):
             if source in self.chosen:

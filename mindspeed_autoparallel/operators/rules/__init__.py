@@ -1,1 +1,1 @@
-"""What each operator may cut: one function per kind of operator, giving the axes and where they sit in each tensor."""
+"""The axes that each operator may cut: one function per kind returns the axes and their dims in each tensor."""

@@ -53,7 +53,8 @@ def matrix_product(
 
 
 def pointwise(name: str, inputs: tuple[str, ...], shape: tuple[int, ...], *, role: str = "") -> Node:
-    """Return every dim may be cut; all inputs have the shape of the output: (rows, columns), or experts before them."""
+    """Return an operator of which every dim may be cut; all tensors have one shape: (rows, columns), or experts
+    first."""
     dims = tuple(range(len(shape)))
     axes = tuple(Axis(n, size) for n, size in zip(("experts", "rows", "columns")[-len(shape) :], shape, strict=True))
     return Node(name, "pointwise", axes, shape, dims, inputs, (dims,) * len(inputs), role=role)

@@ -1,4 +1,4 @@
-"""Best-first search over a joint problem: bounds by cost shifting, elimination of what is small enough, descents."""
+"""Best-first search over a joint problem: bounds by cost shifting, elimination of small parts, descents."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from mindspeed_autoparallel.operators.search.joint import JointProblem, exact_fa
 
 _ROUNDS, _ROUNDS_OF_PART = 240, 32
 _LARGEST_OF_PART = 1_000_000
-"""Entries of a table in the elimination of a part of the problem."""
+"""Most entries of a table in the elimination of a part of the problem."""
 _WORK = 200_000_000
-"""Prices gone through, rounds times prices, after which no part is divided any more; some seconds."""
+"""Prices visited (rounds times prices) after which no part is divided any more; some seconds."""
 _SHIFT_OVERHEAD = 4000
 """Prices that take the time of one tensor's turn beside them."""
 _SAME = 1e-9
@@ -26,7 +26,7 @@ _SAME = 1e-9
 
 @dataclass(frozen=True)
 class Solved:
-    """What is known of a problem: no sum is below ``bound`` (or the upper bound given), the best picks found, and
+    """Known facts about a problem: no sum is below ``bound`` (or the upper bound given), the best picks found, and
     per variable the values that sums below the upper one may have."""
 
     bound: float
@@ -37,7 +37,7 @@ class Solved:
 def solve_joint(problem: JointProblem, upper: float, start: list[int] | None) -> Solved:
     """Bound ``problem`` from below and search its least sum, ``upper`` being one that is known, of ``start`` perhaps.
 
-    Values are divided in halves where shifting alone leaves a gap, the part of least bound first.
+    Values are divided in halves if shifting alone leaves a gap, the part of least bound first.
     """
     root = Dual(problem)
     left = _WORK - _work(root, root.raise_bound(upper, _ROUNDS))
@@ -76,7 +76,7 @@ def _least_values(dual: Dual) -> list[int]:
 
 
 def _halves(part: Dual) -> list[Dual]:
-    """Divide the values of one variable, cheap ones from dear ones: of the one that most prices depend on."""
+    """Divide the values of the variable that most prices depend on into cheap and expensive ones."""
     prices = [0] * len(part.single)
     for tensor in part.tensors:
         for v in tensor.variables:
@@ -88,7 +88,7 @@ def _halves(part: Dual) -> list[Dual]:
 
 
 def least_among(problem: JointProblem, kept: list[numpy.ndarray], largest: int) -> list[int] | None:
-    """Return the least sum over the values ``kept``, by elimination; None where a table would exceed ``largest``."""
+    """Return the least sum over the values ``kept``, by elimination; None if a table would exceed ``largest``."""
     graph: FactorGraph | None = exact_factors(problem, kept, largest)
     if graph is None:
         return None
@@ -119,7 +119,7 @@ def descend(problem: JointProblem, start: Sequence[int]) -> list[int]:
 
 
 def _read_costs(problem: JointProblem, index: int, v: int, picks: list[int]) -> numpy.ndarray:
-    """Return the price of read ``index`` for every choice of variable ``v``, the others as they are."""
+    """Return the price of read ``index`` for every choice of variable ``v``, with the others unchanged."""
     read = problem.reads[index]
     number = len(problem.node_us[v])
     producers = numpy.arange(number) if read.producer == v else numpy.full(number, picks[read.producer])

@@ -1,6 +1,6 @@
-"""Least sums of a factor graph with every value of every variable, by elimination forth and back.
+"""Least sums of a factor graph for every value of every variable, by forward and backward elimination.
 
-A bucket whose table would be too large is divided: its variable gets copies that need not agree, and what is found is a
+A bucket whose table would be too large is divided: its variable gets copies that need not agree, and the result is a
 lower bound (mini-bucket elimination; Dechter and Rish, 2003).
 """
 
@@ -18,7 +18,7 @@ from mindspeed_autoparallel.operators.search.factors import FactorGraph, Table
 class LeastSums:
     """The least sum, values that have it, and per variable the least sum with each of its values.
 
-    ``divided``: variables that got copies; where there are any, sums are lower bounds and the values a suggestion.
+    ``divided``: variables with copies; if there are any, sums are lower bounds and the values only a suggestion.
     """
 
     least: float
@@ -26,12 +26,12 @@ class LeastSums:
     with_value: list[Table]
     divided: list[int]
     entries: int
-    """Of all tables gone through."""
+    """Number of entries of all visited tables."""
 
 
 @dataclass
 class _Bucket:
-    """The sum over ``scope`` of what one variable, the first, takes part in, and the message that leaves it.
+    """The sum over ``scope`` of the factors of one variable, the first, and its outgoing message.
 
     ``names`` are the variables of the message: those of the scope after the first, or copies of them.
     """
@@ -57,7 +57,7 @@ class _Elimination:
             for v in scope:
                 self.of[v].add(index)
         self.original = list(range(len(self.sizes)))
-        """Of a copy, the variable that it is one of."""
+        """Maps a copy to its original variable."""
         self.sender: dict[int, int] = {}
         self.buckets: list[_Bucket] = []
         self.entries = 0

@@ -1,8 +1,8 @@
-"""The joint problem over classes of choices, divided where that matters, until the bound meets the best sum known.
+"""The joint problem over classes of choices, divided as needed until the bound meets the best known sum.
 
-Choices with equal numbers of cuts begin as one class, at prices that are never above those of any of them. What is
-least over classes is a lower bound; a class that may still be in a cheaper sum, and whose prices its choices do not
-have, is divided (counterexample-guided refinement of an abstraction).
+Choices with equal numbers of cuts begin as one class, at prices that are never above those of any of them. The least
+sum over classes is a lower bound; a class that may still be in a cheaper sum, and whose prices differ from those of its
+choices, is divided (counterexample-guided refinement of an abstraction).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from mindspeed_autoparallel.operators.search.joint import JointProblem, JointRea
 Classes = list[list[Table]]
 """Per variable, arrays of indices into its choices."""
 _LARGEST = 8_000_000
-"""Entries of one table over classes."""
+"""Most entries of one table over classes."""
 _LARGEST_INSIDE = 1_000_000
 _WORK = 400_000_000
-"""Entries gone through, after which nothing is divided any more; some seconds."""
+"""Visited entries after which nothing is divided any more; some seconds."""
 _NEAR = 0.1
-"""Of the way from a part's bound to the best sum known: classes within it are divided at once."""
+"""Share of the gap between a part's bound and the best known sum: classes within it are divided at once."""
 _SAME = 1e-9
 
 
@@ -81,7 +81,7 @@ def _inside(problem: JointProblem, kept: list[Table]) -> list[int]:
 
 
 def _over(problem: JointProblem, classes: Classes) -> tuple[FactorGraph, list[int]]:
-    """Write the problem over ``classes``; give the variables of readers that could not be taken together, too."""
+    """Write the problem over ``classes``; also return the variables of readers that could not be merged."""
     single = [numpy.array([us[c].min() for c in held]) for us, held in zip(problem.node_us, classes, strict=True)]
     graph, shared = FactorGraph(single), []
     for read in problem.reads:
@@ -105,7 +105,7 @@ def _over(problem: JointProblem, classes: Classes) -> tuple[FactorGraph, list[in
 def _least_table(read: JointRead, classes: Classes) -> Table:
     """Return prices over classes that are never above those of their choices.
 
-    A reader pays where what it may want and what every earlier reader may want have nothing in common.
+    A reader pays if its possible needs and those of every earlier reader have nothing in common.
     """
     rows = numpy.stack([read.cost_us[c].min(axis=0) for c in classes[read.producer]])
     shape = [len(rows), *(len(classes[v]) for v, _ in read.readers)]
@@ -130,7 +130,7 @@ def _alive(part: Classes, sums: LeastSums, upper: float) -> list[list[int]]:
 
 
 def _halved(part: Classes, sums: LeastSums, upper: float, loose: Sequence[int]) -> list[Classes]:
-    """Divide the classes of one of the variables ``loose``, cheap ones from dear ones."""
+    """Divide the classes of one of the variables ``loose`` into cheap and expensive choices."""
     alive = _alive(part, sums, upper)
     kept = [[held[c] for c in left] for held, left in zip(part, alive, strict=True)]
     if not all(kept):
@@ -149,7 +149,7 @@ def _halved(part: Classes, sums: LeastSums, upper: float, loose: Sequence[int]) 
 def _divided(
     problem: JointProblem, part: Classes, sums: LeastSums, upper: float, inside: Sequence[int]
 ) -> list[Classes]:
-    """Divide classes near the bound, of variables whose tensors cost more than their classes, or all where none do."""
+    """Divide classes near the bound, of variables whose tensors cost more than their classes, or all if none do."""
     near = sums.least + _NEAR * (upper - sums.least)
     dearer = _dearer(problem, [[held[p]] for held, p in zip(part, sums.picks, strict=True)], inside)
     alive = _alive(part, sums, upper)
@@ -179,7 +179,7 @@ def _dearer(problem: JointProblem, classes: Classes, inside: Sequence[int]) -> s
 
 
 def _by_first_difference(problem: JointProblem, v: int, held: Table) -> list[Table]:
-    """Divide choices by what the first mesh dim on which they differ cuts."""
+    """Divide choices by the cut of the first mesh dim on which they differ."""
     choices = numpy.array([problem.choices[v][c] for c in held])
     column = next(row for row in choices.T if len(set(row)) > 1)
     return [held[column == cut] for cut in sorted(set(column.tolist()))]

@@ -1,7 +1,7 @@
 """Lower bounds on a joint problem: costs shifted between operators and the tensors that they share.
 
-A tensor is one factor of its producer and all readers, so that readers which want it alike pay once in the bound, too.
-Least values over such a factor are found over the ways to divide its readers into those that want alike; no table over
+A tensor is one factor of its producer and all readers, so that readers with equal needs pay once in the bound, too.
+Least values over such a factor are found over the partitions of its readers into those with equal needs; no table over
 all of them is made.
 """
 
@@ -17,15 +17,15 @@ from mindspeed_autoparallel.operators.search.joint import JointProblem
 
 _MOST_READERS = 7
 _MOST_SUMS = 4_000_000
-"""Readers of one factor, and prices times subsets of readers; beyond them a tensor is several factors, each
+"""Most readers of one factor, and prices times subsets of readers; larger tensors become several factors, each
 with a share of the cost."""
 _CHECK = 8
-"""Rounds between two looks at the bound."""
+"""Rounds between two checks of the bound."""
 _LEAST_RISE = 2e-5
 
 
 class _Grouped:
-    """Take the least of a variable's values over each group of them."""
+    """Return the least of a variable's values in each group."""
 
     def __init__(self, groups: Table, number: int) -> None:
         self.groups, self.number = groups, number
@@ -50,7 +50,7 @@ class _Tensor:
         self.messages = [numpy.zeros(len(g)) for g in groups]
 
     def least(self, given: list[Table]) -> list[Table]:
-        """Give, for each end, the least sum with each of its values; ``given``: a cost per value of each end."""
+        """Return, for each end, the least sum with each of its values; ``given``: a cost per value of each end."""
         row = self.ends[0].least(given[0])
         wants = [end.least(values) for end, values in zip(self.ends[1:], given[1:], strict=True)]
         everyone = (1 << len(wants)) - 1
@@ -74,7 +74,7 @@ class _Tensor:
         return result
 
     def restrict(self, kept: list[Table]) -> None:
-        """Leave each variable the values ``kept``."""
+        """Restrict each variable to the values ``kept``."""
         groups = [end.groups[kept[v]] for end, v in zip(self.ends, self.variables, strict=True)]
         self.messages = [m[kept[v]] for m, v in zip(self.messages, self.variables, strict=True)]
         self.cost, self.ends = _without_unused(self.cost, groups)
@@ -104,7 +104,7 @@ class Dual:
         return sum(tensor.cost.size << len(tensor.ends) for tensor in self.tensors)
 
     def only(self, v: int, places: Table) -> Dual:
-        """Return this bound with variable ``v`` left the values at ``places`` of ``kept[v]``."""
+        """Return this bound with variable ``v`` restricted to the values at ``places`` of ``kept[v]``."""
         made = copy.copy(self)
         made.tensors = [copy.copy(tensor) for tensor in self.tensors]
         made._restrict([places if u == v else numpy.arange(len(s)) for u, s in enumerate(self.single)])
@@ -134,7 +134,8 @@ class Dual:
         return turn
 
     def _shift(self, tensors: list[_Tensor]) -> None:
-        """Let each of ``tensors`` take the costs of its ends and hand back equal shares of its least sums."""
+        """Move the costs of the ends of each of ``tensors`` into it, and return equal shares of its least sums to
+        them."""
         single = self.single
         for tensor in tensors:
             for v, message in zip(tensor.variables, tensor.messages, strict=True):
@@ -152,7 +153,7 @@ class Dual:
 
 
 def _tensors(problem: JointProblem, single: list[Table]) -> list[_Tensor]:
-    """Return the factors of ``problem``; what a producer reads itself goes to its own costs in ``single``."""
+    """Return the factors of ``problem``; reads by the producer itself are added to its own costs in ``single``."""
     found = []
     for read in problem.reads:
         producer, cost = read.producer, read.cost_us

@@ -1,4 +1,4 @@
-"""The least total cost of one cut: a linear program, and a mixed-integer one where its optimum is fractional."""
+"""The least total cost of one cut: a linear program, and a mixed-integer one if its optimum is fractional."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mindspeed_autoparallel.operators.search.state import Decisions
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of what one device holds, in bytes: weights, and weights with states and kept outputs; None: no bound."""
+    """Memory limits of one device, in bytes: weights, and weights with states and kept outputs; None: no limit."""
 
     parameter_bytes: float | None = None
     memory_bytes: float | None = None
@@ -31,13 +31,13 @@ class Limits:
         return Limits(*bytes_)
 
     def allow(self, decisions: Decisions, num_microbatches: int) -> bool:
-        """Return whether a whole plan keeps within them."""
+        """Return whether a whole plan stays within the limits."""
         if self.memory_bytes is not None and plan_resident_bytes(decisions, num_microbatches) > self.memory_bytes:
             return False
         return self.parameter_bytes is None or parameter_bytes(decisions) <= self.parameter_bytes
 
     def rows(self, problem: CutProblem) -> list[tuple[list[numpy.ndarray], float, str]]:
-        """List what each choice of ``problem`` holds, the bound on it, and its name."""
+        """Return the bytes of each choice of ``problem``, their limit, and its name."""
         found = ((problem.parameter_bytes, self.parameter_bytes, "parameters"),)
         more = ((problem.resident_bytes, self.memory_bytes, "parameters, their states and kept outputs"),)
         return [(held, limit, name) for held, limit, name in (*found, *more) if limit is not None]
@@ -46,7 +46,7 @@ class Limits:
 def solve_exact(problem: CutProblem, limits: Limits | None = None) -> list[int]:
     """Return the picks of least cost within ``limits``.
 
-    One-hot variables per operator; one variable per pair of what is made and wanted of a tensor, whose sums are the
+    One-hot variables per operator; one variable per pair of made and needed placements of a tensor, whose sums are the
     one-hots (the local polytope), and one that is paid where any reader has that pair.
     Raises ``InfeasiblePlan`` when the memory row cannot be met.
     """
@@ -57,7 +57,7 @@ def solve_exact(problem: CutProblem, limits: Limits | None = None) -> list[int]:
 
 @contextlib.contextmanager
 def _without_banner() -> Iterator[None]:
-    """Keep stdout for results: HiGHS prints a banner on file descriptor 1 whatever it is told."""
+    """Keep stdout for results: HiGHS prints a banner on file descriptor 1 regardless of its options."""
     sys.stdout.flush()
     kept = os.dup(1)
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -91,7 +91,7 @@ def _solve(problem: CutProblem, limits: Limits, *, integer: bool) -> list[int] |
         if not cost.any() or (len(read.readers) == 1 and cost.min() == cost.max()):
             continue
         shape = [(p, w) for p in range(cost.shape[0]) for w in range(cost.shape[1])]
-        # Paid once however many readers there are.
+        # Paid once for any number of readers.
         paid = {pair: model.new_num_var(0.0, 1.0, "") for pair in shape}
         for v, wants in read.readers:
             if v == read.producer:

@@ -13,7 +13,7 @@ import numpy
 Table = numpy.ndarray
 
 LARGEST_TABLE = 12_000_000
-"""Entries of the largest table elimination may make: about 100 MB."""
+"""Most entries of a table in the elimination: about 100 MB."""
 
 
 @dataclass
@@ -24,7 +24,7 @@ class FactorGraph:
     tables: dict[tuple[int, ...], Table] = field(default_factory=dict)
 
     def add(self, scope: tuple[int, ...], table: Table) -> None:
-        """Add ``table``, whose axes are the variables of ``scope``; a variable named twice is taken on its diagonal."""
+        """Add ``table``, whose axes are the variables of ``scope``; for a variable named twice its diagonal is used."""
         names = sorted(set(scope))
         table = numpy.einsum(table, [names.index(v) for v in scope], list(range(len(names))))
         if len(names) == 1:
@@ -39,13 +39,13 @@ class FactorGraph:
         return total + sum(float(t[tuple(picks[v] for v in scope)]) for scope, t in self.tables.items())
 
     def restricted(self, kept: list[Table]) -> FactorGraph:
-        """Leave each variable only the values whose indices ``kept`` lists."""
+        """Restrict each variable to the values whose indices ``kept`` lists."""
         tables = {scope: table[numpy.ix_(*(kept[v] for v in scope))] for scope, table in self.tables.items()}
         return FactorGraph([s[k] for s, k in zip(self.single, kept, strict=True)], tables)
 
 
 def without_dominated(graph: FactorGraph) -> list[Table]:
-    """List per variable the values that no other value beats whatever the other variables are."""
+    """Return per variable the values that no other value dominates for all values of the other variables."""
     kept = [numpy.arange(len(s)) for s in graph.single]
     touching: list[list[tuple[int, ...]]] = [[] for _ in graph.single]
     for scope in graph.tables:
@@ -74,7 +74,7 @@ def without_dominated(graph: FactorGraph) -> list[Table]:
 
 
 def eliminate(graph: FactorGraph, largest: int = LARGEST_TABLE) -> list[int] | None:
-    """Return the values of least sum, by eliminating one variable after another; None where a table would be too large.
+    """Return the values of least sum, by eliminating one variable after another; None if a table would be too large.
 
     The next variable is the one whose elimination makes the smallest table.
     """

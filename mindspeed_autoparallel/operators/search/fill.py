@@ -60,14 +60,14 @@ def _adopt(
     found: dict[str, Strategy],
     least: int,
 ) -> None:
-    """Take over ``placements`` of a tensor with axes ``dims`` where that uses ``least`` devices."""
+    """Adopt ``placements`` of a tensor with axes ``dims`` if that uses ``least`` devices."""
     strategy = _strategy(node, mesh, [(dims[p],) if 0 <= p < len(dims) else () for p in placements])
     if math.prod(n for n, choice in zip(mesh, strategy, strict=True) if choice != NO_CUT) >= least:
         found[node.name] = strategy
 
 
 def _strategy(node: Node, mesh: Strategy, wishes: list[tuple[int | None, ...]]) -> Strategy:
-    """Return for each mesh dim the first axis of its wishes that can be divided there, or no cut."""
+    """Return for each mesh dim the first preferred axis that can be divided there, or no cut."""
     strategy: list[int] = []
     for parts, wanted in zip(mesh, wishes, strict=True):
         cuts = [(axis, n) for axis, n in zip(strategy, mesh, strict=False) if axis != NO_CUT]

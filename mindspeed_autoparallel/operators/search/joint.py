@@ -21,13 +21,13 @@ from mindspeed_autoparallel.operators.search.state import Decisions
 
 Choice = tuple[int, ...]
 _ROUND = 1e-3
-"""Bytes: what shares of a tensor may be short of a whole number of them."""
+"""Tolerance in bytes for rounding of shares of a tensor."""
 _ROUNDED_OFF = 2.0
-"""Bytes that whole steps may round off: a sum over devices is sent in whole bytes, other pieces always are."""
+"""Bytes that rounding may remove in a whole step: a sum over devices is sent in whole bytes, as other pieces are."""
 _MOST_ALONE, _MOST_ALONE_WIDE = 20_000, 200
-"""Prices of one tensor that are searched one by one where there is no table, and on five mesh dims and more."""
+"""Most prices of one tensor that are searched one by one without a table, and on five mesh dims and more."""
 MOST_CHOICES = 1300
-"""Choices of one operator over all mesh dims beyond which the joint problem is not stated."""
+"""Most choices of one operator over all mesh dims for which the joint problem is built."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class JointRead:
 
 @dataclass
 class JointProblem:
-    """State the choices of all operators (or groups of tied ones) over the whole mesh, costs in microseconds."""
+    """Holds the choices of all operators (or groups of tied ones) over the whole mesh, costs in microseconds."""
 
     mesh: tuple[int, ...]
     members: list[list[str]] = field(default_factory=list)
@@ -62,7 +62,7 @@ class JointProblem:
         return total
 
     def picks(self, decisions: Decisions) -> list[int] | None:
-        """Find ``decisions`` among the choices; None where tied operators differ."""
+        """Return the picks of ``decisions``; None if tied operators differ."""
         found = []
         for names, choices in zip(self.members, self.choices, strict=True):
             held = {decisions.choices[name] for name in names}
@@ -86,10 +86,10 @@ def build_joint(
     tied: bool,
     among: Mapping[str, Sequence[Choice]] | None = None,
 ) -> JointProblem | None:
-    """State all cuts of ``mesh`` at once, ``start`` being the graph uncut; None where there are too many choices.
+    """Build the problem of all cuts of ``mesh`` at once, ``start`` being the uncut graph; None for too many choices.
 
     ``pins``: per mesh dim, the axis of every pinned operator. ``among`` gives the choices of an operator (the first of
-    tied ones); without it they are numbers of cuts, and prices the least that placements with these allow.
+    tied ones); without it choices are counts of cuts, with the least prices among placements of these counts.
     """
     graph = start.graph
     problem = JointProblem(mesh)
@@ -145,9 +145,9 @@ def arranged(
     *,
     in_blocks: bool = False,
 ) -> list[Choice]:
-    """List the choices of ``node`` with these ``counts``, up to one more than may be stated.
+    """List the choices of ``node`` with these ``counts``, up to one more than the limit.
 
-    ``in_blocks``: only those in which the mesh dims of one axis are neighbours, where there are any.
+    ``in_blocks``: only those in which the mesh dims of one axis are neighbours, if there are any.
     """
     if any(axis is not None for axis in fixed):
         wanted = set(counts)
@@ -259,7 +259,7 @@ def _least_prices(
 
 
 def exact_factors(problem: JointProblem, kept: list[Table], largest: int) -> FactorGraph | None:
-    """Write the problem as it is, over the choices ``kept``; None where a table would exceed ``largest`` entries."""
+    """Return the problem over the choices ``kept`` as factors; None if a table would exceed ``largest`` entries."""
     graph = FactorGraph([us[k] for us, k in zip(problem.node_us, kept, strict=True)])
     for read in problem.reads:
         producer = kept[read.producer]
@@ -279,7 +279,7 @@ def exact_factors(problem: JointProblem, kept: list[Table], largest: int) -> Fac
 
 
 def _not_paid_before(earlier: list[tuple[int, Table]], wants: Table, index: int, shape: list[int]) -> Table | float:
-    """Return one where none of the ``earlier`` readers needs the tensor in this reader's placement."""
+    """Return 1 where none of the ``earlier`` readers needs the tensor in this reader's placement."""
     paid: Table | float = 1.0
     for other, (_, wanted) in enumerate(earlier):
         differs = (wanted[:, None] != wants[None, :]).astype(float)

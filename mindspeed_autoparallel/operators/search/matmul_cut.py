@@ -5,20 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 INFEASIBLE = 1.7976931348623157e308
-"""Cost of a cut that is not allowed: the largest float, as the log shows it."""
+"""Cost of a forbidden cut: the largest float, as in the log."""
 
 CUT_NAMES = ("I", "J", "K", "none")
 
 
 @dataclass(frozen=True)
 class CutCosts:
-    """Costs (elements, weighted) of cutting I, J, K or nothing; ``rest``: redistribution against decided neighbours."""
+    """Costs (elements, weighted) of cutting I, J, K or nothing; ``rest``: redistribution from and to decided
+    neighbours."""
 
     operator: tuple[float, float, float, float]
     rest: tuple[float, float, float, float]
     mem_coeff: float
     least_other: float = 0.0
-    """The lesser cost of J and K, forbidden or not."""
+    """The smaller cost of J and K, forbidden or not."""
 
     @property
     def total(self) -> tuple[float, ...]:
@@ -31,7 +32,7 @@ class CutCosts:
 
     @property
     def threshold(self) -> float | None:
-        """Return the ``mem_coeff`` at which I costs what no cut costs now, by itself; None where I is not allowed."""
+        """Return the ``mem_coeff`` at which I costs as much as no cut does now; None if I is forbidden."""
         if self.operator[0] == INFEASIBLE or self.total[3] <= 0:
             return None
         return self.total[0] * self.mem_coeff / self.total[3]

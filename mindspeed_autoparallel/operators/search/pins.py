@@ -68,7 +68,7 @@ def pinned_choices(graph: Graph, pins: Pins, mesh: tuple[int, ...]) -> list[dict
             if name in by_operator and by_operator[name][1] != wanted:
                 other, before = by_operator[name]
                 raise ConfigError(
-                    f"pins contradict each other: {other} wants {before} and {pattern} wants {wanted} for "
+                    f"pins contradict each other: {other} gives {before} and {pattern} gives {wanted} for "
                     f"operator {name}. Remove one."
                 )
             by_operator[name] = (pattern, wanted)

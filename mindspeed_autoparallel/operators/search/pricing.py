@@ -1,4 +1,4 @@
-"""Prices of one operator and of one redistribution: what the searches minimise, in microseconds, bytes and shares."""
+"""Prices of one operator and of one redistribution, which the searches minimise: microseconds, bytes and shares."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mindspeed_autoparallel.operators.graph.redistribution import Placements, gr
 from mindspeed_autoparallel.operators.search.state import Decisions
 
 STATE_BYTES = 12
-"""A gradient and Adam's two moments in fp32, per trained element; a narrower parameter has a master copy, too."""
+"""A gradient and Adam's two moments in fp32, per trained element; a parameter below fp32 also has a master copy."""
 MASTER_BYTES = 4
 
 
@@ -24,9 +24,10 @@ class Machine:
 
 
 def work_us(graph: Graph, node: Node, machine: Machine) -> float:
-    """Time the whole operator on one device: forward, and a backward for each operand that gets a gradient.
+    """Return the time of the whole operator on one device: forward, and a backward for each operand that gets a
+    gradient.
 
-    A product of two operands costs once more per gradient; anything else twice more where any gradient flows.
+    A product of two operands costs once more per gradient; any other operator twice more if any gradient flows.
     """
     if not node.inputs:
         return 0.0
@@ -37,9 +38,10 @@ def work_us(graph: Graph, node: Node, machine: Machine) -> float:
 
 
 def pending_us(graph: Graph, node: Node, choice: int, parts: int, divided: int, machine: Machine) -> float:
-    """Time to reduce what ``choice`` leaves pending: the output, and gradients of inputs that are no parameters.
+    """Return the time to reduce the pending sums of ``choice``: the output, and gradients of inputs that are no
+    parameters.
 
-    ``divided``: parts that the earlier cuts made of the operator.
+    ``divided``: number of parts of the operator after the earlier cuts.
     """
     sizes = [node.output_bytes] if node.output_placement(choice) == PARTIAL else []
     for slot, source in enumerate(node.inputs):
@@ -55,7 +57,7 @@ def edge_bytes(
 ) -> tuple[int, int]:
     """Return bytes one device sends to take ``producer``'s output from ``made`` to ``wanted``, and its gradient home.
 
-    ``back``: how the reader leaves the gradient, None for none.
+    ``back``: placement in which the reader leaves the gradient, None without one.
     """
     forward = moved_bytes(made, wanted, producer.output_shape, producer.item_bytes, mesh)
     if back is None:
@@ -68,8 +70,8 @@ def resident_bytes(graph: Graph, node: Node, num_microbatches: float = 1) -> flo
     """Return bytes the whole operator keeps through a step: a parameter with its states, or an output kept for
     backward.
 
-    Of outputs, one part of ``num_microbatches`` (less where several are in flight), and only what a differentiable
-    operator made; nothing is computed again.
+    Of outputs, one of ``num_microbatches`` parts counts (less if several are in flight), and only those of
+    differentiable operators; nothing is recomputed.
     """
     if node.is_parameter:
         if not node.needs_gradient:

@@ -19,7 +19,7 @@ Matrix = numpy.ndarray
 
 @dataclass(frozen=True)
 class Reads:
-    """Readers of one tensor, or of alike tensors of tied operators; those that want it alike share a redistribution.
+    """Readers of one tensor, or of alike tensors of tied operators; those with equal needs share a redistribution.
 
     ``readers``: variable, and for each of its choices the index of the placement it needs; ``cost_us[p, w]``: to take
     the tensor from the producer's choice ``p`` to want ``w``, both directions.
@@ -34,7 +34,7 @@ class Reads:
 class CutProblem:
     """Variables are operators, or groups of tied ones; costs in microseconds, forward and backward together.
 
-    ``reads`` are the redistributions; ``edges`` the same with every reader paying for itself, for the searches that
+    ``reads`` are the redistributions; ``edges`` the same with separate costs for every reader, for the searches that
     decide one operator at a time.
     """
 
@@ -43,8 +43,8 @@ class CutProblem:
     choices: list[list[int]] = field(default_factory=list)
     node_us: list[Matrix] = field(default_factory=list)
     pending_us: list[Matrix] = field(default_factory=list)
-    """Reducing the sums that a choice leaves pending, gradients of parameters not counted; no part of the cost, which
-    has them on the edges."""
+    """Reducing the sums that a choice leaves pending, gradients of parameters not counted; not part of the cost, which
+    counts them on the edges."""
     parameter_bytes: list[Matrix] = field(default_factory=list)
     resident_bytes: list[Matrix] = field(default_factory=list)
     """Parameters with their states, and outputs kept for backward, on one device."""
@@ -64,7 +64,7 @@ class CutProblem:
         return {name: self.choices[v][p] for v, p in enumerate(picks) for name in self.members[v]}
 
     def picks(self, chosen: Mapping[str, int]) -> list[int]:
-        """Invert ``spread``: of tied operators the first one counts."""
+        """Invert ``spread``; for tied operators the first one counts."""
         return [self.choices[v].index(chosen[names[0]]) for v, names in enumerate(self.members)]
 
 
@@ -79,7 +79,7 @@ def cut_by_cut(
     num_microbatches: int = 1,
     most_row_parts: int | None = None,
 ) -> Decisions:
-    """Cut ``graph`` one mesh dim after another, each by what ``pick`` chooses of its problem; ``pins`` by mesh dim.
+    """Cut ``graph`` one mesh dim after another, each by the choice of ``pick`` for its problem; ``pins`` by mesh dim.
 
     Rows are cut into at most ``most_row_parts``.
     """
@@ -109,7 +109,7 @@ def build_problem(
     num_microbatches: int = 1,
     whole: Mapping[str, Collection[int]] | None = None,
 ) -> CutProblem:
-    """State the problem of one more cut into ``parts``, before mesh dim ``at`` or after all others.
+    """Build the problem of one more cut into ``parts``, before mesh dim ``at`` or after all others.
 
     ``pins`` fixes operators; ``tied`` joins operators of equal role; ``whole``: axes of an operator that are not cut.
     """
@@ -130,7 +130,7 @@ def build_problem(
             _add_operator(problem, decisions, node, machine, num_microbatches)
         variable[name] = groups[key]
         problem.members[groups[key]].append(name)
-    for v, members in enumerate(problem.members):  # what is alike costs alike
+    for v, members in enumerate(problem.members):  # equal members have equal costs
         for held in (problem.node_us, problem.parameter_bytes, problem.resident_bytes):
             held[v] = held[v] * len(members)
     _add_reads(problem, decisions, machine, variable, len(decisions.mesh) if at is None else at)
@@ -166,7 +166,8 @@ def shape_numbers(decisions: Decisions) -> dict[str, int]:
 def _add_reads(
     problem: CutProblem, decisions: Decisions, machine: Machine, variable: Mapping[str, int], at: int
 ) -> None:
-    """Add the redistributions of every tensor by all mesh dims, in groups of readers that can still want it alike."""
+    """Add the redistributions of every tensor by all mesh dims, in groups of readers that can still have equal
+    needs."""
     times: dict[object, int] = {}
     examples: dict[object, tuple[str, list[tuple[str, int]]]] = {}
     graph = decisions.graph
@@ -208,9 +209,9 @@ def _sent_bytes(
     mesh: tuple[int, ...],
     at: int,
 ) -> Matrix:
-    """Return the price of each placement that is made (rows) and wanted (columns) on mesh dim ``at``, in bytes.
+    """Return the price of each pair of made (rows) and needed (columns) placements on mesh dim ``at``, in bytes.
 
-    ``ends``: the output, what is wanted and its gradient on the other mesh dims.
+    ``ends``: placements of the output, the need and its gradient on the other mesh dims.
     """
 
     def full(placements: Placements, placement: int) -> Placements:
@@ -226,7 +227,7 @@ def _sent_bytes(
 
 
 def _add_edges(problem: CutProblem) -> None:
-    """Add what each reader would pay alone, edges between the same variables added up."""
+    """Add the separate cost of each reader, summed over edges between the same variables."""
     for read in problem.reads:
         for b, wants in read.readers:
             a = read.producer

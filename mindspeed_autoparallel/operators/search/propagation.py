@@ -21,11 +21,11 @@ def propagate(problem: CutProblem, pins: Collection[str]) -> list[int]:
 def solve_propagation(problem: CutProblem, pinned: set[int]) -> list[int]:
     """Return the picks that spread from the variables ``pinned``, whose own picks never change.
 
-    An operator decides when it is visited, against every neighbour decided so far, by least redistribution; one with
+    Each visited operator is decided by least redistribution against all neighbours decided so far; one with
     several inputs waits until all that can be reached are decided. A tie goes to the least pending sums (parameters not
     counted), then to a cut, then to the first axis. What a collective computes is proportional to what it sends here,
     so it breaks no tie. A second pass decides parameters of several readers again, when all readers are known: as the
-    pinned readers want them, or as is best for all. Raises ``ConfigError`` without a pin.
+    pinned readers need them, or at the least total cost. Raises ``ConfigError`` without a pin.
     """
     if not pinned:
         raise ConfigError("sharding_propagation spreads pinned operators, and none is pinned. Pin one (--pin).")
@@ -84,7 +84,7 @@ def _best(problem: CutProblem, v: int, picks: dict[int, int], neighbours: set[in
 
 
 def shared_parameter_conflicts(decisions: Decisions, pinned: Collection[str]) -> list[str]:
-    """Return a note for each parameter that two pinned operators want in different pieces."""
+    """Return a note for each parameter that two pinned operators need in different pieces."""
     notes = []
     for name, readers in decisions.graph.consumers().items():
         wanted = {reader: decisions.operand_placements(reader, slot) for reader, slot in readers if reader in pinned}
@@ -92,7 +92,7 @@ def shared_parameter_conflicts(decisions: Decisions, pinned: Collection[str]) ->
         other = next((reader for reader, placements in wanted.items() if placements != wanted[first or ""]), None)
         if decisions.graph.nodes[name].is_parameter and other is not None:
             notes.append(
-                f"pinned {first} and {other} want their shared parameter {name} in different pieces: it is "
+                f"pinned {first} and {other} need their shared parameter {name} in different pieces: it is "
                 "redistributed in every step. Pin them alike to avoid that."
             )
     return notes

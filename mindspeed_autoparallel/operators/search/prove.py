@@ -1,6 +1,6 @@
-"""The joint optimum over all cuts where elimination reaches it, otherwise a cheaper plan and a lower bound.
+"""The joint optimum over all cuts if elimination reaches it, otherwise a cheaper plan and a lower bound.
 
-First over counts, how many mesh dims cut each axis: few choices, and prices that are never above the real ones, so the
+First over counts of mesh dims that cut each axis: few choices, and prices that are never above the real ones, so the
 least is a lower bound. Then over the choices whose counts may still be in a cheaper plan than the best one known: in
 classes of equal counts, divided where their prices differ.
 """
@@ -17,7 +17,7 @@ from mindspeed_autoparallel.operators.search.pricing import Machine
 from mindspeed_autoparallel.operators.search.state import Decisions
 
 _MOST_ENTRIES = 20_000_000
-"""Entries of all tables beyond which no bound is sought: each round takes a second and more."""
+"""Most entries of all tables for which a bound is computed: beyond it each round takes more than a second."""
 _SAME = 1e-9
 
 
@@ -39,7 +39,8 @@ def prove(
     *,
     tied: bool,
 ) -> Proof | None:
-    """Improve ``decisions`` (of ``cost_us``) over all cuts at once and bound what is left; None for too many choices.
+    """Improve ``decisions`` (of ``cost_us``) over all cuts at once and bound the remaining gap; None for too many
+    choices.
 
     With ``tied`` both are over plans that cut operators of equal role alike.
     """
@@ -71,7 +72,7 @@ def prove(
         cost = problem.total_us(found.picks)
         if cost < upper * (1 - _SAME):
             best, upper = problem.decisions(decisions, found.picks), cost
-        if among is not alone:  # what was left out cannot be below the upper bound it was left out for
+        if among is not alone:  # excluded choices cannot be below the upper bound that excluded them
             bound, method = max((bound, method), (min(found.bound, upper), "all cuts"))
     return Proof(best, upper, min(bound, upper), method)
 

@@ -13,7 +13,7 @@ from mindspeed_autoparallel.operators.search.matmul_cut import CutCosts, cut_cos
 from mindspeed_autoparallel.operators.search.state import Decisions
 
 REDISTRIBUTION_WEIGHT = 16
-"""Per element of a tensor whose two ends are cut differently."""
+"""Cost per element of a tensor whose two ends are cut differently."""
 
 _CUTS: dict[str, tuple[tuple[int, int], tuple[int, int], tuple[int, int]]] = {
     "I": ((2, 1), (1, 1), (2, 1)),
@@ -26,23 +26,23 @@ _CUTS: dict[str, tuple[tuple[int, int], tuple[int, int], tuple[int, int]]] = {
 
 @dataclass(frozen=True)
 class ExplainedCut:
-    """One decision of the search: which operator, which cut (0 is the first), and its costs."""
+    """One decision of the search: the operator, the index of the cut (0 is the first), and its costs."""
 
     operator: str
     cut: int
     costs: CutCosts
     taken: str = "none"
-    """What was cut: that of least cost where an axis of it can be divided, or the pinned axis."""
+    """The cut: the one of least cost if its axis can be divided, or the pinned axis."""
 
 
 Neighbours = tuple[Collection[str], int, int]
-"""Products that a tensor reaches: their names, which of my tensors, and which of theirs; 0 is A, 1 is B and 2 is C."""
+"""Products that a tensor reaches: their names, this product's tensor, and theirs; 0 is A, 1 is B and 2 is C."""
 
 
 def main_neighbours(graph: Graph, *, later: bool = True) -> dict[str, list[Neighbours]]:
     """List the neighbours of each matrix product without the other operators; without ``later`` only earlier ones.
 
-    On a residual stream every product reaches all that come before it: the groups share their collections, so that
+    On a residual stream every product reaches all earlier ones: the groups share their collections, so that
     the list of earlier ones grows with the graph and not with its square.
     """
     reach: dict[str, dict[str, None]] = {}
@@ -74,8 +74,8 @@ def _sizes(node: Node, decisions: Decisions) -> tuple[int, int, int]:
 def carried_axes(graph: Graph, dim: int = 0) -> dict[str, int]:
     """Map each operator to the axis that carries dim ``dim`` of the model's inputs, the batch for 0.
 
-    Where a product has several row dims (a captured module with sequence first, say), the batch is cut first, since
-    attention can follow it.
+    If a product has several row dims (such as in a captured module with the sequence first), the batch is cut first,
+    since attention can follow it.
     """
     result: dict[str, int] = {}
     for node in graph.nodes.values():
@@ -90,7 +90,8 @@ def carried_axes(graph: Graph, dim: int = 0) -> dict[str, int]:
 
 
 def row_axes(graph: Graph) -> dict[str, tuple[int, ...]]:
-    """Map operators to the axes that hold rows: of a product its row dims, of others the one that carries the batch."""
+    """Map operators to the axes that hold rows: for a product its row dims, for others the one that carries the
+    batch."""
     carried = {name: (axis,) for name, axis in carried_axes(graph).items()}
     return {**carried, **{name: node.matmul[0] for name, node in graph.nodes.items() if node.matmul}}
 
@@ -119,7 +120,7 @@ def cut_main_operators(
     most_row_parts: int | None = None,
 ) -> tuple[dict[str, int], list[ExplainedCut]]:
     """Return the choices of this cut for the matrix products, and the costs behind each; ``by_weight``: largest
-    operator first, for which ``neighbours`` has to hold later ones as well.
+    operator first, which requires later ones in ``neighbours``, too.
 
     Rows are cut into at most ``most_row_parts``.
     """
@@ -139,7 +140,7 @@ def cut_main_operators(
         rest = [0.0, 0.0, 0.0, 0.0]
         for others, mine, theirs in neighbours[node.name]:
             if by_weight or id(others) not in counted:
-                # In the order of the graph all of them are decided, once for every product that shares the group.
+                # In graph order all of them are decided, once for every product that shares the group.
                 counted[id(others)] = Counter(map(decided.get, others))
             for theirs_cut, number in counted[id(others)].items():
                 for index, cut in enumerate(_CUTS):
@@ -197,7 +198,7 @@ def cut_all_products(
     by_weight: bool = False,
     most_row_parts: int | None = None,
 ) -> tuple[Decisions, list[ExplainedCut], set[str]]:
-    """Cut the matrix products and pinned operators alone; give the decisions, their costs, and who was decided."""
+    """Cut only the matrix products and pinned operators; return decisions, their costs, and the decided operators."""
     decisions = Decisions(graph, (), dict.fromkeys(graph.nodes, ()))
     explained: list[ExplainedCut] = []
     nothing = dict.fromkeys(graph.nodes, NO_CUT)

@@ -1,4 +1,4 @@
-"""What the earlier cuts decided: per operator, one choice for each mesh dim so far."""
+"""Decisions of the earlier cuts: per operator, one choice for each mesh dim so far."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class Decisions:
         return tuple(node.output_placement(c) for c in self.choices[name])
 
     def wanted(self, source: str, reader: str, slot: int) -> tuple[Placements, Placements | None]:
-        """Return the placement that ``reader`` needs of ``source``, and how it leaves the gradient; None where it
-        leaves none.
+        """Return the placement that ``reader`` needs of ``source``, and the one in which it leaves the gradient; None
+        without a gradient.
 
         Readers of one tensor with the same answer share a redistribution.
         """

@@ -16,12 +16,12 @@ from mindspeed_autoparallel.operators.torch.rules.products import GROUPS_ARGUMEN
 from mindspeed_autoparallel.operators.torch.rules.table import NO_GRADIENT
 
 SHAPES = frozenset(["view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten"])
-"""What these make is known by its shape: locally, the shape of the piece."""
+"""Operators whose results depend only on their shape: locally, the shape of the piece."""
 _DROPOUTS = frozenset(["dropout", "native_dropout"])
 _DRAWS = frozenset(["bernoulli", "rand_like", "randn_like"])
 _RECURRENT = frozenset(["gru", "lstm", "rnn_tanh", "rnn_relu"])
 DRAWN_WHOLE = _DROPOUTS | _DRAWS | {"scaled_dot_product_attention"}
-"""Random operators whose pieces are those of one process's draw."""
+"""Random operators whose pieces equal those of a single process's draw."""
 _LOOK_UPS = frozenset(["embedding", "index", "index_select"])
 
 Local = Callable[..., torch.Tensor]
@@ -29,7 +29,7 @@ Local = Callable[..., torch.Tensor]
 
 @dataclass(frozen=True)
 class Slot:
-    """Stand in a call's arguments for the tensor of this input of its node."""
+    """Placeholder in a call's arguments for the tensor of this input of its node."""
 
     number: int
 
@@ -72,13 +72,13 @@ class CapturedCall:
         return self.run
 
     def run(self, *given: torch.Tensor) -> Any:
-        """Make the call as it was captured on ``given``, on the device these are on."""
+        """Make the captured call on ``given``, on their device."""
         if self.operator == "copy":  # the functional one has no derivative
             return given[-1].to(given[0].dtype).expand(given[0].shape)
         keywords = _filled(self.keywords, given)
         if "device" in keywords:  # the device of the capture, meta perhaps
             keywords["device"] = given[0].device if given else torch.get_default_device()
-        if self.operator in NO_GRADIENT:  # some of these raise where they are given a gradient to pass on
+        if self.operator in NO_GRADIENT:  # some of these raise if they have to pass on a gradient
             given = tuple(value.detach() for value in given)
         if given and self._draws_as_laid_out(given[0]):
             given = (self._ones(given[0]).copy_(given[0]), *given[1:])
@@ -86,7 +86,7 @@ class CapturedCall:
         return made if self.index is None else made[self.index]
 
     def _draws_as_laid_out(self, first: torch.Tensor) -> bool:
-        """Return whether numbers are drawn in the order of memory, and ``first`` lies otherwise than when captured."""
+        """Return whether numbers are drawn in memory order, and ``first`` has another layout than when captured."""
         if self.layout is None or self.layout[0] != tuple(first.shape) or self.layout[1] == first.stride():
             return False
         return torch.Tag.nondeterministic_seeded in getattr(self.target, "tags", ())
@@ -114,7 +114,7 @@ class CapturedCall:
         return self.operator == "bernoulli" and self._argument(1, "p", None) is None
 
     def _ones(self, like: torch.Tensor) -> torch.Tensor:
-        """Return a tensor of ones laid out as the whole first input is: numbers are drawn in the order of memory."""
+        """Return a tensor of ones with the layout of the whole first input: numbers are drawn in memory order."""
         assert self.layout is not None, self.operator
         return torch.empty_strided(*self.layout, dtype=like.dtype, device=like.device).fill_(1)
 
@@ -187,7 +187,7 @@ def _filled(value: Any, given: tuple[torch.Tensor, ...]) -> Any:
 
 
 def local_shape(name: str, decisions: Decisions) -> tuple[int, ...]:
-    """Give the shape of one rank's piece of the output of operator ``name``."""
+    """Return the shape of one rank's piece of the output of operator ``name``."""
     shape = list(decisions.graph.nodes[name].output_shape)
     for placement, parts in zip(decisions.output_placements(name), decisions.mesh, strict=True):
         if placement >= 0:
@@ -202,7 +202,7 @@ def axis_dims(name: str, decisions: Decisions, axis_name: str) -> list[int]:
 
 
 def look_up(name: str, decisions: Decisions, mesh: MeshGroups, padding: int = -1) -> Local:
-    """Look up rows in this rank's piece of the table, zero where the row is another rank's: a pending sum.
+    """Look up rows in this rank's piece of the table, zero if the row belongs to another rank: a pending sum.
 
     Row ``padding`` of the whole table gets no gradient; -1 for none.
     """

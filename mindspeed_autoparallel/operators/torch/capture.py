@@ -29,9 +29,9 @@ def capture(
 ) -> Graph:
     """Capture the operators of one forward; parameters by their names, operators by the module that calls them.
 
-    Nothing is computed where parameters and inputs are on the meta device. Operators without a rule are listed in
+    Nothing is computed if parameters and inputs are on the meta device. Operators without a rule are listed in
     ``Graph.unknown`` and never cut. Layers of one list carry equal roles, so the search can tie them. Raises
-    ``ConfigError`` where the module cannot be captured: the line of the model, and what to do.
+    ``ConfigError`` if the module cannot be captured, with the line of the model and a remedy.
     """
     return capture_program(model, example_inputs, example_keywords).graph
 
@@ -49,7 +49,7 @@ def capture_program(
             captured = GraphBuilder(simplified(program), model).build()
     except ConfigError:
         raise
-    except Exception as error:  # whatever the model's own code raises under tracing is reported with its place
+    except Exception as error:  # any error of the model's own code under tracing is reported with its place
         raise ConfigError(_broken(model, error)) from error
     finally:
         _forget_traced(model)
@@ -68,7 +68,7 @@ def capture_program(
 
 @contextlib.contextmanager
 def _random_states_left_alone() -> Iterator[None]:
-    """Leave generators alone: Megatron's dropout swaps their states, which is no operator of the model."""
+    """Disable changes of generators: Megatron's dropout swaps their states, which is not an operator of the model."""
     random = sys.modules.get("megatron.core.tensor_parallel.random")
     trackers = [
         kind
@@ -86,11 +86,11 @@ def _random_states_left_alone() -> Iterator[None]:
 
 
 def _forget_traced(model: torch.nn.Module) -> None:
-    """Empty the ``functools`` caches of the packages that the model is made of, and Megatron's scratch memory: what was
-    made under tracing (a causal mask) holds no values."""
+    """Empty the ``functools`` caches of the packages that the model is made of, and Megatron's scratch memory: tensors
+    made under tracing (a causal mask) have no values."""
     packages = {type(module).__module__.partition(".")[0] for module in model.modules()} - {"torch"}
     for cached in gc.get_objects():
-        # By its type: a proxy of what is gone cannot be asked.
+        # By its type: a proxy of a dead object raises on any access.
         if type(cached) is functools._lru_cache_wrapper and str(cached.__module__).partition(".")[0] in packages:
             cached.cache_clear()
     state = sys.modules.get("megatron.core.parallel_state")

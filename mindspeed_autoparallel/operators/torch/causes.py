@@ -1,4 +1,4 @@
-"""What changes gradients in a module without being an operator of it, with file and line."""
+"""Code that changes gradients in a module without being an operator of it, with file and line."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 
 @contextlib.contextmanager
 def noting_causes(model: torch.nn.Module) -> Iterator[list[str]]:
-    """Collect, while ``model`` is traced inside the block, what changes gradients without being an operator: each with
-    its file and line."""
+    """While ``model`` is traced inside the block, collect code that changes gradients without being an operator, with
+    file and line."""
     causes = _hooks_of(model)
     register = torch.Tensor.register_hook
 
@@ -30,7 +30,7 @@ def noting_causes(model: torch.nn.Module) -> Iterator[list[str]]:
 
 
 def _hooks_of(model: torch.nn.Module) -> list[str]:
-    """Return the backward hooks of modules and parameters, each with where it is written."""
+    """Return the backward hooks of modules and parameters, each with its source line."""
     found = []
     for path, module in model.named_modules():
         for hook in (*module._backward_hooks.values(), *module._backward_pre_hooks.values()):
@@ -64,7 +64,7 @@ def written_at(hook: Any) -> str:
 
 
 def _place() -> str:
-    """Return the line outside torch and this file that runs now."""
+    """Return the currently running line outside torch and this file."""
     inside = str(Path(torch.__file__).parent)
     frames = [f for f in traceback.extract_stack() if not f.filename.startswith((inside, __file__, "<"))]
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown line"

@@ -1,8 +1,8 @@
 """Compare a captured module with the module itself: one forward and backward of each, on the inputs of the capture.
 
-``torch.export`` traces the forward only. What changes gradients on its own (the backward of a custom
-``autograd.Function``, hooks of tensors, parameters and modules) leaves no operator, so a plan would train something
-else. The module's result and gradients are the reference; a difference is refused with the lines that may cause it.
+``torch.export`` traces the forward only. Code that changes gradients directly (the backward of a custom
+``autograd.Function``, hooks of tensors, parameters and modules) leaves no operator, so a plan would train a different
+model. The module's result and gradients are the reference; a difference is refused with the lines that may cause it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _SEED = 20261123
 _UNWRITTEN = frozenset(["empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"])
 _GOLDEN = 0.6180339887498949
 _NOISE = 1e-2
-"""Of the largest gradient: what is smaller may be rounding of zero."""
+"""Share of the largest gradient below which values may be rounding of zero."""
 
 
 def compare(captured: Captured, model: torch.nn.Module) -> None:
-    """Raise ``ConfigError`` where the capture computes other results or gradients than ``model`` does.
+    """Raise ``ConfigError`` if the capture computes other results or gradients than ``model``.
 
     ``model`` has values. Parameters, buffers, gradients and generators are left as they were.
     """
@@ -45,7 +45,7 @@ def compare(captured: Captured, model: torch.nn.Module) -> None:
         eager, right, of_inputs = _of_module(model, (arguments, keywords), [*trained.values()])
         captured.causes += functions_behind(eager)
         given, floats = _leaves((arguments, keywords), of_inputs)
-        # Not the parameters themselves: theirs have hooks.
+        # Not the parameters themselves, which may have hooks.
         own = {name: value.detach().requires_grad_(value.requires_grad) for name, value in model.named_parameters()}
         try:
             made = _tensors(_run(captured, {**own, **dict(model.named_buffers())}, given, flows))
@@ -73,7 +73,7 @@ def _of_module(model: torch.nn.Module, given: Any, trained: list[torch.Tensor]) 
             eager = _tensors(model(*copied[0], **copied[1]))
             _check_dense(eager)
             return eager, _gradients(eager, [*trained, *floats]), of_inputs
-        except Exception as error:  # whatever the model's own code raises
+        except Exception as error:  # any error of the model's own code
             if not of_inputs:
                 raise ConfigError(
                     f"{type(model).__name__} cannot be trained as it is: its own forward and backward end with: "
@@ -99,14 +99,14 @@ def has_values(captured: Captured, model: torch.nn.Module) -> bool:
 
 
 def _run(captured: Captured, held: Mapping[str, torch.Tensor], given: Any, flows: ObservedFlows) -> Any:
-    """Return what the captured operators make of whole tensors; ``held``: parameters and buffers."""
+    """Return the results of the captured operators on whole tensors; ``held``: parameters and buffers."""
     tensors = [value for value in pytree.tree_leaves(given) if isinstance(value, torch.Tensor)]
     made = {**held, **captured.constants, **dict(zip(captured.inputs, tensors, strict=True))}
     for name, node in captured.graph.nodes.items():
         if name in captured.calls:
             call = captured.calls[name]
             inputs = [flows.watched(name, slot, made[source]) for slot, source in enumerate(node.inputs)]
-            if call.operator in SHAPES:  # as a plan runs them: a view of what may lie otherwise in memory
+            if call.operator in SHAPES:  # as a plan runs them: a view of a tensor with perhaps another memory layout
                 made[name] = inputs[0].reshape(node.output_shape)
             else:
                 made[name] = inputs[0].detach() if call.operator == "stop_gradient" else call.run(*inputs)
@@ -140,7 +140,7 @@ def _tolerance(value: Any) -> float:
 
 
 def _difference(expected: torch.Tensor | None, value: torch.Tensor | None, floor: float) -> float:
-    """Return the largest difference over the largest value of ``expected``, or ``floor``, of what is finite in it."""
+    """Return the largest difference over the largest value of ``expected``, or ``floor``, over finite values."""
     if expected is None or value is None:
         there = value if expected is None else expected
         assert there is not None
@@ -159,7 +159,7 @@ def _difference(expected: torch.Tensor | None, value: torch.Tensor | None, floor
 
 
 def _largest(value: torch.Tensor) -> float:
-    """Return the largest finite size of a number in ``value``; 0 where it has none."""
+    """Return the largest finite size of a number in ``value``; 0 without any."""
     if not (value.is_floating_point() or value.is_complex()):
         return 0.0
     sizes = value.detach().abs()
@@ -168,12 +168,12 @@ def _largest(value: torch.Tensor) -> float:
 
 
 def _gradients(made: list[torch.Tensor], wanted: list[torch.Tensor]) -> list[torch.Tensor | None]:
-    """Return the gradients of a sum of results, each weighed by numbers of its own."""
+    """Return the gradients of a sum of results, each weighted by different numbers."""
     total = None
     for value in made:
         if not value.requires_grad:
             continue
-        # Nothing drawn: draws are constants here, and equal weights cancel behind a norm.
+        # Not drawn at random: draws are constants here, and equal weights cancel after a norm.
         places = torch.arange(value.numel(), device=value.device, dtype=torch.float64)
         numbers = ((places * _GOLDEN) % 1 + 0.5).reshape(value.shape).to(value.real.dtype)
         term = (torch.view_as_real(value.resolve_conj()).sum(-1) if value.is_complex() else value) * numbers
@@ -240,7 +240,7 @@ class _SameDraws(TorchDispatchMode):
         name = short_name(function)
         if name in ("bernoulli_", "uniform_", "normal_", "random_", "exponential_"):
             return args[0].fill_(1 if name == "bernoulli_" else self._CONSTANT)
-        if name in ("uniform", "exponential", "normal_functional", "random"):  # what the ones above are rewritten to
+        if name in ("uniform", "exponential", "normal_functional", "random"):  # the rewritten forms of those above
             return torch.full_like(args[0], self._CONSTANT)
         if name == "bernoulli":
             return torch.ones_like(args[0])
@@ -257,7 +257,7 @@ class _SameDraws(TorchDispatchMode):
 
 
 class ObservedFlows:
-    """Note which inputs of which operators a backward sends a gradient to.
+    """Records which inputs of which operators receive a gradient in a backward.
 
     A table of operators can be wrong for one of them (the overwritten side of a copy, an argument whose derivative is
     undefined); a plan would then predict messages that are not sent, or miss some that are.
@@ -275,7 +275,7 @@ class ObservedFlows:
         return seen
 
     def correct(self, graph: Graph, outputs: Iterable[str]) -> None:
-        """Write what was observed into ``graph``; ``outputs``: the operators that the module returns."""
+        """Write the observations into ``graph``; ``outputs``: the operators that the module returns."""
         for name, node in graph.nodes.items():
             if not node.inputs:
                 continue

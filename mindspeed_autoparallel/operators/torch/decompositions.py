@@ -1,4 +1,4 @@
-"""Exported programs in the words that rules know: no mutation, no unknown composite, stops of gradients kept."""
+"""Rewrites exported programs to operators with rules: no mutation, no unknown composite, stops of gradients kept."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mindspeed_autoparallel.operators.torch.rules.table import rule_of
 
 @torch.library.custom_op("mindspeed_autoparallel::stop_gradient", mutates_args=())
 def _stop_gradient(value: torch.Tensor) -> torch.Tensor:
-    """Stand for ``detach`` and ``no_grad`` while a program is rewritten, which would drop both."""
+    """Placeholder of ``detach`` and ``no_grad`` while a program is rewritten, which would drop both."""
     return value.clone()
 
 
@@ -27,9 +27,9 @@ def short_name(target: Any) -> str:
 
 
 def simplified(program: Any, *, few: bool = False) -> Any:
-    """Rewrite ``program`` where it has something that no rule covers; otherwise leave it, since a trace takes time.
+    """Rewrite ``program`` if it has an operator that no rule covers; otherwise return it, since a trace takes time.
 
-    With ``few``, after a pass without, operators that no rule covers stay whole; only what changes tensors in place is
+    With ``few``, after a pass without, operators that no rule covers stay whole; only in-place changes of tensors are
     rewritten.
     """
     if not _needs_rewriting(program.graph):
@@ -119,5 +119,5 @@ def batch_norm_in_training(
     unbiased = flat_variance * (number / max(1, number - 1))
     kept = running_mean * (1 - momentum) + flat_mean.detach() * momentum
     spread = running_var * (1 - momentum) + unbiased.detach() * momentum
-    # As the operator itself: nothing flows back through the statistics that it saves.
+    # Like the operator itself: no gradient passes through the statistics that it saves.
     return result, flat_mean.detach(), inverse.view(-1).detach(), kept, spread

@@ -1,7 +1,7 @@
-"""A plan as torch's ``distribute_module`` takes it: parameters as DTensors, redistributions pinned where the plan is.
+"""A plan in the form of torch's ``distribute_module``: parameters as DTensors, redistributions fixed by the plan.
 
 For plans that styles cannot express. The module keeps its class, names and inputs; its parameters become DTensors,
-which optimizers and distributed checkpoints know, and its forward runs the captured operators on local pieces.
+which optimizers and distributed checkpoints support, and its forward runs the captured operators on local pieces.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def distribute_plan(
 
 
 def same_cuts(plan: OperatorPlan, graph: Graph) -> OperatorPlan:
-    """Return a plan of ``graph`` that cuts every operator as its namesake in ``plan``, where that is possible."""
+    """Return a plan of ``graph`` that cuts every operator like its namesake in ``plan``, if that is possible."""
     before, made = plan.decisions, Decisions(graph, (), dict.fromkeys(graph.nodes, ()))
     for dim, parts in enumerate(before.mesh):
         chosen = {}
@@ -90,7 +90,7 @@ def _arrival(mesh: DeviceMesh, loader_dims: Sequence[int]) -> tuple[int, ...]:
 
 
 class _Placed:
-    """The parameters and buffers of a module under their first names, and where they are once they are distributed."""
+    """The parameters and buffers of a module under their first names, and their positions after distribution."""
 
     def __init__(self, captured: Captured, plan: OperatorPlan, model: torch.nn.Module, groups: MeshGroups) -> None:
         self.captured, self.plan, self.groups = captured, plan, groups

@@ -21,7 +21,7 @@ from mindspeed_autoparallel.operators.torch.planned import PlannedModule
 
 @dataclass(frozen=True)
 class Variant:
-    """One capture of the module, and what runs it."""
+    """One capture of the module, and its executor."""
 
     captured: Captured
     planned: PlannedModule
@@ -42,7 +42,7 @@ class DistributedForward:
     ) -> None:
         self.variants, self.parameters, self.model, self.arrival = variants, parameters, model, arrival
         self.checked: set[int] = set()
-        """Variants whose inputs were compared between ranks."""
+        """Variants of which inputs were compared between ranks."""
         mesh = variants[0].planned.mesh
         self.parts = math.prod(n for n, at in zip(mesh.shape, arrival, strict=False) if at != REPLICATE)
         for variant in variants:
@@ -134,7 +134,7 @@ class DistributedForward:
 
 def _has_mode(captured: Captured, now: tuple[bool, ...]) -> bool:
     """Return whether ``captured`` computes what the module does in the modes ``now`` of its parts."""
-    # What a module in evaluation would draw in training is not in its capture.
+    # Random draws of training are missing in the capture of a module in evaluation mode.
     begins = any(after > before for before, after in zip(captured.training, now, strict=True))
     return now == captured.training or not (begins or captured.depends_on_mode)
 

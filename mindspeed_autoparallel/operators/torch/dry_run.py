@@ -1,4 +1,4 @@
-"""A parallelized module run on the meta device with one rank's shapes: does its code follow sizes that are cut?"""
+"""A parallelized module run on the meta device with one rank's shapes: checks that its code works with cut sizes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def refusal_of_shapes(
     with _shapes_as_styled(model, styles, parts):
         try:
             _export(_Local(model, local), arguments, keywords)
-        except Exception as error:  # whatever the model's own code raises for a shape that it did not expect
+        except Exception as error:  # any error of the model's own code for an unexpected shape
             return first_line(error)
     return ""
 
@@ -60,7 +60,7 @@ def _export(module: torch.nn.Module, arguments: Any, keywords: Any) -> None:
 
 
 class _Local(torch.nn.Module):
-    """A model with other tensors in the place of its own."""
+    """A model with its tensors replaced."""
 
     def __init__(self, model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> None:
         super().__init__()

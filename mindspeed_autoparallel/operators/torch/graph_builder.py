@@ -23,21 +23,21 @@ _BIASED.update(dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_tran
 
 @dataclass
 class Captured:
-    """Hold the graph of a module, and what is needed to run it piece by piece."""
+    """The graph of a module, and the data to run it piece by piece."""
 
     graph: Graph
     calls: dict[str, CapturedCall] = field(default_factory=dict)
-    """By operator."""
+    """Calls by operator."""
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Tensors that are in the code, not in the module."""
+    """Tensors that are constants of the code, not of the module."""
     inputs: tuple[str, ...] = ()
     """Names of the inputs that are tensors, in order."""
     outputs: tuple[str | None, ...] = ()
-    """Operators whose results the module returns; None for what is no tensor."""
+    """Operators whose results the module returns; None for other values."""
     plain_outputs: tuple[Any, ...] = ()
-    """What is returned beside tensors, in their places."""
+    """Returned values other than tensors, by position."""
     structure: Any = None
-    """How the module nests what it returns."""
+    """Nesting of the module's results."""
     example: tuple[Any, Any] = ((), {})
     """The inputs it was captured with, positional and named."""
     updates: dict[str, str] = field(default_factory=dict)
@@ -45,11 +45,11 @@ class Captured:
     changed_inputs: dict[str, str] = field(default_factory=dict)
     """Inputs that a forward changes in place, and the operator that makes their new value."""
     depends_on_mode: bool = False
-    """Whether evaluation would be other operators: something is drawn, or a buffer is changed."""
+    """Whether evaluation has other operators: it draws random numbers, or changes a buffer."""
     causes: list[str] = field(default_factory=list)
-    """What changes gradients in the module and is no operator, with its line."""
+    """Code that changes gradients in the module without being an operator, with its line."""
     training: tuple[bool, ...] = ()
-    """Of every module in it, whether it was in training mode."""
+    """Training mode of every submodule."""
     is_compared: bool = False
     """Whether results and gradients were compared with the module's (``compare``)."""
 
@@ -75,7 +75,7 @@ class GraphBuilder:
         self.captured.training = tuple(module.training for module in model.modules())
 
     def build(self) -> Captured:
-        """Add sources and operators in the program's order, then record what goes in and out."""
+        """Add sources and operators in the program's order, then record inputs and outputs."""
         signature, captured = self.program.graph_signature, self.captured
         held = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
         for node in self.program.graph.nodes:
@@ -146,7 +146,7 @@ class GraphBuilder:
         plain = torch.fx.map_arg(call.args, lambda n: TENSOR if n in self.named else None)
         along = _BIASED.get(operator)
         bias = along is not None and len(tensors) == 3
-        # Other factors than one are no rule's, and a matrix that is added is no bias.
+        # No rule covers factors other than one, and an added matrix is not a bias.
         added = operator == "addmm" and not call.kwargs and len(_shape(tensors[0].meta["val"])) == 1
         if added:
             tensors, bias, operator, along = [*tensors[1:], tensors[0]], True, "mm", -1
@@ -163,19 +163,19 @@ class GraphBuilder:
             self._add(node, name, role, rule, names if rule.operands else ())
             self.captured.calls[self.named[node]] = _call_of(node, call, operator, tensors, constant=not rule.operands)
         else:
-            # Where the inner axis is cut, a bias inside would be added once per part: it is an operator of its own.
+            # Where the inner axis is cut, a bias inside would be added once per part: it is a separate operator.
             self._add(node, name, role, rule, names[:2])
             product = self.named[node]
             self.captured.calls[product] = _without_bias(call, operator, added)
             self._add_bias(node, along or 0, (product, names[2]), f"{name}.bias_add", f"{role}.bias_add")
 
     def _rule(self, call: Any, operator: str, tensors: list[Any], plain: Any, node: Any) -> Rule | None:
-        """Apply the operator's rule; None for a form of the operator that it does not know."""
+        """Apply the operator's rule; None for an unsupported form of the operator."""
         rule_for = rule_of(operator, torch.Tag.pointwise in getattr(call.target, "tags", ()))
         output = node.meta["val"].shape
         shapes = tuple(tuple(t.meta["val"].shape) for t in tensors)
         if operator not in DRAWN_WHOLE and draws(call.target, operator, call.args):
-            return None  # drawn piece by piece, the numbers would be others
+            return None  # drawn piece by piece, the numbers would differ
         if operator.startswith("index") and any(t.meta["val"].dtype == torch.bool for t in tensors[1:]):
             return None  # a mask lies along dims of its tensor, unlike indices
         if rule_for is None or not all(isinstance(n, int) for shape in (*shapes, output) for n in shape):

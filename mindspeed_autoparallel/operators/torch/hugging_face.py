@@ -20,7 +20,7 @@ def hugging_face_graph(source: str, *, batch: int, sequence: int, num_layers: in
     """Capture the model that ``source`` names, a hub name or the path of its config.json, on the meta device.
 
     ``batch`` samples of ``sequence`` tokens (or pictures of the size in the configuration), bf16, in train mode.
-    Raises ``ConfigError`` where transformers is not there, does not know the model, or capture breaks.
+    Raises ``ConfigError`` if transformers is missing, does not support the model, or capture fails.
     """
     if batch < 1 or sequence < 1:
         raise ConfigError(f"batch {batch} and sequence {sequence} must both be 1 or more.")
@@ -53,7 +53,7 @@ def read_model_config(source: str) -> Any:
         rest = {key: value for key, value in content.items() if key not in ("model_type", "transformers_version")}
         try:
             return transformers.AutoConfig.for_model(kind, **rest)
-        except Exception as error:  # its own checks raise what they like
+        except Exception as error:  # its own checks raise any class of error
             raise ConfigError(f"{path} is no configuration of {kind}: {_first_line(error)}") from error
     try:
         return transformers.AutoConfig.from_pretrained(source)
@@ -73,7 +73,7 @@ def build_on_meta(config: Any, source: str) -> torch.nn.Module:
     try:
         with torch.device("meta"):
             model: torch.nn.Module = make(config, dtype=torch.bfloat16)
-    except Exception as error:  # whatever a model's constructor raises for its configuration
+    except Exception as error:  # any error of a model's constructor for its configuration
         raise ConfigError(f"{names[0]} of {source} cannot be built: {_first_line(error)}") from error
     with contextlib.suppress(AttributeError, ValueError):  # a model without experts, or an older transformers
         model.set_experts_implementation("grouped_mm")  # loops over experts cannot be captured

@@ -1,6 +1,6 @@
-"""A plan as ``parallelize_module`` of torch takes it: a style per module, where styles can express it.
+"""A plan as styles for torch's ``parallelize_module``: one per module, if styles can express it.
 
-Modules can gather, scatter and reduce where they are entered and left; the code between them runs on what it is given.
+Modules can gather, scatter and reduce at their entry and exit; the code between them runs on their results.
 So styles can express a plan only if nothing between modules is redistributed.
 """
 
@@ -35,7 +35,7 @@ _MODULES = (torch.nn.Linear, torch.nn.Embedding)
 class ParallelizePlan:
     """``styles`` for ``parallelize_module(model, mesh["tp"], styles)``; the batch is divided by ``data_size`` replicas.
 
-    Where ``not_expressed`` is not empty, the styles alone would compute something else: each line names an operator.
+    If ``not_expressed`` is not empty, the styles alone would compute something else: each line names an operator.
     """
 
     styles: dict[str, ParallelStyle] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class ParallelizePlan:
     not_expressed: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """Return Python source, and what styles cannot express."""
+        """Return Python source, and the operators that styles cannot express."""
         made = [f"{name!r}: {_source(style)}," for name, style in self.styles.items()]
         return [*made, *(f"# not expressed: {reason}" for reason in self.not_expressed)]
 
@@ -61,10 +61,10 @@ def parallelize_plan(captured: Captured, model: torch.nn.Module, plan: OperatorP
 def nearest_styled(
     captured: Captured, model: torch.nn.Module, plan: OperatorPlan
 ) -> tuple[OperatorPlan, tuple[str, ...]]:
-    """Leave whole what styles cannot express of ``plan``; return the plan of the rest and what was changed.
+    """Do not cut operators of ``plan`` that styles cannot express; return the new plan and the changes.
 
     An operator that cannot be expressed is no longer cut on the tensor-parallel mesh dims; one that is whole already
-    takes the cut from what it reads. Ends where nothing is left to change.
+    takes the cut from what it reads. Ends when no change is left.
     """
     changed: dict[str, None] = {}
     while True:
@@ -135,7 +135,7 @@ class _Lowering:
             )
 
     def to_leave_whole(self) -> set[str]:
-        """List the operators whose cut stands in the way of the reasons that were found."""
+        """Return the operators whose cut causes the reasons found."""
         found: set[str] = set()
         for name in self.reasons:
             node = self.graph.nodes.get(name)
@@ -187,14 +187,14 @@ class _Lowering:
             self.reasons[node.name] = f"it is cut by {names} on different mesh dims."
         axis = others.pop() if others else NO_CUT
         if not node.inputs:
-            return NO_CUT  # inputs arrive whole
+            return NO_CUT  # inputs are whole
         if role_of_cut(node, axis, self.batch.get(node.name), 1, 1, 0) in (DATA, CONTEXT):
             self.reasons[node.name] = f"it is cut by {node.axes[axis].name} beside operators cut by weights."
         return axis
 
     def _flow(self, name: str, node: Node) -> None:
-        """Record what leaves operator ``name``: as it is made, or for the last one of a module as the readers want
-        it."""
+        """Record the output placement of operator ``name``: its own, or for the last one of a module the one that
+        readers need."""
         made = node.output_placement(self.choice[name])
         if name not in self.owner:
             self.flowing[name] = made
@@ -205,10 +205,10 @@ class _Lowering:
             wanted = list(dict.fromkeys(self._wanted(name)))
             self.flowing[name] = wanted[0] if wanted else (REPLICATE if made == PARTIAL else made)
             if len(wanted) > 1:
-                self.reasons[name] = "its readers want it in different cuts."
+                self.reasons[name] = "its readers need it in different cuts."
 
     def _wanted(self, name: str) -> Iterator[int]:
-        """Yield the placements that the code after operator ``name`` needs; modules take what they get."""
+        """Yield the placements that the code after operator ``name`` needs; modules accept any placement."""
         for reader, slot in self.graph.consumers()[name]:
             if reader not in self.owner:
                 yield self.graph.nodes[reader].operand_placement(slot, self.choice[reader])
@@ -216,11 +216,11 @@ class _Lowering:
             yield REPLICATE
 
     def _check_between(self, name: str, node: Node) -> None:
-        """Check that code between modules gets its operands as they flow, and their gradients back whole."""
+        """Check that code between modules gets its operands without redistribution, and their gradients whole."""
         for slot, source in enumerate(node.inputs):
             wanted = node.operand_placement(slot, self.choice[name])
             if wanted != self.flowing[source]:
-                self.reasons[name] = f"it wants {source} in another cut than that leaves it, and no module is between."
+                self.reasons[name] = f"it needs {source} in another cut than its producer's, and no module is between."
             elif self.graph.nodes[source].needs_gradient:
                 gradient = node.gradient_placement(slot, self.choice[name])
                 if (gradient,) != gradient_of_output((wanted,)):

@@ -68,8 +68,8 @@ class PlannedModule(torch.nn.Module):
     ) -> Any:
         """Give what the model returns for ``inputs`` in order.
 
-        ``parameters``: pieces in the place of its own; ``buffers``: whole ones, read and updated in the place of its
-        own. An input that is smaller than the captured one is this rank's piece, placed according to ``arrival``;
+        ``parameters``: pieces used instead of the module's own; ``buffers``: whole ones, read and updated instead of
+        its own. An input that is smaller than the captured one is this rank's piece, placed according to ``arrival``;
         results with a sample dim then come back in the same pieces, and their gradients are averaged over them.
         """
         # By its own parameters and buffers: an operator may be named like a method of a module ("to").
@@ -102,7 +102,7 @@ class PlannedModule(torch.nn.Module):
         buffers: Mapping[str, torch.Tensor],
         arrival: Placements,
     ) -> None:
-        """Write what the forward changes in place: buffers, and inputs of the caller."""
+        """Write in-place changes of the forward: buffers, and inputs of the caller."""
         for buffer, operator in self.captured.updates.items():
             changed = self._whole(made, operator)
             if buffer in buffers:
@@ -139,7 +139,7 @@ class PlannedModule(torch.nn.Module):
         wanted: tuple[Placements, Placements | None],
         shape: tuple[int, ...],
     ) -> torch.Tensor:
-        """Redistribute what is no edge of the plan: inputs, results, changed buffers."""
+        """Redistribute tensors that are not edges of the plan: inputs, results, changed buffers."""
         before = self.mesh.sent_bytes
         result = redistribute(local, source, wanted, shape, self.mesh)
         self.mesh.bytes_beyond_plan += self.mesh.sent_bytes - before
@@ -162,8 +162,8 @@ def execute(
 
     ``functions`` gives the computation on local pieces, by operator name, role, or kind (the first that is there).
     No edge is left to a library's choice, so the bytes sent are those the plan predicts, backward included. Readers
-    that want a tensor alike share one redistribution, and so one reduction of their gradients. Raises ``ConfigError``
-    for an operator without a function, or a mesh that is not the plan's.
+    with equal needs of a tensor share one redistribution, and so one reduction of their gradients. Raises
+    ``ConfigError`` for an operator without a function, or a mesh that is not the plan's.
     """
     if mesh.shape != decisions.mesh:
         raise ConfigError(f"the plan is for a mesh of {decisions.mesh} and this mesh is {mesh.shape}.")

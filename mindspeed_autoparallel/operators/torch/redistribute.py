@@ -24,7 +24,7 @@ class MeshGroups:
     ranks: torch.Tensor
     sent_bytes: int = 0
     bytes_beyond_plan: int = 0
-    """Of these, what made outputs and changed buffers whole: no edge of the plan."""
+    """Part of these bytes that made outputs and changed buffers whole, outside the plan's edges."""
     _groups: dict[tuple[int, ...], Any] = field(default_factory=dict)
 
     @property

@@ -1,8 +1,8 @@
 """Sequence parallelism by styles of ``parallelize_module``: layers hold a piece of the tokens between products.
 
-Styles are put where modules are entered and left. What enters the first layer is cut by tokens and what leaves the last
-one is gathered, so that code around the layers sees what it saw; inside, norms run on pieces, products gather before
-and scatter after. Which module is entered with which tensor is seen by calling the model once, without computing.
+Styles apply at the entry and exit of modules. The input of the first layer is cut by tokens and the output of the last
+one is gathered, so that code around the layers gets the same tensors as before; inside, norms run on pieces, products
+gather before and scatter after. One call of the model, without computing, shows which tensor enters which module.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TOKENS = Shard(1)
 
 @dataclass
 class _ModuleCall:
-    """How a module was called: tensors by position and name, and what it gave."""
+    """A call of a module: tensors by position and name, and its result."""
 
     positional: tuple[Any, ...]
     named: dict[str, object]
@@ -45,7 +45,7 @@ def with_sequence_parallel(captured: Captured, model: torch.nn.Module, lowered: 
     """Return ``lowered`` with sequence parallelism in the stack of repeated layers that has most of its styles.
 
     ``model`` is the module that was captured, in whole shapes. Gradients of norms are pending sums over the mesh, as
-    ``SequenceParallel`` of torch leaves them. Where it cannot be expressed, the reason is in ``not_expressed`` and
+    ``SequenceParallel`` of torch leaves them. If it cannot be expressed, the reason is in ``not_expressed`` and
     there are no styles.
     """
     if lowered.not_expressed:
@@ -59,7 +59,7 @@ def with_sequence_parallel(captured: Captured, model: torch.nn.Module, lowered: 
 
 
 class _Stack:
-    """The repeated layers of one model, and the styles that cut what flows between them by tokens."""
+    """The repeated layers of one model, and the styles that cut the tensors between them by tokens."""
 
     def __init__(self, captured: Captured, model: torch.nn.Module, lowered: ParallelizePlan) -> None:
         self.model, self.lowered = model, lowered
@@ -90,7 +90,8 @@ class _Stack:
         return self.given, ""
 
     def _layers(self) -> list[str]:
-        """List the modules of the chain that holds most styles, each called once with what the one before gave."""
+        """List the modules of the chain that holds most styles, each called once with the result of the previous
+        one."""
         chains: dict[str, list[str]] = {}
         for name in self.calls:
             found = _LAYER.fullmatch(name)

@@ -158,7 +158,7 @@ class ContextParallelAttention(torch.nn.Module):
         if signature not in self._positions:
             rank = torch.distributed.get_rank(self.group)
             runs = [shards.zigzag_runs(local * size, size, r) for r in range(size)]
-            # Made on the device, and of shapes only where nothing else has data: the mask is a sequence squared.
+            # Made on the query's device, and without data in a trace: the mask has the square of the sequence length.
             held = [torch.cat([torch.arange(*run, device=device) for run in rank_runs]) for rank_runs in runs]
             queries = torch.cat(held) if every_query else held[rank]
             self._positions = {signature: queries[:, None] >= torch.cat(held)[None, :]}

@@ -47,7 +47,7 @@ class Accelerator:
         )
 
     def reserved_bytes(self) -> int | None:
-        """Return what the caching allocator holds: it gives nothing back unless memory runs out."""
+        """Return the bytes that the caching allocator reserves: it releases none unless memory runs out."""
         return int(self._module.memory_reserved())
 
     def total_memory_bytes(self) -> int:
@@ -55,7 +55,7 @@ class Accelerator:
         return int(self._module.get_device_properties(self._module.current_device()).total_memory)
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Return whether it is torch's own class, or has its words.
+        """Return whether it is torch's own class, or has the message of that class.
 
         Older torch_npu raises a plain RuntimeError, and so does hccl.
         """
@@ -117,7 +117,7 @@ class NpuAdapter(Accelerator):
         super().__init__(torch_npu.npu)
 
     def prepare(self) -> None:
-        """Load torch_npu's own facade, which lets Megatron's torch.cuda calls reach the NPU."""
+        """Load torch_npu's own facade, which routes Megatron's torch.cuda calls to the NPU."""
         import torch_npu.contrib.transfer_to_npu  # noqa: F401
 
     def fingerprint(self) -> dict[str, str]:

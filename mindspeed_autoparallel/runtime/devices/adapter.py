@@ -1,4 +1,4 @@
-"""What the runtime uses of a device, whatever it is."""
+"""The operations that the runtime needs of any device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _HOST_SHORTAGE = ("can't allocate memory", "not enough memory")
 
 
 def is_host_shortage(error: BaseException) -> bool:
-    """Return whether the machine's own memory, which all its programs share, ran out: Python's or torch's CPU error."""
+    """Return whether ``error`` is Python's or torch's CPU error that host memory ran out."""
     words = str(error).lower()
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and any(sign in words for sign in _HOST_SHORTAGE)
@@ -52,7 +52,7 @@ class DeviceAdapter(Protocol):
         """Follow live tensor memory inside the region (what was live before it counts)."""
 
     def reserved_bytes(self) -> int | None:
-        """Return the most bytes that the allocator has held so far; ``None`` where there is no such allocator."""
+        """Return the most bytes that the allocator has held so far; ``None`` without such an allocator."""
 
     def total_memory_bytes(self) -> int:
         """Return the bytes that one process may allocate."""

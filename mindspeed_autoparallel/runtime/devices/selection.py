@@ -1,4 +1,4 @@
-"""Which device this process trains on: an accelerator where one works, else the CPU, with a line that names it."""
+"""The device that this process trains on: an accelerator if one works, else the CPU, with a line that names it."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _PACKAGES = ("megatron-core", "torch", "torch-npu", "mindspeed", "mindspeed-auto
 
 
 def check_releases(node: Node) -> Iterable[Finding]:
-    """Check versions; torch and torch_npu of one release."""
+    """Check versions, and that torch and torch_npu have the same release."""
     found = {name: node.release_of(name) for name in _PACKAGES}
     yield fine("versions", ", ".join(f"{name} {release or 'absent'}" for name, release in found.items()))
     for name in ("megatron-core", "torch"):

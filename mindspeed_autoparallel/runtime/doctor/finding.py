@@ -18,11 +18,11 @@ class Finding:
     check: str
     status: str
     what: str
-    """What was seen, with the numbers."""
+    """The observation, with its numbers."""
     why: str = ""
     """Why it matters; empty when all is well."""
     remedy: str = ""
-    """What to do, where it is not a variable to set."""
+    """The remedy, if it is not a variable to set."""
     exports: Mapping[str, str] = field(default_factory=dict)
     """Environment variables to set."""
 

@@ -1,4 +1,4 @@
-"""The launch script: do its sizes fit one another, and does the search find what it needs?"""
+"""Checks of the launch script: whether its sizes fit one another, and whether the search can start from it."""
 
 from __future__ import annotations
 
@@ -44,9 +44,7 @@ def check_world_size(node: Node) -> Iterable[Finding]:
         )
         return
     if not world:
-        yield unknown(
-            "sizes", "the script does not say how many processes it starts: its parallel sizes are not checked"
-        )
+        yield unknown("sizes", "the script does not set its number of processes: its parallel sizes are not checked")
         return
     tensor, pipeline, context = (size or 1 for size in sizes)
     model = tensor * pipeline * context
@@ -68,7 +66,7 @@ def check_world_size(node: Node) -> Iterable[Finding]:
 
 
 def num_processes(script: Script) -> int | None:
-    """Count the processes of all nodes; 0 where the script does not say, ``None`` where it cannot be read."""
+    """Count the processes of all nodes; 0 if the script does not set it, ``None`` if it cannot be read."""
     if script.given("--worker-num") is not None:  # msrun's, of all nodes together
         return script.number("--worker-num")
     num_nodes, per_node = script.number("--nnodes"), script.number("--nproc-per-node", 0)
@@ -110,7 +108,7 @@ def check_import(node: Node) -> Iterable[Finding]:
     if _is_fsdp2(script):
         return
     places = [Path(script.program), Path(script.path).parent / script.program] if script.program else []
-    # A name that no file can have (too long, a NUL) is not there; Path raises at it.
+    # A name that no file can have (too long, a NUL) does not exist; Path raises for it.
     program = next((place for place in places if os.path.isfile(place)), None)  # noqa: PTH113
     if not given or program is None:
         return

@@ -76,7 +76,7 @@ def parse_cores(listed: str) -> set[int]:
 
 
 def device_numa(node: Node) -> list[int]:
-    """Return NUMA node of every accelerator in PCI order; -1 where the kernel does not say."""
+    """Return NUMA node of every accelerator in PCI order; -1 if the kernel does not report it."""
     found = []
     for name in node.matching("sys/bus/pci/devices/*"):
         base = f"sys/bus/pci/devices/{name}"
@@ -92,7 +92,7 @@ def check_affinity(node: Node) -> Iterable[Finding]:
         return
     numa, value = cores_by_numa(node), node.variable(_NAME)
     seen = f"{len(numa)} NUMA node(s), {sum(map(len, numa.values()))} cores"
-    why = "processes that wander between NUMA nodes launch operators late"
+    why = "processes that migrate between NUMA nodes launch operators late"
     if value is None or value.strip() in ("", "0"):
         yield advice("core binding", f"{_NAME} is off; {seen}", why, **{_NAME: "2" if len(numa) > 1 else "1"})
         return
@@ -141,7 +141,7 @@ def _range_findings(node: Node, mode: str, ranges: dict[int, set[int]], numa: di
             own = numa[where[device]]
             yield advice(
                 "core binding",
-                f"npu{device} hangs on NUMA node {where[device]}, its cores lie elsewhere",
+                f"npu{device} is attached to NUMA node {where[device]}, its cores are on another",
                 "every launch crosses between sockets",
                 f"choose from cores {min(own)}-{max(own)}",
             )
@@ -167,7 +167,7 @@ def check_shared_memory(node: Node) -> Iterable[Finding]:
 
 
 def check_disk(node: Node) -> Iterable[Finding]:
-    """Check the room where checkpoints go."""
+    """Check the free space for checkpoints."""
     save = node.script.flags.get("--save") or "."
     free = node.free_bytes(Path(save))
     if free is None:

@@ -1,4 +1,4 @@
-"""A YAML of MindSpeed-MM's native FSDP2 trainer: what fails, what has no effect, and what costs memory unseen."""
+"""A YAML of MindSpeed-MM's native FSDP2 trainer: entries that fail, have no effect, or cost memory unnoticed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check_native_file(path: Path) -> list[Finding]:
 
 def _keys(config: NativeConfig) -> Iterator[Finding]:
     for idle in idle_keys(config):
-        why = "The trainer takes any key and reads this one nowhere."
+        why = "The trainer accepts any key but never reads this one."
         yield advice("fsdp2 keys", f"{idle.key} has no effect", why, f"set {idle.instead}" if idle.instead else "")
 
 
@@ -83,7 +83,7 @@ def _module_names(config: NativeConfig) -> Iterator[Finding]:
 
 
 def _checkpoint_modules(config: NativeConfig) -> Sequence[str]:
-    """Return the modules that hold weights in the model's checkpoint, and those around them."""
+    """Return the modules that hold weights in the model's checkpoint, and their parents."""
     try:
         weights = json.loads(read_text(Path(config.model_path) / _INDEX, "the model's index"))["weight_map"]
     except (ConfigError, ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""What can be seen of a machine. Checks look through a ``Node`` only, so they can be tried on a made-up one."""
+"""The readable state of a machine. Checks read only a ``Node``, so tests can pass a fake one."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ class Node:
     peers: tuple[str, ...] = ()
 
     def variable(self, name: str) -> str | None:
-        """Return what a program started by the script would see: the script's exports go over the environment's."""
+        """Return the value that a program started by the script would see: the script's exports override the
+        environment."""
         return self.script.exports.get(name, self.environment.get(name))
 
     def read(self, path: str) -> str | None:
-        """Return the text of a file under ``root``; None if it is not there."""
+        """Return the text of a file under ``root``; None if it is missing."""
         try:
             return (self.root / path.lstrip("/")).read_text(encoding="utf-8", errors="replace").strip()
         except OSError:

@@ -131,7 +131,7 @@ def check_connect_timeout(node: Node) -> Iterable[Finding]:
         yield advice(
             "connection timeout",
             f"HCCL_CONNECT_TIMEOUT={value or '(not set: 120 s)'}",
-            "the first rank to arrive gives up while others still load weights or compile operators",
+            "the first rank to arrive times out while others still load weights or compile operators",
             HCCL_CONNECT_TIMEOUT=str(_LONG_ENOUGH_S),
         )
 
@@ -208,7 +208,7 @@ def check_clock(node: Node) -> Iterable[Finding]:
         try:
             skew_s = float(told or "") - (before + after) / 2
         except ValueError:
-            yield unknown("clock", f"{peer} did not tell its time (ssh without a password is needed)")
+            yield unknown("clock", f"the time of {peer} cannot be read (ssh without a password is needed)")
             continue
         uncertain_s = (after - before) / 2
         said = f"{peer} is {abs(skew_s):.3f} s {'ahead' if skew_s > 0 else 'behind'} (+-{uncertain_s:.3f} s)"
@@ -216,7 +216,7 @@ def check_clock(node: Node) -> Iterable[Finding]:
             yield problem(
                 "clock",
                 said,
-                "logs and traces of the nodes cannot be laid side by side",
+                "logs and traces of the nodes cannot be aligned",
                 "start the time service (chronyd or ntpd) on all nodes",
             )
         else:
@@ -227,7 +227,7 @@ def check_clock(node: Node) -> Iterable[Finding]:
     elif synchronised == "yes":
         yield fine("clock", "synchronised by the time service")
     elif not node.peers:
-        yield unknown("clock", "no time service to ask; name other nodes with --peers to compare")
+        yield unknown("clock", "no time service found; name other nodes with --peers to compare")
 
 
 def _first(node: Node, variable: str, *flags: str) -> str:

@@ -1,4 +1,4 @@
-"""What the searches that measure share: a model, the nodes that measure it, and the roles of these nodes."""
+"""The common part of searches that measure: a model, the nodes that measure it, and the roles of these nodes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MAX_LIMIT_MIB = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuringRequest:
-    """The part of a request that is about measuring; sizes are the script's own."""
+    """The part of a request about measuring; sizes are the script's own."""
 
     description: Description
     num_nodes: int
@@ -41,10 +41,10 @@ class MeasuringRequest:
     context_size: int
     work_dir: Path
     memory_limit_bytes: int | None
-    """Per device; ``None``: what the device has, less a reserve."""
+    """Memory limit per device; ``None``: the device's memory minus a reserve."""
     launch_timeout_s: float
     target_device: Device | None
-    """The catalogue's device that costs are computed for; ``None`` where they are measured."""
+    """The catalogue's device that costs are computed for; ``None`` if they are measured."""
 
     @property
     def nodes(self) -> Nodes:
@@ -75,8 +75,8 @@ def read_measuring(
 ) -> MeasuringRequest:
     """Read from the host's ``arguments`` what every measuring ``feature`` needs; ``ConfigError`` names a flag.
 
-    ``cluster_devices_per_node``: where the first device may play the ranks of a larger cluster; then a device
-    of the catalogue may be named for the links. 0: it plays none.
+    ``cluster_devices_per_node``: devices per node of a larger cluster whose ranks the first device may play; a device
+    of the catalogue may then be named for the links. 0: it plays none.
     """
     nodes = read_flags(NodeFlags, arguments)
     plays = cluster_devices_per_node > 0 and plays_ranks(nodes.nnodes, nodes.nproc_per_node, cluster_devices_per_node)
@@ -110,7 +110,7 @@ def plays_ranks(num_nodes: int, num_processes_per_node: int, cluster_devices_per
 
 
 def check_memory_limit(limit_mib: float) -> None:
-    """Raise ``ConfigError`` for what can be no memory of a device."""
+    """Raise ``ConfigError`` for an impossible device memory."""
     if not 0 < limit_mib <= _MAX_LIMIT_MIB:
         raise ConfigError(
             f"the memory limit of a device must be above 0 and at most {_MAX_LIMIT_MIB} MiB, got {limit_mib:g}. "
@@ -127,7 +127,7 @@ def needed(arguments: argparse.Namespace, feature: str, destination: str) -> int
 
 
 def refuse_launcher(feature: str) -> None:
-    """Raise ``ConfigError`` where torchrun started this process: ``feature`` starts processes of its own."""
+    """Raise ``ConfigError`` if torchrun started this process: ``feature`` starts its own processes."""
     if "TORCHELASTIC_RUN_ID" in os.environ or int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(
             f"{feature} starts its own processes: start the script once per node with plain python instead of torchrun."
@@ -137,7 +137,7 @@ def refuse_launcher(feature: str) -> None:
 def target_device(arguments: argparse.Namespace, *, names_links: bool = False) -> Device | None:
     """Return the device of ``--profile-source analytic``, ``None`` where costs are measured; refuse an unknown one.
 
-    ``names_links``: whether a device beside measured costs gives the links.
+    ``names_links``: whether a device given together with measured costs provides the links.
     """
     flags = read_flags(ProfileSourceFlags, arguments)
     if flags.profile_source != "analytic" and names_links:
@@ -161,9 +161,9 @@ def named_device(flags: ProfileSourceFlags) -> Device | None:
 
 
 def serve_main_node(request: MeasuringRequest, what_stays: str, flags: Collection[str] = ()) -> None:
-    """End this process where it is not the main node's, after it has run what that one ordered.
+    """On nodes other than the main one, run the main node's orders and end this process.
 
-    ``flags``: those that an order may set beside the words of this node's own command.
+    ``flags``: those that an order may add to this node's own command line.
     """
     rank = request.node_rank
     if rank == 0:
@@ -184,7 +184,7 @@ def serve_main_node(request: MeasuringRequest, what_stays: str, flags: Collectio
 
 
 def coordinator(request: MeasuringRequest) -> Coordinator:
-    """Return the main node's side of all launches, to be entered; the other nodes are waited for then."""
+    """Return the main node's side of all launches, a context manager that waits for the other nodes when entered."""
     nodes = request.nodes
     if nodes.num_nodes > 1:
         check_port_is_free(request.master_port)

@@ -22,14 +22,14 @@ _OOM_STEPS = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class SampleData:
-    """The samples of a training, and what a plan for them must keep."""
+    """The samples of a training, and the constraints of a plan for them."""
 
     distribution: Distribution
     options: SpreadOptions
 
 
 def read_sample_data(arguments: argparse.Namespace) -> SampleData | None:
-    """Return what ``--auto-parallel-data`` names, or nothing without it.
+    """Return the samples of ``--auto-parallel-data``, or nothing without it.
 
     ``ConfigError`` for a broken file, one of other records than the script's ``--mm-data``, and flags without it.
     """
@@ -39,7 +39,7 @@ def read_sample_data(arguments: argparse.Namespace) -> SampleData | None:
             if getattr(flags, flag.destination) != flag.default:
                 raise ConfigError(f"{flag.name} needs --auto-parallel-data: a distribution of `data describe`.")
         return None
-    # numpy and the planner: only for those who ask.
+    # Loads numpy and the planner: only if needed.
     from mindspeed_autoparallel.data.distribution import Distribution
     from mindspeed_autoparallel.data.records import refuse_other_records
     from mindspeed_autoparallel.planner.spread.choose import SpreadOptions

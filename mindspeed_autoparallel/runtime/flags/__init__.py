@@ -1,7 +1,7 @@
 """Command line flags: fields of a dataclass per feature (``features/*/flags.py``), added to the host's parser.
 
 ``flag``            a flag as a field; reading the fields back from parsed arguments
-``registration``    what the host's parser lacks
+``registration``    adds the flags that the host's parser lacks
 ``shared``          the groups that several features read
 """
 

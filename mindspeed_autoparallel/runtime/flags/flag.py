@@ -1,4 +1,4 @@
-"""Flags as fields of a dataclass per group: what registers them, documents them, and reads them back checked."""
+"""Flags as fields of a dataclass per group; from them flags are registered, documented, and read back checked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class FlagGroup:
     """Base of the dataclasses whose fields are the flags of a feature; the first one switches it on."""
 
     TITLE: ClassVar[str]
-    """Above the flags in ``--help`` and docs/flags.md."""
+    """Heading of the flags in ``--help`` and docs/flags.md."""
     USED_BY: ClassVar[tuple[str, ...]] = ()
     """Switches of the features that read these flags; empty: the group's own."""
 
@@ -36,7 +36,7 @@ def flag(
     const: str | None = None,
 ) -> Any:
     """Declare a field as a flag: ``text`` is its help; ``least`` and ``most``: bounds of a whole number;
-    ``used_by``: switches of features beside its group's that read it; ``const``: its value where none is given.
+    ``used_by``: switches of features beside its group's that read it; ``const``: its value if given without one.
 
     The field's type gives the rest: ``bool`` is a switch, ``Literal`` has choices, ``| None`` may be left out.
     """
@@ -54,12 +54,12 @@ def flag(
 
 @dataclass(frozen=True, kw_only=True)
 class Flag:
-    """One command line flag as argparse, docs/flags.md and the reading of arguments see it."""
+    """One command line flag, for argparse, docs/flags.md and the reading of arguments."""
 
     name: str
     """With dashes: ``--auto-parallel-mm``."""
     destination: str
-    """The attribute of the parsed arguments, which is the field."""
+    """The attribute of the parsed arguments, which has the field's name."""
     help: str
     """One sentence for ``--help`` and docs/flags.md."""
     type: type
@@ -68,7 +68,7 @@ class Flag:
     choices: tuple[str, ...] | None
     metavar: str | None
     bounds: WholeNumber | None
-    """Of an ``int``."""
+    """Bounds of an ``int``."""
     const: str | None
     """Value of the flag given without one; ``None``: it needs a value."""
     readers: tuple[str, ...]
@@ -76,7 +76,7 @@ class Flag:
 
     @property
     def convert(self) -> Callable[[str], Any]:
-        """Return what argparse makes a value of its text with."""
+        """Return the function with which argparse converts its text."""
         return self.bounds or self.type
 
 

@@ -39,7 +39,7 @@ _OFF = ("", "0", "false", "none", "null")
 
 
 def flags_given(argv: Sequence[str]) -> set[str]:
-    """Return the names of our flags that stand on the command line ``argv`` (``--name`` or ``--name=value``)."""
+    """Return the names of our flags on the command line ``argv`` (``--name`` or ``--name=value``)."""
     words = {plain_flag(word) for word in argv if word.startswith("--")}
     return words & {flag.name for group in flag_groups() for flag in flags_of(group)}
 
@@ -50,7 +50,7 @@ def flags_of_command() -> set[str]:
 
 
 def keys_given(argv: Sequence[str]) -> dict[str, str]:
-    """Return our flags that ``argv`` writes as Hydra's keys (``+auto_parallel_mm=true``), with the words."""
+    """Return our flags that ``argv`` has as Hydra's keys (``+auto_parallel_mm=true``), with the words."""
     names = {flag.destination: flag.name for group in flag_groups() for flag in flags_of(group)}
     found = {}
     for word in argv:
@@ -73,15 +73,15 @@ def missing_flags(parser: argparse.ArgumentParser) -> list[tuple[type[FlagGroup]
 
 
 def flags_of_host(parser: argparse.ArgumentParser) -> set[str]:
-    """Return the names of our flags that ``parser`` has already, which have the host's meaning."""
+    """Return the names of our flags that ``parser`` has already, with the host's meaning."""
     missing = {flag.name for _, flag in missing_flags(parser)}
     return {flag.name for group in flag_groups() for flag in flags_of(group)} - missing
 
 
 def without_switches(argv: Sequence[str]) -> list[str]:
-    """Return ``argv`` less the switches that start a feature: processes that measure for it must not start it again.
+    """Return ``argv`` without the switches that start a feature: processes that measure for it must not start it again.
 
-    Hosts read the command line as well, some of them before they make a parser.
+    Hosts read the command line too, some of them before they make a parser.
     """
     return [word for word in argv if word.replace("_", "-") not in _STARTERS]
 
@@ -108,7 +108,7 @@ def add_missing_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParse
         section = parser.add_argument_group(title=group.TITLE)
         for _, flag in missing:
             names = dict.fromkeys((flag.name, "--" + flag.destination))
-            # A default that the script gave the parser before the flag was there counts.
+            # A default that the script set on the parser before the flag was added takes effect.
             default = section._defaults.get(flag.destination, flag.default)
             if flag.type is bool:
                 section.add_argument(*names, action="store_true", default=bool(default), help=flag.help)

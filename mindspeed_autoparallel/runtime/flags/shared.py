@@ -60,7 +60,7 @@ class NodeFlags(FlagGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileSourceFlags(FlagGroup):
-    """Where costs come from."""
+    """The source of costs."""
 
     TITLE = "profile source: search without an accelerator"
     USED_BY = ("--auto-parallel-mm", "--auto-tuning", "--operator-search")

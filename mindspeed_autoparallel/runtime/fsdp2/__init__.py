@@ -1,14 +1,14 @@
-"""Inside MindSpeed-MM's native FSDP2 trainer: measure its modules, plan, and train by a plan.
+"""Inside MindSpeed-MM's native FSDP2 trainer: measure its modules, plan, and train under a plan.
 
-``entry``      what the flags behind the YAML's name ask for
+``entry``      dispatches on the flags after the YAML's name
 ``trainer``    the trainer's classes and arguments, as a plugin finds them
-``modules``    which modules of a model are decided about
+``modules``    the modules of a model that a plan covers
 ``timeline``   forward and backward of each module alone, without gathers, by hooks
 ``saved``      bytes that each module keeps for backward
-``measuring``  a step measured, and the profile of it
+``measuring``  measures steps
 ``divided``    costs at Ulysses and expert sizes that were not run
 ``search``     measure, then ``write`` plan and YAML
-``apply``      the trainer's arguments changed to those of a plan, and predicted beside measured
-``preflight``  a rank or several alone on this device, one after the other, and the verdict
-``rank_alone`` the child's side of it: fake process groups, steps that are measured
+``apply``      applies a plan to the trainer's arguments, and compares prediction with measurement
+``preflight``  runs ranks alone on this device, one after the other, and reports a verdict
+``rank_alone`` its child process: fake process groups, measured steps
 """

@@ -1,4 +1,5 @@
-"""``--auto-parallel-plan`` in the native trainer: its arguments become the plan's, and prediction meets measurement."""
+"""``--auto-parallel-plan`` in the native trainer: applies the plan to its arguments, and compares prediction with
+measurement."""
 
 from __future__ import annotations
 
@@ -18,11 +19,11 @@ from mindspeed_autoparallel.spec.sharded_plan import ShardedPlan
 from mindspeed_autoparallel.units import MIB, US_PER_MS
 
 _WATCHED_STEP = 2
-"""Whose memory is followed on a CPU, where that takes several times as long; the first step makes optimizer states."""
+"""The step whose memory is followed on a CPU, where that is several times slower; the first makes optimizer states."""
 
 
 def prepare_plan(native: NativeTrainer, request: NativeRequest) -> None:
-    """Set sizes now, before groups exist, and lists of modules when the model is there; then compare some steps."""
+    """Set sizes now, before groups exist, and lists of modules once the model is built; then compare some steps."""
     assert request.plan is not None
     plan = read_plan(native, request.plan)
     if plan.decisions.sizes.num_devices != world_size():
@@ -35,7 +36,7 @@ def prepare_plan(native: NativeTrainer, request: NativeRequest) -> None:
 
 
 def set_plan(native: NativeTrainer, plan: ShardedPlan, path: Path) -> None:
-    """Set the sizes of ``plan`` now, and its lists of modules when the model is there."""
+    """Set the sizes of ``plan`` now, and its lists of modules once the model is built."""
     sizes = plan.decisions.sizes
     native.set_values(decided_sizes(native.config, plan.decisions))
     # The trainer computed these from the sizes of the file when it parsed it.
@@ -67,7 +68,7 @@ def _expert_shard(sizes: ShardSizes) -> int:
 
 
 def read_plan(native: NativeTrainer, path: Path) -> ShardedPlan:
-    """Read a plan of the trainer's model; ``PlanError`` where it is of another trainer or model."""
+    """Read a plan of the trainer's model; ``PlanError`` if it is for another trainer or model."""
     plan = ShardedPlan.read(path)
     name = native.config.model_id or native.config.model_path
     if plan.host != HOST_NAME:
@@ -78,7 +79,7 @@ def read_plan(native: NativeTrainer, path: Path) -> ShardedPlan:
 
 
 class _Comparison:
-    """Predicted beside measured step time and peak memory, after some steps."""
+    """Compares predicted and measured step time and peak memory after some steps."""
 
     def __init__(self, plan: ShardedPlan, num_steps: int) -> None:
         self._plan = plan

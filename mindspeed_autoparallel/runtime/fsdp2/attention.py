@@ -1,4 +1,4 @@
-"""Time and bytes of attention operators, by the module that runs: what is spared where attention outputs are kept."""
+"""Time and bytes of attention operators by module: the saving of a recompute that keeps attention outputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OPERATORS = (
     ("transformers.integrations.flash_attention", "_flash_attention_forward"),
 )
 _TAKEN = 3
-"""Queries, keys and values: the first tensors of each operator."""
+"""Number of leading tensors of each operator: queries, keys and values."""
 
 
 @dataclass
@@ -29,7 +29,7 @@ class AttentionCalls:
     us: dict[str, float] = field(default_factory=dict)
     output_bytes: dict[str, int] = field(default_factory=dict)
     exchanged_bytes: dict[str, int] = field(default_factory=dict)
-    """Queries, keys, values and outputs: what Ulysses exchanges."""
+    """Bytes of queries, keys, values and outputs, which Ulysses exchanges."""
 
 
 @contextlib.contextmanager
@@ -65,7 +65,7 @@ def _counting(
             output = kept[0]
             taken = [_bytes(tensor) for tensor in list(tensors_in((args, kwargs)))[:_TAKEN]]
             calls.us[name] = calls.us.get(name, 0.0) + (time.perf_counter() - begin) * 1e6
-            # An operator that returns its output alone keeps the logarithm of every row's sum, in fp32, inside.
+            # An operator that returns only its output saves the log-sum-exp of every row internally, in fp32.
             sums = 4 * output.numel() // output.shape[-1] if len(kept) == 1 else 0
             calls.output_bytes[name] = calls.output_bytes.get(name, 0) + sum(map(_bytes, kept)) + sums
             calls.exchanged_bytes[name] = calls.exchanged_bytes.get(name, 0) + _bytes(output) + sum(taken)

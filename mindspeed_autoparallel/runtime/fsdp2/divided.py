@@ -61,7 +61,8 @@ def _divided(costs: ModuleCosts, ranks: int, at: CostPoint) -> ModuleCosts:
 
 
 def _divided_kinds(profile: ShardedProfile) -> set[str]:
-    """Return the kinds of modules in the decoder: those beside the embedding of tokens and below, and the head."""
+    """Return the kinds of modules in the decoder: siblings of the token embedding and their submodules, and the
+    head."""
     embedding = next((module for module in profile.modules if module.kind.endswith(":Embedding")), None)
     decoder = embedding.name.rpartition(".")[0] if embedding else ""
     return {

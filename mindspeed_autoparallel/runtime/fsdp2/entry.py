@@ -1,4 +1,4 @@
-"""What ``mindspeed_autoparallel.plugin`` does: read the flags behind the YAML and prepare the trainer for them."""
+"""Entry of ``mindspeed_autoparallel.plugin``: reads the flags after the YAML and prepares the trainer for them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mindspeed_autoparallel.runtime.megatron.features import TASK_VARIABLE
 
 
 def install() -> None:
-    """Prepare the running trainer for the flags behind the YAML; a wrong one ends every process with a line."""
+    """Prepare the running trainer for the flags after the YAML; a wrong one ends every process with an error line."""
     try:
         native = running_trainer()
         if task_file := os.environ.get(TASK_VARIABLE):

@@ -1,5 +1,5 @@
-"""The flags behind the YAML's name: those of ``--auto-parallel-mm``, ``--auto-parallel-plan`` and
-``--auto-parallel-preflight`` that mean something here."""
+"""The flags after the YAML's name: those of ``--auto-parallel-mm``, ``--auto-parallel-plan`` and
+``--auto-parallel-preflight`` that apply here."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _JOBS = ("auto_parallel_mm", "auto_parallel_plan", "auto_parallel_preflight")
 
 @dataclass(frozen=True, kw_only=True)
 class NativeRequest:
-    """The user's flags of the plugin; neither a search nor a plan nor a pre-flight: nothing to do."""
+    """The user's flags of the plugin; without a search, a plan or a pre-flight the plugin does nothing."""
 
     search: bool
     plan: Path | None
-    """To train by, or to pre-flight."""
+    """The plan to train under or to pre-flight."""
     preflight: bool
     preflight_ranks: str
     preflight_steps: int
@@ -49,7 +49,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def read_native_flags(words: Sequence[str]) -> NativeRequest:
-    """Return the flags among ``words``, the trainer's command line; ``ConfigError`` for one of ours that is misspelt.
+    """Return the flags among ``words``, the trainer's command line; ``ConfigError`` for a misspelt one.
 
     The trainer itself ignores words with dashes, so an unread flag would be lost.
     """

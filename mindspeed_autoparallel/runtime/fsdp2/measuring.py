@@ -39,7 +39,7 @@ class MeasuredStep:
 
 
 def measure_steps(trainer: Any, native: NativeTrainer, found: FoundModules, device: Any) -> list[MeasuredStep]:
-    """Return one measured step per micro batch size: 1, the file's own and twice that, as far as they fit."""
+    """Return one measured step per micro batch size: 1, the file's own and twice that, if they fit."""
     own = native.config.sizes.micro_batch
     steps: list[MeasuredStep] = []
     for size in sorted({1, own, 2 * own}):
@@ -61,7 +61,7 @@ def measure_steps(trainer: Any, native: NativeTrainer, found: FoundModules, devi
 
 
 def _batch(trainer: Any, native: NativeTrainer, size: int) -> Any:
-    """Return the first micro batch of ``size`` samples, ``None`` where the data set is too small."""
+    """Return the first micro batch of ``size`` samples, ``None`` if the data set is too small."""
     native.set_values({"training.micro_batch_size": size})
     loader = trainer.get_dataloader()
     loader = loader[0] if isinstance(loader, tuple) else loader

@@ -1,4 +1,4 @@
-"""Which modules of a model a plan decides about: those that the user's file names, with what stands between them."""
+"""The modules of a model that a plan covers: those that the user's file names, and the modules between them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _HEADS = ("lm_head", "output_layer")
 
 @dataclass(frozen=True)
 class FoundModules:
-    """Modules by name, in the order of ``named_modules``, and the elements of each one's own parameters."""
+    """Modules by name, in the order of ``named_modules``, and the number of elements of each one's own parameters."""
 
     modules: tuple[ShardedModule, ...]
     kinds: dict[str, ModuleKind]
 
     def ordered(self, order: Sequence[str]) -> tuple[ShardedModule, ...]:
-        """Return the modules as forward runs them, ``order`` being names by first call; unused ones after their
+        """Return the modules in the order of forward; ``order``: names by first call. Unused ones follow their
         parents."""
         place = {name: index for index, name in enumerate(order)}
         by_parent: dict[str, list[ShardedModule]] = {}
@@ -49,8 +49,8 @@ def pattern_of(name: str) -> str:
 def find_modules(model: Any, config: NativeConfig) -> FoundModules:
     """Return the modules that ``config``'s lists name, and the root; called before ``fully_shard``.
 
-    A layer is a member of a stack whose lists recompute or offload it, or of one that ``apply_modules`` names with a
-    stack of two and more.
+    A layer is a member of a stack that a recompute or offload list names, or of a stack of two or more members that
+    ``apply_modules`` names.
     """
     parts = dict(model.named_modules())
     names = [name for name in parts if name]
@@ -84,7 +84,7 @@ def find_modules(model: Any, config: NativeConfig) -> FoundModules:
 
 
 def _stacked(parts: Mapping[str, torch.nn.Module], names: Iterable[str]) -> set[str]:
-    """Return those of ``names`` that are members of a list whose members are of a decoder's or encoder's layers."""
+    """Return those of ``names`` that are members of a list of decoder or encoder layers."""
     found = set()
     for name in names:
         stack, _, index = name.rpartition(".")

@@ -81,7 +81,7 @@ def _limit(plan: ShardedPlan | None, request: NativeRequest) -> tuple[int, str]:
 
 
 def _ranks(wanted: str, num_devices: int) -> tuple[int, ...]:
-    """Return the ranks to run: shards are cut from the front, so the first rank holds as much as any."""
+    """Return the ranks to run: shards are cut from the front, so no rank holds more than the first."""
     if wanted == "distinct":
         return (0,)
     if wanted == "ends":

@@ -21,7 +21,7 @@ from mindspeed_autoparallel.runtime.fsdp2.trainer import NativeTrainer
 from mindspeed_autoparallel.runtime.profiling.measure.communication import measure_links
 
 _RESERVE_FRACTION = 0.06
-"""Of the device's memory: contexts, communicator buffers, fragmentation."""
+"""Reserved share of the device's memory: contexts, communicator buffers, fragmentation."""
 _ELEMENT_BYTES = {"bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2}
 _COPIED_BYTES = 64 * 1024 * 1024
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -65,7 +65,7 @@ def sharded_profile(
 
 
 def _seen(module: ShardedModule, step: MeasuredStep) -> ShardedModule:
-    """Return ``module`` with what a step shows of it: whether gradients go through its input, and through it."""
+    """Return ``module`` with facts that a step shows: whether gradients pass through its input, and through it."""
     through = step.inputs.get(module.name, (0, False))[1]
     return replace(module, input_requires_grad=through, needs_backward=module.name in step.backward)
 
@@ -120,7 +120,7 @@ def _costs(step: MeasuredStep, modules: Sequence[ShardedModule], kind: str, topk
 
 
 def _has_tail(step: MeasuredStep, names: Sequence[str]) -> bool:
-    """Return whether modules below run in backward: what comes before them is then the tail of forward."""
+    """Return whether its submodules run in backward: the part before them is then the tail of forward."""
     return any(step.backward.get(name, Passed()).num_segments > 1 for name in names)
 
 
@@ -133,7 +133,7 @@ def _head(modules: Sequence[ShardedModule], step: MeasuredStep, element_bytes: i
 
 
 def _model_settings(model: Any) -> list[Any]:
-    """Return the model's configuration and those inside it, the text model's first."""
+    """Return the model's configuration and its sub-configurations, the text model's first."""
     config = getattr(model, "config", None)
     inner = [getattr(config, name, None) for name in ("text_config", "thinker_config", "llm_config")]
     inner += [getattr(one, "text_config", None) for one in inner]

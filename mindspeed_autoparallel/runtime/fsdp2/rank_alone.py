@@ -1,4 +1,4 @@
-"""The child of a pre-flight in the native trainer: one rank alone, for a few steps that are measured."""
+"""The child of a pre-flight in the native trainer: one rank alone, for a few measured steps."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _OFF: dict[str, Value] = {
     "training.val_interval": 0,
     "training.log_interval": 1,
 }
-"""Nothing is loaded, saved or evaluated; the log line is the end of a step."""
+"""Settings without loading, saving or evaluation; the log line marks the end of a step."""
 
 
 def prepare_rank(native: NativeTrainer, data: dict[str, object]) -> None:
-    """Let this process be the rank of ``data``'s task, and end after the task's steps."""
+    """Run this process as the rank of ``data``'s task, and end it after the task's steps."""
     task = record_of(data["preflight"], "task of this process", PreflightTask)
     os.environ.pop(MEMORY_VARIABLE, None)  # the parent compares
     alone.install()
@@ -100,7 +100,7 @@ class _Steps:
         watch.places.enter("between passes", "start of the step")
 
     def _mark_passes(self, model: Any) -> None:
-        """Note where a forward and a backward of the whole model begin."""
+        """Record where a forward and a backward of the whole model begin."""
         watch = self._watch
 
         def before(*unused: Any) -> None:

@@ -1,4 +1,4 @@
-"""Bytes that each module keeps for backward: what autograd saves while the module is the innermost one that runs."""
+"""Bytes that each module keeps for backward: those that autograd saves while it is the innermost running module."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from mindspeed_autoparallel.runtime.fsdp2.timeline import Timeline
 
 @dataclass
 class SavedBytes:
-    """By module name, of one step: distinct storages, without parameters and without what another module counts."""
+    """Distinct storages of one step by module name, without parameters and without those that another module counts."""
 
     inputs: dict[str, int] = field(default_factory=dict)
-    """The module's own input, where the module saves it; of a layer always."""
+    """The module's own input, if the module saves it; always for a layer."""
     kept: dict[str, dict[int, int]] = field(default_factory=dict)
-    """The others, by how many modules below had run when they were saved."""
+    """Other storages, by the number of submodules that had run when they were saved."""
     saving: set[tuple[str, int]] = field(default_factory=set)
-    """Modules with how many below had run, wherever anything was saved, parameters and counted storages included."""
+    """Modules with the number of submodules that had run, for every save, parameters and counted storages included."""
 
     def split(self, name: str, num_segments: int) -> tuple[int, int]:
-        """Return the bytes saved before the last module below ``name`` had run, and those after it."""
+        """Return the bytes saved before the last submodule of ``name`` had run, and those saved after it."""
         parts = self.kept.get(name, {})
         tail = parts.get(num_segments - 1, 0) if num_segments > 1 else 0
         return sum(parts.values()) - tail, tail
 
     def tail_saves(self, name: str, num_segments: int) -> bool:
-        """Return whether anything was saved after the last module below ``name`` had run."""
+        """Return whether anything was saved after the last submodule of ``name`` had run."""
         return num_segments > 1 and (name, num_segments - 1) in self.saving
 
 
@@ -64,7 +64,7 @@ def saved_bytes(timeline: Timeline, layers: Collection[str]) -> Iterator[SavedBy
 
 
 def _is_parameter(tensor: Any) -> bool:
-    """Return whether ``tensor`` is a parameter or a view of one, as the weights that ``linear`` saves."""
+    """Return whether ``tensor`` is a parameter or a view of one, such as the weights that ``linear`` saves."""
     import torch
 
     base = tensor._base if tensor._base is not None else tensor

@@ -27,11 +27,11 @@ _WHILE_MEASURING: dict[str, Value] = {
     "parallel.fsdp_plan.num_to_backward_prefetch": 0,
     "training.gradient_accumulation_steps": 1,
 }
-"""What a module costs is measured without the features that a plan switches on."""
+"""Settings of the measurement: without the features that a plan switches on."""
 
 
 def prepare_search(native: NativeTrainer, request: NativeRequest) -> None:
-    """Let the trainer build the model and measure it where training would begin; the process ends there."""
+    """Measure the trainer's model where training would begin, and end the process."""
     native.set_values(_WHILE_MEASURING)
     found: list[FoundModules] = []
     before_sharding(native, lambda model: found.append(find_modules(model, native.config)))

@@ -1,6 +1,6 @@
-"""Forward and backward time of every module without the modules below it and without gathers and reductions.
+"""Forward and backward time of every module without its submodules and without gathers and reductions.
 
-Hooks stand around ``fully_shard``'s own: a module's time begins after its parameters are there and ends before its
+Hooks run around ``fully_shard``'s own: a module's time begins after its parameters are gathered and ends before its
 gradients are reduced. The device is idle at every stamp, so each segment between two stamps belongs to one module.
 """
 
@@ -17,15 +17,15 @@ from mindspeed_autoparallel.runtime.devices.cpu.storages import tensors_in
 
 @dataclass
 class Passed:
-    """One module in one pass: ``head`` is what runs before the last module below it, ``tail`` what runs after that."""
+    """One module in one pass: ``head`` is the part before the end of its last submodule, ``tail`` the part after it."""
 
     head_us: float = 0.0
     tail_us: float = 0.0
     head_bytes: int = 0
-    """Transient: in forward above what stays at the end, in backward above what there was at the beginning."""
+    """Transient bytes: in forward above the level at the end, in backward above the level at the beginning."""
     tail_bytes: int = 0
     head_made_bytes: int = 0
-    """Of ``head_bytes``: gradients of parameters, which a later part of a micro batch adds to those of the first."""
+    """Part of ``head_bytes``: parameter gradients, which later parts of a micro batch add to those of the first."""
     tail_made_bytes: int = 0
     num_segments: int = 0
 
@@ -35,11 +35,11 @@ class _Segment:
     us: float = 0.0
     transient_bytes: int = 0
     later_bytes: int = 0
-    """``transient_bytes`` where gradients of parameters that are done are held already."""
+    """``transient_bytes`` if finished parameter gradients are already allocated."""
 
     @property
     def made_bytes(self) -> int:
-        """Return what of ``transient_bytes`` is gradients that are done."""
+        """Return the part of ``transient_bytes`` in finished gradients."""
         return self.transient_bytes - self.later_bytes
 
 
@@ -63,16 +63,16 @@ class Timeline:
         self.same_shape: dict[str, bool] = {}
         """Whether a module's first output has the shape of its first input."""
         self.shapes: dict[str, tuple[int, ...]] = {}
-        """Of each module's first output."""
+        """Shapes of each module's first output."""
         self.output_bytes: dict[str, int] = {}
-        """Of each module's outputs through which a gradient comes back."""
+        """Bytes of each module's outputs that receive a gradient."""
         self._synchronize = synchronize
         self._stack: list[_Frame] = []
         self._since: float | None = None
         self._done = self.forward
         self._base_bytes = 0
         self._made_bytes = 0
-        """Gradients of parameters that were done since the base."""
+        """Bytes of parameter gradients finished since the base."""
         self._handles: list[Any] = []
         self._hooked: set[int] = set()
 
@@ -90,18 +90,18 @@ class Timeline:
         return handles
 
     def start(self) -> None:
-        """Forget the last step."""
+        """Drop the last step."""
         self.forward, self.backward, self._stack, self._since = {}, {}, [], None
         self._done = self.forward
 
     @property
     def innermost(self) -> tuple[str, int] | None:
-        """Return the name of the module that runs, and how many modules below it have run."""
+        """Return the name of the innermost running module, and how many of its submodules have run."""
         return (self._stack[-1].name, len(self._stack[-1].segments) - 1) if self._stack else None
 
     @property
     def open_names(self) -> list[str]:
-        """Return the names of the modules that run, outermost first."""
+        """Return the names of the running modules, outermost first."""
         return [frame.name for frame in self._stack]
 
     # Forward: begin gather, enter, exit, freed.
@@ -158,7 +158,7 @@ class Timeline:
         return hook
 
     def _follow_gradients(self, module: Any) -> None:
-        """Let the gathered parameters of ``module`` and those below report when their gradient is done."""
+        """Hook the gathered parameters of ``module`` and its submodules to record when their gradient is finished."""
         for parameter in module.parameters():
             if parameter.requires_grad and id(parameter) not in self._hooked:
                 self._hooked.add(id(parameter))
@@ -237,7 +237,7 @@ class Timeline:
         self._resume()
 
     def _pop_to(self, name: str) -> None:
-        """Close the frames down to ``name``, whose parent then begins another segment."""
+        """Close the frames down to ``name``; its parent then begins another segment."""
         self._pause()
         while self._stack:
             frame = self._stack.pop()

@@ -1,4 +1,4 @@
-"""The native trainer as a plugin finds it: ``Trainer.__init__`` runs, arguments are parsed, there are no groups."""
+"""The native trainer at plugin time: ``Trainer.__init__`` is running, arguments are parsed, no groups exist."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class NativeTrainer:
     config: NativeConfig
 
     def set_values(self, values: Mapping[str, Value]) -> None:
-        """Set dotted keys on the parsed arguments, as if they had stood in the YAML."""
+        """Set dotted keys on the parsed arguments, as if they were in the YAML."""
         for key, value in values.items():
             *parents, last = key.split(".")
             node = self.arguments
@@ -42,7 +42,7 @@ class NativeTrainer:
 
 
 def running_trainer() -> NativeTrainer:
-    """Return the trainer whose script runs; ``ConfigError`` where this is no native trainer."""
+    """Return the trainer of the running script; ``ConfigError`` if it is not the native trainer."""
     main = sys.modules["__main__"]
     arguments = next((value for value in vars(main).values() if _is_arguments(value)), None)
     bases = getattr(getattr(main, "Trainer", None), "__mro__", ())
@@ -71,12 +71,12 @@ def say(text: str) -> None:
 
 
 def world_size() -> int:
-    """Return the processes of this launch."""
+    """Return the number of processes of this launch."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def before_sharding(native: NativeTrainer, action: Callable[[Any], object]) -> None:
-    """Call ``action(model)`` when the model is built and no feature has been applied to it."""
+    """Call ``action(model)`` once the model is built, before any feature is applied to it."""
     applier = native.module.FeaturesApplier
     original = applier.pre_fully_shard_apply
 

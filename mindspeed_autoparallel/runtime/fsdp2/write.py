@@ -1,4 +1,4 @@
-"""From a measured profile to plan and the user's own YAML with the decisions in it."""
+"""From a measured profile to a plan, and to the user's own YAML with the plan's decisions."""
 
 from __future__ import annotations
 

@@ -1,19 +1,19 @@
 """Hetero parallel: every module of a multimodal model trains under its own tensor, pipeline and context layout.
 
 layouts, blocks  the layouts of model.json, checked against the world (pure Python)
-redistribution/  who computes which item and which rows travel where (pure Python)
-job              the one job of this process; what the patches of the host call
+redistribution/  the owner of each item and the transfers of rows (pure Python)
+job              the one job of this process; functions that the host's patches call
 states, rng      one Megatron parallel_state per module, switched online, and its random states
 building         model and optimizer, built by the host's own functions
 modules          one DDP per module; optimizer, optimizer_state: one optimizer over all of them
-adapters/        how a host model names its items and takes its embeddings
+adapters/        how to find a host model's items and insert their embeddings
 session          the modules of one job together: placements, groups, times
 batches          the step's raw batches, read ahead and handed to the stock schedule
 exchange         one all-to-all-v per plan, bytes counted, and the items of a step
-macrobatches     one encoder's part of a step; encode and output_cache are its two ends
-generators       one generator's part of a step; generator_work is what it computes
+macrobatches     one encoder's part of a step; encode computes rows, output_cache returns them to the model
+generators       one generator's part of a step; generator_work is its computation
 pipeline         an encoder's own pipeline, by the stock schedule
-schedules        when macro-batches are encoded and taken back, and when generators exchange
+schedules        when macro-batches run forward and backward, and when generators exchange
 phases           encode, the stock schedule, encoder backward
 reporting        times and bytes beside the host's log line
 """

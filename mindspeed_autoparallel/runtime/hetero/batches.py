@@ -1,4 +1,4 @@
-"""The step's raw batches: read ahead for the encoders, handed to the stock schedule one by one, and let go of then."""
+"""The step's raw batches: read ahead for the encoders, then passed to the stock schedule one by one and released."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class _Waiting:
 
 @contextlib.contextmanager
 def packed_while_waiting() -> Iterator[None]:
-    """Keep the batches of steps inside as bytes, tensors made anew by each reader.
+    """Keep batches read inside the block as bytes; each reader gets new tensors.
 
-    On the CPU device, where host memory is the device's own, a followed step then counts what a device with memory of
-    its own would hold: a batch that somebody works with.
+    On the CPU device, where host memory is the device's own, a memory-tracked step then counts only the batches in
+    use, like a device with its own memory.
     """
     waiting = of_process(_Waiting)
     before, waiting.packed = waiting.packed, True
@@ -34,7 +34,7 @@ def packed_while_waiting() -> Iterator[None]:
 
 
 class StepBatches(Sequence[Any]):
-    """One rank's microbatches of a step; what was taken is gone."""
+    """One rank's microbatches of a step; a batch that was taken is released."""
 
     def __init__(self, batches: Sequence[Any], packed: bool) -> None:
         self._batches, self._packed = list(batches), packed
@@ -53,13 +53,13 @@ class StepBatches(Sequence[Any]):
         return pickle.loads(batch) if self._packed and batch is not None else batch
 
     def take(self, microbatch: int) -> Any:
-        """Return a batch that is let go of here; ``None`` where it was taken before."""
+        """Return a batch and release it here; ``None`` if it was taken before."""
         batch = self[microbatch]
         self._batches[microbatch] = None
         return batch
 
     def copy(self) -> StepBatches:
-        """Return the same batches for somebody who lets go of them at another time."""
+        """Return the same batches for a second reader, which releases them separately."""
         return StepBatches(self._batches, self._packed)
 
     def handed_over(self) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""What a module's block of model.json gives beside its sizes, checked against them and against the number of ranks."""
+"""Other keys of a module's block of model.json, checked against its sizes and the number of ranks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check_block(
 
 
 def _check_world(where: str, block: Mapping[str, object], world_size: int, size: int, source: str) -> None:
-    """Refuse ``dp``, ``ranks`` and ``ep`` that are not what follows from the job: nothing would act on them."""
+    """Refuse ``dp``, ``ranks`` and ``ep`` that contradict the job: they would have no effect."""
     follows = {"dp": world_size // size, "ranks": world_size, "ep": 1}
     why = {
         "dp": f"{world_size} ranks / (tp x pp x cp = {size}) = {follows['dp']}",

@@ -1,6 +1,6 @@
 """Model and optimizer of a hetero-parallel job, built by the host's own functions.
 
-Every rank builds every encoder under the encoder's state and hangs it on its first model chunk, whatever its pipeline
+Every rank builds every encoder under the encoder's state and attaches it to its first model chunk, on every pipeline
 stage: state-dict keys are those of a homogeneous model, and checkpoints see all replicas.
 """
 
@@ -93,7 +93,7 @@ def _build_encoder(module: ModuleLayout, host: Any) -> Any:
         )
     if module.sequence_parallel and not getattr(adapter, "runs_sequence_parallel", False):
         raise ConfigError(
-            f"{module.name}: sp true, but {type(adapter).__name__} does not say that its encoder can split its rows "
+            f"{module.name}: sp true, but {type(adapter).__name__} does not declare that its encoder can split rows "
             "over tensor ranks. Leave sp out, or give the adapter runs_sequence_parallel = True."
         )
     return Encoder(module.name, built, adapter, job.scales.get(module.name, 1), _megatron_config(built))
@@ -101,7 +101,7 @@ def _build_encoder(module: ModuleLayout, host: Any) -> Any:
 
 def _megatron_config(module: Any) -> Any:
     """Return the first complete config in the module tree: MindSpeed-MM's encoders hold their block of model.json as
-    ``config``, and their parts a record of its own with Megatron's fields."""
+    ``config``, and its parts a separate record with Megatron's fields."""
     from megatron.core.model_parallel_config import ModelParallelConfig
 
     needed = [field.name for field in fields(ModelParallelConfig) if field.default is not MISSING]
@@ -110,7 +110,7 @@ def _megatron_config(module: Any) -> Any:
 
 
 def _host(module: ModuleLayout) -> Any:
-    """Return how this host builds the module: what model.json names, what the host offered, MindSpeed-MM's way."""
+    """Return the module's builder: the one named in model.json, registered by the host, or MindSpeed-MM's own."""
     job = current_job()
     job.check_hosts()
     adapter = job.adapter_of(module)
@@ -118,7 +118,7 @@ def _host(module: ModuleLayout) -> Any:
 
 
 def adapter_class(name: str, adapter: str) -> Any:
-    """Load the class that a block's ``adapter`` names as package.module:Class; ``ConfigError`` where it is none."""
+    """Load the class that a block's ``adapter`` names as package.module:Class; ``ConfigError`` if it is not a class."""
     path, _, attribute = adapter.partition(":")
     try:
         found = getattr(import_module(path), attribute)
@@ -131,8 +131,8 @@ def adapter_class(name: str, adapter: str) -> Any:
 
 @contextlib.contextmanager
 def _same_start(offset: int) -> Iterator[None]:
-    """Set the default generators inside the block to where they stand on every other rank with this ``offset`` to the
-    seed; afterwards as before."""
+    """Inside the block, set the default generators to the state of every other rank with this ``offset`` to the seed;
+    restore them afterwards."""
     import torch
 
     default, accelerator = torch.get_rng_state(), torch.cuda.get_rng_state()

@@ -1,7 +1,7 @@
 """Encoders' random states in a checkpoint: ``hetero_random_states.json`` beside the host's files of the same step.
 
-The host saves the current module's generators. The others' belong to a layout: they are taken up again where every
-module has the layout it had, otherwise encoders start from the seed, with a line in the log.
+The host saves the current module's generators. The others' belong to a layout: they are restored if every
+module has the same layout as before, otherwise encoders start from the seed, with a line in the log.
 """
 
 from __future__ import annotations

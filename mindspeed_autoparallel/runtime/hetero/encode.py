@@ -1,7 +1,8 @@
-"""Encoding one macro-batch: inputs to the owner, the encoder under its state, outputs to the first stage; and back.
+"""Encoding one macro-batch: send inputs to the owner, run the encoder under its state, send outputs to the first stage;
+then the backward.
 
-An encoder with a pipeline of its own has a macro-batch on every one of its stages: inputs go to the first, outputs come
-from the last, and ``pipeline`` carries what lies between.
+An encoder with its own pipeline has a macro-batch on each of its stages: inputs go to the first, outputs come from the
+last, and ``pipeline`` runs the stages between.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from mindspeed_autoparallel.runtime.hetero.states import ModuleStates
 class MacroBatch:
     """The items of a few microbatches that one encoder computes together, from inputs to gradients.
 
-    ``start`` and ``finish`` bring the output rows, ``start_backward`` and ``finish_backward`` take their gradients;
-    what lies between a start and its finish overlaps with the transfer. Each is collective, in the same order on every
-    rank. ``keep_graph`` False drops the graph after the forward and runs the encoder again before its backward.
+    ``start`` and ``finish`` produce the output rows, ``start_backward`` and ``finish_backward`` consume their
+    gradients; work between a start and its finish overlaps with the transfer. Each is collective, in the same order on
+    every rank. ``keep_graph`` False drops the graph after the forward and runs the encoder again before its backward.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class MacroBatch:
 
     @property
     def arriving_shape(self) -> tuple[int, ...]:
-        """Shape of what the stage before gives; ``ConfigError`` where the adapter does not compute it."""
+        """Shape of the previous stage's output; ``ConfigError`` if the adapter does not compute it."""
         adapter: Any = self._encoder.adapter
         if not hasattr(adapter, "arriving_shape"):
             raise ConfigError(
@@ -82,7 +83,7 @@ class MacroBatch:
             self.advance(None)
 
     def start_inputs(self, inputs: Mapping[int, torch.Tensor]) -> None:
-        """Send the inputs on their way to the owners; ``inputs`` as for ``start``."""
+        """Start sending the inputs to the owners; ``inputs`` as for ``start``."""
         if self.empty:
             return
         adapter = self._encoder.adapter
@@ -98,7 +99,7 @@ class MacroBatch:
     def advance(self, received: torch.Tensor | None) -> torch.Tensor:
         """Run this stage's forward and send the last stage's rows; the encoder's state is current.
 
-        ``received``: what the stage before computed, None on the first stage, which takes the inputs.
+        ``received``: output of the previous stage, None on the first stage, which uses the inputs.
         """
         adapter = self._encoder.adapter
         # The plan orders pieces by source; the encoder takes its items in their own order.
@@ -140,17 +141,17 @@ class MacroBatch:
             )
 
     def finish_backward(self) -> None:
-        """Run the encoder's backward with what arrived."""
+        """Run the encoder's backward with the received gradients."""
         if self.empty:
             return
         with self._running():
-            # A forward that runs again needs no gradient: it hides the transfer.
+            # A recomputed forward needs no gradient: it hides the transfer.
             _, output = self.graph(None)
             torch.autograd.backward(output, self.output_gradient(output))
         self.forget()
 
     def graph(self, received: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Return the leaf that stands for ``received`` (None on the first stage) and the output computed from it; its
+        """Return the leaf made of ``received`` (None on the first stage) and the output computed from it; its
         forward runs again unless its graph was kept."""
         if self._output is None:
             leaf = _leaf(received, True)

@@ -1,4 +1,4 @@
-"""What travels between ranks: rows, by one all-to-all-v per plan, and the items, by one all-gather a step at most."""
+"""Communication between ranks: rows, by one all-to-all-v per plan, and items, by at most one all-gather a step."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Transfer:
 
     finish: Callable[[], Arrived]
     sent: torch.Tensor | None = None
-    """Lives as long as the transfer: an accelerator reads it while the host is elsewhere."""
+    """Kept alive for the transfer: an accelerator reads it asynchronously."""
 
 
 class AllToAll:
-    """All-to-all-v among ``ranks`` (a process group of theirs); own rows are copied, not sent."""
+    """All-to-all-v among ``ranks`` (their process group); own rows are copied, not sent."""
 
     def __init__(self, ranks: Sequence[int], group: Any, rank: int) -> None:
         self._ranks, self._group, self._rank = list(ranks), group, rank
@@ -60,8 +60,8 @@ class AllToAll:
         device: Any,
         kind: str,
     ) -> Transfer:
-        """Send what this rank has for others and go on; ``Transfer.finish`` gives this rank's incoming pieces with
-        their rows ``[stop - start, *row_shape]`` in the plan's order. ``rows_of`` gives the rows this rank sends.
+        """Start sending this rank's rows; ``Transfer.finish`` returns the incoming pieces with their rows
+        ``[stop - start, *row_shape]`` in the plan's order. ``rows_of`` returns the rows this rank sends.
 
         Collective over the group; transfers of one exchange are started, and finished, in the same order everywhere.
         """
@@ -91,7 +91,7 @@ class AllToAll:
             work.wait()
             by_source = sorted(incoming, key=lambda p: (self._place[p.source], p))
             parts = torch.split(received, [p.stop - p.start for p in by_source])
-            # The order of the plan, the same whatever travelled: sums over pieces are reproducible.
+            # Always in the plan's order, so that sums over pieces are reproducible.
             result = sorted([*own, *zip(by_source, parts, strict=True)], key=lambda pair: pair[0])
             self.seconds += time.perf_counter() - waiting
             return result
@@ -114,15 +114,15 @@ def local_items(adapter: ItemAdapter, batches: Sequence[Any], replica: int) -> l
 
 
 def items_of_replicas(own: Sequence[Item], replicas: Sequence[int]) -> list[Item]:
-    """Return what a rank that plays alone takes for the items of all ``replicas``: its own, in each of them."""
+    """Return the items of all ``replicas`` for a rank that runs alone: its own, repeated for each of them."""
     return [replace(item, dp_replica=replica) for replica in replicas for item in own]
 
 
 class ItemGather:
-    """Tells every rank of ``group`` the items of all encoders that exchange in it: one all-gather a step.
+    """Gathers the items of all encoders that exchange in ``group`` on its ranks: one all-gather a step.
 
-    Ranks have different numbers of items. The message has room for so many numbers, and grows when a step needs more:
-    such a step, which every rank recognises by the sizes it got, takes a second all-gather.
+    Ranks have different numbers of items. The message has a fixed capacity, which grows when a step needs more:
+    every rank sees this in the received sizes, and such a step takes a second all-gather.
     """
 
     def __init__(self, group: Any) -> None:

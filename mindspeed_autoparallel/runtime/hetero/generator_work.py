@@ -1,6 +1,6 @@
-"""What a generator computes of one microbatch on one rank, from the rows that arrive to what goes back.
+"""A generator's computation for one microbatch on one rank, from received rows to returned losses and gradients.
 
-A generator with a pipeline of its own runs the stock 1F1B schedule over the items that its replica owns, an item a
+A generator with its own pipeline runs the stock 1F1B schedule over the items that its replica owns, one item per
 microbatch, forward and backward within the one exchange.
 """
 
@@ -20,12 +20,12 @@ from mindspeed_autoparallel.runtime.hetero.redistribution.plan import Piece, Red
 from mindspeed_autoparallel.runtime.hetero.session import EncoderComm, HeteroSession
 
 Places = Mapping[tuple[int, int], tuple[int, int]]
-"""Where runs of items lie among the rows that a rank keeps, by (item, first row of the run)."""
+"""Positions of runs of items in the rows that a rank keeps, by (item, first row of the run)."""
 
 
 @dataclass
 class GivenRows:
-    """What the model gave for one microbatch on a rank of the last stage."""
+    """The model's rows for one microbatch on a rank of the last stage."""
 
     rows: torch.Tensor
     weights: torch.Tensor | None = None
@@ -35,7 +35,7 @@ class GivenRows:
 class ItemOnStage:
     """One item on one stage of a generator's own pipeline (a ``StageBatch``).
 
-    ``rows``: the decoder's, which the first stage takes; ``targets`` (``None`` before the last stage) and ``weights``,
+    ``rows``: the decoder's, input of the first stage; ``targets`` (``None`` before the last stage) and ``weights``,
     the gradient of each row's loss, are the last stage's.
     """
 
@@ -53,7 +53,7 @@ class ItemOnStage:
         self._rows, self._targets, self._weights = rows, targets, weights
         self._leaf: torch.Tensor | None = None
         self.output: torch.Tensor = torch.empty(0)
-        """What the stage computed; the last stage's losses."""
+        """The stage's output; on the last stage the losses."""
 
     @property
     def arriving_shape(self) -> tuple[int, ...]:
@@ -62,7 +62,7 @@ class ItemOnStage:
 
     @property
     def gradient(self) -> torch.Tensor:
-        """Gradient of what the stage took, after its backward."""
+        """Gradient of the stage's input, after its backward."""
         assert self._leaf is not None and self._leaf.grad is not None
         return self._leaf.grad
 
@@ -75,7 +75,7 @@ class ItemOnStage:
         self._leaf = (self._rows if received is None else received).detach().requires_grad_(True)
         output = self._forward(received, self._leaf)
         self.output = output.detach()
-        # The first stage's leaf is no answer to the stage before.
+        # The first stage has no previous stage to send its leaf's gradient to.
         return None if received is None else self._leaf, output
 
     def output_gradient(self, output: torch.Tensor) -> torch.Tensor:
@@ -90,18 +90,18 @@ class ItemOnStage:
 
 @dataclass(frozen=True)
 class GeneratorPlans:
-    """How one microbatch travels. Targets go to the last stage of the generator's own pipeline."""
+    """Transfers of one microbatch. Targets go to the last stage of the generator's own pipeline."""
 
     rows: RedistributionPlan
-    """To the first stage; their gradients come back from there."""
+    """Rows to the first stage; their gradients come back from there."""
     weights: RedistributionPlan
-    """To the last stage."""
+    """Weights of the losses to the last stage."""
     losses: RedistributionPlan
-    """From the last stage."""
+    """Losses from the last stage."""
 
 
 class GeneratorWork:
-    """One microbatch on one rank: what arrives for the items this rank's replica owns, and what it computes."""
+    """One microbatch on one rank: the received rows of the items that its replica owns, and their computation."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class GeneratorWork:
         original: Callable[..., Any],
         trains: bool,
     ) -> None:
-        """Take what one microbatch needs; ``original``: the module's own forward, whatever answers its calls now."""
+        """Set up one microbatch; ``original``: the module's own forward, even if its calls are replaced now."""
         self._session, self._comm, self._plans, self._items = session, comm, plans, items
         self._original, self._trains = original, trains
         self._module = comm.encoder.module
@@ -132,7 +132,7 @@ class GeneratorWork:
     def transfer(
         self, pieces: Sequence[Piece], rows_of: Callable[[Piece], torch.Tensor], kind: str, *, scalar: bool = False
     ) -> Transfer:
-        """Send rows as the decoder has them, or (``scalar``) one fp32 number for each."""
+        """Send rows in the decoder's form, or (``scalar``) one fp32 number for each."""
         shape = () if scalar else self._adapter.output_shape
         dtype = torch.float32 if scalar else self._adapter.output_dtype
         return self._comm.exchange.start(pieces, rows_of, row_shape=shape, dtype=dtype, device=self._device, kind=kind)
@@ -147,7 +147,7 @@ class GeneratorWork:
         given: GivenRows | None,
         places: Places,
     ) -> None:
-        """Bring targets, rows and weights to their owners."""
+        """Send targets, rows and weights to their owners."""
         adapter, plans = self._adapter, self._plans
 
         def held(values: torch.Tensor, piece: Piece) -> torch.Tensor:
@@ -175,7 +175,7 @@ class GeneratorWork:
     def compute(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the losses of this replica's rows and, where it trains, the rows' gradients.
 
-        With a pipeline of its own the losses are on the last stage and the gradients on the first; elsewhere empty.
+        With its own pipeline the losses are on the last stage and the gradients on the first; elsewhere empty.
         """
         if self._comm.num_stages > 1:
             return self._compute_in_stages()
@@ -243,7 +243,7 @@ class GeneratorWork:
 
 
 def places_of_rank(pieces: Sequence[Piece], rank: int) -> Places:
-    """Return where runs of items lie among the rows that ``rank`` keeps, by (item, first row of the run)."""
+    """Return positions of runs of items in the rows that ``rank`` keeps, by (item, first row of the run)."""
     places: dict[tuple[int, int], tuple[int, int]] = {}
     start = 0
     for piece in sorted((p for p in pieces if p.target == rank), key=lambda p: (p.item, p.start)):

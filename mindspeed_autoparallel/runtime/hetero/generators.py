@@ -1,8 +1,8 @@
-"""A generator's part of a step: the decoder's rows go to it, its losses and the gradients of the rows come back.
+"""A generator's part of a step: it receives the decoder's rows and returns losses and the gradients of the rows.
 
-It works between the last stage's forward and backward of each microbatch, on all ranks. The model calls it as always;
-the call answers with losses of zero, and their backward, which the stock schedule runs with whatever scale it and the
-host's loss function gave them, is the moment at which the rows travel: scale and gradients are exact for any host.
+It works between the last stage's forward and backward of each microbatch, on all ranks. The model calls it as usual;
+the call returns losses of zero. The rows are exchanged in the backward of these losses, which the stock schedule runs
+with the scale that it and the host's loss function apply: scale and gradients are exact for any host.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class GeneratorStep:
     session: HeteroSession
     comm: EncoderComm
     batches: StepBatches | None
-    """Of this rank; each is let go of once its targets are read."""
+    """This rank's batches; each is released once its targets are read."""
     everyones: Sequence[Item]
     num_microbatches: int
     forward_only: bool
     current: int = -1
-    """The microbatch that the last stage is at."""
+    """The last stage's current microbatch."""
     done: int = 0
-    """Microbatches that were exchanged."""
+    """Number of microbatches exchanged."""
     reports: list[torch.Tensor] = field(default_factory=list)
     """On the last stage: per microbatch the sum of the losses and their number."""
     original: Any = None
@@ -65,7 +65,7 @@ class GeneratorStep:
 
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
-        """Answer the model's calls of the generator inside the block."""
+        """Replace the model's calls of the generator inside the block."""
         with replaced_forward(self.comm.encoder.module, self._answer):
             yield
 
@@ -75,13 +75,13 @@ class GeneratorStep:
         if self.forward_only:
             self._rows = rows
             return rows.new_zeros(rows.shape[0], dtype=torch.float32)
-        # Behind a frozen decoder something must still ask for a gradient.
+        # Behind a frozen decoder some tensor must still require a gradient.
         root = torch.zeros((), device=rows.device, requires_grad=True)
         losses: torch.Tensor = _Losses.apply(rows, root, self, self.current)  # type: ignore[no-untyped-call]
         return losses
 
     def after_forward(self) -> None:
-        """Look on the last stage whether the model called the generator; without training, exchange at once."""
+        """Check on the last stage that the model called the generator; without training, exchange at once."""
         if self._called == self.current and not self.forward_only:
             return
         rows = self._rows
@@ -100,7 +100,7 @@ class GeneratorStep:
         self.exchange(self.current, GivenRows(rows, weights))
 
     def check_done(self, count: int) -> None:
-        """Raise where the loss function left the generator's losses out: its backward would never have come."""
+        """Raise if the loss function left the generator's losses out, so that their backward never ran."""
         if self.done != count:
             raise ConfigError(
                 f"the loss of microbatch {self.done} does not depend on what {self.name} returned. The loss function "
@@ -108,7 +108,7 @@ class GeneratorStep:
             )
 
     def exchange(self, microbatch: int, given: GivenRows | None) -> torch.Tensor | None:
-        """Bring rows to their owners, run the generator there, and return the gradient of ``given.rows``.
+        """Send rows to their owners, run the generator there, and return the gradient of ``given.rows``.
 
         ``given``: ``None`` on ranks that are not of the last stage.
         """
@@ -145,7 +145,7 @@ class GeneratorStep:
     def _finish(
         self, given: GivenRows | None, gradients: Arrived, losses: Arrived, places: Places
     ) -> torch.Tensor | None:
-        """Note the losses, and return the gradient of the rows on ranks of the last stage."""
+        """Record the losses, and return the gradient of the rows on ranks of the last stage."""
         if given is None:
             return None
         device = given.rows.device

@@ -1,4 +1,4 @@
-"""The one hetero-parallel job of this process: the requested layouts, the states, and what was built."""
+"""The one hetero-parallel job of this process: the requested layouts, the states, and the built modules."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ENCODER_GROUPS: Mapping[str, object] = {
     "get_embedding_ranks": None,
     "get_position_embedding_ranks": None,
 }
-"""``initialize_model_parallel``'s parameters that speak of the backbone only."""
+"""``initialize_model_parallel``'s parameters that apply to the backbone only."""
 
 _ENCODER_ARGUMENTS: Mapping[str, object] = {
     "virtual_pipeline_model_parallel_size": None,
@@ -44,14 +44,14 @@ _ENCODER_ARGUMENTS: Mapping[str, object] = {
     "gtp_weight_remat_size": 1,
     "expert_gtp_weight_remat_size": 1,
 }
-"""What ``get_args()`` holds while an encoder is current, beside its own tp, pp, cp and sp."""
+"""Values of ``get_args()`` while an encoder is current, in addition to its own tp, pp, cp and sp."""
 
 
 _MINDSPEED_MM = {
     "image_encoder": "mindspeed_autoparallel.runtime.hetero.adapters.mindspeed_mm:ImageEncoder",
     "audio_encoder": "mindspeed_autoparallel.runtime.hetero.adapters.mindspeed_mm:AudioEncoder",
 }
-"""Encoders of MindSpeed-MM's VLMModel, whose model.json needs no word of ours."""
+"""Encoders of MindSpeed-MM's VLMModel, for which model.json needs no adapter."""
 
 
 class HeteroJob:
@@ -70,15 +70,16 @@ class HeteroJob:
         self.session: HeteroSession | None = None
 
     def begin(self, layout: HeteroLayout, scales: dict[str, int], arguments: argparse.Namespace) -> None:
-        """Train under ``layout``; ``arguments`` is the namespace the host keeps."""
+        """Train under ``layout``; ``arguments``: the host's namespace."""
         self.layout, self.scales, self.arguments = layout, scales, arguments
 
     def offer(self, hosts: Mapping[str, HostModule]) -> None:
-        """Offer a host's own way to build its encoders, by the name of their block in model.json."""
+        """Register a host's builders of its encoders, by the name of their block in model.json."""
         self.hosts.update(hosts)
 
     def adapter_of(self, module: ModuleLayout) -> str | None:
-        """Return what model.json names; MindSpeed-MM's own where the host is that; ``None`` where the host offered."""
+        """Return the adapter named in model.json, or MindSpeed-MM's own on that host; ``None`` if the host registered
+        it."""
         known = module.adapter is None and module.name not in self.hosts and "mindspeed_mm" in sys.modules
         return _MINDSPEED_MM.get(module.name) if known else module.adapter
 
@@ -101,12 +102,12 @@ class HeteroJob:
 
     @property
     def own_layouts(self) -> frozenset[str]:
-        """Return names of the modules with a layout of their own; empty while the job is inactive."""
+        """Return names of the modules with their own layout; empty while the job is inactive."""
         return frozenset(self.own_pipelines)
 
     @property
     def own_pipelines(self) -> dict[str, int]:
-        """Return the pipeline size of each module with a layout of its own, by name."""
+        """Return the pipeline size of each module with its own layout, by name."""
         return {m.name: m.pipeline_size for m in self.layout.others} if self.layout is not None else {}
 
 
@@ -171,7 +172,7 @@ def _overlays(layout: HeteroLayout) -> dict[str, dict[str, object]]:
 
 
 def seed(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
-    """Wrap the host's seeding: its tracker becomes the backbone's, each encoder gets one of its own."""
+    """Wrap the host's seeding: its tracker becomes the backbone's, and each encoder gets another."""
     job = current_job()
     result = wrapped(*args, **kwargs)
     if job.states is not None:

@@ -3,7 +3,7 @@
 A top-level block that carries ``tp``, ``pp`` or ``cp``, itself or in a block inside it, is a module and trains under
 these sizes as a whole (an image encoder with its projector); its name is the default attribute of the model, and an
 optional ``"hetero": {"attr", "role", "adapter"}`` in the block overrides. Exactly one module is the backbone; a block
-whose name ends in ``_generator`` is behind it, the others are encoders before it.
+whose name ends in ``_generator`` is a generator after it, the others are encoders before it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROLES = ("backbone", "encoder", "generator")
 
 @dataclass(frozen=True)
 class ModuleLayout:
-    """One module's sizes; ``mbs`` (samples per encoder batch) is None where the file does not set it."""
+    """One module's sizes; ``mbs`` (samples per encoder batch) is None if the file does not set it."""
 
     name: str
     attribute: str
@@ -36,7 +36,7 @@ class ModuleLayout:
     role: str = "encoder"
     adapter: str | None = None
     sequence_parallel: bool = False
-    """Of an encoder; the backbone's is the host's flag."""
+    """Sequence parallelism of an encoder; the backbone's is the host's flag."""
 
     def data_parallel_size(self, world_size: int) -> int:
         return world_size // (self.tensor_size * self.pipeline_size * self.context_size)
@@ -100,7 +100,7 @@ def read_layout(model: Mapping[str, object], *, world_size: int, source: str = "
 def _check_generators(
     generators: Sequence[ModuleLayout], backbone: ModuleLayout, model: Mapping[str, object], source: str
 ) -> None:
-    """Refuse what generators cannot do, with the way out."""
+    """Refuse settings that generators do not support, with the remedy."""
     if len(generators) > 1:
         raise ConfigError(
             f"{source}: {', '.join(m.name for m in generators)} lie behind {backbone.name}, but only one can train "
@@ -182,7 +182,7 @@ def _module(path: tuple[str, ...], block: Mapping[str, object], world_size: int,
 
 
 def check_attribute(module: ModuleLayout, known: Sequence[str]) -> None:
-    """Raise ``ConfigError`` where the model, which has ``known`` places for encoders, has not the one of ``module``."""
+    """Raise ``ConfigError`` if the attribute of ``module`` is not among the model's ``known`` ones for encoders."""
     if module.attribute not in known:
         raise ConfigError(
             f"{module.name}: the model has no attribute {shown(module.attribute)!r} for an encoder (it has "
@@ -191,7 +191,7 @@ def check_attribute(module: ModuleLayout, known: Sequence[str]) -> None:
 
 
 def _sequence_parallel(where: str, block: Mapping[str, object], role: str, tensor: int, source: str) -> bool:
-    """Return an encoder's ``sp``; ``ConfigError`` where it is no truth value, or has nothing to split."""
+    """Return an encoder's ``sp``; ``ConfigError`` if it is not a boolean, or if tp is 1."""
     value = block.get("sp", False)
     if not isinstance(value, bool):
         raise ConfigError(f"{source}: {where}.sp is {shown(value)}; it must be true or false.")
@@ -238,7 +238,7 @@ def check_batch(global_batch_size: int, micro_batch_size: int, data_parallel_siz
 def check_scale(scale: int, num_microbatches: int, said_by: str = "--hetero-encoder-mbs-scale") -> None:
     """Refuse an encoder batch scale that is not between 1 and the number of microbatches of a step.
 
-    ``said_by``: what the user wrote it with, the flag or a module's mbs.
+    ``said_by``: the origin of the value, the flag or a module's mbs.
     """
     if not 1 <= scale <= num_microbatches:
         raise ConfigError(f"{said_by} {scale} must lie between 1 and the {num_microbatches} microbatches of a step.")

@@ -1,4 +1,4 @@
-"""One encoder's part of a step: its macro-batches in order, each encoded, answered from, and taken back through."""
+"""One encoder's part of a step: its macro-batches in order, with forward, delivery of rows, and backward."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class EncoderStep:
         return self._windows[k].microbatches.stop - 1
 
     def encode(self, ks: Sequence[int]) -> None:
-        """Encode macro-batches, one's rows travelling while the next is computed; then they are answered."""
+        """Encode macro-batches; the rows of one are sent while the next is computed, and then passed to the model."""
         if self._comm.num_stages > 1:
             macros = [self._prepare(k) for k in ks]
             with self._encoding():
@@ -85,8 +85,8 @@ class EncoderStep:
             self._finish(ks[-1])
 
     def take_back(self, ks: Sequence[int]) -> None:
-        """Bring the gradients of macro-batches to their owners and run the encoder's backward; without training, only
-        forget the rows."""
+        """Send the gradients of macro-batches to their owners and run the encoder's backward; without training, only
+        drop the rows."""
         if self._comm.num_stages > 1:
             macros = [self._start_backward(k) for k in ks]
             if self.train:
@@ -106,7 +106,7 @@ class EncoderStep:
             self._finish_backward(ks[-1])
 
     def _prepare(self, k: int) -> MacroBatch:
-        """Plan who encodes what."""
+        """Plan which replica encodes which item."""
         session, comm, window = self._session, self._comm, self._windows[k]
         with session.times.during("planning"):
             plan = make_plan(
@@ -131,7 +131,7 @@ class EncoderStep:
         return window.macro
 
     def _finish(self, k: int) -> None:
-        """Wait for the rows; from here the microbatches are answered."""
+        """Wait for the rows, from which the model's calls for these microbatches are served."""
         window = self._windows[k]
         assert window.macro is not None
         with self._encoding():
@@ -141,7 +141,7 @@ class EncoderStep:
                 self.outputs.put(microbatch, part, self.train)
 
     def _start_backward(self, k: int) -> MacroBatch:
-        """Send the gradients that the backbone left on this rank's rows; without training, only forget the rows."""
+        """Send the gradients that the backbone left on this rank's rows; without training, only drop the rows."""
         window = self._windows[k]
         assert window.macro is not None
         if not self.train:

@@ -35,8 +35,8 @@ class OrderedReduction:
 
     @contextlib.contextmanager
     def during(self, *, is_last: bool) -> Iterator[None]:
-        """Run one macro-batch's backward inside the block; the last one's hooks start reductions, what they left is
-        started after it. Every rank comes here for every macro-batch."""
+        """Run one macro-batch's backward inside the block; the last one's hooks start reductions, and the remaining
+        ones start after it. Every rank calls this for every macro-batch."""
         if not is_last:
             with self._ddp.no_sync():
                 yield
@@ -53,7 +53,7 @@ class OrderedReduction:
     def _is_ready(self, number: int, *arguments: Any, **named: Any) -> None:
         """Stand in for a bucket's ``start_grad_sync``."""
         if not self._ordering:
-            # Megatron starts the reduction again where it has no record of the first start: on the first step.
+            # Megatron starts the reduction again if it has no record of the first start: on the first step.
             self._starts[number](*arguments, **named)
             return
         self._ready[number] = True
@@ -68,7 +68,7 @@ class OrderedReduction:
 
 @dataclass
 class Encoder:
-    """One encoder of the job: its module as the host holds it, its adapter, its DDP once built."""
+    """One encoder of the job: the host's module, its adapter, its DDP once built."""
 
     name: str
     module: Any
@@ -79,7 +79,7 @@ class Encoder:
     """Megatron config of the module; ``module.config`` by default."""
     ddp: Any = None
     reduction: OrderedReduction | None = None
-    """Where gradients are reduced during the last backward."""
+    """Reductions during the last backward, if it overlaps them."""
     trainable: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -90,7 +90,7 @@ class Encoder:
 
 @contextlib.contextmanager
 def frozen(encoders: Sequence[Encoder]) -> Iterator[None]:
-    """Let no parameter of the encoders ask for a gradient inside the block; afterwards each is as it was."""
+    """Clear ``requires_grad`` of the encoders' parameters inside the block; restore it afterwards."""
     marked = [p for encoder in encoders for p in encoder.module.parameters() if p.requires_grad]
     for parameter in marked:
         parameter.requires_grad_(False)

@@ -82,7 +82,7 @@ def _optimizer_class() -> type:
             return self.scaler.commit() if self.scaler is not None else found
 
         def sharded_state_dict(self, model_sharded_state_dict: Any, is_loading: bool = False, **kwargs: Any) -> Any:
-            """Return what one optimizer of a homogeneous run writes, where the parts' kind allows."""
+            """Return the state dict of a homogeneous run's optimizer, if the parts' kind allows it."""
             if not _joins(self.parts, kwargs.get("metadata") or {}):
                 return super().sharded_state_dict(model_sharded_state_dict, is_loading, **kwargs)
             self._synchronize_steps()
@@ -91,7 +91,7 @@ def _optimizer_class() -> type:
             return optimizer_state.join(own)
 
         def load_state_dict(self, state_dict: Any) -> None:
-            """Load what ``sharded_state_dict`` or a homogeneous run wrote."""
+            """Load a state written by ``sharded_state_dict`` or by a homogeneous run."""
             if not optimizer_state.can_be_joined(state_dict):
                 super().load_state_dict(state_dict)
                 return

@@ -1,4 +1,4 @@
-"""Optimizer state of several modules as that of one: what a homogeneous run writes, and back.
+"""Joins the optimizer state of several modules to that of a homogeneous run, and splits it again.
 
 Three kinds of state dict: torch's own (``state`` by parameter number, ``param_groups``), the same beside fp32 copies of
 half-precision weights group by group, and the distributed optimizer's fully reshardable one (``param_state`` by
@@ -30,7 +30,7 @@ _IDENTIFIERS = (
 
 
 def can_be_joined(state_dict: Any) -> bool:
-    """Return whether a state dict is of a kind that ``join`` makes."""
+    """Return whether a state dict has a form that ``join`` produces."""
     if isinstance(state_dict, dict) and _RESHARDABLE in state_dict:
         return True
     if isinstance(state_dict, dict) and _COPIES in state_dict:
@@ -39,7 +39,7 @@ def can_be_joined(state_dict: Any) -> bool:
 
 
 def identity(group: Mapping[str, object]) -> tuple[Any, ...]:
-    """Return what makes a parameter group the same in another run."""
+    """Return the settings that identify a parameter group across runs."""
     return tuple(group.get(key, group.get(f"pre_{key}")) for key in _IDENTIFIERS)
 
 
@@ -149,7 +149,7 @@ def _split_plain(joined: StateDict, own_groups: Sequence[Sequence[Mapping[str, A
 
 
 def _unwrapped(numbers: Any) -> list[int]:
-    """Return plain numbers: Megatron wraps what is a rank's own affair (``LocalNonpersistentObject``)."""
+    """Return plain numbers: Megatron wraps rank-local values (``LocalNonpersistentObject``)."""
     return list(numbers.unwrap()) if hasattr(numbers, "unwrap") else list(numbers)
 
 

@@ -1,4 +1,4 @@
-"""What an encoder returns while the backbone's schedule runs: rows computed before, leaves that collect gradients."""
+"""Outputs of an encoder while the backbone's schedule runs: precomputed rows, as leaves that collect gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mindspeed_autoparallel.runtime.hetero.modules import Encoder
 
 
 class EncoderOutputCache:
-    """The rows of one step's microbatches; ``current`` is the microbatch the first model chunk is at."""
+    """The rows of one step's microbatches; ``current``: the first model chunk's current microbatch."""
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder, self._original = encoder, encoder.module.forward
@@ -28,7 +28,7 @@ class EncoderOutputCache:
         self._given.add(microbatch)
 
     def take_gradient(self, microbatch: int) -> torch.Tensor:
-        """Return gradient of the microbatch's rows, which are forgotten."""
+        """Return the gradient of the microbatch's rows, and drop the rows."""
         leaf = self._leaves.pop(microbatch)
         return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
 
@@ -67,7 +67,7 @@ class EncoderOutputCache:
 
 @contextlib.contextmanager
 def replaced_forward(module: Any, forward: Any) -> Iterator[None]:
-    """Let calls of ``module`` inside the block run ``forward``."""
+    """Replace calls of ``module`` inside the block with ``forward``."""
     with _attribute(module, "forward", forward):
         yield
 

@@ -1,7 +1,7 @@
-"""Three phases around Megatron's own schedule: encode everything, run the backbone, bring the gradients back.
+"""Three phases around Megatron's own schedule: encode everything, run the backbone, run the encoders' backward.
 
-No schedule is copied: ``run`` calls the stock function under the backbone's state, with the encoders answering from
-rows computed before and the gradient reduction observed. The encoders' backward runs afterwards under their own states,
+No schedule is copied: ``run`` calls the stock function under the backbone's state, with the encoders' calls served from
+precomputed rows and the gradient reduction observed. The encoders' backward runs afterwards under their own states,
 so no autograd hook ever sees the wrong layout.
 """
 
@@ -151,7 +151,7 @@ def _generator_schedule(
 
 
 def _report(result: Any, steps: list[GeneratorStep]) -> None:
-    """Add each generator's losses to what the loss function reported, ``[sum, number]`` as the host sums them."""
+    """Add each generator's losses to those that the loss function reported, as ``[sum, number]`` like the host's."""
     for step in steps:
         for report, losses in zip(result, step.reports, strict=False):
             if isinstance(report, dict):
@@ -181,7 +181,7 @@ def _everyones_items(session: HeteroSession, batches: StepBatches | None) -> lis
 
 
 def _stand_in_for_items(session: HeteroSession, found: list[list[Item]], has_batches: bool) -> None:
-    """Let every replica have the items of this rank's own, which plays alone."""
+    """Use the items of this rank, which runs alone, for every replica."""
     if not has_batches:
         raise ConfigError(
             f"rank {session.rank} has no data iterator: alone it cannot compute which items its encoders get. Run a "
@@ -196,7 +196,7 @@ def _stand_in_for_items(session: HeteroSession, found: list[list[Item]], has_bat
 def _arriving(
     session: HeteroSession, batches: StepBatches | None, num_microbatches: int, chunks: list[Any]
 ) -> Iterator[tuple[int, ...]] | None:
-    """Return the shapes of what the stage before sends, by the lengths of this rank's own texts; ``None``: unknown.
+    """Return the shapes that the previous stage sends, by the lengths of this rank's own texts; ``None``: unknown.
 
     Virtual stages take them out of order: all have the longest then.
     """
@@ -216,8 +216,8 @@ def _telling(
     schedule: UpfrontSchedule | WindowedSchedule,
     generator_schedule: GeneratorSchedule,
 ) -> Callable[..., Any]:
-    """Return ``forward_step`` that reports to encoders, generators and schedules which microbatch the first model
-    chunk is at."""
+    """Return a ``forward_step`` that passes the first model chunk's current microbatch to encoders, generators and
+    schedules."""
     counter, every_chunk = itertools.count(), itertools.count()
 
     def step(data_iterator: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -236,10 +236,11 @@ def _telling(
 
 @contextlib.contextmanager
 def _finalize_backbone_only(session: HeteroSession, chunk: Any, factor: list[Any]) -> Iterator[None]:
-    """Run the stock finalize on the backbone's parameters only, and note by which factor it scaled their gradients.
+    """Run the stock finalize on the backbone's parameters only, and record the factor by which it scales their
+    gradients.
 
-    It walks the whole model chunk, the other modules included, and sums over the backbone's tensor ranks what sequence
-    parallelism or a query norm marks. Memory mode window and generators already have gradients by then.
+    It walks the whole model chunk, the other modules included, and sums gradients that sequence parallelism or a query
+    norm marks over the backbone's tensor ranks. Memory mode window and generators already have gradients by then.
     """
     from megatron.core.utils import get_model_config
 

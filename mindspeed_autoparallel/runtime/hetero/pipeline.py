@@ -1,4 +1,5 @@
-"""An encoder's own pipeline: Megatron's stock 1F1B schedule over the encoder's groups, a macro-batch a microbatch.
+"""An encoder's own pipeline: Megatron's stock 1F1B schedule over the encoder's groups; its microbatches are
+macro-batches.
 
 The encoder runs twice through the schedule: forward only before the backbone, forward and backward after it, when the
 gradients of its outputs are known. In the second pass a stage whose graph was kept (memory mode upfront) hands on the
@@ -23,7 +24,7 @@ class StageBatch(Protocol):
 
     @property
     def arriving_shape(self) -> tuple[int, ...]:
-        """Shape of what the stage before sends; computed only where nobody does."""
+        """Shape of the previous stage's output; computed only if no other rank sends it."""
 
     def advance(self, received: torch.Tensor | None) -> torch.Tensor:
         """Run the stage's forward; ``received [rows, 1, width]`` from the stage before, None on the first."""
@@ -36,7 +37,7 @@ class StageBatch(Protocol):
 
 
 class _Stage(torch.nn.Module):
-    """What the stock schedule takes for a model: one stage of the encoder."""
+    """The model that the stock schedule runs: one stage of the encoder."""
 
     def __init__(self, config: Any) -> None:
         from megatron.core.enums import ModelType
@@ -47,12 +48,12 @@ class _Stage(torch.nn.Module):
         self.received: torch.Tensor | None = None
 
     def set_input_tensor(self, tensor: Any) -> None:
-        """Take what the stage before sent; Megatron's schedules call this."""
+        """Set the tensor from the previous stage; called by Megatron's schedules."""
         self.received = tensor[0] if isinstance(tensor, list) else tensor
 
 
 class _ThroughGraph(torch.autograd.Function):
-    """Hands on an output whose graph exists; its backward runs that graph's and gives the leaf's gradient."""
+    """Passes on an output with an existing graph; its backward runs that graph's and returns the leaf's gradient."""
 
     @staticmethod
     def forward(
@@ -69,7 +70,7 @@ class _ThroughGraph(torch.autograd.Function):
             torch.autograd.backward(output, gradients[0])
         if leaf is None:
             return None, None, None
-        # Behind a frozen stage nothing reaches the leaf, but the stage before waits for something.
+        # After a frozen stage no gradient reaches the leaf, but the previous stage waits for one.
         return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad, None, None
 
 
@@ -102,7 +103,7 @@ def run_backward(config: Any, batches: Sequence[StageBatch]) -> None:
     def step(iterator: Any, stage: _Stage) -> tuple[torch.Tensor, Callable[..., Any]]:
         batch, received = next(iterator), stage.received
         leaf, output = batch.graph(received)
-        # Without an input from before, something must still ask for a gradient.
+        # Without an input from a previous stage, some tensor must still require a gradient.
         root = torch.zeros((), device=output.device, requires_grad=True) if received is None else received
         handed = _ThroughGraph.apply(root, leaf, [output])  # type: ignore[no-untyped-call]
         return handed, lambda rows: _reported(
@@ -124,7 +125,7 @@ def _run(config: Any, batches: Sequence[StageBatch], step: Callable[..., Any], *
             data_iterator=iter(batches),
             model=_Stage(config),
             num_microbatches=len(batches),
-            # Stages tell each other the shapes.
+            # Stages exchange the shapes.
             seq_length=1,
             micro_batch_size=1,
             decoder_seq_length=1,
@@ -154,7 +155,7 @@ def _schedule_config(config: Any) -> Any:
         "grad_scale_func": None,
         "timers": None,
         "num_microbatches_with_partial_activation_checkpoints": None,
-        # Each would set a scale of the whole process, with which the backbone's next backward multiplies its losses.
+        # Each would set a process-wide scale that the backbone's next backward applies to its losses.
         "num_moe_experts": None,
         "mtp_num_layers": None,
         "experimental_attention_variant": None,

@@ -1,4 +1,4 @@
-"""What a hetero-parallel job prints beside the host's log line: seconds of each phase, bytes moved."""
+"""Addition of a hetero-parallel job to the host's log line: time of each phase, bytes moved."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def log(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
         for comm in session.comms:
             comm.exchange.moved.reset()
             comm.seconds = dict.fromkeys(comm.seconds, 0.0)
-        # Where the host prints its own line.
+        # The rank that prints the host's own line.
         if session.rank == len(session.backbone_placement) - 1:
             print(text, flush=True)
     return result

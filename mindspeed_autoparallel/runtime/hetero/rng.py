@@ -1,7 +1,7 @@
-"""Random states per module: each module draws from generators of its own, seeded from its own tensor rank.
+"""Random states per module: each module draws from its own generators, seeded from its own tensor rank.
 
 Megatron has two kinds: named states in a tracker, and default generators, which tensor ranks keep in step. Encoders
-draw as often as they have items: without default generators of their own, the backbone's tensor ranks would fall apart.
+draw once per item: without their own default generators, the backbone's tensor ranks would get out of step.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class DefaultGenerators:
 
 @dataclass
 class Generators:
-    """All that the current module may draw from, so that a second forward draws the same numbers."""
+    """All generators that the current module may use, so that a second forward draws the same numbers."""
 
     default: DefaultGenerators
     tracker: dict[str, object]
@@ -50,7 +50,7 @@ class Generators:
 
 class ModuleRandomStates:
     """Swaps the named states inside Megatron's RNG tracker when the module changes; ``drawing`` swaps the default
-    generators too, where a module other than the host's current one really runs."""
+    generators too, while a module other than the host's current one runs."""
 
     def __init__(self, states: ModuleStates) -> None:
         self._states = states
@@ -97,11 +97,11 @@ class ModuleRandomStates:
             outer.restore()
 
     def generators(self, name: str) -> Generators:
-        """Return where a module that is not current stands (for a checkpoint)."""
+        """Return the random state of a module that is not current (for a checkpoint)."""
         return Generators(self._defaults[name], dict(self._fields[name][0]))
 
     def set_generators(self, name: str, generators: Generators) -> None:
-        """Go on from there; ``name`` is not current."""
+        """Restore a random state; ``name`` is not current."""
         self._defaults[name] = generators.default
         states = self._fields[name][0]
         for key, state in generators.tracker.items():
@@ -112,7 +112,7 @@ class ModuleRandomStates:
 
     def _keep(self, name: str) -> None:
         self._current_tracker = tracker = _tracker()
-        # The tracker is reset in place by the next seeding: keep containers of our own.
+        # The next seeding resets the tracker in place: keep separate containers.
         tracker.states_, tracker.seeds_ = dict(tracker.states_), set(getattr(tracker, "seeds_", ()))
         self._fields[name] = (tracker.states_, tracker.seeds_)
 

@@ -1,4 +1,4 @@
-"""When encoders encode and generators exchange: around the stock schedule, or at places that stages reach together."""
+"""When encoders encode and generators exchange: around the stock schedule, or at points that stages reach together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mindspeed_autoparallel.schedule.window import Tick
 
 
 class UpfrontSchedule:
-    """Memory modes upfront and recompute: everything before the schedule, every backward after it.
+    """Memory modes upfront and recompute: all forwards before the schedule, all backwards after it.
 
     A macro-batch's rows travel while the next one is encoded, its gradients while the one before runs backward.
     """
@@ -28,7 +28,7 @@ class UpfrontSchedule:
             step.encode(range(len(step)))
 
     def at_forward(self, count: int) -> None:
-        """Do nothing: all is done when the schedule reaches forward number ``count`` of the rank's model chunks."""
+        """Do nothing before the rank's forward number ``count``: everything is encoded before the schedule."""
 
     def after(self) -> None:
         for step in self._steps:
@@ -36,12 +36,12 @@ class UpfrontSchedule:
 
 
 class WindowedSchedule:
-    """Memory mode window: a macro-batch is encoded when the first stage reaches it and taken back when the first stage
-    is through with it, so that a few of them live at a time.
+    """Memory mode window: a macro-batch is encoded when the first stage reaches it, and its backward runs when the
+    first stage has finished it, so that only a few are alive at a time.
 
-    Encoding is collective over ranks that stand at different places of the schedule. A tick is a place that all can
-    reach without each other: that of forward number f on stage 0 is before number f - p on stage p (where f < p, before
-    the schedule). What stage p needs for the forwards and backwards before that, its neighbours did before the same
+    Encoding is collective over ranks at different points of the schedule. A tick is a point that all can reach
+    independently: that of forward number f on stage 0 is before number f - p on stage p (where f < p, before
+    the schedule). Stage p's inputs for earlier forwards and backwards were computed by its neighbours before the same
     tick: a stage is one forward ahead of the next, and two warm-up forwards ahead under the interleaved schedule.
     """
 
@@ -96,7 +96,7 @@ class GeneratorSchedule:
         forward_only: bool,
         diagonal: bool = False,
     ) -> None:
-        """Take the exchanges of ``steps``. ``diagonal``: encoders meet inside the schedule, too."""
+        """Schedule the exchanges of ``steps``. ``diagonal``: encoders also exchange inside the schedule."""
         self._steps, self._forward_only = steps, forward_only
         self._is_last, self._num_microbatches = stage == num_stages - 1, num_microbatches
         if steps and num_microbatches < num_stages:
@@ -110,7 +110,7 @@ class GeneratorSchedule:
             self._places = where(num_stages, num_microbatches, stage)
 
     def before_forward(self, count: int) -> None:
-        """Exchange what is due before the first model chunk's forward number ``count``, which begins now."""
+        """Run the exchanges due before the first model chunk's forward number ``count``, which begins now."""
         self._exchange("before_forward", count)
         for step in self._steps:
             if self._is_last and not self._forward_only:
@@ -118,7 +118,7 @@ class GeneratorSchedule:
             step.current = count
 
     def after_forward(self, count: int, output: Any) -> Any:
-        """Exchange what is due after forward number ``count``; return the output to hand to the schedule."""
+        """Run the exchanges due after forward number ``count``; return the output for the schedule."""
         if self._is_last:
             for step in self._steps:
                 step.after_forward()
@@ -126,13 +126,13 @@ class GeneratorSchedule:
         self._exchange("after_forward", count)
         if Place("before_backward", count) in self._places and not self._forward_only:
             if not output.requires_grad:
-                # The first stage of a frozen decoder: its backward must begin all the same.
+                # The first stage of a frozen decoder: its backward must run nevertheless.
                 output = output + torch.zeros((), dtype=output.dtype, device=output.device, requires_grad=True)
             output.register_hook(lambda gradient: self._exchange("before_backward", count))
         return output
 
     def after(self) -> None:
-        """Exchange what is left once the schedule is through."""
+        """Run the remaining exchanges after the schedule."""
         for step in self._steps:
             if self._is_last:
                 step.check_done(self._num_microbatches)

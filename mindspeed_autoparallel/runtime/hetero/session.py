@@ -1,4 +1,4 @@
-"""The modules of one job together: who is where, who holds the data, and which ranks exchange."""
+"""The modules of one job together: placements, ranks with data, and exchange groups."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class PhaseTimes:
 
     @contextlib.contextmanager
     def during(self, phase: str, exchange: Any = None) -> Iterator[None]:
-        """Count the block for ``phase``, without what ``exchange`` takes in it and what the block gives to other
+        """Add the block's time to ``phase``, without time in ``exchange`` and time that the block adds to other
         phases."""
         started, others = time.perf_counter(), self._total()
         moving = exchange.seconds if exchange is not None else 0.0
@@ -80,7 +80,7 @@ class EncoderComm:
 
 @dataclass
 class HeteroSession:
-    """Everything the phases need. Build with ``open_session`` once the states and the modules exist."""
+    """State of the phases. Build with ``open_session`` once the states and the modules exist."""
 
     states: ModuleStates
     backbone: str
@@ -91,7 +91,7 @@ class HeteroSession:
     rank: int
     generator_comms: list[EncoderComm] = field(default_factory=list)
     sequence_parallel: bool = False
-    """Of the backbone: its first stage then keeps only its share of the rows."""
+    """Sequence parallelism of the backbone: its first stage then keeps only its share of the rows."""
     times: PhaseTimes = field(default_factory=PhaseTimes)
     batch_owner_ranks: dict[int, list[int]] | None = None
     """Ranks that hold the batches of each backbone replica; gathered once, at the first step."""
@@ -152,8 +152,8 @@ class HeteroSession:
             )
 
     def gathers(self) -> list[tuple[ItemGather, list[int]]]:
-        """Return how sizes travel: each with the modules (their numbers in ``comms``) it serves, in the same order on
-        every rank."""
+        """Return the exchanges of sizes, each with its modules (their indices in ``comms``), in the same order on every
+        rank."""
         if self._gathers is None:
             by_ranks: dict[tuple[int, ...], list[int]] = {}
             for number, comm in enumerate(self.comms):
@@ -163,7 +163,7 @@ class HeteroSession:
         return self._gathers
 
     def _needs_metadata(self, comm: EncoderComm) -> bool:
-        """Return whether sizes must travel: global balancing, replicas across backbone replicas, or ranks without
+        """Return whether sizes must be exchanged: global balancing, replicas across backbone replicas, or ranks without
         data."""
         assert self.batch_owner_ranks is not None
         everyone = all(
@@ -184,7 +184,7 @@ def open_session(
     sequence_parallel: bool = False,
     generators: Sequence[Encoder] = (),
 ) -> HeteroSession:
-    """Ask every module's placement and make the exchange groups (collective; same order on every rank)."""
+    """Gather every module's placement and make the exchange groups (collective; same order on every rank)."""
     if balance not in MODES:
         raise ConfigError(f"--hetero-balance {balance!r} must be one of {', '.join(MODES)}.")
     if memory not in MEMORY_MODES:

@@ -2,8 +2,8 @@
 
 Every module's globals are built once from a pristine snapshot and kept; switching assigns them back. The list of
 globals is read from the module itself, so new Megatron releases need no new list here. Process groups with the same
-ranks, role, backend and options are shared between modules. What is mutable while a module runs (the virtual pipeline
-rank, say) is written back to the module's snapshot when its context ends, also after an exception.
+ranks, role, backend and options are shared between modules. State that changes while a module runs (such as the virtual
+pipeline rank) is written back to the module's snapshot when its context ends, also after an exception.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mindspeed_autoparallel.runtime.hetero.redistribution.placement import Coord
 from mindspeed_autoparallel.runtime.megatron.exchanged_shapes import plays_alone
 
 SHARED_GLOBALS = ("_GLOBAL_MEMORY_BUFFER", "_GLOBAL_SYMMETRIC_MEMORY_BUFFER", "_global_process_group_list")
-"""Not about a layout: scratch memory, and the list that destroying walks. One of each for all modules."""
+"""Globals independent of the layout: scratch memory, and the list of groups to destroy. Shared by all modules."""
 
 
 def global_names(namespace: types.ModuleType) -> list[str]:
@@ -37,7 +37,7 @@ def global_names(namespace: types.ModuleType) -> list[str]:
 
 
 class GroupMemo:
-    """Hands out one process group per (role, ranks, backend, options) while it stands in for ``create_group``."""
+    """Returns one process group per (role, ranks, backend, options) while it replaces ``create_group``."""
 
     def __init__(self) -> None:
         self._groups: dict[Any, Any] = {}
@@ -58,7 +58,7 @@ class GroupMemo:
 
     @contextlib.contextmanager
     def installed(self, parallel_state: Any) -> Iterator[None]:
-        """Answer ``parallel_state.create_group`` from the memo inside the block, where it can."""
+        """Inside the block, return groups from the memo for ``parallel_state.create_group`` if they exist."""
         original = parallel_state.create_group
 
         def create_group(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -101,7 +101,7 @@ class ModuleStates:
         self._hooks: list[Callable[[str | None, str], None]] = []
         self.current: str | None = None
         self.drawing: Callable[[str], contextlib.AbstractContextManager[None]] = lambda name: contextlib.nullcontext()
-        """Around everything a module computes; the RNG states put their own here."""
+        """Context manager around all computation of a module; the RNG states set theirs here."""
         self.groups = groups or GroupMemo()
 
     @property
@@ -109,11 +109,11 @@ class ModuleStates:
         return list(self._snapshots)
 
     def on_switch(self, hook: Callable[[str | None, str], None]) -> None:
-        """Call ``hook(old, new)`` at every real switch (the RNG states follow this way)."""
+        """Call ``hook(old, new)`` at every real switch (used by the RNG states)."""
         self._hooks.append(hook)
 
     def overlay(self, target: Any, values: Mapping[str, Mapping[str, object]]) -> None:
-        """Give ``target`` the attributes ``values[m]`` while module m is current."""
+        """Set the attributes ``values[m]`` on ``target`` while module m is current."""
         self._overlaid = target
         self._overlays = {name: dict(fields) for name, fields in values.items()}
 
@@ -146,7 +146,7 @@ class ModuleStates:
 
     @contextlib.contextmanager
     def use(self, name: str) -> Iterator[None]:
-        """Make module ``name``'s state current inside the block; the state before is current after it, always."""
+        """Make module ``name``'s state current inside the block; always restore the previous state."""
         previous = self.current
         if name == previous:
             yield
@@ -178,9 +178,9 @@ class ModuleStates:
             )
 
     def placement(self, name: str) -> Placement:
-        """Return everybody's place in a module's layout (collective: one small all-gather).
+        """Return every rank's place in a module's layout (collective: one small all-gather).
 
-        A process that plays a rank alone computes them from the sizes.
+        A process that runs a rank alone computes them from the sizes.
         """
         import torch
 
@@ -225,12 +225,12 @@ class ModuleStates:
 
 
 def _reader(names: Sequence[str]) -> Callable[[Mapping[str, object]], tuple[Any, ...]]:
-    """Read the values of ``names``; one call for all where there are several."""
+    """Read the values of ``names``, with one call if there are several."""
     if len(names) > 1:
         return operator.itemgetter(*names)
     return lambda fields: tuple(fields[name] for name in names)
 
 
 def _fresh(values: Mapping[str, object]) -> dict[str, object]:
-    """Return ``values`` with their own containers."""
+    """Return ``values`` with copied containers."""
     return {n: copy.copy(v) if isinstance(v, list | dict | set) else v for n, v in values.items()}

@@ -1,4 +1,4 @@
-"""The side of every node but the first: run what node 0 orders until it dismisses us."""
+"""The agent of every node but the first: runs node 0's orders until node 0 dismisses it."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def run_agent(
     flags: Collection[str] = (),
     command: Sequence[str] | None = None,
 ) -> int:
-    """Run, on node ``node_rank``, what the coordinator orders until it dismisses us; returns the number of launches.
+    """Run the coordinator's orders on node ``node_rank`` until dismissed; return the number of launches.
 
-    What is run is always ``command`` (default: the own script), with its own words and ``flags`` (orders.py).
+    An order always runs ``command`` (default: this process's script), with its own words and ``flags`` (orders.py).
     """
     store = rendezvous.join(nodes, node_rank, join_timeout_s)
     agent = _Agent(nodes, node_rank, log_dir, store, Heartbeat(store, node_rank))
@@ -58,7 +58,7 @@ def run_agent(
 
 @dataclass(frozen=True)
 class _Agent:
-    """One node that has signed in."""
+    """A node that has signed in."""
 
     nodes: rendezvous.Nodes
     node_rank: int
@@ -67,7 +67,7 @@ class _Agent:
     heartbeat: Heartbeat
 
     def next_order(self, number: int) -> Any:
-        """Wait for launch ``number``; None once node 0 is done, ``LaunchError`` where it ends for a reason."""
+        """Wait for launch ``number``; None once node 0 is done, ``LaunchError`` if it gives a reason for its end."""
         key = f"launch/{number}"
         while not self.store.check([key]):
             self.heartbeat.beat()
@@ -82,7 +82,7 @@ class _Agent:
         return None
 
     def obey(self, number: int, order: Any, own: Sequence[str], flags: Collection[str]) -> None:
-        """Run ``order`` and report how it ended."""
+        """Run ``order`` and report its outcome."""
         aborted = f"abort/{number}"
 
         def should_stop() -> bool:

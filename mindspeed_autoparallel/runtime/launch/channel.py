@@ -1,9 +1,9 @@
 """The secret that the nodes of a run share, and connections that prove it: a mutual challenge, then signed messages.
 
 The client sends a greeting and a nonce, the server answers with its own nonce, and both prove with an HMAC over the two
-nonces that they have the secret. A recorded handshake is worth nothing: the server's nonce is new every time. The
+nonces that they have the secret. A recorded handshake is useless: the server's nonce is new every time. The
 standard library's ``multiprocessing.connection`` has the same challenge, without a deadline and without signatures on
-what follows it (docs/decisions/0016).
+later messages (docs/decisions/0016).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from mindspeed_autoparallel.files import read_text
 SECRET_VARIABLE = "MINDSPEED_AUTOPARALLEL_SECRET"
 SECRET_FILE_VARIABLE = "MINDSPEED_AUTOPARALLEL_SECRET_FILE"
 SECRET_FILE = ".cluster-secret"
-"""In the work dir, where all nodes share it; readable by the user only, and gone when the run ends."""
+"""File in the work dir, for nodes that share it; readable by the user only, and removed when the run ends."""
 _LEAST_LENGTH = 16
 
 GREETING = b"mindspeed-autoparallel store 2\n"
@@ -38,7 +38,7 @@ _LONGEST = 4 * 1024**2
 
 
 def given_secret() -> bytes | None:
-    """Read the secret that one of the two variables gives; ``ConfigError`` where it is short or unreadable."""
+    """Read the secret from one of the two variables; ``ConfigError`` if it is too short or unreadable."""
     text = os.environ.get(SECRET_VARIABLE)
     where = SECRET_VARIABLE
     if text is None and os.environ.get(SECRET_FILE_VARIABLE):
@@ -57,14 +57,14 @@ def given_secret() -> bytes | None:
 
 
 def make_secret(folder: Path | None) -> bytes:
-    """Take, on node 0, what the user gave, else make a secret, which is left in ``folder`` for nodes that share it."""
+    """Return, on node 0, the user's secret, or make one and leave it in ``folder`` for nodes that share it."""
     given = given_secret()
     if given is not None or folder is None:
         return given if given is not None else secrets.token_hex(32).encode()
     made = secrets.token_hex(32)
     path = folder / SECRET_FILE
     with contextlib.suppress(FileNotFoundError):
-        path.unlink()  # an earlier run's, or a link that somebody put there
+        path.unlink()  # from an earlier run, or a link placed by another user
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
     try:
         with os.fdopen(os.open(path, flags, 0o600), "w", encoding="ascii") as stream:
@@ -75,7 +75,7 @@ def make_secret(folder: Path | None) -> bytes:
 
 
 def find_secret(folder: Path | None) -> bytes | None:
-    """Find, on another node, what the user gave, else what node 0 left in ``folder`` by now."""
+    """Return, on another node, the user's secret, or the one that node 0 has left in ``folder`` so far."""
     given = given_secret()
     if given is not None or folder is None:
         return given
@@ -87,14 +87,14 @@ def find_secret(folder: Path | None) -> bytes | None:
 
 
 def remove_secret(folder: Path | None) -> None:
-    """Remove what the run left in ``folder``: it opens nothing any more."""
+    """Remove the run's secret from ``folder``: it is no longer valid."""
     if folder is not None:
         with contextlib.suppress(OSError):
             (folder / SECRET_FILE).unlink()
 
 
 class Channel:
-    """Messages in both directions, each signed with its number: none can be changed, repeated or left out."""
+    """Messages in both directions, each signed with its number: none can be changed, repeated or dropped."""
 
     def __init__(self, connection: socket.socket, key: bytes, mine: bytes, theirs: bytes) -> None:
         self._connection, self._key = connection, key
@@ -127,7 +127,7 @@ class Channel:
 
 
 def introduce(connection: socket.socket, secret: bytes) -> Channel:
-    """Do the client's half of the handshake; ``PermissionError`` where the secrets differ."""
+    """Do the client's half of the handshake; ``PermissionError`` if the secrets differ."""
     deadline = time.monotonic() + HANDSHAKE_S
     mine = secrets.token_bytes(NONCE_BYTES)
     connection.sendall(GREETING + mine)
@@ -145,7 +145,7 @@ def introduce(connection: socket.socket, secret: bytes) -> Channel:
 def welcome(client: socket.socket, secret: bytes, proved: Callable[[], None]) -> Channel:
     """Do the server's half: a client that does not greet gets no byte, one without the secret gets a nonce only.
 
-    ``proved`` is called once the client has proved itself, before it learns that it is accepted.
+    ``proved`` is called once the client has proved itself, before the server sends its acceptance.
     """
     deadline = time.monotonic() + HANDSHAKE_S
     greeting = b""
@@ -170,7 +170,7 @@ def digest(key: bytes, content: bytes) -> bytes:
 
 
 def _read(connection: socket.socket, length: int, deadline: float | None = None) -> bytes:
-    """Read ``length`` bytes; ``OSError`` where the other end hangs up, or ``deadline`` (monotonic) passes first."""
+    """Read ``length`` bytes; ``OSError`` if the other end hangs up, or ``deadline`` (monotonic) passes first."""
     content = b""
     while len(content) < length:
         if deadline is not None:

@@ -1,4 +1,4 @@
-"""What a child process gets and leaves: the user's environment without the launcher's variables, and a private log."""
+"""Environment and log of a child process: the user's variables without the launcher's, and a private file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LAUNCHER_NAMES = frozenset(
         *("SLURM_GTIDS", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"),
     }
 )
-"""What torchrun, mpirun and srun tell each of their processes; ours are started by us."""
+"""Variables that torchrun, mpirun and srun set for their processes; child processes must not inherit them."""
 
 _SHORTEST_SECRET = 6
 """Masking shorter values would take numbers and words out of logs."""
@@ -29,10 +29,10 @@ _CHUNK = 65536
 
 
 def child_environment(parent: Mapping[str, str], additions: Mapping[str, str]) -> dict[str, str]:
-    """Return ``parent`` without what its launcher set, plus ``additions``; ``parent`` itself is left alone.
+    """Return ``parent`` without its launcher's variables, plus ``additions``; ``parent`` itself does not change.
 
-    The user's script runs in the children: what it reads of the environment (paths, switches, the token of its
-    tokenizer) it must find there. Secrets are masked where things are written: see ``secret_variables``.
+    The user's script runs in the children: it needs the variables that it reads (paths, switches, the token of its
+    tokenizer). Secrets are masked on output: see ``secret_variables``.
     """
     kept = {
         name: value
@@ -43,15 +43,15 @@ def child_environment(parent: Mapping[str, str], additions: Mapping[str, str]) -
 
 
 def secret_variables(environment: Mapping[str, str]) -> frozenset[str]:
-    """Return the values of ``environment`` that their name or their form shows to be secret, to be masked in logs, as
-    they are and in base64."""
+    """Return the values of ``environment`` that are secret by their name or form, as they are and in base64, to be
+    masked in logs."""
     named = {value for name, value in environment.items() if is_secret_variable(name)}
     formed = {found for value in environment.values() for found in known_values(value)}
     return with_encoded(value for value in named | formed if len(value) >= _SHORTEST_SECRET)
 
 
 class Log(NamedTuple):
-    """Where a process writes to; close ``stream`` once it has it, and wait for ``copier`` when it has ended."""
+    """The output of a process; close ``stream`` once the process has it, and wait for ``copier`` after its end."""
 
     stream: IO[bytes]
     copier: threading.Thread | None
@@ -60,7 +60,7 @@ class Log(NamedTuple):
 def private_log(path: Path, secrets: frozenset[str]) -> Log:
     """Open ``path`` for a process to write to, readable by the user only and never through a link.
 
-    With ``secrets`` what is given is a pipe, and a thread masks them before they reach the file: a coordinator that is
+    With ``secrets`` the stream is a pipe, and a thread masks them before they reach the file: a coordinator that is
     killed leaves nothing to be masked afterwards.
     """
     with contextlib.suppress(FileNotFoundError):
@@ -77,7 +77,8 @@ def private_log(path: Path, secrets: frozenset[str]) -> Log:
 
 
 def _copy(reading: int, stream: Any, secrets: list[bytes]) -> None:
-    """Copy until the last writer closes its end; what may be the beginning of a secret waits for the rest."""
+    """Copy until the last writer closes its end; a possible beginning of a secret is held back until the rest
+    arrives."""
     waiting = b""
     with os.fdopen(reading, "rb", buffering=0) as source, stream:
         while part := source.read(_CHUNK):
@@ -89,7 +90,7 @@ def _copy(reading: int, stream: Any, secrets: list[bytes]) -> None:
 
 
 def _masked(text: bytes, secrets: list[bytes]) -> bytes:
-    # The longest first, for one may be part of another.
+    # The longest first: one may be part of another.
     for secret in secrets:
         text = text.replace(secret, MASK.encode())
     return text

@@ -1,5 +1,4 @@
-"""One place decides every launch: the coordinator on node 0. The other nodes run agents that follow its orders and
-report.
+"""The coordinator on node 0, which starts every launch. The other nodes run agents that execute its orders and report.
 
 They meet in a store on the main node that only nodes with the run's secret reach: no shared file system is needed.
 """
@@ -66,17 +65,17 @@ class Coordinator:
 
     @property
     def lost_nodes(self) -> tuple[int, ...]:
-        """Return those that do not answer any more; nothing can be launched without them."""
+        """Return the nodes that no longer respond; nothing can be launched without them."""
         return tuple(self._lost)
 
     def _shutdown_agents(self, error: BaseException | None) -> None:
         if self._store is None:
             return
-        with contextlib.suppress(Exception):  # no node may be left to sign off to
+        with contextlib.suppress(Exception):  # the other nodes may already be gone
             reason = "it was interrupted" if isinstance(error, KeyboardInterrupt) else str(error or "")
             word = {"stop": True, "reason": reason}
             self._store.set(f"launch/{self._num_launches}", json.dumps(word))
-            # The store dies with this process: let the agents end their processes and read the word first.
+            # The store ends with this process: first let the agents end their processes and read the dismissal.
             gone = [*self._lost, *(() if self._watch is None else self._watch.gone())]
             there = [node for node in rendezvous.nodes_that_came(self._store, self.nodes.num_nodes) if node not in gone]
             rendezvous.wait_for_keys(self._store, [f"dismissed/{node}" for node in there], _SHUTDOWN_S)
@@ -85,14 +84,14 @@ class Coordinator:
         self._store = None
 
     def launch(self, spec: LaunchSpec) -> LaunchOutcome:
-        """Run ``spec`` on every node; how it ended, never an exception for a launch that did not end well."""
+        """Run ``spec`` on every node and return its outcome; a failed launch raises no exception."""
         if self._lost:
             return self._without_nodes(LaunchStatus.NOT_STARTED)
         number = self._num_launches
         self._num_launches += 1
         aborted = f"abort/{number}"
         try:
-            # The ranks of one node meet at a store on the loopback address, which has its own port.
+            # The ranks of one node use a store on the loopback address, which has its own port.
             with contextlib.nullcontext(0) if self._store is None else reserved_port() as worker_port:
                 if self._store is not None:
                     self._store.set(f"launch/{number}", json.dumps(order_of(spec, worker_port, self.command)))
@@ -125,7 +124,7 @@ class Coordinator:
         return worst([outcome, *(report for report in reports.values() if report is not None)])
 
     def _report(self, number: int, node: int, timeout_s: float, watch: Watch) -> LaunchOutcome | None:
-        """Return how the launch ended on ``node``, or nothing where the node is gone."""
+        """Return the outcome of the launch on ``node``, or nothing if the node is gone."""
         key = f"outcome/{number}/{node}"
         deadline = time.monotonic() + timeout_s + self.silence_s
         while self._store is None or not self._store.check([key]):

@@ -1,4 +1,4 @@
-"""Which nodes are still there: every agent counts up in the store, and the main node looks whether they still do."""
+"""Which nodes are alive: every agent increments a counter in the store, and the main node watches the counters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 SILENCE_S = 30.0
-"""After this a node counts as gone; ending the processes of a launch takes up to 10 s, in which it is silent."""
+"""Seconds after which a node counts as gone; ending a launch's processes takes up to 10 s without a sign of life."""
 _BEAT_S = 1.0
 
 
@@ -18,11 +18,11 @@ class Heartbeat:
         self._store, self._node_rank, self._next = store, node_rank, 0.0
 
     def leave(self, reason: str) -> None:
-        """Leave before the node is dismissed, and say why instead of falling silent."""
+        """Sign off with a reason before the node is dismissed, instead of just stopping."""
         self._store.set(_left(self._node_rank), reason)
 
     def beat(self) -> None:
-        """Count up, at most once a second; to be called often."""
+        """Increment the counter, at most once a second; call this often."""
         if time.monotonic() >= self._next:
             self._store.add(_key(self._node_rank), 1)
             self._next = time.monotonic() + _BEAT_S
@@ -35,15 +35,15 @@ class Watch:
         self._store, self._next = store, 0.0
         self._silence_s = SILENCE_S if silence_s is None else silence_s
         self.reasons: dict[int, str] = {}
-        """Of nodes that signed off."""
+        """Reasons of the nodes that signed off."""
         self._seen = {node: (0, time.monotonic()) for node in nodes}
 
     def begin(self) -> None:
-        """Begin to watch now, after a while without looking."""
+        """Restart the watch after a period without checks."""
         self._seen = {node: (count, time.monotonic()) for node, (count, _) in self._seen.items()}
 
     def gone(self) -> list[int]:
-        """Return nodes that left, or have not counted up for ``silence_s`` while somebody was looking."""
+        """Return nodes that signed off, or whose counter has not changed for ``silence_s`` of watching."""
         now = time.monotonic()
         if now >= self._next:
             self._next = now + _BEAT_S

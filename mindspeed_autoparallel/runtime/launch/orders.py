@@ -1,7 +1,7 @@
-"""What node 0 may order the others to do: start their own script, with flags of a closed list, for a described task.
+"""Orders of node 0 to the other nodes: start their own script, with flags of a closed list, for a described task.
 
-An order holds no command: the interpreter and the script are those that the agent itself was started with. Words of its
-own command line are named by their place; the others are flags that the feature may set, and plain values.
+An order holds no command: the interpreter and the script are those that the agent itself was started with. Words of the
+agent's own command line are given by index; the others are flags that the feature may set, and plain values.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from mindspeed_autoparallel.profiles.records import record_of
 from mindspeed_autoparallel.runtime.launch.outcome import LaunchOutcome, LaunchSpec
 
 LAUNCH_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
-"""It names files: nothing that leaves their folder."""
+"""Pattern of a launch id, which names files: no path that leaves their folder."""
 _VALUE = re.compile(r"[A-Za-z0-9_.,:|*()\[\]+-]{0,400}")
-"""Numbers, choices and pipeline layouts; never a path."""
+"""Pattern of values: numbers, choices and pipeline layouts; never a path."""
 _VARIABLE = re.compile(
     r"OOTB_OPTIMIZER_[A-Z_]{1,60}|CUDA_DEVICE_MAX_CONNECTIONS|NVTE_CPU_OFFLOAD_V1|MINDSPEED_AUTOPARALLEL_DEVICE"
 )
@@ -28,10 +28,11 @@ _MOST_S = 7 * 24 * 3600.0
 
 
 def own_command() -> tuple[str, ...]:
-    """Return this process's script and arguments; a module that was started with ``python -m`` is started so again.
+    """Return this process's script and arguments; a module that was started with ``python -m`` is started with it
+    again.
 
-    Some scripts replace ``sys.argv`` by the content of a file that it names (MindSpeed-MM's YAML launchers). A second
-    start needs the arguments of the first one.
+    Some scripts replace ``sys.argv`` with the content of a file that is named there (MindSpeed-MM's YAML launchers).
+    A second start needs the original arguments.
     """
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     if spec is not None and spec.name:
@@ -42,7 +43,7 @@ def own_command() -> tuple[str, ...]:
 
 
 def order_of(spec: LaunchSpec, worker_port: int, own: Sequence[str]) -> dict[str, object]:
-    """Write ``spec`` for the other nodes: words of ``own``, node 0's command line, by their place in it."""
+    """Write ``spec`` for the other nodes: words of ``own``, node 0's command line, by their index in it."""
     words: list[int | str] = []
     for tag, begin, end, other_begin, other_end in SequenceMatcher(None, own, spec.argv, autojunk=False).get_opcodes():
         words += range(begin, end) if tag == "equal" else spec.argv[other_begin:other_end]
@@ -57,9 +58,9 @@ def order_of(spec: LaunchSpec, worker_port: int, own: Sequence[str]) -> dict[str
 
 
 def read_order(order: Any, own: Sequence[str], flags: Collection[str]) -> tuple[LaunchSpec, int]:
-    """Read the launch that ``order`` means for an agent that was started as ``own``, and the workers' port.
+    """Return the launch of ``order`` for an agent that was started as ``own``, and the workers' port.
 
-    ``flags``: those that the feature may set beside the agent's own. ``LaunchError`` for anything else.
+    ``flags``: those that the feature may set in addition to the agent's own. ``LaunchError`` for anything else.
     """
     if not isinstance(order, dict):
         raise LaunchError(f"node 0 ordered {shown(order)}, which is no launch.")
@@ -89,7 +90,7 @@ def read_order(order: Any, own: Sequence[str], flags: Collection[str]) -> tuple[
 
 
 def read_outcome(value: Any, node: int) -> LaunchOutcome:
-    """Read what node ``node`` reports of a launch; ``LaunchError`` where that is no outcome."""
+    """Return the outcome of a launch that node ``node`` reports; ``LaunchError`` if it is malformed."""
     try:
         return record_of(value, "outcome", LaunchOutcome)
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""What is launched, and how a launch ended."""
+"""Specification and outcome of a launch."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import signal
 from dataclasses import asdict, dataclass, field
 
 _NOT_THE_SCRIPTS = ("in validate_args", "Address already in use", "Connection", "Broken pipe", "ChildFailedError")
-"""Of a traceback through Megatron's checks, which another layout may pass, or of what another start may not meet."""
+"""Signs of errors that are not the script's own: Megatron's checks, which another layout may pass, or lost peers."""
 
 _MOST_LINES = 30
 
 
 class LaunchStatus(str, enum.Enum):
-    """How a launch ended."""
+    """Status of a launch after its end."""
 
     OK = "ok"
     OUT_OF_MEMORY = "out_of_memory"
     FAILED = "failed"
     TIMED_OUT = "timed_out"
     NOT_STARTED = "not_started"
-    """A node that it needs was gone before it began."""
+    """A required node was gone before the launch began."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,15 +32,15 @@ class LaunchSpec:
     argv: tuple[str, ...]
     """The user's script and its arguments, without the interpreter."""
     environment: dict[str, str] = field(default_factory=dict)
-    """Added to the user's environment for the children."""
+    """Variables added to the user's environment for the children."""
     task: dict[str, object] = field(default_factory=dict)
-    """Handed to every child as a JSON file."""
+    """Task passed to every child as a JSON file."""
     timeout_s: float = 1800.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOutcome:
-    """How a launch ended on one node, or on all of them (the worst of theirs)."""
+    """Outcome of a launch on one node, or on all of them (the worst)."""
 
     status: LaunchStatus
     node_rank: int = 0
@@ -48,7 +48,7 @@ class LaunchOutcome:
     last_lines: tuple[str, ...] = ()
     """The end of the first failed process's output."""
     log: str = ""
-    """The file with all of that output."""
+    """The file with the whole output."""
     seconds: float = 0.0
 
     def to_json(self) -> dict[str, object]:
@@ -57,20 +57,20 @@ class LaunchOutcome:
 
     @property
     def is_the_scripts_own(self) -> bool:
-        """Return whether the script failed by an error of its own: no crash, no lost peer, no layout that Megatron
+        """Return whether the script failed by its own error: no crash, no lost peer, no layout that Megatron
         refuses."""
         by_itself = self.status is LaunchStatus.FAILED and self.exit_code > 0
         return by_itself and not any(sign in line for line in self.last_lines for sign in _NOT_THE_SCRIPTS)
 
     def summary(self) -> str:
-        """Return one line for people: status, node, exit code or signal, and the last line."""
+        """Return one line for users: status, node, exit code or signal, and the last line."""
         last = (line.strip() for line in self.last_lines[-1:])
         return ": ".join([self._head(), *last])
 
     def describe(self, *, log_is_kept: bool = True) -> str:
-        """Return for people ``summary``, then the last lines, and the place of the log unless it goes away.
+        """Return ``summary``, the last lines, and the log's path unless the log is temporary.
 
-        Of more than 30 lines the first ones are left out: the cause stands in the last ones and in the summary.
+        At most 30 lines are shown, the last ones: the cause is in these and in the summary.
         """
         lines = self.last_lines if len(self.last_lines) > 1 else ()
         if len(lines) > _MOST_LINES:
@@ -99,5 +99,5 @@ _SEVERITY = (
 
 
 def worst(outcomes: list[LaunchOutcome]) -> LaunchOutcome:
-    """Return the outcome that decides for all nodes: out of memory explains the failures it causes elsewhere."""
+    """Return the decisive outcome of all nodes: out of memory explains the failures it causes elsewhere."""
     return max(outcomes, key=lambda outcome: _SEVERITY.index(outcome.status))

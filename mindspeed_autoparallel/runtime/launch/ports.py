@@ -1,4 +1,4 @@
-"""Ports and torch's stores for the processes of a launch, and the store in which torchrun's nodes meet."""
+"""Ports and torch's stores for the processes of a launch, and the rendezvous store for torchrun's nodes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _LAST_PORT = 65535
 
 @contextlib.contextmanager
 def reserved_port() -> Iterator[int]:
-    """Yield a TCP port of this machine that the system gives to no other process within the context.
+    """Yield a TCP port of this machine that the system assigns to no other process within the context.
 
-    Between a choice and its use lie the seconds in which a process loads torch; another job's connection may take the
-    port meanwhile, and rank 1 then waits for a store that is not its own. A socket bound and never listening keeps
-    the port; a process that gets its number can still listen there, since stores (libuv, torchrun, gloo) set
+    A process loads torch for seconds before it uses the port; another job's connection may take the port meanwhile,
+    and rank 1 then waits for a foreign store. A socket that is bound but never listens reserves the port; a process
+    with its number can still listen there, because stores (libuv, torchrun, gloo) set
     SO_REUSEADDR.
     """
     with _reusing_socket() as holder:
@@ -33,8 +33,8 @@ LOOPBACK = "127.0.0.1"
 def loopback_store() -> Iterator[int]:
     """Serve torch's store of one node's ranks at the loopback address; yields its port.
 
-    A store that rank 0 opens listens on every interface and answers whoever reaches it. This one is opened here, on a
-    socket of the loopback address, and all ranks are its clients, as under torchrun (``LOOPBACK_ENVIRONMENT``).
+    A store that rank 0 opens listens on every interface and serves any client. This one listens on a socket of the
+    loopback address only, and all ranks are its clients, as under torchrun (``LOOPBACK_ENVIRONMENT``).
     """
     from torch.distributed import TCPStore
 
@@ -52,18 +52,18 @@ LOOPBACK_ENVIRONMENT = {
     "TORCHELASTIC_USE_AGENT_STORE": "True",
     "TORCHELASTIC_RESTART_COUNT": "0",  # torch up to 2.4 reads it beside the one above
 }
-"""What makes torch's ``env://`` a client of ``loopback_store``."""
+"""Variables that make torch's ``env://`` a client of ``loopback_store``."""
 
 
 def loopback_interface() -> str | None:
-    """Return the name of the interface of the loopback address, None where the system does not list it."""
+    """Return the name of the interface of the loopback address, None if the system does not list it."""
     with contextlib.suppress(OSError, AttributeError):
         return next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     return None
 
 
 def check_port_is_free(port: int) -> None:
-    """Raise ``ConfigError`` when ``port`` is none, or something already listens on it on this machine."""
+    """Raise ``ConfigError`` if ``port`` is invalid, or in use on this machine."""
     if not 0 < port <= _LAST_PORT:
         raise ConfigError(
             f"--master-port {port} is no port: choose one from 1024 to {_LAST_PORT}, the same on every node."
@@ -87,7 +87,7 @@ def _reusing_socket() -> socket.socket:
 def serve_elastic(address: str, port: int) -> None:
     """Serve ``torchrun --rdzv-backend c10d --rdzv-conf is_host=0`` at ``address``:``port`` until the process is ended.
 
-    Raises ``ConfigError`` where nothing can listen there.
+    Raises ``ConfigError`` if it cannot listen there.
     """
     if not 0 < port < 65536:
         raise ConfigError(f"--port must be 1 to 65535, got {port}.")

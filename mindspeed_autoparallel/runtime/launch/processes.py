@@ -24,24 +24,24 @@ from mindspeed_autoparallel.runtime.launch.ports import LOOPBACK_ENVIRONMENT, lo
 from mindspeed_autoparallel.runtime.megatron.features import TASK_VARIABLE
 
 OUT_OF_MEMORY_EXIT_CODE = 77
-"""What a measuring process exits with when its device has no memory left."""
+"""Exit code of a measuring process whose device ran out of memory."""
 
 _OUT_OF_MEMORY_SIGNS = ("out of memory", "MemoryError", "can't allocate memory")
 _NOISE = re.compile(r"nanobind: |See https://nanobind|\s*- (leaked (type|function|instance) |\.\.\. skipped remainder)")
 """Printed by a library's bindings after the error of every process that fails."""
 _NUM_LAST_LINES = 12
 _NUM_LAST_ONES = 60
-"""Lines in which the cause of an error is searched."""
+"""Number of lines that are searched for the cause of an error."""
 _NUM_SEARCHED_LINES = 400
-"""Lines in which a traceback is searched."""
+"""Number of lines that are searched for a traceback."""
 _TRACEBACK = "Traceback (most recent call last):"
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _GRACE_S = 5.0
 _COPIED_S = 2.0
-"""Time until everything that a process wrote is in its log, after its end."""
+"""Seconds after the end of a process until its whole output is in its log."""
 _PR_SET_PDEATHSIG = 1
 _NEVER_A_CONSEQUENCE = tuple(-number for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL))
-"""Exit codes that no lost peer leads to."""
+"""Exit codes that a lost peer cannot cause."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,14 +50,14 @@ class LocalRanks:
 
     node_rank: int = 0
     num_processes: int = 1
-    """On this node; as many on every other."""
+    """Number of processes on this node, the same on every node."""
     num_nodes: int = 1
     master_addr: str = "localhost"
     master_port: int = 0
-    """Where rank 0 listens; of no effect on a single node, whose ranks meet at the loopback address."""
+    """Port of rank 0; unused on a single node, whose ranks use the loopback address."""
 
     def environment(self, local_rank: int, port: int) -> dict[str, str]:
-        """Return what torch reads of a process's place."""
+        """Return the variables from which torch reads a process's rank and world size."""
         place = {
             "RANK": str(self.rank(local_rank)),
             "LOCAL_RANK": str(local_rank),
@@ -176,7 +176,7 @@ def _failure(codes: list[int | None], logs: list[Path], node_rank: int, seconds:
             break
     else:
         status = LaunchStatus.FAILED
-        # A killed rank is the cause: its peers lose their connection, and their scripts fail in words of their own.
+        # A killed rank is the cause: its peers lose their connection, and their scripts fail with other messages.
         code, log = min(
             failures,
             key=lambda item: (
@@ -195,7 +195,7 @@ def _failure(codes: list[int | None], logs: list[Path], node_rank: int, seconds:
 
 
 def whole_error(lines: Sequence[str]) -> tuple[str, ...]:
-    """Return the last error of a process's output whole: its traceback with those that led to it, or the last lines."""
+    """Return the last error of a process's output: its traceback with chained ones, or the last lines."""
     starts = [index for index, line in enumerate(lines) if _TRACEBACK in line]
     if not starts:
         return tuple(lines[-_NUM_LAST_LINES:])
@@ -218,7 +218,7 @@ def last_lines(log: Path, count: int = _NUM_LAST_LINES) -> tuple[str, ...]:
 def _end(children: list[subprocess.Popen[bytes]]) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         for child in children:
-            # The whole session: data loader workers and compilers are children's children.
+            # The whole session: data loader workers and compilers are grandchildren.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(child.pid, number)
         deadline = time.monotonic() + _GRACE_S

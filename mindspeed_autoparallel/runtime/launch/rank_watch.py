@@ -1,8 +1,8 @@
-"""Which rank of a training died: every rank counts up in the training's store, and the others name the one that stops.
+"""Which rank of a training died: every rank increments a counter in the training's store; others report one that stops.
 
 torchrun reports which of its processes failed; a training that is started in another way (srun, mpirun, a loop in a
-shell) is left with "connection closed by peer" on gloo, and with ten minutes of silence on NCCL and HCCL. Nothing is
-ended here: a rank is named, and what the training does about it is its own business.
+shell) is left with "connection closed by peer" on gloo, and with ten minutes of silence on NCCL and HCCL. This
+watch ends no process: it reports the rank, and the training decides what to do.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from mindspeed_autoparallel.runtime.megatron.features import ALONE_VARIABLE
 from mindspeed_autoparallel.runtime.state import of_process
 
 SILENCE_S = 15.0
-"""After this a rank is named. Python's other threads run on while torch computes or communicates."""
+"""Seconds after which a rank is reported. Python's other threads keep running while torch computes or communicates."""
 LONGEST_WAIT_S = 25.0
-"""What a rank whose communication failed waits for the name of the one that died."""
+"""Seconds that a rank with failed communication waits for the name of the dead one."""
 _TICK_S = 1.0
 _FAREWELL_S = 5.0
-"""What the end of a training waits for the last word with the store."""
+"""Seconds that the end of a training waits for the last exchange with the store."""
 _PUBLISHED, _ENDED = "died", "ended"
 _PEER_WORDS = ("gloo", "nccl", "hccl", "connection", "peer", "store")
 
 
 class RankWatch:
-    """One rank's side; ``tick`` is to be called about once a second.
+    """One rank's side; call ``tick`` about once a second.
 
-    Rank 0 looks after all others, rank 1 after rank 0; who finds one dead publishes it for all.
+    Rank 0 watches all others, rank 1 watches rank 0; the one that finds a dead rank publishes it for all.
     """
 
     def __init__(self, store: Any, rank: int, world_size: int, silence_s: float = SILENCE_S) -> None:
         self.found = ""
-        """The report, once a rank died."""
+        """The report, once a rank has died."""
         self._store, self._rank = store, rank
         self._heartbeat = Heartbeat(store, rank)
         others = range(1, world_size) if rank == 0 else range(min(rank, 1))
@@ -49,7 +49,7 @@ class RankWatch:
         store.set(f"place/{rank}", f"{socket.gethostname()}, process {os.getpid()}")
 
     def tick(self) -> None:
-        """Count up, look after the others, and learn what somebody published; raises what the store raises."""
+        """Increment the counter, check the others, and read published reports; raises the store's errors."""
         self._heartbeat.beat()
         if self.found:
             return
@@ -63,7 +63,7 @@ class RankWatch:
                 return
 
     def leave(self, error: BaseException | None = None) -> None:
-        """Publish that this rank ends, and the reason; raises what the store raises."""
+        """Publish that this rank ends, and the reason; raises the store's errors."""
         self._heartbeat.leave(
             _ENDED if error is None else f"ended with {type(error).__name__}: {first_line(error)[:200]}"
         )
@@ -77,7 +77,7 @@ class RankWatch:
 
 
 class _RankThread:
-    """Runs this process's ``RankWatch`` beside the training, and reports what it found."""
+    """Runs this process's ``RankWatch`` in a thread beside the training, and prints its report."""
 
     def __init__(self) -> None:
         self._watch: RankWatch | None = None
@@ -88,7 +88,7 @@ class _RankThread:
         self._previous_hook = sys.excepthook
 
     def start(self, connect: Callable[[], Any], rank: int, world_size: int, silence_s: float) -> None:
-        """Connect and begin; print a line where there is no store to meet in: then nothing is watched."""
+        """Connect and begin; if the store is missing, print a line and watch nothing."""
         if self._watch is not None or world_size == 1:
             return
         try:
@@ -98,7 +98,7 @@ class _RankThread:
                 f"ranks are not watched: no store to meet in ({first_line(error)[:200]})", file=sys.stderr, flush=True
             )
             return
-        # Every log of a large training would have the line: the two that people read, and those that fail by it.
+        # Only the first and last rank print it at once, and others if they fail by it: not every log needs the line.
         self._tell_at_once = rank in (0, world_size - 1)
         self._previous_hook = sys.excepthook
         sys.excepthook = self._failed
@@ -131,7 +131,7 @@ class _RankThread:
             print(f"[rank {os.environ.get('RANK', '?')}] {watch.found}", file=sys.stderr, flush=True)
 
     def _failed(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """Take the place of ``sys.excepthook``: where a peer was lost, wait until it has a name."""
+        """Replacement of ``sys.excepthook``: if a peer was lost, wait for the report that names it."""
         watch = self._watch
         self._previous_hook(kind, error, trace)
         if watch is None:
@@ -142,14 +142,14 @@ class _RankThread:
                 time.sleep(_TICK_S / 10)
             if watch.found:
                 self._tell(watch)
-                time.sleep(2 * _TICK_S)  # where this rank holds the store, the others must read it, too
+                time.sleep(2 * _TICK_S)  # if this rank holds the store, the others must read it first
         else:
             self._leave(error)
 
     def _end(self) -> None:
         self._over.set()
         if self._thread is not None:
-            # An interpreter that ends while a thread is in the store's C++ aborts the process.
+            # If the interpreter ends while a thread is in the store's C++ code, the process aborts.
             self._thread.join(_FAREWELL_S)
         if not self._told.is_set():
             self._leave(None)
@@ -160,13 +160,13 @@ class _RankThread:
             try:
                 self._watch.leave(error)
             except (RuntimeError, OSError):
-                return  # the store is gone, and who would read it
+                return  # the store is gone, and with it all readers
 
 
 def watch_ranks(silence_s: float = SILENCE_S) -> None:
     """Watch the ranks of the training that ``torch.distributed`` was initialized for, by MASTER_ADDR and MASTER_PORT.
 
-    To be called on every rank; a second call does nothing, and neither does one in a process that plays a rank alone.
+    Call it on every rank; a second call does nothing, and neither does a call in a process that runs a rank alone.
     """
     import torch
 
@@ -176,7 +176,7 @@ def watch_ranks(silence_s: float = SILENCE_S) -> None:
 
 
 def _connected() -> Any:
-    """Return a connection of its own to the training's store: one that waits would hold up the training's."""
+    """Return a separate connection to the training's store: waiting on the training's own would block it."""
     import datetime
 
     import torch

@@ -1,4 +1,4 @@
-"""How the nodes find one another: a store on the main node, in which every agent signs in."""
+"""Rendezvous of the nodes: a store on the main node, in which every agent signs in."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ from mindspeed_autoparallel.runtime.launch.processes import LocalRanks
 from mindspeed_autoparallel.runtime.launch.store import StoreClient, StoreServer
 
 STORE_ERRORS = (RuntimeError, ConnectionError, TimeoutError)
-"""What a store raises when its other end is gone."""
+"""Errors of a store whose other end is gone."""
 _POLL_S = 0.2
 _TWICE_S = 2.5
-"""A node that is there counts up at least once in this time."""
+"""A node that is alive increments its counter at least once in this time."""
 
 
 class ClusterSize(NamedTuple):
-    """What has to be the same on every node."""
+    """Sizes that have to be the same on every node."""
 
     num_nodes: int
     num_processes_per_node: int
 
     def flags(self) -> str:
-        """Return the flags as a user wrote them."""
+        """Return the sizes as flags."""
         return f"--nnodes {self.num_nodes} --nproc-per-node {self.num_processes_per_node}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Nodes:
-    """The nodes of a run, and where they meet."""
+    """The nodes of a run, and their rendezvous address."""
 
     num_nodes: int
     num_processes_per_node: int
     master_addr: str
     master_port: int
     secret_dir: Path | None = None
-    """Where node 0 leaves the secret for nodes that share this folder, unless the user gave one to all."""
+    """Folder in which node 0 leaves the secret for nodes that share it, unless the user gave one to all."""
 
     @property
     def size(self) -> ClusterSize:
-        """Return what has to be the same on every node."""
+        """Return the sizes that have to be the same on every node."""
         return ClusterSize(self.num_nodes, self.num_processes_per_node)
 
     def ranks_of(self, node_rank: int, port: int) -> LocalRanks:
@@ -75,7 +75,7 @@ def serve(nodes: Nodes, secret: bytes) -> StoreServer:
 
 
 def join(nodes: Nodes, node_rank: int, timeout_s: float) -> StoreClient:
-    """Open the store, on another node, and sign in; ``LaunchError`` where that cannot or must not be."""
+    """Open the store, on another node, and sign in; ``LaunchError`` if that fails or is refused."""
     store, size = _connect(nodes, node_rank, timeout_s), nodes.size
     wanted = _size(json.loads(store.get("size")))
     if store.check(["launch/0"]):
@@ -121,12 +121,12 @@ def wait_for_nodes(store: StoreServer, cluster: Nodes, timeout_s: float) -> None
 
 
 def nodes_that_came(store: Any, num_nodes: int) -> list[int]:
-    """Return other nodes that signed in."""
+    """Return the other nodes that signed in."""
     return [node for node in range(1, num_nodes) if store.check([f"node/{node}"])]
 
 
 def named(nodes: Sequence[int], num_nodes: int) -> str:
-    """Return node numbers for people: ``node 1 of 2``, ``nodes 1, 2 of 4``."""
+    """Return node numbers as text: ``node 1 of 2``, ``nodes 1, 2 of 4``."""
     return f"node{'s' if len(nodes) > 1 else ''} {', '.join(map(str, nodes))} of {num_nodes}"
 
 
@@ -141,7 +141,7 @@ def wait_for_keys(store: Any, keys: Iterable[str], timeout_s: float) -> None:
 
 
 def _connect(nodes: Nodes, node_rank: int, timeout_s: float) -> StoreClient:
-    """Try until node 0 is there and has this node's secret, which it may only now be making."""
+    """Retry until node 0 listens and has this node's secret, which it may still be making."""
     deadline = time.monotonic() + timeout_s
     while True:
         secret = find_secret(nodes.secret_dir)

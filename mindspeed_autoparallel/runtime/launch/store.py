@@ -1,8 +1,8 @@
-"""The store in which the nodes meet: a table of small values on node 0 that only nodes with the secret can reach.
+"""The rendezvous store: a table of small values on node 0 that only nodes with the secret can reach.
 
-torch's TCPStore listens on every interface and answers whoever reaches the port, torch's elastic agent meets in it, and
-etcd is a service of its own. This one listens at one address and serves only clients that prove that they have the
-secret; every message is signed with a key of the connection (channel.py, docs/security.md).
+torch's TCPStore, which torch's elastic agent uses, listens on every interface and serves any client, and etcd is a
+separate service. This one listens at one address and serves only clients that prove that they have the secret; every
+message is signed with a key of the connection (channel.py, docs/security.md).
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.runtime.launch.channel import HANDSHAKE_S, introduce, welcome
 
 LISTEN_VARIABLE = "MINDSPEED_AUTOPARALLEL_LISTEN"
-"""The address node 0 listens at, where ``--master-addr`` is one that only the others know (NAT)."""
+"""The address at which node 0 listens, if ``--master-addr`` is valid only on the other nodes (NAT)."""
 _MOST_UNKNOWN = 32
-"""Clients whose handshake is under way; one more drops the oldest, for a node needs milliseconds."""
+"""Most clients with a handshake in progress; one more drops the oldest, because a node needs only milliseconds."""
 _WAITS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED, errno.EAGAIN, errno.EINTR)
-"""After these errors the same listening socket can accept later."""
+"""Errors after which the same listening socket can accept again."""
 _WAIT_S = 0.05
 _POLL_S = 0.2
 
 
 class LocalStore:
-    """The table itself, as node 0 uses it; the methods are those of torch's stores."""
+    """The table itself, used directly on node 0; the methods are those of torch's stores."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
@@ -42,7 +42,7 @@ class LocalStore:
             self._values[key] = value.encode() if isinstance(value, str) else value
 
     def get(self, key: str) -> bytes:
-        """Return the value of ``key``; ``KeyError`` where there is none."""
+        """Return the value of ``key``; ``KeyError`` if it is missing."""
         with self._lock:
             return self._values[key]
 
@@ -52,7 +52,7 @@ class LocalStore:
             return all(key in self._values for key in keys)
 
     def add(self, key: str, amount: int) -> int:
-        """Count ``key`` up by ``amount``; returns the count."""
+        """Increment ``key`` by ``amount``; return the count."""
         with self._lock:
             count = int(self._values.get(key, b"0")) + amount
             self._values[key] = str(count).encode()
@@ -60,13 +60,13 @@ class LocalStore:
 
 
 class StoreServer(LocalStore):
-    """``LocalStore`` that answers clients with the secret at ``address``:``port`` until it is closed."""
+    """``LocalStore`` that serves clients with the secret at ``address``:``port`` until it is closed."""
 
     def __init__(self, address: str, port: int, secret: bytes) -> None:
         super().__init__()
         self._secret = secret
         self._unknown: dict[socket.socket, None] = {}
-        """In the order in which they came."""
+        """Connections in the order of their arrival."""
         self._unknown_lock = threading.Lock()
         self._socket = _listen(address, port)
         threading.Thread(target=self._accept, name="store", daemon=True).start()
@@ -94,7 +94,7 @@ class StoreServer(LocalStore):
                 self._unknown[client] = None
             try:
                 threading.Thread(target=self._serve, args=(client,), daemon=True).start()
-            except RuntimeError:  # no thread to be had
+            except RuntimeError:  # no thread available
                 self._forget(client)
                 client.close()
 
@@ -134,7 +134,7 @@ class StoreServer(LocalStore):
 
 
 class StoreClient:
-    """Another node's side; raises ``ConnectionError`` once node 0 is gone."""
+    """The client side on another node; raises ``ConnectionError`` once node 0 is gone."""
 
     def __init__(self, address: str, port: int, secret: bytes, timeout_s: float = 30.0) -> None:
         self._timeout_s = timeout_s
@@ -161,11 +161,11 @@ class StoreClient:
         return str(value).encode()
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Ask node 0 whether all of ``keys`` have a value."""
+        """Return whether all of ``keys`` have a value on node 0."""
         return bool(self._ask("check", list(keys)))
 
     def add(self, key: str, amount: int) -> int:
-        """Count ``key`` up on node 0."""
+        """Increment ``key`` on node 0."""
         return int(self._ask("add", key, amount))
 
     def _ask(self, operation: str, key: Any, value: Any = None) -> Any:
@@ -178,7 +178,7 @@ class StoreClient:
 
 
 def _listen(address: str, port: int) -> socket.socket:
-    """Open a listening socket at ``address``; ``ConfigError`` where that is no address of this machine, or in use."""
+    """Open a listening socket at ``address``; ``ConfigError`` if that is not an address of this machine, or in use."""
     host = os.environ.get(LISTEN_VARIABLE) or address
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -189,6 +189,6 @@ def _listen(address: str, port: int) -> socket.socket:
     except OSError as error:
         raise ConfigError(
             f"node 0 cannot listen at {host}:{port}: {error.strerror or error}. Give an address of this machine with "
-            f"--master-addr (where the others know it by another, name its own in {LISTEN_VARIABLE}), and a free port."
+            f"--master-addr (if other nodes use another, set the local one in {LISTEN_VARIABLE}), and a free port."
         ) from error
     return one

@@ -1,4 +1,4 @@
-"""The folder of a run: private, and used by one run at a time; the second run names the first."""
+"""The folder of a run: private, and used by one run at a time; the error of a second run names the first."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ LOCK_FILE = ".lock"
 HOLDER_FILE = ".holder"
 _BEAT_S = 1.0
 _WATCHED_S = 6.0
-"""A holder on another node is watched this long; a shared file system shows what it writes a little later."""
+"""Seconds that a holder on another node is watched; a shared file system shows its writes with a delay."""
 _LENGTH = 400
-"""Of what the holder's file has: always the same, so that a reader never sees an empty one."""
+"""Size of the holder's file: constant, so that a reader never sees an empty one."""
 
 _LOGS = "logs"
-"""What an agent makes, perhaps before node 0 has been there."""
+"""Folder that an agent may create before node 0 uses the work dir."""
 
 
 @contextlib.contextmanager
 def only_one(work_dir: Path, flag: str) -> Iterator[None]:
-    """Hold ``work_dir``, which ``flag`` names, until the context ends; ``ConfigError`` names who holds it already.
+    """Hold ``work_dir``, which ``flag`` names, until the context ends; a ``ConfigError`` names the current holder.
 
-    On one machine the system's file lock decides, and lets go when the holder dies, however it does. Some shared file
-    systems keep such locks on each node for itself, so the holder also counts up in a file, and one on another node
-    that still does is believed.
+    On one machine the system's file lock decides; it is released when the holder dies in any way. Some shared file
+    systems keep such locks per node, so the holder also increments a counter in a file, and a holder on another node
+    whose counter still changes keeps the folder.
     """
     path = work_dir / HOLDER_FILE
     with _opened(work_dir / LOCK_FILE) as stream:
@@ -49,7 +49,7 @@ def only_one(work_dir: Path, flag: str) -> Iterator[None]:
 
 
 def _opened(path: Path) -> IO[bytes]:
-    """Open a file of ours for writing, never through a link that somebody put there."""
+    """Open a file of this package for writing, never through a link placed by another user."""
     try:
         return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600), "wb")
     except OSError as error:
@@ -69,16 +69,14 @@ def _lock(stream: IO[bytes], path: Path, flag: str) -> bool:
 
 def _held(path: Path, flag: str) -> ConfigError:
     holder = _read(path)
-    who = (
-        f"process {shown(holder['pid'])} on {shown(str(holder['host']))}" if holder else "it does not say which process"
-    )
+    who = f"process {shown(holder['pid'])} on {shown(str(holder['host']))}" if holder else "unknown process"
     return ConfigError(
         f"another run is at work in {path.parent} ({who}). Wait for it, end it, or choose another {flag}."
     )
 
 
 def _read(path: Path) -> dict[str, object]:
-    """Read the holder's file, opened anew each time: that is when a shared file system looks whether it has changed."""
+    """Read the holder's file, reopened each time: a shared file system checks for changes on open."""
     with contextlib.suppress(OSError, ValueError):
         holder = loads_json(path.read_text(encoding="utf-8"))
         if isinstance(holder, dict) and {"host", "pid", "count"} <= set(holder):
@@ -100,7 +98,7 @@ def _counts(path: Path, holder: dict[str, object]) -> bool:
 def _counting(path: Path) -> Iterator[None]:
     about = {"host": socket.gethostname(), "machine": _machine(), "pid": os.getpid()}
 
-    numbers = itertools.count(time.time_ns())  # from where no earlier holder was
+    numbers = itertools.count(time.time_ns())  # above the counters of all earlier holders
 
     def write() -> None:
         text = json.dumps({**about, "count": next(numbers)}).ljust(_LENGTH)
@@ -116,20 +114,20 @@ def _counting(path: Path) -> Iterator[None]:
 
 
 def _overwrite(path: Path, content: bytes) -> None:
-    # In place and without waiting for the disk: closing it is what shows it to other nodes.
+    # In place and without fsync: closing the file makes it visible to other nodes.
     with contextlib.suppress(ConfigError), _opened(path) as stream:
         os.pwrite(stream.fileno(), content, 0)
 
 
 def _machine() -> str:
-    """Name what is the same in all containers of a machine, which share its locks, until it is started anew."""
+    """Return the boot id, which all containers of a machine share, like its locks, until the machine restarts."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return socket.gethostname()
 
 
 def private_work_dir(name: str, flag: str) -> Path:
-    """Make the folder that ``flag`` names, readable by this user only; ``ConfigError`` where others use it, too."""
+    """Make the folder that ``flag`` names, readable by this user only; ``ConfigError`` if others use it, too."""
     try:
         work_dir = Path(name).resolve()
         if work_dir.exists() and not work_dir.is_dir():
@@ -144,7 +142,7 @@ def private_work_dir(name: str, flag: str) -> Path:
             )
         work_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         work_dir.chmod(0o700)
-        # Nameless: another node may do the same in the same folder at this moment.
+        # An unnamed file: another node may do the same in the same folder at this moment.
         with tempfile.TemporaryFile(dir=work_dir) as probe:
             probe.write(b"probe")
     except (OSError, RuntimeError, ValueError) as error:

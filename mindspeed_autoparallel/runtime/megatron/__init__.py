@@ -1,1 +1,1 @@
-"""Where the host's own functions meet ours: what the patches of megatron.training call."""
+"""Functions that the patches of megatron.training call."""

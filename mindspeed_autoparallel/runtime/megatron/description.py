@@ -1,6 +1,6 @@
 """The user's model, before anything is built: modules and their layers, from model.json or from the flags.
 
-Measuring needs it to build a smaller model of the same kind; planning, to know how many layers there really are;
+Measuring needs it to build a smaller model of the same kind; planning, to get the real number of layers;
 applying, to refuse a plan made for another model.
 """
 
@@ -83,7 +83,7 @@ _SHAPE_UNDER_A_SWITCH = {
         "moe_latent_size",
     ),
 }
-"""Arguments that shape it only where the first is given: their defaults differ from release to release."""
+"""Arguments that shape it only if the first of them is given: their defaults differ between releases."""
 
 
 _MIMO = (("llm_tp", "encoder_tp"), ("model_provider", "dataset_provider"))
@@ -99,10 +99,10 @@ class Description:
     content: Mapping[str, object]
     """model.json, or nothing."""
     model_hash: str
-    """Of everything that shapes the model, and of nothing that only lays it out."""
+    """Hash of everything that shapes the model, without its parallel layout."""
 
     def block_of(self, module: DescribedModule) -> Mapping[str, object]:
-        """Return what model.json holds of ``module``; an empty mapping where the flags describe it."""
+        """Return the block of ``module`` in model.json; an empty mapping if the flags describe it."""
         block: Mapping[str, object] = module.block_in(self.content) if module.keys else {}
         return block
 
@@ -119,7 +119,7 @@ class Description:
 
 
 def describe(arguments: argparse.Namespace) -> Description:
-    """Read the description the host's ``arguments`` point at; ``ConfigError`` names file, key and allowed range."""
+    """Read the description that the host's ``arguments`` name; ``ConfigError`` names file, key and allowed range."""
     file_name = getattr(arguments, MODEL_FILE_ARGUMENT, None)
     shape = _shape(arguments)
     if not file_name:
@@ -140,14 +140,14 @@ def is_llava(arguments: argparse.Namespace) -> bool:
 
 
 def _shape(arguments: argparse.Namespace) -> dict[str, object]:
-    """Read the arguments that shape a model; a switch that is off is the same as one a release lacks."""
+    """Read the arguments that shape a model; a switch that is off counts like one that a release lacks."""
     names = list(_SHAPE_ARGUMENTS)
     for switch, more in _SHAPE_UNDER_A_SWITCH.items():
         if getattr(arguments, switch, None):
             names += [switch, *more]
     values = {name: getattr(arguments, name, None) for name in names}
     if pattern := hybrid_pattern(arguments):
-        # It gives the number of layers; where its stages end is layout.
+        # It gives the number of layers; the ends of its stages belong to the layout.
         values |= {"num_layers": None, PATTERN_ARGUMENT: pattern}
     return {name: value for name, value in values.items() if value}
 
@@ -171,7 +171,7 @@ def _modules_of_flags(arguments: argparse.Namespace) -> tuple[DescribedModule, .
 def _refuse_undescribed(arguments: argparse.Namespace) -> None:
     """Raise ``ConfigError`` for models that flags do not describe as one stack of layers.
 
-    T5 and its like have two stacks; MIMO's examples build modules of their own, one of them on grids of ranks.
+    Models such as T5 have two stacks; MIMO's examples build custom modules, one of them on grids of ranks.
     """
     if any(all(hasattr(arguments, name) for name in names) for names in _MIMO):
         raise ConfigError(

@@ -1,8 +1,8 @@
-"""Shapes that pipeline stages send each other ahead of their tensors, for a rank whose neighbours are not there.
+"""Shapes that pipeline stages send each other ahead of their tensors, for a rank whose neighbours are absent.
 
 Where lengths vary, Megatron's stages exchange the shape of every activation and gradient. A gradient has the shape of
-the activation it answers, and 1F1B answers them in the order in which they were sent. Whoever runs a schedule and can
-compute the shapes of the activations names them with ``arriving``; otherwise they have the longest sequence.
+its activation, and 1F1B returns gradients in the order in which activations were sent. A caller that runs a schedule
+and can compute the shapes of the activations sets them with ``arriving``; otherwise they have the longest sequence.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ Shape = tuple[int, ...]
 
 @dataclass
 class _Schedule:
-    """What one running schedule exchanges."""
+    """Shapes that one running schedule exchanges."""
 
     arriving: Iterator[Shape] | None = None
     sent: deque[Shape] = field(default_factory=deque)
-    """Of activations whose gradients have not come back, the oldest first."""
+    """Shapes of activations whose gradients are outstanding, the oldest first."""
 
 
 class _Running:
-    """Schedules inside each other, the innermost last; the first stands for the training's own."""
+    """Nested schedules, the innermost last; the first represents the training's own."""
 
     def __init__(self) -> None:
         self.schedules = [_Schedule()]
 
 
 def plays_alone() -> bool:
-    """Return whether this process plays a rank whose peers are not there."""
+    """Return whether this process runs a rank whose peers are absent."""
     return bool(os.environ.get(ALONE_VARIABLE))
 
 
 @contextmanager
 def arriving(shapes: Callable[[], Iterable[Shape] | None]) -> Iterator[None]:
     """Run a schedule inside the block; ``shapes`` gives those of its activations in the order in which they arrive,
-    or ``None`` for the longest. It is called only in a process that plays a rank alone."""
+    or ``None`` for the longest. It is called only in a process that runs a rank alone."""
     if not plays_alone():
         yield
         return
@@ -60,7 +60,7 @@ def arriving(shapes: Callable[[], Iterable[Shape] | None]) -> Iterator[None]:
 
 
 def sequence_shape(length: int, num_rows: int, config: Any) -> Shape:
-    """Return the shape of a stage's activation for ``num_rows`` texts of ``length`` tokens; groups are the current."""
+    """Return the shape of a stage's activation for ``num_rows`` texts of ``length`` tokens; uses the current groups."""
     from megatron.core import parallel_state
 
     length //= parallel_state.get_context_parallel_world_size()
@@ -70,7 +70,7 @@ def sequence_shape(length: int, num_rows: int, config: Any) -> Shape:
 
 
 def stand_in_for_neighbours() -> None:
-    """Answer exchanges of shapes without a neighbour: in the function of 0.12, and in the method of later releases."""
+    """Serve exchanges of shapes without a neighbour: in the function of 0.12, and in the method of later releases."""
     call_after_import("megatron.core.pipeline_parallel.p2p_communication", _replace)
 
 
@@ -88,7 +88,7 @@ def _replace(module: Any) -> None:
 
 
 def _exchanged(send_next: Any, recv_prev: bool, recv_next: bool, config: Any) -> tuple[list[int], list[int]]:
-    """Return what the stages before and behind would send the shapes of; ``[0, 0, 0]`` where nothing is received."""
+    """Return the shapes that the previous and next stages would send; ``[0, 0, 0]`` if nothing is received."""
     schedule = of_process(_Running).schedules[-1]
     if send_next is not None:
         schedule.sent.append(tuple(send_next.shape))

@@ -1,8 +1,8 @@
 """Load the state of one optimizer into two, and of two into one.
 
-Megatron steps experts by an optimizer of their own where EP is above 1, and by the common one where EP is 1. A
+Megatron gives experts a separate optimizer if EP is above 1, and uses the common one if EP is 1. A
 ``torch_dist`` checkpoint names the tensors of the state by their parameters, so every optimizer finds its own in both.
-What differs is the rest: settings of the parameter groups, the step and the loss scale stand once, or under 0 and 1.
+The rest differs: settings of the parameter groups, the step and the loss scale are stored once, or under 0 and 1.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def load_state(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappi
     numbered = [state_dict[number] for number in (0, 1) if number in state_dict]
     if len(numbered) != 2 or not single:
         return wrapped(state_dict)
-    # Keys of both kinds: one kind is of the file, the other has the tensors that were loaded for these optimizers.
+    # Keys of both kinds: one kind is from the file, the other has the tensors loaded for these optimizers.
     if len(inner) == 1:
         return wrapped(_completed(single, numbered, inner[0]))
     if len(inner) == 2:
@@ -39,7 +39,7 @@ def load_state(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappi
 
 
 def _completed(loaded: State, stored: list[State], optimizer: Any) -> State:
-    """Return ``loaded``, the tensors of ``optimizer``, with what the file's optimizers have beside their tensors."""
+    """Return ``loaded``, the tensors of ``optimizer``, with the other entries of the file's optimizers."""
     from megatron.core.dist_checkpointing.dict_utils import merge
 
     result = copy.deepcopy({name: value for name, value in stored[0].items() if not isinstance(loaded.get(name), list)})
@@ -54,7 +54,7 @@ def _holder(state: State) -> State:
 
 
 def _settings(group: Mapping[str, object], stored: list[Mapping[str, object]]) -> dict[str, object]:
-    """Return the stored settings of ``group``, found by what tells groups apart, without what tells experts apart."""
+    """Return the stored settings of ``group``, matched by the keys that identify groups except those of experts."""
     wanted = _identity(group)
     for candidate in stored:
         if _identity(candidate) == wanted:

@@ -19,7 +19,7 @@ TASK_VARIABLE = "MINDSPEED_AUTOPARALLEL_TASK"
 """Set only in processes this package starts: the file with the measuring task of the process."""
 
 ALONE_VARIABLE = "MINDSPEED_AUTOPARALLEL_ALONE"
-"""Set in processes that play a rank alone: how many ranks there would be. Their process groups are fake from before
+"""Set in processes that play a rank alone: the size of the emulated world. Their process groups are fake from before
 Megatron is imported."""
 
 TASK_HANDLERS = {
@@ -57,26 +57,26 @@ _ONE_JOB = (
     "auto_parallel_plan",
     "operator_plan",
 )
-"""Some of them search and end, the plans train."""
+"""Features that exclude each other: some search and end, the plans train."""
 
 
 _HETERO = "--hetero-parallel"
-"""MindSpeed-MM has a flag of this name for a hetero parallel of its own."""
+"""MindSpeed-MM has a flag of this name for its own hetero parallel."""
 _HETERO_BESIDE = "--auto-parallel-hetero"
-"""Asks for ours on every host."""
+"""Selects this package's hetero parallel on every host."""
 _MAY_BE_HOSTS = (_HETERO, "--data-balance")
-"""Where the host's parser has them already they have the host's meaning; the reference training balances by itself."""
+"""If the host's parser already has them, they keep the host's meaning; the reference training balances by itself."""
 _MINDSPEED_MM_ADAPTERS = "mindspeed_autoparallel.runtime.hetero.adapters.mindspeed_mm:"
 
 _KEEPERS = (
     "mindspeed_autoparallel.runtime.hetero.job:current_job",
     "mindspeed_autoparallel.runtime.profiling.measure.worker:measuring",
 )
-"""``module:function`` that return those that keep the arguments the host trains with."""
+"""``module:function`` that return the objects which hold the host's training arguments."""
 
 
 class Parses:
-    """What the features did to the arguments of this process, for hosts that parse them more than once."""
+    """Changes of the features to this process's arguments, for hosts that parse them more than once."""
 
     def __init__(self) -> None:
         self.command: tuple[str, ...] | None = None
@@ -84,14 +84,14 @@ class Parses:
         self.flags_of_host: frozenset[str] = frozenset()
         """Names of flags of ours that the host's parser had already."""
         self.unwatched: set[str] = set()
-        """Lines about functions that a feature cannot watch, as printed."""
+        """Printed lines about functions that a feature cannot watch."""
 
     def is_repeated(self) -> bool:
-        """Return whether the features got this process's command line before."""
+        """Return whether the features have already processed this command line."""
         return self.command == _command()
 
     def hand_over(self, arguments: argparse.Namespace, features: Callable[[argparse.Namespace], None]) -> None:
-        """Call ``features`` and remember what it changes."""
+        """Call ``features`` and record its changes."""
         before = dict(vars(arguments))
         features(arguments)
         missing = object()
@@ -99,7 +99,7 @@ class Parses:
         self.command = _command()
 
     def repeat(self, arguments: argparse.Namespace) -> None:
-        """Make ``arguments`` what the first ones became, and let those who keep the first ones keep these instead."""
+        """Apply the recorded changes to ``arguments``, and replace the first ones in the objects that hold them."""
         vars(arguments).update(self.changes)
         for path in _KEEPERS:
             module, _, name = path.partition(":")
@@ -112,10 +112,10 @@ def _command() -> tuple[str, ...]:
 
 
 def after_parsing(arguments: argparse.Namespace, flags_of_host: Collection[str] = ()) -> None:
-    """Hand the parsed ``arguments`` to the task of this process, or to the features switched on.
+    """Pass the parsed ``arguments`` to the task of this process, or to the enabled features.
 
     ``flags_of_host``: names of flags of ours that the host's parser had already. Some hosts parse twice: features
-    start once, and later arguments become what the first ones became.
+    start once, and later arguments get the same changes.
     """
     parses = of_process(Parses)
     if parses.is_repeated():
@@ -151,7 +151,7 @@ def _start(arguments: argparse.Namespace) -> None:
 
 def _start_features(arguments: argparse.Namespace) -> None:
     started: set[str] = set()
-    # A feature may switch on a later one (a plan with encoders under layouts of their own).
+    # A feature may switch on a later one (a plan whose encoders have their own layouts).
     while waiting := [handler for handler in _handlers(flags_that_are_true(arguments)) if handler not in started]:
         handler = waiting[0]
         started.add(handler)
@@ -166,7 +166,7 @@ def _handlers(on: Collection[str]) -> list[str]:
 
 
 def _leave_hosts_hetero_parallel(arguments: argparse.Namespace) -> None:
-    """Print that the host's own ``--hetero-parallel`` is left to the host; ``ConfigError`` beside a feature of ours."""
+    """Print that the host's own ``--hetero-parallel`` is left to it; ``ConfigError`` with a feature of this package."""
     if _HETERO not in of_process(Parses).flags_of_host or not getattr(arguments, "hetero_parallel", False):
         return
     ours = [flag for flag in flags_that_are_true(arguments) if flag != "--auto-parallel-plan"]
@@ -183,24 +183,24 @@ def _leave_hosts_hetero_parallel(arguments: argparse.Namespace) -> None:
 
 
 def hetero_flag(model: Mapping[str, object] | None = None) -> str:
-    """Return the flag that turns our hetero parallel on.
+    """Return the flag that enables this package's hetero parallel.
 
-    ``model``: model.json, whose adapters tell the host where none runs, as on the command line.
+    ``model``: model.json, whose adapters identify the host if none is running, as on the command line.
     """
     of_host = _HETERO in of_process(Parses).flags_of_host
     return _HETERO_BESIDE if of_host or _MINDSPEED_MM_ADAPTERS in json.dumps(model or {}, default=str) else _HETERO
 
 
 def flags_that_are_true(arguments: object) -> list[str]:
-    """Return the switches of ours that are on in ``arguments``, however they became so."""
+    """Return this package's switches that are on in ``arguments``, regardless of how they were set."""
     on = [_flag(destination) for destination in FEATURES if getattr(arguments, destination, None)]
     return [flag for flag in on if flag not in _MAY_BE_HOSTS or flag not in of_process(Parses).flags_of_host]
 
 
 def verify_patches() -> None:
-    """Check again where training begins: hosts apply patches of their own after they have parsed their arguments.
+    """Check again when training begins: hosts apply their own patches after they have parsed their arguments.
 
-    Ends the process with the line for people where a function that a feature works through was replaced.
+    Ends the process with a one-line error if a function that a feature works through was replaced.
     """
     with told_in_a_line():
         for flag in sorted(ENGINE.enabled):

@@ -1,6 +1,6 @@
-"""Hybrid models: a letter per layer in ``--hybrid-layer-pattern``, which also marks where stages end.
+"""Hybrid models: a letter per layer in ``--hybrid-layer-pattern``, which also marks the ends of stages.
 
-From Megatron 0.17 on ``|`` in the pattern ends a virtual stage, in chain order; what follows ``/`` are layers of
+From Megatron 0.17 on ``|`` in the pattern ends a virtual stage, in chain order; the part after ``/`` are layers of
 multi-token prediction, on the last stage. Up to 0.16 the pattern (``--hybrid-override-pattern``) is cut evenly.
 """
 
@@ -14,12 +14,12 @@ from mindspeed_autoparallel.errors import PlanError
 
 PATTERN_ARGUMENT = "hybrid_layer_pattern"
 OLD_ARGUMENT = "hybrid_override_pattern"
-"""The only name up to 0.16; later releases take it for the other one, and refuse both together."""
+"""The only name up to 0.16; later releases treat it as an alias, and refuse both together."""
 _STAGE, _PREDICTION = "|", "/"
 
 
 def hybrid_pattern(arguments: argparse.Namespace) -> str:
-    """Return the script's pattern without ends of stages; nothing for other models, or where patterns say no stages."""
+    """Return the script's pattern without ends of stages; nothing for other models, or if patterns have no stages."""
     if not hasattr(arguments, PATTERN_ARGUMENT):
         return ""
     given = getattr(arguments, PATTERN_ARGUMENT) or getattr(arguments, OLD_ARGUMENT, None)
@@ -33,7 +33,7 @@ def predicts_further_tokens(arguments: argparse.Namespace) -> bool:
 
 
 def set_pattern(arguments: argparse.Namespace, pattern: str) -> None:
-    """Let the host build the layers of ``pattern``, by whichever name the script gives its own."""
+    """Make the host build the layers of ``pattern``, under the name that the script uses."""
     setattr(arguments, PATTERN_ARGUMENT, pattern)
     if hasattr(arguments, OLD_ARGUMENT):
         setattr(arguments, OLD_ARGUMENT, None)

@@ -1,4 +1,4 @@
-"""Which Megatron is on the path, and whether the features can run on it; checked before Megatron is imported."""
+"""Finds the Megatron on the path, and checks that the features can run on it before it is imported."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SWITCHES = frozenset(
         "--operator-plan",
     }
 )
-"""Flags that need functions of Megatron; the others only say more about one of these."""
+"""Flags that need functions of Megatron; the others only refine one of these."""
 
 _PARTS = (
     "core/parallel_state",
@@ -43,7 +43,7 @@ _PARTS = (
 
 @dataclass(frozen=True)
 class Installation:
-    """The packages ``megatron.core`` and ``megatron.training`` as an import would find them."""
+    """The packages ``megatron.core`` and ``megatron.training`` that an import would find."""
 
     core: Path | None
     """Folder of ``megatron.core``."""
@@ -59,7 +59,7 @@ class Installation:
 
 
 def find_installation(path: Iterable[str] | None = None) -> Installation:
-    """Look ``path`` (``sys.path``) through in the order an import does; nothing is imported.
+    """Search ``path`` (``sys.path``) in the order of an import, without importing.
 
     ``megatron`` is a namespace package: each part comes from the first folder that has it, unless some folder's
     ``megatron`` has an ``__init__.py``, which then holds all of them.
@@ -76,11 +76,11 @@ def find_installation(path: Iterable[str] | None = None) -> Installation:
 
 
 def check_installation(installation: Installation, flags: Sequence[str]) -> str:
-    """Raise ``ConfigError`` where ``flags`` of ours cannot work on it; else a remark for people, or nothing."""
+    """Raise ``ConfigError`` if ``flags`` of this package cannot work on it; else return a remark, or nothing."""
     core, training, release = installation.core, installation.training, installation.release
     given = ", ".join(sorted(flags))
     if core is None:
-        return ""  # the script's own import fails with it, or it has a Megatron that is found otherwise
+        return ""  # the script's own import fails as well, or finds Megatron in another way
     if release and not within(release, SUPPORTED):
         raise ConfigError(
             f"{given} needs {_WORDS}; {core.parent.parent} has {release}. Put a supported release first on PYTHONPATH, "
@@ -109,13 +109,13 @@ def check_installation(installation: Installation, flags: Sequence[str]) -> str:
 
 
 def _ours(flags: Collection[str]) -> list[str]:
-    """Return the switches among ``flags`` that are ours: MindSpeed-MM has a ``--hetero-parallel`` of its own."""
+    """Return the switches of this package among ``flags``: MindSpeed-MM has its own ``--hetero-parallel``."""
     of_host = {"--hetero-parallel"} if importlib.util.find_spec("mindspeed_mm") is not None else set()
     return sorted((_SWITCHES & set(flags)) - of_host)
 
 
 def refuse_unfit_installation(flags: Collection[str]) -> None:
-    """End the process with one line where switches among ``flags`` cannot work on the Megatron about to be imported."""
+    """End the process with one line if switches among ``flags`` cannot work on the Megatron about to be imported."""
     switches = _ours(flags)
     if not switches:
         return
@@ -126,7 +126,7 @@ def refuse_unfit_installation(flags: Collection[str]) -> None:
 
 
 def refuse_late_import(flags: Collection[str], modules: Sequence[str]) -> None:
-    """End the process with one line where switches among ``flags`` need ``modules`` that were imported before us."""
+    """End the process with one line if switches among ``flags`` need ``modules`` imported before this package."""
     switches = _ours(flags)
     if switches and modules:
         with told_in_a_line():
@@ -138,7 +138,7 @@ def refuse_late_import(flags: Collection[str], modules: Sequence[str]) -> None:
 
 
 def _missing_parts(megatron: Path) -> list[str]:
-    """Return which of ``_PARTS`` the folder ``megatron`` has in no form: source, compiled or a package."""
+    """Return the ``_PARTS`` missing in the folder ``megatron`` in every form: source, compiled or a package."""
     return [part for part in _PARTS if not any((megatron / part).parent.glob(f"{Path(part).name}*"))]
 
 

@@ -1,4 +1,4 @@
-"""A plan in the host's own words: Megatron flags, and the keys of model.json."""
+"""A plan as Megatron flags and as keys of model.json."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.spec.recompute import policy_of
 
 ArgumentValue = bool | int | float | str | list[str] | None
-"""What Megatron's parser stores for a flag."""
+"""Value that Megatron's parser stores for a flag."""
 LAYOUT_ARGUMENT = "pipeline_model_parallel_layout"
-"""Takes any split of a language model; Megatron has it from 0.13 on."""
+"""Flag that expresses any split of a language model, from Megatron 0.13 on."""
 FIRST_ARGUMENT, LAST_ARGUMENT = "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"
 EMBEDDING_ARGUMENT, LOSS_ARGUMENT = "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"
-"""Each counts as a layer of an even split, so that the first or the last stage has a layer less than others."""
+"""Switches that count as a layer of an even split, so that the first or last stage has one layer less."""
 CHUNKS_ARGUMENT = "num_virtual_stages_per_pipeline_rank"
 EXPERT_TENSOR_ARGUMENT = "expert_tensor_parallel_size"
 GROUP_ARGUMENT = "microbatch_group_size_per_vp_stage"
 PAIRS_ARGUMENT = "overlap_moe_expert_parallel_comm"
 _FLAGS = {GROUP_ARGUMENT: "--microbatch-group-size-per-virtual-pipeline-stage"}
-"""Of destinations that are not named as their flags are."""
+"""Flags of destinations with a different name."""
 _NEGATED = {"gradient_accumulation_fusion": "--no-gradient-accumulation-fusion"}
-"""Flags that switch something off, by what they switch."""
+"""Flags that switch a destination off, by destination."""
 
 
 RECOMPUTE_ARGUMENTS = ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules")
@@ -38,7 +38,7 @@ def sizes(plan: Plan) -> dict[str, ArgumentValue]:
     experts = any(module.num_experts for module in plan.model.modules)
     return {
         **layout.megatron_sizes,
-        # Whatever the script sets: with none, Megatron takes the tensor size, as the plan does.
+        # Overrides the script: without a value, Megatron uses the tensor size, like the plan.
         **({EXPERT_TENSOR_ARGUMENT: layout.ranks_of_expert} if experts and layout.tensor_size > 1 else {}),
         "micro_batch_size": layout.micro_batch_size,
         "global_batch_size": plan.global_batch_size,
@@ -64,10 +64,9 @@ def recompute_arguments(kind: str, num_layers: int = 0) -> dict[str, ArgumentVal
 
 
 def kind_everywhere(plan: Plan) -> str | None:
-    """Return the one recompute kind of all layers, where it is not single layers of a language model; ``None``
-    elsewhere.
+    """Return the one recompute kind of all layers, if it is not single layers of a language model; otherwise ``None``.
 
-    Raises ``PlanError`` where stages differ in it: flags of Megatron hold for every layer of every rank.
+    Raises ``PlanError`` if stages differ in it: Megatron's flags apply to every layer of every rank.
     """
     kinds = {
         kind: tuple(plan.recomputed_of(module.name, kind) for module in plan.model.modules)
@@ -82,7 +81,7 @@ def kind_everywhere(plan: Plan) -> str | None:
     if len(kinds) > 1 or rows != layers:
         raise PlanError(
             f"the plan recomputes {', '.join(policy_of(kind).words for kind in kinds)} in some layers only; "
-            "Megatron's flags can say that of whole layers (full) of one model, and of all layers alike. Edit the "
+            "Megatron's flags express that only for whole layers (full) of one model, or for all layers. Edit the "
             "plan, or search it again."
         )
     return kind
@@ -91,7 +90,7 @@ def kind_everywhere(plan: Plan) -> str | None:
 def pipeline_layout(plan: Plan, num_mtp_layers: int = 0) -> str:
     """Return ``--pipeline-model-parallel-layout`` of a language model: ``Et*5|t*11|t*9L``, one part per virtual stage.
 
-    Stages are listed in chain order, which is the order Megatron deals virtual stages in. ``num_mtp_layers``: of
+    Stages are listed in chain order, in which Megatron assigns virtual stages. ``num_mtp_layers``: of
     multi-token prediction (``m``), which run before the loss on the last stage, as they do without a layout, or on the
     stage where the plan has them.
     """
@@ -114,9 +113,9 @@ def pipeline_layout(plan: Plan, num_mtp_layers: int = 0) -> str:
 
 
 def stage_arguments(plan: Plan, arguments: argparse.Namespace) -> dict[str, int | str | None]:
-    """Return Megatron's destinations and values for the plan's split, as the release of ``arguments`` can say it.
+    """Return Megatron's destinations and values for the plan's split, in a form that the release supports.
 
-    Nothing where that is an even split by itself. Raises ``PlanError`` for a split that it cannot run.
+    Nothing if the default even split is the same. Raises ``PlanError`` for a split that it cannot run.
     """
     layout = plan.layout
     if pattern := hybrid_pattern(arguments):
@@ -136,11 +135,11 @@ def stage_arguments(plan: Plan, arguments: argparse.Namespace) -> dict[str, int 
 
 
 def refuse_ends_alone(counts: Sequence[int]) -> None:
-    """Raise ``PlanError`` where a stage of the only module has no layer: layout strings alone can say that."""
+    """Raise ``PlanError`` if a stage of the only module has no layer: only layout strings can express that."""
     if not all(counts):
         raise PlanError(
             f"the plan has {list(counts)} layers on its stages: an embedding or an output layer alone, which only "
-            "Megatron's --pipeline-model-parallel-layout can say. Plan again with --no-standalone-ends."
+            "Megatron's --pipeline-model-parallel-layout can express. Plan again with --no-standalone-ends."
         )
 
 
@@ -156,7 +155,7 @@ def uneven_arguments(counts: Sequence[int], width: int, chunks: int) -> dict[str
     if len(set(counts[1:-1])) > 1:
         raise _no_layout_string(counts)
     if len(counts) == 2:
-        # Megatron shares the layers that are left over the stages that are left, of which there must be one.
+        # Megatron distributes the remaining layers over the remaining stages; at least one must remain.
         return {FIRST_ARGUMENT: counts[0]}
     return {FIRST_ARGUMENT: counts[0], LAST_ARGUMENT: counts[-1]}
 
@@ -189,7 +188,7 @@ def _no_layout_string(counts: Sequence[int]) -> PlanError:
 def group_arguments(plan: Plan, arguments: argparse.Namespace) -> dict[str, int | str | None]:
     """Return Megatron's destination and value for the plan's group size; nothing without virtual stages.
 
-    Raises ``PlanError`` where the release of ``arguments`` runs groups of the pipeline size alone.
+    Raises ``PlanError`` if the release of ``arguments`` runs only groups of the pipeline size.
     """
     layout = plan.layout
     if layout.schedule != "interleaved":
@@ -207,7 +206,7 @@ def group_arguments(plan: Plan, arguments: argparse.Namespace) -> dict[str, int 
 
 
 def check_pairs(plan: Plan, arguments: argparse.Namespace) -> None:
-    """Raise ``PlanError`` where a plan of combined 1F1B meets a Megatron without it."""
+    """Raise ``PlanError`` if the plan uses combined 1F1B and this Megatron lacks it."""
     if plan.layout.paired and not hasattr(arguments, PAIRS_ARGUMENT):
         raise PlanError(
             "the plan runs combined 1F1B (layout.paired), and this Megatron has no --overlap-moe-expert-parallel-comm: "
@@ -243,7 +242,7 @@ def _even_split_of_two_models(plan: Plan) -> dict[str, int | str | None]:
 def native_flags(plan: Plan, stages: Mapping[str, int | str | None] | None = None) -> list[str]:
     """Return the plan as command line words of Megatron, for scripts that do not load plan.json.
 
-    ``stages``: what ``stage_arguments`` gives.
+    ``stages``: the result of ``stage_arguments``.
     """
     kept = ("micro_batch_size", "global_batch_size", EXPERT_TENSOR_ARGUMENT, *(stages or ()))
     return flag_words({**sizes(plan), **(stages or {})}, kept)
@@ -252,7 +251,7 @@ def native_flags(plan: Plan, stages: Mapping[str, int | str | None] | None = Non
 def flag_words(values: Mapping[str, object], kept: Collection[str]) -> list[str]:
     """Return argument destinations and values as command line words, without Megatron's defaults.
 
-    ``kept``: destinations whose value is written even where it is 1.
+    ``kept``: destinations whose value is written even if it is 1.
     """
     words: list[str] = []
     for destination, value in values.items():
@@ -269,7 +268,8 @@ def flag_words(values: Mapping[str, object], kept: Collection[str]) -> list[str]
 
 
 def model_keys(plan: Plan, module: str) -> dict[str, ArgumentValue | list[int] | list[list[int]]]:
-    """Return what a module's block of model.json gets: layers and recomputed layers per stage (per chunk with VPP)."""
+    """Return the keys of a module's block of model.json: layers and recomputed layers per stage (per chunk with
+    VPP)."""
     others = {kind for stage in plan.stages for kind in stage.recompute.get(module, {})} - {"full"}
     if others:
         raise PlanError(

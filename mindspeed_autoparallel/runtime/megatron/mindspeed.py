@@ -1,4 +1,5 @@
-"""What MindSpeed, MindSpeed-LLM and MindSpeed-MM read before a plan can set it, and what their files cannot express."""
+"""Settings that MindSpeed, MindSpeed-LLM and MindSpeed-MM read before a plan can set them, and limits of their
+files."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ def is_mindspeed_llm(arguments: argparse.Namespace) -> bool:
 def split_arguments(counts: Sequence[int], virtual_size: int) -> dict[str, int | str | None]:
     """Return destinations and values for layers by virtual stage (``counts``, in the order of the chain).
 
-    Without virtual stages ``--num-layer-list`` takes any numbers. It does not go with virtual stages: there every chunk
-    gets as many layers as the largest, and ``--noop-layers`` names those that do nothing.
+    Without virtual stages ``--num-layer-list`` takes any numbers. With virtual stages it is not supported: there every
+    chunk gets as many layers as the largest, and ``--noop-layers`` names those that do nothing.
     """
     if len(set(counts)) == 1:
         return {"num_layers_per_virtual_pipeline_stage": counts[0]} if virtual_size > 1 else {}
@@ -42,9 +43,9 @@ def split_arguments(counts: Sequence[int], virtual_size: int) -> dict[str, int |
 
 
 def check_list_was_given(stages: Mapping[str, object], arguments: argparse.Namespace, path: Path) -> None:
-    """Raise ``PlanError`` with the words to add where the plan in ``path`` needs ``--num-layer-list``.
+    """Raise ``PlanError`` with the words to add if the plan in ``path`` needs ``--num-layer-list``.
 
-    MindSpeed-LLM puts its functions for it in place while it is imported, by the command line as it stands there.
+    MindSpeed-LLM installs its functions for it on import, according to the command line at that time.
     """
     wanted = stages.get(LIST_ARGUMENT)
     given = getattr(arguments, LIST_ARGUMENT, None)
@@ -56,14 +57,14 @@ def check_list_was_given(stages: Mapping[str, object], arguments: argparse.Names
 
 
 def context_is_fixed() -> bool:
-    """Return whether MindSpeed was imported: it chooses its attention then, by the context-parallel size given."""
+    """Return whether MindSpeed was imported: on import it chooses its attention by the context-parallel size given."""
     return "mindspeed.features_manager" in sys.modules
 
 
 def check_context_was_given(given: int, planned: int, path: Path) -> None:
-    """Raise ``PlanError`` where MindSpeed patched attention for another context-parallel size than the plan's.
+    """Raise ``PlanError`` if MindSpeed patched attention for another context-parallel size than the plan's.
 
-    It chooses its attention while it is imported, by whether the size ``given`` on the command line is above 1.
+    It chooses its attention on import, by whether the size ``given`` on the command line is above 1.
     """
     if context_is_fixed() and (given > 1) != (planned > 1):
         raise PlanError(
@@ -80,8 +81,8 @@ def tensor_grid(arguments: argparse.Namespace) -> int:
 
 
 def check_tensor_size(arguments: argparse.Namespace, layout: Layout, path: Path) -> None:
-    """Raise ``PlanError`` where MindSpeed ends: ``--use-ascend-mc2`` needs a split along the sequence, ``--tp-2d`` its
-    own size and no such split."""
+    """Raise ``PlanError`` if MindSpeed would fail: ``--use-ascend-mc2`` needs a split along the sequence, ``--tp-2d``
+    its own size and no such split."""
     if getattr(arguments, "use_ascend_mc2", False) and not (layout.tensor_size > 1 and layout.sequence_parallel):
         raise PlanError(
             f"{path} has tensor-parallel size {layout.tensor_size}"
@@ -113,7 +114,7 @@ def check_deepstack(content: Mapping[str, object], encoder: Sequence[int], decod
     """Raise ``PlanError`` where features of the vision layers (deepstack) would be lost; layers by virtual stage.
 
     MindSpeed-MM adds them to the first decoder layers of the stage that ends the encoder, and sends none on: with fewer
-    layers there it trains another model without a word.
+    layers there it silently trains another model.
     """
     needed = _num_vision_features(content)
     if not needed:
@@ -136,7 +137,7 @@ def _num_vision_features(content: Mapping[str, object]) -> int:
 
 
 def keep_stage(content: dict[str, object], pipeline_rank: int) -> list[int]:
-    """Turn counts of recomputed layers per stage into the one number of ``pipeline_rank``, in a model.json of its own.
+    """Turn counts of recomputed layers per stage into the one number of ``pipeline_rank``, in a separate model.json.
 
     Returns the pipeline ranks that recompute more than planned: the number holds for every virtual chunk of a rank.
     """

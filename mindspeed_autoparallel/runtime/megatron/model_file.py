@@ -1,4 +1,4 @@
-"""The modules of a model.json, as MindSpeed-MM writes it; what it describes otherwise is refused with the reason."""
+"""The modules of a model.json, as MindSpeed-MM writes it; files of other models are refused with the reason."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ _SIZES = ("hidden_size", "num_attention_heads", "ffn_hidden_size", "vocab_size",
 
 @dataclass(frozen=True)
 class DescribedModule:
-    """A block of model.json with layers, or the model the flags describe."""
+    """A block of model.json with layers, or the model that the flags describe."""
 
     name: str
     num_layers: int
     keys: tuple[str, ...]
-    """Where its block is in model.json; empty for a model that only flags describe."""
+    """Keys of its block in model.json; empty for a model that only flags describe."""
     frozen: bool = False
     deepstack_layers: int = 0
     """See ``spec.Module``."""
 
     def block_in(self, content: Any) -> Any:
-        """Return its block of ``content``, a model.json; all of it where the flags describe the module."""
+        """Return its block of ``content``, a model.json; the whole content if the flags describe the module."""
         for key in self.keys:
             content = content[key]
         return content
 
 
 def modules_of_file(content: Mapping[str, object], path: Path) -> tuple[DescribedModule, ...]:
-    """Return the blocks with layers as they run: encoders in the order of the file, ``text_decoder``, a generator.
+    """Return the blocks with layers in execution order: encoders in file order, ``text_decoder``, a generator.
 
     Raises ``ConfigError`` where the file describes no text decoder (a diffusion model, an autoencoder, parts for
-    feature extraction), where transformers builds the model and the layers in the file are placeholders, and where a
-    number cannot be one.
+    feature extraction), where transformers builds the model and the layers in the file are placeholders, and if a
+    number is invalid.
     """
     _refuse_other_models(content, path)
     found = [block for name, value in content.items() if (block := _block(content, name, value, path)) is not None]
@@ -84,7 +84,7 @@ def _block(content: Mapping[str, object], name: str, value: Any, path: Path) -> 
 
 
 def _deepstack(block: Mapping[str, object], keys: tuple[str, ...], path: Path) -> int:
-    """Return how many layers of a vision encoder give features (Qwen3-VL)."""
+    """Return how many layers of a vision encoder provide features (Qwen3-VL)."""
     places = block.get(DEEPSTACK) or []
     if not isinstance(places, list):
         raise ConfigError(f"{path}: {'.'.join(keys)}.{DEEPSTACK} must be a list of layers, got {places!r}.")
@@ -96,6 +96,6 @@ def _blocks_with_layers(block: Mapping[str, object], keys: tuple[str, ...]) -> I
         yield keys
         return
     for key, value in block.items():
-        # A projector has layers of its own in some files; it belongs to its encoder.
+        # In some files a projector has layers, too; it belongs to its encoder.
         if isinstance(value, dict) and "projector" not in key:
             yield from _blocks_with_layers(value, (*keys, key))

@@ -1,4 +1,4 @@
-"""Around the host's ``parse_args``: our flags join the parser, then features see the parsed arguments."""
+"""Wraps the host's ``parse_args``: adds this package's flags, then passes the parsed arguments to the features."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ ParserHook = Callable[[argparse.ArgumentParser], argparse.ArgumentParser]
 
 
 def parse_with_our_flags(parse: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
-    """Call the host's ``parse(extra_args_provider, ...)``; its parser stays untouched where no flag of ours is meant.
+    """Call the host's ``parse(extra_args_provider, ...)``; its parser is unchanged if no flag of this package is used.
 
-    What counts is what the arguments say once they are parsed: a flag may come from the command line as it is now, from
-    a default of the parser, or from a host that has it registered itself.
+    The parsed arguments decide: a flag may come from the current command line, from a default of the parser, or from a
+    host that registers it itself.
     """
     if kwargs.get("ignore_unknown_args") or (len(args) > 1 and args[1]):
-        # Megatron's side looks (fault tolerance, restarts), without the script's own arguments: not the training's.
+        # Extra parses by Megatron (fault tolerance, restarts), without the script's own arguments: not the training's.
         return parse(*args, **kwargs)
     with told_in_a_line():
         _refuse_lost_flags()
@@ -51,7 +51,7 @@ def parse_with_our_flags(parse: Callable[..., Any], args: tuple[Any, ...], kwarg
     def provider_with_ours(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         parser = provider(parser) if provider is not None else parser
         if _is_meant(parser):
-            # Ours come last, so that what the host registers under the same name wins.
+            # Ours are added last, so that a host's flag of the same name wins.
             of_host.update(flags_of_host(parser))
             added.extend(flag for _, flag in missing_flags(parser))
             add_missing_flags(parser)
@@ -72,10 +72,10 @@ def parse_with_our_flags(parse: Callable[..., Any], args: tuple[Any, ...], kwarg
 
 
 def refuse_unseen_flags(arguments: object) -> None:
-    """End the process where a feature is on in the training's ``arguments`` that was off when they were parsed.
+    """End the process if a feature is on in the training's ``arguments`` that was off when they were parsed.
 
-    Scripts can set it on the parsed arguments, in Megatron's ``args_defaults`` or in a YAML file; the feature has not
-    checked the arguments then, and the training would not be what the flag promises.
+    Scripts can set it on the parsed arguments, in Megatron's ``args_defaults`` or in a YAML file; the feature has then
+    not checked the arguments, and the training would ignore the flag.
     """
     if os.environ.get(TASK_VARIABLE):
         return
@@ -89,7 +89,7 @@ def refuse_unseen_flags(arguments: object) -> None:
 
 
 def _refuse_lost_flags() -> None:
-    """Raise ``ConfigError`` for flags of ours that the process was started with and ``sys.argv`` has lost since.
+    """Raise ``ConfigError`` for flags of this package that the process was started with but ``sys.argv`` no longer has.
 
     MindSpeed-MM's YAML launchers write ``sys.argv`` anew from their file: the training would begin without the feature.
     """
@@ -104,16 +104,16 @@ def _refuse_lost_flags() -> None:
 
 
 def _refuse_keys(given: Mapping[str, str]) -> None:
-    """Raise ``ConfigError`` for flags of ours that are ``given`` as Hydra's keys, which no Megatron parser reads."""
+    """Raise ``ConfigError`` for flags of this package ``given`` as Hydra's keys, which no Megatron parser reads."""
     if given and not os.environ.get(TASK_VARIABLE):
         name, word = next(iter(given.items()))
         raise ConfigError(f"{word} has no effect here: Megatron's parser reads no such key. Write {name}.")
 
 
 def _refuse_yaml(arguments: object) -> None:
-    """Raise ``ConfigError`` where a flag of ours meets Megatron's ``--yaml-cfg``, in the file or beside it.
+    """Raise ``ConfigError`` if a flag of this package is used with Megatron's ``--yaml-cfg``, in the file or beside it.
 
-    The file replaces the whole command line, and has sizes of the model in sections of their own.
+    The file replaces the whole command line, and has the model's sizes in separate sections.
     """
     file = getattr(arguments, "yaml_cfg", None)
     if file is None:
@@ -127,7 +127,7 @@ def _refuse_yaml(arguments: object) -> None:
 
 
 def _is_meant(parser: argparse.ArgumentParser) -> bool:
-    """Return whether a flag of ours is on the command line, is on by default, or its help is requested."""
+    """Return whether a flag of this package is on the command line or on by default, or help is requested."""
     words = sys.argv[1:]
     if flags_given(words) or {"-h", "--help"} & set(words) or os.environ.get(TASK_VARIABLE):
         return True
@@ -135,7 +135,7 @@ def _is_meant(parser: argparse.ArgumentParser) -> bool:
 
 
 def _fill(arguments: argparse.Namespace) -> None:
-    """Give every flag of ours that the parser had not got its default: a feature may be on without them."""
+    """Set the default of every flag of this package that the parser lacked: a feature may be on without them."""
     for group in flag_groups():
         for flag in flags_of(group):
             if not hasattr(arguments, flag.destination):
@@ -143,7 +143,7 @@ def _fill(arguments: argparse.Namespace) -> None:
 
 
 def _refuse_unread_flags(arguments: argparse.Namespace, added: list[Flag]) -> None:
-    """Raise ``ConfigError`` for a flag of ours on the command line whose feature is off: it would change nothing."""
+    """Raise ``ConfigError`` for a flag on the command line whose feature is off: it would have no effect."""
     given, on = flags_of_command(), set(flags_that_are_true(arguments))
     for flag in added:
         if flag.name in given and flag.destination not in FEATURES and on.isdisjoint(flag.readers):

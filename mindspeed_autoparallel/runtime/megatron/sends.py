@@ -1,4 +1,4 @@
-"""How the host's interleaved schedule treats its messages: settings, and what this release of Megatron does."""
+"""How the host's interleaved schedule sends: settings, and the behaviour of this release of Megatron."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def interleaved_sends(arguments: Any) -> str:
 def _waits_before_freeing() -> bool:
     """Return whether a forward's send is waited for before its output is freed, which no version number shows.
 
-    Once in warm-up and once in the steady phase the send before is waited for; releases that free safely wait more.
+    All releases wait for the previous send once in warm-up and once in the steady phase; safe ones wait more often.
     """
     from megatron.core.pipeline_parallel import schedules
 

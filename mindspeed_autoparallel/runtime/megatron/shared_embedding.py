@@ -17,16 +17,16 @@ from mindspeed_autoparallel.runtime.state import of_process
 
 @dataclass
 class EmbeddingStage:
-    """Where the language model of this process's plan begins."""
+    """The stage at which the language model of this process's plan begins."""
 
     pipeline_rank: int = 0
-    """0: where Megatron expects it."""
+    """0: the stage that Megatron expects."""
 
 
 def first_stage(layers: Sequence[int], pipeline_size: int, path: Path) -> int:
     """Return the pipeline rank on which the language model with ``layers`` by virtual stage begins.
 
-    ``PlanError`` where it begins in a later chunk of the ranks of the plan in ``path``: MindSpeed-MM looks for tied
+    ``PlanError`` if it begins in a later chunk of the ranks of the plan in ``path``: MindSpeed-MM looks for tied
     embeddings in the first.
     """
     first = next(stage for stage, count in enumerate(layers) if count)
@@ -40,12 +40,12 @@ def first_stage(layers: Sequence[int], pipeline_size: int, path: Path) -> int:
 
 
 def place_embedding(layers: Sequence[int], pipeline_size: int, path: Path) -> None:
-    """Remember on which pipeline rank the language model of a plan begins, see ``first_stage``."""
+    """Record the pipeline rank on which the language model of a plan begins, see ``first_stage``."""
     of_process(EmbeddingStage).pipeline_rank = first_stage(layers, pipeline_size, path)
 
 
 def tie_first_and_last(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
-    """Wrap ``initialize_model_parallel``: the embedding group is of the language model's first and last stage."""
+    """Wrap ``initialize_model_parallel``: the embedding group contains the language model's first and last stage."""
     first = of_process(EmbeddingStage).pipeline_rank
     if not first or kwargs.get("get_embedding_ranks") is not None:
         return wrapped(*args, **kwargs)
@@ -57,7 +57,7 @@ def tie_first_and_last(wrapped: Callable[..., Any], args: tuple[Any, ...], kwarg
 
 
 def send_embedding(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
-    """Wrap ``setup_embeddings_and_output_layer``: its first stage does what Megatron has the pipeline's first do."""
+    """Wrap ``setup_embeddings_and_output_layer``: its first stage takes the role of the pipeline's first stage."""
     result = wrapped(*args, **kwargs)
     instance = wrapped.__self__  # type: ignore[attr-defined]  # a bound method
     sends = instance.pre_process and not instance.post_process and instance.share_embeddings_and_output_weights

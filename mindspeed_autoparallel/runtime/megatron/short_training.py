@@ -18,11 +18,11 @@ _OFF = {
     "lr_decay_style": "constant",
     "rampup_batch_size": None,
 }
-"""Length, schedule and batch sizes of the whole training. Megatron refuses any of its samples beside iterations."""
+"""Length, schedule and batch sizes of the whole training. Megatron refuses sample counts together with iterations."""
 
 
 def train_for(arguments: argparse.Namespace, num_iterations: int) -> None:
-    """Let Megatron train for ``num_iterations`` of the full global batch, whatever the script's schedule counts in."""
+    """Make Megatron train for ``num_iterations`` of the full global batch, with any unit of the script's schedule."""
     for name, value in _OFF.items():
         if hasattr(arguments, name):
             setattr(arguments, name, value)
@@ -31,9 +31,9 @@ def train_for(arguments: argparse.Namespace, num_iterations: int) -> None:
 
 @contextlib.contextmanager
 def without_kept_batches(data_iterator: Any = None) -> Iterator[None]:
-    """Switch the machine off inside, so that a followed step counts what a device with memory of its own would hold.
+    """Disable the rerun machine inside, so that a memory-tracked step counts like a device with its own memory.
 
-    ``data_iterator``: the step's, or one per virtual stage; what they keep of the step before is let go of now, as the
+    ``data_iterator``: the step's, or one per virtual stage; batches kept of the previous step are released now, as the
     machine itself does when a step begins.
     """
     try:

@@ -16,7 +16,7 @@ from mindspeed_autoparallel.spec.model import GENERATOR
 
 
 def runnable_splits(arguments: argparse.Namespace, description: Description) -> Splits | None:
-    """Return what the host of ``arguments`` runs of the model of ``description``; ``None``: any split."""
+    """Return the splits of ``description``'s model that the host of ``arguments`` runs; ``None``: any split."""
     behind = [module.name for module in description.modules if module.name.endswith(GENERATOR)]
     if behind:
         return Splits(
@@ -68,8 +68,8 @@ def _first_and_last(layout: Layout, num_layers: int) -> Iterator[tuple[int, ...]
 
 
 def _chunks(layout: Layout, num_layers: int) -> Iterator[tuple[int, ...]]:
-    """List rows of interleaved layouts: even but for embedding and loss, each counted as a layer or not; or alike for
-    all chunks of a rank."""
+    """List rows of interleaved layouts: even, with embedding and loss each counted as a layer or not; or equal for all
+    chunks of a rank."""
     stages, chunks = layout.num_virtual_stages, layout.virtual_size
     for less_first, less_last in itertools.product((0, 1), repeat=2):
         each, rest = divmod(num_layers + less_first + less_last, stages)

@@ -1,4 +1,4 @@
-"""Models that no search here describes, refused by their flags: before Megatron is imported where these tell it."""
+"""Refuses models that no search describes by their flags, before Megatron is imported if the flags suffice."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OPERATORS = "--operator-search"
 
 
 def refuse_hybrid(arguments: argparse.Namespace, flag: str) -> None:
-    """Refuse a model of several kinds of layers in a pattern, where ``flag`` or this Megatron cannot cut it."""
+    """Refuse a model of several kinds of layers in a pattern that ``flag`` or this Megatron cannot cut."""
     pattern = _pattern(arguments)
     if not pattern or (flag != _OPERATORS and hybrid_pattern(arguments)):
         return
@@ -43,7 +43,7 @@ def refuse_hybrid(arguments: argparse.Namespace, flag: str) -> None:
 
 
 def refuse_several_models(arguments: argparse.Namespace, flag: str) -> None:
-    """Refuse a model of an encoder and a decoder, where ``flag`` is for a decoder alone."""
+    """Refuse a model of an encoder and a decoder if ``flag`` supports only a decoder."""
     if getattr(arguments, MODEL_FILE_ARGUMENT, None):
         described = "--mm-model describes a multimodal model"
     elif is_llava(arguments):
@@ -93,10 +93,10 @@ def refuse_sharded_parameters(arguments: argparse.Namespace, flag: str) -> None:
 
 
 def refuse_hybrid_command(flags: Collection[str], argv: Sequence[str]) -> None:
-    """End the process where the operator search among ``flags`` meets a hybrid model on the command line ``argv``.
+    """End the process if ``flags`` has the operator search and ``argv`` describes a hybrid model.
 
-    Importing Megatron takes longer than all of the reading here. What ``argv`` does not say, defaults of the script or
-    a YAML file, ``refuse_hybrid`` finds in the parsed arguments.
+    Importing Megatron takes longer than reading ``argv``. Values from defaults of the script or a YAML file are checked
+    by ``refuse_hybrid`` in the parsed arguments.
     """
     if _OPERATORS not in flags:
         return
@@ -104,7 +104,7 @@ def refuse_hybrid_command(flags: Collection[str], argv: Sequence[str]) -> None:
     for name in (*_PATTERNS, "num_layers"):
         parser.add_argument("--" + name.replace("_", "-"), "--" + name)
     parser.add_argument("--" + _SWITCH.replace("_", "-"), "--" + _SWITCH, action="store_true")
-    # The host's own parser has the better message for what is no argument at all.
+    # The host's own parser has the better message for an invalid argument.
     with contextlib.suppress(argparse.ArgumentError), told_in_a_line():
         refuse_hybrid(parser.parse_known_args(list(argv))[0], _OPERATORS)
 

@@ -1,9 +1,9 @@
-"""What peers would have sent, for a rank that runs alone with real tensors and torch's fake process groups.
+"""Stand-ins for peers of a rank that runs alone with real tensors and torch's fake process groups.
 
 A fake group returns at once. An all-gather repeats the rank's own part, a reduction leaves it as it is, and a receive
-leaves the buffer as it is: here it gets random numbers, because matrix products of zeros or NaN run at another speed.
-Objects that are gathered are the rank's own; an object that another rank broadcasts is missing, and is reported where
-the script then fails.
+leaves the buffer as it is: here it is filled with random numbers, because matrix products of zeros or NaN run at
+another speed. Gathered objects are the rank's own; an object that another rank broadcasts is missing, and is reported
+if the script then fails.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from mindspeed_autoparallel.runtime.profiling.trace.fake_tensors import silence_
 from mindspeed_autoparallel.runtime.state import of_process
 
 MISSING = "mindspeed_autoparallel: missing object: "
-"""Begins the line of a log that names an object which another rank would have broadcast."""
+"""Prefix of the log line about an object that another rank would have broadcast."""
 
 
 class _State:
-    """Whether the stand-ins are in place."""
+    """Whether the stand-ins are installed."""
 
     def __init__(self) -> None:
         self.installed = False
 
 
 def install() -> None:
-    """Replace what communicates in this process, once; call before process groups exist."""
+    """Replace the communication functions of this process, once; call before process groups exist."""
     state = of_process(_State)
     if state.installed:
         return
@@ -95,7 +95,7 @@ def _fill_what_is_received() -> None:
 
 
 class _Done:
-    """Work that is done."""
+    """Finished work."""
 
     def wait(self, *unused: Any) -> bool:
         return True
@@ -105,7 +105,7 @@ class _Done:
 
 
 def _rebind(replaced: dict[Any, Any]) -> None:
-    """Replace functions of torch where modules of Megatron keep them under a name of their own."""
+    """Replace functions of torch in modules of Megatron that imported them by name."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in ("megatron", "mindspeed", "mindspeed_mm", "mindspeed_llm"):
             for key, value in list(vars(module).items()):
@@ -138,7 +138,7 @@ def _note_missing_objects() -> None:
 
 
 def _never_skip_a_step(module: Any) -> None:
-    """Let every step update: garbage overflows, and a step that a loss scaler skips makes no optimizer state."""
+    """Make every step update: garbage overflows, and a step that a loss scaler skips makes no optimizer state."""
 
     def no_overflow(self: Any) -> bool:
         return False
@@ -150,7 +150,7 @@ def _never_skip_a_step(module: Any) -> None:
 
 @contextmanager
 def as_first_rank() -> Iterator[None]:
-    """Let the process be global rank 0 inside: data sets are built by that rank alone, which the others wait for."""
+    """Make the process global rank 0 inside: only that rank builds data sets, and the others wait for it."""
     import torch.distributed as distributed
     from torch.distributed import distributed_c10d
 

@@ -11,10 +11,10 @@ _NATIVE_DISPATCHER = "mindspeed_mm.fsdp.distributed.expert_parallel.ep_dispatche
 
 
 def balance_routing(imbalance: float = 1.0) -> None:
-    """Give every expert the same number of tokens; an untrained router would make times and memory arbitrary.
+    """Route the same number of tokens to every expert; an untrained router would make times and memory arbitrary.
 
-    ``imbalance``: tokens of this expert rank's experts over an even share, where experts are split. In MindSpeed-MM's
-    native trainer that is so where experts are split; experts that a rank has all of keep the model's own routing.
+    ``imbalance``: tokens of this expert rank's experts over an even share, if experts are split. In MindSpeed-MM's
+    native trainer only split experts are balanced; if a rank has all experts, the model's own routing remains.
     """
     call_after_import("megatron.core.transformer.moe.router", functools.partial(_balance_router, imbalance=imbalance))
     call_after_import(_NATIVE_DISPATCHER, functools.partial(_balance_dispatcher, imbalance=imbalance))

@@ -1,4 +1,4 @@
-"""Operator calls as data: what a trace writes, the knowledge base looks up, and a device replays."""
+"""Operator calls as data: written by a trace, looked up in the knowledge base, replayed on a device."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ class Collective:
     """One call on a process group."""
 
     name: str
-    """As ``profiles.device.COLLECTIVES`` has it."""
+    """Name in ``profiles.device.COLLECTIVES``."""
     size_bytes: int
     """The largest tensor of the call on one rank."""
     ranks: tuple[int, ...]
-    """Of the whole job, in the group's order."""
+    """Ranks of the whole job, in the group's order."""
 
 
 _COLLECTIVES = {
@@ -105,7 +105,7 @@ def collective_of(name: str, tensors: Iterable[Any], args: Any) -> Collective | 
 
 
 def largest_bytes(tensors: Iterable[Any]) -> int:
-    """Return the bytes of the largest of ``tensors``; 0 where there is none."""
+    """Return the bytes of the largest of ``tensors``; 0 without any."""
     return max((tensor.numel() * tensor.element_size() for tensor in tensors), default=0)
 
 
@@ -121,7 +121,7 @@ def _ranks(args: Any) -> tuple[int, ...]:
 
 
 def is_free(name: str) -> bool:
-    """Return whether ``name`` (``aten.view.default``) only looks at memory that exists."""
+    """Return whether ``name`` (``aten.view.default``) is a view of existing memory."""
     return name.split(".")[1] in _FREE if name.startswith("aten.") else name.startswith("prim")
 
 
@@ -154,9 +154,9 @@ def _describe(value: Any, sizes: list[int]) -> Argument:
 
 
 def _order(tensor: Any) -> list[int]:
-    """Return the dimensions from the slowest to the fastest in memory: what decides the kernel, whatever the padding.
+    """Return the dimensions from the slowest to the fastest in memory, which decide the kernel, regardless of padding.
 
-    A dimension of one element is never stepped over: whatever its stride, it counts as lying before the next one.
+    The stride of a dimension with one element is irrelevant: it counts as placed before the next one.
     """
     strides, sizes = list(tensor.stride()), tensor.shape
     for axis in reversed(range(tensor.dim())):

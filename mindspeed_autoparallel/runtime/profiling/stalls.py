@@ -1,9 +1,9 @@
-"""Ends a process that plays a rank alone where its script waits for what only a peer could do, before the first step.
+"""Ends a process that runs a rank alone if its script waits for a peer before the first step.
 
-Collectives return at once here, but a script may wait for peers in other ways: a store, a socket, a file that rank 0
-writes. Such a process stands still: it and its children neither run nor wait for a core, nothing is read, and its main
-thread is in one line of code. A loop that polls without sleeping looks like work: its line is printed once, and the
-launch's time limit ends it.
+Collectives return at once here, but a script may wait for peers through other means: a store, a socket, a file that
+rank 0 writes. Such a process is idle: it and its children neither run nor wait for a core, nothing is read, and
+its main thread is in one line of code. A loop that polls without sleeping looks like work: its line is printed once,
+and the launch's time limit ends it.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from mindspeed_autoparallel.runtime.state import of_process
 _STILL_S = 20.0
 _SAMPLE_S = 0.5
 _SAME_SHARE = 0.9
-"""Of the samples, in one line: a loop that polls is at its sleep nearly always."""
+"""Share of the samples in one line: a polling loop is nearly always in its sleep."""
 _BUSY_SHARE = 0.05
-"""Of the time; what computes runs or waits for a core longer, its data's workers included."""
+"""Share of the time: a computing process, including its data workers, runs or waits for a core longer."""
 _READ_BYTES = 1 << 20
-"""Whoever reads data from a slow disk reads more than that meanwhile."""
+"""A process that reads data from a slow disk reads more than this in the same time."""
 
 
 class _Steps:
-    """Whether the script has come to its first step."""
+    """Whether the script has reached its first step."""
 
     def __init__(self) -> None:
         self.have_begun = False
 
 
 def begin_steps() -> None:
-    """Note that the script has set itself up: from here on it waits for no peer that is not here."""
+    """Record the end of the script's set-up, after which it waits for no absent peer."""
     of_process(_Steps).have_begun = True
 
 
 def watch_for_stalls() -> None:
-    """Watch the main thread until ``begin_steps``; where it stands still, print where and exit with 1."""
+    """Watch the main thread until ``begin_steps``; if it is idle, print its location and exit with 1."""
     threading.Thread(target=_watch, args=(of_process(_Steps),), name="stalls", daemon=True).start()
 
 

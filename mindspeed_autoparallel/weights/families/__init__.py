@@ -1,9 +1,9 @@
-"""Families of models as tables of names and shapes: no code of a family's own.
+"""Families of models as tables of names and shapes: no family-specific code.
 
-    catalogue    which tables a ``model_type`` consists of, under which names, with which exceptions
-    sizes        the symbols in shapes and the keys of config.json that they stand for
-    conditions   which rows a model, and which each of its layers, has
-    resolve      tables, sizes and conditions put together: the rules of one model
+    catalogue    the tables of a ``model_type``, their names and exceptions
+    sizes        the symbols in shapes and their keys in config.json
+    conditions   the rows that a model, and each of its layers, has
+    resolve      combines tables, sizes and conditions to the rules of one model
 
 Rows of language models are in ``text.table``, those of vision and audio encoders in ``encoder.table``.
 """

@@ -1,4 +1,4 @@
-"""Which tables a model consists of: one record for each language model and each kind of encoder."""
+"""The tables of a model: one record for each language model and each kind of encoder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Family:
     """A stack of layers. ``blocks``: tables of each layer. ``always``: conditions that every model of the family meets.
 
     ``by_key``: a key of config.json (``key`` or ``key=default``) -> conditions that hold where its value is true.
-    ``rename``: replaced in Hugging Face names of the tables, in this order. ``keys``: symbols read from other keys
+    ``rename``: replacements in the tables' Hugging Face names, in this order. ``keys``: symbols read from other keys
     than usual.
     """
 
@@ -27,7 +27,7 @@ class Family:
     layer: str = "model.layers.{n}."
     target_layer: str = "decoder.layers.{n}."
     multi_token: str = ""
-    """Table of the layers that predict a further token, where the family may have them."""
+    """Table of the layers that predict a further token, if the family may have them."""
     multi_token_layer: str = "model.layers.{m}."
     copies: tuple[tuple[str, str], ...] = ()
     """Hugging Face names under which the last layers repeat a tensor -> the tensor they repeat."""
@@ -190,9 +190,9 @@ _QWEN_AUDIO = Family(
 
 @dataclass(frozen=True, kw_only=True)
 class Composite:
-    """A model of several modules. ``text``: its language model; empty where ``text_config`` names it.
+    """A model of several modules. ``text``: its language model; empty if ``text_config`` names it.
 
-    ``left_out``: beginnings of Hugging Face names of the parts that are taken over from the original on the way back.
+    ``left_out``: prefixes of Hugging Face names of parts that are copied from the original on conversion back.
     """
 
     text: str = ""

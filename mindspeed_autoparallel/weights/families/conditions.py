@@ -1,4 +1,4 @@
-"""Which rows of the tables a model has, and which each of its layers: words such as ``experts``, ``qkv_bias``, ``not
+"""Which rows of the tables a model and each of its layers have: words such as ``experts``, ``qkv_bias``, ``not
 linear``."""
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def model_words(family: Family, block: Block) -> frozenset[str]:
 
 
 def stored_words(words: frozenset[str], stored: Mapping[str, Shape], hidden: int) -> frozenset[str]:
-    """Return ``words`` with how these files hold experts: each for itself, stacked, or stacked and transposed.
+    """Return ``words`` plus the form of experts in these files: separate, stacked, or stacked and transposed.
 
-    A stack is [expert, out, in] of the down projection, or [expert x out, in]; square ones are as the family's.
+    A stack is [expert, out, in] of the down projection, or [expert x out, in]; square ones have the family's form.
     """
     down = [shape for name, shape in stored.items() if name.endswith("experts.down_proj") and len(shape) in (2, 3)]
     each = any(".experts.0." in name for name in stored)

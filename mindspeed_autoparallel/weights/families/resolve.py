@@ -18,7 +18,7 @@ _SEVERAL = re.compile(r"\{([a-z]+(?:,[a-z]+)+)\}")
 
 @functools.cache
 def tables() -> dict[str, tuple[_Row, ...]]:
-    """Return the rows of every table: target, sources, shapes, how they combine, how the target is cut, conditions."""
+    """Return the rows of every table: target, sources, shapes, combination, cut of the target, conditions."""
     found: dict[str, list[_Row]] = {}
     for path in sorted(Path(__file__).parent.glob("*.table")):
         rows: list[_Row] = []
@@ -56,10 +56,10 @@ def _each(source: str) -> Iterator[str]:
 def rules_of(
     module: str, family: Family, sizes: Sizes, layers: Collection[frozenset[str]], *, prefix: str, multi_token: bool
 ) -> tuple[Rule, ...]:
-    """Return the rules that some layer of ``layers`` (the conditions of each) has, in the order in which they are
-    written.
+    """Return the rules that some layer of ``layers`` (the conditions of each) has, in writing
+    order.
 
-    ``prefix``: before Megatron's names, of a language model that is a part (``text_decoder.``).
+    ``prefix``: of Megatron's names, for a language model inside a larger model (``text_decoder.``).
     """
     everywhere = frozenset.intersection(*layers)
 
@@ -92,8 +92,8 @@ def _rule(
     prefixes: tuple[str, str, str],
     have: Collection[frozenset[str]],
 ) -> Rule | None:
-    """Return the rule of ``row``; None where no layer of ``have`` meets its conditions, so that its sizes need not be
-    known."""
+    """Return the rule of ``row``; None if no layer of ``have`` meets its conditions, so that its sizes are not
+    needed."""
     target, sources, shapes, combine, split, when = row
     untested = Rule(module=module, place=place, target=target, sources=sources, shapes=(), when=when)
     if "untrained" not in when and not any(untested.meets(words) for words in have):

@@ -1,4 +1,4 @@
-"""The symbols of the tables' shapes, and the keys of ``config.json`` that they stand for."""
+"""The symbols of the tables' shapes, and their keys in ``config.json``."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Sizes:
         return sum(self._product(part) for part in expression.split("+"))
 
     def shape(self, dimensions: str) -> tuple[int, ...]:
-        """Return the numbers that ``dimensions``, expressions with spaces between, stand for."""
+        """Return the values of ``dimensions``, expressions separated by spaces."""
         return tuple(self.of(one) for one in dimensions.split())
 
     def _product(self, part: str) -> int:

@@ -36,7 +36,7 @@ def test_impossible_search_is_refused_with_its_reason(options, words):
 
 
 def test_contradicting_pins_are_both_named():
-    with pytest.raises(ConfigError, match=r"layers\.\*\.q wants .* and layers\.0\.\* wants"):
+    with pytest.raises(ConfigError, match=r"layers\.\*\.q gives .* and layers\.0\.\* gives"):
         search_graph(_graph(), 4, pins={"layers.*.q": {"rows": 4}, "layers.0.*": {"rows": 2}})
 
 

@@ -108,5 +108,5 @@ def test_shared_parameters_of_random_graphs_are_best_for_their_readers():
 def test_pinned_readers_that_want_a_shared_parameter_differently_are_named():
     plan = shared({"a": {"inner": 2}, "c": {"columns": 2}})
     (note,) = [note for note in plan.notes if "shared parameter" in note]
-    assert "pinned a and c want their shared parameter table" in note
+    assert "pinned a and c need their shared parameter table" in note
     assert not [note for note in shared({"a": {"columns": 2}, "c": {"columns": 2}}).notes if "shared" in note]

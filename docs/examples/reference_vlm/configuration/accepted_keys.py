@@ -1,4 +1,4 @@
-"""Keys of MindSpeed-MM's files that are known and change nothing in the reference training."""
+"""Keys of MindSpeed-MM's files that are accepted and have no effect in the reference training."""
 
 ARCHITECTURES = ("qwen2vl", "qwen2_5vl", "qwen2_audio", "qwen2_5_omni")
 """``model_id`` of the models that the reference training builds."""

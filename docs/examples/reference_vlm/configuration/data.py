@@ -1,4 +1,4 @@
-"""data.json of MindSpeed-MM: which records to read, how to make tokens and patches of them."""
+"""data.json of MindSpeed-MM: the records to read, and how to convert them to tokens and patches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from reference_vlm.configuration import accepted_keys
 from reference_vlm.configuration.section import Section
 
 ITEMS_PER_SAMPLE = 1024
-"""Images, or clips, of a sample that dropout tells apart."""
+"""Most images, or clips, of a sample that dropout distinguishes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class DataDescription:
     folder: Path
     max_samples: int | None
     val_rate: float
-    """Share of the records, the last ones, that is kept for evaluation."""
+    """Share of the records, taken from the end, that is kept for evaluation."""
     tokenizer: str | None
     min_pixels: int
     max_pixels: int

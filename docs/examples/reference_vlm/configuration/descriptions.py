@@ -1,4 +1,4 @@
-"""What a model.json of MindSpeed-MM describes: its modules, frozen."""
+"""The modules described by a model.json of MindSpeed-MM, as frozen records."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from reference_vlm.configuration.stages import StageLayers
 
 @dataclass(frozen=True, kw_only=True)
 class StackDescription:
-    """One stack of transformer layers and where it lies. ``recompute_counts``: layers per chunk that are recomputed."""
+    """One stack of transformer layers and its stages. ``recompute_counts``: layers per chunk that are recomputed."""
 
     num_layers: int
     hidden_size: int
@@ -30,7 +30,7 @@ class StackDescription:
     recompute_method: str
     recompute_counts: tuple[int, ...]
     hidden_dropout: float | None = None
-    """None: the command line's."""
+    """None: the value of the command line."""
     attention_dropout: float | None = None
 
 
@@ -48,7 +48,7 @@ class VisionDescription:
 
     @property
     def token_features(self) -> int:
-        """Return pixel values behind one token of the text."""
+        """Return the number of pixel values for one token of the text."""
         patch = self.num_channels * self.temporal_patch_size * self.patch_size**2
         return patch * self.spatial_merge_size**2
 
@@ -86,7 +86,7 @@ class TextDescription:
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorDescription:
-    """The image head behind the text decoder, on its last stage unless it has a layout of its own."""
+    """The image head after the text decoder, on its last stage unless it has its own layout."""
 
     stack: StackDescription
     loss_weight: float
@@ -94,7 +94,7 @@ class GeneratorDescription:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDescription:
-    """The whole model; ``vision``, ``audio`` or ``generator`` is ``None`` where the file has no such module."""
+    """The whole model; ``vision``, ``audio`` or ``generator`` is ``None`` if the file has no such module."""
 
     file: Path
     vision: VisionDescription | None
@@ -108,7 +108,7 @@ class ModelDescription:
     audio_start_token_id: int
     audio_end_token_id: int
     own_layouts: frozenset[str] = frozenset()
-    """Modules that train under a layout of their own (``--hetero-parallel``): on no stage of the text's pipeline."""
+    """Modules that train under their own layout (``--hetero-parallel``): on no stage of the text's pipeline."""
     generator: GeneratorDescription | None = None
 
     @property

@@ -36,7 +36,7 @@ def read_model(
     file: Path, pipeline_size: int = 1, own_pipelines: Mapping[str, int] = NO_OWN_PIPELINES
 ) -> ModelDescription:
     """Read ``file``, a model.json; ``pipeline_size`` comes from the command line, ``own_pipelines`` holds those of
-    encoders with a layout of their own. ``ConfigError`` for anything wrong."""
+    encoders with their own layout. ``ConfigError`` for any wrong value."""
     return describe_model(read_json(file, "model description (--mm-model)"), file, pipeline_size, own_pipelines)
 
 

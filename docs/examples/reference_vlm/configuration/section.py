@@ -1,4 +1,4 @@
-"""One object of a json file, read key by key: checks ranges and remembers which keys nobody asked for."""
+"""One object of a json file, read key by key: checks ranges and records which keys were never read."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Section:
         return f"{self._file}: {self._path + '.' if self._path else ''}{key}"
 
     def raw(self, key: str, default: Any = None) -> Any:
-        """Return the value as it stands in the file; null counts as missing."""
+        """Return the value as it is in the file; null counts as missing."""
         self._asked.add(key)
         value = self._values.get(key)
         return default if value is None else value
 
     def child(self, key: str) -> Section:
-        """Return the object under ``key``; an empty one where the key is missing."""
+        """Return the object under ``key``; an empty one if the key is missing."""
         section = Section(self.raw(key, {}), self._file, f"{self._path}.{key}" if self._path else key)
         self._children.append(section)
         return section
@@ -92,7 +92,7 @@ class Section:
         return tuple(value)
 
     def accept(self, keys: Iterable[str]) -> None:
-        """Accept keys that other hosts read and that change nothing here."""
+        """Accept keys that other hosts read and that have no effect here."""
         self._asked.update(keys)
 
     def error(self, key: str, value: Any, allowed: str) -> ConfigError:
@@ -102,7 +102,7 @@ class Section:
         return ConfigError(f"{self.where(key)} is {value!r}; it must be {allowed}.")
 
     def unknown_keys(self) -> list[str]:
-        """Return dotted keys nobody read or accepted, those of the children included."""
+        """Return dotted keys that were neither read nor accepted, including those of the children."""
         prefix = f"{self._path}." if self._path else ""
         mine = [prefix + key for key, value in self._values.items() if key not in self._asked and value is not None]
         return mine + [key for child in self._children for key in child.unknown_keys()]

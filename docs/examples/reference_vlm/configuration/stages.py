@@ -1,4 +1,4 @@
-"""Which layers of a module lie on which pipeline stage: ``pipeline_num_layers`` flat, or one list per virtual stage."""
+"""The pipeline stages of a module's layers: ``pipeline_num_layers`` flat, or one list per virtual stage."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class PipelineSizes:
 
 
 def encoder_pipeline(name: str, sizes: PipelineSizes, own_pipelines: Mapping[str, int]) -> PipelineSizes:
-    """Return an encoder's own pipeline, otherwise the whole model's, on whose first stage it lies unless told."""
+    """Return an encoder's own pipeline, or the whole model's, on whose first stage it is by default."""
     if name in own_pipelines:
         return PipelineSizes(own_pipelines[name], 1)
     return PipelineSizes(sizes.size, sizes.virtual_size, even=False)
@@ -92,7 +92,7 @@ def read_stages(
 
 
 def virtual_size_in(section: Section) -> int:
-    """Return how many virtual stages ``pipeline_num_layers`` speaks of (1 for a flat list or none)."""
+    """Return the number of virtual stages in ``pipeline_num_layers`` (1 for a flat list or none)."""
     value = section.raw("pipeline_num_layers")
     return len(value) if isinstance(value, list) and value and all(isinstance(row, list) for row in value) else 1
 

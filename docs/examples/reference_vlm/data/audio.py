@@ -1,4 +1,4 @@
-"""A WAV file -> log-mel frames (16 kHz, 25 ms windows every 10 ms), as Whisper and Qwen2.5-Omni take them."""
+"""A WAV file -> log-mel frames (16 kHz, 25 ms windows every 10 ms), in the format of Whisper and Qwen2.5-Omni."""
 
 from __future__ import annotations
 

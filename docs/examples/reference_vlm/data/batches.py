@@ -1,4 +1,4 @@
-"""Samples -> microbatches: padded or packed text, patches of all images, a stand-in where there are none."""
+"""Samples -> microbatches: padded or packed text, patches of all images, a stand-in if there are none."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Batch = dict[str, torch.Tensor]
 
 
 def identities(numbers: Sequence[int], samples: Sequence[Sample], model: ModelDescription) -> Batch:
-    """Return what makes samples, images and clips of a training different from all others: ``sample_numbers [b]``,
+    """Return unique keys of the samples, images and clips of a training: ``sample_numbers [b]``,
     ``image_keys``, ``audio_keys``; dropout is drawn from them."""
 
     def keys(counts: Sequence[int]) -> torch.Tensor:
@@ -30,7 +30,7 @@ def identities(numbers: Sequence[int], samples: Sequence[Sample], model: ModelDe
             for number, count in zip(numbers, counts, strict=True)
             for place in range(count)
         ]
-        # A stand-in where there is none.
+        # A stand-in if there is none.
         return torch.tensor(found or [0])
 
     batch = {"sample_numbers": torch.tensor(list(numbers))}
@@ -47,8 +47,8 @@ def collate(
     """Return tensors for the model's forward, and ``loss_mask [b, s]``; texts are padded on the right to ``length``
     tokens.
 
-    ``is_packed``: texts lie one after another in one row, ``b`` is 1, and ``sequence_lengths [samples]`` says where
-    each ends; the row is padded to ``length``.
+    ``is_packed``: texts lie one after another in one row, ``b`` is 1, and ``sequence_lengths [samples]`` has their
+    lengths; the row is padded to ``length``.
     """
     num_rows = 1 if is_packed else len(samples)
     ids = torch.full((num_rows, length), padding, dtype=torch.long)
@@ -88,19 +88,19 @@ def collate(
 
 @dataclass(frozen=True, kw_only=True)
 class StreamOptions:
-    """Which samples a rank gets, and how long their texts are."""
+    """The samples of a rank, and the lengths of their texts."""
 
     size: int
-    """Samples of a microbatch."""
+    """Number of samples of a microbatch."""
     rank: int
-    """Among the ``num_ranks`` data-parallel ranks."""
+    """Rank among the ``num_ranks`` data-parallel ranks."""
     num_ranks: int
     start: int
-    """Samples that were consumed before."""
+    """Number of samples consumed before."""
     seed: int
     max_tokens: int
     pad_to_longest: bool
-    """To the longest text of a microbatch, rounded up to a ``multiple``; else to ``max_tokens``."""
+    """Pad to the longest text of a microbatch, rounded up to a ``multiple``; else to ``max_tokens``."""
     multiple: int
     with_identities: bool = False
     is_packed: bool = False
@@ -132,7 +132,7 @@ class MicrobatchStream:
     def __iter__(self) -> Iterator[Batch]:
         step = self._options.start // (self._options.size * self._options.num_ranks)
         while True:
-            # Whoever reads it has it alone: a name for it here would keep it until the next one is made.
+            # The reader holds the only reference: a name for it here would keep it until the next one is made.
             yield self._batch(self._numbers(step))
             step += 1
 
@@ -159,7 +159,7 @@ class MicrobatchStream:
     def _sample(self, number: int) -> Sample:
         index = self._index(number)
         if index not in self._made:
-            # Small sets stay in memory; a large one keeps what fits the last few thousand samples.
+            # Small sets stay in memory; for a large one the last few thousand samples are kept.
             if len(self._made) > 4096:
                 self._made.clear()
             self._made[index] = make_sample(

@@ -1,4 +1,4 @@
-"""A picture of any size -> normalised patches in the order the image encoder takes them (as Qwen2-VL does it)."""
+"""A picture of any size -> normalised patches in the order of the image encoder (the same as in Qwen2-VL)."""
 
 from __future__ import annotations
 

@@ -27,12 +27,12 @@ from reference_vlm.data.tokens import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """One global batch: where its samples go, what that gains, and what deciding cost."""
+    """The assignment of one global batch, its gain, and the time of the decision."""
 
     assignment: Assignment
     imbalance_before: float
     milliseconds: float
-    """Of the decision, without reading headers."""
+    """Time of the decision, without reading headers."""
 
 
 class Rearrangement:
@@ -62,7 +62,7 @@ class Rearrangement:
         return [first + int(index) for index in assignment.samples[rank, place] if index >= 0]
 
     def check_fits(self, records: Iterable[Record]) -> None:
-        """Raise ``ConfigError`` that names the first record no microbatch can hold by the limit of tokens."""
+        """Raise a ``ConfigError`` that names the first record that exceeds the token limit of a microbatch."""
         limit = self.shape.max_tokens
         for record in records if limit else ():
             tokens = self._size(record).tokens
@@ -92,7 +92,7 @@ class Rearrangement:
         if batch in self._decided:
             return self._decided[batch]
         first = batch * self.shape.num_samples
-        # The order of an epoch is the caller's state: only sizes and the decision are left to the thread.
+        # The order of an epoch is the caller's state: the thread only computes sizes and the decision.
         records = batch_of(range(first, first + self.shape.num_samples))
         return self._pool.submit(self.decide, batch, records)
 
@@ -103,7 +103,7 @@ class Rearrangement:
 
 
 def describe(batch: int, decision: Decision) -> str:
-    """Return a line for the log: how even the batch is, before and after, and how far from the best possible."""
+    """Return a log line: the balance of the batch before and after, and its gap to the best possible."""
     found = decision.assignment
     return (
         f"data balance: batch {batch}: slowest replica {found.imbalance:.3f} times the mean work "
@@ -120,7 +120,7 @@ def make_rearrangement(
     num_ranks: int,
     is_logged: bool,
 ) -> Rearrangement:
-    """Return what ``--data-balance`` asks for; ``ConfigError`` where the loss would not stay the same."""
+    """Return the settings of ``--data-balance``; ``ConfigError`` if the loss would change."""
     size = arguments.micro_batch_size
     length = getattr(arguments, "pack_length", 0)
     if size > 1 and not arguments.calculate_per_token_loss:
@@ -155,13 +155,13 @@ def make_rearrangement(
 
 
 def work_of(model: ModelDescription) -> WorkModel:
-    """Return operations of the modules for a sample; encoders with layouts of their own are phases of their own."""
+    """Return operations of the modules for a sample; encoders with their own layouts are separate phases."""
     together, phases = [], []
     modules = [("text_decoder", "tokens", model.text.stack)]
     modules += [("image_encoder", "patches", model.vision.stack)] if model.vision else []
     modules += [("audio_encoder", "frames", model.audio.stack)] if model.audio else []
     for name, rows, stack in modules:
-        # A frozen encoder has no backward; a frozen decoder still sends gradients to what is before it.
+        # A frozen encoder has no backward; a frozen decoder still sends gradients to the modules before it.
         work = _stack_work(name, rows, stack, 1 if stack.freeze and name != "text_decoder" else 3)
         if name in model.own_layouts:
             phases.append((work,))

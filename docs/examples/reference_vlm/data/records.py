@@ -1,4 +1,4 @@
-"""Records of the mllm format: messages with ``<image>`` and ``<audio>`` marks, and the files they stand for."""
+"""Records of the mllm format: messages with ``<image>`` and ``<audio>`` marks, and the files of these marks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IMAGE_MARK, AUDIO_MARK = "<image>", "<audio>"
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One conversation. ``name`` says where it comes from; ``turns`` are (role, text)."""
+    """One conversation. ``name``: its origin; ``turns``: (role, text)."""
 
     name: str
     turns: tuple[tuple[str, str], ...]

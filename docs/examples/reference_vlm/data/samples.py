@@ -26,7 +26,7 @@ _MARKS = re.compile(f"({IMAGE_MARK}|{AUDIO_MARK})")
 class Sample:
     """``labels[i]`` is the token to predict at ``i`` (``IGNORED`` where none); ``positions [3, tokens]``.
 
-    Arrays, not tensors: kept samples are host memory on every device, also where a CPU plays the accelerator.
+    Arrays, not tensors: kept samples are host memory on every device, also if the CPU stands in for the accelerator.
     """
 
     name: str
@@ -104,7 +104,7 @@ def _load(
 def _media_spans(
     model: ModelDescription, grids: list[tuple[int, int, int]], clips: list[torch.Tensor]
 ) -> dict[str, list[list[int]]]:
-    """Return the tokens that stand for every image and every clip, in order."""
+    """Return the placeholder tokens of every image and every clip, in order."""
     merge = model.vision.spatial_merge_size**2 if model.vision else 1
     images = [
         [

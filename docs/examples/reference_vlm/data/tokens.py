@@ -1,4 +1,4 @@
-"""Text -> token ids: a Hugging Face tokenizer where data.json names one, plain bytes otherwise (no download)."""
+"""Text -> token ids: a Hugging Face tokenizer if data.json names one, plain bytes otherwise (no download)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NUM_BYTES = 256
 
 
 class Tokenizer(Protocol):
-    """What samples need of a tokenizer; the ids of turn marks and padding."""
+    """The tokenizer interface for samples, with the ids of turn marks and padding."""
 
     turn_start: int
     turn_end: int

@@ -1,1 +1,1 @@
-"""Qwen2-VL out of megatron-core's blocks; module and parameter names as in MindSpeed-MM's checkpoints."""
+"""Qwen2-VL built from megatron-core's blocks; module and parameter names as in MindSpeed-MM's checkpoints."""

@@ -58,8 +58,8 @@ class AudioTransformer(MegatronModule):
             self.proj = torch.nn.Linear(hidden, out_size, dtype=dtype)
 
     def forward(self, rows: torch.Tensor, num_frames: list[int], keys: torch.Tensor | None = None) -> torch.Tensor:
-        """Return all rows on the last chunk, on the others those of this context rank where the audio encoder has a
-        context-parallel layout of its own (of this tensor rank under sequence parallelism)."""
+        """Return all rows on the last chunk, on the others those of this context rank if the audio encoder has its
+        own context-parallel layout (of this tensor rank under sequence parallelism)."""
         lengths = [(length + 1) // 2 for frames in num_frames for length in chunk_lengths(frames, self.window)]
         shard = self.shard(sum(lengths))
         if self.is_first:
@@ -78,7 +78,7 @@ class AudioTransformer(MegatronModule):
         return shard_rows(num_rows, self.config.context_parallel_size, shard_multiple(self.config))
 
     def project(self, rows: torch.Tensor, num_frames: list[int]) -> torch.Tensor:
-        """Return mean of neighbouring rows, norm and projection: ``[tokens, 1, out]``."""
+        """Apply the mean of neighbouring rows, norm and projection: ``[tokens, 1, out]``."""
         clips = rows.split([num_conv_rows(frames, self.window) for frames in num_frames])
         pooled = [(clip[: len(clip) // 2 * 2 : 2] + clip[1::2]) / 2 for clip in clips]
         tokens = torch.cat(pooled)
@@ -128,13 +128,13 @@ class AudioEncoder(MegatronModule):
     def forward(
         self, audio_features: torch.Tensor, audio_num_frames: torch.Tensor, keys: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return the tokens of clips; ``keys [clips]``: who they are in the training, for dropout."""
+        """Return the tokens of clips; ``keys [clips]``: their unique keys, for dropout."""
         num_frames = audio_num_frames.tolist()
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.description.stack.freeze):
             rows: torch.Tensor = self.encoder(audio_features, num_frames, keys)
         return self.encoder.project(rows, num_frames) if self.encoder.is_last else rows
 
     def arriving_shape(self, num_frames: list[int]) -> tuple[int, int, int]:
-        """Return the shape of what the chunk before gives this rank for clips of so many frames."""
+        """Return the shape of this rank's input from the previous chunk for clips with these frame counts."""
         num_rows = sum(num_conv_rows(frames, self.encoder.window) for frames in num_frames)
         return own_shape(self.encoder.shard(num_rows), self.encoder.config)

@@ -1,4 +1,4 @@
-"""What was built against what was described: layers of every module over the pipeline, parameters of this chunk."""
+"""Compares the built model with its description: layers of every module over the pipeline, parameters of this chunk."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def stacks_of(model: ModelDescription) -> dict[str, StackDescription]:
 def check_layers(chunks: Sequence[Any], model: ModelDescription) -> None:
     """Check the model chunks of this rank. Sums over the pipeline group; a mismatch is ``ConfigError``.
 
-    A process that plays a rank alone has no sums of its peers and checks nothing.
+    A process that runs a rank alone has no sums of its peers and checks nothing.
     """
     if os.environ.get(ALONE_VARIABLE):
         return

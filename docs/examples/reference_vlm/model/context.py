@@ -1,6 +1,6 @@
-"""Context parallelism of the text: which tokens of a sequence this rank holds, and the loss over all ranks' tokens.
+"""Context parallelism of the text: the tokens of a sequence on this rank, and the loss over all ranks' tokens.
 
-Without a layout of their own (``row_shard`` is for those), encoders run whole on every rank of a context-parallel
+Without their own layout (see ``row_shard``), encoders run whole on every rank of a context-parallel
 group: each rank's backward reaches them through its own tokens, and the sum over the group, which Megatron's gradient
 reduction takes anyway, is the gradient.
 """
@@ -35,8 +35,8 @@ def own_tokens(tensor: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def pack_boundaries(sequence_lengths: torch.Tensor | None, length: int) -> list[int] | None:
-    """Return where the texts of a packed row of ``length`` tokens begin and end; padding at its end is a text of its
-    own. Nothing for rows that are not packed."""
+    """Return where the texts of a packed row of ``length`` tokens begin and end; padding at its end counts as a
+    text. Nothing for rows that are not packed."""
     if sequence_lengths is None:
         return None
     boundaries: list[int] = [0, *sequence_lengths.cumsum(0).tolist()]

@@ -19,8 +19,8 @@ from reference_vlm.model.row_shard import RowShard
 
 
 class PackedRows(PackedSeqParams):
-    """Which rows attend to one another: ``boundaries`` of the images or chunks, ``windows`` for windowed layers, both
-    of all rows; ``shard`` says which of them this context rank has queries for.
+    """Rows that attend to one another: ``boundaries`` of the images or chunks, ``windows`` for windowed layers, both
+    of all rows; ``shard``: the rows of which this context rank has queries.
 
     Its format is not ``thd``, so that Megatron keeps rows ``[rows, 1, heads, size]`` and rotates each row by its own
     angle; only core attention looks at the boundaries.
@@ -51,7 +51,7 @@ class PackedAttention(torch.nn.Module):
         self.causal = attn_mask_type in (AttnMaskType.causal, getattr(AttnMaskType, "padding_causal", None))
         self.scale = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
         self.windowed = False
-        """Whether the layer attends within windows instead of whole images; set by who places the layer."""
+        """Whether the layer attends within windows instead of whole images; set by the code that places the layer."""
 
     def forward(
         self,

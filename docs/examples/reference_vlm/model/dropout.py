@@ -1,9 +1,9 @@
-"""Dropout that draws the same under every layout: whether an element is dropped is a hash of what the element is.
+"""Dropout that is the same under every layout: a hash of an element's identity decides whether it is dropped.
 
-An element is known by its row (a token of a sample, a patch of an image: ``row_keys``), its column or pair of rows and
-head, and its place in the model. Nothing is drawn from a generator, so there is no state to save: a resumed run goes on
-bit by bit, a second forward drops the same, and tensor, context, sequence and pipeline ranks agree wherever they hold
-the same element.
+An element is identified by its row (a token of a sample, a patch of an image: ``row_keys``), its column or pair of rows
+and head, and its place in the model. No generator is used, so there is no state to save: a resumed run continues
+bit-exactly, a second forward drops the same elements, and tensor, context, sequence and pipeline ranks agree on every
+element that they share.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from mindspeed_autoparallel.runtime.attention.shards import zigzag_positions
 from reference_vlm.configuration.data import ITEMS_PER_SAMPLE
 
 ROWS_PER_ITEM = 2**20
-"""Of one sample or item: rows are numbered inside it."""
+"""Most rows of one sample or item: rows are numbered inside it."""
 _ATTENTION_OUTPUT, _MLP_OUTPUT, _PROBABILITIES, _EMBEDDINGS = range(4)
 _MULTIPLIERS = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)
-"""Of splitmix64's finalizer, as signed 64-bit integers."""
+"""Constants of splitmix64's finalizer, as signed 64-bit integers."""
 _GOLDEN = -0x61C8864680B583EB
 _STEPS = 2**24
 
 
 @dataclass(frozen=True, kw_only=True)
 class DropoutRates:
-    """Shares of dropped elements, and what tells the modules of a training apart."""
+    """Dropout rates, and the number that distinguishes the modules of a training."""
 
     hidden: float
     attention: float
@@ -40,7 +40,7 @@ class DropoutRates:
     module: int
 
     def site(self, layer: int, place: int) -> int:
-        """Return a number of the place in the model; ``layer`` counts in the whole module."""
+        """Return a number for the place in the model; ``layer`` is counted over the whole module."""
         return (self.seed * 16 + self.module) * 2**20 + layer * 4 + place
 
 
@@ -54,8 +54,8 @@ def item_rows(keys: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
 def token_rows(sample_numbers: torch.Tensor, length: int, boundaries: Sequence[int] | None = None) -> torch.Tensor:
     """Return ``[length, b]`` row keys of whole sequences; ``sample_numbers [b]``.
 
-    With ``boundaries`` ``[length, 1]`` of a packed row: each text's as if it lay alone; padding at its end takes keys
-    that no sample has.
+    With ``boundaries`` ``[length, 1]`` of a packed row: each text has the keys that it has alone; padding at its end
+    has keys that no sample has.
     """
     if boundaries is not None:
         sizes = torch.tensor(boundaries, device=sample_numbers.device).diff()
@@ -80,7 +80,7 @@ def _mixed(values: torch.Tensor) -> torch.Tensor:
 
 
 def _shifted(values: torch.Tensor, bits: int) -> torch.Tensor:
-    """Shift right without the sign."""
+    """Logical shift right."""
     return (values >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -135,9 +135,9 @@ def attend_with_dropout(
 
 
 class ReproducibleLayer(TransformerLayer):  # type: ignore[misc]  # megatron is untyped
-    """Megatron's layer; ``attention_mask`` carries ``row_keys``, which its causal or full attention has no use for.
+    """Megatron's layer; ``attention_mask`` carries ``row_keys``, which its causal or full attention does not need.
 
-    So they reach a recomputed layer too, whose microbatch is no longer the last one that ran.
+    This way they also reach a recomputed layer, whose microbatch is no longer the latest one.
     """
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -168,7 +168,7 @@ class ReproducibleLayer(TransformerLayer):  # type: ignore[misc]  # megatron is 
 
 
 def attention_rates(config: Any, training: bool) -> DropoutRates | None:
-    """Return the rates where attention drops anything now."""
+    """Return the rates if attention dropout is active now."""
     rates: DropoutRates | None = getattr(config, "reproducible_dropout", None)
     return rates if training and rates is not None and rates.attention else None
 
@@ -189,7 +189,7 @@ class DroppingContextAttention(ContextParallelAttention):
         return output
 
     def _holders(self, packed: Any, causal: bool, size: int) -> tuple[list[int], list[list[int]]]:
-        # The row is split as any other row of text, wherever its texts end.
+        # The row is split like any other row of text, regardless of the ends of its texts.
         boundaries = packed.boundaries
         return boundaries, [zigzag_positions(boundaries[-1], size, rank) for rank in range(size)]
 

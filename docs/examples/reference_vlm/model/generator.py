@@ -19,8 +19,8 @@ from reference_vlm.model.stack import PlacedBlock, layer_spec, stack_config, wit
 class ImageGenerator(MegatronModule):
     """``project_in`` on the first stage of its own pipeline, ``blocks``, with a final norm and ``head`` on the last.
 
-    A row of the decoder stands at the token before the image token whose patches it tells; a row attends to the rows
-    of its image up to itself, so that none sees what it is to tell.
+    A row of the decoder is the one at the token before the image token whose patches it predicts; a row attends to the
+    rows of its image up to itself, so that none sees its target.
     """
 
     def __init__(self, base: Any, model: ModelDescription, stage: int = 0) -> None:
@@ -39,7 +39,7 @@ class ImageGenerator(MegatronModule):
             layer_spec(config, causal=True),
             num_layers=stages.flat[stage],
             first_layer=stages.first_layer(stage),
-            # The block starts from the rows it is handed, on every stage.
+            # The block starts from its input rows, on every stage.
             pre_process=True,
             post_process=self.last,
             final_norm=self.last,
@@ -57,9 +57,9 @@ class ImageGenerator(MegatronModule):
     ) -> torch.Tensor:
         """Return the mean squared error of every row ``[rows]``, in fp32; before the last stage ``[rows, 1, hidden]``.
 
-        ``rows [rows, 1, decoder hidden]``, on later stages what the stage before gives; ``pixel_values [patches, patch
-        features]`` (only the last stage needs them) of the images with ``tokens [images]`` tokens each; ``keys
-        [images]``: who they are in the training, for dropout. Without a row (the batch has a stand-in for an image) the
+        ``rows [rows, 1, decoder hidden]``, on later stages the output of the previous stage; ``pixel_values [patches,
+        patch features]`` (only the last stage needs them) of the images with ``tokens [images]`` tokens each; ``keys
+        [images]``: their unique keys, for dropout. Without a row (the batch has a stand-in for an image) the
         weights still take part, with gradients of 0.
         """
         if not rows.shape[0]:

@@ -1,7 +1,7 @@
 """From the grids of a batch of images to rows: order, attention boundaries, windows and rotary angles.
 
-Rows of one image come frame by frame, and inside a frame in groups of merge x merge patches (the projector joins
-consecutive rows). With windows the groups are sorted by window; ``merged_order`` puts the merged rows back.
+Rows of one image are ordered by frame, and inside a frame by groups of merge x merge patches (the projector joins
+consecutive rows). With windows the groups are sorted by window; ``merged_order`` restores the order of the merged rows.
 """
 
 from __future__ import annotations

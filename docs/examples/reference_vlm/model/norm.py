@@ -10,8 +10,8 @@ import torch
 class Norm:
     """Builds the norm that ``config.normalization`` names. Megatron's specs call it like one of its norm classes.
 
-    Megatron's own stand-in refuses sequence parallelism; the norm itself has no trouble with it, as long as its
-    parameters say that their gradients are to be summed over the tensor-parallel ranks.
+    Megatron's own stand-in refuses sequence parallelism; the norm itself works with it, as long as its
+    parameters are marked for a sum of gradients over the tensor-parallel ranks.
     """
 
     def __new__(cls, config: Any, hidden_size: int, eps: float = 1e-5, **unused: Any) -> Any:

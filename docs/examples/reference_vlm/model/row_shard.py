@@ -1,4 +1,4 @@
-"""An encoder's rows over its context- and tensor-parallel groups: contiguous runs, gathered where all are needed."""
+"""An encoder's rows over its context- and tensor-parallel groups: contiguous runs, gathered if all are needed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from mindspeed_autoparallel.runtime.attention.shards import contiguous_range
 
 @dataclass(frozen=True)
 class RowShard:
-    """``sizes``: rows of every context rank, in order; one entry without context parallelism. They make up ``num_rows``
-    rows and, where those are too few for every rank to have some, stand-in rows of zeros that ``gather`` drops."""
+    """``sizes``: rows of every context rank, in order; one entry without context parallelism. They cover ``num_rows``
+    rows and, if those are too few for every rank to have some, stand-in rows of zeros that ``gather`` drops."""
 
     num_rows: int
     sizes: tuple[int, ...]
@@ -44,18 +44,18 @@ class RowShard:
         return torch.cat((rows, rows.new_zeros((missing, *rows.shape[1:]))))[self.start : self.stop]
 
     def gather(self, rows: torch.Tensor, *, same_use: bool = False) -> torch.Tensor:
-        """Return all rows from every rank's own. ``same_use``: every rank does the same with them, so that each has
+        """Return all rows from every rank's own. ``same_use``: every rank computes the same from them, so that each has
         their whole gradient; otherwise the ranks' gradients are summed."""
         return self.gather_with_stand_ins(rows, same_use=same_use)[: self.num_rows]
 
     def gather_with_stand_ins(self, rows: torch.Tensor, *, same_use: bool = False) -> torch.Tensor:
-        """Gather as ``gather`` does, up to the last of ``with_stand_ins``'s boundaries."""
+        """Gather like ``gather``, up to the last of ``with_stand_ins``'s boundaries."""
         if len(self.sizes) == 1:
             return rows
         return gather_rows(rows, self.sizes, self.group, sum_backward=not same_use)
 
     def merged(self, multiple: int) -> RowShard:
-        """Return the same ranks when every ``multiple`` rows have become one."""
+        """Return the shard after every ``multiple`` rows have been merged to one."""
         sizes = tuple(size // multiple for size in self.sizes)
         return RowShard(self.num_rows // multiple, sizes, self.rank, self.group)
 
@@ -78,13 +78,14 @@ def shard_rows(num_rows: int, context_size: int, multiple: int = 1) -> RowShard:
 
 
 def shard_multiple(config: Any, merged: int = 1) -> int:
-    """Return of how many rows a rank must have a multiple: whole groups of ``merged``, and as many for every tensor
-    rank under sequence parallelism."""
+    """Return the number that a rank's rows must be a multiple of: ``merged``, under sequence parallelism its least
+    common multiple with the tensor-parallel size."""
     return math.lcm(merged, config.tensor_model_parallel_size) if config.sequence_parallel else merged
 
 
 def to_tensor_ranks(rows: torch.Tensor, config: Any) -> torch.Tensor:
-    """Return this tensor rank's run of ``rows`` that all of them have, under sequence parallelism; else ``rows``."""
+    """Return this tensor rank's run of ``rows``, which all tensor ranks hold, under sequence parallelism; else
+    ``rows``."""
     if not config.sequence_parallel:
         return rows
     own: torch.Tensor = tensor_parallel.scatter_to_sequence_parallel_region(rows)
@@ -92,7 +93,7 @@ def to_tensor_ranks(rows: torch.Tensor, config: Any) -> torch.Tensor:
 
 
 def from_tensor_ranks(rows: torch.Tensor, config: Any) -> torch.Tensor:
-    """Return the rows of all tensor ranks, which then do the same with them; ``rows`` without sequence
+    """Return the rows of all tensor ranks, which then all compute the same from them; ``rows`` without sequence
     parallelism."""
     if not config.sequence_parallel:
         return rows

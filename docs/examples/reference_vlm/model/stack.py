@@ -33,7 +33,7 @@ def stack_config(
 ) -> Any:
     """Return a copy of Megatron's ``base`` config for the layers of ``stack`` on ``chunk``.
 
-    It speaks of one stage only: which layers lie where is the description's business, not a division of num_layers.
+    It describes one stage only: the description decides the stage of each layer, not a division of num_layers.
     """
     count = stack.recompute_counts[chunk]
     granularity = stack.recompute_granularity if count or stack.recompute_granularity == "selective" else None
@@ -66,18 +66,19 @@ def stack_config(
         "output_layer_init_method": None,
     }
     if granularity is None and base.recompute_granularity is not None and stack.recompute_granularity is None:
-        # Nothing in model.json: the flags of the command line hold for the text decoder and the encoders alike.
+        # Not set in model.json: the flags of the command line apply to the text decoder and the encoders alike.
         for name in ("recompute_granularity", "recompute_method", "recompute_num_layers"):
             changes[name] = getattr(base, name)
     return changed_config(base, **changes)
 
 
 def with_dropout(config: Any, base: Any, stack: StackDescription, module: int) -> Any:
-    """Note in ``config`` what its layers drop: model.json's rates, otherwise those of the command line (``base``)."""
+    """Set the dropout rates of the layers in ``config``: model.json's, otherwise those of the command line
+    (``base``)."""
     hidden = base.hidden_dropout if stack.hidden_dropout is None else stack.hidden_dropout
     attention = base.attention_dropout if stack.attention_dropout is None else stack.attention_dropout
     if getattr(base, "dropout_seed", None) is None:
-        # Not a training of ours: who builds modules by hand gets them without dropout.
+        # Modules that are built by hand, outside this training, have no dropout.
         return config
     rates = DropoutRates(hidden=hidden, attention=attention, seed=int(base.dropout_seed), module=module)
     config.reproducible_dropout = rates if hidden or attention else None
@@ -85,7 +86,7 @@ def with_dropout(config: Any, base: Any, stack: StackDescription, module: int) -
 
 
 def changed_config(base: Any, **changes: Any) -> Any:
-    """Return a checked copy of a Megatron config; names this release does not know are left out."""
+    """Return a checked copy of a Megatron config; names that this release lacks are left out."""
     known = {field.name for field in dataclasses.fields(base) if field.init}
     config = dataclasses.replace(base, **{name: value for name, value in changes.items() if name in known})
     for name, value in vars(base).items():
@@ -140,7 +141,7 @@ class PlacedBlock(TransformerBlock):
                 core.layer_number = layer.layer_number
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> Any:
-        """Return Megatron's, with each layer at its place in the whole stack whatever the pipeline split is."""
+        """Return Megatron's, with each layer at its place in the whole stack under any pipeline split."""
         metadata = metadata or {}
         apart = metadata.get("non_homogeneous_layers") or metadata.get("singleton_local_shards")
         sharded: dict[str, object] = {}
@@ -151,7 +152,7 @@ class PlacedBlock(TransformerBlock):
             entries = layer.sharded_state_dict(local, offsets, metadata)
             replace_prefix_for_sharding(entries, local, f"{prefix}layers.{number}." if apart else f"{prefix}layers.")
             sharded.update(entries)
-        # Newer releases want to be told the group over which plain modules are replicated.
+        # Newer releases need the group over which plain modules are replicated.
         takes_group = "tp_group" in inspect.signature(sharded_state_dict_default).parameters
         group = {"tp_group": self.tp_group} if takes_group else {}
         for name, module in self.named_children():

@@ -1,7 +1,7 @@
-"""What a pipeline chunk before the text decoder hands on: rows of unfinished and finished encoders in one tensor.
+"""Output of a pipeline chunk before the text decoder: rows of unfinished and finished encoders in one tensor.
 
-One stream travels as it is (``[rows, 1, width]``); several travel flat, one after another, as ``[numbers, 1, 1]``. The
-receiver knows every shape from the batch, which all stages read.
+One stream is sent as it is (``[rows, 1, width]``); several are sent flat and concatenated, as ``[numbers, 1, 1]``. The
+receiver computes every shape from the batch, which all stages read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def pack(streams: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def unpack(carried: torch.Tensor, shapes: Mapping[str, tuple[int, int]]) -> dict[str, torch.Tensor]:
-    """Take the streams apart. ``shapes``: (rows, width) of each in the order in which ``pack`` got them."""
+    """Split the streams. ``shapes``: (rows, width) of each in the order of ``pack``."""
     if len(shapes) == 1:
         return dict.fromkeys(shapes, carried)
     parts = carried.flatten().split([rows * width for rows, width in shapes.values()])
@@ -44,7 +44,7 @@ def keep_backward_alive(output: torch.Tensor, received: torch.Tensor | None) -> 
     """Return ``output`` whose backward reaches ``received`` even if everything in between is frozen.
 
     Pipeline schedules send a gradient for every tensor they received and start from every tensor they sent. A chunk
-    of frozen layers has neither: it gets an anchor instead, and hands back zeros.
+    of frozen layers has neither: it gets an anchor instead, and returns zeros.
     """
     if not torch.is_grad_enabled():
         return output

@@ -37,7 +37,7 @@ class TextDecoder(GPTModel):
         pre_process, post_process = chunk == stages.first_chunk, chunk == len(stages.flat) - 1
         super().__init__(
             config=config,
-            # The layers are built below, where their places are known.
+            # The layers are built below, with their places in the stack.
             transformer_layer_spec=TransformerBlockSubmodules(layer_specs=[], layer_norm=None),
             vocab_size=padded_vocab_size,
             max_sequence_length=text.max_position_embeddings,
@@ -81,8 +81,8 @@ def multimodal_positions(
 ) -> torch.Tensor:
     """Return position ids ``[3, tokens]`` (time, height, width) of one sample; ``grids`` of its images in patches.
 
-    Text counts on in all three; an image's tokens count frames, rows and columns from where the text stopped, and the
-    text goes on after the image's longer side.
+    Text increments all three; an image's tokens count frames, rows and columns from the end of the text before it, and
+    the text after it continues after the image's longer side.
     """
     parts, remaining = [], list(grids)
     start, index = 0, 0

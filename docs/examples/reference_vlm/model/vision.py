@@ -62,7 +62,7 @@ class VisionTransformer(MegatronModule):
         if chunk == stages.first_chunk:
             self.patch_embed = PatchEmbedding(vision, config.params_dtype)
         self.has_patch_embed = chunk == stages.first_chunk
-        # The block starts from the rows it is handed, on every chunk: pre_process=True.
+        # The block starts from its input rows, on every chunk: pre_process=True.
         self.blocks = PlacedBlock(
             config,
             layer_spec(config, causal=False),
@@ -132,7 +132,7 @@ class Projector(MegatronModule):
 
 
 class ImageEncoder(MegatronModule):
-    """``encoder`` and, on the module's last chunk, ``projector``. Under a context-parallel layout of its own each rank
+    """``encoder`` and, on the module's last chunk, ``projector``. Under its own context-parallel layout each rank
     computes a run of the rows, from pixels to the projector's output, which is gathered; under sequence parallelism of
     its own a tensor rank keeps a run of these between its layers' matrix products.
 
@@ -161,12 +161,12 @@ class ImageEncoder(MegatronModule):
     def forward(
         self, pixel_values: torch.Tensor, image_grid_thw: torch.Tensor, keys: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return the rows of images; ``keys [images]``: who they are in the training, for dropout."""
+        """Return the rows of images; ``keys [images]``: their unique keys, for dropout."""
         row_keys = None if keys is None else item_rows(keys, image_grid_thw.prod(dim=1).to(keys.device))
         layout = lay_out_rows(image_grid_thw.tolist(), self.description, pixel_values.device)
         merged = self.description.spatial_merge_size**2
         shard = self._shard(layout.boundaries[-1])
-        # Nothing before a frozen encoder can be trained: it keeps no activations.
+        # No module before a frozen encoder is trained: it keeps no activations.
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.description.stack.freeze):
             rows: torch.Tensor = self.encoder(pixel_values, layout, shard, row_keys)
         if self.has_projector:
@@ -175,7 +175,7 @@ class ImageEncoder(MegatronModule):
         return rows
 
     def arriving_shape(self, num_patches: list[int]) -> tuple[int, int, int]:
-        """Return the shape of what the chunk before gives this rank for images of so many patches."""
+        """Return the shape of this rank's input from the previous chunk for images with these patch counts."""
         return own_shape(self._shard(sum(num_patches)), self.config)
 
     def _shard(self, num_rows: int) -> RowShard:

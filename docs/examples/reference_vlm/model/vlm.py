@@ -22,17 +22,17 @@ from reference_vlm.model.generator import ImageGenerator, rows_before
 from reference_vlm.model.text import TextDecoder
 from reference_vlm.model.vision import ImageEncoder
 
-try:  # newer releases ask every model for its groups
+try:  # newer releases read the groups of every model
     from megatron.core.process_groups_config import ProcessGroupCollection
 except ImportError:
     ProcessGroupCollection = None
 
 
 class VisionLanguageModel(MegatronModule):
-    """``image_encoder``, ``audio_encoder``, ``text_decoder`` and ``image_generator``: each is ``None`` on chunks that
-    hold none of it.
+    """``image_encoder``, ``audio_encoder``, ``text_decoder`` and ``image_generator``: each is ``None`` on chunks
+    without its layers.
 
-    A module in ``model.own_layouts`` is left ``None``: who gives it a layout of its own hangs it here.
+    A module in ``model.own_layouts`` is ``None`` until hetero parallel attaches it here.
 
     ``base``: Megatron's config of the whole pipeline; ``chunk``: position in the order data takes (virtual stage x
     pipeline size + pipeline rank).
@@ -77,7 +77,7 @@ class VisionLanguageModel(MegatronModule):
         return self.text_decoder.shared_embedding_or_output_weight() if self.text_decoder is not None else None
 
     def set_input_tensor(self, input_tensor: Any) -> None:
-        """Take what the chunk before sent; Megatron's schedules call this."""
+        """Set the tensor from the previous chunk; called by Megatron's schedules."""
         self.received = input_tensor[0] if isinstance(input_tensor, list) else input_tensor
 
     def forward(
@@ -95,7 +95,7 @@ class VisionLanguageModel(MegatronModule):
         """Run ``input_ids``, ``labels [b, s]``, ``position_ids [3, b, s]``; encoder inputs as the encoders take
         them. ``sequence_lengths [texts]``: the texts of a packed row (``b`` is 1); each attends to itself alone.
 
-        ``identities``: ``sample_numbers [b]``, ``image_keys``, ``audio_keys``, where anything is dropped.
+        ``identities``: ``sample_numbers [b]``, ``image_keys``, ``audio_keys``, if dropout is used.
         Returns the loss of every token ``[b, s / cp]`` (logits ``[b, s / cp, vocabulary / tp]`` without ``labels``) on
         the last chunk, the tensor for the next chunk before it. With a generator the last chunk also returns the loss
         of every row it is given on this rank, ``[rows]``.
@@ -120,7 +120,7 @@ class VisionLanguageModel(MegatronModule):
         batch: Mapping[str, torch.Tensor | None],
         identities: Mapping[str, torch.Tensor],
     ) -> torch.Tensor:
-        """Return what ``forward`` does without the generator's losses."""
+        """Return the output of ``forward`` without the generator's losses."""
         received, self.received = self.received, None
         numbers = identities.get("sample_numbers")
         boundaries = pack_boundaries(batch["sequence_lengths"], input_ids.shape[1])
@@ -144,9 +144,9 @@ class VisionLanguageModel(MegatronModule):
             )
         if self.text_decoder is None:
             if not streams:
-                # Nothing has begun yet (leading stages without layers): hand on something of the right kind.
+                # No module has begun yet (leading stages without layers): pass on a tensor of the right type.
                 streams["nothing"] = torch.zeros(1, 1, 1, dtype=self.config.params_dtype, device=input_ids.device)
-            # Always in the same order, whatever this chunk computed.
+            # Always in the same order, regardless of this chunk's modules.
             ordered: dict[str, torch.Tensor] = {
                 name: streams[name] for name in ("image", "audio", "nothing") if name in streams
             }
@@ -196,7 +196,7 @@ class VisionLanguageModel(MegatronModule):
     def _generate(
         self, input_ids: torch.Tensor, pixel_values: Any, grid: Any, identities: Mapping[str, torch.Tensor]
     ) -> torch.Tensor:
-        """Return the generator's losses of this rank's rows; who gave it a layout of its own answers the call."""
+        """Return the generator's losses of this rank's rows; under its own layout, hetero parallel serves the call."""
         hidden, self._last_hidden = self._last_hidden, None
         assert hidden is not None and self.image_generator is not None and self.description.vision is not None
         at = input_ids == self.description.image_token_id
@@ -226,7 +226,7 @@ class VisionLanguageModel(MegatronModule):
 def put_at_tokens(embeddings: torch.Tensor, rows: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     """Return ``embeddings [s, b, h]`` with ``rows [n, 1, h]`` at the True places of ``at [b, s]``, sample by sample.
 
-    Without such tokens the rows are those of a stand-in input: they join with weight zero, so that the encoder's
+    Without such tokens the rows are those of a stand-in input: they are added with weight zero, so that the encoder's
     backward and its collectives run on every rank.
     """
     places = at.transpose(0, 1)

@@ -1,1 +1,1 @@
-"""What each aten operator of an exported graph may cut: its axes, and where they sit in every operand."""
+"""The axes that each aten operator of an exported graph may cut, and their dims in every operand."""

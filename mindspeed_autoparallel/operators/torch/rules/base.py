@@ -1,4 +1,4 @@
-"""A call of an operator as rules see it, and the result of a rule."""
+"""The input of a rule, a call of an operator, and its result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Dims = tuple[int | None, ...]
 Shape = tuple[int, ...]
 
 TENSOR = object()
-"""Stands for a tensor among the plain arguments."""
+"""Placeholder of a tensor among the plain arguments."""
 
 
 @dataclass(frozen=True)

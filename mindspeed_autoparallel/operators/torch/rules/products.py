@@ -9,7 +9,7 @@ from mindspeed_autoparallel.operators.torch.rules.base import Call, Rule, aligne
 
 
 def linear(call: Call) -> Rule:
-    """Cut x(.., k) times the transpose of w(j, k) by rows, columns and inner; a bias is an operator of its own."""
+    """Cut x(.., k) times the transpose of w(j, k) by rows, columns and inner; a bias is a separate operator."""
     given, weight = call.shapes[:2]
     rows = len(given) - 1
     axes = (
@@ -71,7 +71,7 @@ GROUPS_ARGUMENT = {
     "convolution": 8,
     "group_norm": 1,
 }
-"""Where an operator's number of groups stands among its arguments."""
+"""Position of the number of groups among an operator's arguments."""
 
 
 def convolution(call: Call) -> Rule:

@@ -32,7 +32,7 @@ class CpuAdapter:
         if self._edits is not None:
             return
         self._edits = edits = Edits()
-        # Megatron's fused functions are torch.compile'd, which looks for a GPU driver.
+        # Megatron's fused functions use torch.compile, which looks for a GPU driver.
         edits.set_variable_default("TORCHDYNAMO_DISABLE", "1")
         # Megatron checks this for tensor parallel.
         edits.set_variable_default("CUDA_DEVICE_MAX_CONNECTIONS", "1")
@@ -44,7 +44,8 @@ class CpuAdapter:
         megatron.install(edits)
 
     def undo(self) -> list[str]:
-        """Restore everything ``prepare`` replaced; the names that were left because others replaced them since."""
+        """Restore everything ``prepare`` replaced; return the names left alone because other code has replaced them
+        since."""
         edits, self._edits = self._edits, None
         if edits is None:
             return []
@@ -84,7 +85,7 @@ class CpuAdapter:
         return int(physical // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Return whether it is torch's message on CPU, Python's own, or the emulated capacity's."""
+        """Return whether it is torch's error on CPU, Python's ``MemoryError``, or that of the emulated capacity."""
         return is_host_shortage(error) or (isinstance(error, RuntimeError) and "out of memory" in str(error).lower())
 
     def fingerprint(self) -> dict[str, str]:

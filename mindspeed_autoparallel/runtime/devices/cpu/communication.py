@@ -1,4 +1,4 @@
-"""nccl and hccl become gloo, and meshes of accelerators meshes of processes."""
+"""Replaces nccl and hccl with gloo, and device meshes of accelerators with meshes of CPU processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def install(edits: Edits) -> None:
     @functools.wraps(initialize)
     def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> Any:
         for name in ("device_id", "pg_options"):
-            kwargs.pop(name, None)  # they speak of a GPU
+            kwargs.pop(name, None)  # they refer to a GPU
         return initialize(_gloo(backend) or "gloo", *args, **kwargs)
 
     @functools.wraps(new_group)
@@ -40,8 +40,8 @@ def install(edits: Edits) -> None:
 
     @functools.wraps(isend)
     def sent_from_its_storage(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        # Megatron gives the data of what it has sent up at once (deallocate_pipeline_outputs). An accelerator's library
-        # keeps the storage until it is sent; gloo keeps the tensor alone, whose storage was replaced. Fake groups send
+        # Megatron releases the data of a sent tensor at once (deallocate_pipeline_outputs). An accelerator's library
+        # keeps the storage until it is sent; gloo keeps only the tensor, whose storage was replaced. Fake groups send
         # nothing.
         group = kwargs.get("group", args[1] if len(args) > 1 else None)
         return isend(tensor.detach() if distributed.get_backend(group) == "gloo" else tensor, *args, **kwargs)
@@ -50,7 +50,7 @@ def install(edits: Edits) -> None:
 
     @functools.wraps(make_mesh)
     def mesh_of_processes(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-        # Megatron's FSDP names "cuda", and fully_shard wants parameters where their mesh is.
+        # Megatron's FSDP names "cuda", and fully_shard requires parameters on the device of their mesh.
         make_mesh(self, "cpu" if names_accelerator(device_type) else device_type, *args, **kwargs)
 
     edits.set(distributed.DeviceMesh, "__init__", mesh_of_processes)
@@ -69,7 +69,7 @@ def _gathers_of_unequal_sizes(distributed: Any) -> Callable[..., Any]:
 
     @functools.wraps(all_gather)
     def gather_unequal(tensor_list: Any, tensor: Any, group: Any = None, async_op: bool = False) -> Any:
-        # Accelerators' libraries take parts of unequal sizes, as tokens of experts are; gloo takes them padded.
+        # Accelerators' libraries accept parts of unequal sizes, such as tokens of experts; for gloo they are padded.
         sizes = [part.numel() for part in tensor_list]
         if len(set(sizes)) < 2 or distributed.get_backend(group) != "gloo":
             return all_gather(tensor_list, tensor, group, async_op)

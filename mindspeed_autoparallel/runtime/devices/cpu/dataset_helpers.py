@@ -1,7 +1,7 @@
 """Compiles ``helpers_cpp``, the C++ part of Megatron's data sets, as a source checkout does when a training starts.
 
-A wheel brings it compiled and has no Makefile. A checkout's Makefile asks the ``python3`` on the path for its headers,
-which need not be the interpreter that runs, and for pybind11, which torch brings along.
+A wheel contains the compiled module and no Makefile. A checkout's Makefile takes the headers of Python and pybind11
+from the ``python3`` on the path, which need not be the running interpreter; torch ships pybind11's headers, too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NUM_LINES = 8
 def compile_dataset_helpers(folder: Path) -> Path | None:
     """Compile ``helpers_cpp`` in ``folder`` unless it is there; its path, or ``None`` where a wheel has no Makefile.
 
-    Processes that start together may all compile: each writes a file of its own and renames it. Raises ``ConfigError``
+    Processes that start together may all compile: each writes a separate file and renames it. Raises ``ConfigError``
     with the compiler's last lines where that fails.
     """
     compiled = folder / f"{_NAME}{sysconfig.get_config_var('EXT_SUFFIX')}"

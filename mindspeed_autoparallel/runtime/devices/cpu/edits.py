@@ -1,4 +1,4 @@
-"""Attribute replacements that remember what they replaced."""
+"""Attribute replacements that can be undone."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Edits:
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
         self.undone = False
-        """Asked by edits that wait for a module to be imported."""
+        """Checked by edits that wait for a module to be imported."""
         self.left_in_place: list[str] = []
-        """After ``undo``: names somebody else has replaced since, which were left as they are."""
+        """After ``undo``: names that other code has replaced since, which were left as they are."""
 
     def set(self, holder: Any, name: str, value: Any) -> None:
-        """Set ``holder.name = value`` and remember what was there."""
+        """Set ``holder.name = value`` and keep the old value for ``undo``."""
         before = _own(holder, name)
         setattr(holder, name, value)
         self._undo.append(lambda: self._restore(holder, name, value, before))
@@ -34,18 +34,18 @@ class Edits:
             self._undo.append(functools.partial(_unset_variable, name))
 
     def on_undo(self, restore: Callable[[], None]) -> None:
-        """Remember anything else to be put back."""
+        """Register any other function that restores something."""
         self._undo.append(restore)
 
     def undo(self) -> None:
-        """Restore every attribute as it was, or absent as it was."""
+        """Restore every attribute, and delete those that did not exist."""
         self.undone = True
         while self._undo:
             self._undo.pop()()
 
     def _restore(self, holder: Any, name: str, value: Any, before: Any) -> None:
         if _own(holder, name) is not value:
-            # Another plugin has wrapped ours; taking ours away would take theirs with it.
+            # Another plugin has wrapped ours; removing ours would remove theirs as well.
             self.left_in_place.append(f"{getattr(holder, '__name__', holder)}.{name}")
         elif before is _MISSING:
             delattr(holder, name)

@@ -52,7 +52,7 @@ _TENSOR_TYPES = (
 
 
 def install(edits: Edits, total_memory_bytes: int) -> None:
-    """Replace what Megatron calls of torch.cuda, and have torch.accelerator say there is none."""
+    """Replace what Megatron calls of torch.cuda, and make torch.accelerator report no accelerator."""
     import torch
 
     cuda = torch.cuda
@@ -115,7 +115,7 @@ def _answers(total_memory_bytes: int) -> dict[str, Callable[..., Any]]:
         "device_count": lambda: _local_world_size(),
         # An int, because callers write f"cuda:{current_device()}".
         "current_device": _answer(int(os.environ.get("LOCAL_RANK", "0"))),
-        # The CPU generator plays the device generator.
+        # The CPU generator stands in for the device generator.
         "get_rng_state": lambda device="cuda": torch.get_rng_state(),
         "set_rng_state": lambda state, device="cuda": torch.set_rng_state(state),
         "manual_seed": lambda seed: torch.default_generator.manual_seed(seed),
@@ -148,8 +148,8 @@ def _answer(value: Any) -> Callable[..., Any]:
 def _accelerator(edits: Edits) -> None:
     import torch
 
-    # Optimizers, data loaders and checkpoints ask torch.accelerator; a CUDA build would answer "cuda" now, and then
-    # call a driver that is not there.
+    # Optimizers, data loaders and checkpoints query torch.accelerator; a CUDA build would now return "cuda", and then
+    # call a missing driver.
     accelerator = getattr(torch, "accelerator", None)
     if accelerator is None:
         return

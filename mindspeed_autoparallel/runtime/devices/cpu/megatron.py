@@ -1,4 +1,4 @@
-"""What in Megatron itself takes Transformer Engine, a compiler or a GPU for granted, patched when it is imported."""
+"""Patches, applied on import, to the parts of Megatron that assume Transformer Engine, a compiler or a GPU."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _norm_under_sequence_parallel(edits: Edits, module: ModuleType) -> None:
         kind = kinds[config.normalization]
         assert kind is not None
         norm = kind(normalized_shape=hidden_size, eps=eps)
-        # Torch's norm is right under sequence parallel as long as its gradients are summed over the group.
+        # Torch's norm is correct under sequence parallelism as long as its gradients are summed over the group.
         for parameter in norm.parameters():
             parameter.sequence_parallel = config.sequence_parallel
         return norm
@@ -125,13 +125,13 @@ def _dispatcher_splits(edits: Edits, module: ModuleType) -> None:
 
 
 def _no_transformer_engine(edits: Edits, module: ModuleType) -> None:
-    # 0.16 and newer believe that it is there as soon as their own wrapper can be imported, which it can without.
+    # 0.16 and newer assume that it is installed if their own wrapper can be imported, which succeeds without it.
     if getattr(module, "HAVE_TE", False) and not isinstance(getattr(module, "TELinear", object), type):
         edits.set(module, "HAVE_TE", False)
 
 
 def _no_inference_layers(edits: Edits, module: ModuleType) -> None:
-    # 0.20: a layer of multi-token prediction checks whether it is one of them, and without Transformer Engine their
+    # 0.20: a layer of multi-token prediction checks whether it is one of them; without Transformer Engine their
     # names hold no classes.
     ask = "is_inference_column_parallel_linear"
     if hasattr(module, ask) and not getattr(module, "HAVE_TE", False):
@@ -180,7 +180,7 @@ def _resumed_distributed_optimizer(edits: Edits, module: ModuleType) -> None:
 
     @functools.wraps(read)
     def state_dict(self: Any) -> Any:
-        # It is read before the first step, when there is no state to read a count off. Adam begins with this one.
+        # It is read before the first step, when no state has a count yet. Adam begins with this one.
         if isinstance(self.optimizer, torch.optim.Adam) and not self.optimizer.state:
             for group in self.optimizer.param_groups:
                 for parameter in group["params"]:

@@ -42,7 +42,8 @@ def _name(function: Any) -> str:
 
 
 class TrackedStorages(TorchDispatchMode):
-    """Counts every storage from its first operation until it is freed; storages live at entry count too, unless told.
+    """Counts every storage from its first operation until it is freed; by default storages that are live at entry count
+    too.
 
     Parameters, gradients, optimizer state, saved activations and communication buffers are all storages, and views
     share one. Not seen: a kernel's own workspace, what other threads allocate, and the copy of its input that gloo
@@ -55,7 +56,7 @@ class TrackedStorages(TorchDispatchMode):
         """Raise ``OutOfMemoryError`` above ``limit_bytes``; wait ``let_go_s`` seconds after a collective.
 
         gloo's threads hold a tensor longer than its wait; an accelerator's allocator does not. Without
-        ``count_existing`` nothing counts that is an argument before it is a result.
+        ``count_existing`` a storage that is an argument before it is a result does not count.
         """
         super().__init__()
         self._limit_bytes = limit_bytes
@@ -78,7 +79,7 @@ class TrackedStorages(TorchDispatchMode):
 
         @functools.wraps(resize)
         def resize_and_count(storage: Any, size: int) -> Any:
-            # Recompute throws outputs away like this, without any operation.
+            # Recompute frees outputs like this, without any operation.
             result = resize(storage, size)
             self._add_storage(storage)
             return result
@@ -90,7 +91,8 @@ class TrackedStorages(TorchDispatchMode):
         return self
 
     def _uncounted(self, wait: Any) -> Any:
-        """Return ``Work.wait`` that counts nothing: gloo there takes a reduce-scatter's result out of its own copy."""
+        """Return a ``Work.wait`` that counts nothing: in it gloo copies a reduce-scatter's result out of its own
+        copy."""
 
         @functools.wraps(wait)
         def run(work: Any, *args: Any, **kwargs: Any) -> Any:
@@ -110,7 +112,7 @@ class TrackedStorages(TorchDispatchMode):
             # isinstance on arbitrary proxies runs foreign code; type() does not.
             if issubclass(type(thing), torch.Tensor):
                 self._add(thing)
-                with contextlib.suppress(RuntimeError):  # a tensor that C++ has let go of has no autograd state
+                with contextlib.suppress(RuntimeError):  # a tensor that C++ has released has no autograd state
                     if thing.is_leaf and thing.grad is not None:
                         self._add(thing.grad)  # may have no Python object until it is read
 
@@ -135,7 +137,7 @@ class TrackedStorages(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # Nothing is compiled here, and being passed over costs as much as an operator on fake tensors.
+        # Nothing is compiled here, and the check for compilation takes as long as an operator on fake tensors.
         return False
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -147,12 +149,12 @@ class TrackedStorages(TorchDispatchMode):
         name, kwargs = _name(function), kwargs or {}
         if self._is_waiting:
             return function(*args, **kwargs)
-        if not self._count_existing and name != "aten.lift_fresh.default":  # what it is given was made just now
+        if not self._count_existing and name != "aten.lift_fresh.default":  # its argument was created just now
             for tensor in tensors_in((args, kwargs)):
                 self._pass_over(tensor.untyped_storage())
         result = self._run(function, name, args, kwargs)
         self._after_collective = self._let_go_s > 0 and name.startswith(("c10d.", "_c10d_functional."))
-        # Arguments too: what came from numpy, a file or another process has seen no operation yet.
+        # Arguments too: tensors from numpy, a file or another process have been the result of no operation yet.
         for tensor in tensors_in((result, args, kwargs)):
             self._add(tensor)
         if self._limit_bytes is not None and self._current > self._limit_bytes:
@@ -165,7 +167,7 @@ class TrackedStorages(TorchDispatchMode):
         return function(*args, **kwargs)
 
     def _add(self, tensor: Any) -> None:
-        # A DTensor claims a storage as large as its view of one, but its local tensor alone has memory.
+        # A DTensor reports a storage of its global size, but only its local tensor has memory.
         tensor = getattr(tensor, "_local_tensor", tensor)
         try:
             storage = tensor.untyped_storage()

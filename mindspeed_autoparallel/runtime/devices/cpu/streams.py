@@ -56,7 +56,7 @@ class Stream:
         return False
 
     def record_event(self, event: Event | None = None) -> Event:
-        """Return an event of now."""
+        """Return an event recorded now."""
         event = event or Event()
         event.record(self)
         return event
@@ -75,7 +75,7 @@ class Stream:
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
-        """Return what CUDA does."""
+        """Return the priorities that CUDA returns."""
         return (0, -1)
 
 

@@ -37,7 +37,7 @@ def install(edits: Edits) -> None:
         function = getattr(torch, name, None)
         if callable(function) and not isinstance(function, type):
             wrapper = _on_cpu(function)
-            # Where pickle finds it, and what pickles of the original say.
+            # The name by which pickle finds it, and which pickles of the original contain.
             wrapper.__module__, wrapper.__qualname__ = "torch", name
             edits.set(torch, name, wrapper)
             _let_scripts_know(edits, function, wrapper)
@@ -59,7 +59,7 @@ def install(edits: Edits) -> None:
 
 
 def _let_scripts_know(edits: Edits, function: Any, wrapper: Any) -> None:
-    """Let torch.jit.script compile calls of ``wrapper`` as it did those of ``function``."""
+    """Make torch.jit.script compile calls of ``wrapper`` as it does those of ``function``."""
     from torch.jit import _builtins
 
     operator = _builtins._find_builtin(function)

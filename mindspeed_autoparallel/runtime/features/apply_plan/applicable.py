@@ -1,4 +1,4 @@
-"""Whether a host trains by a plan: checked before a search writes the plan, and again before a training takes it."""
+"""Whether a host can train under a plan: checked before a search writes the plan, and again before training."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.spec.recompute import RecomputePolicy, policy_of
 
 SCRIPT_SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
-"""1 in a script whose modules have layouts of their own."""
+"""Sizes that are 1 in a script whose modules have their own layouts."""
 
 
 def check_applies(plan: Plan, description: Description, arguments: argparse.Namespace, path: Path) -> None:
-    """Raise ``PlanError`` or ``ConfigError`` where the host of ``arguments`` cannot train by ``plan``, or would end.
+    """Raise ``PlanError`` or ``ConfigError`` if the host of ``arguments`` cannot train under ``plan``, or would stop.
 
-    ``arguments``: as the host parsed them, before it validates them; they stay as they are. ``path``: of the plan.
+    ``arguments``: parsed by the host but not yet validated; not modified. ``path``: the plan's file.
     """
     check_pairs(plan, arguments)
     check_context_was_given(int(getattr(arguments, "context_parallel_size", 1) or 1), plan.layout.context_size, path)
@@ -58,7 +58,7 @@ def check_applies(plan: Plan, description: Description, arguments: argparse.Name
 
 
 def refusal(plan: Plan, description: Description, arguments: argparse.Namespace, path: Path) -> str:
-    """Return why ``check_applies`` refuses ``plan``; empty where it does not."""
+    """Return why ``check_applies`` refuses ``plan``; empty if it does not."""
     try:
         check_applies(plan, description, arguments, path)
     except AutoParallelError as error:
@@ -67,7 +67,7 @@ def refusal(plan: Plan, description: Description, arguments: argparse.Namespace,
 
 
 def gives_recompute(plan: Plan, description: Description, arguments: argparse.Namespace) -> bool:
-    """Return whether the host's flags, or its model.json, can give what ``plan`` recomputes."""
+    """Return whether the host's flags, or its model.json, can express the recompute of ``plan``."""
     try:
         _check_recompute(plan, description, arguments)
     except PlanError:
@@ -92,7 +92,7 @@ def _check_recompute(plan: Plan, description: Description, arguments: argparse.N
 
 
 def _check_stages(plan: Plan, description: Description, path: Path) -> None:
-    """Raise ``PlanError`` for layers by stage that the host's model.json cannot give."""
+    """Raise ``PlanError`` for layers by stage that the host's model.json cannot express."""
     *encoders, last = (plan.layers_of(module.name) for module in description.modules)
     if not encoders:
         refuse_ends_alone(last)
@@ -103,9 +103,10 @@ def _check_stages(plan: Plan, description: Description, path: Path) -> None:
 
 
 def _refuse_unsaved(plan: Plan, arguments: argparse.Namespace) -> None:
-    """Raise ``PlanError`` where Megatron ends at the first checkpoint.
+    """Raise ``PlanError`` if Megatron would fail at the first checkpoint.
 
-    It asserts there that a tied output layer beside multi-token prediction has no weight on the last stage, and it has.
+    It then asserts that a tied output layer with multi-token prediction has no weight on the last stage, but it has
+    one.
     """
     tied = getattr(arguments, "untie_embeddings_and_output_weights", None) is False
     saves = getattr(arguments, "save", None) and getattr(arguments, "ckpt_format", None) == "torch_dist"
@@ -118,7 +119,7 @@ def _refuse_unsaved(plan: Plan, arguments: argparse.Namespace) -> None:
 
 
 def _check_groups(plan: Plan, policy: RecomputePolicy, arguments: argparse.Namespace) -> None:
-    """Raise ``PlanError`` for groups of layers that Megatron would end at, in its first forward."""
+    """Raise ``PlanError`` for recompute groups that make Megatron fail in its first forward."""
     size, counts = policy.layers_per_group, plan.layers_of(plan.model.modules[0].name)
     if size < 2:
         return

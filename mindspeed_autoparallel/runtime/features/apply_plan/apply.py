@@ -68,7 +68,7 @@ _OWN_SPLITS = (
     "num_layers_per_virtual_pipeline_stage",
     CHUNKS_ARGUMENT,
 )
-"""The script's own, which a plan replaces."""
+"""The script's own arguments that a plan replaces."""
 
 
 def apply(request: PlanRequest, arguments: argparse.Namespace) -> None:
@@ -121,7 +121,7 @@ def _tell_replaced(before: Mapping[str, object], after: Mapping[str, object]) ->
 
 
 def _limits_of_checkpoints(arguments: argparse.Namespace) -> list[str]:
-    """Return a line where the optimizer state that this training saves fits no other layout."""
+    """Return a line if the optimizer state that this training saves fits no other layout."""
     reshardable = getattr(arguments, "dist_ckpt_optim_fully_reshardable", None)
     if reshardable is not False or not getattr(arguments, "save", None) or not arguments.use_distributed_optimizer:
         return []
@@ -175,7 +175,7 @@ def _difference(description: Description, content: dict[str, object], applied: P
 
 
 def _apply_to_flags(plan: Plan, arguments: Any, stages: Mapping[str, int | str | None]) -> None:
-    """Set what flags say of stages (``stage_arguments``) and recompute, for hosts without a model.json."""
+    """Set the flags of stages (``stage_arguments``) and recompute, for hosts without a model.json."""
     layout = plan.layout
     for name in (*_OWN_SPLITS, *([OLD_ARGUMENT] if hybrid_pattern(arguments) else [])):
         if hasattr(arguments, name):
@@ -189,7 +189,7 @@ def _apply_to_flags(plan: Plan, arguments: Any, stages: Mapping[str, int | str |
         return
     recomputed = plan.recomputed_of(plan.model.modules[0].name, "full")
     by_rank = [recomputed[rank :: layout.pipeline_size] for rank in range(layout.pipeline_size)]
-    # Megatron's own block method: the first layers of each chunk are recomputed, so every rank has its own number.
+    # Megatron's own block method: the first layers of each chunk are recomputed, so the number differs by rank.
     own = max(by_rank[_pipeline_rank(plan)])
     _say_more_recomputed([rank for rank, chunks in enumerate(by_rank) if len(set(chunks)) > 1])
     if own:

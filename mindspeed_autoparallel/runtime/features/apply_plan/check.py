@@ -1,5 +1,5 @@
-"""Compares the first steps of a training with the plan it runs by: step time, and peak memory per stage; with encoders
-under layouts of their own also each phase of the step."""
+"""Compares the first steps of a training with its plan: step time, and peak memory per stage; with encoders under their
+own layouts also each phase of the step."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from mindspeed_autoparallel.units import MIB, US_PER_MS
 
 
 class MeasuredPhases(TypedDict, total=False):
-    """What the phases of a rank's steps took, where encoders have layouts of their own."""
+    """Times of the phases of a rank's steps, if encoders have their own layouts."""
 
     phase_us: dict[str, float]
 
 
 class MeasuredRank(MeasuredPhases):
-    """What a rank's first steps took."""
+    """Time and memory of a rank's first steps."""
 
     step_us: float
     step_spread: float
@@ -34,7 +34,7 @@ class MeasuredRank(MeasuredPhases):
 
 
 class PlanCheck:
-    """The plan this process trains by, and its first steps."""
+    """The plan of this training, and its first steps."""
 
     def __init__(self) -> None:
         self.plan: Plan | None = None
@@ -54,7 +54,7 @@ class PlanCheck:
 
 
 def _num_memory_steps(num_steps: int) -> int:
-    """Return after how many steps memory is no longer followed: samples differ, so one step rarely has the largest."""
+    """Return the number of steps in which memory is followed: samples differ, so one step rarely has the largest."""
     return max(1, (num_steps - 1) // 3)
 
 
@@ -90,7 +90,7 @@ def watch_step(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappi
 
 @contextmanager
 def without_host_batches(device: Any, data_iterator: Any) -> Iterator[None]:
-    """Leave batches that only wait out of what the CPU device counts: elsewhere they are in host memory."""
+    """Exclude waiting batches from the memory that the CPU device counts: on accelerators they are in host memory."""
     from mindspeed_autoparallel.runtime.hetero.batches import packed_while_waiting
     from mindspeed_autoparallel.runtime.megatron.short_training import without_kept_batches
 
@@ -125,7 +125,7 @@ def _report(check: PlanCheck, plan: Plan) -> None:
 
 
 def settled_us(steps_us: Sequence[float]) -> float:
-    """Return the middle of the later half: allocators and caches need some steps until a training runs as it will."""
+    """Return the median of the later half: allocators and caches need some steps to reach a steady state."""
     return statistics.median(_settled(steps_us))
 
 
@@ -142,7 +142,7 @@ def _spread(steps_us: Sequence[float]) -> float:
 
 
 def comparison(plan: Plan, ranks: Sequence[MeasuredRank]) -> str:
-    """Return prediction beside measurement, for people. ``ranks``: ``step_us`` and ``peak_bytes`` of every global
+    """Return a table of prediction and measurement. ``ranks``: ``step_us`` and ``peak_bytes`` of every global
     rank."""
     measured_us = max(rank["step_us"] for rank in ranks)
     predicted_us = plan.step.total_us
@@ -163,8 +163,8 @@ def comparison(plan: Plan, ranks: Sequence[MeasuredRank]) -> str:
 
 
 def crowding(num_processes: int, num_cores: int) -> str:
-    """Return a line for who wonders at the step time: a plan gives every rank a device of its own. Empty where it has
-    one."""
+    """Return a line that explains a slow step if ranks share a device: a plan assumes one device for each rank.
+    Otherwise return an empty string."""
     shared = shared_cores(num_processes, num_cores)
     if not shared:
         return ""

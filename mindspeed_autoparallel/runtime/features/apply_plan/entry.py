@@ -1,4 +1,5 @@
-"""``--auto-parallel-plan``: a plan put into the arguments the host has just parsed, before it validates them."""
+"""``--auto-parallel-plan``: applies a plan to the host's arguments after they are parsed and before they are
+validated."""
 
 from __future__ import annotations
 

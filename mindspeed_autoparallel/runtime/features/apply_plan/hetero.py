@@ -1,4 +1,4 @@
-"""A plan whose encoders have layouts of their own: its model.json is written, and ``--hetero-parallel`` switched on."""
+"""Applies a plan whose encoders have their own layouts: writes its model.json and switches ``--hetero-parallel`` on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sizes of a hetero plan as a model.json that hetero parallel trains with, beside the user's."""
+"""Writes the sizes of a hetero plan as a model.json for hetero parallel, beside the user's."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def hetero_model(plan: Plan, description: Description) -> dict[str, object]:
             block.pop(stale, None)
         own = plan.layout.modules.get(module.name)
         if own is not None:
-            # On the module as a whole: there MindSpeed-MM reads them too, and there the user names the adapter.
+            # On the module's top-level block: MindSpeed-MM reads them there too, and the user names the adapter there.
             whole |= {"tp": own.tensor_size, "pp": own.pipeline_size, "cp": own.context_size}
             if not module.name.endswith(GENERATOR):
                 whole["mbs"] = own.micro_batch_scale * plan.layout.micro_batch_size
             block |= _stages_of(plan, module.name)
         elif module.name.endswith(GENERATOR):
-            # Without sizes it is a part of the decoder, on the last stage.
+            # Without sizes it belongs to the decoder, on the last stage.
             block |= model_keys(plan, module.name)
         else:
             layout = plan.layout
@@ -65,7 +65,7 @@ def hetero_model(plan: Plan, description: Description) -> dict[str, object]:
 
 
 def _llava_model(plan: Plan) -> dict[str, object]:
-    """Return sizes alone, for Megatron's pretrain_vlm.py: its flags describe the models."""
+    """Return the sizes only, for Megatron's pretrain_vlm.py: its flags describe the models."""
     layout = plan.layout
     blocks: dict[str, object] = {}
     for module in plan.model.modules:
@@ -82,9 +82,9 @@ def _llava_model(plan: Plan) -> dict[str, object]:
 
 
 def write_hetero_model(plan: Plan, description: Description, otherwise: Path) -> Path:
-    """Write it beside the user's model.json (into ``otherwise`` where that folder is read-only); its path.
+    """Write it beside the user's model.json (into ``otherwise`` if that folder is read-only); return its path.
 
-    The name ends in a digest of the content: no file of the user is ever written over.
+    The name ends in a digest of the content: the user's files are never overwritten.
     """
     content = hetero_model(plan, description)
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
@@ -144,7 +144,7 @@ def _stages_of(plan: Plan, name: str) -> dict[str, list[int]]:
 
 
 def _drop_sizes(block: dict[str, object]) -> None:
-    """Drop sizes anywhere in a module's block: they now stand in one place."""
+    """Drop sizes anywhere in a module's block: they are now in one place."""
     for key in _SIZES:
         block.pop(key, None)
     for child in block.values():
@@ -153,7 +153,7 @@ def _drop_sizes(block: dict[str, object]) -> None:
 
 
 def _take_hetero_words(block: dict[str, object]) -> Any:
-    """Take what the user wrote for hetero parallel (attr, role, adapter) out of a module's block; None without."""
+    """Remove and return the user's keys for hetero parallel (attr, role, adapter) in a module's block; None without."""
     words = block.pop("hetero", None)
     for child in block.values():
         if isinstance(child, dict):

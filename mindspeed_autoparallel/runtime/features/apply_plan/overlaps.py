@@ -1,5 +1,5 @@
-"""Switches of a training by a plan: the plan's overlaps, the script's own as far as Megatron allows them beside it, and
-where the script has others than those that the plan was priced with."""
+"""Switches of a training under a plan: the plan's overlaps, the script's own as far as Megatron allows them with it,
+and a report of the script's switches that differ from those that the plan was priced with."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.units import format_us
 
 _NEED_PAIRS = ("delay_wgrad_compute", "ep_overlap_early_attn_memory_release")
-"""Megatron asserts combined 1F1B beside them."""
+"""Switches for which Megatron asserts combined 1F1B."""
 _WITH_STEP = "overlap_param_gather_with_optimizer_step"
 _COMPARED = (
     *("precision", "attention", "cross_entropy_fusion", "grouped_gemm", "grad_reduce_in_bf16", "fp8_param_gather"),
@@ -28,7 +28,7 @@ _COMPARED = (
 )
 """Switches of a request that move time or memory by more than a few percent."""
 _OTHERWISE = dict.fromkeys(("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"), "fp32")
-"""What a script has that names none."""
+"""Values of a script that sets none of them."""
 _RING, _BOTH = "p2p", "a2a+p2p"
 _KEPT = "kept from the script: {}. The plan was priced without it, so steps may be faster than predicted."
 
@@ -56,7 +56,7 @@ def kept_overlap(plan: Plan, arguments: argparse.Namespace) -> dict[str, Argumen
 
 
 def flags_of_other_layouts(plan: Plan, arguments: argparse.Namespace) -> dict[str, ArgumentValue]:
-    """Return what switches off the script's flags that hosts take only beside the layout that the script has."""
+    """Return the arguments that switch off the script's flags which hosts accept only with the script's own layout."""
     off: dict[str, ArgumentValue] = {}
     sizes = getattr(arguments, "hierarchical_context_parallel_sizes", None)
     if sizes and math.prod(sizes) != plan.layout.context_size:
@@ -65,7 +65,7 @@ def flags_of_other_layouts(plan: Plan, arguments: argparse.Namespace) -> dict[st
     if getattr(arguments, "recompute_in_advance", False):
         # MindSpeed asserts virtual stages and the script's own number of recomputed layers, which a plan replaces.
         off["recompute_in_advance"] = False
-    # Checked where Megatron makes its configuration, behind its checks of arguments.
+    # Checked when Megatron makes its configuration, after its checks of arguments.
     if plan.layout.virtual_size == 1 and getattr(arguments, "overlap_p2p_comm_warmup_flush", False):
         off["overlap_p2p_comm_warmup_flush"] = False
     if plan.layout.pipeline_size == 1 and getattr(arguments, "defer_embedding_wgrad_compute", False):
@@ -78,8 +78,8 @@ def flags_of_other_layouts(plan: Plan, arguments: argparse.Namespace) -> dict[st
 
 
 def tensor_overlap(plan: Plan, arguments: argparse.Namespace) -> dict[str, ArgumentValue]:
-    """Return the overlap of tensor parallelism that the plan was priced with, where Megatron takes it; a line names
-    what it lacks."""
+    """Return the overlap of tensor parallelism that the plan was priced with, if Megatron supports it; otherwise print
+    what is missing."""
     if not plan.layout.overlap_tensor_parallel or getattr(arguments, "tp_comm_overlap", False):
         return {}
     lacks = {
@@ -104,7 +104,7 @@ def tensor_overlap(plan: Plan, arguments: argparse.Namespace) -> dict[str, Argum
 
 
 def print_other_switches(plan: Plan, arguments: argparse.Namespace) -> None:
-    """Print which switches of the script are not those that the plan's computed costs rest on."""
+    """Print the switches of the script that differ from those behind the plan's computed costs."""
     planned = plan.profile.train
     try:
         own = switches_of_arguments(vars(arguments)) if planned else {}
@@ -119,7 +119,7 @@ def print_other_switches(plan: Plan, arguments: argparse.Namespace) -> None:
 
 
 def print_other_balance(plan: Plan, arguments: argparse.Namespace, micro_batch_size: int | None) -> None:
-    """Print that experts are balanced over other samples than with the script's ``micro_batch_size``: losses differ."""
+    """Warn that experts are balanced over other samples than with the script's ``micro_batch_size``: losses differ."""
     types = getattr(arguments, "moe_router_load_balancing_type", None) or ()
     over_microbatch = sorted({"aux_loss", "sinkhorn"}.intersection([types] if isinstance(types, str) else types))
     planned = plan.layout.micro_batch_size
@@ -132,7 +132,7 @@ def print_other_balance(plan: Plan, arguments: argparse.Namespace, micro_batch_s
 
 
 def kept_pairs(plan: Plan, arguments: argparse.Namespace) -> dict[str, ArgumentValue]:
-    """Return what switches the script's own combined 1F1B off, where Megatron does not allow it under ``plan``."""
+    """Return the arguments that switch the script's combined 1F1B off if Megatron does not allow it under ``plan``."""
     layout = plan.layout
     if layout.paired or not getattr(arguments, PAIRS_ARGUMENT, False):
         return {}

@@ -1,4 +1,4 @@
-"""``--auto-parallel-calibrate``: a run whose first steps were watched teaches the user's device file."""
+"""``--auto-parallel-calibrate``: a run whose first steps were watched calibrates the user's device file."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _added(path: Path, arguments: argparse.Namespace, plan: Plan, ranks: Sequenc
     device, num_devices = current_device(), len(ranks)
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", num_devices))
     if device.name == "cpu" and (shared := shared_cores(per_node)):
-        raise ConfigError(f"{shared}, so its step is no measure of the device.")
+        raise ConfigError(f"{shared}, so its step does not measure the device.")
     base = find_device("CPU" if device.name == "cpu" else fingerprint_of(device).name)
     slowest = max(ranks, key=lambda rank: rank["step_us"])
     run = MeasuredRun(

@@ -1,4 +1,4 @@
-"""The phases of a hetero-parallel step: each planned time beside the one that this training measured."""
+"""The phases of a hetero-parallel step: each planned time beside the measured one."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def predicted_us(plan: Plan) -> dict[str, float]:
 
 
 def phase_lines(plan: Plan, ranks: Sequence[Mapping[str, float]]) -> list[str]:
-    """Return the table's lines, the slowest rank of each phase; nothing without encoders of their own layout."""
+    """Return the table's lines, the slowest rank of each phase; nothing unless encoders have their own layouts."""
     if plan.hetero is None:
         return []
     lines = [f"{'phase':34s}  predicted ms  measured ms (slowest rank)"]

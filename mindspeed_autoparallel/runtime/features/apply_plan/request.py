@@ -1,4 +1,4 @@
-"""The plan of ``--auto-parallel-plan``, which is for the host's model and the processes that were started."""
+"""The plan of ``--auto-parallel-plan``, checked against the host's model and the number of processes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from mindspeed_autoparallel.spec.plan import Plan
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
-    """What to train by."""
+    """The plan to train under."""
 
     path: Path
     plan: Plan
     description: Description
     calibration_file: Path | None
-    """Learns from the first steps; ``None``: nothing does."""
+    """Device file that the first steps calibrate, or ``None``."""
 
 
 def read_request(arguments: argparse.Namespace) -> PlanRequest:

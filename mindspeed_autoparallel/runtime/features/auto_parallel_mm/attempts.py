@@ -1,4 +1,4 @@
-"""What a failed measuring launch means: which points are given up, and when the search ends."""
+"""Evaluates failed measuring launches: which points to give up, and when the search ends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Attempts:
     def __init__(self, points: Sequence[MeasuredAt]) -> None:
         self._first = 0
         self._errors: list[str] = []
-        """Of launches that failed before their first point, one after the other."""
+        """Errors of consecutive launches that failed before their first point."""
         self._num_failures = dict.fromkeys(points, 0)
         self._met: defaultdict[str, list[MeasuredAt]] = defaultdict(list)
         """Points at which the script failed by itself, by its message."""
@@ -49,10 +49,10 @@ class Attempts:
         *,
         none_measured: bool = False,
     ) -> list[MeasuredAt]:
-        """Name the points that are given up; ``ProfileError`` where the launch would fail with any of them.
+        """Return the points to give up; ``ProfileError`` if the launch would fail at any point.
 
-        ``begun``: the point it was at. A point that a process died at is tried once more, unless its result states that
-        the device has no room for it. ``LaunchError`` where the disk is full.
+        ``begun``: the point that was running. If a process died at it, it is retried once, unless its result reports
+        out of memory. ``LaunchError`` where the disk is full.
         """
         full = next((line.strip() for line in outcome.last_lines if any(sign in line for sign in _FULL_DISK)), None)
         if full is not None:
@@ -83,7 +83,7 @@ class Attempts:
     ) -> set[MeasuredAt]:
         """Return the layouts of all points that failed by ``error``, once a second point did.
 
-        ``ProfileError`` where nothing could be measured besides.
+        ``ProfileError`` if no other point could be measured.
         """
         before = self._met[error]
         other = next((earlier for earlier in before if earlier != point), None)

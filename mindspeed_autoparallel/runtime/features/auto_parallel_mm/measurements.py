@@ -1,4 +1,4 @@
-"""Finished measurements, kept in the work dir by what they depend on, and the launches for those still missing."""
+"""Finished measurements, kept in the work dir under a hash of their inputs, and the launches for missing ones."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask, P
 from mindspeed_autoparallel.runtime.profiling.sources.device_cost import played_links
 
 MEASUREMENT_SCHEMA_VERSION = 4
-"""Older results lack figures; they are measured anew."""
+"""Version of the results; older ones lack figures and are measured again."""
 
 _KEPT = ("ok", "out_of_memory")
-"""What stays true for the next run: figures, and that the device really has no room."""
+"""Results that remain valid for the next run: figures, and out of memory."""
 _MEASURED = frozenset({"modules", "optimizer", "memory_capacity_bytes", "host_bytes", "links", "tied_embeddings"})
 _LOGGER = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ _PLACES = (
 class Measurements:
     """The results of a request, by point.
 
-    ``between_nodes``: the links between the nodes of a device that plays ranks, where they were measured.
+    ``between_nodes``: the links between the nodes of a device that plays ranks, if they were measured.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Measurements:
         )
 
     def read(self) -> dict[MeasuredAt, dict[str, object]]:
-        """Read the points that launches have finished, whatever their status; damaged files count as missing."""
+        """Read the points that launches have finished, with any status; damaged files count as missing."""
         found = {}
         for point in self._task.points:
             with contextlib.suppress(ConfigError):
@@ -97,11 +97,11 @@ class Measurements:
         return found
 
     def kept(self) -> dict[MeasuredAt, dict[str, object]]:
-        """Read what earlier runs measured, or found too large for the device; what failed then is tried anew."""
+        """Read the points that earlier runs measured, or found too large for the device; other failures are retried."""
         return {point: result for point, result in self.read().items() if result["status"] in _KEPT}
 
     def take(self, coordinator: Coordinator) -> dict[MeasuredAt, PointResult]:
-        """Return the figures of every point that can be measured, after what is missing was."""
+        """Measure the missing points, and return the figures of every point that can be measured."""
         return {
             point: record_of(result, f"measurement of {point.label()}", PointResult)
             for point, result in self.measure(coordinator).items()
@@ -109,13 +109,13 @@ class Measurements:
         }
 
     def measure(self, coordinator: Coordinator) -> dict[MeasuredAt, dict[str, object]]:
-        """Measure what is missing, in as few launches as possible; points that cannot be measured are reported.
+        """Measure the missing points in as few launches as possible; report those that cannot be measured.
 
-        A launch that fails before its first point by an error of the script ends the search; another failure there is
-        no fault of a point: it is tried once more with another point first, and ends the search when it fails again.
+        A launch that fails before its first point by an error of the script ends the search; for another failure there
+        the launch is retried once with another point first; a second such failure ends the search.
         So does an error of the script at the first point, when the next point begins with the same one; where others
         were measured, it ends the attempts at the layouts of both.
-        ``ProfileError`` has the launches' messages.
+        The ``ProfileError`` contains the launches' messages.
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         found = self.kept()
@@ -133,7 +133,7 @@ class Measurements:
             self._task.begun_file().unlink(missing_ok=True)
             outcome = coordinator.launch(self._spec(missing))
             if coordinator.lost_nodes:
-                # No fault of the point: a later run measures it.
+                # The point did not cause the failure: a later run measures it.
                 raise LaunchError(outcome.describe())
             finished = {point: result for point, result in self.read().items() if point in missing}
             found |= finished
@@ -151,14 +151,14 @@ class Measurements:
         return found
 
     def _begun(self) -> MeasuredAt | None:
-        """Return the point that the last launch was at, or nothing where it had not come so far."""
+        """Return the point that the last launch was measuring, or nothing if it had not reached one."""
         with contextlib.suppress(ConfigError):
             label = read_json(self._task.begun_file(), "mark of a measuring launch")
             return next((point for point in self._task.points if point.label() == label), None)
         return None
 
     def _unmeasured(self, point: MeasuredAt, outcome: LaunchOutcome) -> dict[str, object]:
-        # Of this run only: no file records that the point cannot be measured.
+        # For this run only: no file records that the point cannot be measured.
         _LOGGER.warning(f"{point.label()} is left out ({outcome.status.value}); measuring the others")
         return {
             "schema_version": MEASUREMENT_SCHEMA_VERSION,
@@ -168,7 +168,7 @@ class Measurements:
         }
 
     def _tell(self, found: dict[MeasuredAt, dict[str, object]]) -> None:
-        """Log which points were not measured; ``ProfileError`` where none was."""
+        """Log which points were not measured; ``ProfileError`` if none was."""
         if not any(result["status"] == "ok" for result in found.values()):
             reasons = "\n".join(f"  {point.label()}: {result['reason']}" for point, result in found.items())
             raise ProfileError(f"no layout could be measured:\n{reasons}")
@@ -201,13 +201,13 @@ class Measurements:
 
 
 def _arguments_that_matter(argv: list[str]) -> list[str]:
-    """Return the command line without flags on where to measure, what to plan for, or where to write."""
+    """Return the command line without the flags for measuring nodes, the target cluster and output paths."""
     kept = words_whose_flag(lambda name: not name.startswith(_PLACES), argv)
     return [Path(word).name if "/" in word else word for word in kept]
 
 
 def _played_world(request: SearchRequest, device_name: str, between_nodes: LinkTier | None) -> PlayedWorld | None:
-    """Return the ranks that the only measuring device plays; ``None`` where each rank that is measured is a device."""
+    """Return the ranks that the only measuring device plays; ``None`` if each measured rank is a device."""
     if not request.num_played:
         return None
     tiers, source = played_links(device_name, request.link_device, request.cluster_devices_per_node, between_nodes)

@@ -48,10 +48,10 @@ _MICRO_BATCH_SIZES = (1, 2, 4)
 
 @dataclass(frozen=True, kw_only=True)
 class SearchRequest(MeasuringRequest):
-    """What to measure on, and what to plan for."""
+    """The devices to measure on, and the cluster to plan for."""
 
     cluster_num_nodes: int
-    """Of the cluster to train on."""
+    """Nodes of the cluster to train on."""
     cluster_devices_per_node: int
     expert_size: int
     expert_tensor_sizes: tuple[int, ...]
@@ -72,23 +72,23 @@ class SearchRequest(MeasuringRequest):
     hetero_balance: str | None = None
     """With ``--hetero-parallel``: its ``--hetero-balance``; encoders' own layouts are searched, too."""
     splits: Splits | None = None
-    """What the host can run of the model's splits; ``None``: all."""
+    """The splits of the model that the host can run; ``None``: all."""
     group_sizes: bool = True
     """Whether the host runs other groups of microbatches than the pipeline size, with virtual stages."""
     standalone_ends: bool = False
-    """Whether the host runs stages of an embedding or an output layer alone: Megatron's layout strings say them."""
+    """Whether the host runs stages of an embedding or an output layer alone, with Megatron's layout strings."""
     sample_data: SampleData | None = None
-    """How samples differ; ``None``: they are planned as equal."""
+    """Distribution of the samples; ``None``: equal samples."""
     layer_choices: Mapping[str, tuple[Hashable, ...]] = field(default_factory=dict)
-    """Of models whose layers differ, by module: what the script's flags choose for every layer."""
+    """For models whose layers differ, by module: the choices of the script's flags for every layer."""
     context_is_fixed: bool = False
-    """Whether the host cannot leave the script's context-parallel size any more."""
+    """Whether the host can no longer change the script's context-parallel size."""
     fused_linear: bool = False
     """``--use-ascend-mc2``, which needs tensor and sequence parallelism."""
     tensor_grid: int = 0
     """Ranks of ``--tp-2d``, which are the tensor-parallel size, without sequence parallelism; 0: any."""
     link_device: Device | None = None
-    """The device whose links one measuring device takes; ``None``: the catalogue's of its own name."""
+    """The device whose links a single measuring device uses; ``None``: the catalogue's entry of its own name."""
 
     @property
     def cluster(self) -> Cluster:
@@ -118,7 +118,8 @@ class SearchRequest(MeasuringRequest):
 
     @property
     def num_played(self) -> int:
-        """Return ranks of which the first measuring device plays one; 0: every rank that is measured is a device."""
+        """Return the number of ranks of which the first measuring device plays one; 0: each measured rank is a
+        device."""
         if not self._plays or self.cluster_num_nodes * self.cluster_devices_per_node == 1:
             return 0
         ranks = [
@@ -133,7 +134,7 @@ class SearchRequest(MeasuringRequest):
         return plays_ranks(self.num_nodes, self.num_processes_per_node, self.cluster_devices_per_node)
 
     def points(self) -> tuple[MeasuredAt, ...]:
-        """Return the (TP, MBS) to measure: everything the cluster could use that the measuring devices can hold."""
+        """Return the (TP, MBS) to measure: all that the cluster could use and the measuring devices can hold."""
         sizes = (
             MeasuredAt(
                 tensor_size=tensor,
@@ -149,7 +150,7 @@ class SearchRequest(MeasuringRequest):
         return tuple(point for point in sizes if self.runs(point))
 
     def _tensor_sizes(self) -> Iterator[tuple[int, int]]:
-        """Yield tensor sizes and, of each, how many of its ranks share an expert."""
+        """Yield tensor sizes and, for each, how many of its ranks share an expert."""
         size = 1
         limit = self.cluster_devices_per_node if self._plays else self.num_processes_per_node
         limit = min(limit, self.cluster_devices_per_node)
@@ -192,7 +193,7 @@ def read_request(arguments: argparse.Namespace) -> SearchRequest:
         cluster_devices_per_node=devices_per_node,
         expert_size=int(getattr(arguments, "expert_model_parallel_size", 1) or 1),
         expert_tensor_sizes=_expert_tensor_sizes(arguments),
-        # Megatron trains experts with TP above 1 in no other way.
+        # Megatron trains experts with TP above 1 only so.
         sequence_parallel=bool(arguments.sequence_parallel or getattr(arguments, "num_experts", None)),
         distributed_optimizer=bool(arguments.use_distributed_optimizer),
         overlap_gradient_reduce=bool(getattr(arguments, "overlap_grad_reduce", False)),
@@ -248,7 +249,7 @@ def _check_points(request: SearchRequest) -> None:
 
 
 def _expert_tensor_sizes(arguments: argparse.Namespace) -> tuple[int, ...]:
-    """Return the script's own, or whole experts beside those that all tensor ranks share where the host runs both."""
+    """Return the script's own size, or 0 (all tensor ranks share an expert) and 1 (whole experts) if both can run."""
     given = getattr(arguments, EXPERT_TENSOR_ARGUMENT, None)
     if given is not None:
         return (int(given),)
@@ -259,7 +260,7 @@ def _expert_tensor_sizes(arguments: argparse.Namespace) -> tuple[int, ...]:
 
 
 def _hetero_balance(arguments: argparse.Namespace, description: Description) -> str | None:
-    """Return ``--hetero-balance`` of a search that is to try layouts of their own for encoders."""
+    """Return ``--hetero-balance`` of a search that also tries separate layouts for encoders."""
     flags = read_flags(HeteroFlags, arguments)
     if not (flags.hetero_parallel or flags.auto_parallel_hetero):
         return None
@@ -286,7 +287,7 @@ def _heads(arguments: argparse.Namespace, description: Description) -> tuple[int
         def value(name: str, block: Mapping[str, object] = block, given: bool = bool(module.keys)) -> Any:
             return block.get(name) if given else getattr(arguments, name, None)
 
-        # Megatron's default is one group, which counts for nothing unless heads are grouped.
+        # Megatron's default is one group, which is ignored unless heads are grouped.
         grouped = value("group_query_attention")
         has_groups = grouped is not False if module.keys else bool(grouped)
         for key in ("num_attention_heads", *(["num_query_groups"] if has_groups else [])):

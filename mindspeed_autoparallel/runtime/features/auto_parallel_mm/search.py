@@ -27,10 +27,10 @@ _LOGGER = logging.getLogger(__name__)
 
 
 def search(request: SearchRequest, profile: Profile, arguments: argparse.Namespace) -> Plan | Comparison:
-    """Return the best plan for the cluster of ``request`` that the host of ``arguments`` trains by; with layouts of
-    their own for encoders, beside the best without.
+    """Return the best plan for the cluster of ``request`` that the host of ``arguments`` can apply; if encoders may
+    have their own layouts, also the best plan without.
 
-    Raises ``PlanError`` where the host refuses what was found, beside what ``find_plan`` raises.
+    Raises ``PlanError`` if the host refuses the plan found, and the errors of ``find_plan``.
     """
     cluster, profile = request.cluster, _what_the_host_runs(request, profile)
     _LOGGER.info(
@@ -70,7 +70,7 @@ def search(request: SearchRequest, profile: Profile, arguments: argparse.Namespa
 def _of_one_stage_if_refused(
     found: Plan, wanted: Wanted, profile: Profile, request: SearchRequest, arguments: argparse.Namespace
 ) -> Plan:
-    """Return the best plan of one stage where the host refuses ``found`` and takes that one, else ``found``."""
+    """Return the best plan of one stage if the host refuses ``found`` and accepts that one, else ``found``."""
     reason = refusal(found, request.description, arguments, request.output_dir / PLAN_FILE)
     if not reason:
         return found

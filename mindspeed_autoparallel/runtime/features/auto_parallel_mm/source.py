@@ -1,4 +1,4 @@
-"""The profile that a search plans by: read from a file, computed for a device of the catalogue, or measured."""
+"""The profile for a search: read from a file, computed for a device of the catalogue, or measured."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 def profile_source(request: SearchRequest, arguments: argparse.Namespace) -> Profile:
-    """Return the profile of the model in ``arguments``, which is kept in the work dir unless it was read."""
+    """Return the profile of the model in ``arguments``, and keep it in the work dir unless it was read from a file."""
     if request.profile_file is not None:
         _LOGGER.info(f"planning from {request.profile_file}; nothing is measured")
         return read_profile(request.profile_file)
@@ -68,7 +68,7 @@ def profile_source(request: SearchRequest, arguments: argparse.Namespace) -> Pro
 
 
 def measured_between_nodes(request: SearchRequest, device_fingerprint: Mapping[str, str]) -> LinkTier:
-    """Return the links between the nodes, sampled among one rank of each unless an earlier run has kept them.
+    """Return the links between the nodes, sampled with one rank of each unless an earlier run has saved them.
 
     The other nodes are free afterwards. ``LaunchError`` where a node is missing or the launch fails.
     """

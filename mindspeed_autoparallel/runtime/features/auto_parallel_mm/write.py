@@ -1,4 +1,4 @@
-"""The files of a search: plan, result, page and trace; with layouts of their own for encoders, model.json."""
+"""The files of a search: plan, result, page and trace; if encoders have their own layouts, also model.json."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _LOGGER = logging.getLogger(__name__)
 
 
 def write(request: SearchRequest, found: Plan | Comparison, profile: Profile) -> None:
-    """Write everything a user reads of what was ``found`` to the request's output folder, and print the table.
+    """Write the result files of ``found`` to the request's output folder, and print the table.
 
-    ``profile``: what it was searched with, for `replan` and ``--auto-parallel-elastic``.
+    ``profile``: the profile of the search, for `replan` and ``--auto-parallel-elastic``.
     """
     directory = request.output_dir
     if isinstance(found, Plan):

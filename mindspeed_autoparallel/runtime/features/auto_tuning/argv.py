@@ -57,7 +57,7 @@ _TUNED = (
     PATTERN_ARGUMENT,
     OLD_ARGUMENT,
 )
-"""What a configuration decides; on the user's command line it is replaced."""
+"""Arguments that a configuration sets; on the user's command line they are replaced."""
 _SWITCHED = (
     "use_ascend_mc2",
     "tp_comm_overlap",
@@ -74,7 +74,7 @@ _SWITCHED = (
     NOOP_ARGUMENT,
     "num_layers",
 )
-"""What a switch of a configuration sets besides, and a split by empty layers."""
+"""Arguments that a switch of a configuration sets in addition, and those of a split by empty layers."""
 _KEPT = (
     *("micro_batch_size", "global_batch_size", "recompute_num_layers", *_VIRTUAL),
     *("expert_tensor_parallel_size", "tensor_model_parallel_size", "pipeline_model_parallel_size"),
@@ -83,7 +83,7 @@ _KEPT = (
 SETTABLE_FLAGS = frozenset(
     ["--" + name.replace("_", "-") for name in (*_TUNED, *_SWITCHED)] + ["--no-gradient-accumulation-fusion"]
 )
-"""Every flag that a launch may have beside those of the user's script; agents start nothing else."""
+"""The flags that a launch may add to those of the user's script; agents refuse all others."""
 _CLUSTER = frozenset({"--nnodes", "--nproc-per-node", "--master-addr", "--master-port", "--node-rank"})
 _PLACES = (
     *("--auto-tuning", "--auto-parallel-data", "--auto-parallel-elastic"),
@@ -97,7 +97,7 @@ _PLACES = (
     *("--log-interval", "--tensorboard-dir", "--data-cache-path", "--wandb"),
     *("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--micro-batch-size", "--global-batch-size"),
 )
-"""Beginnings of flags that only name places, or what is searched anyway; a test checks all of ours."""
+"""Prefixes of flags that only name paths, or that the search varies anyway; a test checks all of ours."""
 
 
 def values_of(
@@ -107,14 +107,14 @@ def values_of(
     num_recomputed: int,
     arguments: argparse.Namespace,
 ) -> dict[str, object]:
-    """Return argument destinations and values of all that the configuration decides, switches that are off as well.
+    """Return destinations and values of all arguments that the configuration sets, including switches that are off.
 
     ``arguments``: the host's, which show how it writes an uneven split.
     """
     values: dict[str, object] = {**sizes(plan), "overlap_param_gather": plan.layout.overlap_parameter_gather}
     shared = getattr(arguments, EXPERT_TENSOR_ARGUMENT, None)
     if shared is not None:
-        # Not searched where the script sets it: every configuration was priced with it.
+        # Not searched if the script sets it: every configuration was priced with it.
         values[EXPERT_TENSOR_ARGUMENT] = shared
     dispatcher = getattr(arguments, _DISPATCHER, None)
     if dispatcher is not None and plan.model.modules[0].num_experts:
@@ -142,12 +142,12 @@ def sharding_values(layout: Layout) -> dict[str, object]:
 
 
 def words_of(values: Mapping[str, object]) -> list[str]:
-    """Return command line words; what is Megatron's default is left out."""
+    """Return command line words; Megatron's defaults are left out."""
     return flag_words(values, _KEPT)
 
 
 def with_configuration(argv: Sequence[str], words: Sequence[str]) -> list[str]:
-    """Return ``argv`` (script first) without what is tuned and without the tuning's own flags, then ``words``."""
+    """Return ``argv`` (script first) without tuned flags and without the tuning's own, then ``words``."""
     removed = _removed(words)
 
     def stays(name: str) -> bool:
@@ -159,16 +159,16 @@ def with_configuration(argv: Sequence[str], words: Sequence[str]) -> list[str]:
 
 
 def flags_to_remove(argv: Sequence[str], words: Sequence[str]) -> list[str]:
-    """Return what ``with_configuration`` leaves out of ``argv`` and ``words`` do not say anew.
+    """Return the words that ``with_configuration`` removes from ``argv`` and that ``words`` do not set again.
 
-    Whoever pastes ``words`` behind a command of theirs has to take these out, for they would stay in force.
+    A user who appends ``words`` to an existing command has to remove these, because they would stay in force.
     """
     stale = _removed(words) - _flags(words)
     return words_whose_flag(lambda name: name in stale, argv[1:])
 
 
 def without_places(words: Sequence[str]) -> list[str]:
-    """Return words of a command line without flags that only name a place, or what is searched anyway."""
+    """Return words of a command line without flags that only name a path, or that the search varies anyway."""
     return words_whose_flag(lambda name: not name.startswith(_PLACES), words)
 
 
@@ -191,7 +191,8 @@ def _flags(words: Sequence[str]) -> set[str]:
 
 
 def illegal(arguments: argparse.Namespace, values: Mapping[str, object], world_size: int) -> str:
-    """Return why the host's own ``validate_args`` refuses the configuration, or nothing; ``arguments`` stay."""
+    """Return why the host's own ``validate_args`` refuses the configuration, or nothing; ``arguments`` do not
+    change."""
     from megatron.training.arguments import validate_args
 
     tried = copy.deepcopy(arguments)
@@ -215,7 +216,7 @@ def illegal(arguments: argparse.Namespace, values: Mapping[str, object], world_s
 
 
 def environment_words(environment: Mapping[str, str]) -> list[str]:
-    """Return what stands before a command that needs ``environment``; empty values must not be set."""
+    """Return the prefix of a command that sets ``environment``; variables with empty values are unset."""
     if not environment:
         return []
     unset = [word for name, value in environment.items() if not value for word in ("-u", name)]
@@ -224,7 +225,7 @@ def environment_words(environment: Mapping[str, str]) -> list[str]:
 
 @contextlib.contextmanager
 def with_environment(environment: Mapping[str, str]) -> Iterator[None]:
-    """Set ``environment`` within the block, as a training would have it."""
+    """Set ``environment`` within the block, as it would be in training."""
     before = {name: os.environ.get(name) for name in environment}
     try:
         for name, value in environment.items():

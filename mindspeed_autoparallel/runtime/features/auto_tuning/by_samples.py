@@ -25,13 +25,12 @@ from mindspeed_autoparallel.runtime.features.sample_data import SampleData
 
 _Key = tuple[str, tuple[str, ...]]
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Of the way from the mean microbatch to somewhat more than the largest: what must fit, tried one after another until
-enough is safe."""
+"""Positions between the mean microbatch (0) and the largest (1): the microbatch that must fit, tried in order until
+enough plans are safe."""
 
 
 class SampledSearch:
-    """Searches the profiles of a tuning at the mean sample of ``sample_data``, and judges what is found by drawn
-    steps."""
+    """Searches the profiles of a tuning at the mean sample of ``sample_data``, and ranks the results by drawn steps."""
 
     def __init__(
         self, request: TuningRequest, profiles: TunedProfiles, sample_data: SampleData, arguments: argparse.Namespace
@@ -47,8 +46,8 @@ class SampledSearch:
     def take(self, count: int) -> tuple[Space, Outcome, list[Recommendation]]:
         """Return the space and the outcome at the mean sample, and the safe ones, the smallest drawn mean first.
 
-        ``count``: how many are searched for. Where fewer than are recommended are safe, configurations that hold larger
-        samples are searched, too. Raises ``InfeasiblePlan`` where none is safe.
+        ``count``: number of configurations to search for. If fewer are safe than are recommended, the search also
+        covers configurations that hold larger samples. Raises ``InfeasiblePlan`` where none is safe.
         """
         first: tuple[Space, Outcome] | None = None
         for share in SHARES:
@@ -63,7 +62,7 @@ class SampledSearch:
                 self._judge(found, outcome)
             if sum(is_safe(judged, self._options) for _, judged in self._judged.values()) >= min(count, 3):
                 break
-        assert first is not None  # it is that of the mean microbatch
+        assert first is not None  # the measurement of the mean microbatch
         return (*first, list(self._safe()))
 
     def _searched(self, share: float, count: int) -> tuple[Space, Outcome]:

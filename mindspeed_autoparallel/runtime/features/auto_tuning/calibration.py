@@ -1,4 +1,4 @@
-"""What the knowledge base lacks for a model, the one launch that measures it, and the resulting costs."""
+"""Missing entries of the knowledge base for a model, the launch that measures them, and the resulting costs."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ from mindspeed_autoparallel.runtime.profiling.measure.structure import MIN_LAYER
 from mindspeed_autoparallel.runtime.profiling.measure.task import read_point
 
 MISSING_FILE = "missing_operators.json"
-"""What ``mindspeed-autoparallel calibrate`` takes."""
+"""Input file of ``mindspeed-autoparallel calibrate``: the missing operators."""
 MINIMUM_COVERAGE = 0.95
 """Share of the time of all traced calls that must be measured; the rest is interpolated."""
 _LEAST_COVERAGE = 0.5
-"""Below this a search would rest on guesses."""
+"""Below this share a search would rest on guesses."""
 _ANCHOR_SHARE = 0.6
 """Share of the device that a layout measured whole may take."""
 
@@ -71,7 +71,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class Calibration:
-    """Compares the knowledge base with one model's traces, and measures what it lacks."""
+    """Compares the knowledge base with one model's traces, and measures the missing entries."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Calibration:
         base: KnowledgeBase,
         sends: str,
     ) -> None:
-        """Take ``sends``, one of ``schedule.SENDS``: how the host's interleaved schedule treats its messages."""
+        """Take ``sends``, one of ``schedule.SENDS``: how the host's interleaved schedule sends."""
         self._request, self._device, self._sends = request, device, sends
         self._traces = {point: result for point, result in found.items() if result.failure is None}
         self._failed = [point for point, result in found.items() if result.failure is not None]
@@ -96,9 +96,9 @@ class Calibration:
         self._catalogue = functools.partial(find_measured, "CPU" if device.name == "cpu" else self._about.name)
 
     def take(self, launches: Launches) -> CalibrationResult:
-        """Launch once for whatever is missing.
+        """Measure all missing entries in one launch.
 
-        A launch that fails leaves what it finished, and the search goes on; the next run measures the rest.
+        After a failed launch the search continues with the finished entries; the next run measures the rest.
         """
         recovered: list[MeasuredAt] = []
         if self._journal.pending:
@@ -120,7 +120,7 @@ class Calibration:
         self._store(missing.points)
         if finished and missing.pipelines and self._figures.known("message") is None:
             self._figures.keep_pipeline_cost(None)
-            self._notes.append("the model could not be run as a pipeline: what the host adds to messages is left out")
+            self._notes.append("the model could not be run as a pipeline: the host's overhead of messages is left out")
         self._journal.commit(finished=finished)
         after = self._coverage() if missing.operators else missing.coverage
         if after.covered_time_share < _LEAST_COVERAGE:
@@ -181,7 +181,7 @@ class Calibration:
             )
 
     def _traced_layers(self) -> tuple[int, dict[str, tuple[int, ...]]]:
-        """Return how many layers were traced, which show every kind, and the kinds of all layers by stack."""
+        """Return the number of traced layers, among which every kind occurs, and the kinds of all layers by stack."""
         modules = [module for trace in self._variants() for module in trace.modules]
         number = max((module.num_layers for module in modules), default=MIN_LAYERS)
         return number, {module.name: module.kinds for module in modules}
@@ -190,7 +190,7 @@ class Calibration:
         return [trace for result in self._traces.values() for trace in result.variants.values()]
 
     def _coverage(self) -> Coverage:
-        """Return what of all calls of all traced variants is known, by time."""
+        """Return the known share, by time, of the calls of all traced variants."""
         figures = self._figures
         return coverage(figures.base, figures.device, figures.software, calls_of(self._variants()))
 
@@ -216,9 +216,9 @@ class Calibration:
             self._notes.append("no block of this model was measured whole: the host's share is that of other models")
         step, pipeline = figures.step_cost(), figures.pipeline_cost()
         if step is None:
-            self._notes.append("no whole step was measured on this device: what the host adds to a step is left out")
+            self._notes.append("no whole step was measured on this device: the host's overhead of a step is left out")
         if pipeline is None and request.num_ranks > 1:
-            self._notes.append("no pipeline was run on this device: what the host adds to messages is left out")
+            self._notes.append("no pipeline was run on this device: the host's overhead of messages is left out")
         measured = {point: result for point in self._failed if (result := self._measured(point)) is not None}
         return CalibrationResult(
             source="measured",

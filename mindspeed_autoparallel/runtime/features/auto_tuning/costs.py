@@ -1,4 +1,4 @@
-"""What everything that was traced costs: measured on devices, or computed for one of the catalogue."""
+"""Costs of the traced model: measured on devices, or computed for one of the catalogue."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from mindspeed_autoparallel.runtime.profiling.calibrate.results import read_oper
 from mindspeed_autoparallel.runtime.profiling.measure.steps import Pipeline
 
 _STATE_BYTES = 20
-"""Per parameter, with gradients, optimizer and copies: only to leave out what will not fit."""
+"""Bytes per parameter, with gradients, optimizer and copies: only to leave out layouts that will not fit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationResult:
-    """Costs of everything that was traced, measured on devices or computed for one of the catalogue."""
+    """Costs of the traced model, measured on devices or computed for one of the catalogue."""
 
     source: str
     """``measured`` or ``analytic``."""
@@ -41,7 +41,7 @@ class CalibrationResult:
     software: str
     prices: Prices
     optimizer_us_per_byte: float
-    """Of parameters that a rank updates."""
+    """Optimizer time per byte of the parameters that a rank updates."""
     step: StepCost
     pipeline: PipelineCost
     coverage: Coverage
@@ -52,7 +52,7 @@ class CalibrationResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Missing:
-    """What the launch is to measure."""
+    """Items for the launch to measure."""
 
     coverage: Coverage
     operators: tuple[Operator, ...]
@@ -67,7 +67,7 @@ class Missing:
 
 
 def is_measurable(request: TuningRequest, point: MeasuredAt) -> bool:
-    """Return whether the measuring devices can run ``point``, whatever memory it takes."""
+    """Return whether the measuring devices can run ``point``, regardless of its memory."""
     world = request.num_measuring
     return (
         world % (point.tensor_size * point.context_size) == 0
@@ -77,7 +77,7 @@ def is_measurable(request: TuningRequest, point: MeasuredAt) -> bool:
 
 
 def needed_bytes(result: TraceResult) -> float:
-    """Return about what a layout needs of a device, to leave out what will not fit."""
+    """Return the approximate device memory of a layout, to leave out those that will not fit."""
     blocks = [block for module in result.plain.modules for block in module.blocks.values()]
     state = _STATE_BYTES * sum(block.parameters.num_parameters for block in blocks)
     return 2 * (state + sum(block.saved_bytes + block.backward_peak_bytes for block in blocks))
@@ -93,7 +93,7 @@ def datasheet_optimizer_us_per_byte(device: Device, efficiency: Efficiency | Non
 
 
 def collectives_to_sample(known: Mapping[str, LinkTier], request: TuningRequest) -> tuple[str, ...]:
-    """Return all collectives where a tier that the measuring devices have lacks one, else none."""
+    """Return all collectives if one is missing on a tier that the measuring devices have, else none."""
     sizes = (request.num_processes_per_node, request.num_nodes)
     wanted = [tier for tier, size in zip(TIERS, sizes, strict=True) if size > 1]
     sampled = all(tier in known and set(known[tier].operations) == set(COLLECTIVES) for tier in wanted)
@@ -101,8 +101,8 @@ def collectives_to_sample(known: Mapping[str, LinkTier], request: TuningRequest)
 
 
 def find_measured(name: str) -> Device:
-    """Return the device called ``name`` out of the catalogue, for what was not sampled on it; ``ConfigError`` where
-    there is none."""
+    """Return the device called ``name`` out of the catalogue, for values that were not sampled on it; ``ConfigError``
+    if it is missing."""
     try:
         return find_device(name)
     except ConfigError as error:
@@ -114,7 +114,7 @@ def find_measured(name: str) -> Device:
 def tiers_or_catalogue(
     sampled: Mapping[str, LinkTier], request: TuningRequest, catalogue: Callable[[], Device]
 ) -> tuple[dict[str, LinkTier], list[str]]:
-    """Return both tiers, sampled or out of the catalogue, and notes about the latter."""
+    """Return both tiers, sampled or from the catalogue, and notes about the latter."""
     found, notes = dict(sampled), []
     places = (("inside a node", "--nproc-per-node 2 or more"), ("between nodes", "--nnodes 2"))
     for tier, (where, how) in zip(TIERS, places, strict=True):
@@ -127,7 +127,8 @@ def tiers_or_catalogue(
 
 
 def measured_so_far(folder: Path, num_operators: int, layouts: list[Path]) -> Callable[[], str]:
-    """Return what describes the progress of a measuring launch that starts now and writes into ``folder``."""
+    """Return a function that describes the progress of a measuring launch that starts now and writes into
+    ``folder``."""
     started = time.time()
 
     def describe() -> str:
@@ -143,13 +144,13 @@ def measured_so_far(folder: Path, num_operators: int, layouts: list[Path]) -> Ca
 _LOGGER = logging.getLogger(__name__)
 _STACK = "megatron-core"
 _CALLS_OF_A_LAYER = 60
-"""Of one forward pass, over which the catalogue's launch time of a layer is spread."""
+"""Number of operators of one forward pass, over which the catalogue's launch time of a layer is spread."""
 
 
 def computed_costs(
     found: Mapping[MeasuredAt, TraceResult], target: Device, base: KnowledgeBase, devices_per_node: int
 ) -> CalibrationResult:
-    """Return costs for a device that is not at hand, by formula."""
+    """Return costs for an absent device, by formula."""
     efficiency = target.efficiency(_STACK)
     note = (
         f"analytic: nothing was measured; all times are computed for {target.name} from datasheet and efficiencies "
@@ -186,7 +187,7 @@ def computed_costs(
 
 @dataclass(kw_only=True)
 class ComputedPrices(Prices):
-    """Prices of a catalogue's device: every operator has one."""
+    """Prices for a device of the catalogue, which cover every operator."""
 
     target: Device
 

@@ -27,7 +27,7 @@ def search_and_exit(arguments: argparse.Namespace) -> None:
         )
     request = read_request(arguments)
     show_progress("auto-tuning", request.log_level)
-    serve_main_node(request, "; node 0 goes on with what it has", SETTABLE_FLAGS)
+    serve_main_node(request, "; node 0 continues with its own measurements", SETTABLE_FLAGS)
     what_stays = f"finished traces and measurements are kept in {request.work_dir}"
     with leaving_kept(what_stays), only_one(request.work_dir, "--auto-tuning-work-dir"):
         _tune(request, arguments)

@@ -1,4 +1,4 @@
-"""What the knowledge base has of one model on one device, and the short pipelines that a launch adds to it."""
+"""Entries of the knowledge base for one model on one device, and the short pipelines that a launch adds to it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRe
 from mindspeed_autoparallel.runtime.profiling.measure.steps import Pipeline
 
 PIPELINE_FILES = "pipeline_*.json"
-"""Files of the pipelines that a launch ran."""
+"""Glob pattern of the results of the pipelines that a launch ran."""
 _PIPELINE = ("message", "interleaved_message", "stage_first", "stage_inner", "stage_last", "pipeline_step")
 _LEAST_US = 1e-3
 
@@ -46,7 +46,7 @@ class Figures:
         return fitted_tiers(self.base, self.device, self.software)
 
     def block_us(self, point: MeasuredAt, module: str, block: str, direction: str) -> float:
-        """Return the time of a block that was measured whole; 0 where that took no time, or was not done."""
+        """Return the time of a block that was measured whole; 0 if it took no time or was not measured."""
         sample = self.base.find(self.device, self.software, self._block(point, module, block, direction))
         return 0.0 if sample is None else sample.median_us
 
@@ -85,18 +85,18 @@ class Figures:
         return sum(sample.median_us for _, sample in steps) / sum(operator.sizes[0] for operator, _ in steps)
 
     def step_cost(self) -> StepCost | None:
-        """Return what the host adds to microbatches and steps; ``None`` where no whole step was measured."""
+        """Return the host's overhead of microbatches and steps; ``None`` if no whole step was measured."""
         per_microbatch, per_step = self.known("per_microbatch"), self.known("per_step")
         if per_microbatch is None or per_step is None:
             return None
         return StepCost(per_microbatch_us=per_microbatch, per_step_us=per_step)
 
     def keep_step_cost(self, cost: StepCost) -> None:
-        """Keep what the host adds to microbatches and steps."""
+        """Keep the host's overhead of microbatches and steps."""
         self.keep(per_microbatch=cost.per_microbatch_us, per_step=cost.per_step_us)
 
     def pipeline_cost(self) -> PipelineCost | None:
-        """Return what cutting a model into stages adds; ``None`` where no pipeline was run."""
+        """Return the overhead of cutting a model into stages; ``None`` if no pipeline was run."""
         found = {name: self.known(name) for name in _PIPELINE}
         if found["message"] is None:
             return None
@@ -111,7 +111,7 @@ class Figures:
         )
 
     def keep_pipeline_cost(self, cost: PipelineCost | None) -> None:
-        """Keep what cutting the model into stages adds; ``None``: it could not be run so."""
+        """Keep the overhead of cutting the model into stages; ``None``: no pipeline could be run."""
         if cost is None:
             self.keep(no_pipeline=1.0)
             return
@@ -127,17 +127,18 @@ class Figures:
 
     @property
     def pipelines_are_known(self) -> bool:
-        """Return whether pipelines need no launch: some model's were run, or this model's could not be run."""
+        """Return whether pipelines need no launch: those of some model were run, or those of this model could not
+        be."""
         tried = self.base.find(self.device, self.software, self._host("no_pipeline"))
         return tried is not None or self.known("message") is not None
 
     @property
     def cpu_overhead_is_known(self) -> bool:
-        """Return whether the overhead of a call beside its kernel was fitted to some model on this device."""
+        """Return whether the overhead of a call on top of its kernel was fitted to some model on this device."""
         return bool(self.base.of_name(self.device, self.software, "host.per_call"))
 
     def cpu_overhead(self, asynchronous: bool) -> HostModel | None:
-        """Return what a call costs beside its kernel, by this model's own blocks or by those of others."""
+        """Return the overhead of a call on top of its kernel, by this model's own blocks or by those of others."""
         per_call, scale = self.known("per_call"), self.known("scale")
         if per_call is None or scale is None:
             return None
@@ -164,18 +165,18 @@ class Figures:
 
 
 def source_of_today() -> str:
-    """Return under what source the entries of this run are kept."""
+    """Return the source under which the entries of this run are kept."""
     return f"auto-tuning {time.strftime('%Y-%m-%d', time.gmtime())}"
 
 
 _STAGES, _NUM_CHUNKS, _NUM_MICROBATCHES = 2, 2, 4
-"""The least that has messages, an inner stage, and a steady phase."""
+"""The smallest sizes with messages, an inner stage and a steady phase."""
 
 
 def pipelines_of(request: TuningRequest, points: Iterable[MeasuredAt], sends: str) -> list[Pipeline]:
     """Return the plain pipeline and the interleaved one of the first of ``points`` that the measuring devices can hold.
 
-    ``sends``: how the host's interleaved schedule treats its messages; Megatron runs it on two ranks only with overlap.
+    ``sends``: how the host's interleaved schedule sends; Megatron runs it on two ranks only with overlap.
     """
     world = request.num_measuring
     point = next((at for at in points if world % (at.tensor_size * at.context_size * _STAGES) == 0), None)
@@ -195,12 +196,12 @@ def pipelines_of(request: TuningRequest, points: Iterable[MeasuredAt], sends: st
 
 
 def samples_in(folder: Path) -> list[PipelineResult]:
-    """Return what the pipelines of a launch wrote."""
+    """Return the results that the pipelines of a launch wrote."""
     return [read_record(path, "times of a pipeline", PipelineResult) for path in sorted(folder.glob(PIPELINE_FILES))]
 
 
 def stages_us(sample: PipelineResult, kinds: Sequence[int], block_us: Callable[[str, str], float]) -> list[float]:
-    """Return by virtual stage, forward and backward of its blocks.
+    """Return forward and backward time of its blocks by virtual stage.
 
     ``kinds``: of every layer of the model; ``block_us``: of a block and a direction.
     """

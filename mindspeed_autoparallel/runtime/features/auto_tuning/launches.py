@@ -1,4 +1,4 @@
-"""Every launch of a tuning run: decided here, with an id, recorded with how it ended, never repeated needlessly."""
+"""Every launch of a tuning run: started here under an id, recorded with its outcome, never repeated needlessly."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PURPOSES = {
     "calibrate": ("OOTB_OPTIMIZER_PROFILING",),
     "verify": ("OOTB_OPTIMIZER_PROFILING",),
 }
-"""Variables that tell the user's script what a process is for; set in the children only."""
+"""Variables that hold the task of a process that runs the user's script; set in the children only."""
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -43,13 +43,13 @@ class LaunchRecord:
     number: int
     purpose: str
     status: str
-    """How it ended, ``running`` or ``interrupted``."""
+    """Its outcome, ``running`` or ``interrupted``."""
     started: float
     """Seconds since the epoch."""
     outcome: LaunchOutcome | None = None
 
     def to_json(self) -> dict[str, object]:
-        """Return it as ``launches.json`` has it: how it ended beside what it was."""
+        """Return its entry of ``launches.json``."""
         own = {name: value for name, value in vars(self).items() if name != "outcome"}
         ended = {} if self.outcome is None else self.outcome.to_json()
         return {**own, **ended, "status": self.status}
@@ -62,7 +62,7 @@ class Launches:
         self.request = request
         self.coordinator = coordinator
         self.records: list[LaunchRecord] = []
-        """Of this run."""
+        """Launches of this run."""
         self._earlier = _earlier(request.work_dir / LAUNCHES_FILE)
         self._numbers = itertools.count(1 + max((record["number"] for record in self._earlier), default=0))
         self._lock = threading.Lock()
@@ -103,7 +103,7 @@ class Launches:
         argv: tuple[str, ...] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> LaunchOutcome:
-        """Run the user's script on all devices of all nodes, with ``argv`` in place of its own."""
+        """Run the user's script on all devices of all nodes, with ``argv`` instead of its own arguments."""
         spec = self._spec(purpose, task, argv or tuple(sys.argv), dict(environment or {}))
         return self._kept(purpose, spec, lambda: self.coordinator.launch(spec))
 
@@ -152,7 +152,8 @@ class Launches:
 
 
 def _earlier(path: Path) -> list[dict[str, Any]]:
-    """Return launches of earlier runs in this work dir; what was still running then was cut off with its tuner."""
+    """Return launches of earlier runs in this work dir; those still marked as running were interrupted with their
+    tuner."""
     if not path.exists():
         return []
     try:

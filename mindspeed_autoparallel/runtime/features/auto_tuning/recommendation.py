@@ -1,4 +1,4 @@
-"""What a tuning's search gives: configurations with all that a user needs to train by them."""
+"""Result of a tuning's search: configurations with all that a user needs to train with them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mindspeed_autoparallel.spec.plan import Plan
 
 @dataclass(frozen=True, kw_only=True)
 class Recommendation:
-    """A configuration with everything a user needs to train by it."""
+    """A configuration with everything a user needs to train with it."""
 
     found: SolvedConfiguration
     plan: Plan
@@ -38,19 +38,19 @@ class Recommendation:
     command: Sequence[str]
     """The user's command line with them, under torchrun."""
     flags_to_remove: Sequence[str]
-    """Words of the user's command line that would stay in force beside ``words``."""
+    """Words of the user's command line that would stay in force next to ``words``."""
     relative_error: float
     ends: tuple[float, float] = (1.0, 1.0)
-    """Step times, as shares of the predicted one, if modelled switches hide all that the model assumes, and nothing."""
+    """Bounds of the step time, relative to the prediction: modelled switches hide all that is assumed, or nothing."""
 
     @property
     def modelled(self) -> tuple[str, ...]:
-        """Return switches of it that no measurement has seen."""
+        """Return its switches that were never measured."""
         return self.found.configuration.variant.modelled
 
     @property
     def title(self) -> str:
-        """Describe how its layers are run, beside its layout's label."""
+        """Return its layout's label and the variant of its layers."""
         layout = self.plan.layout
         told = layout.sharding.label if layout.sharding is not None else ""
         names = [self.found.configuration.variant.name, *self.modelled]
@@ -59,7 +59,7 @@ class Recommendation:
 
 @dataclass(frozen=True, kw_only=True)
 class Recommended:
-    """What the search gave."""
+    """Result of the search."""
 
     picks: list[Recommendation]
     """Fastest first."""
@@ -68,7 +68,7 @@ class Recommended:
     refused: dict[str, str]
     """Configurations that Megatron refuses, with its message."""
     baseline: SolvedConfiguration | str
-    """The script's own configuration, or why it is not known."""
+    """The script's own configuration, or the reason why it is unknown."""
 
 
 def recommend(

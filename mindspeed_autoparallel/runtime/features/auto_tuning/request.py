@@ -25,10 +25,10 @@ MINIMUM_CONTEXT_TOKENS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class TuningRequest(MeasuringRequest):
-    """What to tune, for how many devices, and what takes the measurements."""
+    """The model to tune, the number of devices, and the nodes that take the measurements."""
 
     num_ranks: int
-    """Of the training to tune for."""
+    """Ranks of the training to tune for."""
     sequence_length: int
     num_layers: int
     num_heads: int
@@ -38,10 +38,10 @@ class TuningRequest(MeasuringRequest):
     knowledge_file: Path
     verify: bool
     calibration_file: Path | None
-    """Device file that verified configurations teach."""
+    """Device file that verified configurations calibrate."""
     log_level: str
     sample_data: SampleData | None = None
-    """How samples differ; ``None``: all have the sequence length."""
+    """Distribution of the samples; ``None``: all have the sequence length."""
 
     @property
     def cluster(self) -> Cluster:

@@ -1,4 +1,4 @@
-"""Stage three: search, and check of what was found by the host's own validation."""
+"""Stage three: the search, and a check of its results by the host's own validation."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def search(request: TuningRequest, profiles: TunedProfiles, arguments: argparse.
 
     picks = list(itertools.islice(legal(top), NUM_RECOMMENDED))
     if all(pick.modelled for pick in picks):
-        # The last place is for the fastest that needs no modelled switch.
+        # The last place goes to the fastest that needs no modelled switch.
         plain = legal(pick for pick in top if not pick.modelled)
         picks = [*picks, *itertools.islice(plain, 1)]
         picks = [*picks[: NUM_RECOMMENDED - 1], *picks[NUM_RECOMMENDED - 1 :][-1:]]
@@ -64,8 +64,7 @@ def search(request: TuningRequest, profiles: TunedProfiles, arguments: argparse.
 
 
 def _not_applied(request: TuningRequest, pick: Recommendation, arguments: argparse.Namespace) -> str:
-    """Return why a training with the flags of ``pick`` would end, which the host's validation does not see; or
-    nothing."""
+    """Return why a training with the flags of ``pick`` would fail although the host's validation passes, or nothing."""
     given = {**vars(arguments), **sizes(pick.plan), **pick.found.configuration.variant.settings}
     return refusal(pick.plan, request.description, argparse.Namespace(**given), request.work_dir)
 
@@ -73,9 +72,9 @@ def _not_applied(request: TuningRequest, pick: Recommendation, arguments: argpar
 def _searched(
     request: TuningRequest, profiles: TunedProfiles, arguments: argparse.Namespace, refused: dict[str, str]
 ) -> tuple[Space, Outcome, Sequence[Recommendation]]:
-    """Return what was searched, and the best of it: by the distribution of the samples where it is given.
+    """Return the searched space and its best configurations: by the distribution of the samples if it is given.
 
-    ``refused`` gets those whose steps are not known for samples that differ.
+    ``refused`` receives those whose steps are unknown for samples that differ.
     """
     count = NUM_RECOMMENDED + _SPARE
     if request.sample_data is not None:

@@ -48,9 +48,9 @@ def profile_variants(
     arguments: argparse.Namespace,
     memory_bytes: int,
 ) -> tuple[list[ProfileVariant], dict[str, str]]:
-    """Return a variant per way to run the layers, with the costs of every point that was traced or measured.
+    """Return the variants of the layers, with the costs of every point that was traced or measured.
 
-    Also returns ways and recompute kinds that are left out, with the reason.
+    Also returns the variants and recompute kinds that are left out, with the reason.
     """
     found, left_out = [], {}
     provenance = provenance_of(request.description, costs.source, costs.device_name, {"software": costs.software})
@@ -115,7 +115,7 @@ def _recompute_traces(
 
 
 def _with_recompute(measurement: Measurement, traces: Mapping[str, BlockTrace], prices: Prices) -> Measurement:
-    """Return ``measurement`` with the recompute kinds as they were traced."""
+    """Return ``measurement`` with the traced recompute kinds."""
     modules = dict(measurement.modules)
     for kind, trace in traces.items():
         for item in prices.timed(trace, measurement.at).modules:
@@ -139,7 +139,7 @@ def _recompute_cost(block: BlockRecord, plain: BlockCost) -> RecomputeCost:
 
 
 def _useful(module: ModuleCost) -> ModuleCost:
-    """Drop selective kinds that keep as much as none, or are nowhere better than one that adds no more time."""
+    """Drop selective kinds that save no memory, or that another kind with no more time and memory replaces."""
     recompute = module.layer.recompute
     light = [kind for kind in recompute if policy_of(kind).kind == "selective"]
     light.sort(key=lambda kind: (recompute[kind].extra_backward_us, recompute[kind].saved_bytes))
@@ -161,7 +161,7 @@ def _is_no_larger(one: RecomputeCost, other: RecomputeCost) -> bool:
 
 
 def _useless_kinds(traces: Mapping[MeasuredAt, TraceResult], plan: SearchPlan) -> dict[str, str]:
-    """Return the recompute kinds that Megatron refuses everywhere, or that keep no byte less, with the reason."""
+    """Return the recompute kinds that Megatron refuses everywhere, or that save no memory, with the reason."""
     left_out = {}
     for kind in plan.recompute:
         pairs = [
@@ -178,7 +178,7 @@ def _useless_kinds(traces: Mapping[MeasuredAt, TraceResult], plan: SearchPlan) -
         }
         title = f"recompute {policy_of(kind).words}"
         if pairs and not any(_saved_bytes(trace) < _saved_bytes(plain) for trace, plain in pairs):
-            left_out[title] = "keeps no byte less in any layout"
+            left_out[title] = "saves no memory in any layout"
         elif reasons and not pairs:
             left_out[title] = "; ".join(sorted(reasons))
     return left_out
@@ -198,20 +198,20 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class TunedProfiles:
-    """Everything the search reads, and notes on its sources."""
+    """Input of the search, and notes on its sources."""
 
     variants: tuple[ProfileVariant, ...]
     plan: SearchPlan
     costs: CalibrationResult
     searched: dict[str, str]
-    """Dimension to its values, for people."""
+    """Dimension to its values, for display."""
     left_out: dict[str, str]
     """Dimension, or a value of it, to the reason."""
     notes: tuple[str, ...]
 
 
 def what_to_search(request: TuningRequest, arguments: argparse.Namespace) -> SearchPlan:
-    """Return what is to be traced and searched; ``ConfigError`` where nothing is legal, before anything starts."""
+    """Return what to trace and search; ``ConfigError`` if no layout is legal, before anything starts."""
     plan = plan_search(request, arguments, _device_kind(request))
     if not plan.points:
         raise ConfigError(
@@ -224,7 +224,7 @@ def what_to_search(request: TuningRequest, arguments: argparse.Namespace) -> Sea
 def profile_source(
     request: TuningRequest, plan: SearchPlan, arguments: argparse.Namespace, launches: Launches
 ) -> TunedProfiles:
-    """Trace, measure what is unknown (or compute it), and return a profile per way to run the layers."""
+    """Trace, measure unknown operators (or compute them), and return a profile per variant of the layers."""
     device, target = current_device(), request.target_device
     base = KnowledgeBase(request.knowledge_file)
     _LOGGER.info(f"stage 1 of 3: profile small; work dir {request.work_dir}")
@@ -257,7 +257,7 @@ def profile_source(
 def _told_of_untraced(
     found: Mapping[MeasuredAt, TraceResult], costs: CalibrationResult, log_dir: Path
 ) -> tuple[list[str], dict[str, str]]:
-    """Return notes on layouts that were measured in place of a trace, and reasons for those that are left out."""
+    """Return notes on layouts that were measured instead of traced, and reasons for those that are left out."""
     failed = [point for point, result in found.items() if result.failure is not None]
     notes, impossible = tell_untraced(failed, costs.measured, found)
     if impossible and len(failed) == len(found) and not costs.measured:
@@ -267,12 +267,12 @@ def _told_of_untraced(
 
 
 def _device_kind(request: TuningRequest) -> str:
-    """Return ``cpu``, ``cuda`` or ``npu``: what will train."""
+    """Return the kind of the training device: ``cpu``, ``cuda`` or ``npu``."""
     return current_device().name if request.target_device is None else kind_of(request.target_device)
 
 
 def _memory_bytes(request: TuningRequest, device: Any) -> int:
-    """Return the memory that a rank may use: the limit of the user, or the device's memory less a reserve."""
+    """Return the memory that a rank may use: the user's limit, or the device's memory minus a reserve."""
     if request.memory_limit_bytes is not None:
         return request.memory_limit_bytes
     if request.target_device is not None:

@@ -1,4 +1,4 @@
-"""Switches that no measurement has seen: their variants, priced by what of a traced block could hide."""
+"""Variants with switches that were never measured, priced by the part of a traced block that they can hide."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.variants imp
 
 
 def target_of(device_name: str, chosen: Device | None) -> Target:
-    """Return what will train; ``chosen``: a device of the catalogue, of whose host's packages nothing is known."""
+    """Return the training device; ``chosen``: a device of the catalogue, whose installed packages are unknown."""
     if chosen is not None:
         return Target(device=chosen, installed=lambda package: True)
     try:
@@ -42,7 +42,7 @@ def modelled_variants(
     prices: Prices,
     target: Target,
 ) -> tuple[list[ProfileVariant], list[str]]:
-    """Return variants with modelled switches on, and the switches; ``context`` gets the reasons for the others."""
+    """Return variants with modelled switches on, and the switches; the reasons for the others go to ``context``."""
     offered = modelled_switches(context, target)
     if not offered.titles:
         return [], []

@@ -1,4 +1,4 @@
-"""Traces of the user's model by point, kept by what they depend on; only missing ones are traced."""
+"""Traces of the user's model by point, kept under a hash of their inputs; only missing ones are traced."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ _MAX_PROCESSES = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """A tracing process that is over."""
+    """A tracing process that has ended."""
 
     outcome: LaunchOutcome
     at: MeasuredAt | None
-    """The point it had taken and not finished; none while the script set itself up."""
+    """The point that it had claimed and not finished; ``None`` during the script's set-up."""
 
     @property
     def looks_like_memory(self) -> bool:
-        """Return whether it ran out of memory by its own words, or was killed by the system, which gives no reason."""
+        """Return whether it reported out of memory, or was killed by the system, which gives no reason."""
         return self.outcome.status is LaunchStatus.OUT_OF_MEMORY or self.outcome.exit_code == -signal.SIGKILL
 
 
@@ -53,16 +53,16 @@ class Attempts:
     def __init__(self, num_processes: int) -> None:
         self.num_processes = num_processes
         self.backwards = False
-        """Whether points are handed out from the last on: the script sets itself up in the first it is given."""
+        """Whether points are handed out from the last on: the script sets itself up in its first point."""
         self._second: set[MeasuredAt] = set()
 
     def lost(
         self, ended: Sequence[Ended], left: Collection[MeasuredAt], *, came_forward: bool, starts: bool
     ) -> dict[MeasuredAt, LaunchOutcome]:
-        """Return those of the points that a round ``left`` which are not tried again, with what ended their process.
+        """Return the points of those that a round ``left`` which are not retried, with the outcome of their process.
 
         ``came_forward``: whether the round finished any point. ``starts``: whether the script was traced in any layout,
-        so that what ends it before a point is the point's doing.
+        in which case a failure before any point is blamed on the point.
         """
         dead = [end for end in ended if end.outcome.status is not LaunchStatus.OK]
         if any(end.looks_like_memory for end in dead):
@@ -77,7 +77,7 @@ class Attempts:
                     lost[end.at] = end.outcome
         if lost or came_forward:
             return lost
-        # Nobody came to a point. What hung would take as long to hang again.
+        # No process reached a point. A process that hung would hang again for as long.
         reason = worst([end.outcome for end in dead])
         if reason.is_the_scripts_own and not starts:
             raise LaunchError(f"the script does not start, so nothing can be traced or measured: {reason.describe()}")
@@ -109,7 +109,7 @@ class Traces:
     """The traces of a request."""
 
     def __init__(self, request: TuningRequest, plan: SearchPlan, headroom_bytes: int) -> None:
-        """Take ``headroom_bytes`` of a device for the training; where that is plenty, recompute is not traced."""
+        """Take ``headroom_bytes`` of a device for the training; if that is plenty, recompute is not traced."""
         self.request = request
         self.plan = plan
         self.headroom_bytes = headroom_bytes
@@ -124,15 +124,16 @@ class Traces:
         self._queue = WorkQueue(self.folder / "queue")
 
     def read(self) -> dict[MeasuredAt, TraceResult]:
-        """Return the finished points, failed ones too, unless they lack what more headroom made unnecessary."""
+        """Return the finished points, including failed ones, except those traced without recompute under more
+        headroom."""
         files = {point: self._task.result_file(point) for point in self._task.points}
         found = {point: read_trace(file) for point, file in files.items() if file.exists()}
         return {point: result for point, result in found.items() if result.headroom_bytes <= self.headroom_bytes}
 
     def take(self, launches: Launches) -> tuple[dict[MeasuredAt, TraceResult], dict[str, str]]:
-        """Trace what is missing in a few processes; a point that ends its process is recorded and passed over.
+        """Trace the missing points in a few processes; a point that ends its process is recorded and skipped.
 
-        Returns the points that Megatron takes, traced or not, and ``{layouts: reason}`` of the others.
+        Returns the points that Megatron accepts, traced or not, and ``{layouts: reason}`` of the others.
         """
         self._forget_given_up()
         found = self.read()
@@ -179,7 +180,7 @@ class Traces:
     def _without_refused(
         self, found: dict[MeasuredAt, TraceResult]
     ) -> tuple[dict[MeasuredAt, TraceResult], dict[str, str]]:
-        """Leave out what Megatron refuses: it is not measured."""
+        """Leave out the points that Megatron refuses: they are not measured."""
         refused = {point: result for point, result in found.items() if result.failure and result.failure.refused}
         if len(refused) == len(found):
             reasons = "; ".join(sorted({result.summary for result in refused.values()}))
@@ -210,7 +211,8 @@ class Traces:
         return [name for name in self.variants if VariantName.parse(name).variant in titles]
 
     def _forget_given_up(self) -> None:
-        """Try again what ended or hung in an earlier run: a longer time limit or another machine may do."""
+        """Retry points whose process failed or hung in an earlier run: a longer time limit or another machine may
+        help."""
         for point, result in self.read().items():
             if result.given_up:
                 self._task.result_file(point).unlink()
@@ -249,9 +251,9 @@ class Traces:
 def tell_untraced(
     failed: Collection[MeasuredAt], measured: Collection[MeasuredAt], found: Mapping[MeasuredAt, TraceResult]
 ) -> tuple[list[str], dict[str, str]]:
-    """Return notes on layouts that were measured in place of a trace, and ``{layouts: reason}`` of the others.
+    """Return notes on layouts that were measured instead of traced, and ``{layouts: reason}`` of the others.
 
-    ``failed``: layouts without a trace; ``found``: the message of tracing for each.
+    ``failed``: layouts without a trace; ``found``: the error message of each.
     """
     whole = _by_reason({point: found[point] for point in failed if point in measured})
     lost = _by_reason({point: found[point] for point in failed if point not in measured})
@@ -288,5 +290,5 @@ def num_written(files: Iterable[Path], since: float) -> int:
 def _is_newer(file: Path, since: float) -> bool:
     try:
         return file.stat().st_mtime >= since
-    except OSError:  # not there yet
+    except OSError:  # missing so far
         return False

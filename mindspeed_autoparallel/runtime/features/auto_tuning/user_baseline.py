@@ -1,4 +1,4 @@
-"""The script's own configuration, priced as all others are: what the recommendations are worth to its user."""
+"""The script's own configuration, priced like all others, to show the gain of the recommendations."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _OWN_STAGES = (
     PATTERN_ARGUMENT,
 )
 _MEGATRONS_MODULES = ("core_attn",)
-"""What it recomputes of every layer where no modules are named."""
+"""Modules that it recomputes in every layer if none are named."""
 
 
 def user_baseline(
     arguments: argparse.Namespace, space: Space, cluster: Cluster, batch: int
 ) -> SolvedConfiguration | str:
-    """Return how the script would train on ``cluster`` by its own flags, fitting or not; or why that is not known."""
+    """Return how the script would train on ``cluster`` with its own flags, fitting or not; or why that is unknown."""
     own = vars(arguments)
     for name in _OWN_STAGES:
         if own.get(name):
@@ -61,7 +61,7 @@ def user_baseline(
         "paired": False,
     }
     for configuration in space.configurations:
-        # The script's own way to run the layers has no name.
+        # The title of the script's own variant is empty.
         plain = not configuration.variant.name and not configuration.variant.modelled
         if plain and all(getattr(configuration.layout, name) == value for name, value in wanted.items()):
             return _priced(configuration, arguments, cluster, batch)
@@ -114,7 +114,7 @@ def _priced(
 
 
 def _recompute(arguments: argparse.Namespace) -> tuple[str, int]:
-    """Return a kind of ``spec.recompute``, and of how many layers of a stage; 0: of all."""
+    """Return a kind of ``spec.recompute``, and the number of layers of a stage that it applies to; 0: all."""
     own = vars(arguments)
     granularity = own.get("recompute_granularity") or ("selective" if own.get("recompute_activations") else None)
     if granularity is None:
@@ -126,7 +126,7 @@ def _recompute(arguments: argparse.Namespace) -> tuple[str, int]:
 
 
 def described(given: SolvedConfiguration | str) -> Baseline:
-    """Return it as the result file has it."""
+    """Return it in the form of the result file."""
     if isinstance(given, str):
         return {"reason": given}
     worst = max(given.evaluation.memory, key=lambda rank: rank.peak_bytes)

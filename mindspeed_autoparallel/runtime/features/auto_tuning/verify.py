@@ -1,4 +1,5 @@
-"""``--auto-tuning-verify``: the recommended configurations run for a few steps, and how far the prediction was off."""
+"""``--auto-tuning-verify``: runs the recommended configurations for a few steps, and reports the error of the
+prediction."""
 
 from __future__ import annotations
 
@@ -30,14 +31,14 @@ from mindspeed_autoparallel.units import US_PER_MS
 
 _LOGGER = logging.getLogger(__name__)
 _NUM_STEPS = 16
-"""The first is not timed, the second gives memory, and the later half of the others the time."""
+"""The first step is not timed, the second gives memory, and the later half of the others the time."""
 
 
 def verify(request: TuningRequest, picks: Sequence[Recommendation], launches: Launches, result: TuningResult) -> None:
-    """Launch each configuration that fits the measuring devices; the others say why they were not run.
+    """Launch each configuration that fits the measuring devices; the others get the reason why they were not run.
 
-    With fewer devices than ranks the data-parallel size is reduced, and the prediction compared is that of the reduced
-    job. What an earlier run measured of the same command on the same device is not measured again. ``result`` and its
+    With fewer devices than ranks the data-parallel size is reduced, and the prediction of the reduced job is compared.
+    Measurements of the same command on the same device by an earlier run are reused. ``result`` and its
     files grow with every configuration.
     """
     sources = [hash_of_sources(Path(sys.argv[0])).hexdigest(), fingerprint_of(current_device()).to_json()]
@@ -94,7 +95,7 @@ def _verified(
 
 
 def reduced_layout(layout: Layout, num_devices: int) -> Layout | None:
-    """Return ``layout`` with the data-parallel size for exactly ``num_devices``; ``None`` where there is none."""
+    """Return ``layout`` with the data-parallel size for exactly ``num_devices``; ``None`` if there is none."""
     shards = layout.num_devices // layout.data_size
     if num_devices % shards:
         return None

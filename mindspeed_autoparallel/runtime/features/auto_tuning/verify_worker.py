@@ -1,4 +1,4 @@
-"""What runs in a verifying process: the user's training by a configuration, for a few steps that are watched."""
+"""Runs in a verifying process: the user's training with a configuration, for a few measured steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
             setattr(arguments, name, None)
     train_for(arguments, int(data["num_steps"]))
     if current_device().name == "cpu" and hasattr(arguments, "rerun_mode"):
-        # It keeps the batches of a step: in host memory, which is the device's own here.
+        # It keeps the batches of a step in host memory, which counts as device memory here.
         arguments.rerun_mode = "disabled"
     target, plan, calibrated = Path(data["result"]), Plan.parse(data["plan"], "plan"), data["calibration_file"]
 

@@ -1,4 +1,4 @@
-"""The files of a tuning run: JSON for programs, a table and a page for people, a plan file per configuration."""
+"""The files of a tuning run: JSON for programs, a table and a page for users, a plan file per configuration."""
 
 from __future__ import annotations
 

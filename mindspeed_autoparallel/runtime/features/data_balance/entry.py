@@ -20,7 +20,7 @@ _GLOO_ARGUMENTS = ("use_gloo_process_groups", "enable_gloo_process_groups")
 def prepare(arguments: argparse.Namespace) -> None:
     """Set up this process's order of microbatches before any process group exists.
 
-    Raises ``ConfigError``, which names the flag that does not go with it.
+    Raises ``ConfigError``, which names the incompatible flag.
     """
     flags = read_flags(DataBalanceFlags, arguments)
     own = "--data-balance" if flags.data_balance else "--order-microbatches"

@@ -30,7 +30,7 @@ def gathered_works(works: Sequence[float], group: dist.ProcessGroup | None) -> l
 
 
 def exchange(batches: Sequence[Any], shared: Shared, group: dist.ProcessGroup | None) -> list[Any]:
-    """Return this replica's microbatches in the order of training, after the others sent what is theirs."""
+    """Return this replica's microbatches in the order of training, after the exchange with the others."""
     rank = group.rank() if group is not None else 0
     number = len(batches)
     mine = shared.places[rank]
@@ -62,7 +62,7 @@ def _received(held: dict[int, Any], shared: Shared, number: int, group: dist.Pro
 
 
 def _packed(batches: dict[int, Any]) -> torch.Tensor:
-    # A view would be written with all that it is a view of.
+    # A view would be serialized with its whole storage.
     whole = {
         place: {
             name: value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
@@ -76,12 +76,12 @@ def _packed(batches: dict[int, Any]) -> torch.Tensor:
 
 
 class MicrobatchOrder:
-    """What this process does with the microbatches of its steps; nothing until ``apply`` has set ``work``."""
+    """How this process reorders the microbatches of its steps; it does nothing until ``apply`` has set ``work``."""
 
     def __init__(self) -> None:
         self.work: BatchWork | None = None
         self.is_exchanged = False
-        """Between replicas; otherwise within one."""
+        """Whether microbatches move between replicas; otherwise only within one."""
         self.log_every = 0
         """Steps between lines of the log; 0: none."""
         self._num_steps = 0
@@ -111,7 +111,7 @@ class MicrobatchOrder:
 
 
 def describe(shared: Shared, is_exchanged: bool, took_ms: float) -> str:
-    """Return a line for the log: how even a global batch is before and after, and how far from the best possible."""
+    """Return a log line: the balance of a global batch before and after, and its gap to the best possible."""
     if not is_exchanged:
         return f"microbatches ordered by their work in {took_ms:.1f} ms"
     return (

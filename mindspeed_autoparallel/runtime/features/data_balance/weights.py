@@ -1,6 +1,6 @@
 """The work of a microbatch: operations of every module for the rows that its tensors have.
 
-Only ratios count: how many times the work of one microbatch another has. Rows of text are those of the padded ids; rows
+Only the ratios of the works of microbatches matter. Rows of text are those of the padded ids; rows
 of pictures are patches. Attention of text adds up squares of sequences (of the texts in a packed row), that of pictures
 squares of each.
 """
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 _TEXTS = ("input_ids", "tokens", "text")
 _PICTURES = ("pixel_values", "images", "image")
 _PACKED_LENGTHS, _PACKED_ENDS = "sequence_lengths", "cu_seqlens"
-"""Of the texts in packed rows: the reference training's, and Megatron's."""
+"""Keys of the boundaries of texts in packed rows: the reference training's, and Megatron's."""
 _GRIDS = "image_grid_thw"
 _SOUNDS = ("audio_features", "input_features")
 _SOUND_ROWS = "audio_num_frames"
 _PATCH_PIXELS = 14 * 14
-"""Of a patch, where pictures come as pixels."""
+"""Pixels of a patch, for pictures given as pixels."""
 _DEFAULT_GROWTH = 4
-"""Megatron's feed-forward width over the hidden size where none is given."""
+"""Megatron's default ratio of feed-forward width to hidden size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class StackWork:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchWork:
-    """Operations of the modules by what they read; zero for a module that the model lacks."""
+    """Operations of the modules by their input; zero for a module that the model lacks."""
 
     text: StackWork
     pictures: StackWork
@@ -70,7 +70,7 @@ class BatchWork:
 
 
 def batch_work(description: Description, arguments: argparse.Namespace) -> BatchWork:
-    """Return the work of the described modules; sizes that model.json lacks are the flags'."""
+    """Return the work of the described modules; sizes missing in model.json come from the flags."""
     works = {"text": StackWork(linear=0.0, quadratic=0.0)}
     works |= {"pictures": works["text"], "sounds": works["text"]}
     for module in description.modules:
@@ -80,7 +80,7 @@ def batch_work(description: Description, arguments: argparse.Namespace) -> Batch
         before = works[kind]
         works[kind] = StackWork(linear=before.linear + more.linear, quadratic=before.quadratic + more.quadratic)
     if not works["text"].linear:
-        # Nothing is known of the text's model: rows alone.
+        # The text model is unknown: count rows only.
         works["text"] = StackWork(linear=1.0, quadratic=0.0)
     return BatchWork(**works)
 
@@ -109,10 +109,10 @@ def _stack_work(
 
 
 def _text_pairs(batch: Mapping[str, object], ids: torch.Tensor) -> int:
-    """Return pairs of tokens of the same text: those of packed rows end where their texts do."""
+    """Return pairs of tokens of the same text: packed rows are cut at the ends of their texts."""
     lengths, ends = batch.get(_PACKED_LENGTHS), batch.get(_PACKED_ENDS)
     if not _is_tensor(lengths) and _is_tensor(ends):
-        # Filled up with the last one, so that rows have as many.
+        # Padded with the last boundary, so that all rows have the same number.
         lengths = ends.diff(dim=-1)
     if not _is_tensor(lengths):
         return int(ids.numel()) * int(ids.shape[-1])

@@ -1,1 +1,2 @@
-"""``--auto-parallel-elastic``: torchrun restarts the processes, and they go on under the best plan for their number."""
+"""``--auto-parallel-elastic``: torchrun restarts the processes, and they continue under the best plan for their
+number."""

@@ -1,4 +1,4 @@
-"""``--auto-parallel-elastic`` at the start of every process: take the plan for this world, or wait as a spare."""
+"""``--auto-parallel-elastic`` at the start of every process: apply the plan for this world, or wait as a spare."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mindspeed_autoparallel.weights.rank_folders import TRACKER
 from mindspeed_autoparallel.weights.whole_steps import loss_line, saved_steps
 
 _NEW_START = {"finetune": False, "no_load_optim": None, "no_load_rng": None, "ckpt_step": None}
-"""Flags that leave state of a checkpoint behind, and Megatron's defaults."""
+"""Flags that skip state of a checkpoint, and Megatron's defaults."""
 
 _POLL_S = 0.5
 
@@ -57,7 +57,7 @@ def _going_on(request: ElasticRequest, plan: Plan, arguments: argparse.Namespace
 def take_part(arguments: argparse.Namespace, first: Plan, plan: Plan) -> None:
     """Make the world of this process the ranks of ``plan``, and its checkpoints loadable under any other plan.
 
-    ``first``: the user's plan, whose padding of the vocabulary every plan keeps: rows that TP adds change the loss.
+    ``first``: the user's plan, whose padding of the vocabulary every plan keeps: rows added for TP change the loss.
     """
     arguments.world_size = plan.layout.num_devices
     if hasattr(arguments, "dist_ckpt_optim_fully_reshardable"):
@@ -77,13 +77,13 @@ def take_part(arguments: argparse.Namespace, first: Plan, plan: Plan) -> None:
 def resume_from_newest(arguments: argparse.Namespace, plan: Plan) -> str:
     """Load from ``--save`` once it has a checkpoint: weights, optimizer, schedule, iteration and consumed samples.
 
-    A first start loads what the script names. Flags of the script that leave state behind (``--finetune``,
-    ``--no-load-optim``) are for that first start alone. Where the newest step is not whole, the newest whole one is
+    The first start loads the script's checkpoint. Flags of the script that skip state (``--finetune``,
+    ``--no-load-optim``) apply to that first start only. If the newest step is incomplete, the newest complete one is
     loaded, and a line about it is returned; otherwise an empty string. ``plan``: the user's. Raises ``ConfigError``
-    where no step is whole.
+    if no step is complete.
     """
     save = Path(arguments.save)
-    # Megatron writes the tracker last, so that a step is whole where it is named.
+    # Megatron writes the tracker last, so the step that it names is complete.
     if not (save / TRACKER).is_file():
         return ""
     saved = saved_steps(save, plan)
@@ -100,12 +100,12 @@ def resume_from_newest(arguments: argparse.Namespace, plan: Plan) -> str:
 
 
 def announce_end(request: ElasticRequest) -> None:
-    """Leave a file for spare processes when this process, rank 0, ends well."""
+    """Write a file for spare processes when this process, rank 0, ends without an error."""
     path = _end_of(request)
     path.unlink(missing_ok=True)
 
     def announce() -> None:
-        # Set by the interpreter where an exception ends the script.
+        # Set by the interpreter if an exception ends the script.
         if getattr(sys, "last_exc", None) is None:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_text_atomic(path, "")
@@ -114,7 +114,7 @@ def announce_end(request: ElasticRequest) -> None:
 
 
 def wait_for_end(request: ElasticRequest, plan: Plan) -> NoReturn:
-    """Wait until the training has ended, and end well; torchrun ends this process before it restarts the others."""
+    """Wait until the training has ended, and exit with 0; torchrun ends this process before it restarts the others."""
     path, started = _end_of(request), time.time()
     used, rank = plan.layout.num_devices, request.world.rank
     print(f"elastic: rank {rank} is a spare, the plan uses {used} of {request.world.size} processes", flush=True)

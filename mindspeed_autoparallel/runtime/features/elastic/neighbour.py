@@ -1,8 +1,9 @@
-"""Every node's first process watches that of the next node, and ends when that falls silent: torchrun then restarts.
+"""Every node's first process watches that of the next node, and exits when that stops responding: torchrun then
+restarts.
 
-torchrun's agents look after their own processes alone. Where a node is lost while the others still connect, or hang in
-a collective of NCCL or HCCL, theirs stay alive for the minutes of the communication's timeout. The processes meet in
-files beside the checkpoints, one a node.
+torchrun's agents watch only their own processes. If a node is lost while the others still connect, or hang in a
+collective of NCCL or HCCL, their processes stay alive until the communication times out, which takes minutes. The
+processes meet in files beside the checkpoints, one a node.
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ class Neighbour:
         self._changed = clock()
 
     def beat(self) -> None:
-        """Show that this node lives."""
+        """Show that this node is alive."""
         self._own.write_text(str(time.time_ns()))
 
     def leave(self) -> None:
-        """Show that this node ended well, and need not be waited for."""
+        """Show that this node ended without an error, so that no other waits for it."""
         self._own.with_suffix(".left").touch()
 
     def is_lost(self) -> bool:
-        """Return whether the next node has been silent for too long. Only its changes count: clocks of nodes differ."""
+        """Return whether the next node's file is unchanged for too long. Only changes count: clocks of nodes differ."""
         if self._next.with_suffix(".left").exists():
             return False
         beat = self._next.stat().st_mtime_ns if self._next.exists() else None
@@ -66,7 +67,7 @@ def watch_next_node(folder: Path, world: World) -> None:
 
     def run() -> None:
         while not over.wait(_BEAT_S):
-            with contextlib.suppress(OSError):  # storage that stalls is no loss
+            with contextlib.suppress(OSError):  # storage that stalls does not count as a lost node
                 neighbour.beat()
                 if neighbour.is_lost():
                     line = f"elastic: node {neighbour.next_node} is silent; this process ends so that torchrun restarts"
@@ -75,7 +76,7 @@ def watch_next_node(folder: Path, world: World) -> None:
 
     def end() -> None:
         over.set()
-        # Set by the interpreter where an exception ends the script: then the others restart, too.
+        # Set by the interpreter if an exception ends the script: then the others restart, too.
         if getattr(sys, "last_exc", None) is None:
             with contextlib.suppress(OSError):
                 neighbour.leave()

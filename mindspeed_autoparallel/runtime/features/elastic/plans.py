@@ -1,4 +1,4 @@
-"""The plan for the processes there are: the user's own, one made before, or a new one that rank 0 makes for all."""
+"""The plan for the current processes: the user's own, an earlier one, or a new one that rank 0 makes for all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mindspeed_autoparallel.spec import Plan
 
 _POLL_S = 0.1
 _GRACE_S = 60.0
-"""Beside the time limit of the search: file systems, imports, and the layouts that it compares first."""
+"""Seconds on top of the search's time limit: file systems, imports, and the layouts that it compares first."""
 
 
 def plan_for_world(request: ElasticRequest, arguments: argparse.Namespace) -> tuple[Path, Plan]:
@@ -24,8 +24,8 @@ def plan_for_world(request: ElasticRequest, arguments: argparse.Namespace) -> tu
 
     ``arguments``: the host's, which trains by it.
 
-    Raises ``InfeasiblePlan`` where the model fits no number of these devices, and ``LaunchError`` where rank 0 has not
-    written a plan in time.
+    Raises ``InfeasiblePlan`` if the model fits no number of these devices, and ``LaunchError`` if rank 0 does not write
+    a plan in time.
     """
     world, plan = request.world, request.plan
     if world.size == plan.layout.num_devices and world.per_node == plan.cluster.devices_per_node:
@@ -39,7 +39,7 @@ def plan_for_world(request: ElasticRequest, arguments: argparse.Namespace) -> tu
 
 
 def _file_of(request: ElasticRequest) -> Path:
-    """Name the plan by what it follows from: an edited plan gets plans of its own."""
+    """Return the plan's file name, with a hash of its inputs: an edited plan gets its own derived plans."""
     digest = hashlib.sha256(request.plan.text().encode()).hexdigest()[:8]
     world = request.world
     return request.folder / f"plan-{digest}-{world.num_nodes}x{world.per_node}.json"
@@ -50,7 +50,7 @@ def _failure(path: Path) -> Path:
 
 
 def _write_plan(request: ElasticRequest, path: Path, arguments: argparse.Namespace) -> None:
-    """Plan and write ``path``, or why that failed, for the ranks that wait."""
+    """Write the plan to ``path``, or the reason of its failure beside it, for the ranks that wait."""
     from mindspeed_autoparallel.planner.replan import best_plan, cluster_of_nodes, costs_of
 
     world = request.world

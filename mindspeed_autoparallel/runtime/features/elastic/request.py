@@ -1,4 +1,4 @@
-"""The flags of ``--auto-parallel-elastic`` and what torchrun started, checked."""
+"""The flags of ``--auto-parallel-elastic`` and torchrun's environment, checked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mindspeed_autoparallel.spec import Plan
 
 _FLAG = "--auto-parallel-elastic"
 FOLDER = "auto_parallel_elastic"
-"""In the folder of ``--save``, which all nodes share."""
+"""Name inside the folder of ``--save``, which all nodes share."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class World:
     size: int
     per_node: int
     start: str
-    """Names this start among all of the run."""
+    """Identifies this start among all starts of the run."""
 
     @property
     def num_nodes(self) -> int:
@@ -38,14 +38,14 @@ class World:
 
 @dataclass(frozen=True, kw_only=True)
 class ElasticRequest:
-    """What to go on with."""
+    """The inputs of an elastic start."""
 
     world: World
     plan_file: Path
     plan: Plan
-    """The user's, for the whole cluster."""
+    """The user's plan for the whole cluster."""
     folder: Path
-    """Of plans for other numbers of processes."""
+    """Folder of the plans for other numbers of processes."""
     time_limit_s: float
     description: Description
     splits: Splits | None
@@ -102,7 +102,7 @@ def read_world(environment: Mapping[str, str]) -> World:
 
 
 def _check_padding(arguments: argparse.Namespace, plan: Plan, world: World) -> None:
-    """Raise ``ConfigError`` where a later plan could not keep the padding of the vocabulary (``apply.take_part``)."""
+    """Raise ``ConfigError`` if a later plan could not keep the padding of the vocabulary (``apply.take_part``)."""
     multiple = getattr(arguments, "make_vocab_size_divisible_by", None)
     widest = 1 << (world.per_node.bit_length() - 1)
     if multiple is not None and int(multiple) * plan.layout.tensor_size % widest:

@@ -1,1 +1,1 @@
-"""``--hetero-parallel``: joins a training whose modules each have a layout of their own."""
+"""``--hetero-parallel``: sets up a training whose modules each have their own layout."""

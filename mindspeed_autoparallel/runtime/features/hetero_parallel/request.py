@@ -29,7 +29,7 @@ _REFUSED = {
     "--overlap-param-gather-with-optimizer-step out",
     "lazy_mpu_init": "the groups of all modules are made at once; leave --lazy-mpu-init out",
 }
-"""Arguments of Megatron that cannot go with it, and why."""
+"""Arguments of Megatron that it does not support, and why."""
 _VIRTUAL_FLAGS = (
     "virtual_pipeline_model_parallel_size",
     "num_layers_per_virtual_pipeline_stage",
@@ -39,19 +39,19 @@ _VIRTUAL_FLAGS = (
 
 @dataclass(frozen=True, kw_only=True)
 class HeteroRequest:
-    """The layouts to train under."""
+    """The layouts of the training."""
 
     layout: HeteroLayout
     scales: dict[str, int]
-    """Encoder to the backbone's microbatches that it takes at a time."""
+    """By encoder: number of the backbone's microbatches that it encodes at a time."""
     micro_batch_size: int
-    """Of the backbone, in samples."""
+    """Micro batch of the backbone, in samples."""
     world_size: int
 
 
 def _check_checkpoint_format(arguments: argparse.Namespace, layout: HeteroLayout) -> None:
-    """Refuse ``--ckpt-format torch`` where the first replica of the backbone's ranks, which it keeps, does not hold
-    all."""
+    """Refuse ``--ckpt-format torch``, which keeps the backbone's first replica of ranks, if these do not hold the whole
+    model."""
     if getattr(arguments, "ckpt_format", None) != "torch" or not getattr(arguments, "save", None):
         return
     staged = [module for module in layout.others if module.pipeline_size > 1]
@@ -75,7 +75,7 @@ def _check_checkpoint_format(arguments: argparse.Namespace, layout: HeteroLayout
 
 
 def _check_generators(arguments: argparse.Namespace, layout: HeteroLayout, num_microbatches: int) -> None:
-    """Refuse what generators cannot go with: virtual stages by flag, and fewer microbatches than stages."""
+    """Refuse what generators do not support: virtual stages by flag, and fewer microbatches than stages."""
     if not layout.generators:
         return
     name, stages = layout.generators[0].name, layout.backbone.pipeline_size
@@ -103,7 +103,7 @@ def check_layouts(
 ) -> HeteroRequest:
     """Return the layouts of ``model`` for ``world_size`` processes, checked beside the host's ``arguments``.
 
-    Raises ``ConfigError``; ``source``: where ``model`` stands, for its message.
+    Raises ``ConfigError``; ``source``: the origin of ``model``, for the message.
     """
     for name, why in _REFUSED.items():
         if getattr(arguments, name, None):

@@ -28,7 +28,7 @@ _SWIGLU_UNIT = 64
 
 @dataclass(frozen=True)
 class Work:
-    """``global_batch_size`` samples of ``sequence`` tokens on ``devices``, as the script would cut them."""
+    """``global_batch_size`` samples of ``sequence`` tokens on ``devices``, in the script's own layout."""
 
     shape: Decoder
     global_batch_size: int
@@ -40,13 +40,13 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorRequest:
-    """What to search, how, and where the plan goes."""
+    """The model to search, the settings, and the output folder."""
 
     work: Work
     config: OperatorConfig
     pins: Pins
     explain: str | None
-    """The operator whose cuts are printed in place of the plan."""
+    """The operator whose cuts are printed instead of the plan."""
     output_dir: Path
 
 

@@ -42,6 +42,6 @@ class PreflightFlags(FlagGroup):
 
 
 def check_imbalance(ratio: float) -> None:
-    """Raise ``ConfigError`` for what can be no share of tokens."""
+    """Raise ``ConfigError`` for an impossible share of tokens."""
     if not (math.isfinite(ratio) and ratio >= 1):
         raise ConfigError(f"--auto-parallel-preflight-imbalance must be at least 1, got {ratio:g}.")

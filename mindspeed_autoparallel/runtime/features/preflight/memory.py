@@ -11,7 +11,7 @@ from mindspeed_autoparallel.runtime.profiling.measure.recorder import first_tens
 
 
 class PeakPlaces:
-    """The highest point of a step, and where it is. Without a probe only the place is kept, for an error's message."""
+    """The peak of a step and its place. Without a probe only the place is kept, for an error's message."""
 
     def __init__(self) -> None:
         self.probe: MemoryProbe | None = None
@@ -28,7 +28,7 @@ class PeakPlaces:
         self._kind, self.place = kind, place
 
     def close(self) -> None:
-        """Count what was highest since the last call to the current place."""
+        """Assign the peak since the last call to the current place."""
         if self.probe is None:
             return
         peak = self.probe.take_peak_bytes()
@@ -54,7 +54,7 @@ class LayerMarks:
                 self._handles.append(layer.register_forward_hook(self._after(name)))
 
     def detach(self) -> None:
-        """Take the hooks off."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

@@ -1,7 +1,7 @@
-"""Which ranks of a layout hold the same, which of them are run, and the task of each.
+"""Groups of ranks with equal memory, the ranks to run, and the task of each.
 
-Ranks of one pipeline stage hold the same: tensor and context ranks have equal shards, replicas have equal shards of the
-optimizer (the last one less, where a bucket was padded), and expert ranks have as many experts and, with balanced
+Ranks of one pipeline stage have equal memory: tensor and context ranks have equal shards, replicas have equal shards of
+the optimizer (the last one less, where a bucket was padded), and expert ranks have as many experts and, with balanced
 routers, as many tokens. Stages differ by their layers and by their microbatches in flight.
 """
 
@@ -15,14 +15,14 @@ from mindspeed_autoparallel.spec.layout import Layout, ModuleLayout
 from mindspeed_autoparallel.spec.plan import Plan
 
 Place = tuple[int, ...]
-"""What a rank's memory depends on: its pipeline rank, and its stage in every encoder's own pipeline."""
+"""The coordinates that determine a rank's memory: its pipeline rank, and its stage in every encoder's pipeline."""
 
 TASK_KIND = "preflight"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankKind:
-    """Ranks that hold the same."""
+    """Ranks with equal memory."""
 
     rank: int
     """The one that is run: the first of them."""
@@ -74,7 +74,7 @@ def _why(layout: Layout, place: Place) -> str:
 
 
 def selected(kinds: Sequence[RankKind], wanted: str, plan: Plan | None, layout: Layout) -> tuple[RankKind, ...]:
-    """Return the kinds that ``--auto-parallel-preflight-ranks`` names; ``ConfigError`` where there is no such rank.
+    """Return the kinds that ``--auto-parallel-preflight-ranks`` names; ``ConfigError`` if there is no such rank.
 
     A number is played by the first rank of its tensor group, which reads the group's data.
     """
@@ -91,7 +91,8 @@ def selected(kinds: Sequence[RankKind], wanted: str, plan: Plan | None, layout: 
 
 
 def rank_numbers(wanted: str, world_size: int) -> list[int]:
-    """Return the ranks in a text such as ``0,37``; ``ConfigError`` for what is no rank of ``world_size``."""
+    """Return the ranks in a text such as ``0,37``; ``ConfigError`` for an entry that is not a rank of
+    ``world_size``."""
     numbers = []
     for word in wanted.split(","):
         if not word.strip().isdigit() or int(word) >= world_size:

@@ -27,7 +27,7 @@ from mindspeed_autoparallel.units import MIB
 
 HETERO_SWITCHES = ("hetero_parallel", "auto_parallel_hetero")
 _MOST_DEVICES = 2**20
-"""Every power of two divides it; the smallest number is computed from the sizes."""
+"""A device count that all smaller powers of two divide; the smallest sufficient one is computed from the sizes."""
 
 _FEATURE = "--auto-parallel-preflight"
 
@@ -35,7 +35,7 @@ _FEATURE = "--auto-parallel-preflight"
 def layout_of_script(arguments: argparse.Namespace, shared: AutoParallelFlags, feature: str) -> Layout:
     """Return the layout of the script's own flags on ``--simulated-nnodes`` nodes, or on as few devices as hold it.
 
-    With ``--hetero-parallel`` model.json has the sizes of the backbone and of every encoder. ``ConfigError`` where the
+    With ``--hetero-parallel`` model.json has the sizes of the backbone and of every encoder. ``ConfigError`` if the
     layout does not divide the devices.
     """
 
@@ -84,7 +84,7 @@ def layout_of_script(arguments: argparse.Namespace, shared: AutoParallelFlags, f
 
 
 def _hetero_layout(arguments: argparse.Namespace, devices: int | None) -> Layout:
-    """Return the layout of model.json's modules on ``devices``, ``None``: on as few as hold each of them."""
+    """Return the layout of model.json's modules on ``devices``; ``None``: on as few as hold each of them."""
     path, model = read_model(arguments)
     found = read_layout(model, world_size=devices or _MOST_DEVICES, source=str(path))
     backbone = found.backbone
@@ -123,14 +123,14 @@ def _num_stages(text: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class PreflightRequest:
-    """What to run."""
+    """The plan or layout, and the ranks to run."""
 
     layout: Layout
     plan: Plan | None
     plan_path: Path | None
     num_microbatches: int
     kinds: tuple[RankKind, ...]
-    """Of all ranks."""
+    """Kinds of all ranks."""
     selected: tuple[RankKind, ...]
     num_steps: int
     imbalance: float
@@ -140,7 +140,7 @@ class PreflightRequest:
     work_dir: Path
     output_dir: Path
     samples_differ: bool
-    """Whether replicas see samples of other lengths, so that their peaks differ."""
+    """Whether replicas get samples of different lengths, so that their peaks differ."""
     switches: tuple[str, ...]
     """Destinations of the user's other switches that the children need as well."""
 
@@ -181,7 +181,7 @@ def read_request(arguments: argparse.Namespace) -> PreflightRequest:
 
 
 def _limit(plan: Plan | None, shared: AutoParallelFlags) -> tuple[int, str]:
-    """Return the memory that a rank may use, and where the figure is from."""
+    """Return the memory that a rank may use, and the source of the figure."""
     limit = shared.auto_parallel_memory_limit_mib
     if limit is not None:
         check_memory_limit(limit)

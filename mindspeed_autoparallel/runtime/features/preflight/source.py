@@ -22,7 +22,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 def run_source(request: PreflightRequest) -> tuple[RankReport, ...]:
-    """Run the selected ranks, the source of every figure, and return what each measured."""
+    """Run the selected ranks, from which every figure comes, and return their results."""
     reports = []
     for number, kind in enumerate(request.selected, start=1):
         run = _run(request, kind)
@@ -68,7 +68,7 @@ def result_file(work_dir: Path, rank: int) -> Path:
 
 
 def run_rank(task: PreflightTask, work_dir: Path, timeout_s: float) -> RankRun:
-    """Run this process's own command as one rank alone and return what it measured, or why it measured nothing."""
+    """Run this process's own command as one rank alone and return its result, or why it has none."""
     result, world = Path(task.result), task.world_size
     result.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     result.unlink(missing_ok=True)
@@ -80,7 +80,7 @@ def run_rank(task: PreflightTask, work_dir: Path, timeout_s: float) -> RankRun:
         timeout_s=timeout_s,
     )
     started = time.monotonic()
-    # As if every rank had a node of its own: the rank is any, the local rank 0, and this device the only one.
+    # As if every rank had its own node: any rank, local rank 0, and this device alone.
     outcome = run_local_processes(spec, LocalRanks(node_rank=task.rank, num_nodes=world), log_dir=work_dir / "logs")
     seconds = time.monotonic() - started
     if result.exists():
@@ -97,7 +97,7 @@ def run_rank(task: PreflightTask, work_dir: Path, timeout_s: float) -> RankRun:
 
 
 def _missing_object(log: Path) -> str:
-    """Return what the script waited for of a rank that is not here, if it did."""
+    """Return the object of an absent rank that the script waited for, if any."""
     if not log.is_file():
         return ""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -41,14 +41,14 @@ class PreflightWatch:
         self.step_us: list[float] = []
         self.optimizer_us: list[float] = []
         self.passes: list[tuple[str, int, int, Any, Any]] = []
-        """Of the step at work: kind, chunk, microbatch, and the device's clock before and after."""
+        """Passes of the current step: kind, chunk, microbatch, and the device's clock before and after."""
         self._chunks: list[Any] = []
         self._forwards: dict[int, tuple[int, int]] = {}
-        """Chunk and microbatch by the identity of what a forward returned."""
+        """Chunk and microbatch by the identity of a forward's output."""
         self._counts: dict[int, int] = {}
 
     def begin_step(self, model: Any) -> None:
-        """Forget the passes of the step before."""
+        """Drop the passes of the previous step."""
         begin_steps()
         self._chunks = list(model) if isinstance(model, (list, tuple)) else [model]
         self.passes.clear()
@@ -82,7 +82,7 @@ class PreflightWatch:
         return next((index for index, chunk in enumerate(self._chunks) if chunk is model), 0)
 
     def result(self, status: str, reason: str = "") -> RankRun:
-        """Return what was measured so far."""
+        """Return the measurements so far."""
         assert self.task is not None
         between = current_device().seconds_between
         passes = (
@@ -110,7 +110,7 @@ class PreflightWatch:
         )
 
     def leave(self, status: str, reason: str = "", code: int = 0) -> None:
-        """Write the result and end the process at once: what follows a training waits for peers."""
+        """Write the result and end the process at once: code after a training waits for peers."""
         assert self.task is not None
         write_json_atomic(Path(self.task.result), json_of(self.result(status, reason)))
         print(f"pre-flight of rank {self.task.rank}: {status} after {self.num_done} steps", flush=True)
@@ -141,7 +141,7 @@ def build_data(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappi
 
 
 def log_nothing(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
-    """Wrap the host's ``training_log``: losses of a rank alone mean nothing."""
+    """Wrap the host's ``training_log``: the losses of a rank alone are meaningless."""
     return wrapped(*args, **kwargs) if watching().task is None else False
 
 
@@ -198,7 +198,7 @@ def _followed(watch: PreflightWatch, device: Any, data_iterator: Any, run: Calla
 
 @contextlib.contextmanager
 def _marked_optimizer(watch: PreflightWatch, optimizer: Any) -> Iterator[None]:
-    """Name the place and take the time of ``optimizer.step`` inside."""
+    """Record the place and the time of ``optimizer.step`` inside the block."""
     if optimizer is None:
         yield
         return

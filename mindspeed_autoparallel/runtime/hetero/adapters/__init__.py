@@ -1,1 +1,1 @@
-"""How a host model names its items and takes its embeddings; ``protocol`` is what every adapter offers."""
+"""How to find a host model's items and insert their embeddings; ``protocol``: the interface of every adapter."""

@@ -1,8 +1,9 @@
-"""Megatron-LM's LLaVA host (``pretrain_vlm.py``): its CLIP vision model under a layout of its own.
+"""Megatron-LM's LLaVA host (``pretrain_vlm.py``): its CLIP vision model under its own layout.
 
 In model.json: ``"vision_model": {"tp": 1, "hetero": {"adapter":
 "mindspeed_autoparallel.runtime.hetero.adapters.llava:LlavaVision"}}``. The projection stays with the language model and
-its layout: it is small, and fewer numbers travel before it. An item is an image, a row is an image too.
+its layout: it is small, and its input has fewer elements to send than its output. An item is an image, a row is an
+image too.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from mindspeed_autoparallel.runtime.hetero.adapters.protocol import LocalItem
 
 
 class LlavaVision:
-    """Builds ``vision_model`` from the script's arguments as it does; other scripts override ``vision_config``."""
+    """Builds ``vision_model`` from the script's arguments like the script; other scripts override ``vision_config``."""
 
     attributes = ("vision_model",)
     vision_model_type = "clip"

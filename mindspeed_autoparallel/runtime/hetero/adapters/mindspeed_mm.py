@@ -20,11 +20,11 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.runtime.hetero.adapters.protocol import EncoderAdapter, LocalItem, places_of
 
 AUDIO_TOKEN = 151646
-"""As VLMModel has it."""
+"""VLMModel's own value."""
 
 
 class _Module:
-    """One of VLMModel's encoders: built by the script's provider, switched on where the text decoder begins."""
+    """One of VLMModel's encoders: built by the script's provider, enabled on the text decoder's first stage."""
 
     name: str
 
@@ -159,13 +159,13 @@ def _num_tokens(num_frames: int) -> int:
 
 
 def _inputs(batch: Mapping[str, torch.Tensor], name: str, video_name: str) -> Any:
-    """Return what the script's ``get_batch`` picks: videos come before images."""
+    """Return the inputs that the script's ``get_batch`` picks: videos take precedence over images."""
     video = batch.get(video_name)
     return batch.get(name) if video is None else video
 
 
 def _script_provider() -> Callable[..., Any]:
-    """Return ``model_provider`` of the training script that runs."""
+    """Return ``model_provider`` of the running training script."""
     script = sys.modules["__main__"]
     if not hasattr(script, "model_provider"):
         raise ConfigError(

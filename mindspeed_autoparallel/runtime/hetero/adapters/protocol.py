@@ -1,4 +1,4 @@
-"""What a host provides to hetero parallel, per encoder: how to build it, and how to feed it batches."""
+"""Interface between a host and hetero parallel, per encoder: how to build it, and how to feed it batches."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class LocalItem:
     input_rows: int
     output_rows: int
     cost: float
-    """Any unit; about ``a n + b n^2`` for n patches that attend to each other."""
+    """Relative work in any unit; about ``a n + b n^2`` for n patches that attend to each other."""
     meta: tuple[int, ...] = ()
     """Small integers that ``encode`` needs beside the rows, e.g. (frames, height, width) in patches."""
     first_token: int | None = None
-    """Where the output rows begin in the sample's sequence, if they lie there one after another and the host cuts
+    """Start of the output rows in the sample's sequence, if they are contiguous there and the host cuts
     sequences as Megatron does. Under sequence or context parallelism each rank then gets only the rows of its tokens
     (zeros elsewhere); None sends whole items."""
     num_tokens: int = 0
@@ -52,7 +52,7 @@ class ItemAdapter(Protocol):
 
 
 class EncoderAdapter(ItemAdapter, Protocol):
-    """The seam between a host model's encoder and hetero parallel."""
+    """The interface of a host model's encoder."""
 
     def encode(self, module: Any, rows: Any, items: Sequence[Any]) -> Any:
         """Run the encoder on these items' rows; ``[sum(output_rows), *output_shape]``, complete on every rank."""
@@ -61,7 +61,7 @@ class EncoderAdapter(ItemAdapter, Protocol):
         """Return the cheapest legal input, for a rank without items while others encode."""
 
     def embeddings(self, rows: Any) -> Any:
-        """Return what the host's own call of the encoder returns, from the rows of one microbatch."""
+        """Return the output of the host's own call of the encoder, built from the rows of one microbatch."""
 
 
 class PipelinedAdapter(EncoderAdapter, Protocol):
@@ -69,11 +69,11 @@ class PipelinedAdapter(EncoderAdapter, Protocol):
 
     def encode_later_stage(self, module: Any, hidden: Any, items: Sequence[Any]) -> Any:
         """Run a stage after the first (which ``encode`` runs) on ``hidden [rows, 1, width]`` from the stage before;
-        the last stage gives what ``encode`` promises."""
+        the last stage returns the output of ``encode``."""
 
     def arriving_shape(self, module: Any, items: Sequence[Any]) -> tuple[int, int, int]:
-        """Return ``(rows, 1, width)`` of what the stage before gives this rank for these items. Only a pre-flight of a
-        later stage needs it."""
+        """Return the shape ``(rows, 1, width)`` of this rank's input from the previous stage for these items. Only a
+        pre-flight of a later stage needs it."""
 
 
 class SequenceParallelAdapter(EncoderAdapter, Protocol):
@@ -84,7 +84,7 @@ class SequenceParallelAdapter(EncoderAdapter, Protocol):
 
 
 class GeneratorAdapter(ItemAdapter, Protocol):
-    """The seam between a host's generator and hetero parallel. Input rows are those of targets, output rows those of
+    """The interface of a host's generator. Input rows are those of targets, output rows those of
     the decoder; an item's ``first_token`` is the token of its first decoder row, which sequence and context
     parallelism need."""
 
@@ -96,23 +96,25 @@ class GeneratorAdapter(ItemAdapter, Protocol):
 
 
 class PipelinedGeneratorAdapter(GeneratorAdapter, Protocol):
-    """An adapter whose generator may be cut into pipeline stages, an item a microbatch of theirs. ``generate`` runs the
-    first; every stage but the last gives ``[rows, 1, width]`` and gets ``None`` for targets."""
+    """An adapter whose generator may be cut into pipeline stages; each item is one microbatch of this pipeline.
+    ``generate`` runs the first; every stage but the last returns ``[rows, 1, width]`` and receives ``None`` as
+    targets."""
 
     def generate_later_stage(self, module: Any, hidden: Any, targets: Any, items: Sequence[Any]) -> Any:
         """Run a stage after the first on ``hidden [rows, 1, width]`` from the stage before; the last stage gives what
         ``generate`` promises."""
 
     def arriving_shape(self, module: Any, items: Sequence[Any]) -> tuple[int, int, int]:
-        """Return ``(rows, 1, width)`` of what the stage before gives. Only a pre-flight of a later stage needs it."""
+        """Return the shape ``(rows, 1, width)`` of the input from the previous stage. Only a pre-flight of a later
+        stage needs it."""
 
 
 class HostModule(Protocol):
-    """How a host builds an encoder or generator of its own. Offered by the host, or named in model.json as
+    """How a host builds its encoder or generator. Registered by the host, or named in model.json as
     ``"module:Class"``.
 
-    A class may list ``attributes``: where encoders of its kind can hang on the host's model. Then another ``attr`` in
-    model.json is refused before start-up, otherwise once the model is built.
+    A class may list ``attributes``: the attributes of the host's model that can hold such an encoder. Then another
+    ``attr`` in model.json is refused before start-up, otherwise once the model is built.
     """
 
     def build(self, arguments: Any) -> Any:
@@ -120,29 +122,29 @@ class HostModule(Protocol):
         encoder's parallel state; ``arguments`` (and ``get_args()``) carry the encoder's tp, pp, cp and sp."""
 
     def adapter(self, module: Any, arguments: Any) -> EncoderAdapter | GeneratorAdapter:
-        """Return the adapter of what ``build`` returned."""
+        """Return the adapter of a module that ``build`` returned."""
 
 
 class HostModel(Protocol):
-    """An optional part of a ``HostModule``, where the host's model must be set up for an encoder from outside."""
+    """An optional part of a ``HostModule``, for a host's model that must be set up for an encoder from outside."""
 
     def without_encoders(self, provider: Any) -> Any:
         """Return a ``model_provider`` like ``provider`` that builds the host's model without its encoders."""
 
     def attached(self, chunk: Any) -> None:
-        """Prepare for the encoder, which hangs on the host's first model chunk from now on."""
+        """Prepare for the encoder, which is now attached to the host's first model chunk."""
 
 
 class Place(NamedTuple):
-    """Where an item's tokens lie."""
+    """Position of an item's tokens."""
 
     sample: int
     first_token: int | None
-    """None where other tokens lie between them."""
+    """None if other tokens are between them."""
 
 
 def places_of(marked: torch.Tensor, sizes: Sequence[int], kind: str) -> list[Place]:
-    """Return where each item's tokens lie. ``marked [b, s]``: the places of their tokens; ``sizes``: tokens per item.
+    """Return the position of each item's tokens. ``marked [b, s]``: mask of their tokens; ``sizes``: tokens per item.
 
     A batch without such tokens carries a stand-in input, which is no item: the list is empty then.
     ``ConfigError`` names the first sample whose tokens are not those of whole items.

@@ -1,5 +1,5 @@
 """The redistribution plan: pure Python, the same on every rank, no torch.
 
-placement  items, where each rank sits in a module's layout, and which of an item's rows it keeps
+placement  items, each rank's coordinates in a module's layout, and the rows of an item that it keeps
 plan       which replica computes which item, and which rows go from which rank to which rank
 """

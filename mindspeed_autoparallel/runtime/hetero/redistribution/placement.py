@@ -1,7 +1,7 @@
-"""Where each rank sits in a module's layout, and which rows of an item a rank keeps under SP and CP.
+"""Each rank's coordinates in a module's layout, and the rows of an item that it keeps under SP and CP.
 
 Context parallelism cuts a sequence into ``2 * size`` chunks and gives rank ``c`` chunks ``c`` and ``2 * size - 1 - c``;
-sequence parallelism cuts what a context rank holds into equal runs, one per tensor rank. These are Megatron's cuts.
+sequence parallelism cuts a context rank's rows into equal runs, one per tensor rank. These are Megatron's cuts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Rows = tuple[int, int]
 
 @dataclass(frozen=True)
 class Item:
-    """One image or audio clip as the plan needs it, the same on every rank."""
+    """One image or audio clip in the form the plan needs, the same on every rank."""
 
     dp_replica: int
     """Data-parallel replica of the backbone whose microbatch holds the sample."""
@@ -28,7 +28,7 @@ class Item:
     meta: tuple[int, ...] = ()
     """Small integers the encoder needs beside the rows, e.g. (frames, height, width) in patches."""
     first_token: int | None = None
-    """Place in the sample's sequence of the first output row, when the rows lie there one after another."""
+    """Position of the first output row in the sample's sequence, if the rows are contiguous there."""
     num_tokens: int = 0
     """Length of the sample's padded sequence."""
 
@@ -129,7 +129,7 @@ def tokens_held(num_tokens: int, context: int, context_size: int, tensor: int, t
     first, last = tensor * local, (tensor + 1) * local
     runs, start = [], 0
     for low, high in chunks:
-        # This chunk is [start, start + high - low) of what the context rank holds.
+        # This chunk is [start, start + high - low) of the context rank's rows.
         cut = (max(first, start), min(last, start + high - low))
         if cut[0] < cut[1]:
             runs.append((low + cut[0] - start, low + cut[1] - start))
@@ -138,8 +138,8 @@ def tokens_held(num_tokens: int, context: int, context_size: int, tensor: int, t
 
 
 def shards_of(item: Item, ranks: Sequence[int], backbone: Placement, sequence_parallel: bool) -> list[Shard]:
-    """Return the shards of an item over the first-stage ``ranks`` of its replica; whole items per context rank where
-    the place of its tokens is unknown or its sequence cannot be cut evenly."""
+    """Return the shards of an item over the first-stage ``ranks`` of its replica; whole items per context rank if
+    the position of its tokens is unknown or its sequence cannot be cut evenly."""
     context_size = 1 + max(backbone[rank].context for rank in ranks)
     tensor_size = 1 + max(backbone[rank].tensor for rank in ranks) if sequence_parallel else 1
     even = item.num_tokens % (tensor_size * (2 * context_size if context_size > 1 else 1)) == 0

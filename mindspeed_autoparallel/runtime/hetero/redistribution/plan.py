@@ -1,11 +1,11 @@
 """Which replica computes which item, and which rows travel from which rank to which rank.
 
-An item is one image or audio clip of one sample. ``deliver`` serves both directions: everyone who needs rows gets each
-of them from exactly one holder, itself first, otherwise the holders take turns. Forward, the holders of an item are the
-members of the encoder replica that owns it, and the needers are the first-stage ranks of the backbone replica whose
-sample it is, each the rows of its shard of the sequence. Backward, the backbone's partial gradients are delivered to
-every member of the owner, each shard from one of the ranks that keep it, summed in rank order. In an encoder with a
-pipeline, the members of the first stage take inputs and those of the last have outputs.
+An item is one image or audio clip of one sample. ``deliver`` serves both directions: every rank that needs rows gets
+each of them from exactly one holder, itself if possible, otherwise the holders take turns. Forward, the holders of an
+item are the members of the encoder replica that owns it, and the needers are the first-stage ranks of the backbone
+replica whose sample it is, each the rows of its shard of the sequence. Backward, the backbone's partial gradients are
+delivered to every member of the owner, each shard from one of the ranks that keep it, summed in rank order. In an
+encoder with a pipeline, the members of the first stage take inputs and those of the last have outputs.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def deliver(needs: Iterable[tuple[int, int, Rows]], holders: Mapping[int, Sequen
 def assign(
     items: Sequence[Item], encoder: Placement, backbone: Placement, ranks: Sequence[int], mode: str
 ) -> list[int]:
-    """Return encoder replica of each item, among the replicas that lie in ``ranks``.
+    """Return the encoder replica of each item, among the replicas inside ``ranks``.
 
     ``off`` keeps the order of (replica, microbatch, sample) in contiguous runs; ``local`` and ``global`` put the
     longest first; they differ in the set of ranks (and so of items) that the caller hands in.
@@ -97,8 +97,7 @@ def assign(
 
 
 def _dp_replica_runs(items: Sequence[Item], encoder: Placement, backbone: Placement, replicas: list[int]) -> list[int]:
-    """Return contiguous runs, inside the encoder replicas that lie in the item's own backbone replica where there are
-    such."""
+    """Return contiguous runs, within the encoder replicas inside the item's own backbone replica if there are any."""
     owners = [0] * len(items)
     for replica in sorted({item.dp_replica for item in items}):
         ranks = set(replica_ranks(backbone, replica))
@@ -131,11 +130,11 @@ class MeetingStages:
     """The stages whose ranks exchange."""
 
     backbone: int
-    """Takes the outputs and sends the gradients."""
+    """Stage that receives the outputs and sends the gradients."""
     takes: int
-    """Of the module's own pipeline: takes the inputs."""
+    """Stage of the module's own pipeline that receives the inputs."""
     gives: int
-    """Has the outputs."""
+    """Stage that has the outputs."""
 
 
 def make_plan(
@@ -152,9 +151,9 @@ def make_plan(
     """Return the plan for ``items`` over ``ranks`` (a closed set of ranks, or the world).
 
     ``batch_owner_ranks``: for each replica, the ranks that hold its batches; all ranks of the replica by default.
-    ``sequence_parallel``: of the backbone; rows then go only to the rank that keeps their tokens, where it is known.
-    ``stages``: which meet; those of an encoder by default. A generator takes the decoder's rows as "gradients" come
-    back and gives theirs as "outputs" go.
+    ``sequence_parallel``: of the backbone; rows then go only to the rank that keeps their tokens, if it is known.
+    ``stages``: the exchanging stages; those of an encoder by default. A generator receives the decoder's rows on the
+    path of an encoder's "gradients" and sends their gradients on the path of its "outputs".
     """
     owners = assign(items, encoder, backbone, ranks, mode)
     at = stages or MeetingStages(backbone=0, takes=0, gives=num_stages(encoder) - 1)
@@ -180,7 +179,7 @@ def make_plan(
 
 
 def replicas_nested(encoder: Placement, backbone: Placement) -> bool:
-    """Return whether every encoder replica lies inside one backbone replica: then no input has to move."""
+    """Return whether every encoder replica is inside one backbone replica: then no input has to be sent."""
     return all(
         len({backbone[rank].data for rank in replica_ranks(encoder, replica)}) == 1
         for replica in range(num_replicas(encoder))

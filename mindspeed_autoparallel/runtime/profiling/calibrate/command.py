@@ -35,7 +35,7 @@ _FINGERPRINT_FILE = "device.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Calibrated:
-    """What a launch added to a knowledge base, for which device and software; ``failed``: reasons by operator."""
+    """Additions of a launch to a knowledge base, their device and software; ``failed``: reasons by operator."""
 
     device: str
     software: str
@@ -46,7 +46,7 @@ class Calibrated:
 
 
 def calibrate(base: KnowledgeBase, operators: Sequence[Any], num_processes: int, timeout_s: float) -> Calibrated:
-    """Fill ``base``; return what was added and what could not be. Raises ``LaunchError`` when the launch fails."""
+    """Fill ``base``; return the additions and the failures. Raises ``LaunchError`` when the launch fails."""
     for index, item in enumerate(operators):
         if not isinstance(item, dict) or not {"name", "signature", "sizes"} <= set(item):
             raise ConfigError(f"operator {index} must be an object with name, signature and sizes.")

@@ -1,4 +1,4 @@
-"""Times single operators and collectives on the device: what the knowledge base is filled with."""
+"""Times single operators and collectives on the device, for the knowledge base."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mindspeed_autoparallel.profiles.knowledge import Operator
 from mindspeed_autoparallel.runtime.profiling.operator_calls import rebuild_arguments
 
 _BATCH_S = 1e-3
-"""Calls between two readings of the clock take at least this long, so that the clock itself does not count."""
+"""Calls between two readings of the clock take at least this long, so that the cost of the clock is negligible."""
 _MAX_BATCH = 64
 _NUM_BATCHES = 7
 _NUM_WARMUP = 2
@@ -104,7 +104,7 @@ def sample_collectives(
                     times = _sample(kind, size, members, group, device)
                     yield LinkRow(kind=kind, tier=tier, ranks=len(members), size_bytes=size, **vars(times))
     for _, group in groups.values():
-        distributed.destroy_process_group(group)  # its threads would take time from what is measured next
+        distributed.destroy_process_group(group)  # its threads would disturb the next measurement
 
 
 def _sample(kind: str, size: int, members: list[int], group: Any, device: Any) -> Spread:
@@ -131,7 +131,7 @@ def _call(kind: str, size: int, members: list[int], group: Any) -> Callable[[], 
     rank = distributed.get_rank()
 
     def exchange() -> None:
-        # As pipelines do it; a send alone may return before anything has arrived.
+        # Like pipelines; a send alone may return before the data has arrived.
         if rank in members[:2]:
             peer = members[1] if rank == members[0] else members[0]
             works = distributed.batch_isend_irecv(

@@ -1,4 +1,4 @@
-"""What a measuring launch leaves: for which device and software, and whether all of it is in the knowledge base."""
+"""Results of a measuring launch: their device and software, and whether all of them are in the knowledge base."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ LINKS_FILE, OPERATORS_FILE = "links.json", "operators.json"
 _HARDWARE = ("device", "num_cores", "num_threads")
 
 _FILE = "measuring.json"
-"""Lies in the folder from before the launch until its figures are in the knowledge base, and until a launch after one
-that failed has measured the rest."""
+"""Marker file: exists from before the launch until its figures are in the knowledge base; after a failed launch, until
+another one has measured the rest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class Fingerprint:
     """Keys of the knowledge base; samples of other devices or releases never mix."""
 
     name: str
-    """Of the device, as people say it."""
+    """Display name of the device."""
     device: str
     software: str
 
@@ -58,11 +58,11 @@ class MeasurementJournal:
 
     @property
     def pending(self) -> bool:
-        """Return whether this folder has figures of this device and software that no knowledge base has."""
+        """Return whether this folder has figures of this device and software that are not in a knowledge base."""
         return self._is_marked(self._about)
 
     def open(self, results: list[Path]) -> None:
-        """Begin a launch that writes ``results``: what earlier ones left, perhaps on another device, goes."""
+        """Begin a launch that writes ``results``: results of earlier ones, perhaps on another device, are removed."""
         for path in (self.folder / LINKS_FILE, self.folder / OPERATORS_FILE, *results):
             path.unlink(missing_ok=True)
         write_json_atomic(self._mark, self._about)
@@ -73,7 +73,7 @@ class MeasurementJournal:
         return self._is_marked(self._unfinished)
 
     def commit(self, *, finished: bool = True) -> None:
-        """End it: what was measured is in the knowledge base. ``finished``: whether that is all of the launch."""
+        """End it: its figures are in the knowledge base. ``finished``: whether the launch measured everything."""
         if finished:
             self._mark.unlink(missing_ok=True)
         else:
@@ -87,7 +87,7 @@ class MeasurementJournal:
 
 
 def read_operators(folder: Path, since: float = 0.0) -> OperatorRows:
-    """Return what was replayed into ``folder``; nothing where no launch came to that after ``since``."""
+    """Return the results of replays in ``folder``; nothing if no launch wrote any after ``since``."""
     path = folder / OPERATORS_FILE
     with contextlib.suppress(FileNotFoundError):
         if path.stat().st_mtime >= since:
@@ -96,6 +96,6 @@ def read_operators(folder: Path, since: float = 0.0) -> OperatorRows:
 
 
 def read_links(folder: Path) -> LinkRows:
-    """Return what was sampled into ``folder``; nothing where no launch came to that."""
+    """Return the samples in ``folder``; nothing if no launch wrote any."""
     path = folder / LINKS_FILE
     return read_record(path, "calibration", LinkRows) if path.exists() else LinkRows()

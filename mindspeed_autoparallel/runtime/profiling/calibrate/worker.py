@@ -1,4 +1,4 @@
-"""What runs on the devices, in one launch of the user's script: collectives, operators, whole layouts, pipelines."""
+"""Measurements in one launch of the user's script: collectives, operators, whole layouts, pipelines."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
         fill(Path(task.result_dir), operators, data["collectives"], data["sizes"])
         if data["measure_points"]:
             built = worker.measure_all(task, forward_step, config, built)
-        for pipeline in pipelines:  # last: not every model may run so
+        for pipeline in pipelines:  # last: some models cannot run as a pipeline
             release(built.model, built.optimizer)
-            del built  # what refers to the old groups keeps their threads
+            del built  # references to the old groups keep their threads
             built = _cut(pipeline)
             time_pipeline(pipeline, built, forward_step, Path(task.result_dir))
 
@@ -67,7 +67,7 @@ def sample_links_and_exit(arguments: argparse.Namespace, data: dict[str, object]
 
 
 def meet() -> None:
-    """Let this process take its device and join the others of its launch."""
+    """Select this process's device and join the others of its launch."""
     import torch.distributed as distributed
 
     device = current_device()
@@ -81,7 +81,8 @@ def meet() -> None:
 def fill(folder: Path, operators: list[Operator], collectives: list[str], sizes: list[int]) -> None:
     """Replay ``operators`` on rank 0, then sample ``collectives`` on all ranks.
 
-    The files grow while that goes on, whole at every moment, so that a launch that hangs leaves what it finished.
+    The files grow during the run and are complete at every moment, so that a hanging launch leaves its finished
+    results.
     """
     import torch.distributed as distributed
 
@@ -96,7 +97,7 @@ def fill(folder: Path, operators: list[Operator], collectives: list[str], sizes:
 
 
 def _cut(pipeline: Pipeline) -> Built:
-    """Build the model in stages, in the place of what was built before."""
+    """Build the model in stages, in place of the earlier one."""
     import torch.distributed as distributed
     from megatron.training import get_args
 
@@ -127,7 +128,7 @@ def _write(path: Path, rows: list[OperatorRow | LinkRow]) -> None:
 
 
 def _as_written(row: OperatorRow | LinkRow) -> dict[str, object]:
-    """Return ``row`` as its file has it: without times where it could not be run, without a reason where it could."""
+    """Return ``row`` in its file's form: without times if it failed, without a reason if it did not."""
     failed = isinstance(row, OperatorRow) and bool(row.reason)
     kept = ("name", "signature", "sizes", "reason")
     return {name: value for name, value in json_of(row).items() if (name in kept if failed else name != "reason")}

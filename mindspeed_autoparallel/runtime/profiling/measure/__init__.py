@@ -1,6 +1,6 @@
 """Block costs of the host's own model, measured in the host's own forward and backward.
 
-``task``, ``worker``  the layouts of a launch; what goes through them in a process of the launch
+``task``, ``worker``  the layouts of a launch; measures them in each process of the launch
 ``relayout``       sets the host up again for the next layout
 ``structure``      finds the repeated layers of the built model and their kinds
 ``point``          measures one layout: ``recorder`` marks time and memory at block boundaries, ``costs`` makes block

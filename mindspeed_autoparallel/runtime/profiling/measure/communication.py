@@ -73,7 +73,7 @@ def _times(operation: Callable[[int], None], device: Any) -> list[tuple[int, flo
             begin = time.perf_counter()
             operation(size)
             device.synchronize()
-            # Everyone's time counts: a send may return before it has arrived.
+            # Use the time of the slowest rank: a send may return before the data has arrived.
             distributed.barrier()
             samples.append(time.perf_counter() - begin)
         found.append((size, min(samples) * 1e6))
@@ -81,7 +81,7 @@ def _times(operation: Callable[[int], None], device: Any) -> list[tuple[int, flo
 
 
 class CommunicationClock(TorchDispatchMode):
-    """A device whose clock advances by what each collective would take on the links of ``world``."""
+    """A device whose clock advances by the time of each collective on the links of ``world``."""
 
     def __init__(self, world: PlayedWorld) -> None:
         super().__init__()

@@ -39,11 +39,11 @@ class Run:
         input_bytes: Mapping[str, int] | None = None,
     ) -> None:
         self.shapes = shapes or {}
-        """Of the hidden states at boundaries, as ``Recorder`` names them."""
+        """Shapes of the hidden states at boundaries, under the names of ``Recorder``."""
         self.marks = {mark.name: mark for mark in marks}
         self.side_bytes = side_bytes or {}
         self.input_bytes = input_bytes or {}
-        """What each stack as a whole is given."""
+        """Bytes of each stack's input."""
         order = [mark.name for mark in marks]
         self.stacks = sorted(stacks, key=lambda stack: self._position(order, f"forward {stack.name} 0"))
         self._order = order
@@ -68,7 +68,7 @@ class Run:
         return self._between([names[-1], after])
 
     def backward(self, stack: Stack, block: str) -> list[Interval]:
-        """Return the backward intervals of a block in the order they run; empty where no gradient passes."""
+        """Return the backward intervals of a block in execution order; empty if no gradient passes."""
         count = len(stack.layers)
         names = [f"backward {stack.name} {boundary}" for boundary in reversed(range(count + 1))]
         if block not in ("pre", "post"):
@@ -133,7 +133,7 @@ def block_costs(
 
 
 def batch_bytes(tracked: Run) -> tuple[int, int]:
-    """Return the microbatch's data, and what of it the forward saved. 0, 0 where the model's call was not marked."""
+    """Return the bytes of the microbatch's data, and of the part that the forward saved; 0, 0 without a mark."""
     names = ("forward begin", "forward loaded", "forward computed", "forward returned")
     if any(name not in tracked.marks for name in names):
         return 0, 0
@@ -143,7 +143,7 @@ def batch_bytes(tracked: Run) -> tuple[int, int]:
 
 
 def _moved_bytes(tracked: Run, stack: Stack, block: str) -> int:
-    """Return what live bytes tell of a block that belongs to the batch or to the side inputs: to add to
+    """Return the part of a block's live bytes that belongs to the batch or the side inputs, to add to
     ``saved_bytes``."""
     total, kept = tracked.side_bytes.get(stack.name, (0, 0))
     batch, kept_batch = batch_bytes(tracked)

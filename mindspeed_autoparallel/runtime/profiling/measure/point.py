@@ -46,7 +46,7 @@ _NUM_STEPS = 3
 def measure_point(
     built: Built, forward_step: Callable[..., Any], arguments: Any, device: Any, task: MeasureTask
 ) -> PointResult:
-    """Measure everything about one layout but the links between ranks."""
+    """Measure everything about one layout except the links between ranks."""
     chunks = built.model if isinstance(built.model, list) else [built.model]
     model = unwrap(chunks)
     stacks = find_stacks(model, task.kinds)
@@ -61,7 +61,7 @@ def measure_point(
     at_lengths = [*timed, *runs_at_lengths(microbatch)] if task.with_lengths else []
     communication = communication_of(microbatch.run_on, task.played) if task.played is not None else None
     finalize_us, optimizer_us = _step(chunks, built.optimizer, device)
-    # After the step: everything a training keeps is there now, and what is more is the host's own.
+    # After the step: all that a training keeps exists now, and the excess is the host's own.
     if samples_differ(arguments):
         # A plan must fit the largest.
         microbatch.iterator = largest_of_next(microbatch.iterator)
@@ -127,7 +127,7 @@ class Microbatch:
             config.finalize_model_grads_func = finalize
 
     def run_on(self, device: Any) -> Run:
-        """Run one microbatch on another ``device``: its clock makes the marks."""
+        """Run one microbatch with another ``device``, whose clock times the marks."""
         own, self.device = self.device, device
         try:
             return self.run(tracked=False)
@@ -187,7 +187,7 @@ def describe_stack(
     microbatch: Microbatch,
     tracked: Run,
 ) -> ModuleRecord:
-    """Return a stack as a module: sizes, and figures and parameters by block; ``costs``: as ``block_costs`` gives."""
+    """Return a stack as a module: sizes, and figures and parameters by block; ``costs``: result of ``block_costs``."""
     config, arguments = stack.config, microbatch.arguments
     shape = microbatch.shapes.get(f"{stack.name} 1", ())
     layers = Counter(map(layer_block, stack.kinds))

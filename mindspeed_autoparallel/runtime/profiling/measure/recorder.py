@@ -1,8 +1,8 @@
 """Marks time and live memory at block boundaries while the host runs one microbatch forward and backward.
 
 Forward boundaries are module hooks. Backward boundaries are tensor hooks on the layers' outputs: they fire when the
-gradient of that tensor is ready, and unlike module backward hooks they add no node to the graph, so what is saved stays
-what the user's training saves.
+gradient of that tensor is ready, and unlike module backward hooks they add no node to the graph, so the saved tensors
+are those of the user's training.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mindspeed_autoparallel.runtime.profiling.measure.structure import Stack
 
 
 class SideInputs:
-    """Storages by size, followed weakly: watching must not keep them."""
+    """Storages by size, with weak references: watching must not keep them alive."""
 
     def __init__(self, storages: list[Any]) -> None:
         self._followed = [(weakref.ref(storage), int(storage.nbytes())) for storage in storages]
@@ -39,11 +39,11 @@ class SideInputs:
         return cls(list(found.values()))
 
     def see_forward_end(self) -> None:
-        """Call where the forward of the microbatch is over."""
+        """Call after the forward of the microbatch."""
         self._kept = [(reference, size) for reference, size in self._followed if reference() is not None]
 
     def total_and_kept_bytes(self) -> tuple[int, int]:
-        """Call after the backward. What is alive even then is a cache, and counts as the host's own, not here."""
+        """Call after the backward. Storages that are still alive are a cache, and count as the host's own, not here."""
         cached = {id(reference) for reference, _ in self._followed if reference() is not None}
         return (
             sum(size for reference, size in self._followed if id(reference) not in cached),
@@ -61,9 +61,9 @@ class Mark:
     """Seconds, or a device event."""
     live_bytes: int
     peak_bytes: int
-    """Highest since the mark before."""
+    """Peak since the previous mark."""
     tensor_bytes: int
-    """Of the boundary's tensor (or its gradient); 0 where there is none."""
+    """Bytes of the boundary's tensor (or its gradient); 0 without one."""
 
 
 class Recorder:
@@ -75,7 +75,7 @@ class Recorder:
         self.model = model
         self.side: dict[str, SideInputs] = {}
         self.input_bytes: dict[str, int] = {}
-        """What each stack as a whole is given: an encoder's share of the batch."""
+        """Bytes of each stack's input: for an encoder its share of the batch."""
         self.stacks = stacks
         self.clock = clock
         self.memory = memory
@@ -92,7 +92,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
-        """Hook every boundary of every stack inside the block; hooks are removed on the way out whatever happens."""
+        """Hook every boundary of every stack inside the block; hooks are always removed at its end."""
         handles: list[Any] = []
         try:
             if self.model is not None:
@@ -111,7 +111,7 @@ class Recorder:
                 handle.remove()
 
     def forward_step(self, host_step: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the host's forward step with marks where it begins and where its loss is ready."""
+        """Return the host's forward step with marks at its beginning and when its loss is ready."""
 
         def step(*args: Any, **kwargs: Any) -> Any:
             self.mark("forward begin")
@@ -173,7 +173,7 @@ def first_tensor(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value if value.is_floating_point() else None
     if isinstance(value, dict):
-        # A layer's stream has this name in Megatron; masks and rotary embeddings come beside it.
+        # Megatron's name of a layer's hidden states; masks and rotary embeddings are further arguments.
         value = [value["hidden_states"], *value.values()] if "hidden_states" in value else list(value.values())
     if isinstance(value, (list, tuple)):
         for item in value:

@@ -1,7 +1,7 @@
 """Switches a running Megatron job to another (TP, MBS) and builds the host's model again, without a new launch.
 
-What the host called once (initialise groups, set up model and optimizer, build data iterators) is recorded with its
-arguments when it happens, and called again by us: the host's own functions, nothing copied.
+The host's set-up calls (initialise groups, set up model and optimizer, build data iterators) are recorded with their
+arguments and repeated here: the host's own functions, nothing copied.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RecordedCall:
 
 @dataclass
 class HostCalls:
-    """What the host did while it set itself up."""
+    """The host's set-up calls."""
 
     initialize_model_parallel: RecordedCall | None = None
     setup_model_and_optimizer: RecordedCall | None = None
@@ -43,7 +43,7 @@ class HostCalls:
     def record(
         self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]
     ) -> Any:
-        """Remember the call and make it."""
+        """Record the call and make it."""
         setattr(self, name, RecordedCall(function, args, dict(kwargs)))
         return function(*args, **kwargs)
 
@@ -53,7 +53,7 @@ WHOLE = Stages()
 
 @dataclass(frozen=True)
 class Built:
-    """What the host built for one layout."""
+    """The model, optimizer and data that the host built for one layout."""
 
     model: Any
     optimizer: Any
@@ -77,7 +77,7 @@ def set_arguments(arguments: Any, point: MeasuredAt, world_size: int, stages: St
     arguments.pipeline_model_parallel_size = stages.pipeline_size
     arguments.virtual_pipeline_model_parallel_size = stages.virtual_size if stages.interleaved else None
     if stages.pipeline_size > 1:
-        # Megatron's checks turn overlap off where they see no chunks, as in the first layout.
+        # Megatron's checks turn overlap off without chunks, as in the first layout.
         arguments.overlap_p2p_comm = stages.interleaved
         arguments.transformer_pipeline_model_parallel_size = stages.pipeline_size
     shards = point.tensor_size * point.context_size * stages.pipeline_size
@@ -123,7 +123,7 @@ def reinitialize_model_parallel(
     recorded.function(*args, **kwargs)
     initialize._set_random_seed(arguments.seed, arguments.data_parallel_random_init)
     set_num_microbatches(arguments)
-    collection: dict[str, object] = {}  # what is made anew for this layout
+    collection: dict[str, object] = {}  # created again for this layout
     if "pg_collection" in calls.setup_model_and_optimizer.kwargs:
         from megatron.core.process_groups_config import ProcessGroupCollection
 
@@ -139,11 +139,10 @@ def reinitialize_model_parallel(
 
 
 def container_for(container: Any, arguments: Any) -> Any:
-    """Return the ``PretrainConfigContainer`` of Megatron 0.19 and newer for what ``arguments`` have become.
+    """Return the ``PretrainConfigContainer`` of Megatron 0.19 and newer for the current ``arguments``.
 
     Scripts make it once, before Megatron sets itself up: its sizes are the first layout's, and its transformer's
-    settings refer to the first model by the hooks that the schedules have put there. What the script sets on the model
-    beside the transformer stays.
+    settings refer to the first model through hooks of the schedules. The script's other model settings do not change.
     """
     from megatron.training import argument_utils
 
@@ -161,7 +160,7 @@ def container_for(container: Any, arguments: Any) -> Any:
 
 
 def _iterator_of_chunk(recorded: RecordedCall, chunk: int) -> Any:
-    """Build the data iterator of one chunk the way Megatron does: it names the chunk to the provider."""
+    """Build the data iterator of one chunk like Megatron, which passes the chunk to the provider."""
     from megatron.core import parallel_state
 
     provider, *rest = recorded.args
@@ -190,7 +189,7 @@ def tear_down(parallel_state: Any) -> None:
         setattr(parallel_state, name, None)
     while groups:
         group = groups.pop()
-        # Some Megatron ends itself; the world is the host's.
+        # Megatron destroys some itself; the world group is the host's.
         if group in distributed_c10d._world.pg_map and group is not distributed_c10d._get_default_group():
             destroy_process_group(group)
         del group  # the threads end with the last reference

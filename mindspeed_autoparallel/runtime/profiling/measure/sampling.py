@@ -14,11 +14,11 @@ from mindspeed_autoparallel.runtime.profiling.measure.costs import Run
 from mindspeed_autoparallel.runtime.profiling.measure.structure import Stack
 
 NUM_SAMPLED = 16
-"""A fixed number, so that all ranks that read the same data choose the same microbatch."""
+"""A constant, so that all ranks that read the same data choose the same microbatch."""
 
 _NUM_LENGTHS, _NUM_REPEATS = 3, 3
 Costs = Mapping[str, Mapping[str, Mapping[str, float]]]
-"""By stack, block and name, as ``block_costs`` gives them."""
+"""Costs by stack, block and name, the result of ``block_costs``."""
 
 
 def samples_differ(arguments: Any) -> bool:
@@ -27,11 +27,11 @@ def samples_differ(arguments: Any) -> bool:
 
 
 def largest_of_next(iterator: Any, count: int = NUM_SAMPLED) -> Any:
-    """Return an iterator over one item: of the next ``count`` of ``iterator`` the one with most tensor bytes.
+    """Return an iterator over one item: the one with most tensor bytes among the next ``count`` of ``iterator``.
 
     They are read now; the item's tensors are allocated when it is requested, as a loader does, and nothing else keeps
-    them. What is no single iterator is returned as it is: ``None`` on ranks that are sent their batches, a list under
-    virtual stages.
+    them. Anything but a single iterator is returned unchanged: ``None`` on ranks that receive their batches, a list
+    under virtual stages.
     """
     return _made_when_asked(_largest(iterator, count)) if hasattr(iterator, "__next__") else iterator
 
@@ -45,8 +45,8 @@ def _made_when_asked(pickled: bytes) -> Iterator[Any]:
 
 
 def next_of(iterator: Any, count: int) -> Iterator[Any]:
-    """Return at most the next ``count`` of ``iterator``, which need be no iterable: Megatron's own has ``__next__``
-    alone."""
+    """Return at most the next ``count`` of ``iterator``, which may not be an iterable: Megatron's own has only
+    ``__next__``."""
     for _ in range(count):
         try:
             following = next(iterator)
@@ -74,7 +74,7 @@ class Microbatches(Protocol):
 
 
 def rows_of(stack: Stack, shapes: Mapping[str, tuple[int, ...]], arguments: Any) -> int:
-    """Return the rows of a microbatch that entered the stack's layers, of all ranks; 0 where they are not known."""
+    """Return the rows of a microbatch that entered the stack's layers, of all ranks; 0 if unknown."""
     shape = shapes.get(f"{stack.name} 1", ())
     if len(shape) != 3:
         return 0
@@ -84,9 +84,9 @@ def rows_of(stack: Stack, shapes: Mapping[str, tuple[int, ...]], arguments: Any)
 
 
 def runs_at_lengths(microbatch: Microbatches) -> list[Run]:
-    """Run short, middling and long microbatches, each some times, after one run of each that is thrown away.
+    """Run short, middling and long microbatches, each several times, after a warm-up run of each.
 
-    As many runs on every rank, also on those that are sent their batches.
+    The number of runs is the same on every rank, including those that receive their batches.
     """
     iterator = microbatch.iterator
     chosen = spread_of_next(iterator) or [None] * _NUM_LENGTHS
@@ -102,8 +102,8 @@ def runs_at_lengths(microbatch: Microbatches) -> list[Run]:
 
 
 def spread_of_next(iterator: Any, count: int = NUM_SAMPLED) -> list[Any]:
-    """Return, of the next ``count`` of ``iterator``, those with least, middling and most tensor bytes; nothing where it
-    is no single iterator (``None`` on ranks that are sent their batches, a list under virtual stages)."""
+    """Return, of the next ``count`` of ``iterator``, those with least, medium and most tensor bytes; nothing unless it
+    is a single iterator (``None`` on ranks that receive their batches, a list under virtual stages)."""
     if not hasattr(iterator, "__next__"):
         return []
     ordered = sorted(next_of(iterator, count), key=num_bytes)

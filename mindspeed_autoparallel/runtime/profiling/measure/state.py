@@ -1,4 +1,4 @@
-"""Parameters, gradients and optimizer state per block, counted on what the host really built."""
+"""Parameters, gradients and optimizer state per block, counted on the model that the host built."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def parameters_by_block(model: Any, stacks: Iterable[Stack], executed: list[str]
 
 
 def _place(path: str, executed: list[str], stacks: list[Stack]) -> tuple[str, str]:
-    """Return the block of a module outside the layers: by when it ran, and by whose child it is."""
+    """Return the block of a module outside the layers, by its execution time and its parent."""
     owners = [stack for stack in stacks if stack.path.split(".")[0] == path.split(".")[0]]
     ran = executed.index(path) if path in executed else -1
     for stack in owners or stacks:
@@ -109,7 +109,7 @@ def workspace_bytes() -> int:
 
 
 def release(model: Any, optimizer: Any) -> None:
-    """Give the memory of a model's parameters, gradients and optimizer state back although references remain."""
+    """Free the memory of a model's parameters, gradients and optimizer state although references remain."""
     chunks = model if isinstance(model, list) else [model]
     for tensor in list(optimizer_tensors(optimizer)):
         tensor.untyped_storage().resize_(0)

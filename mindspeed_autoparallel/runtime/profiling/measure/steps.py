@@ -1,7 +1,7 @@
 """Whole steps of the host: of one microbatch, of several, and of short pipelines by Megatron's own schedules.
 
-What blocks and optimizer do not explain of a step is the host's own; what messages and stages add is found by
-``planner.tuner.stages``. In a pipeline every rank times its passes (a forward or backward of one microbatch on one
+The rest of a step beyond blocks and optimizer is the host's own; ``planner.tuner.stages`` finds the overhead of
+messages and stages. In a pipeline every rank times its passes (a forward or backward of one microbatch on one
 chunk), the schedule around them, and the whole step.
 """
 
@@ -34,7 +34,7 @@ _PARTS = ("forward", "backward", "schedule", "finalize", "optimizer", "step")
 def whole_steps(built: Any, forward_step: Callable[..., Any], arguments: Any, device: Any) -> StepsRecord:
     """Time the host's own ``train_step`` with one microbatch and with several; medians.
 
-    Nothing is timed where this release's ``train_step`` has unknown parameters.
+    Nothing is timed if this release's ``train_step`` has unknown parameters.
     """
     from megatron.core.distributed import finalize_model_grads
     from megatron.training import training
@@ -98,7 +98,7 @@ def _set_num_microbatches(arguments: Any, number: int) -> None:
 
 
 class _Still:
-    """A learning rate that stays."""
+    """A constant learning rate."""
 
     def step(self, increment: int) -> None:
         """Do nothing."""
@@ -113,13 +113,13 @@ class Pipeline:
     num_layers: int
 
     def result_file(self, folder: Path) -> Path:
-        """Return where its times go."""
+        """Return the file of its times."""
         size, chunks = self.stages.pipeline_size, self.stages.virtual_size
         return folder / f"pipeline_PP{size}_VPP{chunks}_{self.at.label().replace(' ', '_')}.json"
 
 
 def time_pipeline(pipeline: Pipeline, built: Built, forward_step: Callable[..., Any], folder: Path) -> None:
-    """Run ``built`` for a few steps; rank 0 writes what every rank found. Called on all ranks.
+    """Run ``built`` for a few steps; rank 0 writes the times of all ranks. Called on all ranks.
 
     Times of a rank in microseconds, medians over steps: ``forward_us`` and ``backward_us`` of every pass in the order
     it ran them, ``schedule_us`` without the end of the step, ``finalize_us``, ``optimizer_us``, ``step_us``.
@@ -164,7 +164,7 @@ def time_pipeline(pipeline: Pipeline, built: Built, forward_step: Callable[..., 
 
 
 def _medians(steps: list[dict[str, list[float]]]) -> dict[str, object]:
-    """Return the median of every position in the step; what there is once is a number."""
+    """Return the median of every position in the step; a part that occurs once becomes a number."""
     found = {
         f"{name}_us": [statistics.median(values) for values in zip(*(step[name] for step in steps), strict=True)]
         for name in _PARTS

@@ -1,8 +1,8 @@
 """Finds the repeated layers of a model, without knowing its classes, and which of them differ in kind.
 
 A stack is a ``ModuleList`` of two or more children that hold parameters and are of one class, or of classes derived
-from one, as layers with and without experts are. A model module (image encoder, text decoder) is what the stack's path
-starts with; pre is what runs before its first layer, post what runs after it.
+from one, such as layers with and without experts. A model module (image encoder, text decoder) is the first part of the
+stack's path; pre is the part that runs before its first layer, post the part after its last.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from mindspeed_autoparallel.runtime.megatron.hybrid import (
 from mindspeed_autoparallel.spec.model import RESULT_KEYS
 
 Choices = list[Any] | str
-"""Of the layers, one after the other; a hybrid model's pattern."""
+"""The choices of consecutive layers, or a hybrid model's pattern."""
 MIN_LAYERS = 2
-"""Of a reduced model: with one layer, what happens between layers would not be seen."""
+"""Fewest layers of a reduced model: with one layer, effects between layers would be invisible."""
 _BY_LAYER = ("moe_layer_freq", "window_attn_skip_freq", "linear_attention_freq", "no_rope_freq")
 """Arguments of Megatron that list a choice per layer, or repeat one every so many layers."""
 
@@ -36,9 +36,9 @@ _WRAPPERS = (
     "TorchFullyShardedDataParallel",
 )
 _PREDICTION = "mtp"
-"""Layers of multi-token prediction run after the last layer, on the last stage: part of what comes after the stack."""
+"""Layers of multi-token prediction run after the last layer, on the last stage: part of the stack's post block."""
 _LETTERS = "layer_type_list"
-"""Of Megatron's hybrid stacks: a letter per layer, whose classes have nothing in common."""
+"""Class names of Megatron's hybrid stacks: a letter per layer, with unrelated classes."""
 _LANGUAGE_MODEL_STACKS = ("decoder", "transformer", "model", "language_model", "encoder")
 
 
@@ -50,15 +50,15 @@ def kinds_of(layers: Sequence[Any]) -> tuple[int, ...]:
 
 
 def fewest_layers(kinds: Sequence[Hashable]) -> int:
-    """Return length of the shortest beginning that shows every kind."""
+    """Return the length of the shortest prefix that contains every kind."""
     return max([MIN_LAYERS, *(kinds.index(kind) + 1 for kind in set(kinds))])
 
 
 def choices_of_layers(arguments: argparse.Namespace, num_layers: int) -> tuple[Hashable, ...]:
-    """Return what Megatron's arguments choose for every layer: layers with one choice are alike.
+    """Return the choice of Megatron's arguments for every layer: layers with equal choices are alike.
 
-    A number that repeats every so many layers counts as that many choices, whatever it means; layers with different
-    choices may still be of one kind.
+    A number that repeats every so many layers counts as that many choices, regardless of its meaning; layers with
+    different choices may still be of one kind.
     """
     if pattern := hybrid_pattern(arguments):
         return tuple(pattern[:num_layers])
@@ -80,9 +80,9 @@ def choices_by_layer(arguments: argparse.Namespace) -> dict[str, Choices]:
 
 
 def shorten(arguments: argparse.Namespace, num_layers: int, choices: Mapping[str, Choices] | None = None) -> None:
-    """Keep the first ``num_layers`` layers alone in Megatron's arguments; longer lists of choices per layer are cut.
+    """Keep only the first ``num_layers`` layers in Megatron's arguments; longer lists of choices per layer are cut.
 
-    ``choices``: the whole lists, where ``arguments`` were shortened before.
+    ``choices``: the whole lists, if ``arguments`` were shortened before.
     """
     for name, value in (choices_by_layer(arguments) if choices is None else choices).items():
         if isinstance(value, str):
@@ -107,14 +107,14 @@ class Stack:
     """One repeated stack of layers of the built model."""
 
     name: str
-    """Module name for people and files: ``image_encoder``, ``text_decoder``."""
+    """Module name for display and files: ``image_encoder``, ``text_decoder``."""
     path: str
     """Dotted path of the ModuleList."""
     layers: tuple[Any, ...]
     top: Any
-    """The model's own child that holds the stack, whose end is the module's end; the model itself for a bare GPT."""
+    """The model's direct child that contains the stack, with which the module ends; the model itself for a bare GPT."""
     kinds: tuple[int, ...]
-    """Of every layer; the first layer's is 0."""
+    """Kind of every layer; the first layer's is 0."""
 
     @property
     def result_key(self) -> str:
@@ -133,9 +133,10 @@ class Stack:
 
 
 def ties_embeddings(model: Any, arguments: Any) -> bool:
-    """Return whether ``model`` shares its embedding with its output layer; by ``arguments`` where it does not say.
+    """Return whether ``model`` shares its embedding with its output layer; by ``arguments`` if the model does not show
+    it.
 
-    MindSpeed-MM takes it from model.json, whatever the flags are.
+    MindSpeed-MM takes it from model.json, regardless of the flags.
     """
     said = (getattr(module, "share_embeddings_and_output_weights", None) for module in model.modules())
     found = next((value for value in said if value is not None), None)
@@ -156,8 +157,8 @@ def unwrap(model: Any) -> Any:
 def find_stacks(model: Any, kinds: Mapping[str, Sequence[int]] | None = None) -> tuple[Stack, ...]:
     """Return the stacks of ``model`` in the order of its children; raises ``ProfileError`` when there is none.
 
-    ``kinds``: of the layers of each stack, and of more that are not built, where that is known. Elsewhere layers with
-    the same submodules and parameters are one kind.
+    ``kinds``: of the layers of each stack, and of further ones that are not built, if known. Otherwise layers with the
+    same submodules and parameters are one kind.
     """
 
     def stack(name: str, path: str, layers: tuple[Any, ...], top: Any) -> Stack:

@@ -13,14 +13,14 @@ from mindspeed_autoparallel.profiles.records import PointResult, record_of
 
 @dataclass(frozen=True, kw_only=True)
 class PlayedWorld:
-    """Ranks of which one process plays the first, alone, and the links by which its collectives are priced."""
+    """A world of which one process runs the first rank alone, and the links by which its collectives are priced."""
 
     num_ranks: int
     devices_per_node: int
     tiers: dict[str, LinkTier]
     """``intra`` and ``inter``."""
     links_from: str
-    """Where the figures of the links are from, for people."""
+    """Source of the links' figures, for display."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +41,10 @@ class MeasureTask:
     with_lengths: bool = False
     """Whether layers are timed at several lengths as well."""
     kinds: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Of every layer of the whole model, by stack, where it is known which compute alike."""
+    """Kind of every layer of the whole model, by stack, if it is known which compute alike."""
 
     played: PlayedWorld | None = None
-    """``None``: every rank is a process, and collectives take the time they take."""
+    """``None``: every rank is a process, and collectives are measured."""
 
     def to_json(self) -> dict[str, object]:
         """Return it with the kind that ``runtime.megatron.features`` dispatches on."""
@@ -52,7 +52,7 @@ class MeasureTask:
 
     @classmethod
     def from_json(cls, data: Mapping[str, object]) -> MeasureTask:
-        """Read what ``to_json`` gives."""
+        """Read the result of ``to_json``."""
         return record_of(data, "measuring task", cls)
 
     def begun_file(self) -> Path:
@@ -60,12 +60,12 @@ class MeasureTask:
         return Path(self.result_dir) / "begun.json"
 
     def result_file(self, point: MeasuredAt) -> Path:
-        """Return where the result of ``point`` goes."""
+        """Return the file for the result of ``point``."""
         return Path(self.result_dir) / f"{point.label().replace(' ', '_')}.json"
 
 
 def read_point(path: Path) -> PointResult | None:
-    """Return the measurement in ``path``; ``None`` where there is none, or the layout could not be measured."""
+    """Return the measurement in ``path``; ``None`` if it is missing, or the layout could not be measured."""
     if not path.exists():
         return None
     values = read_json(path, "measurement")

@@ -1,4 +1,4 @@
-"""Runs in every process of a measuring launch: takes the host's training over where its first step would begin."""
+"""Runs in every process of a measuring launch: takes over the host's training before its first step."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ _PATHS = ("load", "save", "pretrained_checkpoint", "tensorboard_dir", "wandb_pro
 
 
 class MeasuringSession:
-    """The task of this process and what the host did so far; without a task it measures nothing."""
+    """The task of this process and the host's calls so far; without a task it measures nothing."""
 
     def __init__(self) -> None:
         self.task: MeasureTask | None = None
         self.calls = HostCalls()
         self.arguments: Any = None
         self.choices_by_layer: dict[str, Choices] = {}
-        """Of the whole model."""
+        """Layer choices of the whole model."""
         self.experts_follow_tensor = False
-        """Whether experts are split as the other layers are, in every layout."""
+        """Whether experts are split like the other layers, in every layout."""
         self.take_over: Callable[[MeasureTask, Callable[..., Any], Any, Built], object] = measure_all
-        """What happens where training would begin: ``(task, forward_step, config, first layout)``."""
+        """Function called where training would begin: ``(task, forward_step, config, first layout)``."""
 
 
 def measuring() -> MeasuringSession:
-    """Return what this process measures; it does so for one launch and ends."""
+    """Return the measurement of this process, which serves one launch and ends."""
     return of_process(MeasuringSession)
 
 
@@ -62,7 +62,7 @@ def prepare(arguments: argparse.Namespace, data: dict[str, object]) -> None:
     session.task, session.arguments = task, arguments
     session.experts_follow_tensor = getattr(arguments, "expert_tensor_parallel_size", 0) is None
     if task.played is not None:
-        # Where ranks are real their routers route as they do.
+        # With real ranks the model's routers stay in use.
         balance_routing()
     set_arguments(arguments, task.points[0], arguments.world_size)
     arguments.pipeline_model_parallel_size = 1
@@ -82,7 +82,7 @@ def prepare(arguments: argparse.Namespace, data: dict[str, object]) -> None:
         if hasattr(arguments, name):
             setattr(arguments, name, None)
     if task.model is not None:
-        # Beside the task, on this node: the one node 0 planned with may lie on no storage of ours.
+        # Beside the task, on this node: node 0's file may be on storage that this node cannot read.
         own = Path(os.environ[TASK_VARIABLE]).with_suffix(f".rank{os.environ.get('RANK', '0')}.model.json")
         write_json_atomic(own, task.model)
         arguments.mm_model = str(own)
@@ -97,7 +97,7 @@ def prepare(arguments: argparse.Namespace, data: dict[str, object]) -> None:
 
 
 def record(name: str, wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
-    """Remember a set-up function of the host in a measuring process; pass it through elsewhere."""
+    """Record a set-up call of the host in a measuring process; pass it through elsewhere."""
     session = measuring()
     if session.task is None:
         return wrapped(*args, **kwargs)
@@ -112,7 +112,7 @@ def take_over_training(wrapped: Callable[..., Any], args: tuple[Any, ...], kwarg
         return wrapped(*args, **kwargs)
     import inspect
 
-    # The host's own argument names; its updated namespace is what it built the first layout from.
+    # The host's own argument names; it built the first layout from its updated namespace.
     bound = inspect.signature(getattr(wrapped, "__wrapped__", wrapped)).bind(*args, **kwargs).arguments
     built = Built(bound["model"], bound["optimizer"], bound["train_data_iterator"])
     if session.experts_follow_tensor:
@@ -127,7 +127,7 @@ def take_over_training(wrapped: Callable[..., Any], args: tuple[Any, ...], kwarg
 
 
 def _let_experts_follow() -> None:
-    """Clear another layout's tensor-parallel size, which Megatron's checks put where none was given for experts."""
+    """Clear another layout's tensor-parallel size, which Megatron's checks set if none was given for experts."""
     from megatron.training import get_args
 
     arguments = get_args()
@@ -137,7 +137,7 @@ def _let_experts_follow() -> None:
 
 
 def measure_all(task: MeasureTask, forward_step: Callable[..., Any], config: Any, built: Built) -> Built:
-    """Measure every point of ``task``, one after the other; returns what was built for the last."""
+    """Measure every point of ``task``, one after the other; return the objects built for the last."""
     import torch
     from megatron.training import get_args
 
@@ -159,15 +159,16 @@ def measure_all(task: MeasureTask, forward_step: Callable[..., Any], config: Any
             write_json_atomic(task.begun_file(), point.label())
         try:
             if index:
-                # The old layout's tensors go before the new one's come; the host's frames still hold its objects.
+                # Free the old layout's tensors before the new one's are allocated; the host's frames still hold its
+                # objects.
                 release(built.model, built.optimizer)
-                del built  # what refers to the old groups keeps their threads
+                del built  # references to the old groups keep their threads
                 if measuring().experts_follow_tensor and not point.expert_tensor_size:
                     _let_experts_follow()
                 built = reinitialize_model_parallel(
                     measuring().calls, arguments, point, torch.distributed.get_world_size()
                 )
-            # A traced microbatch is compared with what is measured here: both as the script has it.
+            # A traced microbatch is compared with this measurement: both use the script's own setting.
             with without_kept_batches() if samples_differ(arguments) else nullcontext():
                 result = measure_point(built, forward_step, arguments, device, task)
         except AutoParallelError as error:
@@ -175,12 +176,12 @@ def measure_all(task: MeasureTask, forward_step: Callable[..., Any], config: Any
             raise
         except BaseException as error:
             if is_host_shortage(error):
-                # Other programs share the machine's memory: nothing of it is kept, and the point is tried again.
+                # Other programs share the machine's memory: no result is kept, and the point is tried again.
                 print(f"the memory of this machine ran out at {point.label()}: {first_line(error)}", flush=True)
                 sys.exit(OUT_OF_MEMORY_EXIT_CODE)
             if not device.is_out_of_memory(error):
                 raise
-            # Other ranks may be inside a collective: end the launch; the coordinator goes on with the next point.
+            # Other ranks may be inside a collective: end the launch; the coordinator continues with the next point.
             _finish(task, point, {"status": "out_of_memory", "reason": first_line(error)}, 0)
             sys.exit(OUT_OF_MEMORY_EXIT_CODE)
         _finish(task, point, {"status": "ok", **json_of(replace(result, links=links, links_from=links_from))}, rank)

@@ -41,7 +41,7 @@ def computed_profile(
     devices_per_node: int,
 ) -> Profile:
     """Return costs of every module of ``description`` for ``device``, with the script's own switches (precision, fused
-    kernels, overlaps) and with its context-parallel size among others; what had to be assumed is logged. Raises
+    kernels, overlaps) and with its context-parallel size among others; assumptions are logged. Raises
     ``ConfigError`` for a switch that is not modelled."""
     optimizer = getattr(arguments, "optimizer", None)
     if optimizer and optimizer not in OPTIMIZERS:
@@ -68,14 +68,14 @@ def computed_profile(
         points = [replace(point, sequence_parallel=False) for point in points]
         profile = computed(points=points)
     if own not in {point.context_size for point in points}:
-        # Short sequences are split only where the script does it.
+        # Short sequences are split only if the script splits them.
         whole = [point for point in points if point.context_size == 1]
         profile = computed(points=[*points, *(replace(point, context_size=own) for point in whole)])
     return replace(profile, interleaved_sends=interleaved_sends(arguments))
 
 
 def useful_work_of(arguments: argparse.Namespace, description: Description) -> UsefulWork | None:
-    """Return the operations of the model that the script states; ``None`` where they are not all known."""
+    """Return the operations of the script's model; ``None`` unless they are all known."""
     try:
         return stated_work(_sections(arguments, description))
     except (AutoParallelError, AttributeError, KeyError):
@@ -98,7 +98,7 @@ def _sections(arguments: argparse.Namespace, description: Description) -> tuple[
         if "seq" not in shape:
             shape["seq"] = int(arguments.seq_length)
             _LOGGER.info(
-                f"{module.name}: model.json does not tell its tokens per sample; taken as --seq-length {shape['seq']}. "
+                f"{module.name}: model.json has no tokens per sample; --seq-length {shape['seq']} is used. "
                 "Measure (--profile-source measured) where its share matters."
             )
         sections.append(Section(module.name, shape, module.frozen, module.deepstack_layers))

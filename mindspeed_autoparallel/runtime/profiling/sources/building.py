@@ -1,4 +1,4 @@
-"""Builds the profile that the planner reads from what was found at each layout."""
+"""Builds the planner's profile from the results of each layout."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def build_profile(
 ) -> Profile:
     """Return a profile of every layout in ``results``; the full layer counts come from ``description``.
 
-    ``arguments``: the host's, for the sizes of the model and for how its interleaved schedule sends. ``choices``: what
-    flags choose for every layer, by module; layers with one choice are of the kind of the first of them.
+    ``arguments``: the host's, for the sizes of the model and for how its interleaved schedule sends. ``choices``: the
+    flags' choice for every layer, by module; layers with one choice are of the kind of the first of them.
     """
     first = next(iter(results.values()))
     described = {module.name: module.num_layers for module in description.modules}
@@ -85,7 +85,7 @@ def build_profile(
 
 
 def provenance_of(description: Description, source: str, device: str, software: dict[str, str]) -> Provenance:
-    """Return where a profile comes from that this process makes now."""
+    """Return the provenance of a profile that this process makes now."""
     return Provenance(
         source=source,
         device=device,
@@ -97,7 +97,7 @@ def provenance_of(description: Description, source: str, device: str, software: 
 
 
 def _whole_kinds(item: ModuleRecord, num_layers: int, choices: Sequence[Hashable]) -> tuple[int, ...]:
-    """Return the kind of every layer of the whole module; nothing where the measured ones do not tell them."""
+    """Return the kind of every layer of the whole module; nothing if the measured ones do not determine them."""
     if len(item.kinds) == num_layers:
         return item.kinds
     return tuple(item.kinds[choices.index(choice)] for choice in choices)
@@ -170,7 +170,8 @@ def _shared(total_and_kept: tuple[int, int]) -> SharedBytes:
 
 
 def _block(block: BlockRecord, ratio: BytesPerParameter, input_bytes: float | None) -> BlockCost:
-    """Return the costs of a block; ``input_bytes``: what full recompute keeps of a layer; None: not recomputable."""
+    """Return the costs of a block; ``input_bytes``: bytes that full recompute keeps of a layer; None: not
+    recomputable."""
     saved, forward_peak = round(block.saved_bytes), round(block.forward_peak_bytes)
     backward_peak, output = round(block.backward_peak_bytes), round(block.output_bytes)
     recompute = {
@@ -181,9 +182,9 @@ def _block(block: BlockRecord, ratio: BytesPerParameter, input_bytes: float | No
         recompute["full"] = RecomputeCost(
             saved_bytes=kept,
             extra_backward_us=block.forward_us,
-            # Without saving, the forward's high point stands on less.
+            # Without saved tensors, the forward's peak starts from a lower level.
             forward_peak_bytes=saved - kept + forward_peak,
-            # The layer's whole activations come back before its backward begins.
+            # The layer's whole activations are recomputed before its backward begins.
             backward_peak_bytes=saved - kept + max(backward_peak, forward_peak),
         )
     return BlockCost(
@@ -206,7 +207,7 @@ def _state(count: ParameterCount, ratio: BytesPerParameter) -> StateBytes:
 
 
 def _variable_data(result: ModelRecord) -> VariableData | None:
-    """Return how microbatches differ, where they really do: repeats of equal work vary by noise, too."""
+    """Return the variation of microbatches, if it exceeds noise: repeats of equal work vary, too."""
     times = {name: values for name, values in result.relative_times.items() if len(values) > 1}
     varying = {name: values for name, values in times.items() if max(values) - min(values) > _MIN_RELATIVE_SPREAD}
     if not varying or not result.data_varies:

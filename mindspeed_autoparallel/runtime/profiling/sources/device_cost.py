@@ -1,4 +1,4 @@
-"""Device and links for the planner: measured where the measuring nodes have them, else assumed."""
+"""Device and links for the planner: measured if the measuring nodes have them, else assumed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from mindspeed_autoparallel.profiles import Collective, DeviceCost, LinkTier, Me
 from mindspeed_autoparallel.profiles.records import OptimizerRecord, PointResult
 
 _RESERVE_FRACTION = 0.06
-"""Of the device's memory: contexts, communicator buffers, fragmentation; --auto-parallel-memory-limit-mib overrides."""
+"""Reserved share of the device's memory (contexts, communicators, fragmentation); --auto-parallel-memory-limit-mib
+overrides it."""
 _ASSUMED = Collective(latency_us=10.0, bytes_per_s=10e9)
 
 
 def device_cost(results: Mapping[MeasuredAt, PointResult]) -> tuple[DeviceCost, list[str]]:
-    """Return the device of ``results``, and what had to be assumed."""
+    """Return the device of ``results``, and the assumptions."""
     notes: list[str] = []
     links: dict[str, dict[str, Collective]] = {}
     for result in results.values():
@@ -50,7 +51,7 @@ def device_cost(results: Mapping[MeasuredAt, PointResult]) -> tuple[DeviceCost, 
 
 
 def usable_bytes(capacity_bytes: int) -> int:
-    """Return the memory that a training may take of a device."""
+    """Return the device memory that a training may use."""
     return int(capacity_bytes * (1 - _RESERVE_FRACTION))
 
 
@@ -64,17 +65,17 @@ def with_peak(cost: DeviceCost, name: str) -> DeviceCost:
 
 
 def links_of(results: Mapping[MeasuredAt, PointResult]) -> str:
-    """Return where the links of ``results`` are from; empty: measured among the ranks."""
+    """Return the source of the links of ``results``; empty: measured among the ranks."""
     return next((result.links_from for result in results.values() if result.links_from), "")
 
 
 def played_links(
     device_name: str, given: Device | None, devices_per_node: int, between_nodes: LinkTier | None = None
 ) -> tuple[dict[str, LinkTier], str]:
-    """Return both tiers for a device that measures alone, and where they are from.
+    """Return both tiers for a device that measures alone, and their source.
 
-    ``between_nodes``: where nodes have measured it. What else there is comes from ``given``, the device that the user
-    names, else from the catalogue's of ``device_name``, else it is assumed.
+    ``between_nodes``: the tier measured between nodes, if any. Other tiers come from ``given``, the device that the
+    user names, else from the catalogue's entry ``device_name``, else they are assumed.
     """
     tiers, source = _unmeasured_links(device_name, given, devices_per_node)
     if between_nodes is None:

@@ -1,14 +1,14 @@
 """Blocks and stages in any layout on one process: operators, bytes, collectives and parameters, without a device.
 
-Of a described block, by ``mindspeed-autoparallel trace``:
+For a described block, by ``mindspeed-autoparallel trace``:
 
 ``request``   sizes and layout as plain data, and the result
-``process``   starts tracing processes (nothing of them leaks into the caller) and keeps results by content
+``process``   starts tracing processes (isolated from the caller) and keeps results by content
 ``world``     process groups of one layout after the other, fake or gloo's
 ``building``  blocks of a megatron-core model
 ``running``   a block forward and backward, a stage through Megatron's schedule
 
-Of a user's own training script, also for ``--auto-tuning``:
+For a user's own training script, also for ``--auto-tuning``:
 
 ``script``    one layout of the script's model
 ``worker``    the process that traces the script's model in every layout

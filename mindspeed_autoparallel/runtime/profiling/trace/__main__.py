@@ -2,8 +2,7 @@
 
     python -m mindspeed_autoparallel.runtime.profiling.trace fake < requests.jsonl
 
-``gloo`` in place of ``fake`` runs the same code on the real ranks that torchrun started: that is how traces are
-checked.
+``gloo`` instead of ``fake`` runs the same code on real ranks started by torchrun, to check traces.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _NUM_REASON_CHARACTERS = 600
 
 
 def main() -> int:
-    """Trace every request, whatever became of the one before; prints what a rank of its stage finds."""
+    """Trace every request, even after a failed one; print the result of a rank of its stage."""
     from mindspeed_autoparallel.runtime.profiling.trace.running import trace
     from mindspeed_autoparallel.runtime.profiling.trace.world import World
 
@@ -28,7 +27,7 @@ def main() -> int:
     for index, request in enumerate(requests):
         try:
             result: BlockResult = trace(request, world)
-        except Exception as error:  # of Megatron, in this layout: others may be possible
+        except Exception as error:  # an error of Megatron in this layout: others may work
             if world.backend != "fake":
                 raise
             result = {"error": f"{type(error).__name__}: {error}"[:_NUM_REASON_CHARACTERS]}

@@ -31,7 +31,7 @@ def configuration(request: TraceRequest) -> Any:
         }
     interleaved: dict[str, object] = {}
     if request.virtual > 1:
-        # With batched messages gloo mixes chunks up.
+        # With batched messages gloo confuses chunks.
         interleaved = {
             "virtual_pipeline_model_parallel_size": request.virtual,
             "overlap_p2p_comm": True,

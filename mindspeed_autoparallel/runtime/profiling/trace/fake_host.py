@@ -1,4 +1,4 @@
-"""What the user's script is given in a traced training: batches without data, a device whose clock counts calls."""
+"""Inputs of the user's script in a traced training: batches without data, a device whose clock counts calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mindspeed_autoparallel.runtime.profiling.trace.fake_tensors import FakeTens
 
 
 class FakeCalls(HostCalls):
-    """What the host set up, without tensor data."""
+    """The host's set-up, without tensor data."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,11 +23,11 @@ class FakeCalls(HostCalls):
     def record(
         self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]
     ) -> Any:
-        """Remember the call and make it; tensors are fake from the first model on, data once it is handed over."""
+        """Record the call and make it; tensors are fake from the first model on, data once it is passed on."""
         if name == "build_data_iterators":
             function = functools.partial(self._real_data, function)
         if name == "setup_model_and_optimizer":
-            # What was imported stays: garbage is collected between layouts, and looking through it took a quarter of
+            # Imported objects stay alive: garbage is collected between layouts, and scanning them took a quarter of
             # the time of a trace.
             gc.freeze()
             self.tracer.fake_mode.__enter__()
@@ -93,7 +93,8 @@ def without_tracing() -> Any:
 
 
 def missing_state_bytes(optimizer: Any) -> int:
-    """Return what the optimizer's first step will create, found by one step of the same class on a few real numbers."""
+    """Return the state that the optimizer's first step will create, from one step of its class on a few real
+    numbers."""
     import torch
 
     total = 0

@@ -1,7 +1,7 @@
 """A process in which nothing is computed: other ranks, tensor data and the routing of tokens are fake.
 
-Tensors have shapes only (torch's fake tensors), collectives return at once (torch's fake process group). What must have
-values stays real: the routing of tokens to experts, which is replaced by a perfectly balanced one, and everything
+Tensors have shapes only (torch's fake tensors), collectives return at once (torch's fake process group). Tensors that
+need values stay real: the routing of tokens to experts, which is replaced by a perfectly balanced one, and everything
 computed from it, so that sizes that depend on data come out as in a balanced training.
 """
 
@@ -42,7 +42,7 @@ def run_on_shapes(function: Any, name: str, tensors: Sequence[torch.Tensor], arg
         with really():
             return function(*args, **kwargs)
     if name == "aten.masked_select.default" and not is_fake(args[1]):
-        # The size depends on the mask, which is known.
+        # The size depends on the mask, which has data.
         with really():
             size = int(args[1].expand(args[0].shape).sum())
         return args[0].new_empty(size)
@@ -56,7 +56,7 @@ class Log:
     operators: list[Operator | None] = field(default_factory=list)
     """``None`` for a call that computes nothing; it still costs the host's time."""
     collectives: dict[int, Collective] = field(default_factory=dict)
-    """By place."""
+    """Collectives by index of the call."""
 
 
 class Tracer(TrackedStorages):
@@ -69,7 +69,7 @@ class Tracer(TrackedStorages):
         tensors = list(tensors_in((args, kwargs)))
         self._record(name, tensors, args, kwargs)
         if name == "aten._local_scalar_dense.default" and is_fake(args[0]):
-            # Somebody logs or checks a number: no value, no flag raised.
+            # A number is logged or checked: return no value, and false for flags.
             return {torch.bool: False}.get(args[0].dtype, 1.0 if args[0].is_floating_point() else 1)
         return run_on_shapes(function, name, tensors, args, kwargs)
 
@@ -96,7 +96,7 @@ class FakeTensorTracer(Tracer):
                 return item
             shape = self.fake_mode.from_tensor(item)
             self._add(shape)
-            item.fake = shape  # whoever keeps the batch (Megatron, to run a step again) keeps this
+            item.fake = shape  # code that keeps the batch (Megatron's rerun machine) keeps this
             return shape
 
         return tree_map(convert, value)
@@ -146,7 +146,7 @@ def use_fake_process_groups() -> None:
 
 
 def silence_timers() -> None:
-    """Leave Megatron's logs of its timers out: 0.12 gathers and compares the values of tensors there."""
+    """Disable Megatron's timer logs: 0.12 gathers and compares the values of tensors there."""
     from megatron.core.timers import Timers
 
     for name in ("log", "write"):
@@ -181,7 +181,7 @@ def convert_by_replacing() -> None:
 
 
 def keep_dispatch_real() -> None:
-    """Keep values in what a token dispatcher computes from the routing, although its tokens have none."""
+    """Keep data in the tensors that a token dispatcher computes from the routing, although its tokens have none."""
     call_after_import("megatron.core.transformer.moe.token_dispatcher", _keep_dispatchers_real)
 
 
@@ -196,7 +196,7 @@ def _keep_dispatchers_real(module: Any) -> None:
 
 
 def _gathered_routing(gather: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep values of what is gathered: fake ranks route their tokens as this one does."""
+    """Keep data of gathered tensors: fake ranks route their tokens like this one."""
 
     @functools.wraps(gather)
     def run(tensor: Any, *args: Any, **kwargs: Any) -> Any:

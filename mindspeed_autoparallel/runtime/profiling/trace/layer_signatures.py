@@ -1,7 +1,7 @@
-"""What a trace shows of the whole model: which layers compute alike, and whether it fits without recompute.
+"""Properties of the whole model from a trace: which layers compute alike, and whether it fits without recompute.
 
-Nothing is read off names or flags: layers are one kind if they run the same operators on the same shapes, and the same
-collectives. By which number something is scaled does not count: it takes as long with any.
+Names and flags are ignored: layers are one kind if they run the same operators on the same shapes, and the same
+collectives. Scale factors are ignored: they do not change the time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def kinds_by_computing(stacks: Sequence[Stack], log: Log, run: Callable[[], obje
         def hook(layer: Any, args: Any, kwargs: Any, output: Any) -> None:
             work = _work_since(log, begun[key])
             if work not in known:
-                # Masks and counters that are made once and kept are there the second time.
+                # The second run has the masks and counters that are made once and kept.
                 begin = len(log.operators)
                 layer.forward(*args, **kwargs)
                 work = _work_since(log, begin)
@@ -81,8 +81,7 @@ def _work_since(log: Log, start: int) -> Hashable:
 
 
 def _work_of(operator: Operator) -> tuple[Any, ...]:
-    """Return the call without the numbers that something is scaled by, whole ones in the operators of arithmetic
-    only."""
+    """Return the call without its scale factors; integers are dropped in arithmetic operators only."""
     if operator.name.split(".")[1].rstrip("_") not in _ARITHMETIC:
         return operator.name, _FRACTION.sub("0.0", operator.signature.text), operator.sizes
     call, sizes = operator.signature.content, iter(operator.sizes)
@@ -100,7 +99,7 @@ def fits_without_recompute(trace: BlockTrace, headroom_bytes: int) -> bool:
     """Return whether every split of the model into even stages fits ``headroom_bytes`` without recompute.
 
     The whole model's state on one rank, nothing of it sharded, and as many activations as the deepest pipeline holds:
-    no recompute kind is faster than none, so none has to be known there.
+    no recompute kind is faster than none, so kinds need not be known.
     """
     ratio = trace.bytes_per_trained_parameter
     total = float(trace.host_bytes + trace.workspace_bytes + trace.batch_bytes[0])

@@ -24,7 +24,7 @@ _PREFIX = "TRACE "
 _FORGOTTEN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _NUM_ERROR_LINES = 5
 _MOST_LOST = 3
-"""Traces given up before any was possible: it is not about them."""
+"""Failed traces before any success after which the cause is not in the requests."""
 
 
 def _code_hash() -> Any:
@@ -35,7 +35,7 @@ def _code_hash() -> Any:
 
 
 def trace(request: TraceRequest, cache: Path | None = None, timeout_s: float = 300) -> BlockResult:
-    """Return the trace of ``request`` (see ``running.trace``); from ``cache`` when the same was traced before.
+    """Return the trace of ``request`` (see ``running.trace``), from ``cache`` if it was traced before.
 
     Raises ``LaunchError`` with the reason when the block cannot be built or run in that layout, or hangs.
     """
@@ -48,10 +48,10 @@ def trace(request: TraceRequest, cache: Path | None = None, timeout_s: float = 3
 def trace_all(
     requests: Sequence[TraceRequest], cache: Path | None = None, timeout_s: float = 600, num_processes: int = 1
 ) -> list[BlockResult]:
-    """Return the traces of ``requests``, in their order; one that is not possible has ``error`` and nothing else.
+    """Return the traces of ``requests``, in their order; a failed one has only ``error``.
 
-    ``num_processes`` share what the cache lacks; what one of them dies at is tried once more. Raises ``LaunchError``
-    when they die at every request, or do not end in time.
+    ``num_processes`` share the requests missing in the cache; a request at which one dies is retried once. Raises
+    ``LaunchError`` if they die at every request, or do not end in time.
     """
     code = _code_hash()
 
@@ -68,8 +68,8 @@ def trace_all(
         if path is not None and path.exists():
             results[request] = read_json(path, "stored trace")
     missing = sorted({request for request in requests if request not in results}, key=_layout)
-    # Neighbours share process groups, so a layout's requests stay together. Who is free takes the next layout: how
-    # long one takes (experts per rank) is not known before.
+    # Neighbours share process groups, so a layout's requests stay together. A free process takes the next layout: the
+    # time of a layout (experts per rank) is not known in advance.
     layouts = deque(list(same) for _, same in itertools.groupby(missing, key=_layout))
     workers = [_Worker() for _ in range(min(num_processes, len(layouts)))]
     watch = threading.Timer(timeout_s, _kill, (workers,))
@@ -97,7 +97,7 @@ def _layout(request: TraceRequest) -> tuple[int, ...]:
 
 
 class _Worker:
-    """A tracing process for one layout after the other, replaced where it dies."""
+    """A tracing process for one layout after the other, replaced if it dies."""
 
     def __init__(self) -> None:
         # Ranks and torchrun's addresses of a surrounding job must not reach a world of fake process groups.
@@ -116,7 +116,7 @@ class _Worker:
             self.kill()
 
     def trace_from(self, layouts: deque[list[TraceRequest]]) -> dict[TraceRequest, BlockResult]:
-        """Take from ``layouts`` until there is none left; what a process died at twice has ``error``.
+        """Process ``layouts`` until none is left; a request at which a process died twice gets ``error``.
 
         Raises ``LaunchError`` when processes die at every request, and when they are ended.
         """
@@ -144,7 +144,7 @@ class _Worker:
                     self._start()
 
     def _answers(self, requests: list[TraceRequest]) -> list[BlockResult]:
-        """Return the answers, fewer than requests where the process died."""
+        """Return the results, fewer than requests if the process died."""
         answers: list[BlockResult] = []
         self._process.send(json.dumps([dataclasses.asdict(item) for item in requests]))
         while len(answers) < len(requests) and (line := self._process.receive()):

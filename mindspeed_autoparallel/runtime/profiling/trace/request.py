@@ -1,4 +1,4 @@
-"""What is traced, a block of a language model or a pipeline stage at work in a layout, and what a trace contains."""
+"""Requests to trace a block of a language model or a running pipeline stage in a layout, and the resulting trace."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class TraceRequest:
     heads: int
     sequence: int
     block: str = "layer"
-    """``layer``, ``embedding``, ``head`` (final norm, output projection and loss), or ``stage``: what one pipeline
-    rank runs in a step, through Megatron's own schedule."""
+    """``layer``, ``embedding``, ``head`` (final norm, output projection and loss), or ``stage``: the step of one
+    pipeline rank, through Megatron's own schedule."""
     micro_batch: int = 1
     kv_heads: int = 0
     """0: as many as ``heads``."""
@@ -38,7 +38,7 @@ class TraceRequest:
     vocabulary: int = 0
     """Padded; needed by every block but ``layer``."""
     num_layers: int = 1
-    """Of the whole model; a stage has its share."""
+    """Layers of the whole model; a stage has its share."""
     tensor: int = 1
     context: int = 1
     expert: int = 1
@@ -58,9 +58,9 @@ class TraceRequest:
     """0: as ``ffn``."""
     shared_ffn: int = 0
     context_exchange: str = "allgather"
-    """Of attention, over context ranks; or ``a2a``: rows for heads."""
+    """Exchange of attention over context ranks; or ``a2a``: rows for heads."""
     dispatcher: str = "alltoall"
-    """Or ``allgather``: how tokens get to experts."""
+    """Dispatch of tokens to experts; or ``allgather``."""
     recompute: str = "none"
     """A kind of ``spec.recompute``; groups of layers in a stage only."""
     dtype: str = "bfloat16"
@@ -199,7 +199,7 @@ class CollectiveCount(TypedDict):
 
 
 class Phase(TypedDict):
-    """Calls of one phase; live bytes at its end and the highest so far, of storages that were not there before."""
+    """Calls of one phase; live bytes at its end and the peak so far, of storages created in it."""
 
     operators: list[OperatorCount]
     collectives: list[CollectiveCount]

@@ -21,7 +21,7 @@ _GLOO_LET_GO_S = 0.05
 
 
 class CallCounter(Tracer):
-    """Counts equal calls, and live and peak bytes of storages that were not there before."""
+    """Counts equal calls, and live and peak bytes of storages created since its start."""
 
     def __init__(self, let_go_s: float = 0.0) -> None:
         super().__init__(let_go_s=let_go_s, count_existing=False)
@@ -67,12 +67,12 @@ class SavedBytes:
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage._cdata not in self._ignored:
-            # Holding the storage keeps its address from being given out twice.
+            # A reference to the storage prevents the reuse of its address.
             self._seen.setdefault(storage._cdata, storage)
         return tensor
 
     def release(self) -> int:
-        """Return the total; lets go of the storages, so that backward frees them as it would."""
+        """Return the total, and drop the references, so that backward frees the storages as usual."""
         total = sum(int(storage.nbytes()) for storage in self._seen.values())
         self._seen.clear()
         return total

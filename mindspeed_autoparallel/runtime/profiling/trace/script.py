@@ -23,7 +23,7 @@ from mindspeed_autoparallel.runtime.profiling.trace.work_queue import WorkQueue
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptRequest:
-    """A script as it is started, and the layout to trace its model in."""
+    """A script's command line, and the layout to trace its model in."""
 
     script: Path
     arguments: tuple[str, ...]
@@ -43,19 +43,19 @@ class ScriptTrace:
     """The blocks of a script's model in one layout."""
 
     document: Mapping[str, object]
-    """As it is stored and printed: ``schema_version``, ``at`` (the layout) and the keys of ``BlockTrace``."""
+    """Stored and printed form: ``schema_version``, ``at`` (the layout) and the keys of ``BlockTrace``."""
 
     @property
     def blocks(self) -> BlockTrace:
-        """Return the trace as a record; raises ``ConfigError`` where the stored document is none."""
+        """Return the trace as a record; raises ``ConfigError`` if the stored document is not a trace."""
         return record_of(self.document, "stored trace", BlockTrace)
 
 
 def trace_script(request: ScriptRequest, cache: Path | None = None, timeout_s: float = 600) -> ScriptTrace:
     """Return blocks of every module of the script's model, with parameters, bytes, operators and collectives.
 
-    From ``cache`` when the same script, files beside it, arguments and layout were traced before. Raises
-    ``ConfigError`` when there is no such script, ``LaunchError`` with the reason when it does not come to training or
+    They come from ``cache`` if the same script, files beside it, arguments and layout were traced before. Raises
+    ``ConfigError`` when there is no such script, ``LaunchError`` with the reason when it does not reach training or
     cannot be traced.
     """
     if not request.script.is_file():

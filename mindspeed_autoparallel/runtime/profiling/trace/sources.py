@@ -22,10 +22,9 @@ def hash_of_tracing_code() -> hashlib._Hash:
 
 
 def hash_of_sources(script: Path) -> hashlib._Hash:
-    """Return a hash of the files beside ``script``, where custom layers usually lie, and of the code that traces.
+    """Return a hash of the files beside ``script``, which usually contain custom layers, and of the tracing code.
 
-    Folders and links to nowhere that are called ``*.py`` are passed over; ``ConfigError`` names a file that must not be
-    read.
+    Folders and dangling links named ``*.py`` are skipped; a ``ConfigError`` names a file that may not be read.
     """
     return _hash_of((script.resolve().parent, *_TRACING_FOLDERS))
 

@@ -1,4 +1,5 @@
-"""Profile points shared by tracing processes: who is free claims the next, and what a process died at is known."""
+"""Profile points shared by tracing processes: a free process claims the next, and the point of a dead process is
+known."""
 
 from __future__ import annotations
 
@@ -10,9 +11,9 @@ from mindspeed_autoparallel.profiles import MeasuredAt
 
 
 class WorkQueue:
-    """A folder with a file per point, which the process that claims the point moves into a folder of its own.
+    """A folder with a file per point, which the process that claims the point moves into its own folder.
 
-    A rename succeeds for one process only, whatever storage they share, and needs no live process.
+    A rename succeeds for one process only, on any shared storage, and needs no server process.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -20,7 +21,7 @@ class WorkQueue:
         self._waiting = folder / "waiting"
 
     def publish(self, points: Iterable[MeasuredAt], num_processes: int) -> None:
-        """Publish work for processes 0 to ``num_processes - 1``; whatever an earlier queue left goes."""
+        """Publish work for processes 0 to ``num_processes - 1``; entries of an earlier queue are removed."""
         self.clear()
         for folder in (self._waiting, *(self._of(process) for process in range(num_processes))):
             folder.mkdir(parents=True)
@@ -28,7 +29,7 @@ class WorkQueue:
             (self._waiting / point.label()).touch()
 
     def claim(self, point: MeasuredAt, process: int) -> bool:
-        """Return whether ``point`` is now that process's, and no other's."""
+        """Return whether that process has now claimed ``point``."""
         try:
             (self._waiting / point.label()).rename(self._of(process) / point.label())
         except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""What runs in a tracing process: the user's own script sets itself up on fake ranks, and every layout is traced.
+"""Runs in a tracing process: the user's own script sets itself up on fake ranks, and every layout is traced.
 
-The script builds its model, optimizer and data as always; only tensors are shapes. One microbatch then runs through the
+The script builds its model, optimizer and data as usual; only tensors are shapes. One microbatch then runs through the
 script's forward step and Megatron's schedule, so custom layers, losses and batches are traced as they are.
 """
 
@@ -100,7 +100,8 @@ def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
 
 
 def go_without_gloo(arguments: argparse.Namespace) -> None:
-    """Have Megatron make no Gloo groups, which fake ranks cannot, nor refuse that for a checkpoint format.
+    """Prevent Megatron from making Gloo groups, which fake ranks cannot, and from requiring them for a checkpoint
+    format.
 
     Nothing is saved here. A distributed optimizer with ``--ckpt-format torch`` needs Gloo, and Megatron asserts it.
     """
@@ -120,7 +121,7 @@ def _trace_all(
     headroom_bytes: int,
     take: Callable[[MeasuredAt], bool],
 ) -> None:
-    """Trace what the queue leaves this process; ``wanted``: variants by point."""
+    """Trace the points that this process claims from the queue; ``wanted``: variants by point."""
     import torch
     from megatron.training import get_args
 
@@ -152,7 +153,7 @@ def _trace_all(
                 result["variants"][variant] = {"status": "ok", **json_of(traced)}
                 if fits_without_recompute(traced, headroom_bytes):
                     fitting.add(way)
-            except Exception as error:  # whatever the user's code raises in this layout: the others go on
+            except Exception as error:  # any error of the user's code in this layout: continue with the others
                 built = Built(None, None, None)
                 failure = Failure(reason=_reason(error), refused=_is_refusal(error))
                 result["variants"][variant] = {"status": "failed", **asdict(failure)}
@@ -162,7 +163,7 @@ def _trace_all(
 def _kinds_of_layers(
     built: Built, forward_step: Callable[..., Any], arguments: Any, tracer: FakeTensorTracer
 ) -> dict[str, tuple[int, ...]]:
-    """Return the kinds of the whole model's layers; empty where no point can be traced, which every point reports."""
+    """Return the kinds of the whole model's layers; empty if no point can be traced, which every point reports."""
     import torch
 
     chunks = built.model if isinstance(built.model, list) else [built.model]
@@ -180,7 +181,7 @@ def _kinds_of_layers(
 
     try:
         return kinds_by_computing(stacks, tracer.log, forward)
-    except Exception:  # whatever the user's code raises: tracing a point will tell
+    except Exception:  # any error of the user's code: tracing a point reports it
         return {stack.name: stack.kinds for stack in stacks}
 
 
@@ -215,7 +216,7 @@ def _trace(
     tracer: FakeTensorTracer,
     kinds: Mapping[str, Sequence[int]],
 ) -> BlockTrace:
-    """Trace the blocks of one layout as ``measure_point`` measures them, with calls in the place of times.
+    """Trace the blocks of one layout as ``measure_point`` measures them, with calls instead of times.
 
     ``kinds``: of every layer of the whole model's stacks.
     """
@@ -261,7 +262,8 @@ def _trace(
 
 
 def _calls(intervals: Sequence[Interval], log: Log, table: dict[Operator, int]) -> Calls:
-    """Return what ran within ``intervals`` of equal blocks, per block; ``table``: operators by their place, grows."""
+    """Return the calls within ``intervals`` of equal blocks, per block; ``table``: operators by index, extended
+    here."""
     counts: Counter[int] = Counter()
     collectives: Counter[Collective] = Counter()
     num_calls = 0

@@ -1,6 +1,6 @@
-"""The process a trace runs in: the CPU plays the device, process groups are fake or gloo's.
+"""The process of a trace: the CPU stands in for the device, process groups are fake or gloo's.
 
-It replaces functions of torch and Megatron, which no training process must see: only ``python -m`` starts it.
+It replaces functions of torch and Megatron, which must not happen in a training process: only ``python -m`` starts it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class World:
         keep_dispatch_real()
 
     def enter(self, request: TraceRequest) -> None:
-        """Make Megatron's groups for ``request``; those of the request before are destroyed."""
-        # A real rank has its own place already, whatever stage the request is about.
+        """Make Megatron's groups for ``request``; those of the previous request are destroyed."""
+        # A real rank has its own place already, whichever stage the request names.
         rank = request.rank if self.backend == "fake" else -1
         layout = (
             request.num_ranks,
@@ -51,7 +51,7 @@ class World:
         from megatron.core import parallel_state, tensor_parallel
 
         if layout == self._layout:
-            # Gathered inputs of the block before would count as live, or be missing among the new ones.
+            # Gathered inputs of the previous block would count as live, or be missing among the new ones.
             parallel_state.destroy_global_memory_buffer()
             parallel_state._set_global_memory_buffer()
             return
@@ -83,7 +83,7 @@ class World:
 
     @contextlib.contextmanager
     def tensors(self) -> Iterator[Any]:
-        """Give tensors shapes only inside the block, where process groups are fake."""
+        """Inside the block make tensors without data, if process groups are fake."""
         if self.backend == "gloo":
             yield
             return

@@ -128,7 +128,7 @@ NUMA = {
         ("0", ADVICE, "is off"),
         ("2", OK, ""),
         ("1,npu0:0-3,npu1:4-7", OK, ""),
-        ("1,npu0:4-7", ADVICE, "NUMA node 0, its cores lie elsewhere"),
+        ("1,npu0:4-7", ADVICE, "NUMA node 0, its cores are on another"),
         ("1,npu0:0-2,npu1:2-2", ADVICE, "share cores"),
         ("1,npu0:0-63", PROBLEM, "this node has 8"),
         ("2,npu0:0-3", ADVICE, "mode 2"),

@@ -1,7 +1,7 @@
 """What is searched on this host, and the reason for everything else.
 
 ``planning``    sizes and switches of optimizer and schedule, and all dimensions together: ``plan_search``
-``variants``    ways to run the same layers, and recompute: each is traced
+``variants``    variants of the same layers, and recompute: each is traced
 ``modelled``    switches that only accelerators run: their effect is computed
 """
 

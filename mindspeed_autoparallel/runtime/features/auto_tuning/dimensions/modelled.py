@@ -1,6 +1,6 @@
 """Switches that only accelerators run: which of them this Megatron, device and software have, and why not the others.
 
-Nothing of them can be traced here, so their effect is computed (``tuning.traced.modelled``).
+They cannot be traced here, so their effect is computed (``tuning.traced.modelled``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.variants import SearchContext
 
 _FUSED_CHUNKS = 2
-"""Pieces that MC2's fused operators are counted on to cut: how many they cut is not documented, so the fewest."""
+"""Assumed number of pieces of MC2's fused operators: it is not documented, so the smallest possible."""
 _SHARDING = "ZeRO-2/3 (Megatron FSDP)"
 _OFFLOAD = "activation offload"
 _TENSOR = "tensor-parallel overlap"
@@ -36,28 +36,28 @@ class Offered:
     """Switches worth modelling."""
 
     groups: tuple[Group, ...] = ()
-    """Of each group one at most is on; any combination of groups."""
+    """At most one switch of each group is on; groups combine freely."""
     alone: Group = ()
-    """On without any of the others."""
+    """Switches that are on without any of the others."""
 
     @property
     def titles(self) -> list[str]:
-        """Return the switches' names for people."""
+        """Return the switches' names for display."""
         return [switch.title for group in (*self.groups, self.alone) for switch in group]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """The device that will train, and its software."""
+    """The training device and its software."""
 
     device: Device | None
-    """In the catalogue, where it is known there."""
+    """Its catalogue entry, if there is one."""
     installed: Callable[[str], bool]
-    """Whether a Python package is; always, where nothing but the catalogue is known of the device."""
+    """Whether a Python package is installed; always true if only the device's catalogue entry is known."""
 
 
 def modelled_switches(context: SearchContext, target: Target) -> Offered:
-    """Return what can be offered; every other gets its reason in ``context.left_out``."""
+    """Return the available switches; the reasons for the others go to ``context.left_out``."""
     offered: dict[str, list[Switch]] = {}
     for title, choose in (
         (_TENSOR, _tensor_overlap),
@@ -72,12 +72,13 @@ def modelled_switches(context: SearchContext, target: Target) -> Offered:
             found = []
         offered[title] = found
     groups = (offered[_TENSOR], offered[_PAIRS] + offered[_FLEX], offered[_OFFLOAD])
-    # FSDP needs CUDA_DEVICE_MAX_CONNECTIONS unset, tensor overlap needs it 1; with offload it was never heard of.
+    # FSDP needs CUDA_DEVICE_MAX_CONNECTIONS unset, tensor overlap needs it 1; whether it works with offload is not
+    # documented.
     return Offered(groups=tuple(group for group in groups if group), alone=offered[_SHARDING])
 
 
 Answer = list[Switch] | str
-"""Switches, or why there is none."""
+"""Switches, or the reason why there is none."""
 
 
 def _tensor_overlap(context: SearchContext, target: Target) -> Answer:
@@ -158,10 +159,7 @@ def _offload(context: SearchContext, target: Target) -> Answer:
         reason = "with CUDA graphs it is not modelled"
     if not reason and (target.device is None or target.device.host_link_gb_per_s is None):
         name = target.device.name if target.device else "this device"
-        reason = (
-            f"the device catalogue does not know the host link of {name}: give host_link_gb_per_s with "
-            "--profile-device-file"
-        )
+        reason = f"the device catalogue has no host link of {name}: give host_link_gb_per_s with --profile-device-file"
     if reason:
         return reason
     assert target.device is not None
@@ -181,7 +179,7 @@ def _offload(context: SearchContext, target: Target) -> Answer:
         Switch(
             title=f"{_OFFLOAD} ({', '.join(modules)})",
             settings={"fine_grained_activation_offloading": True, "offload_modules": list(modules)},
-            # Without it Transformer Engine from 2.10 moves weights, too.
+            # Without it Transformer Engine 2.10 and later also moves weights.
             environment={"NVTE_CPU_OFFLOAD_V1": "1"},
             change=activation_offload(_bytes_of(context, modules), rate),
         )
@@ -190,9 +188,10 @@ def _offload(context: SearchContext, target: Target) -> Answer:
 
 
 def _bytes_of(context: SearchContext, modules: tuple[str, ...]) -> Callable[[MeasuredAt], Offload]:
-    """Return what ``modules`` of a layer save at a point, by the script's sizes; tokens are routed evenly.
+    """Return the bytes that ``modules`` of a layer save at a point, by the script's sizes; tokens are routed evenly.
 
-    Experts under tensor parallelism are left out: whether they are split decides, and variants differ there.
+    Experts under tensor parallelism are left out: the bytes depend on whether they are split, and variants differ
+    there.
     """
     request = context.request
     hidden = int(context.value("hidden_size", 0))

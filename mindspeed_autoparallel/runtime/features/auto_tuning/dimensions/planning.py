@@ -1,4 +1,4 @@
-"""All dimensions together: what is traced and searched for a request."""
+"""All dimensions together: the points and variants to trace and search for a request."""
 
 from __future__ import annotations
 
@@ -140,33 +140,33 @@ _VARIANTS: tuple[Callable[[SearchContext], list[Variant]], ...] = (
     token_rearrangement,
     whole_experts,
 )
-"""Each adds its variants, or the reason why there are none."""
+"""Functions that each add their variants, or the reason why there are none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchPlan:
-    """What is traced and searched."""
+    """The points and variants to trace and search."""
 
     points: tuple[MeasuredAt, ...]
     variants: tuple[Variant, ...]
     """The script's own first."""
     recompute: dict[str, dict[str, object]]
-    """Kinds that are traced beside none: Megatron's argument destinations and values."""
+    """Recompute kinds that are traced in addition to none: Megatron's argument destinations and values."""
     dimensions: Dimensions
     searched: dict[str, str]
-    """Dimension to its values, for people."""
+    """Dimension to its values, for display."""
     left_out: dict[str, str]
     """Dimension, or a value of it, to the reason."""
 
 
 def plan_search(request: TuningRequest, arguments: argparse.Namespace, device_name: str) -> SearchPlan:
-    """Plan all that is worth tracing for ``request`` with what the host's ``arguments`` and the device have."""
+    """Return all that is worth tracing for ``request``, within the features of the host and the device."""
     context = SearchContext(request=request, arguments=arguments, device_name=device_name)
     sizes = worthwhile_sizes(context)
     variants = [Variant(), *(variant for dimension in _VARIANTS for variant in dimension(context))]
     for variant in variants:
         if not any(variant.applies_to(point) for point in sizes.points):
-            context.left_out[variant.title] = "it differs from the script's own way in no layout that is traced"
+            context.left_out[variant.title] = "it equals the script's own configuration in every traced layout"
     variants = [variant for variant in variants if variant.title not in context.left_out]
     dimensions = switches(context)
     recompute = selective_kinds(context)

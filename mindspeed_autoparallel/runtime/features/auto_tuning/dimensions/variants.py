@@ -1,4 +1,4 @@
-"""Ways to run the same layers, of which each is traced: dispatchers, expert and attention exchanges, recompute."""
+"""Variants of the same layers, each of which is traced: dispatchers, expert and attention exchanges, recompute."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mindspeed_autoparallel.spec.recompute import RecomputePolicy
 
 @dataclass(frozen=True, kw_only=True)
 class SearchContext:
-    """What every dimension reads: the request, the host's parsed arguments, the device that will train."""
+    """Input of every dimension: the request, the host's parsed arguments, the training device."""
 
     request: TuningRequest
     arguments: argparse.Namespace
@@ -28,7 +28,7 @@ class SearchContext:
         return hasattr(self.arguments, destination)
 
     def missing(self, destination: str, remark: str = "") -> str:
-        """Return the reason that this Megatron lacks the argument, with a remark; empty where it has it."""
+        """Return the reason that this Megatron lacks the argument, with a remark; empty if it has it."""
         flag = "--" + destination.replace("_", "-")
         return "" if self.has(destination) else f"this Megatron has no {flag}" + (f" ({remark})" if remark else "")
 
@@ -45,22 +45,22 @@ def words(values: Iterable[Any]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """Traced and searched beside the script's own way, whose title is empty."""
+    """A variant that is traced and searched in addition to the script's own, whose title is empty."""
 
     title: str = ""
     settings: dict[str, object] = field(default_factory=dict)
     """Megatron's argument destinations and values."""
     applies_to: Callable[[MeasuredAt], bool] = lambda point: True
-    """Where it differs from the script's own way; it is traced and searched there only."""
+    """Whether a layout runs it differently from the script's own; it is traced and searched only there."""
 
 
 def attention_exchanges(context: SearchContext) -> list[Variant]:
-    """Offer all-to-all beside the script's own where heads divide; local layers run an attention of this package."""
+    """Offer all-to-all beside the script's own exchange if heads divide; local layers run this package's attention."""
     reason = context.missing("cp_comm_type")
     if not reason and context.value("transformer_impl", "transformer_engine") != "local":
         reason = "they are Transformer Engine's attention, whose kernels cannot be traced: kept as the script gives it"
     if reason:
-        context.left_out["ways of context parallelism"] = reason
+        context.left_out["exchanges of context parallelism"] = reason
         return []
     context.left_out["ring attention (--cp-comm-type p2p, a2a+p2p)"] = (
         "Transformer Engine's attention has it only, and --transformer-impl is local"
@@ -90,7 +90,7 @@ def dispatchers(context: SearchContext) -> list[Variant]:
 
 
 def token_rearrangement(context: SearchContext) -> list[Variant]:
-    """Offer none: the fused kernels run on accelerators only, and their time is unknown."""
+    """Offer no variant: the fused kernels run on accelerators only, and their time is unknown."""
     if context.request.num_experts:
         reason = context.missing("moe_permute_fusion", "0.12 and newer have it")
         if not reason and context.device_name == "cpu":
@@ -118,7 +118,7 @@ def whole_experts(context: SearchContext) -> list[Variant]:
 
 
 def recompute_kinds(context: SearchContext) -> tuple[str, ...]:
-    """Return the kinds that this Megatron has (``spec.recompute``, without what comes after a colon)."""
+    """Return the kinds that this Megatron has (``spec.recompute``, without the part after a colon)."""
     if reason := context.missing("recompute_granularity"):
         context.left_out["recompute"] = reason
         return ("none",)
@@ -126,7 +126,7 @@ def recompute_kinds(context: SearchContext) -> tuple[str, ...]:
 
 
 def selective_kinds(context: SearchContext) -> dict[str, dict[str, object]]:
-    """Return kinds that are traced beside none, with Megatron's arguments; whole layers follow from the plain trace.
+    """Return the kinds to trace besides none, with Megatron's arguments; whole layers follow from the plain trace.
 
     Each module alone, all that are cheap to compute again together, and those with each expensive one.
     """
@@ -137,7 +137,7 @@ def selective_kinds(context: SearchContext) -> dict[str, dict[str, object]]:
         return {str(RecomputePolicy.selective(())): {"recompute_granularity": "selective"}}
     cheap, dear = _cheap_modules(context), _dear_modules(context)
     sets: list[tuple[str, ...]] = [*((module,) for module in (*cheap, *dear)), tuple(cheap)]
-    # The activation of experts is inside of them.
+    # The experts' recompute includes their activation.
     sets += [(*(other for other in cheap if (module, other) != ("moe", "moe_act")), module) for module in dear]
     own = tuple(context.value("recompute_modules") or ())
     if own and not any(set(own) == set(modules) for modules in sets):

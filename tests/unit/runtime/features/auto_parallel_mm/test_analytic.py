@@ -132,7 +132,7 @@ def test_shapes_of_encoders_come_from_model_json_and_what_is_assumed_is_said(tmp
     assert [module.name for module in profile.model.modules] == ["image_encoder", "text_decoder"]
     assert profile.model.modules[0].frozen
     assert profile.model.vocab_size == 1000
-    assert any("image_encoder" in text and "taken as --seq-length 2048" in text for text in logged)
+    assert any("image_encoder" in text and "--seq-length 2048 is used" in text for text in logged)
     logged.clear()
     content["image_encoder"]["vision_encoder"] |= {"image_size": 224, "patch_size": 14}
     (tmp_path / "model.json").write_text(json.dumps(content))

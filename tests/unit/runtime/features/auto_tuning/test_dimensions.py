@@ -162,7 +162,7 @@ def test_rows_of_attention_are_exchanged_for_heads_where_context_and_tensor_rank
     assert len(odd.variants) == 1
     assert "no layout" in odd.left_out["all-to-all of attention heads"]
     other = argparse.Namespace(**{**vars(host), "transformer_impl": "transformer_engine"})
-    assert "cannot be traced" in plan_search(request_, other, "cuda").left_out["ways of context parallelism"]
+    assert "cannot be traced" in plan_search(request_, other, "cuda").left_out["exchanges of context parallelism"]
 
 
 def test_fused_rearrangement_of_tokens_says_why_it_is_not_searched(request_):
