@@ -1,4 +1,4 @@
-"""Megatron's ``--use-torch-fsdp2``: what a launch script decides, and the flags that make it decide a plan.
+"""Megatron's ``--use-torch-fsdp2``: the decisions in a launch script, and the flags that set those of a plan.
 
 Read from ``megatron/core/distributed/torch_fully_sharded_data_parallel.py``, ``transformer_block.py`` and
 ``tensor_parallel/random.py`` (0.12 to 0.19).
@@ -26,16 +26,16 @@ from mindspeed_autoparallel.spec.sharded import (
 LAYERS = "decoder.layers.{*}"
 _ROTARY = "rotary_pos_emb"
 _BYTES = ElementBytes(sharded=2, gathered=2, reduced=2, optimizer=12)
-"""Float16Module shards bf16 parameters and no policy changes their type; the optimizer has fp32 copies and moments."""
+"""Float16Module shards bf16 parameters without changing their type; the optimizer has fp32 copies and moments."""
 _KEEPS_GATHERED = "--torch-fsdp2-no-reshard-after-forward"
 _RECOMPUTE = ("--recompute-granularity", "--recompute-method", "--recompute-num-layers")
 _REFUSED = {
     "--tensor-model-parallel-size": "a sharded plan has no tensor parallelism",
-    "--pipeline-model-parallel-size": "Megatron refuses pipeline parallelism beside --use-torch-fsdp2",
-    "--expert-model-parallel-size": "Megatron refuses expert parallelism beside --use-torch-fsdp2",
+    "--pipeline-model-parallel-size": "Megatron refuses pipeline parallelism with --use-torch-fsdp2",
+    "--expert-model-parallel-size": "Megatron refuses expert parallelism with --use-torch-fsdp2",
 }
 _UNPRICED = {
-    "--recompute-activations": "recomputation of single operators is no policy of a layer",
+    "--recompute-activations": "a plan cannot recompute single operators",
     "--cpu-offloading": "Transformer Engine's offload has no price here",
     "--fp8-format": "fp8 has no price in a sharded plan",
     "--mtp-num-layers": "multi-token prediction has no price in a sharded plan",
@@ -49,7 +49,7 @@ MEGATRON_FSDP_REASON = (
 
 
 def read_megatron(script: Script) -> HostFile:
-    """Return what ``script`` decides. Raises ``ConfigError`` in one line for what a plan cannot describe."""
+    """Return the decisions of ``script``. Raises ``ConfigError`` for settings that a plan cannot describe."""
     _check(script)
     return HostFile(
         path=Path(script.path),
@@ -75,10 +75,12 @@ def _check(script: Script) -> None:
             f"{script.path}: Megatron refuses --use-torch-fsdp2 without --untie-embeddings-and-output-weights."
         )
     if not (_number(script, "--vocab-size", 0) or _number(script, "--padded-vocab-size", 0)):
-        raise ConfigError(f"{script.path} has no --vocab-size, which the size of embedding and head follows: add it.")
+        raise ConfigError(
+            f"{script.path} has no --vocab-size, which determines the size of embedding and head: add it."
+        )
     if _number(script, "--context-parallel-size", 1) > 1 and not _exchanges_heads(script):
         raise ConfigError(
-            f"{script.path}: context parallelism around a ring has no price without measuring: --cp-comm-type a2a."
+            f"{script.path}: ring context parallelism has no price without measurements: use --cp-comm-type a2a."
         )
     _recomputed(script, 1)
 
@@ -94,7 +96,7 @@ def _exchanges_heads(script: Script) -> bool:
 
 
 def _number(script: Script, flag: str, default: int) -> int:
-    """Return a flag's count; ``ConfigError`` where only a run of the script would tell it."""
+    """Return a flag's count; ``ConfigError`` if it is unknown without running the script."""
     value = script.number(flag, default) if script.given(flag) is not None else default
     if value is None:
         raise ConfigError(
@@ -104,21 +106,21 @@ def _number(script: Script, flag: str, default: int) -> int:
 
 
 def _recomputed(script: Script, layers: int) -> int:
-    """Return how many first layers of ``layers`` are recomputed."""
+    """Return the number of first layers of ``layers`` that are recomputed."""
     granularity, method = script.given("--recompute-granularity"), script.given("--recompute-method")
     number = _number(script, "--recompute-num-layers", 1)
     if granularity is None:
         return 0
     if granularity != "full":
         raise ConfigError(
-            f"{script.path}: --recompute-granularity {granularity} recomputes single operators, which is no policy of "
-            "a layer: full, or none."
+            f"{script.path}: --recompute-granularity {granularity} recomputes single operators, which a plan "
+            "cannot describe: use full, or none."
         )
     if method == "uniform" and number == 1:
         return layers
     if method != "block":
         raise ConfigError(
-            f"{script.path}: --recompute-method {method} of {number} layers at once has no price: block, or uniform "
+            f"{script.path}: --recompute-method {method} of {number} layers has no price: use block, or uniform "
             "with --recompute-num-layers 1."
         )
     return min(number, layers)
@@ -150,7 +152,7 @@ def _decisions(script: Script, modules: Modules, num_devices: int) -> ShardedDec
     batch = _number(script, "--global-batch-size", rows)
     if batch % rows:
         raise ConfigError(
-            f"{script.path}: --global-batch-size {batch} is no multiple of the {rows} samples of one micro batch on "
+            f"{script.path}: --global-batch-size {batch} is not a multiple of the {rows} samples of one micro batch on "
             f"{num_devices} devices; give --global-batch-size."
         )
     layers = sum(one.is_layer for one in modules)
@@ -187,7 +189,7 @@ def _written(script: Script, decisions: ShardedDecisions, modules: Modules) -> W
         row = decisions.policies.get(LAYERS, ())
         number = row.count(RECOMPUTE)
         if set(row[:number]) - {RECOMPUTE}:
-            raise PlanError(f"{script.path}: Megatron recomputes the first layers, and the plan has others: {row}.")
+            raise PlanError(f"{script.path}: Megatron recomputes the first layers, the plan other ones: {row}.")
         named = ("full", "block", str(number))
         words += [word for pair in zip(_RECOMPUTE, named, strict=True) for word in pair] if number else []
         left_out += [] if number else [flag for flag in _RECOMPUTE if script.given(flag) is not None]
@@ -198,7 +200,7 @@ def _written(script: Script, decisions: ShardedDecisions, modules: Modules) -> W
 
 
 def flags_beside(script: Script, words: Mapping[str, str]) -> dict[str, int]:
-    """Return the sizes that stand in the script beside a YAML file: field of ``ShardSizes``, or another name.
+    """Return the sizes that the script sets in addition to a YAML file: field of ``ShardSizes``, or another name.
 
     ``words``: the flag of each size, as ``--micro-batch-size {}``.
     """
