@@ -77,7 +77,7 @@ def analytic_profile(
     if not measurements:
         for point in tried:
             runs.at(point)
-        raise ConfigError("no size of tensor, context and expert parallelism that was asked for divides the model.")
+        raise ConfigError("none of the requested sizes of tensor, context and expert parallelism divides the model.")
     return Profile(
         model=_model(sections, whole, measurements[0]),
         device=device_cost(whole[-1], device, fabric),

@@ -98,7 +98,7 @@ def calibrate_device(device: Device, observations: Sequence[Observation]) -> Cal
     stacks = {work.stack for work in works}
     if len(stacks) != 1:
         raise ConfigError(
-            f"the logs are of several software stacks: {', '.join(sorted(stacks))}; calibrate each apart."
+            f"the logs come from several software stacks: {', '.join(sorted(stacks))}; calibrate each separately."
         )
     stack = stacks.pop()
     free = free_figures(device, stack, works)
@@ -129,11 +129,11 @@ def _chosen(
         inside = 1 / (1 + width) <= 1 / (1 + before[0]) <= 1 + width
         if inside:
             return _Choice(model_error=_MODEL_ERRORS[0], share=0.0), (
-                f"nothing: the one log lies within the +-{width:.0%} that predictions of such runs have anyway, and no "
+                f"nothing: the only log is within the +-{width:.0%} uncertainty of such predictions, and no "
                 "other log checks it; add two more"
             )
         return _Choice(model_error=_MODEL_ERRORS[0], share=_SHARE_OF_ONE), (
-            f"half of what the one log teaches: it lies outside the +-{width:.0%} of such predictions, and no other "
+            f"half of the change by the only log: it is outside the +-{width:.0%} of such predictions, and no other "
             "log checks it; add two more"
         )
     choices = _tried(device, stack, observations, free)
@@ -142,8 +142,8 @@ def _chosen(
     worse = [abs(new) > abs(known) + _NO_WORSE for new, known in zip(best.errors, before, strict=True)]
     if best.mean <= (1 - _LEAST_GAIN) * old and not any(worse):
         return best, (
-            f"{best.share:.0%} of the way to the fitted figures: each log, left out, is predicted by the others no "
-            f"worse than by the figures before, on average {best.mean:.1%} off in place of {old:.1%}"
+            f"{best.share:.0%} of the way to the fitted figures: the others predict each omitted log no "
+            f"worse than the former figures, on average {best.mean:.1%} off instead of {old:.1%}"
         )
     reason = f"{sum(worse)} of {len(worse)} logs, left out, are predicted worse by what the others teach"
     if not any(worse):
@@ -225,9 +225,9 @@ def observations_to_extend(path: Path, device: Device) -> list[Observation]:
     if path.exists():
         held = read_device(path).name
         if held != device.name:
-            raise ConfigError(f"{path} is of {held}, this run trained on {device.name}; give a file of its own.")
+            raise ConfigError(f"{path} is for {held}, this run trained on {device.name}; give another file.")
         if not known:
-            raise ConfigError(f"{path} holds no observations: it is your own device file, which is not overwritten.")
+            raise ConfigError(f"{path} has no observations: it is not a calibrated file and is not overwritten.")
     return known
 
 

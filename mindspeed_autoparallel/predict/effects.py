@@ -83,7 +83,7 @@ _RULES = (
         "train",
         ("recompute_extra",),
         lambda work: work.stack != "megatron-core",
-        "the software of 2021 has no such switch",
+        "the software of 2021 lacks this switch",
     ),
     _Rule("model", ("activation",), lambda work: not work.model.gated, "the MLP is not gated"),
     _Rule("parallel", ("etp",), lambda work: not _has_experts(work), "the model has no experts"),
@@ -107,7 +107,7 @@ _RULES = (
         "train",
         ("moe_a2a_overlap",),
         lambda work: work.expert_size == 1 or not _has_experts(work),
-        "no tokens travel between ranks of experts",
+        "no tokens are exchanged between expert ranks",
     ),
     _Rule(
         "train",
@@ -222,7 +222,7 @@ def _assumed_switches(request: Mapping[str, object], work: Workload) -> Iterator
     recipes = f"the recipes of {train['software']}" if train.get("software") else "Megatron-Bridge's newest recipes"
     if work.expert_overlap and train.get("moe_a2a_overlap") is None:
         yield (
-            f"train.moe_a2a_overlap is not stated: tokens travel to experts behind computing, as in {recipes}; set "
+            f"train.moe_a2a_overlap is not stated: expert exchanges overlap computing, as in {recipes}; set "
             "it to false where they do not, or name the container (train.software)"
         )
     if work.replayed_launches and train.get("cuda_graph") is None:

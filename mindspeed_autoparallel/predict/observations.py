@@ -63,7 +63,7 @@ def observation_of(
     that the device cannot take."""
     world = log.arguments.get("world_size")
     if world is None or not world.isdigit():
-        raise ConfigError(f"{log.name}: its arguments have no world_size; nothing is taken from it.")
+        raise ConfigError(f"{log.name}: its arguments have no world_size; the log is ignored.")
     arguments = {**log.arguments, "global_batch_size": log.global_batch or log.arguments.get("global_batch_size")}
     source = f"{log.name} (sha256 {log.digest}, {log.num_steps} steps)"
     run = MeasuredRun(num_devices=int(world), step_ms=log.step_ms, spread=log.spread, source=source)
@@ -72,7 +72,7 @@ def observation_of(
         check_possible(found, device)
         return found
     except ConfigError as error:
-        raise ConfigError(f"{log.name}: {error} Nothing is taken from it.") from error
+        raise ConfigError(f"{log.name}: {error} The log is ignored.") from error
 
 
 def observation_of_run(

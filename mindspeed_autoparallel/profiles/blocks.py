@@ -73,7 +73,7 @@ class BlockCost:
     def __post_init__(self) -> None:
         _check_sizes(self, "block")
         if "none" not in self.recompute:
-            raise ProfileError("recompute needs the kind 'none': what the block saves as it is.")
+            raise ProfileError("recompute needs the kind 'none', the block without recomputation.")
         unknown = sorted(kind for kind in self.recompute if not is_known(kind))
         if unknown:
             raise ProfileError(f"unknown recompute kind {unknown[0]!r}; known: {', '.join(RECOMPUTE_KINDS)}.")

@@ -102,7 +102,9 @@ class Profile:
             raise ProfileError("the profile measures the same (TP, CP, EP, MBS, SP) twice.")
         for name in self.variable_data.modules if self.variable_data is not None else ():
             if name not in names:
-                raise ProfileError(f"variable data: {name!r} is no module; the model has {', '.join(sorted(names))}.")
+                raise ProfileError(
+                    f"variable data: {name!r} is not a module; the model has {', '.join(sorted(names))}."
+                )
         for measurement in self.measurements:
             if set(measurement.modules) != names:
                 different = sorted(names ^ set(measurement.modules))
@@ -154,7 +156,7 @@ class Profile:
     def parse(cls, value: object, where: str = "profile") -> Profile:
         """Return a profile from parsed JSON; ``ProfileError`` names the file, key and value that is wrong."""
         if not isinstance(value, dict) or value.get("format") != PROFILE_FORMAT:
-            raise ProfileError(f"{where} is no profile of this tool (key 'format' should be {PROFILE_FORMAT!r}).")
+            raise ProfileError(f"{where} is not a profile of this tool (key 'format' should be {PROFILE_FORMAT!r}).")
         if value.get("schema_version") not in _READABLE_VERSIONS:
             raise ProfileError(
                 f"{where} has schema_version {value.get('schema_version')!r}; this release reads "

@@ -53,7 +53,7 @@ def render_table(result: TuningResult) -> str:
     for plan in result["top"]:
         lines += ["", f"{plan['number']}. paste: {shlex.join(plan['argv'])}"]
         if plan["take_out"]:
-            lines.append(f"remove from your command: {shlex.join(plan['take_out'])}")
+            lines.append(f"    and take out of your command: {shlex.join(plan['take_out'])}")
         lines.append(f"    limits: {'; '.join(plan['limits'])}")
         if "samples" in plan:
             lines.append(f"    {_samples(plan['samples'])}")

@@ -23,7 +23,7 @@ _SCOPE = (
     "fully_shard, Ulysses, ring, expert and micro-batch sizes that the profile has costs for; one reshard switch and "
     "one prefetch depth (0 to 2) for all groups; the host's chunk sizes of the loss; {units}; a "
     "policy for every layer, chunked micro batches where the file has their plan and no unit in a chunked layer has "
-    "hooks of its own. "
+    "hooks. "
     "Not searched: other units of the longest stack of layers, switches that differ by group"
 )
 _UNITS_S = 5.0
@@ -53,7 +53,7 @@ def search_sharded(
     if search.best is None:
         least = "" if search.least_peak is None else f": the least peak found is {format_bytes(search.least_peak)}"
         raise InfeasiblePlan(
-            f"nothing fits {format_bytes(search.limit)} on each of {cluster.num_devices} devices{least}. Use more "
+            f"nothing fits in {format_bytes(search.limit)} on each of {cluster.num_devices} devices{least}. Use more "
             "devices, a smaller batch, or more memory."
         )
     bound, units = search.polish(), "modules wrapped as shipped"

@@ -94,7 +94,7 @@ def search(
 ) -> Outcome:
     """Return the ``count`` fastest configurations that fit and differ in more than switches, below ``limit_us``.
 
-    Raises ``InfeasiblePlan`` naming what needs least where nothing fits, ``ConfigError`` where nothing is legal.
+    Raises ``InfeasiblePlan`` with the layout that needs least memory if none fits, ``ConfigError`` if none is legal.
     """
     started = time.monotonic()
     if not space.configurations:
@@ -106,7 +106,7 @@ def search(
     if not running.best and limit_us == math.inf:
         tightest = running.tightest[1] if running.tightest else "none could be evaluated."
         raise InfeasiblePlan(
-            f"none of {len(space.configurations)} layouts fits. The one that needs least: {tightest} "
+            f"none of {len(space.configurations)} layouts fits. The one that needs least memory: {tightest} "
             "Use more ranks, a smaller --micro-batch-size, or devices with more memory."
         )
     top = _fastest(list(running.best.values()), cluster, batch, dimensions, count)

@@ -77,7 +77,7 @@ class KnowledgeBase:
             if not tables:
                 self._create(connection)
             elif "about" not in tables:
-                raise self._unusable("it is a database of something else")
+                raise self._unusable("it is another kind of database")
             # No lock is taken: a base that another process writes to can be opened.
             found = connection.execute("select schema_version from about").fetchone()
         if found is None or found[0] != SCHEMA_VERSION:

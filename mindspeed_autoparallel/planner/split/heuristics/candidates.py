@@ -58,7 +58,7 @@ class Request:
 
     some: Candidates
     to_beat: float
-    """Step time."""
+    """Step time to beat."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ class Replay:
     """The answer to a request."""
 
     place: int
-    """Of the fastest candidate."""
+    """Index of the fastest candidate."""
     step: int
-    """Its step time."""
+    """Step time of the fastest candidate."""
     passes: Array
     """Backwards by virtual stage of the critical path that was learned: of the fastest candidate if it beats what was
     to be beaten, otherwise of the first one."""
