@@ -1,4 +1,4 @@
-"""Best first by a proved bound, exact where it matters: simulated schedule and exact peak of every rank."""
+"""Best-first search by a proved bound, with simulated schedule and exact peak of every rank."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from mindspeed_autoparallel.planner.tuner.placements import SolvedConfiguration,
 from mindspeed_autoparallel.spec import Cluster
 
 _REACH = 1.25
-"""A configuration this much slower than the last recommendation is not improved: moving layers gains less."""
+"""Ratio to the last recommendation above which a configuration is not improved: moving layers gains less."""
 _NUM_IMPROVED = 4
 """Configurations whose split is improved, per recommendation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The best configurations, fastest first, and how they were found."""
+    """The best configurations, fastest first, and the record of the search."""
 
     top: tuple[SolvedConfiguration, ...]
     num_legal: int
