@@ -63,5 +63,5 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _patches() -> list[Patch]:
-    """Return every patch of this package; imports by name, because commands may not import the patches package."""
+    """Return every patch of this package, imported by name: commands are not layered above the patches package."""
     return list(importlib.import_module("mindspeed_autoparallel.patches").patch_table())

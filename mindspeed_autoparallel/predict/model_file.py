@@ -1,4 +1,4 @@
-"""A model described in a file of one's own, for planning without a script."""
+"""A model described in a user's file, for planning without a script."""
 
 from __future__ import annotations
 
