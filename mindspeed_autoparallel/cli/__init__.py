@@ -1,5 +1,5 @@
 """Commands of ``mindspeed-autoparallel``: one command per file.
 
 A command module has a docstring whose first line is its help, ``add_arguments(parser)`` and ``run(arguments) -> int``;
-it imports nothing heavy at module level. ``main`` finds it by its file name (``_`` becomes ``-``).
+its module level has no heavy imports. ``main`` finds it by its file name (``_`` becomes ``-``).
 """

@@ -1,4 +1,4 @@
-"""``data describe``: how the samples of a data set differ, as text, JSON and a page."""
+"""``data describe``: the sizes of a data set's samples, as text, JSON and a page."""
 
 from __future__ import annotations
 
@@ -22,18 +22,24 @@ _SHOWN = 10
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``data describe``."""
-    parser.add_argument("--mm-data", type=Path, help="data.json: records in the mllm format")
-    parser.add_argument("--mm-model", type=Path, help="model.json: patch sizes, audio windows, the longest text")
-    parser.add_argument("--lengths", type=Path, help="instead: tokens of every sample, as text, .json or .npy")
+    parser.add_argument("--mm-data", type=Path, help="data.json of records in the mllm format")
+    parser.add_argument("--mm-model", type=Path, help="model.json, for patch sizes, audio windows and the longest text")
+    parser.add_argument(
+        "--lengths", type=Path, help="alternative input: tokens of every sample, as text, .json or .npy"
+    )
     parser.add_argument(
         "--table",
         type=Path,
-        help="instead: .parquet, .arrow, .csv, .jsonl, WebDataset .tar, or a folder of them (a cache of HF datasets)",
+        help="alternative input: .parquet, .arrow, .csv, .jsonl, WebDataset .tar, or a folder of them (HF cache)",
     )
     parser.add_argument(
-        "--tokenizer", metavar="FOLDER", help="with --table: tokenizer that counts texts (default: bytes)"
+        "--tokenizer",
+        metavar="FOLDER",
+        help="with --table: tokenizer that counts tokens of texts (default: count bytes)",
     )
-    parser.add_argument("--indexed", type=Path, metavar="PREFIX", help="instead: a data set of Megatron (PREFIX.idx)")
+    parser.add_argument(
+        "--indexed", type=Path, metavar="PREFIX", help="alternative input: a Megatron data set (PREFIX.idx)"
+    )
     parser.add_argument(
         "--seq-length", type=LARGE, default=0, help="length at which training cuts texts (default: none)"
     )
@@ -42,9 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=LARGE,
         default=0,
         metavar="N",
-        help="read N records drawn at random (default: all)",
+        help="read N randomly drawn records (default: all)",
     )
-    parser.add_argument("--seed", type=LARGE, default=0, help="seed of that draw")
+    parser.add_argument("--seed", type=LARGE, default=0, help="seed for drawing the records of --max-read")
     parser.add_argument(
         "--bytes-per-token",
         type=float,
@@ -53,14 +59,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="estimate tokens as UTF-8 bytes divided by X, such as 4",
     )
     parser.add_argument("--skip-broken", action="store_true", help="skip broken records instead of stopping")
-    parser.add_argument("--output", type=Path, help="file to write: the distribution that `plan --data` takes")
-    parser.add_argument("--page", type=Path, help="file to write: a page with histograms")
-    parser.add_argument("--overwrite", action="store_true", help="read again, and replace the output file")
-    parser.add_argument("--json", action="store_true", help="print only JSON: the summary")
+    parser.add_argument("--output", type=Path, help="write the distribution to this file, the input of `plan --data`")
+    parser.add_argument("--page", type=Path, help="write a page with histograms to this file")
+    parser.add_argument("--overwrite", action="store_true", help="read the data again and replace the output file")
+    parser.add_argument("--json", action="store_true", help="print only the summary, as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Read, print and write; the command's exit code."""
+    """Read, print and write; return the exit code."""
     from mindspeed_autoparallel.files import write_text_atomic
 
     known = _known(arguments)
@@ -69,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output is not None and not is_known:
         if arguments.output.exists() and not arguments.overwrite:
             raise ConfigError(
-                f"{arguments.output} exists and is not of this data and these flags. Choose another --output or give "
+                f"{arguments.output} exists and was written for other data or flags. Choose another --output or give "
                 "--overwrite."
             )
         data.write(arguments.output)
@@ -81,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(_as_json(data)))
         return 0
     if is_known:
-        print(f"nothing has changed since {arguments.output} was written: read from there", file=sys.stderr)
+        print(f"{arguments.output} is up to date: read from it", file=sys.stderr)
     print("\n".join(text_lines(data)))
     return 0
 
@@ -120,7 +126,7 @@ def _describe(arguments: argparse.Namespace, known: Distribution | None) -> Dist
         _print_broken(broken)
         return data
     if arguments.mm_model is None:
-        raise ConfigError("--mm-data needs --mm-model: patches and audio windows are sizes of the model.")
+        raise ConfigError("--mm-data needs --mm-model, which has the patch and audio window sizes.")
     data, broken = describe_records(
         arguments.mm_data,
         arguments.mm_model,
@@ -153,7 +159,7 @@ def _refuse_idle(arguments: argparse.Namespace, source: str) -> None:
     }
     found = [flag for flag, is_idle in idle.items() if is_idle]
     if found:
-        raise ConfigError(f"{', '.join(found)} has no effect here; leave it out.")
+        raise ConfigError(f"{', '.join(found)} has no effect with this kind of data; remove it.")
 
 
 def _empty_modalities(model_file: Path, data: Distribution) -> list[str]:
@@ -179,7 +185,7 @@ def text_lines(data: Distribution) -> list[str]:
     ]
     if source.num_broken or source.num_cut:
         cut = f"{source.num_cut} texts cut at {source.longest_tokens} tokens" if source.num_cut else "no text cut"
-        lines.append(f"{source.num_broken} broken or not trained on, left out; {cut}")
+        lines.append(f"{source.num_broken} broken or not trained on, skipped; {cut}")
     if source.kind == "records":
         lines.append(f"tokens of text by {source.tokens_by}; longest: {source.longest_record}")
     header = ["mean", *(f"P{round(100 * share)}" for share in statistics.QUANTILES), "largest", "without"]
@@ -190,7 +196,7 @@ def text_lines(data: Distribution) -> list[str]:
         lines.append("".join([row.name.ljust(9), *(cell.rjust(18) for cell in cells)]))
     values, counts = data.column("tokens")
     padding = [f"{100 * statistics.padding_share(values, counts, group):.0f} % at {group}" for group in (2, 4, 8)]
-    lines.append(f"padding to the longest of a microbatch drawn at random: {', '.join(padding)} samples")
+    lines.append(f"padding to the longest sample of a random microbatch: {', '.join(padding)} samples")
     if not source.is_whole:
         unseen = statistics.unseen_share(source.num_read, source.num_records)
         lines.append(
@@ -198,7 +204,7 @@ def text_lines(data: Distribution) -> list[str]:
         )
     if source.kind == "indexed":
         lines.append(
-            "Megatron's GPT data sets cut these documents into samples of --seq-length tokens: they differ only where "
+            "Megatron's GPT data sets cut these documents into samples of --seq-length tokens: samples differ only if "
             "documents are kept whole (fine-tuning, packing)"
         )
     return lines

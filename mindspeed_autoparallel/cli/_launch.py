@@ -1,4 +1,4 @@
-"""A plan as the flags of its host: Megatron-LM's own, or MindSpeed-LLM's on Ascend."""
+"""A plan as flags of its host: Megatron-LM, or MindSpeed-LLM on Ascend."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def host_of(plan: Plan) -> str:
 
 _LAYOUT_STRINGS, _FLEX_BACKENDS, _SHARED_GROUPS = (0, 13), (0, 15), (0, 16)
 """First releases of Megatron-LM with ``--pipeline-model-parallel-layout`` and ``--moe-flex-dispatcher-backend``, and
-where TP may be a multiple of the key/value groups (0.12 refuses it, 0.16 takes it; those between were not read)."""
+the first one read that accepts TP as a multiple of the key/value groups (0.12 refuses it, 0.16 accepts it)."""
 NEWEST = (0, 20)
 
 

@@ -1,4 +1,4 @@
-"""What ``plan`` leaves free of the memory, and how long a whole training takes."""
+"""The memory margin of ``plan``, and the duration of a whole training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--memory-margin",
         type=float,
         metavar="PERCENT",
-        help="percent of the memory left free (default: 5 for computed profiles, about the error of their peaks; 0 "
+        help="percent of the memory to leave free (default: 5 for computed profiles, about the error of their peaks; 0 "
         "for measured ones)",
     )
     add_tokens(parser)
@@ -31,12 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_tokens(parser: argparse.ArgumentParser) -> None:
     """Add ``--tokens``."""
     parser.add_argument(
-        "--tokens", help="tokens of the whole training, such as 1T or 300B: also print how many days it takes"
+        "--tokens", help="tokens of the whole training, such as 1T or 300B: also print its duration in days"
     )
 
 
 def with_margin(arguments: argparse.Namespace, profile: Profile, cluster: Cluster) -> Cluster:
-    """Return ``cluster`` with the memory that a plan may use. A limit that is given is a limit."""
+    """Return ``cluster`` with the memory that a plan may use; the margin does not reduce an explicit limit."""
     from mindspeed_autoparallel.predict.switches import MEMORY_MARGIN
 
     wanted = arguments.memory_margin
@@ -51,7 +51,7 @@ def with_margin(arguments: argparse.Namespace, profile: Profile, cluster: Cluste
 
 
 def tokens(text: str | None) -> float | None:
-    """Return ``1T``, ``300B`` or a plain number as a number."""
+    """Parse ``1T``, ``300B`` or a plain number."""
     if text is None:
         return None
     try:

@@ -15,24 +15,26 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add ``--data`` and what goes with it."""
+    """Add ``--data`` and its companion flags."""
     parser.add_argument("--data", type=Path, help="distribution of the samples, written by `data describe`")
     parser.add_argument(
-        "--mm-data", type=Path, help="with --data: data.json of the training; other records are refused"
+        "--mm-data",
+        type=Path,
+        help="with --data: data.json of the training; a distribution of other records is refused",
     )
     parser.add_argument(
         "--data-padding",
         choices=("longest", "sequence", "none"),
-        help="texts are padded to the longest of a microbatch (the default), to the sequence length, or packed",
+        help="pad texts to the longest of a microbatch (default) or to the sequence length, or pack them",
     )
     parser.add_argument(
         "--data-pack-length",
         type=LARGE,
         default=0,
         metavar="TOKENS",
-        help="with --data-padding none and --data-balance: packs are filled with any number of samples up to this",
+        help="with --data-padding none and --data-balance: fill packs with any number of samples up to this length",
     )
-    parser.add_argument("--data-balance", action="store_true", help="samples are rearranged during training")
+    parser.add_argument("--data-balance", action="store_true", help="assume that training rearranges samples")
     parser.add_argument(
         "--max-oom-probability",
         type=float,
@@ -42,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Raise ``ConfigError`` for flags that do not go together."""
+    """Raise ``ConfigError`` for incompatible flags."""
     given = {
         "--data-balance": arguments.data_balance,
         "--data-pack-length": arguments.data_pack_length,
@@ -57,13 +59,15 @@ def check(arguments: argparse.Namespace) -> None:
             f"{', '.join(without_data)} need{'s' * (len(without_data) == 1)} --data: a distribution of `data describe`."
         )
     if arguments.hetero_parallel and arguments.data_pack_length:
-        raise ConfigError("--data-pack-length does not go with --hetero-parallel: its packs have equal numbers.")
+        raise ConfigError(
+            "--data-pack-length cannot be combined with --hetero-parallel, whose packs hold equal numbers of samples."
+        )
     if arguments.data is not None and arguments.candidate is not None:
-        raise ConfigError("--data does not go with --candidate: its steps are not drawn. Leave one out.")
+        raise ConfigError("--data cannot be combined with --candidate, whose steps are not drawn. Remove one of them.")
 
 
 def read(arguments: argparse.Namespace) -> tuple[Distribution, SpreadOptions]:
-    """Return the distribution and what is asked of a plan for it."""
+    """Return the distribution and the options for planning with it."""
     from mindspeed_autoparallel.data.distribution import Distribution
     from mindspeed_autoparallel.data.records import refuse_other_records
     from mindspeed_autoparallel.planner.spread.choose import SpreadOptions

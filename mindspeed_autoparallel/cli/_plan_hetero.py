@@ -26,7 +26,7 @@ def run_hetero(
     wanted: Wanted,
     finish: Callable[[Plan], None],
 ) -> int:
-    """Search, print, write; the command's exit code. ``finish`` writes and prints a plan without hetero layouts."""
+    """Search, print, write; return the exit code. ``finish`` writes and prints a plan without hetero layouts."""
     from mindspeed_autoparallel.planner.hetero.compare import (
         Comparison,
         HeteroOptions,

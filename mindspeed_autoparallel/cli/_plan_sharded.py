@@ -1,4 +1,4 @@
-"""``plan --fsdp2``: the file of an FSDP2 trainer, searched on computed or measured costs."""
+"""``plan --fsdp2``: searches the configuration of an FSDP2 trainer with computed or measured costs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Inputs:
 
 
 def run_sharded(arguments: argparse.Namespace, cluster: Cluster) -> int:
-    """Search, print, and write ``plan.json``, the page and the configuration where ``--out`` is given."""
+    """Search and print; with ``--out`` also write ``plan.json``, the page and the configuration."""
     from mindspeed_autoparallel.hosts.opening import with_global_batch
     from mindspeed_autoparallel.planner.sharded.search import ShardedOptions, search_sharded
     from mindspeed_autoparallel.report.sharded import text_lines
@@ -63,7 +63,7 @@ def run_sharded(arguments: argparse.Namespace, cluster: Cluster) -> int:
 
 
 def _of_tensor_ranks(file: HostFile, cluster: Cluster) -> Cluster:
-    """Return ``cluster`` with one device for each tensor parallel group, whose ranks all do the same."""
+    """Return ``cluster`` with one device per tensor parallel group, whose ranks all run the same work."""
     size = file.tensor_size
     if cluster.devices_per_node % size:
         raise ConfigError(f"{file.path}: tensor parallelism {size} does not divide --nproc-per-node.")
@@ -79,13 +79,13 @@ def _write(folder: Path, plan: ShardedPlan, inputs: _Inputs) -> None:
     if written.text:
         texts[folder / path.name] = written.text
     if written.text and (folder / path.name).resolve() == path.resolve():
-        raise ConfigError(f"--out {folder} holds {path.name} itself; name another folder.")
+        raise ConfigError(f"--out {folder} holds {path.name} itself; choose another folder.")
     write_together(texts)
     print(f"written: {', '.join(str(path) for path in texts)}", file=sys.stderr)
     if written.words:
-        print(f"on the command line: {' '.join(written.words)}", file=sys.stderr)
+        print(f"add to the command line: {' '.join(written.words)}", file=sys.stderr)
     if written.left_out:
-        print(f"to take out of it: {' '.join(written.left_out)}", file=sys.stderr)
+        print(f"remove from it: {' '.join(written.left_out)}", file=sys.stderr)
 
 
 def _inputs(arguments: argparse.Namespace) -> _Inputs:

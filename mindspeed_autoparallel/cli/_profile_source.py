@@ -1,4 +1,4 @@
-"""Where a command's profile comes from: a file, or shapes and the device catalogue."""
+"""The profile of a command: from a file, or computed from shapes and the device catalogue."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ _MOST_PIXELS, _MOST_SECONDS, _MOST_IMAGES = 2**16, 1e6, 1e6
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add ``--profile`` and what can stand in its place."""
+    """Add ``--profile`` and its alternatives."""
     parser.add_argument("--profile", type=Path, help="our profile or MindSpeed's model_profile.json")
     parser.add_argument(
         "--profile-source",
         choices=("file", "analytic"),
-        help="analytic: no profile and no accelerator, computed for --model on --device (default: analytic where "
+        help="analytic: computed for --model on --device, without measurements (default: analytic if "
         "--model is given, else file)",
     )
     parser.add_argument(
@@ -56,24 +56,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="with analytic: a switch of the training as docs/predict.md lists them, such as precision=fp8 "
-        "(repeatable); --script and the printed flags have it",
+        help="with analytic: a training switch from docs/predict.md, such as precision=fp8 "
+        "(repeatable); --script and the printed flags include it",
     )
     parser.add_argument(
         "--seq-length",
         type=LARGE,
-        help="with analytic: the decoder's tokens, if --model has none",
+        help="with analytic: tokens per sample in the decoder, if --model does not state them",
     )
     _add_media_flags(parser)
-    parser.add_argument("--device", metavar="NAME", help="with analytic: device of the catalogue, such as H100 or 910B")
     parser.add_argument(
-        "--device-file", type=Path, action="append", default=[], help="with analytic: a device of your own (repeatable)"
+        "--device", metavar="NAME", help="with analytic: device from the catalogue, such as H100 or 910B"
+    )
+    parser.add_argument(
+        "--device-file",
+        type=Path,
+        action="append",
+        default=[],
+        help="with analytic: file that describes a device (repeatable)",
     )
     parser.add_argument(
         "--network-gbit-per-s",
         type=float,
         metavar="RATE",
-        help="with analytic: network of one node, all its devices together (default: the catalogue's)",
+        help="with analytic: network bandwidth of one node, summed over its devices (default: the catalogue's)",
     )
     parser.add_argument("--profile-tensor-size", type=int, default=1, help="TP at which MindSpeed's file was measured")
     add_stages_link(parser)
@@ -86,12 +92,12 @@ def add_stages_link(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=25 * GIB * 8 / 1e9,
         metavar="RATE",
-        help="bandwidth between stages, for MindSpeed's file (default: 214.7, 25 GiB/s)",
+        help="bandwidth between stages, for MindSpeed's file (default: 214.7, which is 25 GiB/s)",
     )
 
 
 def read_profile_of(arguments: argparse.Namespace) -> Profile:
-    """Return the profile the flags ask for; ``ConfigError`` names the flag that is missing or has no use."""
+    """Return the profile that the flags describe; ``ConfigError`` names a missing or useless flag."""
     if arguments.profile_tensor_size < 1:
         raise ConfigError(f"--profile-tensor-size must be at least 1, got {arguments.profile_tensor_size}.")
     if _is_analytic(arguments):
@@ -102,7 +108,9 @@ def read_profile_of(arguments: argparse.Namespace) -> Profile:
         return named(profile, path.parent.name if path.stem in ("config", "model") else path.stem)
     for flag in ("model", "device", "seq-length", "train"):
         if getattr(arguments, flag.replace("-", "_")) not in (None, []):
-            raise ConfigError(f"--{flag} is for --profile-source analytic; a profile has its model and device.")
+            raise ConfigError(
+                f"--{flag} requires --profile-source analytic; a profile file already has its model and device."
+            )
     if arguments.profile is None:
         raise ConfigError("--profile is missing. Without measurements: --model FILE --device NAME.")
     from mindspeed_autoparallel.profiles import read_profile
@@ -113,7 +121,7 @@ def read_profile_of(arguments: argparse.Namespace) -> Profile:
 
 
 def model_shape(arguments: argparse.Namespace) -> Mapping[str, object] | None:
-    """Return the sizes of a ``--model`` of one module as a request has them; ``None`` elsewhere."""
+    """Return the request keys for a one-module ``--model``; ``None`` for other models."""
     if not _is_analytic(arguments):
         return None
     from mindspeed_autoparallel.predict.model_file import read_model_file
@@ -128,7 +136,7 @@ def _is_analytic(arguments: argparse.Namespace) -> bool:
 
 
 def _train(words: Sequence[str]) -> dict[str, object]:
-    """Return ``KEY=VALUE`` words as the section ``train`` of a request."""
+    """Parse ``KEY=VALUE`` words into the section ``train`` of a request."""
     found: dict[str, object] = {}
     for word in words:
         key, equals, text = word.partition("=")
@@ -139,7 +147,7 @@ def _train(words: Sequence[str]) -> dict[str, object]:
         if key not in KNOWN["train"]:
             near = difflib.get_close_matches(key, KNOWN["train"] - _FLAGS_OF_THEIR_OWN.keys(), 1)
             hint = f"did you mean {near[0]}?" if near else "docs/predict.md lists the keys of train."
-            raise ConfigError(f"--train {shown(repr(key))} is no switch of a training; {hint}")
+            raise ConfigError(f"--train {shown(repr(key))} is not a training switch; {hint}")
         if key in found:
             raise ConfigError(f"--train {key} is given twice.")
         try:
@@ -150,7 +158,7 @@ def _train(words: Sequence[str]) -> dict[str, object]:
 
 
 def with_unoverlapped_step(arguments: argparse.Namespace, plan: Plan) -> Plan:
-    """Return a plan priced with ``--tp-comm-overlap`` with what its step takes without it; any other as it is."""
+    """Add the step time without ``--tp-comm-overlap`` to a plan priced with it; return other plans unchanged."""
     layout = replace(plan.layout, overlap_tensor_parallel=False)
     if not _is_analytic(arguments) or layout == plan.layout or plan.hetero is not None or plan.data:
         return plan
@@ -166,7 +174,9 @@ def with_unoverlapped_step(arguments: argparse.Namespace, plan: Plan) -> Plan:
 
 def _check_analytic(arguments: argparse.Namespace) -> None:
     if arguments.profile is not None:
-        raise ConfigError("--profile is a file of costs and --profile-source analytic computes them; give one of them.")
+        raise ConfigError(
+            "--profile reads costs from a file, --profile-source analytic computes them; give one of them."
+        )
     for flag in ("model", "device"):
         if getattr(arguments, flag) is None:
             raise ConfigError(f"--profile-source analytic needs --{flag}.")
@@ -183,7 +193,7 @@ def _computed(
     switches: Mapping[str, object] | None = None,
     points: Iterable[MeasuredAt] | None = None,
 ) -> Profile:
-    """Return computed costs with ``switches`` of a request's ``train``, in every size worth trying or at ``points``."""
+    """Return computed costs at all sizes worth trying, or at ``points``; ``switches``: a request's ``train``."""
     from mindspeed_autoparallel.cost.catalogue import find_device, read_device
     from mindspeed_autoparallel.predict.analytic_profile import analytic_profile, stated_train
     from mindspeed_autoparallel.predict.model_file import read_model_file
@@ -202,27 +212,38 @@ def _computed(
 
 
 def named(profile: Profile, name: str) -> Profile:
-    """Return ``profile`` with a name of the model that people recognise."""
+    """Return ``profile`` with a readable name for its model."""
     return replace(profile, model=replace(profile.model, name=name)) if name else profile
 
 
 def _add_media_flags(parser: argparse.ArgumentParser) -> None:
-    """Add what a sample holds beside text, for the config.json of a vision-language or omni model."""
-    parser.add_argument("--images-per-sample", type=float, metavar="N", help="with an encoder in --model (default: 1)")
+    """Add flags for a sample's images and audio, for the config.json of a vision-language or omni model."""
     parser.add_argument(
-        "--image-size", metavar="HxW", help="pixels of an image as the encoder sees it (default: 448x448)"
+        "--images-per-sample",
+        type=float,
+        metavar="N",
+        help="mean images per sample, if --model has a vision encoder (default: 1)",
     )
     parser.add_argument(
-        "--patches-per-sample", type=LARGE, metavar="N", help="in place of images and their size (default: of --data)"
+        "--image-size", metavar="HxW", help="pixels of an image at the encoder's input (default: 448x448)"
     )
     parser.add_argument(
-        "--audio-seconds", type=float, metavar="S", help="of a sample, with an audio encoder in --model (default: 30)"
+        "--patches-per-sample",
+        type=LARGE,
+        metavar="N",
+        help="mean patches per sample, instead of images and their size (default: from --data)",
     )
-    parser.add_argument("--freeze-encoders", action="store_true", help="encoders of a config.json are not trained")
+    parser.add_argument(
+        "--audio-seconds",
+        type=float,
+        metavar="S",
+        help="mean audio length of a sample, if --model has an audio encoder (default: 30)",
+    )
+    parser.add_argument("--freeze-encoders", action="store_true", help="do not train the encoders of a config.json")
 
 
 def _media_of_sample(arguments: argparse.Namespace) -> SampleMedia | None:
-    """Return a mean sample by the flags and ``--data``; ``None`` without them."""
+    """Return the mean sample that the flags and ``--data`` describe; ``None`` without them."""
     from mindspeed_autoparallel.predict.hugging_face_modules import SampleMedia
 
     given = any(getattr(arguments, name) is not None for name in _MEDIA_FLAGS) or arguments.freeze_encoders

@@ -1,4 +1,4 @@
-"""What a command prints while it works: lines on standard error, a bar on a terminal, nothing with ``--quiet``."""
+"""Progress of a command: lines on standard error, a bar on a terminal, nothing with ``--quiet``."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from mindspeed_autoparallel.planner.best_first import Progress, Status, silent
 from mindspeed_autoparallel.progress import repeating
 
 _SILENCE_S = 2.0
-"""A command that has printed nothing for so long prints that it works."""
+"""Seconds without output after which a command reports that it is still running."""
 _WAITS_S = (2.0, 10.0, 30.0)
-"""In a pipe: after so long for the first time, the second, and from then on every so often."""
+"""Seconds of silence before such reports in a pipe: before the first, the second, and every further one."""
 _BAR = 20
 
 
@@ -82,16 +82,17 @@ class _Shown:
 
 
 def progress_of(arguments: argparse.Namespace) -> Progress:
-    """Return what searches of a command print their progress with."""
+    """Return the function that prints the progress of a command's searches."""
     shown: _Shown | None = getattr(arguments, "shown", None)
     return silent if shown is None else shown.show
 
 
 @contextlib.contextmanager
 def _alarms(action: Callable[[], None], every_s: float) -> Iterator[None]:
-    """Do ``action`` every ``every_s`` seconds inside the block, by a timer's signal: forked processes inherit no timer.
+    """Run ``action`` every ``every_s`` seconds inside the block, by a timer's signal: forked processes inherit no
+    timer.
 
-    Where signals cannot be handled (another thread, Windows), nothing is done.
+    Has no effect where signals cannot be handled (another thread, Windows).
     """
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
@@ -107,8 +108,8 @@ def _alarms(action: Callable[[], None], every_s: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def shown_progress(arguments: argparse.Namespace, works_alone: bool) -> Iterator[None]:
-    """Let ``progress_of(arguments)`` print inside the block. ``works_alone``: the command starts no process that it
-    forks, so that a thread may print that it works where nothing else does; otherwise a timer's signal does."""
+    """Let ``progress_of(arguments)`` print inside the block. ``works_alone``: the command does not fork, so that a
+    thread may report that it is still running; otherwise a timer's signal does."""
     if getattr(arguments, "quiet", False):
         yield
         return

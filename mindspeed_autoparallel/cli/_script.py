@@ -39,7 +39,7 @@ _SIZES = {
     "shared_expert_ffn": "--moe-shared-expert-intermediate-size",
     "mtp_layers": "--mtp-num-layers",
 }
-"""Keys of a request's ``model``, and the flag of each in Megatron and in MindSpeed-LLM."""
+"""Keys of a request's ``model``, with their flags in Megatron and in MindSpeed-LLM."""
 _OTHERS = ("type", "name", "vocab", "swiglu", "tied_embeddings", "qk_norm")
 _LINE = 100
 
@@ -60,7 +60,7 @@ def add_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Raise ``ConfigError`` where ``--script`` cannot be written, before anything is searched."""
+    """Raise ``ConfigError`` before the search if ``--script`` cannot be written."""
     if arguments.script is None:
         if arguments.megatron_release is not None:
             raise ConfigError("--megatron-release is for --script, which writes flags of that release.")
@@ -76,8 +76,8 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def model_flags(shape: Mapping[str, object], host: str) -> list[str] | None:
-    """Return the flags of a model whose request has the sizes ``shape``; ``None`` where a size has no flag here."""
-    # What a request has by default: a table for both ends where products are not gated and there are no experts.
+    """Return the flags of a model with the request sizes ``shape``; ``None`` if a size has no known flag."""
+    # A request's default: tied embeddings if MLPs are not gated and there are no experts.
     tied = shape.get("tied_embeddings", not shape.get("swiglu") and not shape.get("num_experts"))
     shape = {key: value for key, value in shape.items() if value not in (None, False, "", [])}
     if set(shape) - {*_SIZES, *_OTHERS} or "num_layers" not in shape or "hidden" not in shape:
@@ -94,15 +94,15 @@ def model_flags(shape: Mapping[str, object], host: str) -> list[str] | None:
 
 
 def mtp_layers(shape: Mapping[str, object] | None) -> int:
-    """Return how many layers of multi-token prediction a model's sizes name; 0 where there are no sizes."""
+    """Return the number of multi-token prediction layers in a model's sizes; 0 without sizes."""
     return integer(shape or {}, "mtp_layers", 0, "model", 0)
 
 
 def write_script(plan: Plan, path: Path, shape: Mapping[str, object] | None, release: tuple[int, int] = NEWEST) -> None:
-    """Write launch lines of ``plan`` to ``path``, and beside it the plan where no flags describe it.
+    """Write launch lines of ``plan`` to ``path``, and the plan next to it if no flags describe it.
 
-    ``release``: of Megatron-LM. ``shape``: the model's sizes as a request has them, or ``None`` where only the user's
-    own script has them.
+    ``release``: that of Megatron-LM. ``shape``: the model's sizes as request keys, or ``None`` if only the user's
+    script has them.
     """
     host, mtp = host_of(plan), mtp_layers(shape)
     files: dict[Path, str] = {}
@@ -126,7 +126,7 @@ def _text(plan: Plan, layout: list[str], model: list[str] | None, reason: str, l
         f"{printable(plan.profile.device)}: {plan.step.total_us / 1000:.1f} ms a step predicted.",
         f"# Run it on every node in {host}'s folder: NODE_RANK=0 MASTER_ADDR=first-node bash FILE <further arguments>",
         *_needs(model),
-        *([f"# Priced with {', '.join(left)}, for which {host} has no flag that is known here."] if left else []),
+        *([f"# Priced with {', '.join(left)}, for which no flag of {host} is known here."] if left else []),
     ]
     if reason:
         lines += [
@@ -161,12 +161,12 @@ def _needs(model: list[str] | None) -> list[str]:
         return ["# Further arguments: the model's sizes, data, tokenizer, learning rate and length of the training."]
     return [
         "# Further arguments: data, tokenizer (with the vocabulary), learning rate and length of the training, and",
-        "# what sizes leave open: position embedding, normalization, biases, dropout.",
+        "# position embedding, normalization, biases, dropout.",
     ]
 
 
 def _array(name: str, words: list[str]) -> list[str]:
-    """Return a bash array of quoted ``words``, a few flags a line."""
+    """Return a bash array of quoted ``words``, with a few flags per line."""
     lines, line = [f"{name}=("], ""
     for word in words:
         if line and word.startswith("--") and len(line) + len(word) > _LINE:

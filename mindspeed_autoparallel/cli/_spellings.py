@@ -1,4 +1,4 @@
-"""Spellings of flags that one release still takes, with a note, and the spellings of today."""
+"""Former spellings of flags, which this release still accepts with a note, and the current ones."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ OLD: Mapping[str, Mapping[str, tuple[str, float]]] = {
         "--virtual": ("--vpp-size", 1.0),
     },
 }
-"""By command: the spelling of earlier releases, that of today, and what its value is multiplied by."""
+"""By command: the former spelling, the current one, and the factor for its value."""
 
 
 def with_new_spellings(words: Sequence[str]) -> list[str]:
-    """Return a command line in today's spellings; what stands behind ``--`` is another program's. Each old spelling is
-    noted on standard error."""
+    """Return a command line with current spellings; words after ``--`` belong to another program. Prints a note for
+    each old spelling to standard error."""
     command = next((word for word in words if not word.startswith("-")), "")
     old: Mapping[str, tuple[str, float]] = OLD.get(command, {})
     result: list[str] = []
@@ -44,7 +44,7 @@ def with_new_spellings(words: Sequence[str]) -> list[str]:
         if flag in old and word.startswith("--"):
             new, factor = old[flag]
             unit = f", times {factor:.6g}: its unit changed" if factor != 1.0 else ""
-            print(f"note: {flag} is now {new}{unit}; the next release drops it", file=sys.stderr, flush=True)
+            print(f"note: {flag} is now {new}{unit}; the next release removes it", file=sys.stderr, flush=True)
             result.append(f"{new}={_times(value, factor)}" if equals else new)
             pending = 1.0 if equals else factor
             continue

@@ -1,4 +1,4 @@
-"""``split --schedule dualpipev``: MindSpeed's only split for it, beside the best plain one."""
+"""``split --schedule dualpipev``: MindSpeed's only split for it, compared with the best one of 1F1B."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ FLAGS = ("--schedules-method", "dualpipev")
 
 
 def run(arguments: argparse.Namespace, profile: Profile, plain: SplitProblem) -> int:
-    """Print what MindSpeed would run, beside the best split of 1F1B, ``plain``."""
+    """Print the split that MindSpeed would run, and ``plain``, the best split of 1F1B."""
     from mindspeed_autoparallel.planner.split import solve
     from mindspeed_autoparallel.planner.split.dualpipev import dualpipev_split
 
     if arguments.virtual_pipeline_size != 1 or arguments.microbatch_group_size:
-        raise ConfigError("DualPipeV has two chunks per rank and no groups: leave virtual stages and group sizes out.")
+        raise ConfigError("DualPipeV has two chunks per rank and no groups: remove virtual stages and group sizes.")
     if arguments.what_if or arguments.top_k > 1:
-        raise ConfigError("DualPipeV has one split: there is nothing for --what-if or --top-k.")
+        raise ConfigError("DualPipeV has only one split: remove --what-if and --top-k.")
     found = dualpipev_split(
         profile,
         num_stages=arguments.pipeline_size,

@@ -1,4 +1,4 @@
-"""Group sizes of ``split``: searched with the split, or the one asked for."""
+"""Group sizes of ``split``: searched with the split, or the requested one."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def solved(
 
 
 def text(result: dict[str, Any]) -> str:
-    """Return which group size was chosen, and among which; empty where none was searched."""
+    """Return text on the chosen group size and the searched ones; empty without such a search."""
     tried = result.get("microbatch_group_sizes")
     if tried is None:
         return ""
     searched = ", ".join(str(one["size"]) for one in tried if one["lower_bound_ms"] is not None)
     found = f"{result['microbatch_group_size']} microbatches of a chunk in a row; searched: {searched}"
     if left := [str(one["size"]) for one in tried if one["lower_bound_ms"] is None]:
-        found += f"; not searched in time, and not in the bound: {', '.join(left)}"
+        found += f"; not searched in time, and not covered by the bound: {', '.join(left)}"
     return found

@@ -1,7 +1,7 @@
 """Measure operators and collectives on this machine's devices, or calibrate a device's figures with training logs.
 
-With BASE.sqlite: measured and added to that knowledge base. With --from-log: steps of your own runs, whose arguments
-Megatron prints at the top, change the catalogue's figures of the device, with uncertainty and where they come from.
+With BASE.sqlite: add measurements to that knowledge base. With --from-log: adjust the catalogue's figures of the device
+to the steps of your runs, whose logs start with Megatron's arguments; each figure has an uncertainty and a source.
 
 OPERATORS.json holds {"operators": [{"name", "signature", "sizes"}]}; --auto-tuning writes it as missing_operators.json.
 Without it only collectives are sampled.
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Calibrate in one launch on this node and print what was added."""
+    """Calibrate in one launch on this node and print the number of samples added."""
     from mindspeed_autoparallel.errors import ConfigError
     from mindspeed_autoparallel.files import read_json
     from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase
@@ -51,7 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.from_log:
         if arguments.base is not None:
-            raise ConfigError("--from-log measures nothing: leave BASE.sqlite out, give --output for what is learnt.")
+            raise ConfigError(
+                "--from-log measures nothing: remove BASE.sqlite; --output names the device file to write."
+            )
         return _learn(arguments)
     if arguments.base is None:
         raise ConfigError("nothing to do: give BASE.sqlite to measure, or --from-log to learn from training logs.")
@@ -95,7 +97,7 @@ def _add_log_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _learn(arguments: argparse.Namespace) -> int:
-    """Read the logs, fit, print what changed, and store the device file if asked to."""
+    """Read the logs, fit, print the changes, and write the device file if requested."""
     from mindspeed_autoparallel.predict.calibration import calibrate_device, observations_to_extend, store
 
     device = _device(arguments)
@@ -124,8 +126,8 @@ def _device(arguments: argparse.Namespace) -> Device:
         raise ConfigError("--nproc-per-node must be at least 1.")
     if arguments.device_file and stored_observations(arguments.device_file):
         raise ConfigError(
-            f"{arguments.device_file} was calibrated from logs itself; start from --device, and give the file as "
-            "--output: its logs count with the new ones."
+            f"{arguments.device_file} was itself calibrated from logs; start from --device, and give the file as "
+            "--output: its logs are used with the new ones."
         )
     return read_device(arguments.device_file) if arguments.device_file else find_device(arguments.device)
 
@@ -133,7 +135,7 @@ def _device(arguments: argparse.Namespace) -> Device:
 def _read_logs(
     arguments: argparse.Namespace, device: Device
 ) -> tuple[list[tuple[TrainingLog, Observation]], list[str]]:
-    """Return the logs that can be used with what they measured, and why the others cannot."""
+    """Return the usable logs with their measurements, and the reasons against the others."""
     from mindspeed_autoparallel.errors import ConfigError
     from mindspeed_autoparallel.predict.observations import observation_of
     from mindspeed_autoparallel.predict.training_log import read_log
@@ -154,7 +156,7 @@ def _read_logs(
 def _document(
     device: Device, result: Calibration, taken: list[Observation], told: list[tuple[TrainingLog, Observation]]
 ) -> dict[str, object]:
-    """Return what changed, as JSON holds it."""
+    """Return the changes as JSON."""
     from mindspeed_autoparallel.predict.calibration import peak_errors
 
     before, after = device.efficiency(result.stack), result.device.efficiency(result.stack)
@@ -186,7 +188,7 @@ def _document(
 def _lines(document: dict[str, Any], num_known: int) -> list[str]:
     """Return the report as text."""
     lines = [f"{document['device']} ({document['stack']}): {len(document['observations'])} logs"
-             + (f", {num_known} of them learnt before" if num_known else "")]  # fmt: skip
+             + (f", {num_known} of them from earlier calibrations" if num_known else "")]  # fmt: skip
     for item in document["observations"]:
         other = item["error_left_out"]
         lines.append(
@@ -205,7 +207,7 @@ def _lines(document: dict[str, Any], num_known: int) -> list[str]:
         )
     lines += [f"not used: {reason}" for reason in document["not_used"]]
     if document["output"]:
-        lines.append(f"written to {document['output']}; give it as --device-file")
+        lines.append(f"written to {document['output']}; use it with --device-file")
     else:
-        lines.append("nothing is stored: give --output DEVICE.json")
+        lines.append("nothing was written: give --output DEVICE.json")
     return lines

@@ -37,15 +37,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("direction", choices=("hf-to-mm", "mm-to-hf", "resplit"))
     parser.add_argument("source", type=Path, help="Hugging Face folder (hf-to-mm) or checkpoint folder")
     parser.add_argument("target", type=Path, help="folder to write")
-    parser.add_argument("--hf-dir", type=Path, help="original Hugging Face folder: config.json, tokenizer, names")
+    parser.add_argument(
+        "--hf-dir", type=Path, help="original Hugging Face folder with config.json, tokenizer and tensor names"
+    )
     parser.add_argument("--plan", type=Path, help="take the layout from this plan")
-    parser.add_argument("--llm-pp-layers", help="text layers per stage: 1,10,10,7; virtual stages: [[14],[14]]")
-    parser.add_argument("--vit-pp-layers", help="vision layers per stage (default: all in the first)")
-    parser.add_argument("--audio-pp-layers", help="audio layers per stage (default: all in the first)")
+    parser.add_argument(
+        "--llm-pp-layers", help="text layers per stage, such as 1,10,10,7; with virtual stages: [[14],[14]]"
+    )
+    parser.add_argument("--vit-pp-layers", help="vision layers per stage (default: all on the first)")
+    parser.add_argument("--audio-pp-layers", help="audio layers per stage (default: all on the first)")
     parser.add_argument("--tp-size", type=int, help="tensor parallel size (default 1)")
     parser.add_argument("--vit-tp-size", type=int, help="tensor parallel size of the vision module")
     parser.add_argument("--audio-tp-size", type=int, help="tensor parallel size of the audio module")
-    parser.add_argument("--ep-size", type=int, default=1, help="expert parallel size (dense parts are repeated)")
+    parser.add_argument("--ep-size", type=int, default=1, help="expert parallel size (dense parts are replicated)")
     parser.add_argument("--etp-size", type=int, help="tensor parallel size of experts (default: --tp-size)")
     parser.add_argument(
         "--names", choices=("megatron", "mindspeed_llm"), default="megatron", help="host whose tensor names are used"
@@ -56,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="layer implementation of the host (default: local for mm, transformer_engine for torch_dist)",
     )
     parser.add_argument(
-        "--experts", choices=("each", "grouped"), default="each", help="experts of a rank as separate tensors or in one"
+        "--experts", choices=("each", "grouped"), default="each", help="experts of a rank as separate tensors or as one"
     )
     parser.add_argument(
         "--layers",
@@ -64,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="stacked",
         help="torch_dist: each if the host's --moe-layer-freq is a list",
     )
-    parser.add_argument("--hetero", action="store_true", help="write encoders whole into every stage's file")
+    parser.add_argument("--hetero", action="store_true", help="write whole encoders into every stage's file")
     parser.add_argument(
         "--make-vocab-size-divisible-by", type=int, metavar="N", help="pad the vocabulary as training does"
     )
@@ -140,9 +144,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check_flags(arguments: argparse.Namespace) -> None:
     if arguments.weights_only and arguments.direction != "resplit":
-        raise ConfigError(
-            f"--weights-only is of resplit: {arguments.direction} has no optimizer state to leave behind."
-        )
+        raise ConfigError(f"--weights-only requires resplit: {arguments.direction} has no optimizer state to drop.")
     for name in _COUNTS:
         value = getattr(arguments, name)
         if value is not None and value < 1:
@@ -173,7 +175,7 @@ def _layout(arguments: argparse.Namespace, hf_folder: Path) -> CheckpointLayout:
     multiple = arguments.make_vocab_size_divisible_by
     if arguments.plan is not None:
         if any(lists.values()) or any(sizes.values()):
-            raise ConfigError("--plan has the layers and sizes: leave out --*-pp-layers and --*-tp-size.")
+            raise ConfigError("--plan has the layers and sizes: remove --*-pp-layers and --*-tp-size.")
         return layout_from_plan(arguments.plan, architecture, multiple)
     flags = {VISION: "--vit-pp-layers", AUDIO: "--audio-pp-layers", TEXT: "--llm-pp-layers"}
     return make_layout(
@@ -188,7 +190,7 @@ def _layout(arguments: argparse.Namespace, hf_folder: Path) -> CheckpointLayout:
 
 
 class _ProgressLine:
-    """One line on stderr, rewritten in a terminal at most ten times a second; silent where nobody watches."""
+    """One line on stderr, rewritten at most ten times a second; prints only to a terminal."""
 
     def __init__(self) -> None:
         self._last, self._started = 0.0, time.monotonic()

@@ -1,4 +1,4 @@
-"""Describe how the samples of a data set differ; convert LLaVA-instruct JSON to the mllm format of MindSpeed-MM.
+"""Describe the sizes of a data set's samples; convert LLaVA-instruct JSON to the mllm format of MindSpeed-MM.
 
 data describe --mm-data data.json --mm-model model.json --output distribution.json --page distribution.html
 data describe --lengths lengths.txt
@@ -21,7 +21,7 @@ _SHOWN = 10
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="data_command", metavar="describe | llava-to-mllm", required=True)
-    describe = commands.add_parser("describe", help="sizes of samples and how they differ")
+    describe = commands.add_parser("describe", help="distribution of the samples' sizes")
     _data_describe.add_arguments(describe)
     _add_conversion_arguments(commands.add_parser("llava-to-mllm", help="LLaVA-instruct JSON to the mllm format"))
 
@@ -31,9 +31,9 @@ def _add_conversion_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--images", type=Path, required=True, help="folder with the images")
     parser.add_argument("--output", type=Path, required=True, help="file to write")
     parser.add_argument("--max-samples", type=LARGE, metavar="N", help="stop after N good records")
-    parser.add_argument("--strict", action="store_true", help="refuse a broken record instead of skipping it")
+    parser.add_argument("--strict", action="store_true", help="stop at a broken record instead of skipping it")
     parser.add_argument("--overwrite", action="store_true", help="replace the output file")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON only")
+    parser.add_argument("--json", action="store_true", help="print only JSON: the result")
 
 
 def run(arguments: argparse.Namespace) -> int:

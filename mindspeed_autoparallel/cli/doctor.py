@@ -1,11 +1,11 @@
 """Diagnose this node and a launch script, and print what to set and why; changes nothing.
 
-  doctor                                   this node
-  doctor --script train.sh                 and what the script would do on it
-  doctor --script train.sh --format export the lines to put into the script
-  doctor --script config.yaml              a configuration of MindSpeed-MM's native FSDP2 trainer, alone
+doctor                                   this node
+doctor --script train.sh                 this node and the script's settings on it
+doctor --script train.sh --format export the lines to put into the script
+doctor --script config.yaml              only a configuration of MindSpeed-MM's native FSDP2 trainer
 
-Ends with 1 where something was found that will fail, else with 0.
+Exits with 1 if it finds something that will fail, otherwise with 0.
 """
 
 from __future__ import annotations
@@ -31,9 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="a shell launch script, or a YAML of MindSpeed-MM's native trainer; read, not run",
     )
-    parser.add_argument(
-        "--peers", default="", help="other nodes, comma separated, whose clocks are compared through ssh"
-    )
+    parser.add_argument("--peers", default="", help="other nodes, comma separated, whose clocks to compare through ssh")
     parser.add_argument("--format", choices=("text", "json", "export"), default="text")
     parser.add_argument("--json", action="store_true", help="the same as --format json")
 
@@ -48,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     suffix = arguments.script.suffix if arguments.script else ""
     if suffix in _NO_SCRIPTS:
         raise ConfigError(
-            f"{arguments.script} is no launch script: --script takes a shell script, or a YAML of an FSDP2 trainer. "
+            f"{arguments.script} is not a launch script: --script takes a shell script, or a YAML of an FSDP2 trainer. "
             "Give the script that starts the training."
         )
     configuration = arguments.script if suffix in (".yaml", ".yml") else None
@@ -65,5 +63,5 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _patches() -> list[Patch]:
-    """Return every patch of this package; by name, as their tables stand beside the commands and not below them."""
+    """Return every patch of this package, imported by name: commands are not layered above the patches package."""
     return list(importlib.import_module("mindspeed_autoparallel.patches").patch_table())

@@ -1,6 +1,6 @@
 """Show, export or import the operator knowledge base.
 
-Samples of other devices or software releases never mix: both are part of the key.
+Samples of different devices or software releases never mix: both are part of the key.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do one action; raises ``ConfigError`` for a missing file."""
+    """Run one action; raises ``ConfigError`` for a missing file."""
     from mindspeed_autoparallel.errors import ConfigError
     from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase
     from mindspeed_autoparallel.profiles.knowledge.base import export_knowledge, import_knowledge

@@ -1,4 +1,4 @@
-"""Search a parallel strategy per operator for a model given by its shape."""
+"""Search a parallel strategy per operator for a model described by its shape."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mem-coeff",
         type=float,
-        help="Cut products by symbolic costs: below 1 leans to data parallel, above to model parallel. Without it "
+        help="Cut matrix products by symbolic costs: below 1 favours data parallel, above 1 model parallel. Without it "
         "each halving takes the least modelled time.",
     )
     parser.add_argument(
@@ -44,18 +44,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--pin", action="append", default=[], metavar="OP:AXIS=PARTS[,..]", help="Fix an operator.")
     parser.add_argument("--auto-pipeline", action="store_true", help="Choose the number of pipeline stages.")
-    parser.add_argument("--stages", type=int, metavar="N", help="Pipeline stages without --auto-pipeline (1).")
+    parser.add_argument("--stages", type=int, metavar="N", help="Pipeline stages without --auto-pipeline (default: 1).")
     parser.add_argument("--servers", type=int, default=1, metavar="N")
     parser.add_argument(
         "--micro-batch-num",
         type=LARGE,
         metavar="N",
-        help="Microbatches; bounds the stages (1).",
+        help="Microbatches; bounds the stages (default: 1).",
     )
-    parser.add_argument("--memory-gib", type=float, metavar="GIB", help="Memory of one device (64).")
-    parser.add_argument("--parameter-limit-gib", type=float, metavar="GIB", help="Weights of one device (exact).")
-    parser.add_argument("--untied", action="store_true", help="Let repeated layers differ (exact, propagation).")
-    parser.add_argument("--explain", metavar="OP", help="Costs of each cut of this operator, and mem_coeff to set.")
+    parser.add_argument("--memory-gib", type=float, metavar="GIB", help="Memory of one device (default: 64).")
+    parser.add_argument(
+        "--parameter-limit-gib", type=float, metavar="GIB", help="Limit for the weights of one device (mode exact)."
+    )
+    parser.add_argument(
+        "--untied", action="store_true", help="Allow repeated layers to differ (modes exact and propagation)."
+    )
+    parser.add_argument(
+        "--explain",
+        metavar="OP",
+        help="Print the costs of each cut of this operator, and the mem_coeff that selects it.",
+    )
     parser.add_argument("--moves", action="store_true", help="Print redistributions: tensors, placements, bytes, time.")
     parser.add_argument(
         "--constraints", action="store_true", help="Search again without each constraint; print its cost."
@@ -115,7 +123,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _fill(arguments: argparse.Namespace, config: OperatorConfig) -> None:
-    """Take from the file what no flag gives, and defaults for what is still open."""
+    """Fill values without a flag from the file, and the rest with defaults."""
     of_file = {
         "batch": config.samples(arguments.devices),
         "stages": config.pipeline_stage,
@@ -128,7 +136,7 @@ def _fill(arguments: argparse.Namespace, config: OperatorConfig) -> None:
 
 
 def _answer(arguments: argparse.Namespace, result: SearchResult, short: dict[str, str]) -> int:
-    """Write and print what the flags ask for; returns the exit code. ``short``: what does not fit, and by how much."""
+    """Write and print the requested output; returns the exit code. ``short``: the excess that does not fit."""
     from mindspeed_autoparallel.operators.configured import explain
 
     if arguments.page:
@@ -162,7 +170,7 @@ def _limit(gib: float | None) -> int | None:
 
 
 def _graph(arguments: argparse.Namespace) -> Graph:
-    """Make the graph of a preset, or capture that of a Hugging Face configuration."""
+    """Build the graph of a preset, or capture that of a Hugging Face configuration."""
     sizes = {"batch": arguments.batch, "sequence": arguments.seq_length, "num_layers": arguments.layers}
     kind, _, name = arguments.model.partition(":")
     if kind == "hf" and name:

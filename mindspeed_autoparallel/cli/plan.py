@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from mindspeed_autoparallel.spec import Cluster, Layout, Plan
 
 MAX_LIMIT_MIB = 2**30
-"""A pebibyte: more is a slip of the unit."""
+"""One pebibyte: a larger value is a unit error."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _profile_source.add_arguments(parser)
     parser.add_argument("--nnodes", type=int, required=True, help="nodes to train on")
     parser.add_argument("--nproc-per-node", type=int, required=True, help="devices per node")
-    parser.add_argument("--global-batch-size", type=int, help="samples of one step (default with --fsdp2: the file's)")
+    parser.add_argument("--global-batch-size", type=int, help="samples per step (default with --fsdp2: the file's)")
     parser.add_argument(
         "--fsdp2",
         type=Path,
@@ -42,7 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="plan an FSDP2 trainer from its YAML (MindSpeed-MM, MindSpeed-LLM, VeOmni, NeMo Automodel, verl) or "
         "from the script that launches Megatron with --use-torch-fsdp2 or --use-megatron-fsdp",
     )
-    parser.add_argument("--memory-limit-mib", type=float, help="limit per device (default: the profile's capacity)")
+    parser.add_argument(
+        "--memory-limit-mib", type=float, help="memory limit per device (default: the profile's capacity)"
+    )
     _plan_answer.add_arguments(parser)
     parser.add_argument("--top-k", type=int, default=3, help="alternatives to report (default 3)")
     parser.add_argument(
@@ -53,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--overlap-grad-reduce",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="gradient reduction overlaps the backward (default: on for computed profiles, off for measured ones)",
+        help="overlap gradient reduction with the backward (default: on for computed profiles, off for measured ones)",
     )
     parser.add_argument(
         "--overlap-moe-expert-parallel-comm",
@@ -63,27 +65,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--virtual-sizes",
         default="auto",
-        help="chunks per rank to try, such as 1,2,4, within the time limit (default: these, in large jobs for seconds)",
+        help="chunks per rank to try within the time limit (default: 1,2,4, for a few seconds in large jobs)",
     )
     parser.add_argument(
-        "--schedules", default="1f1b", help="without virtual stages: 1f1b, or 1f1b,gpipe for a host that has both"
+        "--schedules",
+        default="1f1b",
+        help="schedules without virtual stages: 1f1b, or 1f1b,gpipe for a host that has both",
     )
     parser.add_argument(
         "--no-standalone-ends",
         action="store_true",
-        help="keep layers beside embedding and output layer: for a host without --pipeline-model-parallel-layout",
+        help="place layers with embedding and output layer: for a host without --pipeline-model-parallel-layout",
     )
-    parser.add_argument("--num-workers", type=int, default=0, help="processes (default: one per core); same plan")
+    parser.add_argument(
+        "--num-workers", type=int, default=0, help="processes (default: one per core); the plan does not depend on it"
+    )
     parser.add_argument("--candidate", type=Path, help="output of `operators --json`: also plan its Megatron layout")
     parser.add_argument(
         "--hetero-parallel",
         action="store_true",
-        help="also search layouts of their own for encoders, and compare with the best homogeneous plan",
+        help="also search separate layouts for encoders, and compare with the best homogeneous plan",
     )
     parser.add_argument(
         "--hetero-balance", choices=("local", "global", "off"), default="local", help="balance of the training"
     )
-    parser.add_argument("--mm-model", type=Path, help="model.json; hetero sizes are written to a copy beside it")
+    parser.add_argument("--mm-model", type=Path, help="model.json; hetero sizes are written to a copy next to it")
     _plan_data.add_arguments(parser)
     parser.add_argument("--out", type=Path, help="directory for plan.json and the result file")
     _script.add_argument(parser)
@@ -103,10 +109,10 @@ def run(arguments: argparse.Namespace) -> int:
         made_folder(arguments.out, "--out")
     if arguments.fsdp2 is not None:
         if arguments.train:
-            raise ConfigError("--train is for one Megatron layout; the YAML of --fsdp2 has the training's switches.")
+            raise ConfigError("--train applies to Megatron layouts; the YAML of --fsdp2 has the training's switches.")
         return _run_sharded(arguments, cluster)
     if arguments.global_batch_size is None:
-        raise ConfigError("--global-batch-size is missing: samples of one step.")
+        raise ConfigError("--global-batch-size, the samples per step, is missing.")
     profile = _profile_source.read_profile_of(arguments)
     cluster = _plan_answer.with_margin(arguments, profile, cluster)
     options = _options(arguments, profile, virtual_sizes)
@@ -135,7 +141,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _finish(arguments: argparse.Namespace, plan: Plan, profile: Profile, tokens: float | None) -> None:
-    """Write and print ``plan`` as the flags ask."""
+    """Write and print ``plan`` as requested by the flags."""
     from mindspeed_autoparallel.planner.results import write_results
     from mindspeed_autoparallel.report import render_table
     from mindspeed_autoparallel.spec import to_json
@@ -170,7 +176,7 @@ def _run_sharded(arguments: argparse.Namespace, cluster: Cluster) -> int:
 
 
 def _options(arguments: argparse.Namespace, profile: Profile, virtual_sizes: tuple[int, ...] | None) -> SearchOptions:
-    """Return what the flags ask of the search."""
+    """Return the search options that the flags set."""
     from mindspeed_autoparallel.planner.layouts.options import SearchOptions
     from mindspeed_autoparallel.planner.layouts.space import SpaceOptions
 
@@ -227,7 +233,8 @@ def _limit_bytes(arguments: argparse.Namespace) -> int | None:
 
 
 def _overlaps(arguments: argparse.Namespace, profile: Profile) -> bool:
-    """Return whether gradients are reduced beside the backward: as asked for, else as ``predict.switches`` has it."""
+    """Return whether gradient reduction overlaps the backward: as requested, else the default of
+    ``predict.switches``."""
     wanted: bool | None = arguments.overlap_grad_reduce
     return profile.provenance.source == "analytic" if wanted is None else wanted
 

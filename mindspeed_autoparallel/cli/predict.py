@@ -25,13 +25,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the command."""
     parser.add_argument("--request", type=Path, required=True, metavar="FILE", help="JSON file with the requests")
     parser.add_argument(
-        "--device-file", type=Path, action="append", default=[], help="a device of your own (repeatable)"
+        "--device-file", type=Path, action="append", default=[], help="file that describes a device (repeatable)"
     )
     parser.add_argument(
         "--page",
         type=Path,
         metavar="FILE",
-        help="write the page of the answer here; for several requests one page each, with a number in its name",
+        help="write the answer's page to this file; several requests get one numbered page each",
     )
     parser.add_argument("--json", action="store_true", help="print JSON only")
 
@@ -46,7 +46,7 @@ def _line(answer: Answer) -> str:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the answers, refused ones with their reasons; exit code 2 when all of them are."""
+    """Print the answers, refused ones with their reasons; exit code 2 if all are refused."""
     from mindspeed_autoparallel.cost.catalogue import read_device
     from mindspeed_autoparallel.files import read_json
     from mindspeed_autoparallel.predict.predict import predict
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         _print_table(answers)
     again = [name for name, number in Counter(json.dumps(answer["id"]) for answer in answers).items() if number > 1]
     if again := [name for name in again if name != "null"]:
-        said = f"ids that several requests have, whose answers are in the order of the requests: {', '.join(again[:5])}"
+        said = f"ids shared by several requests, answered in the order of the requests: {', '.join(again[:5])}"
         print(said + (f" and {len(again) - 5} more" if len(again) > 5 else ""), file=sys.stderr)
     if not answers:
         print("the request file holds no request: its list is empty", file=sys.stderr)

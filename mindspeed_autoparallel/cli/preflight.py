@@ -1,12 +1,12 @@
 """Run each distinct rank of a plan, or of your script's own layout, alone on this device, and report whether it fits.
 
-  preflight plan.json -- pretrain_gpt.py <the script's own arguments>
-  preflight --devices 1024 --ranks ends -- pretrain_gpt.py <the script's own arguments>
-  preflight plan.json -- mindspeed_mm/fsdp/train/trainer.py config.yaml
-  preflight --result preflight_result.json --memory-limit-mib 40960
+preflight plan.json -- pretrain_gpt.py <the script's own arguments>
+preflight --devices 1024 --ranks ends -- pretrain_gpt.py <the script's own arguments>
+preflight plan.json -- mindspeed_mm/fsdp/train/trainer.py config.yaml
+preflight --result preflight_result.json --memory-limit-mib 40960
 
-The same as the script with --auto-parallel-preflight. The last form compares a finished pre-flight with another limit
-and runs nothing. Ends with 0 where it fits, 3 where a rank runs out of memory, 1 where a rank did not run to its end.
+Equivalent to the script with --auto-parallel-preflight. The last form compares a finished pre-flight with another limit
+and runs nothing. Exits with 0 if all ranks fit, 3 if a rank runs out of memory, 1 if a rank did not finish.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ONE_PROCESS = {
     "MASTER_ADDR": "localhost",
     "MASTER_PORT": "29500",
 }
-"""What a native FSDP2 trainer reads before its plugin starts; torchrun would set it."""
+"""Variables that a native FSDP2 trainer reads before its plugin starts, and that torchrun would set."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,9 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "arguments", nargs="*", metavar="PLAN -- SCRIPT ARGUMENT", help="the command that starts the training"
     )
-    parser.add_argument("--plan", type=Path, metavar="FILE", help="the plan (default: the script's own layout)")
+    parser.add_argument(
+        "--plan", type=Path, metavar="FILE", help="the plan to check (default: the script's own layout)"
+    )
     parser.add_argument("--devices", type=int, metavar="N", help="devices of the training, if there is no plan")
-    parser.add_argument("--ranks", default="distinct", help="distinct, ends, or numbers such as 0,37")
+    parser.add_argument("--ranks", default="distinct", help="ranks to run: distinct, ends, or numbers such as 0,37")
     parser.add_argument(
         "--memory-limit-mib",
         type=float,
@@ -67,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     if plan is None and words and words[0].endswith(".json"):
         plan = Path(words.pop(0))
     if not words or not Path(words[0]).is_file():
-        raise ConfigError(f"{words[0] if words else 'nothing'} is no file; give the training script behind --.")
+        raise ConfigError(f"{words[0] if words else 'nothing'} is not a file; give the training script after --.")
     if plan is not None:
         _check_plan(plan, arguments)
     native = any(word.endswith((".yaml", ".yml")) for word in words[1:2])
@@ -88,12 +90,12 @@ def _flags(arguments: argparse.Namespace, plan: Path | None) -> list[str]:
 
 
 def _check_plan(path: Path, arguments: argparse.Namespace) -> None:
-    """Raise ``ConfigError`` or ``PlanError`` for what can be seen without the script: it may take long to start."""
+    """Raise ``ConfigError`` or ``PlanError`` before the script starts, which may take long."""
     from mindspeed_autoparallel.spec.plan import Plan
     from mindspeed_autoparallel.spec.sharded_plan import SHARDED_PLAN_FORMAT, ShardedPlan
 
     if arguments.devices is not None:
-        raise ConfigError(f"--devices {arguments.devices}: {path} has its own number of devices; leave --devices out.")
+        raise ConfigError(f"--devices {arguments.devices}: {path} has its own number of devices; remove --devices.")
     content = read_json(path, "plan")
     if isinstance(content, dict) and content.get("format") == SHARDED_PLAN_FORMAT:
         ShardedPlan.read(path)

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile",
         type=Path,
-        help="profile to plan with (default: plan.profile.json beside the plan, else the plan's own costs)",
+        help="profile to plan with (default: plan.profile.json next to the plan, else the plan's costs)",
     )
     parser.add_argument(
         "--checkpoint", type=Path, help="the training's --save folder; checks whether its newest step is complete"
@@ -97,7 +97,7 @@ def _cluster(arguments: argparse.Namespace, old: Plan) -> Cluster:
     from mindspeed_autoparallel.planner.replan import cluster_after_loss, cluster_of_nodes
 
     if bool(arguments.lost_node) == (arguments.nnodes is not None):
-        raise ConfigError("give either --lost-node, once for each node that is gone, or --nnodes, the nodes there are.")
+        raise ConfigError("give either --lost-node, once per lost node, or --nnodes, the number of remaining nodes.")
     if arguments.lost_node:
         if arguments.nproc_per_node is not None:
             raise ConfigError("--nproc-per-node is for --nnodes; --lost-node keeps the plan's devices per node.")
@@ -108,11 +108,11 @@ def _cluster(arguments: argparse.Namespace, old: Plan) -> Cluster:
 def _refuse_overwriting(arguments: argparse.Namespace) -> None:
     out = arguments.out
     if out is not None and (out / "plan.json").resolve() == arguments.plan.resolve():
-        raise ConfigError(f"--out {out} holds the plan that the training ran by; give another folder.")
+        raise ConfigError(f"--out {out} holds the training's plan; give another folder.")
 
 
 def _saved(arguments: argparse.Namespace, old: Plan) -> SavedSteps | None:
-    """Return the steps of ``--checkpoint``; a line on stderr where the newest is not whole, an error where none is."""
+    """Return the steps of ``--checkpoint``; prints a line to stderr if the newest is incomplete, raises if all are."""
     if arguments.checkpoint is None:
         return None
     from mindspeed_autoparallel.weights.whole_steps import loss_line, saved_steps
@@ -126,7 +126,7 @@ def _saved(arguments: argparse.Namespace, old: Plan) -> SavedSteps | None:
 
 
 def _orders(arguments: argparse.Namespace, old: Plan, found: Replanned, saved: SavedSteps | None) -> list[str]:
-    """Return the lines to run, in order: the recut where files are cut for one layout, then the launch."""
+    """Return the lines to run, in order: the recut if files are cut for one layout, then the launch."""
     option, out = found.chosen, arguments.out or Path()
     if option.name == "stay":
         return []
@@ -136,7 +136,7 @@ def _orders(arguments: argparse.Namespace, old: Plan, found: Replanned, saved: S
         load = arguments.checkpoint.with_name(arguments.checkpoint.name + "-recut")
         hf_dir = arguments.hf_dir or "HF_FOLDER"
         words = ["mindspeed-autoparallel", "convert", "resplit", saved.whole.folder, load, "--hf-dir", hf_dir]
-        # With the optimizer's state, which rank folders of another layout would not get.
+        # Keeps the optimizer's state, which rank folders of another layout would lose.
         lines.append(shlex.join(map(str, [*words, "--plan", out / "plan.json", "--format", "torch_dist"])))
     loading = [] if load is None else ["--load", str(load)]
     if load != arguments.checkpoint:
@@ -186,7 +186,7 @@ def _print(old: Plan, found: Replanned, lines: list[str]) -> None:
     print(render_table(chosen.plan), end="")
     unused = found.cluster.num_nodes - chosen.plan.cluster.num_nodes
     if unused:
-        print(f"{unused} of {found.cluster.num_nodes} nodes stay unused: no plan that was found is faster with them")
+        print(f"{unused} of {found.cluster.num_nodes} nodes remain unused: no plan found is faster with them")
     print(f"{'option':12s} {'layout':28s} {'step_ms':>10s} {'read':>10s} {'sent':>10s} {'move_s':>8s} {'steps':>10s}")
     for option in found.options:
         print(_row(option))
@@ -195,7 +195,7 @@ def _print(old: Plan, found: Replanned, lines: list[str]) -> None:
     for line in lines:
         print(f"run: {line}")
     if not lines:
-        print("go on as it is: the move costs more than it gains in this time")
+        print("continue with the current plan: the move costs more than it gains in this time")
 
 
 def _row(option: Option) -> str:

@@ -2,7 +2,7 @@
 
 report --plan plan.json --page plan.html   the page, for any browser, without network
 report --plan plan.json --trace step.json  for Perfetto or chrome://tracing
-report --plan plan.json --text             the table; also what happens without any of these
+report --plan plan.json --text             the table; the default
 """
 
 from __future__ import annotations

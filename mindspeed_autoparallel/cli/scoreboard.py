@@ -44,7 +44,7 @@ def _lines(group: str, entry: GroupErrors) -> list[str]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print every figure by group and what was left out."""
+    """Print every figure by group, and the omitted rows."""
     from mindspeed_autoparallel.errors import ConfigError
     from mindspeed_autoparallel.files import read_json
     from mindspeed_autoparallel.predict.scoreboard import scoreboard

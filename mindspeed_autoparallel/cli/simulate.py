@@ -1,4 +1,4 @@
-"""Replay a plan: step time, memory and timeline, also after editing the file.
+"""Replay a plan, searched or edited: step time, memory and timeline.
 
 simulate --plan plan.json --trace trace.json
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plan", type=Path, required=True, help="plan.json, as searched or edited")
-    parser.add_argument("--trace", type=Path, help="write the timeline here, in Chrome's trace format")
+    parser.add_argument("--trace", type=Path, help="write the timeline to this file, in Chrome's trace format")
     parser.add_argument("--json", action="store_true", help="print only JSON")
 
 

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--schedule",
         choices=("1f1b", "interleaved", "gpipe", "dualpipev"),
         default="1f1b",
-        help="dualpipev: MindSpeed's, whose split is even, compared with the best one of 1f1b",
+        help="schedule; dualpipev is MindSpeed's, with an even split, compared with the best split of 1f1b",
     )
     parser.add_argument("--virtual-pipeline-size", type=int, default=1, help="chunks per stage (interleaved)")
     parser.add_argument(
@@ -47,13 +47,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-standalone-ends",
         action="store_true",
-        help="keep layers beside embedding and output layer: for a host without --pipeline-model-parallel-layout",
+        help="place layers with embedding and output layer: for a host without --pipeline-model-parallel-layout",
     )
     parser.add_argument(
         "--time-limit-s", type=float, default=60.0, help="after it: the best plan so far, with its bound"
     )
-    parser.add_argument("--top-k", type=int, default=1, help=f"also the next best plans, up to {MAX_PLANS} in total")
-    parser.add_argument("--what-if", action="store_true", help="also the gain from more memory or microbatches")
+    parser.add_argument("--top-k", type=int, default=1, help=f"number of best plans to report, up to {MAX_PLANS}")
+    parser.add_argument("--what-if", action="store_true", help="also report the gain from more memory or microbatches")
     parser.add_argument("--seed", type=LARGE, default=0, help="seed of the integer solver")
     parser.add_argument("--json", action="store_true", help="print only JSON")
 
@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise InfeasiblePlan(failure["reason"]) from error
         print(json.dumps(failure))
         return error.exit_code
-    # Simple rules count layers, and leave embedding and output layer with theirs.
+    # Simple rules count layers, and keep embedding and output layer with the first and last one.
     simple = problem_of(arguments.num_microbatches, arguments.memory_limit_mib, alone=False)
     result = _result(problem, solution, simple) | sizes
     if problem.num_chunks > 1:
@@ -117,14 +117,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _infeasible(problem: SplitProblem, error: InfeasiblePlan, arguments: argparse.Namespace) -> dict[str, object]:
-    """Return the reason, and the least limit that has a plan. ``unknown``: time ran out before either was known."""
+    """Return the reason, and the smallest limit with a plan; status ``unknown`` if time ran out before."""
     from mindspeed_autoparallel.planner.split import StoppedEarly
     from mindspeed_autoparallel.planner.split.analysis import least_excess
 
     if isinstance(error, StoppedEarly):
         return {"status": "unknown", "reason": str(error)}
     limit = arguments.memory_limit_mib
-    # Asked in whole MiB, from the first one on.
+    # Searched in whole MiB.
     first = math.ceil(limit)
     more = first * MIB - int(limit * MIB)
     whole = replace(problem, memory_limit=tuple(size + more for size in problem.memory_limit))
@@ -195,7 +195,7 @@ def _alternatives(problem: SplitProblem, solution: SplitSolution, arguments: arg
 def _without_virtual_stages(
     plain: SplitProblem, solution: SplitSolution, arguments: argparse.Namespace
 ) -> dict[str, object]:
-    """Solve with one chunk per stage: what virtual stages gain. Null where no plan fits, or none was found in time."""
+    """Solve with one chunk per stage, for the gain of virtual stages. Null if no plan fits or was found in time."""
     from mindspeed_autoparallel.planner.split import solve
 
     try:
@@ -219,7 +219,7 @@ def _what_if(
         try:
             other = solve(problem, time_limit_s=arguments.time_limit_s, seed=arguments.seed)
         except InfeasiblePlan:
-            # Up to as many as stages, more microbatches hold more activations.
+            # Up to the number of stages, more microbatches hold more activations.
             found.append({"change": change, "status": "infeasible", "step_time_ms": None, "gain_fraction": None})
             continue
         gain = 1 - other.step_time / times / solution.step_time if solution.step_time else 0.0
@@ -235,10 +235,10 @@ def _what_if(
 
 
 def _by_module(problem: SplitProblem, placement: Placement) -> dict[str, dict[str, list[int]]]:
-    """Return layers, and those not run plainly, by module and virtual stage (= stage without virtual stages)."""
+    """Return layers, and recomputed ones, by module and virtual stage (= stage without virtual stages)."""
     layers: dict[str, list[tuple[int, ...]]] = {}
     for segment, rows in zip(problem.segments, placement, strict=True):
-        # Ends that are units of their own are on the first and the last stage, see also ``_prediction``.
+        # Ends that are separate units are on the first and the last stage, see also ``_prediction``.
         if segment.beside is None and not segment.name.endswith(("_pre", "_post", "_prediction")):
             # A module with layers of several kinds has several segments.
             before = layers.get(segment.name) or [(0,) * problem.num_virtual] * len(rows)
@@ -250,7 +250,7 @@ def _by_module(problem: SplitProblem, placement: Placement) -> dict[str, dict[st
 
 
 def _prediction(problem: SplitProblem, placement: Placement) -> dict[str, int]:
-    """Return the virtual stage of layers of multi-token prediction, where that is not the loss's."""
+    """Return the virtual stage of the multi-token prediction layers, if it differs from the loss's."""
     rows = [rows for s, rows in zip(problem.segments, placement, strict=True) if s.name.endswith("_prediction")]
     stage = rows[0][0].index(1) if rows else problem.num_virtual - 1
     return {"prediction_stage": stage} if stage < problem.num_virtual - 1 else {}

@@ -20,24 +20,24 @@ from mindspeed_autoparallel.runtime.profiling.trace.request import BLOCKS, Block
 
 _SIZES = ("hidden", "heads", "sequence")
 _OPTIONAL = {
-    "micro_batch": "samples of one microbatch (1)",
-    "kv_heads": "groups of grouped-query attention (as heads)",
-    "head_size": "width of one head (hidden / heads)",
-    "ffn": "width of the MLP (4 hidden)",
+    "micro_batch": "samples of one microbatch (default: 1)",
+    "kv_heads": "groups of grouped-query attention (default: heads)",
+    "head_size": "width of one head (default: hidden / heads)",
+    "ffn": "width of the MLP (default: 4 hidden)",
     "vocabulary": "padded vocabulary size; for embedding, head and stage",
-    "num_experts": "0: a dense MLP",
-    "topk": "experts of one token (2)",
-    "expert_ffn": "width of an expert (as ffn)",
-    "shared_ffn": "width of the shared expert (none)",
+    "num_experts": "number of experts; 0: a dense MLP",
+    "topk": "experts per token (default: 2)",
+    "expert_ffn": "width of an expert (default: ffn)",
+    "shared_ffn": "width of the shared expert (default: no shared expert)",
     "tensor": "tensor-parallel size",
     "context": "context-parallel size",
     "expert": "expert-parallel size",
-    "expert_tensor": "ranks that share an expert (as --tp-size)",
-    "world": "ranks of the job (the smallest that holds the layout)",
+    "expert_tensor": "ranks that share an expert (default: --tp-size)",
+    "world": "ranks of the job (default: the smallest number that fits the layout)",
     "num_layers": "layers of the whole model, for a stage",
     "pipeline": "stages",
     "virtual": "model chunks per stage",
-    "stage": "the pipeline rank to trace (0)",
+    "stage": "the pipeline rank to trace (default: 0)",
     "num_microbatches": "microbatches of one step, for a stage",
 }
 
@@ -64,10 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--script", type=Path, metavar="FILE", help="trace the model that this training script builds")
     parser.add_argument("arguments", nargs="*", metavar="-- ARGUMENT", help="arguments of the script")
     for name in _SIZES:
-        parser.add_argument(
-            _flag(name), dest=name, type=int, metavar="N", help="size of the model, if there is no script"
-        )
-    parser.add_argument("--block", choices=BLOCKS, default="layer", help="what to trace; a stage runs a whole step")
+        parser.add_argument(_flag(name), dest=name, type=int, metavar="N", help="size of the model, without --script")
+    parser.add_argument("--block", choices=BLOCKS, default="layer", help="the part to trace; a stage runs a whole step")
     for name, meaning in _OPTIONAL.items():
         parser.add_argument(_flag(name), dest=name, type=int, metavar="N", help=meaning)
     parser.add_argument("--gated", action="store_true", help="SwiGLU and RMSNorm without bias")
@@ -79,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="none, selective, full, selective:MODULE,... (Megatron's names) or full:LAYERS (groups of a stage)",
     )
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
-    parser.add_argument("--cache", type=Path, metavar="FOLDER", help="keep and reuse traces here")
+    parser.add_argument("--cache", type=Path, metavar="FOLDER", help="keep traces in this folder and reuse them")
     parser.add_argument("--json", action="store_true", help="print JSON only")
 
 
@@ -151,11 +149,11 @@ def _or_one(size: int | None) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Trace and print where the profile lies."""
+    """Trace and print the profile's path."""
     if arguments.script is not None:
         return _run_script(arguments)
     if arguments.arguments:
-        raise ConfigError(f"{arguments.arguments[0]!r} is an argument of a script; name it with --script.")
+        raise ConfigError(f"{arguments.arguments[0]!r} is an argument for a script; give the script with --script.")
     from mindspeed_autoparallel.runtime.profiling.trace.process import trace
     from mindspeed_autoparallel.runtime.profiling.trace.request import read_request
 

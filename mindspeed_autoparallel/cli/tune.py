@@ -1,6 +1,6 @@
 """Find the three fastest layouts that fit, by prediction alone, with the flags to paste.
 
-FILE holds one request as for predict, with an empty or partial "parallel"; what it names is held.
+FILE holds one request as for predict, with an empty or partial "parallel", whose values are fixed.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the command."""
     parser.add_argument("--request", type=Path, required=True, metavar="FILE")
     parser.add_argument(
-        "--device-file", type=Path, action="append", default=[], help="a device of your own (repeatable)"
+        "--device-file", type=Path, action="append", default=[], help="file that describes a device (repeatable)"
     )
     parser.add_argument(
         "--profile-source",
         choices=("analytic",),
         default="analytic",
-        help="this command measures nothing; a script with --auto-tuning does",
+        help="only analytic: this command measures nothing, unlike a script with --auto-tuning",
     )
     parser.add_argument(
         "--what-to-measure",
@@ -49,19 +49,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=60.0,
         help="after it: the best plans so far, with their gap (default: 60)",
     )
-    parser.add_argument("--num-workers", type=int, default=0, help="processes (default: one per core); same plans")
+    parser.add_argument(
+        "--num-workers", type=int, default=0, help="processes (default: one per core); the plans do not depend on it"
+    )
     _plan_answer.add_tokens(parser)
     _script.add_argument(parser)
-    parser.add_argument("--page", type=Path, metavar="FILE", help="write the page of the first plan here")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write the page of the first plan to this file")
     parser.add_argument("--json", action="store_true", help="print JSON only")
 
 
 _COMPARED = 20
-"""Fastest plans among which --what-to-measure looks."""
+"""Number of fastest plans that --what-to-measure compares."""
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Search and print; exit code 3 when nothing fits."""
+    """Search and print; exit code 3 if no plan fits."""
     from mindspeed_autoparallel.cost.catalogue import read_device
     from mindspeed_autoparallel.errors import ConfigError
     from mindspeed_autoparallel.files import read_json
@@ -118,7 +120,7 @@ def _write_page(tuned: Tuned, path: Path) -> None:
 
 
 def _document(tuned: Tuned) -> Tuning:
-    """Return the answers as JSON holds them."""
+    """Return the answers as JSON."""
     first = tuned.plans[0].search
     return {
         "schema_version": 2,
@@ -138,13 +140,13 @@ def _document(tuned: Tuned) -> Tuning:
 
 
 def _choice(plan: Plan, request: Mapping[str, object], answer: Answer) -> Choice:
-    """Return a plan with what ``predict`` has for its request; step and memory are the plan's."""
+    """Return a plan with the answer of ``predict`` to its request; step and memory are the plan's."""
     from mindspeed_autoparallel.cli._launch import host_of, launch_flags, without_flags
     from mindspeed_autoparallel.errors import PlanError
     from mindspeed_autoparallel.report.answer import answer_of
 
     notes = list(answer.get("notes", []))
-    notes += [f"{key}: the host has no flag that is known here" for key in without_flags(plan, host_of(plan))]
+    notes += [f"{key}: no flag of the host is known here" for key in without_flags(plan, host_of(plan))]
     try:
         argv = launch_flags(plan, host_of(plan), _script.mtp_layers(part(request, "model")))
     except PlanError as error:
@@ -191,7 +193,7 @@ def _print(result: Tuning) -> None:
 def _decision(
     requests: Sequence[Mapping[str, object]], top: Sequence[Choice], extra: tuple[Device, ...]
 ) -> DecisionAnswer:
-    """Return how sure the choice is, as JSON holds it; plans by their place."""
+    """Return the certainty of the choice as JSON; plans are given by rank."""
     from mindspeed_autoparallel.cost.analytic.reading import read_workload
     from mindspeed_autoparallel.cost.catalogue import find_device
     from mindspeed_autoparallel.predict.experiments import decide
@@ -238,7 +240,7 @@ def _undecided_lines(decision: DecisionAnswer) -> list[str]:
 
 
 def _decision_lines(decision: DecisionAnswer) -> list[str]:
-    """Return what was decided, as text."""
+    """Return the decision as text."""
     worst = decision["worst_regret"]
     lines = _undecided_lines(decision)
     lines.append(
@@ -248,7 +250,7 @@ def _decision_lines(decision: DecisionAnswer) -> list[str]:
     if not decision["hangs_on"]:
         return [*lines, "no figure within nine tenths of its range makes another plan 0.5 % faster"]
     named = ", ".join(f"{name} ({regret:.1%})" for name, regret in list(decision["hangs_on"].items())[:4])
-    lines.append(f"the choice hangs on {named}: what plan 1 may lose to another within their range")
+    lines.append(f"the choice depends on {named}: the loss of plan 1 to another plan within their ranges")
     for number, item in enumerate(decision["experiments"], start=1):
         layout = " ".join(f"{key} {value}" for key, value in item["parallel"].items() if key != "dp" and value != 1)
         narrowed = f", narrows {', '.join(item['narrows'])}" if item["narrows"] else ""

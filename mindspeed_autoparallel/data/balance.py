@@ -1,4 +1,4 @@
-"""Give the samples of one global batch to replicas and microbatches so that their work is even."""
+"""Assign the samples of one global batch to replicas and microbatches so that their work is even."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ class BatchShape:
 
     num_replicas: int
     num_microbatches: int
-    """Of one replica."""
+    """Microbatches per replica."""
     micro_batch_size: int
     is_padded: bool = True
-    """Texts of a microbatch are padded to its longest; False: they are packed."""
+    """Whether texts of a microbatch are padded to its longest; otherwise they are packed."""
     max_tokens: int = 0
-    """Of a microbatch, padding included: what memory allows; 0: any number."""
+    """Most tokens of a microbatch, padding included, within memory; 0: any number."""
     is_filled: bool = False
-    """Packs hold any number of samples, ``micro_batch_size`` on the mean, within ``max_tokens``."""
+    """Whether packs hold any number of samples within ``max_tokens``, ``micro_batch_size`` on average."""
 
     def __post_init__(self) -> None:
         for name in ("num_replicas", "num_microbatches", "micro_batch_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}.")
         if self.is_filled and self.is_padded:
-            raise ConfigError("microbatches that are filled to a length are packs: they are not padded.")
+            raise ConfigError("microbatches filled to a length are packs and cannot be padded.")
 
     @property
     def num_samples(self) -> int:
@@ -48,14 +48,14 @@ class BatchShape:
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """``samples[replica, microbatch, place]``: indexes into the global batch, every one once; -1 where a pack that is
-    filled to a length has fewer samples than the largest one."""
+    """``samples[replica, microbatch, place]``: indexes into the global batch, each once; -1 fills up packs with fewer
+    samples than the largest one."""
 
     samples: Array
     loads: Array
     """``[replica, phase]``: work, in the unit of the model."""
     lower_bound: float
-    """No assignment to these replicas costs less (of microbatches as they come: their mean)."""
+    """Lower bound of the cost of any assignment to these replicas (for microbatches in data order: their mean)."""
 
     @property
     def cost(self) -> float:
@@ -64,13 +64,13 @@ class Assignment:
 
     @property
     def imbalance(self) -> float:
-        """Return the slowest replica's work over the mean replica's."""
+        """Return the slowest replica's work divided by the mean."""
         mean = float(self.loads.mean(axis=0).sum())
         return self.cost / mean if mean else 1.0
 
     @property
     def gap(self) -> float:
-        """Return how far the cost lies above the lower bound, as a share of it."""
+        """Return the excess of the cost over the lower bound, as a share of the bound."""
         return self.cost / self.lower_bound - 1 if self.lower_bound else 0.0
 
 
@@ -82,12 +82,12 @@ def in_order(sizes: Array, model: WorkModel, shape: BatchShape) -> Assignment:
 
 
 def balance(sizes: Array, model: WorkModel, shape: BatchShape) -> Assignment:
-    """Return an assignment whose work is as even as is found, with equal numbers of samples everywhere, or, filled to
-    a length, of packs.
+    """Return the most even assignment found, with equal numbers of samples everywhere or, if packs are filled to a
+    length, of packs.
 
-    ``sizes [sample, column]``. The same answer for the same input on every rank. Inside a replica short microbatches
-    come first and last. Raises ``ConfigError`` where the batch does not fill the shape, and names a sample that no
-    microbatch can hold.
+    ``sizes [sample, column]``. The result is the same for the same input on every rank. Inside a replica short
+    microbatches come first and last. Raises ``ConfigError`` if the batch does not fill the shape, or for a sample that
+    fits no microbatch.
     """
     _check(sizes, shape)
     samples = _packs(sizes, model, shape)
@@ -108,21 +108,21 @@ def balance(sizes: Array, model: WorkModel, shape: BatchShape) -> Assignment:
 
 @dataclass(frozen=True, kw_only=True)
 class Shared:
-    """Which microbatches of a global batch a replica trains, and what that gains."""
+    """The microbatches of a global batch for each replica, and the gain."""
 
     places: tuple[tuple[int, ...], ...]
     """By replica, in the order of training: microbatch ``replica * number + index`` of the replica that loaded it."""
     imbalance_before: float
-    """Work of the slowest replica over that of the mean one."""
+    """Work of the slowest replica divided by the mean."""
     imbalance: float
     gap: float
-    """How far the slowest replica lies above the batch's own lower bound, as a share of it."""
+    """Excess of the slowest replica over the batch's lower bound, as a share of the bound."""
 
 
 def share(works: Sequence[Sequence[float]]) -> Shared:
-    """Return the same answer on every rank for the works ``[replica][microbatch]`` of a global batch.
+    """Assign microbatches with ``works [replica][microbatch]``; the result is the same on every rank.
 
-    Every replica keeps its number of microbatches. A batch that cannot be made more even stays as it is loaded.
+    Every replica keeps its number of microbatches. A batch that cannot become more even keeps its order.
     """
     replicas, number = len(works), len(works[0])
     weights: Array = numpy.array(works, dtype=numpy.float64).reshape(-1, 1)
@@ -137,7 +137,7 @@ def share(works: Sequence[Sequence[float]]) -> Shared:
     for replica in range(replicas):
         rows = numpy.flatnonzero(bins == replica)
         times = weights[rows, 0]
-        # Of equal ones the order stays: nothing is gained by another.
+        # Equal microbatches keep their order: another gains nothing.
         rows = rows if numpy.ptp(times) == 0 else rows[short_at_the_ends(times)]
         places.append(tuple(int(row) for row in rows))
     mean = float(weights.sum()) / replicas
@@ -151,7 +151,7 @@ def share(works: Sequence[Sequence[float]]) -> Shared:
 
 
 def as_loaded(sizes: Array, model: WorkModel, shape: BatchShape, is_exchanged: bool) -> Array:
-    """Return ``samples [replica, microbatch, place]`` of microbatches as they are loaded, in another order, or
+    """Return ``samples [replica, microbatch, place]`` of microbatches as loaded, in another order, or
     (``is_exchanged``) on other replicas, too."""
     groups = in_order(sizes, model, shape).samples.reshape(-1, shape.micro_batch_size)
     works = _group_weights(sizes, model, groups, shape.is_padded).sum(axis=1).reshape(_cut(shape))
@@ -162,7 +162,7 @@ def as_loaded(sizes: Array, model: WorkModel, shape: BatchShape, is_exchanged: b
 
 
 def short_at_the_ends(times: Array) -> Array:
-    """Return an order of microbatches in which the shortest come first and last: where a pipeline fills and drains."""
+    """Return an order of microbatches with the shortest first and last, while a pipeline fills and drains."""
     rising = numpy.argsort(times, kind="stable")
     return numpy.concatenate((rising[::2], rising[1::2][::-1]))
 
@@ -177,7 +177,7 @@ def _check(sizes: Array, shape: BatchShape) -> None:
         )
     if shape.max_tokens and (longest := int(sizes[:, _TOKENS].max())) > shape.max_tokens:
         raise ConfigError(
-            f"sample {int(sizes[:, _TOKENS].argmax())} of the batch has {longest} tokens and fits nowhere: a "
+            f"sample {int(sizes[:, _TOKENS].argmax())} of the batch has {longest} tokens and fits no microbatch: a "
             f"microbatch may have {shape.max_tokens}."
         )
 
@@ -187,8 +187,8 @@ def _cut(shape: BatchShape) -> tuple[int, int]:
 
 
 def _packs(sizes: Array, model: WorkModel, shape: BatchShape) -> Array | None:
-    """Return packs ``[replica, microbatch, place]``; nothing where microbatches are single samples or padded, or where
-    packs of equal numbers must be formed before they are given to replicas, to keep within the limit."""
+    """Return packs ``[replica, microbatch, place]``; ``None`` if microbatches are single samples or padded, or if packs
+    of equal numbers must be formed before their assignment to replicas to respect the limit."""
     if shape.is_padded or shape.micro_batch_size == 1:
         return None
     work, tokens = model.of(sizes), sizes[:, _TOKENS]
@@ -198,20 +198,20 @@ def _packs(sizes: Array, model: WorkModel, shape: BatchShape) -> Array | None:
     if packs is None:
         raise ConfigError(
             f"the batch has {int(tokens.sum())} tokens, its {shape.num_replicas * shape.num_microbatches} packs of "
-            f"{shape.max_tokens} hold {shape.num_replicas * shape.num_microbatches * shape.max_tokens}, and no way was "
-            "found that fits. Raise the length of a pack, or lower the micro batch size: packs are more then."
+            f"{shape.max_tokens} hold {shape.num_replicas * shape.num_microbatches * shape.max_tokens}, and no packing "
+            "that fits was found. Raise the length of a pack, or lower the micro batch size for more packs."
         )
     return packs
 
 
 def _microbatches(sizes: Array, model: WorkModel, shape: BatchShape) -> Array:
-    """Return ``[microbatch, place]``: which samples lie together, within the limit of tokens."""
+    """Return ``[microbatch, place]``: the samples of each microbatch, within the limit of tokens."""
     size, number = shape.micro_batch_size, shape.num_replicas * shape.num_microbatches
     tokens = sizes[:, _TOKENS]
     if size == 1:
         return numpy.arange(number)[:, None]
     if shape.is_padded:
-        # Neighbours in length: no other way of forming them pads less.
+        # Neighbours in length: no other grouping pads less.
         groups = numpy.argsort(-tokens, kind="stable").reshape(number, size)
         used = tokens[groups].max(axis=1) * size
     else:
@@ -228,9 +228,9 @@ def _microbatches(sizes: Array, model: WorkModel, shape: BatchShape) -> Array:
 
 
 def _group_weights(sizes: Array, model: WorkModel, groups: Array, is_padded: bool) -> Array:
-    """Return ``[microbatch, phase]``: work, that of padding included."""
+    """Return ``[microbatch, phase]``: work, including that of padding."""
     if not is_padded or groups.shape[1] == 1:
-        # What is absent has the last row.
+        # Absent samples use the last row.
         of_sample: Array = numpy.concatenate((model.of(sizes), numpy.zeros((1, len(model.phases)))))
         return of_sample[groups].sum(axis=1)
     padded = sizes[groups]
@@ -240,7 +240,7 @@ def _group_weights(sizes: Array, model: WorkModel, groups: Array, is_padded: boo
 
 
 def _bound(sizes: Array, model: WorkModel, shape: BatchShape, weights: Array) -> float:
-    """Return a bound over every way of forming padded microbatches, or equal packs, too.
+    """Return a bound over all groupings into padded microbatches or equal packs.
 
     Padded: neighbours in length pad least, so their mean is a bound; so is the longest sample with its own padding.
     """

@@ -1,4 +1,4 @@
-"""Read a data set once, or a random part of it, and return how its samples differ."""
+"""Read a data set once, or a random part of it, and return the distribution of its samples' sizes."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from mindspeed_autoparallel.errors import ConfigError
 Progress = Callable[[str], None]
 _EVERY_S = 5.0
 _NUM_READERS, _AT_ONCE = 8, 4096
-"""Threads that wait for the headers of files, and records handed to them together."""
+"""Threads that read the headers of files, and records per batch for them."""
 _PIXELS = (56 * 56, 28 * 28 * 1280)
-"""Least and most pixels of a picture where no data.json gives them: Qwen2-VL's."""
+"""Least and most pixels of a picture by default: those of Qwen2-VL."""
 VERSION = 1
-"""Of how sizes are found: part of the fingerprint."""
+"""Version of the size computation: part of the fingerprint."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +44,9 @@ class DescribeOptions:
     max_read: int = 0
     seed: int = 0
     seq_length: int = 0
-    """Where training cuts texts; 0: nowhere, and a text beyond the model's length is an error."""
+    """Length at which training cuts texts; 0: none, and a text beyond the model's length is an error."""
     bytes_per_token: float = 0.0
-    """Above 0: tokens of text are estimated by its UTF-8 bytes instead of counted."""
+    """Above 0: estimate tokens of text from its UTF-8 bytes instead of counting them."""
     skip_broken: bool = False
 
     def __post_init__(self) -> None:
@@ -68,10 +68,10 @@ class _Found:
 def describe_records(
     data_file: Path, model_file: Path, options: DescribeOptions, known: Distribution | None, progress: Progress
 ) -> tuple[Distribution, tuple[str, ...]]:
-    """Return the distribution of the records that data.json names, and what was wrong with those left out.
+    """Return the distribution of the records of data.json, and the errors of skipped records.
 
-    ``known``: an earlier answer, returned as it is where nothing has changed. Raises ``ConfigError`` for the first
-    broken record (unless ``skip_broken``) and for samples that the model cannot take.
+    ``known``: an earlier result, returned if nothing has changed. Raises ``ConfigError`` for the first broken record
+    (unless ``skip_broken``) and for samples that the model cannot take.
     """
     model = read_media_sizes(model_file)
     _check_length(options, model, model_file)
@@ -112,9 +112,9 @@ class _Data:
     files: tuple[Path, ...]
     records: RecordSet
     settings: Sequence[object]
-    """Whatever of data.json changes sizes."""
+    """The values of data.json that affect sizes."""
     open: Callable[[DescribeOptions], tuple[Callable[[str, bytes], SampleSize], str]]
-    """Return what gives the size of a record, and how tokens are found, in words."""
+    """Return the function for the size of a record, and a description of the token count."""
 
 
 def _chat(data_file: Path, model: MediaSizes) -> _Data:
@@ -130,7 +130,7 @@ def _chat(data_file: Path, model: MediaSizes) -> _Data:
 
 def _video_data(data_file: Path, model_file: Path, options: DescribeOptions) -> _Data:
     if options.bytes_per_token or options.seq_length:
-        raise ConfigError("--bytes-per-token and --seq-length have no effect on rows of latents; leave them out.")
+        raise ConfigError("--bytes-per-token and --seq-length have no effect on rows of latents; remove them.")
     sizes = read_latent_sizes(model_file)
     data = VideoRecords(data_file, sizes)
     settings = [repr(sizes), data.settings]
@@ -191,7 +191,7 @@ def describe_table(
     tokenizer: str | None = None,
 ) -> tuple[Distribution, tuple[str, ...]]:
     """Return the distribution of the rows of a table, a folder of tables or WebDataset tars (``tables``), and what was
-    wrong with rows left out. ``tokenizer``: folder of the one that counts texts; bytes are counted without."""
+    wrong with rows left out. ``tokenizer``: folder of the tokenizer for texts; without it bytes are counted."""
     model = read_media_sizes(model_file) if model_file is not None else MediaSizes()
     _check_length(options, model, model_file)
     files = table_files(path)
@@ -213,7 +213,7 @@ def describe_table(
             found.append((name, size_of_row(name, row, sizes)))
         except ConfigError as error:
             if not options.skip_broken:
-                raise ConfigError(f"{error} Mend the row, or leave such ones out with --skip-broken.") from error
+                raise ConfigError(f"{error} Fix the row, or skip broken ones with --skip-broken.") from error
             broken.append(str(error))
     if not found:
         raise ConfigError(f"{path} has no usable rows; {broken[0] if broken else 'it is empty'}.")
@@ -240,7 +240,7 @@ def _fingerprint(*parts: object) -> str:
 
 
 def _chosen(num_records: int, options: DescribeOptions) -> list[int]:
-    """Return which records to read: all, or a sample without replacement, in the order of the data."""
+    """Return the records to read: all, or a sample without replacement, in the order of the data."""
     if not options.max_read or num_records <= options.max_read:
         return list(range(num_records))
     return sorted(random.Random(options.seed).sample(range(num_records), options.max_read))
@@ -269,12 +269,12 @@ def _read(
                 elif options.skip_broken or isinstance(one, LeftOut):
                     broken.append(str(one))
                 else:
-                    raise ConfigError(f"{one} Mend the record, or leave such ones out with --skip-broken.")
+                    raise ConfigError(f"{one} Fix the record, or skip broken ones with --skip-broken.")
             if time.monotonic() - reported > _EVERY_S:
                 reported = time.monotonic()
                 progress(f"{len(found) + len(broken)} of {number} records read, {len(broken)} broken")
     if not found:
-        raise ConfigError(f"all {number} records are broken or left out; the first: {broken[0]}")
+        raise ConfigError(f"all {number} records are broken or skipped; the first: {broken[0]}")
     return _Found(samples=found, broken=broken)
 
 
@@ -288,7 +288,7 @@ def _check_length(options: DescribeOptions, model: MediaSizes, model_file: Path 
 def _cut(
     samples: list[tuple[str, SampleSize]], options: DescribeOptions, model: MediaSizes, model_file: Path | None
 ) -> tuple[list[SampleSize], int]:
-    """Return the samples as training takes them, and how many texts it cuts."""
+    """Return the samples as trained, and the number of texts that training cuts."""
     limit = options.seq_length or model.max_tokens
     longer = [(name, size) for name, size in samples if limit and size.tokens > limit]
     if longer and not options.seq_length:

@@ -1,4 +1,4 @@
-"""The file of how the samples of a data set differ: sizes that occur together, and how often."""
+"""The file with the distribution of a data set's samples: combinations of sizes, with their frequencies."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ _LARGEST = 2**40
 
 @dataclass(frozen=True, kw_only=True)
 class DataSource:
-    """Which data, and how its sizes were found."""
+    """The source of the data, and the method behind its sizes."""
 
     kind: str
     """``records`` (the mllm format), ``lengths`` (a list), ``indexed`` (documents of a Megatron data set) or ``table``
     (rows of tables or archives)."""
     files: tuple[str, ...]
     sha256: str
-    """Of the content of ``files`` (of tables: names, sizes and ends); another data set has another one."""
+    """Hash of the content of ``files`` (for tables: names, sizes and ends), to detect another data set."""
     tokens_by: str
     """``bytes``, a tokenizer's folder, an estimate in words, or ``given``."""
     num_records: int
-    """Of the whole data set."""
+    """Number of records of the whole data set."""
     num_read: int
-    """Of a sample drawn without replacement, or all; broken ones included."""
+    """Number of records read, including broken ones: all, or a sample drawn without replacement."""
     num_broken: int = 0
     num_cut: int = 0
     """Texts longer than ``longest_tokens``, which training cuts there."""
     longest_tokens: int = 0
-    """Where training cuts texts (``--seq-length``); 0: nowhere."""
+    """Length at which training cuts texts (``--seq-length``); 0: none."""
     seed: int = 0
     fingerprint: str = ""
-    """Of the data and of everything that changes the sizes: an equal one needs no second reading."""
+    """Hash of the data and of everything that affects the sizes: if equal, nothing is read again."""
     longest_record: str = ""
     """Name of the record with the most tokens."""
 
@@ -57,7 +57,7 @@ class DataSource:
             raise ConfigError(f"kind must be one of {', '.join(KINDS)}, got {shown(self.kind)}.")
         if not 0 <= self.num_broken < self.num_read <= self.num_records:
             raise ConfigError(
-                f"{self.num_broken} broken of {self.num_read} read of {self.num_records} records cannot be."
+                f"{self.num_broken} broken of {self.num_read} read of {self.num_records} records is impossible."
             )
 
     @property
@@ -68,7 +68,8 @@ class DataSource:
 
 @dataclass(frozen=True, kw_only=True)
 class Distribution:
-    """Weighted samples: ``rows`` are distinct sizes (the columns of ``SampleSize``), ``weights`` how many have them."""
+    """Weighted samples: ``rows`` are distinct sizes (the columns of ``SampleSize``), ``weights`` their numbers of
+    samples."""
 
     source: DataSource
     columns: tuple[str, ...]
@@ -86,7 +87,7 @@ class Distribution:
             )
         for index, row in enumerate(self.rows):
             if len(row) != len(COLUMNS) or not all(0 <= value <= _LARGEST**2 for value in row) or row[0] < 1:
-                raise ConfigError(f"rows[{index}]: {shown(row)} is no sample of at least one token.")
+                raise ConfigError(f"rows[{index}]: {shown(row)} is not a sample of at least one token.")
         if sum(self.weights) != self.source.num_read - self.source.num_broken:
             raise ConfigError(f"the weights add up to {sum(self.weights)}, {self.source.num_read} records were read.")
 
@@ -100,25 +101,27 @@ class Distribution:
         return weights / weights.sum()
 
     def column(self, name: str) -> tuple[Array, Array]:
-        """Return the values of one column in ascending order, and how often each occurs."""
+        """Return the values of one column in ascending order, and their counts."""
         values, weights = self.sizes()[:, COLUMNS.index(name)], numpy.array(self.weights)
         found, place = numpy.unique(values, return_inverse=True)
         return found, numpy.bincount(place, weights=weights).astype(numpy.int64)
 
     def sha256(self) -> str:
-        """Hash of the content, whatever the file's formatting."""
+        """Return a hash of the content, independent of the file's formatting."""
         return hashlib.sha256(json.dumps(to_json(self), sort_keys=True).encode()).hexdigest()
 
     def write(self, path: Path) -> None:
-        """Write the distribution as JSON, whole or not at all."""
+        """Write the distribution as JSON, atomically."""
         write_json_atomic(path, to_json(self))
 
     @classmethod
     def read(cls, path: Path) -> Distribution:
-        """Read and check a file of ``data describe``; ``ConfigError`` names what is foreign or broken."""
+        """Read and check a file of ``data describe``; raises ``ConfigError`` for a foreign or broken file."""
         value = read_json(path, "data distribution")
         if not isinstance(value, dict) or value.get("format") != FORMAT:
-            raise ConfigError(f"{path} is no data distribution (make one with: mindspeed-autoparallel data describe).")
+            raise ConfigError(
+                f"{path} is not a data distribution (create one with: mindspeed-autoparallel data describe)."
+            )
         if value.get("schema_version") != SCHEMA_VERSION:
             raise ConfigError(
                 f"{path} has schema_version {shown(value.get('schema_version'))}; this release reads {SCHEMA_VERSION}. "
@@ -128,7 +131,7 @@ class Distribution:
 
 
 def make_distribution(source: DataSource, samples: Iterable[SampleSize]) -> Distribution:
-    """Return ``samples`` with equal ones joined, in ascending order."""
+    """Return ``samples`` with equal ones merged, in ascending order."""
     counts = sorted(Counter(tuple(sample) for sample in samples).items())
     return Distribution(
         source=source,

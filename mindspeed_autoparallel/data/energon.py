@@ -1,4 +1,4 @@
-"""A data set prepared by Megatron Energon: its split names the tars that training reads."""
+"""A data set prepared by Megatron Energon, whose split lists the tars for training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
 
 def training_tars(folder: Path) -> list[Path] | None:
-    """Return the tars of the part ``train``, without those excluded; ``None`` where ``folder`` is not prepared.
+    """Return the tars of the part ``train``, without those excluded; ``None`` if ``folder`` is not prepared.
 
     Raises ``ConfigError`` for a split that cannot be read, names tars that do not exist, or excludes single samples.
     """
@@ -78,7 +78,7 @@ def _expanded(file: Path, pattern: str) -> Iterator[str]:
     bounds = _RANGE.fullmatch(braces[1])
     upward = bounds is not None and int(bounds[1]) <= int(bounds[2])
     if _NESTED.search(pattern) or not (upward or (bounds is None and "," in braces[1])):
-        raise ConfigError(f"{file}: {shown(pattern, 60)} is no pattern of numbers {{0..9}} or names {{a,b}}.")
+        raise ConfigError(f"{file}: {shown(pattern, 60)} is not a pattern of numbers {{0..9}} or names {{a,b}}.")
     if bounds is None:
         values = iter(braces[1].split(","))
     else:

@@ -1,4 +1,4 @@
-"""Exchanges of items between bins that bring the heaviest bins down."""
+"""Exchanges of items between bins that lower the heaviest bins."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy
 Array = Any
 """A numpy array."""
 _NUM_ROUNDS = 16
-"""Of exchanges in pairs of bins."""
+"""Rounds of exchanges in pairs of bins."""
 _NUM_EVEN_ROUNDS = 4
 """The first of them, which even out all loads; the later ones lower what is above the caps."""
 _EVENNESS = 1e-3
-"""How much even loads count beside what is above the caps."""
+"""Weight of even loads relative to the excess above the caps."""
 _SOME = 64
 """Items of the lightest bins that are tried first for one exchange, and four times as many as of the heaviest."""
 _SPREAD = 1e-7
-"""How much the spread of all bins counts beside the heaviest one: exchanges on a plateau come to an end."""
+"""Weight of the spread of all bins relative to the heaviest one, so that exchanges on a plateau end."""
 
 
 def exchange_in_pairs(weights: Array, bins: Array, caps: Array, num_bins: int) -> Array:
@@ -38,7 +38,7 @@ def exchange_in_pairs(weights: Array, bins: Array, caps: Array, num_bins: int) -
         for one, load in zip(items, loads, strict=True):
             less = one[heavy][:, None, :, None] - one[light][:, :, None, :]
             high, low = load[heavy][:, None, None, None], load[light][:, :, None, None]
-            # Half of how much high^2 + low^2 grows.
+            # Half of the growth of high^2 + low^2.
             squares = less * (less - (high - low))
             change += squares if is_evening else _EVENNESS * squares + _above(high, low, less) - _above(high, low, 0.0)
         changes = change.reshape(len(heavy), -1)
@@ -96,7 +96,7 @@ def exchange_along_heaviest(
         highest = loads.max(axis=0)
         if highest.sum() <= enough:
             break
-        # The phase that has most to gain first; another one where nothing is gained there.
+        # The phase with the largest possible gain first; others if it gains nothing.
         phases = numpy.argsort(mean - highest).tolist()
         for phase, look_at in [(phase, _SOME) for phase in phases] + [(phase, len(weights)) for phase in phases]:
             place = (int(loads[:, phase].argmax()), phase)
@@ -138,7 +138,7 @@ def _best_exchange(
         after_there = load[there] + change
         highest = numpy.maximum(load[heavy] - change, after_there)
         cost += numpy.maximum(highest, _highest_of_the_rest(load, heavy)[there])
-        # after^2 + after_there^2 less what they are now
+        # after^2 + after_there^2 minus their present value
         change *= after_there - load[heavy]
         change *= 2 * spread
         cost += change
@@ -148,7 +148,7 @@ def _best_exchange(
 
 
 def _highest_of_the_rest(load: Array, heavy: int) -> Array:
-    """Return ``[bin]``: the heaviest ``load [bin]`` of all bins but that one and ``heavy``; 0 where there is none."""
+    """Return ``[bin]``: the heaviest ``load [bin]`` of all bins but that one and ``heavy``; 0 if there is none."""
     others = load.copy()
     others[heavy] = 0.0
     first = int(others.argmax())

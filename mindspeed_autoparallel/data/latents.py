@@ -1,4 +1,4 @@
-"""Data of MindSpeed-MM's video generators (``t2v``, ``feature``) -> the rows of its latents that a transformer gets.
+"""Data of MindSpeed-MM's video generators (``t2v``, ``feature``) -> the rows of latents at the transformer's input.
 
 Text has the same length in every sample (padded to ``model_max_length``) and is not counted.
 """
@@ -26,13 +26,13 @@ _VIDEOS, _PICTURES = (
     (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".webp", ".tif", ".tiff"),
 )
 _LEAST = 1e-6
-"""Of a number that is not 0."""
+"""Least number other than 0."""
 _SHARED_STRIDE, _WIDE_STRIDE, _WIDE_CHANNELS = 8, 16, 48
 """Pixels of a latent's side: Wan's autoencoders of 16 and of 48 channels."""
 
 
 class LeftOut(ConfigError):
-    """A record that training leaves out, too."""
+    """A record that training skips as well."""
 
 
 class _Basic(msgspec.Struct):
@@ -77,7 +77,7 @@ class _Model(msgspec.Struct):
 
 @dataclass(frozen=True, kw_only=True)
 class LatentSizes:
-    """How many frames and pixels one row of the transformer stands for."""
+    """The frames and pixels of one row of the transformer."""
 
     patch: tuple[int, int, int]
     """Latents of one row: frames, height, width."""
@@ -85,7 +85,7 @@ class LatentSizes:
     """Frames and pixels of one latent."""
 
     def rows(self, latents: tuple[int, int, int]) -> int:
-        """Return the rows of latents [frames, height, width]; ``ConfigError`` where they do not fill one."""
+        """Return the rows of latents [frames, height, width]; ``ConfigError`` if they do not fill one."""
         found = math.prod(size // part for size, part in zip(latents, self.patch, strict=True))
         if not found:
             raise ConfigError(f"latents {list(latents)} are smaller than one row of the transformer, {[*self.patch]}.")
@@ -97,7 +97,7 @@ class LatentSizes:
 
 
 def read_latent_sizes(file: Path) -> LatentSizes:
-    """Read ``file``, a model.json with a ``predictor``; raises ``ConfigError`` where it gives no sizes."""
+    """Read ``file``, a model.json with a ``predictor``; raises ``ConfigError`` if it has no sizes."""
     try:
         model = msgspec.json.decode(read_bytes(file, "model description (--mm-model)"), type=_Model)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -121,14 +121,14 @@ class VideoRecords:
     """The records of one data.json of these kinds, and the size of each."""
 
     def __init__(self, file: Path, model: LatentSizes) -> None:
-        """Read what data.json names; raises ``ConfigError`` for what is not understood."""
+        """Read data.json and its records; raises ``ConfigError`` for unsupported values."""
         try:
             found = msgspec.json.decode(read_bytes(file, "data description (--mm-data)"), type=_Data).dataset_param
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"data description {file} cannot be used: {error}.") from error
         self._kind, self._video, self._model = found.dataset_type, found.preprocess_parameters, model
         self.settings = repr(found)
-        """Whatever of data.json changes sizes."""
+        """The values of data.json that affect sizes."""
         basic = found.basic_parameters
         mode = "combine" if self._kind == "t2v" else "standard"
         if basic.data_storage_mode != mode:
@@ -150,8 +150,8 @@ class VideoRecords:
         self.records = read_records(self.files)
 
     def size_of(self, name: str, raw: bytes) -> SampleSize:
-        """Return the rows of one record; ``LeftOut`` for one that training leaves out, ``ConfigError`` for a broken
-        one, both with its name."""
+        """Return the rows of one record; raises ``LeftOut`` if training skips it, ``ConfigError`` if it is broken, both
+        with its name."""
         try:
             record = msgspec.json.decode(raw)
             if not isinstance(record, dict):
@@ -177,7 +177,7 @@ class VideoRecords:
 
 
 def _final_size(file: Path, video: Video) -> tuple[int, int]:
-    """Return the height and width that every video is cropped to."""
+    """Return the height and width to which every video is cropped."""
     if video.video_processor_type != PROCESSOR:
         raise ConfigError(
             f"{file}: video_processor_type {shown(video.video_processor_type)} is not read, only {PROCESSOR}. Give the "
@@ -201,7 +201,7 @@ def _final_size(file: Path, video: Video) -> tuple[int, int]:
 
 
 def frames_of(record: dict[str, object], video: Video) -> int:
-    """Return the frames that training takes of one record, as the host's processor chooses them on one rank of context
+    """Return the frames of one record that training uses, as selected by the host's processor without context
     parallelism. Raises ``LeftOut`` and ``ConfigError``."""
     if record.get("cap") is None:
         raise LeftOut("no cap.")
@@ -210,9 +210,9 @@ def frames_of(record: dict[str, object], video: Video) -> int:
         raise ConfigError("a record needs a string 'path'.")
     kind = Path(path).suffix.lower()
     if kind in _PICTURES:
-        raise ConfigError(f"{path} is a picture, which the training's train_pipeline gives no size.")
+        raise ConfigError(f"{path} is a picture, for which the training's train_pipeline has no size.")
     if kind not in _VIDEOS:
-        raise ConfigError(f"{path} is no video: {', '.join(_VIDEOS)} are read.")
+        raise ConfigError(f"{path} is not a video: {', '.join(_VIDEOS)} are read.")
     fps, seconds, count = (_number(record, key) for key in ("fps", "duration", "num_frames"))
     if not fps or (seconds is None and count is None):
         raise LeftOut("no fps, or neither duration nor num_frames.")
@@ -238,7 +238,7 @@ def _number(record: dict[str, object], key: str) -> float | None:
 
 
 def check_resolution(record: dict[str, object], video: Video) -> None:
-    """Raise ``LeftOut`` where training leaves a record out for its size or shape, ``ConfigError`` for a broken one."""
+    """Raise ``LeftOut`` if training skips the record for its size or shape, ``ConfigError`` if it is broken."""
     given = record.get("resolution")
     height, width = (_number(given, key) if isinstance(given, dict) else None for key in ("height", "width"))
     if not height or not width:
@@ -263,7 +263,7 @@ def check_resolution(record: dict[str, object], video: Video) -> None:
 
 
 def kind_of(file: Path) -> str:
-    """Return ``dataset_type`` of a data.json, empty where it has none or is broken."""
+    """Return ``dataset_type`` of a data.json, empty if it is missing or broken."""
     try:
         return msgspec.json.decode(
             read_bytes(file, "data description (--mm-data)"), type=_AnyData

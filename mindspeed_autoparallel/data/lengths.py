@@ -27,7 +27,7 @@ _NPY_HEADERS = {
 def read_lengths(file: Path) -> Array:
     """Return the lengths in ``file``, int64: ``.npy``, ``.json`` (a list), or text with a number in each line.
 
-    Raises ``ConfigError`` that names the line or index of what is no length: NaN, fractions, less than one token.
+    Raises ``ConfigError`` with the line or index of an invalid length: NaN, fractions, less than one token.
     """
     if file.suffix == ".npy":
         values, place = _numpy_values(file), "index"
@@ -44,12 +44,12 @@ def read_lengths(file: Path) -> Array:
 def read_indexed(prefix: Path) -> Array:
     """Return the tokens of every document of a Megatron data set, ``PREFIX.idx`` (or its prefix), int64.
 
-    A document may be several sequences. Raises ``ConfigError`` for a file that is no index or is cut off.
+    A document may be several sequences. Raises ``ConfigError`` for a file that is not an index or is truncated.
     """
     file = prefix if prefix.suffix == ".idx" else prefix.with_name(prefix.name + ".idx")
     content = read_bytes(file, "index of the data set", MAX_LIST_BYTES * 16)
     if len(content) < _HEADER.size or content[: len(_MAGIC)] != _MAGIC:
-        raise ConfigError(f"{file} is no index file of Megatron (it should begin with MMIDIDX).")
+        raise ConfigError(f"{file} is not a Megatron index file (it should begin with MMIDIDX).")
     _, version, _, num_sequences, num_ends = _HEADER.unpack_from(content)
     needed = _HEADER.size + 12 * num_sequences + 8 * num_ends
     if version != 1 or len(content) < needed:
@@ -79,11 +79,13 @@ def _numpy_values(file: Path) -> Any:
             or kind.kind not in "iuf"
             or len(content.getbuffer()) - content.tell() != shape[0] * kind.itemsize
         ):
-            raise ValueError(f"its header has shape {shown(shape)} and type {shown(kind)}, which its bytes are not of")
+            raise ValueError(
+                f"its header has shape {shown(shape)} and type {shown(kind)}, which its bytes do not match"
+            )
         values = numpy.frombuffer(content.getbuffer(), kind, shape[0], content.tell())
     except ConfigError:
         raise
-    except Exception as error:  # numpy evaluates the header's text: whatever Python raises for a damaged one
+    except Exception as error:  # numpy evaluates the header's text: anything if damaged
         reason = shown(" ".join(str(error).split()), 200)
         raise ConfigError(f"cannot read list of lengths {file}: {reason}. Save one dimension of numbers.") from error
     return values
@@ -102,8 +104,8 @@ def _checked(values: Any, file: Path, place: str) -> Array:
         first = int(wrong.argmax())
         where = first + 1 if place == "line" else first
         raise ConfigError(
-            f"list of lengths {file}, {place} {where}: {shown(str(values[first]))} is no number of tokens; give whole "
-            "numbers of at least 1, one a sample."
+            f"list of lengths {file}, {place} {where}: {shown(str(values[first]))} is not a number of tokens; "
+            "give whole numbers of at least 1, one per sample."
         )
     return lengths.astype(numpy.int64)
 

@@ -16,14 +16,14 @@ _MARK = "<image>"
 
 @dataclass(frozen=True)
 class Conversion:
-    """``records`` in the mllm format; ``broken``: one line for every record left out."""
+    """``records`` in the mllm format; ``broken``: one line per skipped record."""
 
     records: list[dict[str, object]]
     broken: list[str]
 
 
 class _BrokenRecord(Exception):
-    """Why a record cannot be used."""
+    """The reason why a record cannot be used."""
 
 
 def convert(
@@ -36,9 +36,8 @@ def convert(
 ) -> Conversion:
     """Read ``sources`` one after another until ``max_samples`` records are good.
 
-    Pictures are looked for under ``images`` and must exist; relative paths are written as seen from ``folder``, which
-    will be the data set's dataset_dir. ``strict``: the first broken record is ``ConfigError``
-    instead of being left out.
+    Pictures must exist under ``images``; relative paths are written relative to ``folder``, which will be the data
+    set's dataset_dir. ``strict``: the first broken record is ``ConfigError`` instead of being left out.
     """
     if not images.is_dir():
         raise ConfigError(f"--images {images} is not a folder; give the folder that holds the pictures.")
@@ -52,7 +51,7 @@ def convert(
         except _BrokenRecord as reason:
             if strict:
                 raise ConfigError(
-                    f"{name}: {reason}. Repair it, or leave out --strict to skip broken records."
+                    f"{name}: {reason}. Repair it, or remove --strict to skip broken records."
                 ) from reason
             broken.append(f"{name}: {reason}")
     if not records:
@@ -82,7 +81,7 @@ def _convert_one(value: Any, images: Path, folder: Path) -> dict[str, object]:
     if messages[-1]["role"] != "assistant":
         raise _BrokenRecord("no answer: the last turn is not by 'gpt'")
     if value.get("video"):
-        raise _BrokenRecord("a video, which this conversion has no place for")
+        raise _BrokenRecord("a video, which this conversion does not support")
     listed = value.get("image") or []
     names = [listed] if isinstance(listed, str) else listed
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -104,7 +103,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _seen_from(folder: Path, picture: Path) -> Path:
-    """Return ``picture`` as a reader finds it whose dataset_dir is ``folder``, which it puts before relative paths."""
+    """Return ``picture`` relative to ``folder``, which readers with that dataset_dir prepend to relative paths."""
     if picture.is_absolute():
         return picture
     there, here = picture.resolve(), folder.resolve()

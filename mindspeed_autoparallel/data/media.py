@@ -1,4 +1,4 @@
-"""Pictures and audio by their headers: their size, and the rows and tokens that training makes of them."""
+"""Pictures and audio by their headers: size, and the rows and tokens in training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mindspeed_autoparallel.errors import ConfigError
 
 MOST_ELONGATED = 200
 MEL_RATE_HZ, MEL_HOP = 16000, 160
-"""Audio is resampled to 16 kHz; a mel frame every 10 ms, as Whisper and Qwen2.5-Omni take them."""
+"""Audio is resampled to 16 kHz; a mel frame every 10 ms, as in Whisper and Qwen2.5-Omni."""
 _SHORTEST_SAMPLES = 640
 
 

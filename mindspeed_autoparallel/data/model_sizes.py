@@ -19,7 +19,7 @@ class MediaSizes:
     spatial_merge_size: int = 1
     audio_window: int = 0
     max_tokens: int = 0
-    """``max_position_embeddings`` of the text decoder; 0: not said."""
+    """``max_position_embeddings`` of the text decoder; 0: unknown."""
 
 
 class _Vision(msgspec.Struct):
@@ -50,7 +50,7 @@ class _Model(msgspec.Struct):
 
 
 def read_media_sizes(file: Path) -> MediaSizes:
-    """Read ``file``, a model.json; ``ConfigError`` for what is no JSON or no size."""
+    """Read ``file``, a model.json; raises ``ConfigError`` for invalid JSON or sizes."""
     try:
         model = msgspec.json.decode(read_bytes(file, "model description (--mm-model)"), type=_Model)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -12,7 +12,7 @@ from mindspeed_autoparallel.data.partition import partition
 Array = Any
 """A numpy array."""
 ABSENT = -1
-"""In place of a sample where a pack has fewer than the largest one."""
+"""Fills up packs with fewer samples than the largest one."""
 
 
 def equal_packs(work: Array, tokens: Array, num_replicas: int, size: int, max_tokens: int) -> Array | None:
@@ -44,7 +44,7 @@ def filled_packs(work: Array, tokens: Array, num_replicas: int, num_packs: int, 
         packs = [_fill(one, key.sum(axis=1), tokens, num_packs, max_tokens) for one in members]
         if all(packs):
             return _padded([pack for replica in packs for pack in replica], num_replicas)
-    # Wherever there is room: nothing is even any more.
+    # Into any pack with room, even or not.
     together = _fill(list(range(len(work))), tokens, tokens, num_replicas * num_packs, max_tokens)
     return _padded(together, num_replicas) if together else None
 
@@ -53,7 +53,7 @@ def _replicas(work: Array, num_replicas: int, num_packs: int) -> list[list[int]]
     """Return the samples of every replica, any number but one for each pack."""
     number = len(work)
     places = number // num_replicas + max(1, number // num_replicas // 4)
-    # Places that stay empty are samples without work.
+    # Empty places count as samples without work.
     empty = numpy.zeros((places * num_replicas - number, work.shape[1]))
     bins = partition(numpy.concatenate((work, empty)), num_replicas, places).bins[:number]
     members = [numpy.flatnonzero(bins == replica).tolist() for replica in range(num_replicas)]

@@ -1,6 +1,6 @@
-"""Share items between bins so that the fullest bin is as light as possible, and bound how light it can be.
+"""Distribute items over bins so that the heaviest bin is as light as possible, with a lower bound of its weight.
 
-An item has a weight for every phase; what is minimised is the sum over phases of the heaviest bin's weight. Balanced
+An item has a weight for every phase; the cost is the sum over phases of the heaviest bin's weight. Balanced
 Karmarkar-Karp (largest differencing) and longest-processing-time give two starts, exchanges along the heaviest bins
 improve the better one. Michiels, Korst, Aarts, van Leeuwen: Performance ratios for the Karmarkar-Karp differencing
 method, 2003; Graham: Bounds on multiprocessing timing anomalies, 1969.
@@ -25,7 +25,7 @@ Array = Any
 MAX_EXCHANGES = 96
 _FEW = 16
 _EXCHANGES = ((_FEW, 5e-3), (MAX_EXCHANGES, 1.8e-2))
-"""So many single exchanges at most, while the cost is so far above its lower bound."""
+"""Most single exchanges, and the relative distance to the lower bound above which they apply."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,18 +36,18 @@ class Partition:
     cost: float
     """Sum over phases of the heaviest bin's weight."""
     lower_bound: float
-    """No partition costs less."""
+    """Lower bound of the cost of any partition."""
 
     @property
     def gap(self) -> float:
-        """Return how far the cost lies above the lower bound, as a share of it."""
+        """Return the excess of the cost over the lower bound, as a share of the bound."""
         return self.cost / self.lower_bound - 1 if self.lower_bound > 0 else 0.0
 
 
 def partition(weights: Array, num_bins: int, per_bin: int = 0, max_exchanges: int = MAX_EXCHANGES) -> Partition:
     """Return a partition of ``weights [item, phase]``; ``per_bin`` items in every bin, 0: any number.
 
-    Raises ``ConfigError`` where the items cannot fill the bins.
+    Raises ``ConfigError`` if the items cannot fill the bins.
     """
     number = len(weights)
     if num_bins < 1 or number < num_bins or (per_bin and number != num_bins * per_bin):
@@ -92,12 +92,12 @@ def cost_of(weights: Array, bins: Array, num_bins: int) -> float:
 
 
 def lower_bound(weights: Array, num_bins: int, per_bin: int = 0) -> float:
-    """Return a cost that no partition of ``weights [item, phase]`` is below."""
+    """Return a lower bound of the cost of any partition of ``weights [item, phase]``."""
     return float(lower_bounds(weights, num_bins, per_bin).sum())
 
 
 def lower_bounds(weights: Array, num_bins: int, per_bin: int = 0) -> Array:
-    """Return ``[phase]``: what the heaviest bin of a phase is not below.
+    """Return ``[phase]``: lower bounds of the heaviest bin.
 
     By phase the largest of: the mean bin; and, since among the k x bins + 1 largest items k + 1 share a bin, the
     smallest k + 1 of those. With ``per_bin`` given, such a bin is filled up with the smallest items; and of the m
@@ -135,7 +135,7 @@ def _filled_bound(sums: Array, smallest: Array, num_bins: int, per_bin: int) -> 
 
 
 def _longest_first(total: Array, num_bins: int, per_bin: int) -> Array:
-    """Give items, largest first, to the lightest bin that still takes one."""
+    """Assign items, largest first, to the lightest bin with a free place."""
     bins: Array = numpy.empty(len(total), dtype=numpy.int64)
     open_bins = [(0.0, index) for index in range(num_bins)]
     left = [per_bin or len(total)] * num_bins

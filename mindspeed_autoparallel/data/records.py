@@ -1,4 +1,4 @@
-"""data.json of MindSpeed-MM and the records it names, each decoded only when its sizes are asked for."""
+"""data.json of MindSpeed-MM and its records, each decoded only to compute its sizes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_bytes, shown
 
 MAX_RECORD_BYTES = 16 * 2**30
-"""Of one file of records."""
+"""Most bytes of one file of records."""
 
 
 _WAYS_OUT = {
     "vace": "It is read to extract features: give the data.json of the training, which reads these (feature).",
     "bagel": "Its loader packs samples to max_num_tokens: plan for sequences of that length, without data.",
 }
-"""For kinds of MindSpeed-MM whose samples do not differ in a training."""
+"""Advice for MindSpeed-MM's data set types whose samples do not differ in training."""
 
 
 class _Preprocess(msgspec.Struct):
@@ -61,7 +61,7 @@ class _Data(msgspec.Struct):
 
 @dataclass(frozen=True, kw_only=True)
 class RecordFormat:
-    """Where a data set is and how its records are read; see data.json of MindSpeed-MM."""
+    """The location and format of a data set's records; see data.json of MindSpeed-MM."""
 
     files: tuple[Path, ...]
     folder: Path
@@ -78,7 +78,7 @@ class RecordFormat:
 
 
 def read_format(file: Path) -> RecordFormat:
-    """Read ``file``, a data.json; ``ConfigError`` names what is wrong, or a kind of data set that is not read."""
+    """Read ``file``, a data.json; raises ``ConfigError`` for invalid values or an unsupported data set type."""
     try:
         parameters = msgspec.json.decode(read_bytes(file, "data description (--mm-data)"), type=_Data).dataset_param
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -89,7 +89,7 @@ def read_format(file: Path) -> RecordFormat:
         raise ConfigError(
             f"{file}: dataset_type {shown(parameters.dataset_type)} with {len(listed)} files in "
             "basic_parameters.dataset; records in the mllm format (huggingface), multimodal, t2v and feature are read. "
-            f"{_WAYS_OUT.get(parameters.dataset_type, 'Of other sets give the lengths: --lengths FILE.')}"
+            f"{_WAYS_OUT.get(parameters.dataset_type, 'For other data sets give the lengths: --lengths FILE.')}"
         )
     if not 0 <= prepare.image_min_pixels <= prepare.image_max_pixels or prepare.image_max_pixels < 1:
         raise ConfigError(
@@ -117,9 +117,9 @@ class RecordSet:
     """All records of a data set, still encoded."""
 
     records: tuple[tuple[str, bytes], ...] = field(repr=False)
-    """(name for people, JSON)."""
+    """(name for messages, JSON)."""
     sha256: str
-    """Of the files of records; pictures and audio are not in it."""
+    """Hash of the files of records, without pictures and audio."""
 
 
 def read_record_set(data: RecordFormat) -> RecordSet:
@@ -130,7 +130,7 @@ def read_record_set(data: RecordFormat) -> RecordSet:
 
 
 def read_records(files: Sequence[Path]) -> RecordSet:
-    """Read files of records, as ``read_record_set`` does, whatever the records hold."""
+    """Read files of records like ``read_record_set``, without checking their contents."""
     digest, records = hashlib.sha256(), []
     for file in files:
         content = read_bytes(file, "data set", MAX_RECORD_BYTES)
@@ -149,7 +149,7 @@ def read_records(files: Sequence[Path]) -> RecordSet:
 
 
 class RecordSizes:
-    """Computes the sizes of encoded records as the reference training makes samples of them."""
+    """Computes the sizes of encoded records as in the reference training's samples."""
 
     def __init__(self, data: RecordFormat, model: MediaSizes, count: Counter, seq_length: int = 0) -> None:
         self._data, self._model = data, model
@@ -198,9 +198,9 @@ class RecordSizes:
 
 
 def refuse_other_records(file: Path, sha256: str, mm_data: Path) -> None:
-    """Raise ``ConfigError`` where ``file``, of the records ``sha256``, is no distribution of those of ``mm_data``."""
+    """Raise ``ConfigError`` if ``file``, of the records ``sha256``, was not made from the records of ``mm_data``."""
     found = read_record_set(read_format(mm_data)).sha256
     if found != sha256:
         raise ConfigError(
-            f"{file} is of other records (sha256 {sha256[:12]}) than {mm_data} ({found[:12]}). Describe the data again."
+            f"{file} has other records (sha256 {sha256[:12]}) than {mm_data} ({found[:12]}). Describe the data again."
         )

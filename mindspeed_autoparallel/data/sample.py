@@ -1,4 +1,4 @@
-"""The sizes of one sample: all that its work and its memory depend on."""
+"""The sizes of one sample, which determine its work and memory."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 
 class SampleSize(NamedTuple):
-    """Counts of one sample. Attention inside an encoder stays within one picture or clip: hence the sums of squares."""
+    """Counts of one sample. Attention in an encoder is limited to one picture or clip, hence the sums of squares."""
 
     tokens: int
-    """In the text decoder, those of pictures and audio included."""
+    """Tokens of the text decoder, including those of pictures and audio."""
     images: int = 0
     patches: int = 0
     """Rows of the image encoder, all pictures together."""
@@ -24,4 +24,4 @@ class SampleSize(NamedTuple):
 
 COLUMNS = SampleSize._fields
 SHOWN_COLUMNS = ("tokens", "images", "patches", "clips", "frames")
-"""Columns for people; the squares follow from them."""
+"""Displayed columns; the squares follow from them."""

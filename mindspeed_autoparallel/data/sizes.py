@@ -1,4 +1,4 @@
-"""A conversation and its files -> the sizes of its sample, as the reference training makes samples."""
+"""A conversation and its files -> the sizes of its sample in the reference training."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from mindspeed_autoparallel.errors import ConfigError, first_line
 
 _MARKS = re.compile("(<image>|<audio>)")
 _OPENS = _CLOSES = 1
-"""Tokens that mark a turn's start, and its end, beside the role's line and the line end."""
+"""Tokens that mark a turn's start, and its end, in addition to the role's line and the line end."""
 _AROUND_MEDIA = 2
 """Tokens that mark a picture's or clip's start and end."""
 Counter = Callable[[str], int]
 """Text to its number of tokens."""
 Media = Path | bytes
-"""A file, or what it holds."""
+"""A file, or its contents."""
 
 
 def text_counter(folder: str | None, bytes_per_token: float) -> tuple[Counter, str]:
-    """Return how texts are counted, and that in words: by the tokenizer in ``folder``, by bytes without one as the
-    reference training does, or by an estimate (``bytes_per_token`` above 0)."""
+    """Return the token counter and its description: the tokenizer in ``folder``, without one a byte count like the
+    reference training's, or an estimate (``bytes_per_token`` above 0)."""
     if bytes_per_token:
-        words = f"an estimate: {bytes_per_token:g} bytes of UTF-8 a token"
+        words = f"an estimate: {bytes_per_token:g} bytes of UTF-8 per token"
         return (lambda text: math.ceil(len(text.encode()) / bytes_per_token)), words
     if folder is None:
         return (lambda text: len(text.encode())), "bytes"
@@ -59,7 +59,7 @@ class SampleSizes:
     """Computes sizes of samples. Pictures and audio are opened for their headers only, each file once."""
 
     def __init__(self, model: MediaSizes, pixels: tuple[int, int], count: Counter, seq_length: int = 0) -> None:
-        """Take the least and the most ``pixels`` of a picture, and where texts are cut (``seq_length``, 0: nowhere)."""
+        """Take the least and most ``pixels`` of a picture, and the length of texts (``seq_length``, 0: unlimited)."""
         self._model, self._pixels, self._count, self._seq_length = model, pixels, count, seq_length
         self._patches: dict[Path, int] = {}
         self._frames: dict[Path, int] = {}
@@ -104,7 +104,7 @@ class SampleSizes:
             total += _CLOSES + self._count("\n")
         if 0 < self._seq_length < last_of_media:
             raise ConfigError(
-                f"{name}: {total} tokens, of which images or audio reach beyond --seq-length {self._seq_length}. "
+                f"{name}: {total} tokens, with images or audio beyond --seq-length {self._seq_length}. "
                 "Raise it, or lower image_max_pixels."
             )
         return total

@@ -1,4 +1,4 @@
-"""Figures of a distribution for people, with 95 % confidence where only a part of the data was read."""
+"""Summary figures of a distribution, with 95 % confidence intervals if only a part of the data was read."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Array = Any
 """A numpy array."""
 CONFIDENCE = 0.95
 _DEVIATIONS = 1.959964
-"""Of the normal distribution, two-sided at 95 %."""
+"""Standard deviations of a two-sided 95 % interval of the normal distribution."""
 QUANTILES = (0.5, 0.95, 0.99)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A figure of the whole data set: its estimate, and an interval that holds at 95 % (equal where all was read)."""
+    """A figure of the whole data set: its estimate, and a 95 % confidence interval (of width 0 if all was read)."""
 
     value: float
     low: float
@@ -39,11 +39,11 @@ class Summary:
     """Those of ``QUANTILES``."""
     largest: int
     share_without: float
-    """Samples with none of it."""
+    """Share of the samples without any."""
 
 
 def summarize(data: Distribution) -> tuple[Summary, ...]:
-    """Return a summary of every column that anything was found in."""
+    """Return a summary of every column with nonzero values."""
     summaries = []
     for name in SHOWN_COLUMNS:
         values, counts = data.column(name)
@@ -96,7 +96,7 @@ def unseen_share(num_read: int, num_records: int) -> float:
 
 
 def padding_share(values: Array, counts: Array, group: int) -> float:
-    """Return the share of padding where ``group`` samples drawn at random are padded to the longest of them."""
+    """Return the share of padding if ``group`` randomly drawn samples are padded to the longest of them."""
     below = numpy.concatenate(([0.0], numpy.cumsum(counts) / counts.sum())) ** group
     longest = float((values * numpy.diff(below)).sum())
     return 1 - float((values * counts).sum() / counts.sum()) / longest
@@ -136,7 +136,7 @@ class JointHistogram:
 
 
 def joint(data: Distribution, names: Sequence[str], num_bins: int = 16) -> JointHistogram:
-    """Return how two columns, both of which vary, occur together."""
+    """Return the joint histogram of two columns that both vary."""
     sizes, weights = data.sizes(), numpy.array(data.weights, dtype=numpy.float64)
     pair: Any = [sizes[:, data.columns.index(name)].astype(numpy.float64) for name in names]
     edges: list[Any] = [histogram(*data.column(name), num_bins=num_bins).edges for name in names]

@@ -32,19 +32,19 @@ _EDGE = 2**20
 
 
 def table_files(path: Path) -> tuple[Path, ...]:
-    """Return ``path``, or the tables and archives in a folder (a cache of HF datasets, say), in the order of names; of
-    a data set prepared by Energon the tars that training reads."""
+    """Return ``path``, or the tables and archives in a folder (such as a cache of HF datasets), in the order of names;
+    for a data set prepared by Energon, the tars for training."""
     tars = training_tars(path)
     if tars is not None:
         return tuple(tars)
     found = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.suffix in SUFFIXES)
     if not found or any(each.suffix not in SUFFIXES for each in found):
-        raise ConfigError(f"{path} is no table or folder of such: {', '.join(SUFFIXES)} are read.")
+        raise ConfigError(f"{path} is not a table or a folder of tables: {', '.join(SUFFIXES)} are read.")
     return tuple(found)
 
 
 def digest_of(files: Sequence[Path]) -> str:
-    """Hash names, sizes and both ends of ``files``, which may be too large to read for it."""
+    """Return a hash of names, sizes and both ends of ``files``, which may be too large to read completely."""
     digest = hashlib.sha256()
     for file in files:
         size = file.stat().st_size
@@ -56,7 +56,7 @@ def digest_of(files: Sequence[Path]) -> str:
 
 
 def read_rows(file: Path) -> Iterator[tuple[str, Row]]:
-    """Yield (name for people, columns) of every sample; ``ConfigError`` for a file that cannot be read."""
+    """Yield (name for messages, columns) of every sample; ``ConfigError`` for an unreadable file."""
     readers = {".parquet": _parquet, ".arrow": _arrow, ".csv": _csv, ".tsv": _csv, ".jsonl": _jsonl, ".tar": _tar}
     try:
         for index, row in enumerate(readers[file.suffix](file)):
@@ -65,12 +65,13 @@ def read_rows(file: Path) -> Iterator[tuple[str, Row]]:
         raise
     except ImportError as error:
         raise ConfigError(f"{file.suffix} files need the package pyarrow: pip install pyarrow.") from error
-    except Exception as error:  # pyarrow, csv, json and tarfile raise what they like for a damaged file
+    except Exception as error:  # pyarrow, csv, json and tarfile raise any exception for a damaged file
         raise ConfigError(f"cannot read {file}: {first_line(error)}") from error
 
 
 def size_of_row(name: str, row: Row, sizes: SampleSizes) -> SampleSize:
-    """Return the sizes of one sample: from columns of sizes where there are tokens, else from its text and media.
+    """Return the sizes of one sample: from columns of sizes if there is one of tokens, otherwise from its text and
+    media.
 
     Raises ``ConfigError`` that names the row and what is missing.
     """
@@ -111,19 +112,19 @@ def _number(key: str, value: Any) -> float:
     except (TypeError, ValueError):
         number = float("nan")
     if not 0 <= number <= 2**40:
-        raise ConfigError(f"{key} {shown(str(value), 40)} is no number of at least 0.")
+        raise ConfigError(f"{key} {shown(str(value), 40)} is not a number of at least 0.")
     return number
 
 
 def _whole(key: str, value: Any) -> int:
     number = _number(key, value)
     if number != int(number):
-        raise ConfigError(f"{key} {shown(str(value), 40)} is no whole number.")
+        raise ConfigError(f"{key} {shown(str(value), 40)} is not a whole number.")
     return int(number)
 
 
 def _turns(row: Row, num_pictures: int, num_clips: int) -> list[tuple[str, str]]:
-    """Return the conversation, with a mark for each picture and clip where the text has none."""
+    """Return the conversation, with a mark for each picture and clip, added if missing in the text."""
     listed = next((row[key] for key in _TURNS if row.get(key)), None)
     if isinstance(listed, list):
         turns = [
@@ -148,7 +149,8 @@ def _turns(row: Row, num_pictures: int, num_clips: int) -> list[tuple[str, str]]
 
 
 def _media(row: Row, keys: Sequence[str]) -> list[Media]:
-    """List files or their bytes: a path, bytes, or what HF datasets store ({"bytes", "path"}), one or several."""
+    """Return files or their bytes from a path, bytes, or the form of HF datasets ({"bytes", "path"}), one or
+    several."""
     found: list[Media] = []
     for key in keys:
         value = row.get(key)

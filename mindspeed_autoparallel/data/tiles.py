@@ -1,6 +1,6 @@
 """Data of MindSpeed-MM's InternVL (``multimodal``): conversations whose pictures are cut into square tiles.
 
-Turns are counted with the marks of the host's templates. A tile is an item of the image encoder.
+Turns are counted with the marks of the host's templates. The image encoder processes one tile per item.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class TiledRecords:
     """The records of one data.json of this kind, and the size of each."""
 
     def __init__(self, file: Path) -> None:
-        """Read what data.json names; raises ``ConfigError`` for what is not understood."""
+        """Read data.json and its records; raises ``ConfigError`` for unsupported values."""
         try:
             given = msgspec.json.decode(read_bytes(file, "data description (--mm-data)"), type=_Data).dataset_param
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -78,7 +78,7 @@ class TiledRecords:
             raise ConfigError(f"{file}: image_size {given.image_size} is below patch_size {given.patch_size}.")
         self._given = given
         self.settings = repr(given)
-        """Whatever of data.json changes sizes."""
+        """The values of data.json that affect sizes."""
         self.tokenizer = given.tokenizer_config.from_pretrained if given.tokenizer_config else None
         sets = given.basic_parameters if isinstance(given.basic_parameters, list) else [given.basic_parameters]
         self.files = tuple(Path(one.data_path) for one in sets)
@@ -87,8 +87,8 @@ class TiledRecords:
         self._side = given.image_size // given.patch_size
 
     def size_of(self, name: str, raw: bytes, count: Counter, seq_length: int) -> SampleSize:
-        """Return the sizes of one record, texts not cut; ``LeftOut`` for one that training leaves out, ``ConfigError``
-        for a broken one, both with its name."""
+        """Return the sizes of one record, texts not cut; raises ``LeftOut`` if training skips it, ``ConfigError`` if it
+        is broken, both with its name."""
         try:
             record = msgspec.json.decode(raw)
             if not isinstance(record, dict):
@@ -104,7 +104,7 @@ class TiledRecords:
         if not pictures:
             if record.get("video"):
                 raise ConfigError("it has a video, whose frames are not read. Give the lengths: --lengths FILE.")
-            raise LeftOut("no picture: the host's class takes no text alone.")
+            raise LeftOut("no picture: the host's class does not accept text alone.")
         alone = isinstance(pictures, str)
         names = [pictures] if alone else pictures
         if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
@@ -132,7 +132,7 @@ class TiledRecords:
         best, least = (1, 1), float("inf")
         for columns, rows in _ratios(given.min_dynamic_patch, most):
             distance = abs(width / height - columns / rows)
-            # Of two as near the later, larger one, where the picture fills more than half of it.
+            # Of two equally near ratios the later, larger one, if the picture fills more than half of it.
             fills = width * height > 0.5 * given.image_size**2 * columns * rows
             if distance < least or (distance == least and fills):
                 best, least = (columns, rows), distance
@@ -142,7 +142,8 @@ class TiledRecords:
     def _num_tokens(
         self, turns: list[tuple[str, str]], pictures: list[int], count: Counter, seq_length: int, *, cut: bool
     ) -> int:
-        """Return the tokens of a conversation; ``pictures``: of each. ``cut``: a picture may end at ``seq_length``."""
+        """Return the tokens of a conversation; ``pictures``: tokens of each. ``cut``: a picture may end at
+        ``seq_length``."""
         total, end_of_pictures, left = 0, 0, list(pictures)
         if turns[0][0] != "system":
             turns = [("system", _SYSTEM[self._given.template_name]), *turns]
@@ -150,7 +151,7 @@ class TiledRecords:
             total += _AROUND_TURN + count("\n")
             pieces = text.split(_MARK) if role == "human" else [text]
             kept = min(len(left), len(pieces) - 1)
-            # Marks beyond the pictures stay text.
+            # Marks without a picture remain text.
             pieces = [*pieces[:kept], _MARK.join(pieces[kept:])]
             total += count(f"{_ROLES.get(role, role)}\n{pieces[0]}")
             for piece in pieces[1:]:
@@ -165,7 +166,7 @@ class TiledRecords:
 
 
 def _repeated(sets: list[_Basic]) -> RecordSet:
-    """Return the records of every set as often as it is repeated, or the first part of it."""
+    """Return the records of every set, repeated by its number, or its first part."""
     digest = hashlib.sha256()
     records: list[tuple[str, bytes]] = []
     for one in sets:
@@ -176,7 +177,7 @@ def _repeated(sets: list[_Basic]) -> RecordSet:
             raise ConfigError(f"repeat_time {times:g} of {one.data_path} must be a whole number or below 1.")
         records += found.records[: int(len(found.records) * times)] if times < 1 else found.records * int(times)
     if not records:
-        raise ConfigError("basic_parameters names no records, or repeat_time leaves none of them.")
+        raise ConfigError("basic_parameters has no records, or repeat_time leaves none.")
     return RecordSet(records=tuple(records), sha256=digest.hexdigest())
 
 

@@ -13,11 +13,11 @@ from mindspeed_autoparallel.errors import ConfigError, first_line
 
 
 class _Shape(tuple[int, ...]):
-    """Of a tensor whose content is not read."""
+    """The shape of a tensor, whose content is not read."""
 
 
 class _Headers(pickle.Unpickler):
-    """Read what torch.save wrote without its tensors; any other class is refused."""
+    """Reads the output of torch.save without its tensors; refuses any other class."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("collections", "OrderedDict"):
@@ -41,8 +41,8 @@ def shape_in(file: Path, key: str) -> tuple[int, ...]:
             held = _Headers(io.BytesIO(opened.read(name))).load()
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from error
-    except Exception as error:  # zipfile and pickle raise what they like for a damaged file
-        raise ConfigError(f"cannot read {file}, which torch.save should have written: {first_line(error)}.") from error
+    except Exception as error:  # zipfile and pickle raise any exception for a damaged file
+        raise ConfigError(f"cannot read {file} as a file of torch.save: {first_line(error)}.") from error
     shape = held.get(key) if isinstance(held, dict) else None
     if not isinstance(shape, _Shape):
         raise ConfigError(f"{file} holds no tensor {key!r}.")

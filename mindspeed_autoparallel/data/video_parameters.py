@@ -1,4 +1,4 @@
-"""Keys of a video generator's data.json that decide sizes, and what values they may have."""
+"""Keys of a video generator's data.json that determine sizes, and their types."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Steps(msgspec.Struct):
 
 
 class FixedSize(msgspec.Struct):
-    """A ``transform_size`` of all videos."""
+    """A ``transform_size`` for all videos."""
 
     max_height: _Count
     max_width: _Count
 
 
 class Video(msgspec.Struct):
-    """Hold the keys of ``preprocess_parameters`` that decide sizes; defaults are those of the host's processor."""
+    """The keys of ``preprocess_parameters`` that determine sizes, with the defaults of the host's processor."""
 
     video_processor_type: str = ""
     num_frames: _Count = 16

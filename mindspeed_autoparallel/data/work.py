@@ -1,4 +1,4 @@
-"""Work of samples: linear in rows, and in the sum of their squares where attention is."""
+"""Work of samples: linear in rows and, for attention, in the sum of their squares."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ModuleWork:
         parts = (self.fixed, self.linear, self.quadratic)
         if not all(0 <= part < math.inf for part in parts) or sum(parts) == 0:
             raise ConfigError(
-                f"{self.name}: fixed {self.fixed}, linear {self.linear} and quadratic {self.quadratic} cannot be its "
+                f"{self.name}: fixed {self.fixed}, linear {self.linear} and quadratic {self.quadratic} are not valid "
                 "work."
             )
 
@@ -50,8 +50,8 @@ class ModuleWork:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkModel:
-    """Modules by phase. Phases follow one another and each ends with its slowest replica: encoders with layouts of
-    their own and the backbone, say. Modules of one phase are one sum."""
+    """Modules by phase. Phases, such as encoders with separate layouts and the backbone, follow one another, and each
+    ends with its slowest replica. Modules of one phase are added up."""
 
     phases: tuple[tuple[ModuleWork, ...], ...]
 
@@ -61,4 +61,4 @@ class WorkModel:
 
 
 TOKENS = WorkModel(phases=((ModuleWork(name="text_decoder", rows="tokens", linear=1.0),),))
-"""Tokens alone."""
+"""Work proportional to tokens."""

@@ -1,4 +1,4 @@
 """Configuration files and launch scripts of trainers: meaning, limits and edits.
 
-Nothing here imports torch or a trainer; PyYAML is imported when a file is read.
+This package imports neither torch nor a trainer; it imports PyYAML to read a file.
 """

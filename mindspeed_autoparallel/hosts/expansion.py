@@ -1,4 +1,4 @@
-"""Bash's expansion of one word, as far as it can be derived without running anything."""
+"""Bash's expansion of one word, as far as possible without running anything."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BRACED = re.compile(r"(?P<name>[A-Za-z_]\w*|[@*0-9])(?P<index>\[[@*]\])?(?P<res
 
 
 def expand(word: str, values: Values, *, split: bool = True) -> list[str]:
-    """Return the words that ``word`` becomes; with ``split``, unquoted values are split at spaces."""
+    """Return the expansion of ``word``; with ``split``, unquoted values are split at spaces."""
     parts: list[str] = [""]
     for quote, text in _quoted_parts(word):
         if quote == "'":
@@ -49,7 +49,7 @@ def expand(word: str, values: Values, *, split: bool = True) -> list[str]:
 
 
 def _quoted_parts(word: str) -> list[tuple[str, str]]:
-    """Split a raw word into (quote, text); a backslash before a character gives the character."""
+    """Split a raw word into (quote, text); a backslash escapes the next character."""
     found: list[tuple[str, str]] = []
     for match in re.finditer(r"'([^']*)'|\"((?:\\.|[^\"\\])*)\"|((?:\\.|[^'\"])+)", word, re.DOTALL):
         single, double, plain = match.groups()
@@ -77,7 +77,7 @@ def _value(match: re.Match[str], values: Values) -> list[str]:
     name, index, rest = braced["name"], braced["index"], braced["rest"]
     known = values.get(name)
     if name in ("@", "*"):
-        return []  # the script as it is started without words of its own
+        return []  # the script is started without arguments
     if known is None or known == [""]:
         default = re.fullmatch(r":?[-=](.*)", rest, re.DOTALL)
         if default is not None:
@@ -91,7 +91,7 @@ def _value(match: re.Match[str], values: Values) -> list[str]:
 
 
 def _calculated(expression: str, values: Values, otherwise: str) -> str:
-    """Return the whole number that ``expression`` is, or ``otherwise``."""
+    """Return the whole number that ``expression`` evaluates to, or ``otherwise``."""
     plain = re.sub(r"\$\{?([A-Za-z_]\w*)\}?", r"\1", expression).strip()
     plain = re.sub(r"[A-Za-z_]\w*", lambda name: (values.get(name[0]) or [name[0]])[0], plain)
     try:

@@ -1,4 +1,4 @@
-"""What a search reads of a trainer's file, whatever the trainer, and what it writes back."""
+"""The common form in which a search reads and writes the files of all trainers."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ Modules = Sequence[ShardedModule]
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """A plan in a trainer's words."""
+    """A plan in a trainer's format."""
 
     text: str = ""
-    """The file's text with the decisions; empty where they stand on the command line alone."""
+    """The file's text with the decisions; empty if they are only on the command line."""
     words: tuple[str, ...] = ()
-    """Of the command line, behind the user's own."""
+    """Words to append to the user's command line."""
     left_out: tuple[str, ...] = ()
-    """Flags to take out of it."""
+    """Flags to remove from it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostFile:
-    """A trainer's file; what depends on the model's modules are functions of them."""
+    """A trainer's file; values that depend on the model's modules are functions of them."""
 
     path: Path
     micro_batch: int
     frozen: tuple[str, ...] = ()
     """Patterns of modules without gradients."""
     tensor_size: int = 1
-    """Fixed by the file: what is planned is one rank of each group of these."""
+    """Tensor parallel size, fixed by the file: the plan covers one rank of each group."""
     sequence_parallel: bool = False
     eager: bool = False
-    """Whether attention keeps its matrices."""
+    """Whether attention is unfused and keeps its matrices."""
     tokens: int
-    """Longest sample; 0: the file has none."""
+    """Tokens of the longest sample; 0: not in the file."""
     tokens_key: str
     bytes_of: ElementBytes
     notes: tuple[str, ...] = ()
-    """What of the file is not priced."""
+    """Notes on parts of the file without a price."""
     states_batch: bool
     """Whether the file fixes the global batch."""
     arguments: Mapping[str, object] = field(default_factory=dict)
-    """Megatron's arguments where they describe the model, by name; empty where a config.json does."""
+    """Megatron's arguments by name, if they describe the model; empty if a config.json does."""
     host: Callable[[bool], ShardingHost]
-    """By whether the devices are NPUs."""
+    """Argument: whether the devices are NPUs."""
     decisions: Callable[[Modules, int, bool], ShardedDecisions]
-    """By the model's modules, the number of devices and whether they are NPUs."""
+    """Arguments: the model's modules, the number of devices, whether they are NPUs."""
     written: Callable[[ShardedDecisions, Modules], Written]

@@ -35,7 +35,7 @@ from mindspeed_autoparallel.spec.sharded import (
 LAYERS = "decoder.layers.{*}"
 _ROTARY = "rotary_pos_emb"
 _BYTES = ElementBytes(sharded=2, gathered=2, reduced=2, optimizer=12)
-"""Float16Module shards bf16 parameters and no policy changes their type; the optimizer has fp32 copies and moments."""
+"""Float16Module shards bf16 parameters without changing their type; the optimizer has fp32 copies and moments."""
 _KEEPS_GATHERED = "--torch-fsdp2-no-reshard-after-forward"
 _RECOMPUTE = ("--recompute-granularity", "--recompute-method", "--recompute-num-layers")
 _REFUSED = {
@@ -47,7 +47,7 @@ _REFUSED = {
 }
 _UNTIED = "--untie-embeddings-and-output-weights"
 _UNPRICED = {
-    "--recompute-activations": "recomputation of single operators is no policy of a layer",
+    "--recompute-activations": "a plan cannot recompute single operators",
     "--cpu-offloading": "Transformer Engine's offload has no price here",
     "--fp8-format": "fp8 has no price in a sharded plan",
     "--mtp-num-layers": "multi-token prediction has no price in a sharded plan",
@@ -85,7 +85,7 @@ def _check(script: Script) -> None:
         raise ConfigError(f"{script.path} has no --vocab-size, which the size of embedding and head follows: add it.")
     if number_of(script, "--context-parallel-size", 1) > 1 and not _exchanges_heads(script):
         raise ConfigError(
-            f"{script.path}: context parallelism around a ring has no price without measuring: --cp-comm-type a2a."
+            f"{script.path}: ring context parallelism has no price without measurements: use --cp-comm-type a2a."
         )
     _recomputed(script, 1)
 
@@ -101,21 +101,21 @@ def _exchanges_heads(script: Script) -> bool:
 
 
 def _recomputed(script: Script, layers: int) -> int:
-    """Return how many first layers of ``layers`` are recomputed."""
+    """Return the number of first layers of ``layers`` that are recomputed."""
     granularity, method = script.given("--recompute-granularity"), script.given("--recompute-method")
     number = number_of(script, "--recompute-num-layers", 1)
     if granularity is None:
         return 0
     if granularity != "full":
         raise ConfigError(
-            f"{script.path}: --recompute-granularity {granularity} recomputes single operators, which is no policy of "
-            "a layer: full, or none."
+            f"{script.path}: --recompute-granularity {granularity} recomputes single operators, which a plan "
+            "cannot describe: use full, or none."
         )
     if method == "uniform" and number == 1:
         return layers
     if method != "block":
         raise ConfigError(
-            f"{script.path}: --recompute-method {method} of {number} layers at once has no price: block, or uniform "
+            f"{script.path}: --recompute-method {method} of {number} layers has no price: use block, or uniform "
             "with --recompute-num-layers 1."
         )
     return min(number, layers)
@@ -149,7 +149,7 @@ def _decisions(script: Script, modules: Modules, num_devices: int) -> ShardedDec
     batch = number_of(script, "--global-batch-size", rows)
     if batch % rows:
         raise ConfigError(
-            f"{script.path}: --global-batch-size {batch} is no multiple of the {rows} samples of one micro batch on "
+            f"{script.path}: --global-batch-size {batch} is not a multiple of the {rows} samples of one micro batch on "
             f"{num_devices} devices; give --global-batch-size."
         )
     layers = sum(one.is_layer for one in modules)
@@ -189,7 +189,7 @@ def _written(script: Script, decisions: ShardedDecisions, modules: Modules) -> W
         row = decisions.policies.get(LAYERS, ())
         number = row.count(RECOMPUTE)
         if set(row[:number]) - {RECOMPUTE}:
-            raise PlanError(f"{script.path}: Megatron recomputes the first layers, and the plan has others: {row}.")
+            raise PlanError(f"{script.path}: Megatron recomputes the first layers, the plan other ones: {row}.")
         named = ("full", "block", str(number))
         words += [word for pair in zip(_RECOMPUTE, named, strict=True) for word in pair] if number else []
         left_out += [] if number else [flag for flag in _RECOMPUTE if script.given(flag) is not None]
@@ -203,7 +203,7 @@ def _written(script: Script, decisions: ShardedDecisions, modules: Modules) -> W
 
 
 def flags_beside(script: Script, words: Mapping[str, str]) -> dict[str, int]:
-    """Return the sizes that stand in the script beside a YAML file: field of ``ShardSizes``, or another name.
+    """Return the sizes that the script sets in addition to a YAML file: field of ``ShardSizes``, or another name.
 
     ``words``: the flag of each size, as ``--micro-batch-size {}``.
     """

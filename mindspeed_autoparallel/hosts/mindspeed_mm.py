@@ -18,7 +18,7 @@ SECTIONS = ("parallel", "model", "data", "training")
 
 @dataclass(frozen=True, kw_only=True)
 class NativeSizes:
-    """Sizes as they stand in the file: ``None`` where the trainer computes them from the world."""
+    """Sizes as in the file: ``None`` if the trainer computes them from the world size."""
 
     fully_shard: int | None = None
     tensor: int = 1
@@ -51,23 +51,23 @@ class NativeSharding:
 
 @dataclass(frozen=True, kw_only=True)
 class NativeFeatures:
-    """What ``features`` switches on; a list of modules is empty where its switch is off."""
+    """The switches of ``features``; a list of modules is empty if its switch is off."""
 
     recompute: tuple[str, ...] = ()
     offload: tuple[str, ...] = ()
     chunk_batch: tuple[str, ...] = ()
     chunk_batch_size: int = 0
-    """Samples of a chunk; 0: off."""
+    """Samples per chunk; 0: off."""
     chunk_loss_module: str = ""
     chunk_loss_size: int = 0
-    """Tokens of a chunk; 0: off."""
+    """Tokens per chunk; 0: off."""
     keep_attention: bool = False
-    """``model.skip_flash_attn_recompute``: outputs of attention are kept where a layer is recomputed."""
+    """``model.skip_flash_attn_recompute``: whether recomputed layers keep the outputs of attention."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NativeConfig:
-    """The part of a configuration that a plan reads or decides, and the text it came from."""
+    """The part of a configuration that a plan reads or decides, and its text."""
 
     path: Path
     text: str
@@ -98,7 +98,7 @@ def read_native(path: Path) -> NativeConfig:
     missing = [name for name in SECTIONS if not isinstance(tree.get(name), Mapping)]
     if missing:
         here = ", ".join(map(str, tree)) or "none"
-        raise ConfigError(f"{path} has no section {missing[0]!r} (sections there: {here}); the trainer needs it.")
+        raise ConfigError(f"{path} has no section {missing[0]!r} (its sections: {here}); the trainer needs it.")
     values = Values(tree, str(path))
     return NativeConfig(
         path=path,

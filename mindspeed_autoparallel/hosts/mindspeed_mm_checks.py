@@ -1,4 +1,4 @@
-"""What MindSpeed-MM's native trainer refuses, checked before anything starts; each line read from its code."""
+"""Checks of MindSpeed-MM's native trainer, run before it starts; each rule follows its code."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from mindspeed_autoparallel.spec.sharded import ShardSizes
 
 
 def shard_sizes(config: NativeConfig, num_devices: int, npu: bool = True) -> ShardSizes:
-    """Return the sizes on ``num_devices`` devices; ``ConfigError`` with the first reason why the trainer refuses them.
+    """Return the sizes on ``num_devices`` devices; raises ``ConfigError`` with the first reason why the trainer refuses
+    them.
 
-    ``npu`` is whether the devices are NPUs: ring attention runs nowhere else.
+    ``npu``: whether the devices are NPUs; ring attention requires them.
     """
     problems = refused_sizes(config.sizes, num_devices, npu)
     if problems:
@@ -52,11 +53,11 @@ def refused_sizes(sizes: NativeSizes, world: int, npu: bool = True) -> list[str]
         (shard < context, f"fully_shard_parallel_size {shard} is below ring x Ulysses = {context}."),
         (
             bool(inner) and (shard % context != 0 or data % max(1, inner) != 0),
-            f"fully_shard_parallel_size {shard} is no multiple of ring x Ulysses = {context}.",
+            f"fully_shard_parallel_size {shard} is not a multiple of ring x Ulysses = {context}.",
         ),
         (
             sizes.data is not None and sizes.data != data,
-            f"data_parallel_size {sizes.data} is not {world} / (ring x Ulysses) = {data}; leave it out.",
+            f"data_parallel_size {sizes.data} is not {world} / (ring x Ulysses) = {data}; remove it.",
         ),
         (sizes.expert > world, f"expert_parallel_size {sizes.expert} is above the {world} devices."),
         (
@@ -72,7 +73,7 @@ def check_modules(config: NativeConfig, names: Sequence[str]) -> None:
     """Raise ``ConfigError`` for a list of patterns that the trainer refuses on a model with these modules.
 
     Each of ``apply_modules``, ``hook_modules``, ``recompute``, ``chunk_mbs`` and, above EP 1, the experts must match at
-    least one module; a pattern with other braces than ``{*}`` and ``{a-b}`` is refused wherever it stands.
+    least one module; a pattern with other braces than ``{*}`` and ``{a-b}`` is always refused.
     """
     sharding, features = config.sharding, config.features
     lists = [
@@ -112,5 +113,5 @@ def refused_chunks(config: NativeConfig, names: Sequence[str]) -> str:
     for name in matching_names(features.chunk_batch, names):
         for what, listed in (("recompute_plan", recomputed), ("activation_offload_plan", offloaded)):
             if name not in listed:
-                return f"features.chunkmbs_plan holds {name}, which features.{what} does not: chunking needs both."
+                return f"features.chunkmbs_plan holds {name}, which features.{what} lacks: chunking needs both."
     return ""

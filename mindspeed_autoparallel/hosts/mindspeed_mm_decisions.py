@@ -1,4 +1,4 @@
-"""Read what a file of MindSpeed-MM's native trainer decides, and find the values that make it decide a plan."""
+"""Read the decisions of a file of MindSpeed-MM's native trainer, and find the values that set those of a plan."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _BATCH_CHUNKS = (1, 2, 4)
 
 
 def sharding_host(config: NativeConfig, npu: bool = True) -> ShardingHost:
-    """Return what the trainer accepts for this file.
+    """Return the trainer's capabilities for this file.
 
-    Chunked loss and chunked micro batches are choices only where the file has their plans: the model's code has to
-    support them. Attention outputs are kept for all recomputed layers or for none, by one switch of the model.
+    Chunked loss and chunked micro batches are choices only if the file has their plans: the model's code has to support
+    them. Attention outputs are kept for all recomputed layers or for none, by one switch of the model.
     """
     recompute = RECOMPUTE_KEEP_ATTENTION if config.features.keep_attention else RECOMPUTE
     loss, batch = "features.chunkloss_plan.chunk_size", "features.chunkmbs_plan.chunk_mbs"
@@ -42,7 +42,7 @@ def sharding_host(config: NativeConfig, npu: bool = True) -> ShardingHost:
         name=HOST_NAME,
         variant="mindspeed-mm",
         policies=(KEEP, recompute, OFFLOAD, RECOMPUTE_OFFLOAD),
-        # Heads are exchanged inside flash attention alone.
+        # Heads are exchanged only inside flash attention.
         ulysses=config.values.text("model.attn_implementation", "flash_attention_2").startswith("flash"),
         ring=npu,
         loss_chunks=tuple(sorted({0, *chosen})) if config.values.has(loss) else (0,),
@@ -55,10 +55,10 @@ def sharding_host(config: NativeConfig, npu: bool = True) -> ShardingHost:
 def read_decisions(
     config: NativeConfig, modules: Sequence[ShardedModule], num_devices: int, npu: bool = True
 ) -> ShardedDecisions:
-    """Return what the file decides on ``num_devices`` devices for a model with ``modules`` (forward order).
+    """Return the file's decisions on ``num_devices`` devices for a model with ``modules`` (forward order).
 
-    Raises ``ConfigError`` for what the trainer refuses, and for a list that wraps only some layers of a stack, which a
-    plan does not describe.
+    Raises ``ConfigError`` for settings that the trainer refuses, and for a list that wraps only some layers of a stack,
+    which a plan cannot describe.
     """
     names = [module.name for module in modules if module.name]
     sizes = shard_sizes(config, num_devices, npu)
@@ -91,7 +91,7 @@ def read_decisions(
 
 
 def _whole_stacks(listed: Sequence[str], modules: Sequence[ShardedModule]) -> tuple[str, ...]:
-    """Return the patterns of layers of which ``listed`` names all."""
+    """Return the patterns of layers that ``listed`` covers completely."""
     stacks = layers_of(modules)
     return tuple(pattern for pattern, layers in stacks.items() if matching_names(listed, layers) == tuple(layers))
 
@@ -99,7 +99,7 @@ def _whole_stacks(listed: Sequence[str], modules: Sequence[ShardedModule]) -> tu
 def decided_values(
     config: NativeConfig, decisions: ShardedDecisions, modules: Sequence[ShardedModule]
 ) -> dict[str, Value]:
-    """Return the dotted keys, with values, that make the file decide ``decisions``; keys whose value stays are absent.
+    """Return the dotted keys and values that set ``decisions`` in the file, without unchanged keys.
 
     Raises ``PlanError`` for decisions that one file of this trainer cannot hold: reshard or prefetch that differ
     between groups, attention outputs kept in some recomputed layers only.
@@ -108,7 +108,7 @@ def decided_values(
     shared = {(group.reshard_after_forward, group.forward_prefetch, group.backward_prefetch) for group in groups}
     if len(shared) > 1:
         raise PlanError(
-            f"{config.path}: this trainer has one reshard and prefetch for all groups, the plan {len(shared)}."
+            f"{config.path}: this trainer has one reshard and prefetch for all groups, the plan has {len(shared)}."
         )
     values = decided_sizes(config, decisions)
     names = [module.name for module in modules if module.name]
@@ -131,7 +131,7 @@ def _change(values: dict[str, Value], key: str, wanted: Value, present: Value) -
 
 
 def decided_sizes(config: NativeConfig, decisions: ShardedDecisions) -> dict[str, Value]:
-    """Return the keys that need no model: sizes, batch, and where parameters wait."""
+    """Return the keys that need no model: sizes, batch, and the place of parameters."""
     sizes, present, values = decisions.sizes, config.sizes, dict[str, Value]()
     world = sizes.num_devices
     shard = present.fully_shard or world
@@ -140,7 +140,7 @@ def decided_sizes(config: NativeConfig, decisions: ShardedDecisions) -> dict[str
     _change(values, "parallel.ring_attention_size", sizes.ring_size, present.ring)
     _change(values, "parallel.expert_parallel_size", sizes.expert_size, present.expert)
     if sizes.expert_size > 1 or present.expert_fully_shard is not None:
-        # Without expert parallelism the experts are sharded with their layers, whatever this size.
+        # Without expert parallelism the experts are sharded with their layers, regardless of this size.
         expert_shard = present.expert_fully_shard or max(1, world // sizes.expert_size)
         _change(values, "parallel.expert_fully_shard_parallel_size", sizes.expert_shard_size, expert_shard)
     if present.data is not None:

@@ -1,7 +1,7 @@
-"""Keys that MindSpeed-MM's native trainer reads, by section, and those that users write where they have no effect.
+"""Keys that MindSpeed-MM's native trainer reads, by section, and keys of users without effect.
 
-Read from ``mindspeed_mm/fsdp/params`` and from what the trainer takes by ``getattr``; the sections ``model``, ``data``
-and ``tools`` are open, as models and data sets read keys of their own.
+From ``mindspeed_mm/fsdp/params`` and the trainer's ``getattr`` calls; the sections ``model``, ``data`` and ``tools``
+are open, because models and data sets read additional keys.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ _MOVED = {
 
 @dataclass(frozen=True)
 class IdleKey:
-    """A key that changes nothing where it stands; ``instead`` is the one that was probably meant, or empty."""
+    """A key without effect; ``instead`` is the probably intended one, or empty."""
 
     key: str
     instead: str
@@ -107,7 +107,7 @@ def idle_keys(config: NativeConfig) -> list[IdleKey]:
 
 
 def nearest(section: str, key: str, present: Mapping[str, object]) -> str:
-    """Return the known key of ``section``, dotted, that ``key`` misspells; empty where none is near and unset."""
+    """Return the known key of ``section``, dotted, that ``key`` misspells; empty if none is similar and unset."""
     unset = [name for name in KNOWN[section] if name not in present]
     close = difflib.get_close_matches(key, unset, 1, 0.8)
     return f"{section}.{close[0]}" if close else ""

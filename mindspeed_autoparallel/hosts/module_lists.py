@@ -1,4 +1,4 @@
-"""Lists of module patterns in the files of FSDP2 trainers: what they name, and the lists that name a plan's layers."""
+"""Lists of module patterns in the files of FSDP2 trainers: their modules, and the lists for a plan's layers."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def layers_of(modules: Sequence[ShardedModule]) -> dict[str, list[str]]:
 def changed_list(
     decisions: ShardedDecisions, modules: Sequence[ShardedModule], meaning: Collection[str], present: Sequence[str]
 ) -> list[str] | None:
-    """Return the patterns of the layers whose policy is one of ``meaning``; ``None`` where ``present`` names the same.
+    """Return the patterns of the layers whose policy is one of ``meaning``; ``None`` if ``present`` matches the same.
 
-    Patterns of ``present`` that name no layer stay.
+    Patterns of ``present`` that match no layer are kept.
     """
     patterns: list[str] = []
     wanted: set[str] = set()

@@ -1,4 +1,4 @@
-"""One door to the files of all FSDP2 trainers: what a search reads of them, and what it writes back."""
+"""A common interface to read and write the files of all FSDP2 trainers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _REDUCED = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float
 def open_host_file(path: Path) -> HostFile:
     """Read a file of MindSpeed-MM's native trainer or of one of ``trainers.TRAINERS``, or a launch script of Megatron.
 
-    Raises ``ConfigError`` in one line for what is none of them, and for what a plan cannot describe.
+    Raises ``ConfigError`` for other files, and for settings that a plan cannot describe.
     """
     if path.suffix in (".sh", ".bash"):
         return _of_script(path)
@@ -37,11 +37,11 @@ def open_host_file(path: Path) -> HostFile:
 
 
 def with_global_batch(decisions: ShardedDecisions, global_batch: int) -> ShardedDecisions:
-    """Return ``decisions`` with the accumulation that makes their global batch; raises where none does."""
+    """Return ``decisions`` with the accumulation that makes their global batch; raises if none does."""
     sizes = replace(decisions.sizes, accumulation=1)
     if global_batch % sizes.global_batch_size:
         raise ConfigError(
-            f"--global-batch-size {global_batch} is no multiple of the {sizes.global_batch_size} samples of one micro "
+            f"--global-batch-size {global_batch} is not a multiple of the {sizes.global_batch_size} samples of a micro "
             "batch on all devices."
         )
     return replace(decisions, sizes=replace(sizes, accumulation=global_batch // sizes.global_batch_size))
@@ -60,10 +60,10 @@ def _of_script(path: Path) -> HostFile:
         )
     if beside is None:
         return read_megatron(script)
-    # As the script names it, from the folder that it is started in: one of those around it.
+    # The path is relative to the start folder: one of the script's parent folders.
     found = next((place / beside for place in path.absolute().parents if (place / beside).is_file()), None)
     if found is None:
-        raise ConfigError(f"{path}: --fsdp2-config-path {beside} is in none of the folders around the script.")
+        raise ConfigError(f"{path}: --fsdp2-config-path {beside} is in none of the script's parent folders.")
     file = read_trainer_file(found)
     return _of_trainer(replace(file, given=flags_beside(script, file.trainer.words)))
 

@@ -39,7 +39,7 @@ class ModulePattern:
 
 @lru_cache(maxsize=4096)
 def compile_pattern(text: str) -> ModulePattern:
-    """Return ``text`` compiled; ``ConfigError`` for the braces that the trainer refuses, with what to write instead."""
+    """Return ``text`` compiled; raises ``ConfigError`` for braces that the trainer refuses, with a replacement."""
     regex, ranges, end = "", [], 0
     for brace in _BRACE.finditer(text):
         regex += _plain(text[end : brace.start()]) + r"(\d+)"
@@ -49,13 +49,13 @@ def compile_pattern(text: str) -> ModulePattern:
 
 
 def matching_names(patterns: Iterable[str], names: Sequence[str]) -> tuple[str, ...]:
-    """Return those of ``names`` that any pattern matches, in the order of ``names``."""
+    """Return the ``names`` that match any pattern, in their order."""
     compiled = [compile_pattern(pattern) for pattern in patterns]
     return tuple(name for name in names if any(pattern.matches(name) for pattern in compiled))
 
 
 def patterns_for_names(stack: str, chosen: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
-    """Return the shortest list of patterns that match exactly ``chosen`` among ``names``, all of which ``stack`` names.
+    """Return the shortest list of patterns that match exactly ``chosen`` among ``names``, all of which match ``stack``.
 
     One entry for each run of numbers, as the trainer refuses ``{3}`` and ``{0-1,4-5}``.
     """
@@ -83,7 +83,7 @@ def _index_range(inner: str, text: str) -> tuple[int, int] | None:
         low, high = (int(part) for part in parts)
     except ValueError:
         way_out = "write {*} or {a-b}: {3-3} for one layer, one list entry for each range"
-        raise ConfigError(f"the module pattern {text!r} is refused by the trainer at {{{inner}}}: {way_out}.") from None
+        raise ConfigError(f"the trainer refuses the module pattern {text!r} at {{{inner}}}: {way_out}.") from None
     if low > high:
         raise ConfigError(f"the module pattern {text!r} has the range {{{inner}}}, whose start is above its end.")
     return low, high

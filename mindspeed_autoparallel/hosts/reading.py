@@ -14,7 +14,7 @@ _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 @dataclass(frozen=True)
 class Values:
-    """A tree of sections and the name of the file that it came from."""
+    """A tree of sections, and its file's name."""
 
     tree: Mapping[str, object]
     name: str
@@ -24,7 +24,7 @@ class Values:
         return self.at(key) is not None
 
     def at(self, key: str) -> Any:
-        """Return the value at the dotted ``key``, ``None`` where it is missing."""
+        """Return the value at the dotted ``key``, ``None`` if it is missing."""
         value: Any = self.tree
         walked: list[str] = []
         for part in key.split("."):
@@ -58,7 +58,7 @@ class Values:
         return written in _TRUE
 
     def text(self, key: str, default: str = "") -> str:
-        """Return text, numbers as they are written."""
+        """Return text; numbers keep their spelling."""
         value = self.at(key)
         if value is None:
             return default

@@ -13,7 +13,7 @@ from mindspeed_autoparallel.hosts.shell import MAYBE, read_bash, statements
 
 _MAX_BYTES = 2**20
 _MAX_QUOTED = 3
-"""Commands in quotes inside commands in quotes."""
+"""Most levels of quoted commands inside quoted commands."""
 _PROGRAM = re.compile(r"torchrun|python3?(\.\d+)?|msrun|deepspeed")
 
 
@@ -28,14 +28,14 @@ class Script:
     launcher: str = ""
     """``torchrun``, ``python`` or empty when no start of a program was found."""
     program: str = ""
-    """The Python file that is started, as it is written; empty where none was found."""
+    """The started Python file, as written; empty if none was found."""
     conditional: frozenset[str] = frozenset()
-    """Flags that a condition adds, with dashes: with or without them is not known."""
+    """Flags, with dashes, that a condition adds, so that their presence is unknown."""
     unread: tuple[str, ...] = ()
-    """Words that stand for more flags and could not be read: ``$EXTRA_ARGS``, and files that could not be sourced."""
+    """Words for further flags that could not be read: ``$EXTRA_ARGS``, and files that could not be sourced."""
 
     def given(self, flag: str) -> str | None:
-        """Return the value of ``flag`` in either spelling, ``None`` where it is not there."""
+        """Return the value of ``flag`` in either spelling, ``None`` if it is missing."""
         for spelled in (flag, "--" + flag[2:].replace("-", "_")):
             if spelled in self.flags:
                 return self.flags[spelled]
@@ -57,7 +57,7 @@ def read_script(path: Path) -> Script:
 
 
 def parse_script(text: str, path: str = "") -> Script:
-    """Read what the script sets and the program with most flags that it starts."""
+    """Read the script's variables, and the program that it starts with the most flags."""
     reading = read_bash(text, Path(path).parent, _text_of)
     launches = [words for command in reading.commands for words in _launches(command)]
     words = max(reversed(launches), key=lambda launch: sum(word.startswith("--") for word in launch), default=[])
@@ -87,7 +87,7 @@ def _text_of(path: Path) -> str | None:
 
 
 def _launches(command: list[str], depth: int = 0) -> list[list[str]]:
-    """Return the Python starts in a command, from the program's word on; those inside a quoted command as well."""
+    """Return the Python programs that a command starts, with their words, including those inside a quoted command."""
     if depth > _MAX_QUOTED:
         return []
     for index, word in enumerate(command):
@@ -98,7 +98,7 @@ def _launches(command: list[str], depth: int = 0) -> list[list[str]]:
 
 
 def _stands_for_flags(word: str, before: str) -> bool:
-    """Return whether ``word`` is an unset variable in the place of flags, not of a flag's value."""
+    """Return whether ``word`` is an unset variable in a flag's position, not a value's."""
     return not before.startswith("--") and bool(re.fullmatch(r"\$\{?[A-Za-z_]\w*(\[[@*]\])?\}?", word))
 
 

@@ -1,7 +1,7 @@
-"""What a bash script sets and starts, read without running it: variables, arrays, defaults, sourced files.
+"""The variables and commands of a bash script, read without running it: arrays, defaults, sourced files.
 
-What only a run would tell stays as it is written (``$(hostname)``, ``$1``, a variable that nobody sets). What a
-condition or a loop sets is not known either, and words that it adds to an array are marked (``MAYBE``).
+Values that are unknown without running it stay as written (``$(hostname)``, ``$1``, unset variables), and so do
+variables set in a condition or a loop; words that these add to an array are marked (``MAYBE``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.hosts.expansion import Values, expand
 
 MAYBE = "\0"
-"""In front of a word that a condition adds."""
+"""Prefix of a word that a condition adds."""
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _OPENING = frozenset({"if", "for", "while", "until", "case", "select"})
 _CLOSING = frozenset({"fi", "done", "esac"})
@@ -24,14 +24,14 @@ _SKIPPED = frozenset({"then", "else", "elif", "do", "!", "time", "exec", "nohup"
 _DOCUMENT = re.compile(r"(?<!<)<<(?!<)-?\s*['\"]?(\w+)['\"]?")
 _MAX_DEPTH, _MAX_SOURCED = 8, 200
 _MAX_NESTED = 100
-"""Quotes and substitutions inside each other."""
+"""Most levels of nested quotes and substitutions."""
 _MAX_WORD, _MAX_TOTAL = 2**17, 2**24
-"""Characters of one word, which is the most that Linux starts a program with, and of all words of a script."""
+"""Most characters of one word (Linux's limit for an argument), and of all words of a script."""
 
 
 @dataclass
 class Reading:
-    """What was read so far; ``commands`` in their order, each as its words."""
+    """The contents read so far; ``commands`` in order, each as its words."""
 
     values: Values = field(default_factory=dict)
     exports: dict[str, str] = field(default_factory=dict)
@@ -39,11 +39,11 @@ class Reading:
     unread: list[str] = field(default_factory=list)
     """Sourced files that could not be found."""
     num_characters: int = 0
-    """Of all words so far."""
+    """Characters of all words so far."""
     num_sourced: int = 0
 
     def expanded(self, words: list[str]) -> list[str]:
-        """Return ``words`` with their variables; ``ConfigError`` where they grow beyond what a program can be given."""
+        """Return ``words`` with their variables; ``ConfigError`` if they exceed the limits of a program's arguments."""
         found = []
         for word in words:
             self.spend(len(word))
@@ -53,12 +53,12 @@ class Reading:
         return found
 
     def spend(self, num_characters: int) -> None:
-        """Count what was read; ``ConfigError`` where it is more than any launch script needs."""
+        """Count characters read; ``ConfigError`` if a launch script cannot need as many."""
         self.num_characters += num_characters
         if num_characters > _MAX_WORD or self.num_characters > _MAX_TOTAL:
             raise ConfigError(
-                f"the script's variables grow beyond {_MAX_WORD} characters a word or {_MAX_TOTAL} in all, which no "
-                "program can be started with. Look for a variable that is added to itself."
+                f"the script's variables grow beyond {_MAX_WORD} characters per word or {_MAX_TOTAL} in all: no "
+                "program starts with more. Look for a variable that is appended to itself."
             )
 
 
@@ -118,7 +118,8 @@ def _assign(match: re.Match[str], reading: Reading, *, maybe: bool) -> None:
 
 
 def _source(path: str, folder: Path, read: Callable[[Path], str | None], reading: Reading, depth: int) -> None:
-    # Of a path that begins with a command or an unset variable only the end is known: look for it around the script.
+    # The start of the path, a command or an unset variable, is unknown: look for its end in the script's parent
+    # folders.
     known = re.split(r"[)}`]/|\$\w+/", path)[-1]
     around = (folder, *folder.absolute().parents[:3])
     places = [Path(path), *(place / known for place in around)] if known == path else [p / known for p in around]
@@ -146,7 +147,7 @@ def statements(text: str) -> Iterator[list[str]]:
             continue
         if char in "'\"`" or text.startswith(("$(", "${"), index) or (char == "(" and word.endswith("=")):
             end = _end_of(text, index)
-            # An array's own words are split later: a backslash ends no comment there, either.
+            # An array's words are split later: a backslash does not end a comment there, either.
             word += text[index:end] if char == "(" else text[index:end].replace("\\\n", " ")
             index = end
             continue
@@ -171,7 +172,7 @@ def statements(text: str) -> Iterator[list[str]]:
 
 
 def _end_of(text: str, start: int, depth: int = 0) -> int:
-    """Find the index after the quote, substitution or parenthesis that begins at ``start``."""
+    """Return the index after the quote, substitution or parenthesis that begins at ``start``."""
     if depth > _MAX_NESTED:
         raise ConfigError(f"the script nests quotes and substitutions more than {_MAX_NESTED} deep.")
     if text[start] == "'" or text[start] == "`":

@@ -1,4 +1,4 @@
-"""What files of other FSDP2 trainers decide beside sizes, and the values that make them decide a plan."""
+"""The decisions in files of other FSDP2 trainers, except sizes, and the values that set those of a plan."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FSDP2 = ("fsdp2", "")
 
 
 def trainer_host(file: TrainerFile) -> ShardingHost:
-    """Return what the trainer accepts: switches without a key stay as its code has them."""
+    """Return the trainer's capabilities: switches without a key keep the values of its code."""
     keys = file.trainer
     _check(file)
     prefetches = bool(keys.forward_prefetch)
@@ -46,7 +46,8 @@ def trainer_host(file: TrainerFile) -> ShardingHost:
 
 
 def trainer_decisions(file: TrainerFile, modules: Sequence[ShardedModule], num_devices: int) -> ShardedDecisions:
-    """Return what the file decides on ``num_devices`` devices; ``ConfigError`` for what a plan does not describe."""
+    """Return the file's decisions on ``num_devices`` devices; ``ConfigError`` for settings that a plan cannot
+    describe."""
     keys, values = file.trainer, file.values
     _check(file)
     recomputed = _recomputed(file, modules)
@@ -77,7 +78,7 @@ def trainer_decisions(file: TrainerFile, modules: Sequence[ShardedModule], num_d
 def trainer_values(
     file: TrainerFile, decisions: ShardedDecisions, modules: Sequence[ShardedModule]
 ) -> tuple[dict[str, Value], tuple[str, ...]]:
-    """Return the dotted keys that make the file decide ``decisions``, and the words of the command line beside it.
+    """Return the dotted keys that set ``decisions`` in the file, and the additional words of the command line.
 
     Raises ``ConfigError`` or ``PlanError`` for a decision that neither can hold.
     """
@@ -150,14 +151,14 @@ def _list_values(file: TrainerFile, decisions: ShardedDecisions, modules: Sequen
 
 
 def _check(file: TrainerFile) -> None:
-    """Raise ``ConfigError`` for what shards in another way, and for recomputation of single operators."""
+    """Raise ``ConfigError`` for other sharding strategies, and for recomputation of single operators."""
     keys, values = file.trainer, file.values
     strategy = values.text(keys.strategy) if keys.strategy else ""
     if strategy not in _FSDP2:
         raise ConfigError(f"{file.path}: {keys.strategy} is {strategy}; only fsdp2 is planned.")
     if keys.recompute and values.text(keys.recompute) == "selective":
         raise ConfigError(
-            f"{file.path}: {keys.recompute} is selective, which recomputes single operators; a plan has whole layers: "
+            f"{file.path}: {keys.recompute} is selective: it recomputes single operators, a plan whole layers: "
             "set true or false."
         )
 

@@ -17,50 +17,50 @@ from mindspeed_autoparallel.hosts.yaml_tree import load_tree
 from mindspeed_autoparallel.spec.sharded import ShardSizes
 
 _UNSET = (None, "none", "None", "auto", -1, "-1", 0)
-"""Sizes that a trainer computes from the world, or that are missing."""
+"""Values of sizes that a trainer computes from the world size, or that are missing."""
 
 LAYERS, EMBEDDING, UNTIED_EMBEDDING, HEAD = "layers", "embedding", "untied embedding", "head"
-"""What a trainer wraps without a list."""
+"""Modules that a trainer wraps without a list."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trainer:
-    """Dotted keys of one trainer's files; empty where it has none."""
+    """Dotted keys of one trainer's files; empty if missing."""
 
     name: str
     section: str
-    """A file with this section is the trainer's."""
+    """Section that identifies the trainer's files."""
     marks: tuple[str, ...]
-    """One of these keys stands in ``section``."""
+    """Keys of which ``section`` has at least one."""
     fully_shard: str = ""
     shards_alone: bool = False
-    """Whether the key counts no Ulysses ranks."""
+    """Whether the key excludes Ulysses ranks."""
     unset_shard: int = 0
-    """Size where the key is missing; 0: the whole world."""
+    """Size if the key is missing; 0: the world size."""
     replicas: str = ""
     tensor: str = ""
     sequence_parallel: str = ""
-    """Where it has a key, tensor parallelism is priced and kept as the file has it."""
+    """If set, tensor parallelism is priced and keeps the file's value."""
     pipeline: str = ""
     ulysses: str = ""
     expert: str = ""
     expert_shard: str = ""
     experts_everywhere: bool = False
-    """Whether experts are sharded over all devices, replicas or not, where ``expert_shard`` has no key."""
+    """Whether experts are sharded over all devices, replicas or not, if ``expert_shard`` has no key."""
     plans_experts: bool = True
-    """False: the files call expert sizes above 1 experimental; one in a file is read, and none is planned."""
+    """False: expert sizes above 1 are experimental; they are read from a file, but not planned."""
     micro_batch: str = ""
     accumulation: str = ""
     global_batch: str = ""
     wrap: str = ""
-    """List of patterns; where it is missing, ``wraps`` are wrapped."""
+    """List of patterns; by default ``wraps`` are wrapped."""
     wraps: tuple[str, ...] = (LAYERS,)
     recompute: str = ""
     """A switch, for all layers or for those of ``recompute_modules``."""
     recompute_modules: str = ""
     """List of patterns."""
     reshard: tuple[str, ...] = ()
-    """The first one that the file has is the switch."""
+    """Keys of the switch; the first one in the file counts."""
     reshard_default: bool = True
     root_stays: bool = True
     """Whether the root's own parameters stay gathered after forward."""
@@ -70,19 +70,19 @@ class Trainer:
     backward_prefetch: str = ""
     prefetch_default: int = 0
     prefetch_switch: str = ""
-    """Without it on, prefetch depths have no effect."""
+    """Switch that prefetch depths require."""
     prefetch_switched: tuple[int, int] = (0, 0)
-    """Depths in forward and backward where the switch is on and a key is missing."""
+    """Depths in forward and backward if the switch is on and a key is missing."""
     offload: str = ""
     strategy: str = ""
-    """What shards: only ``fsdp2`` (or nothing) is understood."""
+    """The sharding strategy: only ``fsdp2`` (or nothing) is supported."""
     reduced: str = ""
-    """Data type of reductions; fp32 where it is missing."""
+    """Data type of reductions; fp32 if missing."""
     tokens: str = ""
-    """Longest sample."""
+    """Tokens of the longest sample."""
     words: Mapping[str, str] = field(default_factory=dict)
-    """Field of ``ShardSizes``, or ``recompute``, that stands in no file but on the command line: its word, with ``{}``
-    for the value."""
+    """Fields of ``ShardSizes``, or ``recompute``, that are set only on the command line, with their words; ``{}`` is
+    the value."""
 
 
 TRAINERS = (
@@ -199,24 +199,24 @@ class TrainerFile:
     text: str
     values: Values
     given: Mapping[str, int] = field(default_factory=dict)
-    """Sizes that stand in a launch script beside it, by field of ``ShardSizes``; ``global_batch_size``; ``tokens``."""
+    """Sizes from an accompanying launch script, by field of ``ShardSizes``; ``global_batch_size``; ``tokens``."""
 
     def size(self, key: str) -> int | None:
-        """Return the size at ``key``; ``None`` where the file leaves it to the trainer."""
+        """Return the size at ``key``; ``None`` if the trainer computes it."""
         if not key or self.values.at(key) in _UNSET:
             return None
         return self.values.integer(key, 1, least=1)
 
     @property
     def tensor_size(self) -> int:
-        """Return how many ranks share every layer; ``ConfigError`` where that is not priced."""
+        """Return the number of ranks that share every layer; ``ConfigError`` if that has no price."""
         keys = self.trainer
         size = self.size(keys.tensor) or 1
         if size > 1 and not keys.sequence_parallel:
             raise ConfigError(f"{self.path}: {keys.tensor} is {size}; a sharded plan has no tensor parallelism.")
         beside = [key for key in (keys.ulysses, keys.expert) if size > 1 and (self.size(key) or 1) > 1]
         if beside:
-            raise ConfigError(f"{self.path}: {keys.tensor} is {size} beside {beside[0]}; it is priced alone.")
+            raise ConfigError(f"{self.path}: {keys.tensor} is {size} with {beside[0]}; it has a price only alone.")
         return size
 
     def sizes(self, num_devices: int) -> ShardSizes:
@@ -252,7 +252,7 @@ class TrainerFile:
         return 1 if self.trainer.expert_shard else max(1, ranks // expert)
 
     def size_values(self, sizes: ShardSizes) -> dict[str, Value]:
-        """Return the keys that make the file have ``sizes``; raises where a size has no key to stand in."""
+        """Return the keys that set ``sizes`` in the file; raises if a size has no key."""
         present, keys = self.sizes(sizes.num_devices), self.trainer
         changes = [
             (keys.ulysses, "ulysses_size", present.ulysses_size, sizes.ulysses_size),
@@ -277,12 +277,12 @@ class TrainerFile:
         return {key: value for key, _, value in changed if key}
 
     def with_values(self, values: Mapping[str, Value]) -> str:
-        """Return the text with ``values`` in it and everything else kept."""
+        """Return the text with ``values`` set and everything else kept."""
         return with_values(self.text, values, str(self.path))
 
 
 def read_trainer_file(path: Path) -> TrainerFile:
-    """Read a file of any of ``TRAINERS``; ``ConfigError`` where it is none of them or a size is no number."""
+    """Read a file of any of ``TRAINERS``; raises ``ConfigError`` for other files or an invalid size."""
     text = read_text(path, "the configuration")
     values = Values(load_tree(text, str(path)), str(path))
     trainer = next((one for one in TRAINERS if _is_of(values, one)), None)

@@ -16,11 +16,11 @@ _INDENT = 2
 
 
 def with_values(text: str, values: Mapping[str, Value], name: str) -> str:
-    """Return ``text`` with each dotted key of ``values`` set; values that stand there already change nothing.
+    """Return ``text`` with each dotted key of ``values`` set; equal values change nothing.
 
     Missing keys and sections are added at the end of the section that holds them. A value with an anchor (``&MBS 16``)
-    changes with everything that refers to it. Raises ``ConfigError`` where a section itself is shared by an anchor, so
-    that the edit would change another place as well, and where it is no mapping.
+    changes with everything that refers to it. Raises ``ConfigError`` if a section itself is shared by an anchor, so
+    that the edit would change another place as well, and if it is not a mapping.
     """
     wanted = copy.deepcopy(load_tree(text, name))
     for key, value in values.items():
@@ -31,7 +31,9 @@ def with_values(text: str, values: Mapping[str, Value], name: str) -> str:
             _set(wanted, one, plain, name)
         text = _edited(text, key.split("."), plain, name)
     if load_tree(text, name) != wanted:
-        raise ConfigError(f"{name} shares values by anchors (&name, *name) that the plan must change apart: write out.")
+        raise ConfigError(
+            f"{name} shares values by anchors (&name, *name) that the plan must change separately: write them out."
+        )
     return text
 
 
@@ -67,7 +69,7 @@ def _set(tree: dict[str, object], key: str, value: Any, name: str) -> None:
     for depth, part in enumerate(parents):
         if tree.get(part) is None:
             tree[part] = {}
-        # What an anchor shares is one object in the tree and must not be in the edited one.
+        # Values shared by an anchor are one object in the tree; the edited tree needs copies.
         section = tree[part] = copy.copy(tree[part])
         if not isinstance(section, dict):
             raise ConfigError(f"{name}: {'.'.join(parents[: depth + 1])} must be a section with keys.")
@@ -115,7 +117,7 @@ def _replace_value(text: str, parent: Place, entry: tuple[Place, Place], value: 
 
 
 def _value_start(text: str, key: Place, old: Place) -> int:
-    """Return where the value is written: right after the colon for one that stands on lines of its own."""
+    """Return where the value is written: right after the colon if it is on separate lines."""
     on_line = "\n" not in text[key.end : old.start] and old.end > old.start
     return old.start if on_line else text.index(":", key.end) + 1
 
@@ -141,7 +143,7 @@ def _replace_items(text: str, old: Place, values: list[str]) -> str:
         if at == len(text) and not text.endswith("\n"):
             added = newline + added.removesuffix(newline)
         edits.append((at, at, added))
-    # At one place, what is added comes before what is removed.
+    # At the same position, additions come before removals.
     for start, end, added in sorted(edits, key=lambda edit: (edit[0], edit[1]), reverse=True):
         text = text[:start] + added + text[end:]
     return text

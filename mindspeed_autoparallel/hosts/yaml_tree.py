@@ -1,7 +1,7 @@
-"""The places of a YAML text: which characters each value occupies, so that it can be edited without rewriting the rest.
+"""The positions of values in a YAML text, so that they can be edited without rewriting the rest.
 
-No YAML library writes these files back unchanged (ruamel.yaml reproduces none of MindSpeed-MM's 26 byte for byte:
-mixed indentation, ``null`` and quotes), so values are replaced in the text itself.
+No YAML library writes these files back unchanged (ruamel.yaml reproduces none of MindSpeed-MM's 26 byte for byte: mixed
+indentation, ``null`` and quotes), so values are replaced in the text itself.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def places_of(text: str) -> Place | None:
 def load_tree(text: str, name: str) -> dict[str, object]:
     """Return the mapping that ``text`` holds, as the trainer's own ``yaml.safe_load`` reads it.
 
-    Raises ``ConfigError`` with the line of a syntax error, and for a document that is no mapping.
+    Raises ``ConfigError`` with the line of a syntax error, and for a document that is not a mapping.
     """
     try:
         import yaml
@@ -58,7 +58,7 @@ def load_tree(text: str, name: str) -> dict[str, object]:
         problem = ": ".join(part.partition("; first")[0] for part in parts if part) or type(error).__name__
         if mark and "duplicate anchor" in problem:
             key = text.splitlines()[mark.line].strip().partition(":")[0]
-            problem += f" at {key!r}; the trainer's parser takes an anchor once: drop or rename the second"
+            problem += f" at {key!r}; the trainer's parser accepts an anchor once: remove or rename the second"
         raise ConfigError(f"{name} is not valid YAML: {where}{problem}.") from error
     except (RecursionError, ValueError) as error:
         raise ConfigError(f"{name} is not valid YAML: {first_line(error)}.") from error
@@ -70,7 +70,8 @@ def load_tree(text: str, name: str) -> dict[str, object]:
 
 
 def _expanded_size(tree: Any) -> float:
-    """Return how many values ``tree`` has with every alias written out; infinity where one holds itself."""
+    """Return the number of values of ``tree`` with every alias written out; infinity for an alias that contains
+    itself."""
     sizes: dict[int, float] = {}
 
     def size(value: Any) -> float:

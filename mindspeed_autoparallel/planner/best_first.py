@@ -1,7 +1,7 @@
 """Best-first search by lower bound: the one loop, proof and progress line of ``plan``, hetero planning and tuning.
 
-A search hands over what is open (``Open``, each with a proved lower bound of its step time) and decides what to do with
-it (``Search``); the loop takes the smallest bound first, so once that is no better than the cutoff nothing left is.
+A search supplies the open items (``Open``, each with a proved lower bound of its step time) and decides how to expand
+them (``Search``). The loop takes the smallest bound first, so once that bound reaches the cutoff, so do all others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EXACT = 1e-9
 REPORT_EVERY_S = 2.0
 
 Progress = Callable[[str], None]
-"""Receives one line of text for people who wait."""
+"""Receives one line of text that shows progress."""
 Item = TypeVar("Item")
 
 
@@ -35,18 +35,18 @@ def silent(text: str) -> None:
 
 @dataclass(order=True, frozen=True)
 class Open(Generic[Item]):
-    """Hold something that is not settled. Ties are taken in ``order``, so runs repeat."""
+    """An item that is not settled. ``order`` breaks ties, so that runs are reproducible."""
 
     late: float
-    """Taken after everything with less, whatever the bounds."""
+    """Sorts before the bound: items with a smaller value come first."""
     bound_us: float
-    """No plan behind it has a shorter step."""
+    """No plan that this item contains has a shorter step."""
     order: int
     item: Item = field(compare=False)
 
 
 class Search(ABC, Generic[Item]):
-    """Say what the loop does with one kind of open item."""
+    """Defines how the loop handles one kind of open item."""
 
     @property
     @abstractmethod
@@ -54,12 +54,12 @@ class Search(ABC, Generic[Item]):
         """Return the step time of the best plan known, ``inf`` without one."""
 
     def settled_bound_us(self) -> float:
-        """Return what no plan of the items that were left unproved is faster than; ``inf`` where all are proved."""
+        """Return a lower bound for the plans of the items left unproved; ``inf`` if all are proved."""
         return inf
 
     @abstractmethod
     def cutoff_us(self) -> float:
-        """Return the bound from which on items are not worth expanding; called once per group."""
+        """Return the bound above which items are not worth expanding; called once per group."""
 
     def admits(self, item: Open[Item], cutoff_us: float) -> bool:
         """Return whether to expand ``item``."""
@@ -67,18 +67,18 @@ class Search(ABC, Generic[Item]):
 
     @abstractmethod
     def expand(self, group: Sequence[Open[Item]], cutoff_us: float) -> Iterable[Open[Item]]:
-        """Settle or refine all of ``group``; return what is open instead, with bounds at least as high."""
+        """Settle or refine all of ``group``; return the items that replace it, with bounds at least as high."""
 
     @abstractmethod
     def discard(self, item: Open[Item]) -> None:
-        """Take note of an item that was not admitted."""
+        """Record an item that was not admitted."""
 
     def next_round(self) -> list[Open[Item]]:
-        """Return the items to search once nothing is left, such as discarded ones under another cutoff."""
+        """Return the items of the next round, such as discarded ones under another cutoff."""
         return []
 
     def stop(self, left: list[Open[Item]]) -> None:
-        """Take note of everything that is open when time is up; only searches with a deadline need it."""
+        """Record all open items when time is up; only searches with a deadline need it."""
         raise NotImplementedError
 
 
@@ -92,8 +92,8 @@ def best_first(
 ) -> None:
     """Expand ``items`` smallest bound first until none is left or ``deadline`` (of ``time.monotonic``) has passed.
 
-    Items are taken in groups of up to ``group_size`` against one cutoff, so that what is found does not depend on how
-    many processes share a group.
+    Items are taken in groups of up to ``group_size`` against one cutoff, so that the result does not depend on how many
+    processes share a group.
     """
     queue = list(items)
     heapq.heapify(queue)
@@ -140,21 +140,21 @@ def _state_of(search: Search[Item], queue: list[Open[Item]]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """State how far a plan can be from the fastest one of what was searched, under the cost model."""
+    """How far a plan can be from the fastest plan of the search space, under the cost model."""
 
     step_us: float
     lower_bound_us: float
-    """No plan of those searched is faster."""
+    """No plan of the search space is faster."""
     seconds: float
 
     @property
     def gap_fraction(self) -> float:
-        """Return the share of the step time that a better plan could save at most."""
+        """Return the largest share of the step time that a better plan could save."""
         return max(0.0, 1 - self.lower_bound_us / self.step_us) if self.step_us else 0.0
 
     @property
     def is_optimal(self) -> bool:
-        """Return whether the gap is no more than rounding to nanoseconds."""
+        """Return whether the gap is within rounding to nanoseconds."""
         return self.gap_fraction <= ROUNDING
 
     def of(self, step_us: float) -> Proof:

@@ -1,4 +1,4 @@
-"""A layout that may be solved: legal, and with costs."""
+"""A layout that can be solved: legal, and with costs."""
 
 from __future__ import annotations
 

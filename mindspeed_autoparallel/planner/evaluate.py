@@ -1,4 +1,4 @@
-"""What a placement costs: exact simulation of its schedule, exact peak of every rank, and the rest of the step.
+"""The cost of a placement: exact simulation of its schedule, exact peak of every rank, and the rest of the step.
 
 The search and the ``simulate`` command share this file: a plan's reported step time is the replay of that plan.
 """
@@ -55,7 +55,7 @@ class Evaluation:
     memory: tuple[RankMemory, ...]
     step: StepTime
     tails: tuple[PostPipelineTime, ...]
-    """By pipeline rank, after its own last backward."""
+    """By pipeline rank, counted from the rank's last backward."""
     simulated: SimulatedStep
     link_us: tuple[float, ...]
     throughput: float
@@ -77,13 +77,13 @@ def evaluate(
     with_timeline: bool = True,
     stage_times_us: Mapping[int, tuple[float, float]] | None = None,
 ) -> Evaluation:
-    """Predict one step. Raises ``ConfigError`` where the layout was not measured or the batch does not divide.
+    """Predict one step. Raises ``ConfigError`` if the layout was not measured or does not divide the batch.
 
-    ``with_timeline``: of the replay; without it the bubble of a layout with pairs is 0.
-    ``stage_times_us``: forward and backward of some virtual stages, given instead of computed (what-if).
+    ``with_timeline``: whether to keep the replay's timeline; without it the bubble of a layout with pairs is 0.
+    ``stage_times_us``: forward and backward times of some virtual stages, in place of the computed ones (what-if).
     """
     if layout.modules:
-        raise ConfigError("a layout with sizes of its own per module is not evaluated here: empty layout.modules.")
+        raise ConfigError("a layout with separate sizes per module cannot be evaluated here: empty layout.modules.")
     measurement = point_of(profile, layout)
     if measurement is None:
         raise ConfigError(f"{layout.label()}: the profile has no measurement for {measured_at(layout).label()}.")
@@ -144,10 +144,10 @@ def _links_ns(
 
 
 def _savings_ns(profile: Profile, layout: Layout, blocks: list[list[PlacedBlock]]) -> dict[tuple[int, int], int]:
-    """Return what pairs of combined 1F1B are counted on to save, by virtual stages of forward and backward."""
+    """Return the nanoseconds that pairs of combined 1F1B save, by virtual stages of forward and backward."""
     if not layout.paired:
         return {}
-    # One module alone has pairs.
+    # Only one module has pairs.
     factor = mean_factors(profile.variable_data).get(profile.model.modules[-1].name, 1.0) * profile.device.hidden_share
     savings = pair_savings_us(blocks, layout.pipeline_size)
     return {pair: int(saving_us * factor * NS_PER_US) for pair, saving_us in savings.items()}
@@ -160,7 +160,7 @@ def _passes_ns(
     blocks: list[list[PlacedBlock]],
     given_us: Mapping[int, tuple[float, float]],
 ) -> tuple[list[int], list[int]]:
-    """Return forwards and backwards of virtual stages; ``given_us``: of some, in place of what their blocks take."""
+    """Return forwards and backwards of virtual stages; ``given_us`` replaces the times of some stages."""
     factors = mean_factors(profile.variable_data)
     forward, backward = stage_times_ns(blocks, factors)
     if layout.sharding is not None:
@@ -187,7 +187,7 @@ def _tails(
 def with_layout(
     evaluation: Evaluation, profile: Profile, cluster: Cluster, layout: Layout, placement: ModulePlacement
 ) -> Evaluation:
-    """Return ``evaluation`` under a layout that differs in overlap of reduction and gathering only: another tail."""
+    """Return ``evaluation`` for a layout that differs only in overlap of reduction and gathering, hence in its tail."""
     measurement = point_of(profile, layout)
     assert measurement is not None
     blocks = placed_blocks(profile.model, measurement, placement)
@@ -212,7 +212,7 @@ def with_layout(
 def _step_time(
     pipeline_us: float, spread_us: list[float], tail: PostPipelineTime, tied_us: float, bubble_fraction: float
 ) -> StepTime:
-    """Add what follows the pipeline; ``spread_us``: pipeline times of sampled batches, where data varies."""
+    """Add the time after the pipeline; ``spread_us``: pipeline times of sampled batches if data varies."""
     rest = tail.total_us + tied_us
     return StepTime(
         total_us=pipeline_us + rest,
@@ -227,13 +227,13 @@ def _step_time(
 
 
 def _bubble_fraction(simulated: SimulatedStep, busy_ns: float) -> float:
-    """Return the share of the pipeline's time in which the average rank does not compute; ``busy_ns``: how long it
-    does."""
+    """Return the share of the pipeline's time in which the average rank does not compute; ``busy_ns``: its compute
+    time."""
     return max(0.0, 1 - busy_ns / NS_PER_US / (simulated.step_time / NS_PER_US)) if busy_ns else 0.0
 
 
 def _microbatch_ns(times: StepTimes) -> float:
-    """Return what all stages compute on one microbatch, without pairs."""
+    """Return the compute time of all stages for one microbatch, without pairs."""
     passes = [*times.forward, *times.backward]
     return sum(passes) + len(passes) * times.per_operation + 2 * sum(times.per_pass)  # type: ignore[arg-type]  # no rows
 

@@ -1,4 +1,4 @@
-"""What a host can run of the splits that a search could find."""
+"""The splits that a host can run."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Layers = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class Splits:
-    """What a host can run."""
+    """The splits that a host can run."""
 
     of_layout: Callable[[Layout], Iterable[Layers]]
-    """Every split of a layout; none where it cannot run the layout at all."""
+    """Every split of a layout; none if the host cannot run the layout."""
     recompute_by_stage: bool
-    """Whether each stage may recompute a number of its own; else all layers of all modules, or none."""
+    """Whether stages may recompute different numbers of layers; otherwise all layers of all modules, or none."""
     description: str
-    """For people: ``first and last stage of any size, those between alike``."""
+    """Text for messages: ``first and last stage of any size, those between alike``."""

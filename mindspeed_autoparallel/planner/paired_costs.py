@@ -1,4 +1,4 @@
-"""Costs that a search of combined 1F1B may rest on: no pair takes less, so that what is a bound of them is one."""
+"""Costs for a search of combined 1F1B that no pair undercuts, so that bounds from them are valid."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mindspeed_autoparallel.spec import Layout
 from mindspeed_autoparallel.spec.recompute import policy_of
 
 _ROUNDING_US = 0.001
-"""Taken off beside what is hidden: times are rounded to nanoseconds later."""
+"""Subtracted in addition to the hidden time, because times are rounded to nanoseconds later."""
 
 
 def searched_costs(profile: Profile, measurement: Measurement, layout: Layout) -> Measurement:

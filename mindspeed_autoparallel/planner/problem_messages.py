@@ -1,4 +1,4 @@
-"""What stages of a layout send one another, as a split problem sees it: times of links, and what messages hold.
+"""The messages between stages of a layout in a split problem: their times, and the memory they hold.
 
 Rows count layers only; what was received and not sent is added to the limits, from below or from above.
 """

@@ -1,4 +1,4 @@
-"""What ranks do after the pipeline, as rows of a split problem: linear in layers, and below every plan's tail."""
+"""The tail of ranks after the pipeline, as rows of a split problem: linear in layers, and below every plan's tail."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mindspeed_autoparallel.spec import Cluster, Layout
 
 @dataclass(frozen=True, kw_only=True)
 class _Row:
-    """Which shares of a stage's tail a row counts."""
+    """The shares of a stage's tail that a row counts."""
 
     reduce: float
     gather: float

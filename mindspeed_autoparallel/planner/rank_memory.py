@@ -1,4 +1,4 @@
-"""Exact peak of every rank, and at which point of the profile its blocks run."""
+"""Exact peak of every rank, and the profile point of its blocks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def measured_at(layout: Layout) -> MeasuredAt:
 
 
 def point_of(profile: Profile, layout: Layout) -> Measurement | None:
-    """Return the costs under a layout, or ``None`` where the profile cannot tell.
+    """Return the costs under a layout, or ``None`` if the profile lacks them.
 
     A pipeline of one stage reads one embedding twice where longer ones hold a copy of it (``ModuleCost.tied_copy``).
     """

@@ -15,7 +15,7 @@ from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Plan
 from mindspeed_autoparallel.spec.plan import EDITED, ROUNDING
 
-_NO_COSTS = "the plan lacks extra.costs, what it was planned from: plan again with this release."
+_NO_COSTS = "the plan lacks extra.costs, the costs it was planned from: plan again with this release."
 
 
 def replay(plan: Plan) -> tuple[Plan, Evaluation]:

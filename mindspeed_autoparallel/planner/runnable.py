@@ -1,4 +1,4 @@
-"""A search whose plan the host cannot run for what it recomputes, again with whole layers alone."""
+"""Repeats a search with whole layers recomputed if the host cannot run its plan's recompute."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def runnable(
     plan = search(profile)
     if runs is None or runs(plan):
         return plan
-    progress("the best plan recomputes parts of layers, which no flag can give here: whole layers alone are tried")
+    progress("the best plan recomputes parts of layers, for which the host has no flag: trying whole layers only")
     plan = search(profile.with_recompute(("none", "full")))
     scope = "; ".join(filter(None, (plan.search.scope, "layers recomputed whole or not at all")))
     return replace(plan, search=replace(plan.search, scope=scope))

@@ -1,4 +1,4 @@
-"""What the blocks of a module cost by formula: layers of every kind, embedding, head and multi-token prediction."""
+"""Computed costs of a module's blocks: layers of every kind, embedding, head and multi-token prediction."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def module_cost(
     ``alone``: it is the only one, and layers of multi-token prediction are a block of their own. ``recomputes``: of
     these, ``none`` among them, layers have a cost.
     """
-    # The placement holds what is recomputed, layer by layer.
+    # The placement lists the recomputed layers.
     work = dataclasses.replace(work, recompute="none")
     kinds = tuple(dict.fromkeys(work.model.layers))
     costs = tuple(_layer(work, device, fabric, frozen, kind, recomputes) for kind in kinds)
@@ -71,7 +71,7 @@ def module_cost(
 
 
 def encoder_cost(work: Workload, device: Device, fabric: Fabric) -> ModuleCost:
-    """Return the encoder's layers as a module of its own."""
+    """Return the encoder's layers as a separate module."""
     encoder = work.model.encoder
     assert encoder is not None
     time = encoder_layer_time(work, device, device.efficiency(work.stack), fabric)
@@ -148,7 +148,7 @@ def _layer(
             saved_bytes=saved,
             extra_backward_us=extra_us,
             forward_peak_bytes=whole - saved + gathered,
-            # What was not kept is there again before the layer's backward begins.
+            # Recomputed tensors exist again before the layer's backward begins.
             backward_peak_bytes=whole - saved + transient + gathered,
         )
     if frozen:
@@ -211,7 +211,7 @@ def _head(work: Workload, device: Device, layer: BlockCost, frozen: bool) -> Blo
 
 
 def _copy_of_embedding(work: Workload, frozen: bool) -> StateBytes:
-    """Return the embedding's copy on a stage that reads it too: memory, and none of the model's parameters."""
+    """Return the embedding's copy on another stage that reads it: it takes memory, but adds no parameters."""
     state = _state(work, _table(work), frozen, shards=_shards_of_ends(work))
     return dataclasses.replace(state, num_parameters=0)
 

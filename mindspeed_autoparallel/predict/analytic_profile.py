@@ -1,4 +1,4 @@
-"""A profile computed from shapes and the device catalogue: planning with no accelerator at all, marked as such."""
+"""A profile computed from shapes and the device catalogue, for planning without an accelerator, marked as such."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ ENCODER = "encoder"
 """Module of an encoder that the decoder's section describes."""
 _MICRO_BATCHES = (1, 2, 4, 8)
 _MOST_EXPERT_RANKS = 64
-"""Expert sizes worth trying end here, or at the node's devices."""
+"""Largest expert size worth trying, unless the node has more devices."""
 _LONG_SEQUENCE = 8192
-"""From here on context parallelism is worth its communication, and is among the points."""
+"""Sequence length from which context parallelism is worth its communication and is tried."""
 
 
 def analytic_profile(
@@ -77,7 +77,7 @@ def analytic_profile(
     if not measurements:
         for point in tried:
             runs.at(point)
-        raise ConfigError("no size of tensor, context and expert parallelism that was asked for divides the model.")
+        raise ConfigError("none of the requested sizes of tensor, context and expert parallelism divides the model.")
     return Profile(
         model=_model(sections, whole, measurements[0]),
         device=device_cost(whole[-1], device, fabric),
@@ -170,7 +170,7 @@ def _points(whole: Sequence[Workload], devices_per_node: int, held: Mapping[str,
     powers = _powers_up_to(devices_per_node)
     only = lambda key, usual: [held[key]] if key in held else usual
     most = max(work.model.num_experts for work in whole)
-    # Many small experts are spread over nodes: what a rank holds of them is what memory asks for.
+    # Many small experts are spread over nodes, because memory limits the experts per rank.
     experts = _powers_up_to(max(devices_per_node, min(most, _MOST_EXPERT_RANKS))) if most else [1]
     contexts = powers if whole[-1].model.sequence >= _LONG_SEQUENCE else [1]
     sizes = only("cp", contexts), only("ep", experts), only("tp", powers), only("mbs", _MICRO_BATCHES)
@@ -190,8 +190,8 @@ def _points(whole: Sequence[Workload], devices_per_node: int, held: Mapping[str,
 
 
 def _shared_by(whole: Sequence[Workload], tensor: int) -> tuple[int, ...]:
-    """Return how many tensor ranks may share an expert: all of them (0), or 1. Megatron adds biases to whole experts
-    alone."""
+    """Return the possible numbers of tensor ranks that share an expert: all of them (0), or 1. Megatron adds biases
+    only to whole experts."""
     if tensor == 1 or not any(work.model.num_experts for work in whole):
         return (0,)
     return (1,) if any(work.model.expert_bias for work in whole) else (0, 1)
@@ -249,9 +249,9 @@ def _model(sections: Sequence[Section], whole: Sequence[Workload], plain: Measur
 
 
 def device_cost(work: Workload, device: Device, fabric: Fabric) -> DeviceCost:
-    """Return what a run of ``work``'s software pays beside its blocks: links, gradients, optimizer.
+    """Return the costs of ``work``'s software outside its blocks: links, gradients, optimizer.
 
-    Raises ``ConfigError`` where the device has no products in the recipe's form.
+    Raises ``ConfigError`` if the device has no products in the recipe's form.
     """
     if work.recipe and narrow_peak_tflops(device, work.recipe) is None:
         figure = "peak_fp4_tflops" if work.recipe == "nvfp4" else "peak_fp8_tflops"
@@ -294,7 +294,7 @@ def device_cost(work: Workload, device: Device, fabric: Fabric) -> DeviceCost:
 
 
 def _gathered_message_us(work: Workload, fabric: Fabric) -> float:
-    """Return what the software of 2021 adds to a message: tensor ranks send a share each and gather them again."""
+    """Return the time that the software of 2021 adds to a message: tensor ranks send shares and gather them again."""
     if work.stack != "megatron-2021" or work.sequence_parallel:
         return 0.0
     return fabric.one_shot_us(work.tokens * work.model.hidden * work.element_bytes, work.tensor_size, 1)

@@ -27,12 +27,12 @@ class Answer(TypedDict, total=False):
     """The answer to a request; one with an ``error`` has its id, the reason and notes only."""
 
     id: object
-    """As the request has it."""
+    """The request's id."""
     status: Literal["ok", "out_of_memory", "error"]
     reason: str
     notes: list[str]
     assumed: str
-    """Switches that the request leaves open and without which the run does not fit."""
+    """Assumed switches that the request leaves open, without which the run does not fit."""
     step_time_ms: float
     step_time_interval_ms: list[float]
     step_time_extrapolation: str
@@ -59,14 +59,14 @@ class Choice(Answer, total=False):
     """Flags of ``host``; empty where none describe the plan."""
     host: str
     tokens_per_s: float
-    """Of all devices together."""
+    """Throughput of all devices together."""
     free_memory_gib: float
     layers: list[int]
     recomputed: dict[str, list[int]]
 
 
 class ExperimentAnswer(TypedDict):
-    """A run on few devices that narrows what the choice hangs on."""
+    """A run on few devices that narrows the figures that decide the choice."""
 
     parallel: dict[str, object]
     train: dict[str, object]
@@ -77,7 +77,7 @@ class ExperimentAnswer(TypedDict):
 
 
 class DecisionAnswer(TypedDict):
-    """How sure the choice between the plans is; plans by their place, from 1."""
+    """The certainty of the choice between the plans; plans are given by rank, from 1."""
 
     fastest: int
     safest: int
@@ -90,7 +90,7 @@ class DecisionAnswer(TypedDict):
 
 
 class Tuning(TypedDict, total=False):
-    """What ``tune --json`` prints."""
+    """The output of ``tune --json``."""
 
     schema_version: int
     profile_source: str
@@ -123,7 +123,7 @@ class Errors(TypedDict):
 
 
 class GroupErrors(TypedDict, total=False):
-    """Figures of a data group; what was not measured in it is not there."""
+    """Figures of a data group; unmeasured ones are absent."""
 
     step_time: Errors
     ranking: dict[str, float]

@@ -1,4 +1,4 @@
-"""Megatron's arguments by name, whatever they come from: a namespace, a log, a launch, a file."""
+"""Megatron's arguments by name, from any source: a namespace, a log, a launch, a file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Arguments:
         self._read: set[str] = set()
 
     def has(self, name: str) -> bool:
-        """Return whether ``name`` is there and has a value."""
+        """Return whether ``name`` has a value."""
         self._read.add(name)
         return name in self._values and str(self._values[name]).lower() not in _NO
 
@@ -49,11 +49,11 @@ class Arguments:
         return self.has(name)
 
     def unread(self) -> dict[str, object]:
-        """Return what nothing was read of so far."""
+        """Return the arguments that were not read so far."""
         return {name: value for name, value in self._values.items() if name not in self._read}
 
     def denied(self, name: str) -> bool:
-        """Return whether ``name`` is there and off."""
+        """Return whether ``name`` is present and off."""
         return name in self._values and not self.has(name)
 
     def text(self, *names: str) -> str | None:

@@ -1,10 +1,10 @@
-"""Learns a device's figures from a user's own training logs.
+"""Calibrates a device's figures with a user's training logs.
 
-Each log is one observation: what its arguments ask for, and the median step. The catalogue's figures are the prior;
-a figure that few steps do not determine stays where it was; the standard deviations show it. Figures are kept only
-where every log is predicted no worse by those that the other logs teach; a single log, which nothing checks, changes
-figures only where the catalogue's interval does not hold it. Observations are kept in the device's file, so that a
-later log adds to them and none counts twice.
+Each log is one observation: the run that its arguments describe, and the median step. The catalogue's figures are the
+prior; a figure that few steps do not determine stays where it was; the standard deviations show it. Figures are kept
+only where every log is predicted no worse by those that the other logs teach; a single log, which nothing checks,
+changes figures only where the catalogue's interval does not hold it. Observations are kept in the device's file, so
+that a later log adds to them and none counts twice.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from mindspeed_autoparallel.predict.training_log import TrainingLog
 from mindspeed_autoparallel.profiles.records import read_record
 
 _MODEL_ERRORS = (0.02, 0.1)
-"""Relative errors that one observation may have beside its own scatter: what formulas miss between layouts of one
-model, and between models."""
+"""Relative errors of one observation in addition to its scatter: errors of the formulas between layouts of one model,
+and between models."""
 _SHARES_KEPT = (1.0, 0.5)
-"""How much of the way from the catalogue's figures to the fitted ones may be kept."""
+"""Possible shares of the change from the catalogue's figures to the fitted ones."""
 _SHARE_OF_ONE = 0.5
 """The same of a single log."""
 _LEAST_GAIN = 0.1
 """Share of the mean error that the other logs must take away."""
 _NO_WORSE = 0.005
-"""By how much the error of a single log may grow and count as no worse."""
+"""Largest growth of a single log's error that counts as no worse."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Calibrated:
-    """The part of a device file that lists what it was calibrated from."""
+    """The part of a device file that lists its calibration's sources."""
 
     observations: tuple[Observation, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """What logs changed."""
+    """The changes by a calibration."""
 
     device: Device
     stack: str
@@ -62,14 +62,14 @@ class Calibration:
     left_out: tuple[float, ...]
     """The same, each observation predicted from all others; empty for one."""
     share: float
-    """How much of the way from the figures before to the fitted ones is kept."""
+    """Share of the change to the fitted figures that is kept."""
     kept: str
-    """The same for people, and why."""
+    """The same as text, with the reason."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Choice:
-    """A way to learn, and how far off each observation is by what the others teach."""
+    """A possible calibration, with the error of each observation predicted from the others."""
 
     model_error: float
     share: float
@@ -98,7 +98,7 @@ def calibrate_device(device: Device, observations: Sequence[Observation]) -> Cal
     stacks = {work.stack for work in works}
     if len(stacks) != 1:
         raise ConfigError(
-            f"the logs are of several software stacks: {', '.join(sorted(stacks))}; calibrate each apart."
+            f"the logs come from several software stacks: {', '.join(sorted(stacks))}; calibrate each separately."
         )
     stack = stacks.pop()
     free = free_figures(device, stack, works)
@@ -123,17 +123,17 @@ def calibrate_device(device: Device, observations: Sequence[Observation]) -> Cal
 def _chosen(
     device: Device, stack: str, observations: Sequence[Observation], before: Sequence[float], free: Sequence[Free]
 ) -> tuple[_Choice, str]:
-    """Return how much is learnt from ``observations``, and the reason in words."""
+    """Return the share of the change to keep for ``observations``, and the reason as text."""
     if len(observations) == 1:
         width = half_width(observations[0].work, device)[0]
         inside = 1 / (1 + width) <= 1 / (1 + before[0]) <= 1 + width
         if inside:
             return _Choice(model_error=_MODEL_ERRORS[0], share=0.0), (
-                f"nothing: the one log lies within the +-{width:.0%} that predictions of such runs have anyway, and no "
+                f"nothing: the only log is within the +-{width:.0%} uncertainty of such predictions, and no "
                 "other log checks it; add two more"
             )
         return _Choice(model_error=_MODEL_ERRORS[0], share=_SHARE_OF_ONE), (
-            f"half of what the one log teaches: it lies outside the +-{width:.0%} of such predictions, and no other "
+            f"half of the change by the only log: it is outside the +-{width:.0%} of such predictions, and no other "
             "log checks it; add two more"
         )
     choices = _tried(device, stack, observations, free)
@@ -142,18 +142,18 @@ def _chosen(
     worse = [abs(new) > abs(known) + _NO_WORSE for new, known in zip(best.errors, before, strict=True)]
     if best.mean <= (1 - _LEAST_GAIN) * old and not any(worse):
         return best, (
-            f"{best.share:.0%} of the way to the fitted figures: each log, left out, is predicted by the others no "
-            f"worse than by the figures before, on average {best.mean:.1%} off in place of {old:.1%}"
+            f"{best.share:.0%} of the way to the fitted figures: the others predict each omitted log no "
+            f"worse than the former figures, on average {best.mean:.1%} off instead of {old:.1%}"
         )
-    reason = f"{sum(worse)} of {len(worse)} logs, left out, are predicted worse by what the others teach"
+    reason = f"{sum(worse)} of {len(worse)} logs are predicted worse by the figures from the others"
     if not any(worse):
-        reason = f"logs that are left out are {best.mean:.1%} off by what the others teach, {old:.1%} without"
+        reason = f"omitted logs are {best.mean:.1%} off with the figures from the others, {old:.1%} without"
     nothing = dataclasses.replace(best, share=0.0, errors=tuple(before))
     return nothing, f"nothing: {reason}; logs of the same model on the same machine agree better"
 
 
 def _tried(device: Device, stack: str, observations: Sequence[Observation], free: Sequence[Free]) -> list[_Choice]:
-    """Return every way to learn with the error of each observation by what the others teach."""
+    """Return all possible calibrations with the error of each observation predicted from the others."""
     found = []
     for error in _MODEL_ERRORS:
         errors: dict[float, list[float]] = {share: [] for share in _SHARES_KEPT}
@@ -225,9 +225,9 @@ def observations_to_extend(path: Path, device: Device) -> list[Observation]:
     if path.exists():
         held = read_device(path).name
         if held != device.name:
-            raise ConfigError(f"{path} is of {held}, this run trained on {device.name}; give a file of its own.")
+            raise ConfigError(f"{path} is for {held}, this run trained on {device.name}; give another file.")
         if not known:
-            raise ConfigError(f"{path} holds no observations: it is your own device file, which is not overwritten.")
+            raise ConfigError(f"{path} has no observations: it is not a calibrated file and is not overwritten.")
     return known
 
 
@@ -239,14 +239,14 @@ def stored_observations(path: Path) -> list[Observation]:
 
 
 def store(path: Path, calibration: Calibration, observations: Sequence[Observation], base: Device) -> None:
-    """Write the calibrated device to ``path``, atomically, with where its figures come from."""
+    """Write the calibrated device to ``path``, atomically, with the sources of its figures."""
     day = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     error = calibration.left_out or calibration.after
     told = {
         "relative_error": round(sum(map(abs, error)) / len(error), 4),
         "uncertainty": {name: round(value, 4) for name, value in calibration.deviations.items()},
         "provenance": f"calibrated on {day} from {len(observations)} logs: "
-        f"{'; '.join(item.source for item in observations)}; kept: {calibration.kept}; what they cannot tell is "
+        f"{'; '.join(item.source for item in observations)}; kept: {calibration.kept}; undetermined figures are "
         f"{base.name}'s: "
         f"{base.efficiency(calibration.stack).provenance}",
     }

@@ -1,4 +1,4 @@
-"""How wide the interval around a predicted step time is: by how far the request lies from what was measured."""
+"""The width of the interval around a predicted step time, by the request's distance from measured runs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from mindspeed_autoparallel.cost.collectives import Fabric
 from mindspeed_autoparallel.cost.device import Device, Efficiency
 
 NOMINAL = 0.9
-"""Share of runs that an interval is meant to hold."""
+"""Share of runs that an interval should contain."""
 _HIDDEN_LAUNCHES = 1.03
-"""Up to this factor on a layer's device time, what the host takes to launch it counts as hidden."""
+"""Factor on a layer's device time up to which its host launch time counts as hidden."""
 
 
 _SUPERVISED_WIDTH = 8.6
@@ -27,7 +27,7 @@ _NETWORK_FACTOR = 2.0
 
 
 def features(work: Workload) -> frozenset[str]:
-    """Return what ``work`` has beyond dense pretraining in two bytes on whole sequences."""
+    """Return the features of ``work`` beyond dense pretraining in two bytes on whole sequences."""
     model = work.model
     having = {
         "experts": model.num_experts > 0,
@@ -47,7 +47,7 @@ def features(work: Workload) -> frozenset[str]:
 
 
 def extrapolation(work: Workload, device: Device) -> str:
-    """Return what of ``work`` was never measured; the key of its width in ``Efficiency.intervals``.
+    """Return the kind of extrapolation for ``work``: the key of its width in ``Efficiency.intervals``.
 
     ``seen``: a layer of about this shape was, on one node. ``more_devices``: the shape was, several nodes are asked
     for. ``unseen_shape``: it was not, and the host's launches show in its time, which is where layers differ most.

@@ -1,4 +1,4 @@
-"""Names keys of a request that change nothing in its run, with the reason: nothing stated is dropped silently."""
+"""Lists keys of a request without effect on its run, with the reason, so that none is dropped silently."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mindspeed_autoparallel.cost.analytic.workload import Workload
 
 
 class _Rule(NamedTuple):
-    """Keys of one section that have no effect where ``holds``."""
+    """Keys of one section that have no effect if ``holds``."""
 
     section: str
     keys: tuple[str, ...]
@@ -49,7 +49,7 @@ _RULES = (
         "layer_pattern names the layers with experts",
     ),
     _Rule("model", ("qk_norm",), lambda work: True, "norms of queries and keys are too small to be modelled"),
-    _Rule("model", ("head_size", "kv_heads"), lambda work: work.model.latent is not None, "mla has sizes of its own"),
+    _Rule("model", ("head_size", "kv_heads"), lambda work: work.model.latent is not None, "mla has separate sizes"),
     _Rule(
         "model",
         ("window", "windowed_share"),
@@ -71,7 +71,7 @@ _RULES = (
         "model",
         ("tied_embeddings",),
         lambda work: work.adapters is not None and work.pipeline_size > 1,
-        "both ends hold a frozen table of their own",
+        "both ends hold a separate frozen table",
     ),
     _Rule(
         "train",
@@ -83,7 +83,7 @@ _RULES = (
         "train",
         ("recompute_extra",),
         lambda work: work.stack != "megatron-core",
-        "the software of 2021 has no such switch",
+        "the software of 2021 lacks this switch",
     ),
     _Rule("model", ("activation",), lambda work: not work.model.gated, "the MLP is not gated"),
     _Rule("parallel", ("etp",), lambda work: not _has_experts(work), "the model has no experts"),
@@ -107,7 +107,7 @@ _RULES = (
         "train",
         ("moe_a2a_overlap",),
         lambda work: work.expert_size == 1 or not _has_experts(work),
-        "no tokens travel between ranks of experts",
+        "no tokens are exchanged between expert ranks",
     ),
     _Rule(
         "train",
@@ -197,7 +197,7 @@ def _overruled(parallel: Mapping[str, object]) -> Iterator[str]:
     elif parallel.get("vpp") and parallel.get("layers_per_chunk"):
         less, listed = [*less, "layers_per_chunk"], listed or ["vpp"]
     if less:
-        yield f"{', '.join(f'parallel.{key}' for key in less)}: no effect here beside {', '.join(listed)}"
+        yield f"{', '.join(f'parallel.{key}' for key in less)}: no effect here with {', '.join(listed)}"
 
 
 def _assumed_lengths(request: Mapping[str, object], work: Workload) -> Iterator[str]:
@@ -208,7 +208,7 @@ def _assumed_lengths(request: Mapping[str, object], work: Workload) -> Iterator[
             "assumed, which attention keeps apart; state mean_document, weighted by tokens"
         )
     elif train.get("packing") and train.get("mean_document"):
-        yield "train.packing: no effect here beside mean_document"
+        yield "train.packing: no effect here with mean_document"
     elif train.get("packing") and not work.model.attended:
         yield (
             "train.packing: attention over the whole sequence is assumed (the causal square); state mean_document "
@@ -222,7 +222,7 @@ def _assumed_switches(request: Mapping[str, object], work: Workload) -> Iterator
     recipes = f"the recipes of {train['software']}" if train.get("software") else "Megatron-Bridge's newest recipes"
     if work.expert_overlap and train.get("moe_a2a_overlap") is None:
         yield (
-            f"train.moe_a2a_overlap is not stated: tokens travel to experts behind computing, as in {recipes}; set "
+            f"train.moe_a2a_overlap is not stated: expert exchanges overlap computing, as in {recipes}; set "
             "it to false where they do not, or name the container (train.software)"
         )
     if work.replayed_launches and train.get("cuda_graph") is None:

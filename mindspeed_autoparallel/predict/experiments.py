@@ -1,11 +1,11 @@
-"""What to measure before a plan is chosen, and which plan regrets least until then.
+"""The measurements to take before choosing a plan, and the plan with the least regret until then.
 
 A plan is fastest by figures that are known to some deviation. Each figure is moved to both ends of nine tenths of its
-range, one at a time; where another plan becomes the fastest, the decision hangs on that figure. Formulas miss each
-layer shape by some error of its own, too: plans whose difference is within nine tenths of what figures and shapes
-together leave open are undecided, and the run that settles most is one of them, measured as it is. The plan with the
-least worst regret is the safe one. An experiment is a layout run for some steps on as few devices as
-hold it; it narrows the figures that its step depends on.
+range, one at a time; if another plan becomes the fastest, the decision depends on that figure. Formulas miss each layer
+shape by some error of its own, too: plans whose difference is within nine tenths of what figures and shapes together
+leave open are undecided, and the run that settles most is one of them, measured as it is. The plan with the least worst
+regret is the safe one. An experiment is a layout run for some steps on as few devices as hold it; it narrows the
+figures that its step depends on.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mindspeed_autoparallel.predict.price import price
 _REACH = 1.645
 """Standard deviations to either side that nine tenths of a normal range have."""
 _NOISE = 0.02
-"""Relative error of a measured step beside its formulas."""
+"""Relative noise of a measured step, in addition to the error of its formulas."""
 _STEPS = 10
 _MOST_EXPERIMENTS = 3
 _SHAPE_WIDTH = 0.193
@@ -46,18 +46,18 @@ class Experiment:
     """One cheap run: a layout on few devices, for few microbatches."""
 
     candidate: int
-    """Which of the plans it shrinks."""
+    """Index of the plan that it shrinks."""
     work: Workload
     device_seconds: float
     worst_regret_after: float
-    """Of the safe plan, once this and the experiments before it are measured."""
+    """Worst regret of the safe plan after this and the earlier experiments."""
     narrows: tuple[str, ...]
-    """Figures whose deviation it more than halves."""
+    """Figures whose deviation it reduces by more than half."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Decision:
-    """How sure the choice between plans is."""
+    """The certainty of the choice between plans."""
 
     fastest: int
     """Index of the plan that is predicted fastest."""
@@ -66,16 +66,17 @@ class Decision:
     worst_regret: Mapping[str, float]
     """What both (``fastest``, ``safest``) may lose to another plan, which one in twenty exceeds."""
     undecided: tuple[int, ...]
-    """Plans that may be faster than the fastest, likeliest first."""
+    """Plans that may be faster than the fastest, most likely first."""
     settling: int | None
-    """Of these, the plan whose measured step is expected to gain most beside that of the fastest."""
+    """Of these, the plan whose measurement has the largest expected gain over the fastest."""
     hangs_on: Mapping[str, float]
-    """Figures within whose range another plan is the fastest, and what taking the first then costs."""
+    """Figures within whose range another plan is the fastest, and the loss of the first plan then."""
     experiments: tuple[Experiment, ...]
 
 
 def decide(works: Sequence[Workload], device: Device) -> Decision:
-    """Return how sure the choice between ``works`` (plans of one training) is, and what would settle it."""
+    """Return the certainty of the choice between ``works`` (plans of one training), and the runs that would settle
+    it."""
     stack = works[0].stack
     names, deviations = _figures(device, stack, works)
     slopes = _slopes(works, device, stack, names)
@@ -206,7 +207,7 @@ def _shrunk(work: Workload, devices: int) -> Workload:
 
 
 def _runs(works: Sequence[Workload]) -> list[tuple[int, Workload]]:
-    """Return what could be run: each plan without replicas, on two nodes, and as it is, with few microbatches."""
+    """Return the possible runs: each plan without replicas, on two nodes, and unchanged, with few microbatches."""
     found = []
     for index, work in enumerate(works):
         ranks = work.tensor_size * work.context_size

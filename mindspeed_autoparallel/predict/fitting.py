@@ -1,4 +1,4 @@
-"""Fits efficiencies of a device to measured steps: least squares on the logarithms, held near where they start."""
+"""Fits efficiencies of a device to measured steps: least squares on the logarithms, regularized to their start."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def least_squares(
 
 
 def values_of(device: Device, stack: str, solution: Solution, free: Sequence[Free]) -> Device:
-    """Return ``device`` with the values that a fit found."""
+    """Return ``device`` with the fitted values."""
     return with_values(device, stack, _values(solution.point, free))
 
 

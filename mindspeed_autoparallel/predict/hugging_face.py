@@ -17,7 +17,7 @@ Section = dict[str, Any]
 
 
 def decoder_of_config(config: Mapping[str, object], where: str) -> Section:
-    """Return the request's ``model`` without ``seq``, which no config.json says.
+    """Return the request's ``model`` without ``seq``, which no config.json has.
 
     Raises ``ConfigError`` naming the family or the key. Models of several modules: ``hugging_face_modules``.
     """
@@ -66,7 +66,7 @@ def _qwen2(config: HuggingFaceValues) -> Section:
 
 
 def _qwen3(config: HuggingFaceValues) -> Section:
-    # Qwen3Config keeps heads of 128 whatever the hidden size.
+    # Qwen3Config keeps heads of 128 for any hidden size.
     return {**_qwen2(config), "head_size": config.size("head_dim", 128), "qk_norm": True}
 
 

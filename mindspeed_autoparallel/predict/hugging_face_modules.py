@@ -26,7 +26,7 @@ IMAGE, AUDIO, TEXT = "image_encoder", "audio_encoder", "text_decoder"
 
 @dataclass(frozen=True, kw_only=True)
 class SampleMedia:
-    """What a mean sample holds beside text."""
+    """Images and audio of a mean sample."""
 
     images: float = 1.0
     image_size: tuple[int, int] = (448, 448)
@@ -38,7 +38,7 @@ class SampleMedia:
     """Encoder positions of a sample; 0: from the seconds."""
     frozen_encoders: bool = False
     stated: bool = False
-    """Whether a user gave any of it, so that a model without encoders is a mistake."""
+    """Whether the user set any of these values, so that a model without encoders is an error."""
 
 
 def is_of_several_modules(config: Values) -> bool:
@@ -153,7 +153,7 @@ def _vision(vision: Values, whole: Values, where: str, media: SampleMedia) -> di
     if window:
         sizes["window"] = min(window * window, patches)
     elif media.images > 1 and not media.patches:
-        # Patches of one image attend to each other alone.
+        # Patches attend only to patches of the same image.
         sizes |= {"window": one, "windowed_share": 1.0}
     if "windowed_share" in sizes and not sizes.get("window"):
         del sizes["windowed_share"]

@@ -32,7 +32,7 @@ class HuggingFaceValues:
         return default if value is None else bool(value)
 
     def text(self, key: str) -> str:
-        """Return a text; empty where there is none."""
+        """Return a text; empty if missing."""
         value = self._values.get(key)
         return value if isinstance(value, str) else ""
 
@@ -42,7 +42,7 @@ class HuggingFaceValues:
         return [str(value) for value in values] if isinstance(values, list) else []
 
     def inner(self, key: str) -> HuggingFaceValues:
-        """Return the section under ``key``; an empty one where there is none."""
+        """Return the section under ``key``; empty if missing."""
         return HuggingFaceValues(part(self._values, key), f"{self._where}: {key}")
 
     def numbers(self, key: str) -> list[int]:

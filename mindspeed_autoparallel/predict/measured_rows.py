@@ -1,4 +1,4 @@
-"""Turns a measured row, as public sources write it, into a prediction request."""
+"""Turns a measured row of a public source into a prediction request."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NAMES = {
     "moe_ffn": ("moe_ffn", "moe_ffn_hidden_size"),
     "shared_expert_ffn": ("shared_expert_ffn", "moe_shared_expert_intermediate_size"),
 }
-"""What sources call the sizes of a model."""
+"""The sources' names for the sizes of a model."""
 _NOT_SIZES = frozenset({"name", "type", "config", "category", "params", "params_b", "structure", "seq_source"})
 _CATEGORIES = (None, "gpt", "moe", "mixtral", "hybrid")
 _INFORMATION = frozenset({"mbs_source", "micro_batch_count", "kernels", "lbs", "ga", "balanced_router", "config", "o2"})
@@ -178,7 +178,7 @@ def _model(row: Mapping[str, object]) -> dict[str, object] | None:
         fields.pop(key, None)
         if value is not None:
             fields[key] = value
-    # A source that trains fewer layers than the model of that name gives their number beside the configuration.
+    # A source that trains fewer layers than the named model gives their number in addition to the configuration.
     fields["num_layers"] = next(
         (source[name] for name in _NAMES["num_layers"] if source.get(name)), None
     ) or config.get("layer_num")
@@ -239,7 +239,7 @@ def _batch(train: Mapping[str, object], layout: Mapping[str, object], hardware: 
 
 
 def _shards(layout: Mapping[str, object]) -> int:
-    """Return how many devices hold one replica."""
+    """Return the number of devices per replica."""
     return math.prod(integer(layout, key, 1, "parallel") for key in ("tp", "pp", "cp"))
 
 
@@ -271,13 +271,13 @@ def _of_flags(flags: str) -> dict[str, object]:
         "dropout": "attention-dropout 0.0" not in flags,
         "rope_fusion": "use-fused-rotary-pos-emb" in given or "position-embedding-type rope" not in flags,
         "own_masks": own_masks("interleave-sliding-window" in given, "tokenizer-padding-side left" in flags),
-        # Ascend's software has no fused loss, whatever the flag says.
+        # Ascend's software has no fused loss, regardless of the flag.
         "cross_entropy_fusion": False,
     }
 
 
 def _with_room(request: dict[str, object]) -> dict[str, object]:
-    """Return the least recompute with which a run fits that was published without saying what it recomputed."""
+    """Return the request of a run published without its recompute, with the least recompute that fits."""
     for recompute in RECOMPUTE:
         request = {**request, "train": {**part(request, "train"), "recompute": recompute}}
         if predict_one(request)["status"] != "out_of_memory":

@@ -1,4 +1,4 @@
-"""A model described in a file of one's own, for planning without a script."""
+"""A model described in a user's file, for planning without a script."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def read_model_file(
     if is_of_several_modules(content):
         modules = modules_of_config(content, f"model file {path}", media or SampleMedia())
     elif media is not None and media.stated:
-        raise ConfigError(f"model file {path} is no config.json with encoders: flags of images and audio have no use.")
+        raise ConfigError(
+            f"model file {path} is not a config.json with encoders: flags for images and audio have no effect."
+        )
     if not isinstance(modules, list) or not modules or not all(isinstance(module, dict) for module in modules):
         raise ConfigError(f"model file {path}: modules must be a list of objects, the text decoder last.")
     for index, module in enumerate(modules):

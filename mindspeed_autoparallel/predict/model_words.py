@@ -1,4 +1,4 @@
-"""Reads a model's sizes in the words its owner has them in: a request's, Megatron's flags, or Hugging Face's config."""
+"""Reads a model's sizes from any notation: a request's keys, Megatron's flags, or a Hugging Face config."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measured runs as observations: what a log's arguments ask for, the step that it took, and whether it could have."""
+"""Measured runs as observations: the run that a log's arguments describe, its step, and a plausibility check."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ HOST_TIMES = {
 }
 """How far the logarithm of a figure may lie from the catalogue's: shares of datasheets less than what hosts take."""
 _FLOOR = 0.8
-"""Of a step at the datasheet's peaks; the rest is what formulas add for tiles and for what does not overlap."""
+"""Least ratio to a step at the datasheet's peaks; the formulas add time for tiles and missing overlap."""
 _SLOWEST = 10.0
-"""Times the predicted step from which on a log is of something else."""
+"""Ratio to the predicted step above which a log is rejected."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRun:
-    """What was seen of a run, beside its arguments."""
+    """The measurements of a run, in addition to its arguments."""
 
     num_devices: int
     step_ms: float
@@ -63,7 +63,7 @@ def observation_of(
     that the device cannot take."""
     world = log.arguments.get("world_size")
     if world is None or not world.isdigit():
-        raise ConfigError(f"{log.name}: its arguments have no world_size; nothing is taken from it.")
+        raise ConfigError(f"{log.name}: its arguments have no world_size; the log is ignored.")
     arguments = {**log.arguments, "global_batch_size": log.global_batch or log.arguments.get("global_batch_size")}
     source = f"{log.name} (sha256 {log.digest}, {log.num_steps} steps)"
     run = MeasuredRun(num_devices=int(world), step_ms=log.step_ms, spread=log.spread, source=source)
@@ -72,7 +72,7 @@ def observation_of(
         check_possible(found, device)
         return found
     except ConfigError as error:
-        raise ConfigError(f"{log.name}: {error} Nothing is taken from it.") from error
+        raise ConfigError(f"{log.name}: {error} The log is ignored.") from error
 
 
 def observation_of_run(

@@ -25,9 +25,9 @@ from mindspeed_autoparallel.spec.plan import RankMemory, StagePlan
 SCHEMA_VERSION = 1
 _GIB = 2**30
 UNKNOWN = ": unknown; ignored"
-"""End of a note on keys that are not known."""
+"""End of a note on unknown keys."""
 _MOST_NAMED = 20
-"""Unknown keys that one note names: a whole namespace of Megatron's has hundreds."""
+"""Most unknown keys in one note: a whole Megatron namespace has hundreds."""
 
 
 def predict_one(request: Mapping[str, object], extra_devices: tuple[Device, ...] = ()) -> Answer:
@@ -55,7 +55,7 @@ def predict_one(request: Mapping[str, object], extra_devices: tuple[Device, ...]
 
 
 def _read(request: Mapping[str, object]) -> Workload | str:
-    """Return what ``request`` describes, or why no run could be started with it."""
+    """Return the workload of ``request``, or the reason why no run could start with it."""
     try:
         if not isinstance(request, Mapping):
             raise ConfigError("a request must be an object with model, hw, parallel and train.")
@@ -167,7 +167,7 @@ class Assumption:
 
     request: Mapping[str, object]
     words: str
-    """What is assumed, for people."""
+    """The assumption as text."""
 
 
 _TWO_BYTES = {"grad_reduce_in_bf16": True}

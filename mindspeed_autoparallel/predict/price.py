@@ -1,7 +1,7 @@
 """The price of one described run: its step, simulated, and the peak of every pipeline rank.
 
-The same blocks, the same simulator and the same memory as those of a plan (``planner.evaluate``): a layout costs what
-it costs, whichever command computes it.
+The same blocks, the same simulator and the same memory as those of a plan (``planner.evaluate``): a layout has one
+price, for all commands.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ once without: it is the steady one and repeats until the step ends."""
 
 @dataclass(frozen=True, kw_only=True)
 class Described:
-    """A run as the planner sees it."""
+    """A run as input of the planner."""
 
     profile: Profile
     cluster: Cluster
@@ -40,7 +40,7 @@ class Described:
 
 
 def price(work: Workload, device: Device) -> Evaluation:
-    """Return what a step of ``work`` on ``device`` costs. Raises ``ConfigError`` for what Megatron would not run."""
+    """Return the price of a step of ``work`` on ``device``. Raises ``ConfigError`` for runs that Megatron refuses."""
     run = described(work, device)
     layout, batch = run.layout, work.global_batch
     shorter = _short_counts(layout, work.num_microbatches)

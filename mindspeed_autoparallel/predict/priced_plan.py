@@ -1,4 +1,4 @@
-"""A described run as a plan: what ``predict`` prices, for the page of a plan. Nothing is searched."""
+"""A described run as a plan without a search: the prices of ``predict`` for the page of a plan."""
 
 from __future__ import annotations
 

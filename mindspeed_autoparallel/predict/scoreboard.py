@@ -1,4 +1,4 @@
-"""Predictions beside measured rows: error of time and memory, rank correlation, regret and top-three hits by group."""
+"""Predictions compared with measured rows: errors of time and memory, rank correlation, regret and top-three hits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _GIB = 2**30
 
 
 def measured_step_ms(row: Mapping[str, object]) -> float | None:
-    """Return the measured step time in a row, in milliseconds, whatever it is called there."""
+    """Return the measured step time of a row, in milliseconds, under any of its names."""
     measured = part(row, "measured")
     for key, factor in (
         ("iter_time_ms", 1.0),
@@ -230,7 +230,7 @@ def scoreboard(rows: Sequence[Mapping[str, object]]) -> Scoreboard:
             if step and found:
                 times[group].append((row, found.step.total_us / 1e3, step))
             if not (step or peak or pair):
-                left_out[f"{group}: nothing that is predicted was measured"] += 1
+                left_out[f"{group}: no predicted figure was measured"] += 1
         except ConfigError as error:
             left_out[f"{group}: {error}"] += 1
     result: Scoreboard = {"schema_version": 1, "groups": {}, "left_out": dict(sorted(left_out.items()))}

@@ -38,7 +38,7 @@ TRANSIENT_PER_LOGIT = 8
 
 @dataclass(frozen=True)
 class LogitBytes:
-    """What a loss holds of each logit: until its backward, and while that runs."""
+    """Bytes of a loss per logit: until its backward, and during it."""
 
     kept: int = KEPT_PER_LOGIT
     transient: int = TRANSIENT_PER_LOGIT
@@ -145,7 +145,7 @@ def _head(works: Mapping[CostPoint, Workload], device: Device, table: int, held:
 
 
 def layer_costs(point: CostPoint, work: Workload, device: Device, kind: LayerKind) -> ModuleCosts:
-    """Return a layer without its experts, which are a module of their own."""
+    """Return a layer without its experts, which are a separate module."""
     own = LayerKind(kind.mixer, "none") if kind.mlp == "experts" else kind
     efficiency, hidden = device.efficiency(work.stack), _hidden_bytes(work)
     time = layer_time(work, device, efficiency, _fabric(work, device), own, recomputed=False)

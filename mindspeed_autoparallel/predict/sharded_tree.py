@@ -1,4 +1,4 @@
-"""A model's modules in the order of forward, with costs by formula: decoders, encoders, and what stands beside them."""
+"""A model's modules in the order of forward, with computed costs: decoders, encoders, and further parts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _COMPUTED = "no device was measured: times and activations are computed"
 
 @dataclass(frozen=True, kw_only=True)
 class Described:
-    """What config.json does not tell."""
+    """Values that config.json lacks."""
 
     sequence: int
     frozen: tuple[str, ...] = ()

@@ -81,15 +81,13 @@ def read_log(path: Path) -> TrainingLog:
     segments = list(_segments(content.splitlines()))
     if not any(segment.arguments for segment in segments):
         what = "has steps but no arguments" if any(segment.steps for segment in segments) else "is no log of Megatron"
-        raise ConfigError(
-            f"{path} {what}: the block '--- arguments ---' of rank 0 is missing; nothing is taken from it."
-        )
+        raise ConfigError(f"{path} {what}: the block '--- arguments ---' of rank 0 is missing; the log is ignored.")
     usable = [segment for segment in segments if segment.arguments and len(segment.steps) >= _LEAST_STEPS + _WARM_UP]
     if not usable:
         most = max(len(segment.steps) for segment in segments)
         raise ConfigError(
             f"{path} has {most} steps in its longest run; {_LEAST_STEPS + _WARM_UP} are needed, "
-            f"for the first {_WARM_UP} are left out. Log every step (--log-interval 1)."
+            f"because the first {_WARM_UP} are skipped. Log every step (--log-interval 1)."
         )
     return _summary(path, content, usable[-1], len(segments))
 
@@ -154,7 +152,7 @@ def _refuse_mixed(path: Path, segment: _Segment, numbers: list[int]) -> None:
     if 2 * len(differing) > max(2, len(twice)):
         raise ConfigError(
             f"{path}: {len(differing)} steps were written twice with different times, as {min(differing[0]):.4g} and "
-            f"{max(differing[0]):.4g} ms: two runs wrote into it; nothing is taken from it."
+            f"{max(differing[0]):.4g} ms: two runs wrote to it; the log is ignored."
         )
     times = sorted(statistics.median(time for time, _ in segment.steps[number]) for number in numbers)
     gaps = [after / before for before, after in itertools.pairwise(times) if before > 0]
@@ -164,7 +162,7 @@ def _refuse_mixed(path: Path, segment: _Segment, numbers: list[int]) -> None:
     if min(cut, len(times) - cut) >= max(2, _LEAST_SHARE * len(times)):
         raise ConfigError(
             f"{path}: {cut} steps take about {statistics.median(times[:cut]):.4g} ms and {len(times) - cut} about "
-            f"{statistics.median(times[cut:]):.4g} ms: two runs, or a machine that changed; nothing is taken from it. "
+            f"{statistics.median(times[cut:]):.4g} ms: two runs, or a changed machine; the log is ignored. "
             "Cut it to one of them."
         )
 

@@ -136,7 +136,7 @@ def _held(parallel: Mapping[str, object]) -> dict[str, int]:
         if key in _PLACEMENTS:
             raise ConfigError(f"parallel.{key} places the layers, which tune chooses: use predict for one placement.")
         raise ConfigError(
-            f"parallel.{key} is {shown(parallel[key])}, which tune does not search with: leave it out, or use predict."
+            f"parallel.{key} is {shown(parallel[key])}, which tune does not search: remove it, or use predict."
         )
     return held | {key: int(on) for key, on in switches.items() if on is not None}
 
@@ -171,7 +171,7 @@ def _space(
 def _left_out(plan: Plan) -> dict[str, int]:
     """Return how many layouts broke which rule, most first."""
     reasons = Counter(
-        "does not fit into memory" if verdict.outcome == "memory" else re.sub(r"\d+", "N", verdict.reason)
+        "does not fit in memory" if verdict.outcome == "memory" else re.sub(r"\d+", "N", verdict.reason)
         for verdict in plan.search.verdicts
         if verdict.outcome in ("memory", "illegal", "unmeasured")
     )

@@ -34,7 +34,7 @@ class StateBytes:
 
 @dataclass(frozen=True, kw_only=True)
 class RecomputeCost:
-    """What one recompute kind keeps, and what it adds."""
+    """Memory and time of one recompute kind."""
 
     saved_bytes: int
     """Live bytes after the block's forward minus before it, its output included when the next block keeps it."""
@@ -56,7 +56,7 @@ class BlockCost:
 
     forward_us: float
     backward_us: float
-    """Without recomputation; 0 for a frozen block with nothing trainable before it."""
+    """Backward time without recomputation; 0 for a frozen block with nothing trainable before it."""
     recompute: dict[str, RecomputeCost]
     """By kind (``spec.recompute``): ``none`` always; others where the host offers and the profile measured them."""
     output_bytes: int = 0
@@ -68,12 +68,12 @@ class BlockCost:
     """All-to-alls of tokens between experts, part of ``forward_us``; 0 where they are unknown."""
     backward_exchange_us: float = 0.0
     RETIRED_KEYS: ClassVar[frozenset[str]] = frozenset({"paired_saving_us"})
-    """Of files of earlier releases."""
+    """Keys in files of earlier releases."""
 
     def __post_init__(self) -> None:
         _check_sizes(self, "block")
         if "none" not in self.recompute:
-            raise ProfileError("recompute needs the kind 'none': what the block saves as it is.")
+            raise ProfileError("recompute needs the kind 'none', the block without recomputation.")
         unknown = sorted(kind for kind in self.recompute if not is_known(kind))
         if unknown:
             raise ProfileError(f"unknown recompute kind {unknown[0]!r}; known: {', '.join(RECOMPUTE_KINDS)}.")
@@ -81,7 +81,7 @@ class BlockCost:
 
 @dataclass(frozen=True, kw_only=True)
 class SharedBytes:
-    """What a forward has beside the stream of hidden states and no block owns: the batch, rotary tables, masks."""
+    """Tensors of a forward besides the hidden states that belong to no block: the batch, rotary tables, masks."""
 
     total_bytes: int = 0
     """Alive while the forward runs."""
@@ -97,24 +97,24 @@ class ModuleCost:
     """A module is pre block, ``num_layers`` layers, post block."""
 
     layer: BlockCost
-    """Of every layer; where layers differ, the mean layer."""
+    """Cost of every layer; if layers differ, of the mean layer."""
     pre: BlockCost | None = None
     post: BlockCost | None = None
     prediction: BlockCost | None = None
     """Layers of multi-token prediction, all of them, between the layers and ``post``, which has their logits and loss;
     its output is theirs beside that of the last layer. ``None`` where ``post`` holds them, as where it was measured."""
     side: SharedBytes = field(default_factory=SharedBytes)
-    """What every layer is given beside the hidden states; once per stage. Recomputed layers keep it."""
+    """Inputs of every layer besides the hidden states; once per stage. Recomputed layers keep them."""
     tied_copy: StateBytes = field(default_factory=StateBytes)
     """Of ``post``: its copy of the embedding, which a pipeline of one stage does not have."""
     input_bytes: int = 0
-    """What the module as a whole is given: an encoder's share of the batch. 0 where it was not measured."""
+    """Inputs of the whole module: an encoder's share of the batch. 0 if not measured."""
     rows_bytes: int = 0
-    """Of a generator: the decoder's rows that it is given. 0: as much as its first block puts out."""
+    """Decoder rows that a generator receives. 0: as much as its first block's output."""
     kinds: tuple[BlockCost, ...] = ()
-    """Where layers differ, as dense ones before those with experts do."""
+    """Costs by kind of layer if layers differ, such as dense ones before those with experts."""
     pattern: tuple[int, ...] = ()
-    """Of every layer, its place in ``kinds``."""
+    """Index into ``kinds`` of every layer."""
 
     def __post_init__(self) -> None:
         if bool(self.kinds) != bool(self.pattern) or any(not 0 <= kind < len(self.kinds) for kind in self.pattern):

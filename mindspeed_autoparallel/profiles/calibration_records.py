@@ -1,4 +1,4 @@
-"""What a calibrating launch writes beside layouts: short pipelines, replayed operators, sampled collectives."""
+"""The output of a calibrating launch besides layouts: short pipelines, replayed operators, sampled collectives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mindspeed_autoparallel.profiles.measurement import MeasuredAt
 
 @dataclass(frozen=True, kw_only=True)
 class Stages:
-    """How a model is cut into pipeline stages."""
+    """The division of a model into pipeline stages."""
 
     pipeline_size: int = 1
     virtual_size: int = 1
@@ -28,10 +28,10 @@ class RankTimes:
 
     stage: int
     forward_us: tuple[float, ...]
-    """Of every pass in the order it ran them."""
+    """Times of all forward passes in their order."""
     backward_us: tuple[float, ...]
     schedule_us: float
-    """Without the end of the step."""
+    """Time of the schedule, without the end of the step."""
     finalize_us: float
     step_us: float
     optimizer_us: float = 0.0
@@ -51,7 +51,7 @@ class PipelineResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Times of something that was run again and again; all 0 where it could not be."""
+    """Times of repeated runs; all 0 if it could not run."""
 
     median_us: float = 0.0
     p10_us: float = 0.0
@@ -73,7 +73,7 @@ class OperatorRow(Spread):
     signature: Signature
     sizes: tuple[int, ...]
     reason: str = ""
-    """Why it could not be."""
+    """Reason why it could not be replayed."""
 
     @property
     def operator(self) -> Operator:

@@ -1,4 +1,4 @@
-"""What is measured once per device and network, whatever the model."""
+"""Costs measured once per device and network, for all models."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class LinkTier:
 
 @dataclass(frozen=True, kw_only=True)
 class StageOverhead:
-    """What a microbatch's forward and backward together take more on a pipeline stage than its blocks, by its place."""
+    """Time of a microbatch's forward and backward on a pipeline stage beyond its blocks, by the stage's position."""
 
     first_us: float = 0.0
     inner_us: float = 0.0
@@ -100,7 +100,7 @@ class DeviceCost:
     """One device and its links."""
 
     memory_capacity_bytes: int
-    """What a training process may allocate."""
+    """Bytes that a training process may allocate."""
     runtime_overhead_bytes: int = 0
     """Context, communicator buffers, workspace, fragmentation: used, but not by tensors."""
     intra: LinkTier
@@ -115,7 +115,7 @@ class DeviceCost:
     hidden_share: float = 0.5
     """Share of the communication hidden by a model alone, without a measurement, that a plan relies on: half."""
     message_overhead_us: float = 0.0
-    """Added to every point-to-point message, beside the tier's latency."""
+    """Added to every point-to-point message, in addition to the tier's latency."""
     interleaved_message_overhead_us: float | None = None
     """The same in the interleaved schedule, which posts messages and waits for them apart; ``None``: no different."""
     stage_overhead: StageOverhead = field(default_factory=StageOverhead)

@@ -1,4 +1,4 @@
-"""The profile file: a model's block costs and a device's costs, with where they come from."""
+"""The profile file: a model's block costs and a device's costs, with their provenance."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SOURCES = ("measured", "analytic", "imported")
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """Where it comes from."""
+    """The origin of a profile."""
 
     source: str
     """``measured`` on the device, ``analytic`` (computed, synthetic) or ``imported`` (another tool's file)."""
@@ -38,10 +38,10 @@ class Provenance:
     """Of the model description that was measured; a plan refuses to be applied to another."""
     software: dict[str, str] = field(default_factory=dict)
     train: dict[str, object] = field(default_factory=dict)
-    """Switches of the training that computed costs rest on, as the section ``train`` of a request has them."""
+    """Training switches that computed costs assume, as in the section ``train`` of a request."""
     command: str = ""
     links: str = ""
-    """Where the figures of the links are from, for people."""
+    """Origin of the figures of the links, as text."""
 
     def __post_init__(self) -> None:
         if self.source not in SOURCES:
@@ -102,7 +102,9 @@ class Profile:
             raise ProfileError("the profile measures the same (TP, CP, EP, MBS, SP) twice.")
         for name in self.variable_data.modules if self.variable_data is not None else ():
             if name not in names:
-                raise ProfileError(f"variable data: {name!r} is no module; the model has {', '.join(sorted(names))}.")
+                raise ProfileError(
+                    f"variable data: {name!r} is not a module; the model has {', '.join(sorted(names))}."
+                )
         for measurement in self.measurements:
             if set(measurement.modules) != names:
                 different = sorted(names ^ set(measurement.modules))
@@ -117,8 +119,7 @@ class Profile:
                     )
 
     def at(self, point: MeasuredAt) -> Measurement | None:
-        """Return costs at ``point``: measured, or interpolated and marked so, or ``None`` where the profile cannot
-        tell."""
+        """Return costs at ``point``: measured, or interpolated and marked so, or ``None`` if the profile lacks them."""
         for measurement in self.measurements:
             if measurement.at == point:
                 return measurement
@@ -127,7 +128,7 @@ class Profile:
         return interpolate(self.measurements, point)
 
     def overhead_bytes(self, measurement: Measurement) -> int:
-        """Return what every rank holds beside the blocks: the device's overhead and the host's own buffers."""
+        """Return every rank's bytes outside the blocks: the device's overhead and the host's buffers."""
         return self.device.runtime_overhead_bytes + measurement.workspace_bytes
 
     def with_recompute(self, kinds: Container[str]) -> Profile:
@@ -143,18 +144,18 @@ class Profile:
         return replace(self, measurements=measurements)
 
     def sha256(self) -> str:
-        """Hash of the content, whatever the file's formatting."""
+        """Return a hash of the content, independent of the file's formatting."""
         return hashlib.sha256(json.dumps(to_json(self), sort_keys=True).encode()).hexdigest()
 
     def write(self, path: Path) -> None:
-        """Write the profile as JSON, whole or not at all."""
+        """Write the profile as JSON, atomically."""
         write_json_atomic(path, to_json(self))
 
     @classmethod
     def parse(cls, value: object, where: str = "profile") -> Profile:
         """Return a profile from parsed JSON; ``ProfileError`` names the file, key and value that is wrong."""
         if not isinstance(value, dict) or value.get("format") != PROFILE_FORMAT:
-            raise ProfileError(f"{where} is no profile of this tool (key 'format' should be {PROFILE_FORMAT!r}).")
+            raise ProfileError(f"{where} is not a profile of this tool (key 'format' should be {PROFILE_FORMAT!r}).")
         if value.get("schema_version") not in _READABLE_VERSIONS:
             raise ProfileError(
                 f"{where} has schema_version {value.get('schema_version')!r}; this release reads "

@@ -226,7 +226,7 @@ class ShardedProfile:
         """Return a profile from parsed JSON; ``where`` names it in messages."""
         if not isinstance(value, dict) or value.get("format") != SHARDED_PROFILE_FORMAT:
             raise ProfileError(
-                f"{where} is no profile of a sharded training (key 'format': {SHARDED_PROFILE_FORMAT!r})."
+                f"{where} is not a profile of a sharded training (key 'format': {SHARDED_PROFILE_FORMAT!r})."
             )
         if value.get("schema_version") != SHARDED_PROFILE_SCHEMA_VERSION:
             raise ProfileError(

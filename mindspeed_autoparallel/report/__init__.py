@@ -1,4 +1,5 @@
-"""A plan for people: text table, self-contained HTML page, trace of the simulated step. Data first, drawing second."""
+"""Reports of a plan: text table, self-contained HTML page, trace of the simulated step. Data and drawing are
+separate."""
 
 from mindspeed_autoparallel.report.data import report_data
 from mindspeed_autoparallel.report.page import render_page

@@ -1,4 +1,4 @@
-"""The answer in a few figures: what trains where, how fast, how far below the device's peak, and what is left free."""
+"""The answer in a few figures: model and cluster, speed, share of the device's peak, and free memory."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _DAY_S = 86_400
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """Figures of a plan that a person acts on."""
+    """The figures of a plan that a decision needs."""
 
     model: str
     num_parameters: int
-    """0: unknown, like the next."""
+    """0: unknown, also for the active ones."""
     num_active_parameters: int
     device: str
     num_nodes: int
@@ -25,32 +25,32 @@ class Answer:
     layout: str
     step_us: float
     tokens_per_s: float
-    """Of all devices together."""
+    """Throughput of all devices together."""
     tokens_per_s_per_device: float
     mfu: float | None
-    """Share of the devices' 16-bit peak that the model's own operations reach, recompute not counted; ``None``: the
-    profile has no operations or no peak."""
+    """Share of the devices' 16-bit peak that the model's operations reach, without recompute; ``None``: the profile has
+    no operations or no peak."""
     peak_bytes: int
-    """Of the fullest rank."""
+    """Peak of the fullest rank."""
     limit_bytes: int
-    """Of that rank, the safety margin already taken off."""
+    """Limit of that rank, after the safety margin."""
     capacity_bytes: int
-    """Of a device; the limit where the plan does not have it."""
+    """Memory of a device; the limit if the plan lacks it."""
     plain_us: float | None
     """Step of the best plain recipe: any layout, even layers, no virtual stages, the same recompute everywhere."""
     plain_layout: str
     unoverlapped_us: float
-    """Step without ``--tp-comm-overlap``, where the plan was priced with it; 0: unknown or priced without."""
+    """Step without ``--tp-comm-overlap`` if the plan was priced with it; 0: unknown or priced without."""
     parameters: str
-    """`` (30.5 B parameters, 3.3 B active)``, nothing where they are unknown."""
+    """`` (30.5 B parameters, 3.3 B active)``, empty if unknown."""
     plain_loss: float | None
-    """How much longer than the plan's the plain recipe's step is, as a share."""
+    """Share by which the plain recipe's step exceeds the plan's."""
     days_per_trillion: float
-    """That a training on 1T tokens takes."""
+    """Days that a training on 1T tokens takes."""
     headroom_bytes: int
-    """That the fullest rank leaves below its limit."""
+    """Free bytes below the limit of the fullest rank."""
     memory: str
-    """The same in words."""
+    """Peak and free memory as text."""
 
     def days(self, tokens: float) -> float:
         """Return the days that a training on ``tokens`` takes."""
@@ -97,7 +97,7 @@ def answer_of(plan: Plan) -> Answer:
 
 
 def answer_lines(plan: Plan, tokens: float | None = None) -> list[str]:
-    """Return the answer as text. ``tokens``: of the whole training, whose days are added."""
+    """Return the answer as text. ``tokens``: those of the whole training, to add its days."""
     answer = answer_of(plan)
     lines = [
         f"{answer.model}{answer.parameters} on {answer.num_nodes} x {answer.devices_per_node} {answer.device}: "
@@ -130,15 +130,15 @@ def amount(tokens: float) -> str:
 
 
 def _memory(peak: int, limit: int, capacity: int) -> str:
-    """Return what the fullest rank leaves free."""
-    beside = f", beside a margin of {format_bytes(capacity - limit)}" if capacity > limit else ""
+    """Return text on the fullest rank's free memory."""
+    beside = f", plus a margin of {format_bytes(capacity - limit)}" if capacity > limit else ""
     if peak > limit:
         return f"{format_bytes(peak - limit)} too much on the fullest rank{beside}"
     return f"{format_bytes(peak)} on the fullest rank, {format_bytes(limit - peak)} free{beside}"
 
 
 def _plain_line(answer: Answer) -> str:
-    """Return the plan beside the best plain recipe."""
+    """Return the line that compares the plan with the best plain recipe."""
     assert answer.plain_us is not None and answer.plain_loss is not None
     return (
         f"  without a search: {format_us(answer.plain_us)} ({answer.plain_loss:+.1%}) by the best plain recipe, "
@@ -155,7 +155,7 @@ def _utilization(plan: Plan) -> float | None:
 
 
 def _of_device(plan: Plan, key: str) -> float:
-    """Return a figure of the device that the plan was made for, 0 where the plan does not have it."""
+    """Return a figure of the plan's device, 0 if the plan lacks it."""
     device = plan.extra.costs.get("device")
     value = device.get(key) if isinstance(device, dict) else None
     return float(value) if isinstance(value, (int, float)) else 0.0

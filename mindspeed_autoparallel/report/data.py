@@ -1,4 +1,4 @@
-"""What the page and the table show, as records: everything is computed here and only drawn elsewhere."""
+"""The contents of page and table as records: computed here, only drawn elsewhere."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class MemoryBar:
     peak_bytes: int
     limit_bytes: int
     peak_point: str
-    """Where the peak is: ``optimizer step``, ..."""
+    """Point of the peak, such as ``optimizer step``."""
     sizes: tuple[int, ...]
-    """Bytes of every one of the terms."""
+    """Bytes of each term."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class Report:
     stages: tuple[StageRow, ...]
     memory: Memory
     step_parts: tuple[StepPart, ...]
-    """The parts of the step that are not nothing."""
+    """The nonzero parts of the step."""
     timeline: Timeline
     baselines: tuple[BaselineRow, ...]
     """The plan itself first, then the rules of thumb."""
@@ -71,15 +71,15 @@ class Report:
     relaxations: tuple[Relaxation, ...]
     """Most helpful first."""
     encoders: Encoders | None
-    """``None`` where one layout serves all modules."""
+    """``None`` if one layout serves all modules."""
     data: DataRecord | None
     """``None`` for a plan of equal samples."""
     rival: str
-    """How far the best hetero plan is behind; empty where none was searched."""
+    """Text on the best hetero plan's lag; empty if none was searched."""
 
 
 def report_data(plan: Plan) -> Report:
-    """Return all parts; ``spec.to_json`` makes plain JSON values of them."""
+    """Return all parts; ``spec.to_json`` converts them to JSON values."""
     return Report(
         schema_version=REPORT_SCHEMA_VERSION,
         headline=headline(plan),
@@ -122,7 +122,7 @@ def memory(plan: Plan) -> Memory:
 
 
 def step_parts(plan: Plan) -> tuple[StepPart, ...]:
-    """Return the parts of the step that are not nothing."""
+    """Return the nonzero parts of the step."""
     step = plan.step
     parts = (
         ("pipeline", step.pipeline_us),

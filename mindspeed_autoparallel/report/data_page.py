@@ -1,4 +1,4 @@
-"""A data distribution as one HTML file in the style of the report: histograms, the joint form, padding."""
+"""A data distribution as one HTML file in the report's style: histograms, joint distribution, padding."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mindspeed_autoparallel.report.markup import draw_tiles, element, percent, t
 
 _WIDTH, _HEIGHT, _FOOT = 640, 180, 18
 _LEFT, _TOP = 56, 22
-"""Beside the bars, for the axis of samples."""
+"""Pixels left of and above the bars, for the axis of samples."""
 _CELL = 22
 
 
@@ -94,7 +94,7 @@ def _column(row: Summary, data: Distribution) -> str:
 
 
 def _bars(found: Histogram, name: str) -> str:
-    """Return bars over an axis of sizes, beside an axis of samples."""
+    """Return bars over a horizontal axis of sizes and a vertical axis of samples."""
     highest, step = max(found.counts), _WIDTH / len(found.counts)
     bars = ""
     for count in sorted({highest, highest // 2} - {0}):
@@ -115,7 +115,7 @@ def _bars(found: Histogram, name: str) -> str:
         )
     base = _TOP + _HEIGHT
     bars += element("line", "", x1=_LEFT, y1=base, x2=_LEFT + _WIDTH, y2=base, class_="axis")
-    # The last edge is where the next bin would begin.
+    # The last edge is the start of the next bin.
     marks = {0: "start", len(found.counts) // 2: "middle", len(found.counts): "end"}
     for index, anchor in marks.items():
         words = text(f"{found.edges[index] - (index == len(found.counts)):.0f}")
@@ -154,5 +154,5 @@ def _joint(found: JointHistogram) -> str:
 def _padding(data: Distribution) -> str:
     values, counts = data.column("tokens")
     rows = [[text(group), text(percent(padding_share(values, counts, group)))] for group in (1, 2, 4, 8, 16)]
-    note = "Share of the tokens that is padding where samples drawn at random are padded to the longest of them."
+    note = "Share of padding among the tokens if randomly drawn samples are padded to the longest of them."
     return element("p", text(note), class_="sub") + table(("samples of a microbatch", "padding"), rows, numeric=(0, 1))

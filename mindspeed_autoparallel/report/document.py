@@ -18,8 +18,8 @@ def document(
 ) -> str:
     """Return the whole page.
 
-    ``body`` is markup; ``styles`` and ``scripts`` are files of ``static``, beside those of every page; ``values`` are
-    embedded as JSON under their names, for the scripts.
+    ``body`` is markup; ``styles`` and ``scripts`` are files of ``static``, in addition to those of every page;
+    ``values`` are embedded as JSON under their names, for the scripts.
     """
     buttons = element("button", "Light / dark", id="theme", type="button")
     buttons += element("button", "中文", id="language", type="button")

@@ -1,4 +1,4 @@
-"""Encoders under layouts of their own: data, a section of the page, lines of the text table."""
+"""Encoders with separate layouts: data, a section of the page, lines of the text table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class EncoderRow:
     num_layers: int
     num_macro_batches: int
     samples: int
-    """The most of one of these batches."""
+    """Samples of the largest of these batches."""
     forward_us: float
     backward_us: float
     exchange_us: float
@@ -41,26 +41,26 @@ class EncoderRow:
 
 @dataclass(frozen=True, kw_only=True)
 class HomogeneousRow:
-    """The best plan in which one layout serves all modules."""
+    """The best plan with one layout for all modules."""
 
     layout: str
     step_us: float
     speed_up: float
-    """Its step over that of this plan."""
+    """Its step time divided by that of this plan."""
     gain: str
-    """What layouts, batch scale and recomputing save."""
+    """Text on the savings of layouts, batch scale and recomputing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Encoders:
-    """Encoders under layouts of their own, and the homogeneous plan beside this one."""
+    """Encoders with separate layouts, and the homogeneous plan for comparison."""
 
     memory: str
     balance: str
     rows: tuple[EncoderRow, ...]
     homogeneous: HomogeneousRow | None
     homogeneous_note: str
-    """Why there is none."""
+    """Reason for a missing homogeneous plan."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ class GainPart:
 
 
 def gain_parts(homogeneous_us: float, hetero: HeteroRecord | HeteroBest, hetero_us: float) -> list[GainPart]:
-    """Return what layouts, batch scale and recomputing save, in this order; changes that cannot be separated (what
-    lies between does not fit in memory) are one part."""
+    """Return the savings of layouts, batch scale and recomputing, in this order; changes that cannot be separated (the
+    plan between them does not fit in memory) are one part."""
     last = "memory mode window" if hetero.memory == "window" else "recomputing encoders"
     steps = [("layouts", hetero.scale_one_us), ("batch scale", hetero.kept_us), (last, hetero_us)]
     if hetero.scale_one_us is None and hetero.scale_one_again_us is not None:
@@ -88,7 +88,7 @@ def gain_parts(homogeneous_us: float, hetero: HeteroRecord | HeteroBest, hetero_
 
 
 def rival(plan: Plan) -> str:
-    """Return how far the best hetero plan is behind this homogeneous one; empty where none was searched."""
+    """Return text on the best hetero plan's lag behind this homogeneous one; empty if none was searched."""
     other = plan.hetero_rival
     if other is None:
         return ""
@@ -111,8 +111,7 @@ def _said(parts: list[GainPart], start: str) -> str:
 
 
 def encoders(plan: Plan) -> Encoders | None:
-    """Return one row per encoder and the homogeneous plan beside this one; ``None`` where one layout serves all
-    modules."""
+    """Return one row per encoder and the homogeneous plan for comparison; ``None`` if one layout serves all modules."""
     record = plan.hetero
     if record is None:
         return None
@@ -150,7 +149,7 @@ def encoders(plan: Plan) -> Encoders | None:
 
 
 def encoder_phases(plan: Plan) -> tuple[list[StepPart], list[StepPart]]:
-    """Return what every rank does before and after the backbone's pipeline."""
+    """Return every rank's phases before and after the backbone's pipeline."""
     phases = plan.hetero.encoders if plan.hetero is not None else ()
     outside = [phase for phase in phases if not phase.generator]
     before = [StepPart(f"{phase.module} forward", phase.forward_us) for phase in outside]
@@ -165,7 +164,7 @@ def encoder_phases(plan: Plan) -> tuple[list[StepPart], list[StepPart]]:
 
 
 def step_parts(plan: Plan) -> list[StepPart]:
-    """Return what encoders add to the step."""
+    """Return the parts that encoders add to the step."""
     return [
         StepPart(f"{phase.module} {name}", value)
         for phase in (plan.hetero.encoders if plan.hetero is not None else ())

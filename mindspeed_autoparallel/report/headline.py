@@ -1,4 +1,4 @@
-"""The choice, its predicted speed, the sources of that figure, and what a reader must know before trusting it."""
+"""The choice, its predicted speed, the sources of that figure, and warnings about it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mindspeed_autoparallel.spec.plan import EDITED, Plan, ProfileRecord
 from mindspeed_autoparallel.units import format_us
 
 TIGHT_FRACTION = 0.03
-"""Below this share of free memory a stage is called tight."""
+"""Share of free memory below which a stage is reported as nearly full."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,14 +26,14 @@ class Headline:
     num_microbatches: int
     step_us: float
     p50_us: float | None
-    """``None`` where samples are equal, like the next."""
+    """``None`` if all samples are equal, like ``p95_us``."""
     p95_us: float | None
     tokens_per_s_per_device: float
     tokens_per_s: float
-    """Of all devices together."""
+    """Throughput of all devices together."""
     bubble_fraction: float
     pass_overhead_us: float
-    """What a forward or backward of one microbatch takes beside the stage's blocks."""
+    """Time of a forward or backward of one microbatch outside the stage's blocks."""
     searched: bool
     proved: bool
     proof: str
@@ -45,7 +45,7 @@ class Headline:
     profile: ProfileRecord
     tool_version: str
     warnings: tuple[str, ...]
-    """What a reader must know before trusting the figures, most important first."""
+    """Warnings about the figures, most important first."""
 
 
 def headline(plan: Plan) -> Headline:
@@ -83,7 +83,7 @@ def headline(plan: Plan) -> Headline:
 
 
 def pass_overhead_us(plan: Plan) -> float:
-    """Return what a forward or backward of one microbatch takes beside the stage's blocks, where the plan has its
+    """Return the time of a forward or backward of one microbatch outside the stage's blocks, if the plan has its
     costs."""
     try:
         return float(plan.extra.costs["device"]["operation_overhead_us"])
@@ -92,7 +92,7 @@ def pass_overhead_us(plan: Plan) -> float:
 
 
 def proof(plan: Plan) -> str:
-    """Return ``proved optimal in 0.4 s`` or how far the bound is, and of what where something was left out."""
+    """Return ``proved optimal in 0.4 s`` or the gap to the bound, with the scope if the search omitted something."""
     search = plan.search
     if search.status == EDITED:
         return "priced as it is, nothing was searched"
@@ -111,13 +111,13 @@ def proof(plan: Plan) -> str:
 
 
 def _loses(plan: Plan) -> bool:
-    """Return whether the plan is a hetero plan that a homogeneous one beats, or the other way round."""
+    """Return whether the plan is a hetero plan that a homogeneous one beats, or vice versa."""
     other = plan.hetero.homogeneous if plan.hetero is not None else plan.hetero_rival
     return other is not None and other.step_us < plan.step.total_us
 
 
 def warnings(plan: Plan) -> list[str]:
-    """Return what a reader must know before trusting the figures, most important first."""
+    """Return warnings about the figures, most important first."""
     found = []
     over = [str(rank.pipeline_rank) for rank in plan.memory if rank.peak_bytes > rank.limit_bytes]
     if over:

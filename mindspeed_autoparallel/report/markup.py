@@ -16,25 +16,25 @@ NUM_COLOURS = 8
 
 
 def text(value: object) -> str:
-    """Return any value as text, safe between tags and in quotes."""
+    """Return any value as escaped text, safe between tags and in quotes."""
     return html.escape(str(value), quote=True)
 
 
 def element(tag: str, inner: str = "", **attributes: object) -> str:
-    """Return an element: ``inner`` is markup already; attributes are escaped. ``class_`` is ``class``, ``data_tip`` is
+    """Return an element: ``inner`` is markup; attributes are escaped. ``class_`` is ``class``, ``data_tip`` is
     ``data-tip``."""
     given = "".join(f' {name.rstrip("_").replace("_", "-")}="{text(value)}"' for name, value in attributes.items())
     return f"<{tag}{given}>{inner}</{tag}>"
 
 
 def embedded(value: Any) -> str:
-    """Return JSON inside a script element: nothing in it can end the element or start a comment."""
+    """Return JSON for a script element, escaped so that it cannot end the element or start a comment."""
     encoded = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return encoded.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def colour(index: int) -> str:
-    """Return the class of a category's colour; beyond the palette the colours come again, hatched."""
+    """Return the class of a category's colour; beyond the palette the colours repeat, hatched."""
     return f"c{index % NUM_COLOURS}" + (" hatch" if index >= NUM_COLOURS else "")
 
 
@@ -94,8 +94,8 @@ def width(fraction: float) -> str:
 
 
 def script_policy(script: str = "") -> str:
-    """Return a page's content security policy: the browser itself refuses whatever is not in the file, and every script
-    but ``script``, letter by letter."""
+    """Return a page's content security policy: the browser refuses any resource outside the file, and every script
+    whose text is not exactly ``script``."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     allowed = f"'sha256-{digest}'" if script else "'none'"
     return f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed}; img-src data:"
@@ -103,5 +103,5 @@ def script_policy(script: str = "") -> str:
 
 @cache
 def read_asset(name: str) -> str:
-    """Return the text of a file in ``static``, to be put into a page that must not load anything."""
+    """Return the text of a file in ``static``, for a page that must not load anything."""
     return (files(__package__) / "static" / name).read_text(encoding="utf-8")

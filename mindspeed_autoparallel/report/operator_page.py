@@ -12,7 +12,7 @@ from mindspeed_autoparallel.units import format_bytes, format_us
 Data = dict[str, Any]
 
 _MOST_ROWS = 400
-"""Rows of the table of operators, those that send most."""
+"""Rows of the table of operators, limited to those that send most."""
 
 
 def render_operator_page(values: Data) -> str:

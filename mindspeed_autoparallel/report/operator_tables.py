@@ -1,4 +1,4 @@
-"""Parts of the operator page: the picture that zooms, what moves where, what each constraint costs."""
+"""Parts of the operator page: the zoomable picture, the redistributions, the cost of each constraint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mindspeed_autoparallel.units import format_bytes, format_us
 Data = dict[str, Any]
 
 _MOST_MOVES = 400
-"""Rows of the table, the dearest; the JSON has all."""
+"""Rows of the table, limited to the most expensive; the JSON has all."""
 
 
 def draw_explorer(tree: Data) -> str:
@@ -34,7 +34,7 @@ def draw_explorer(tree: Data) -> str:
 
 
 def draw_moves(moves: list[Data]) -> str:
-    """Return the table of redistributions, dearest first."""
+    """Return the table of redistributions, most expensive first."""
     if not moves:
         return element("p", "Nothing is sent.", class_="sub")
     note = (
@@ -78,7 +78,7 @@ def draw_moves(moves: list[Data]) -> str:
 
 
 def draw_constraints(constraints: list[Data]) -> str:
-    """Return what the plan would cost without each constraint, and the pins of the products' cuts then."""
+    """Return the plan's cost without each constraint, and the pins of the products' cuts in that case."""
     if not constraints:
         return element("p", text("Not requested: add --constraints."), class_="sub")
     rows = []

@@ -11,8 +11,8 @@ from mindspeed_autoparallel.spec.plan import Plan
 
 
 def render_page(plan: Plan, flags: str = "") -> str:
-    """Return a self-contained page: headline, why, stages, memory, data, timeline, alternatives, what was ruled out,
-    commands, provenance. ``flags``: the line of the host's flags to paste, where the caller has it."""
+    """Return a self-contained page: headline, why, stages, memory, data, timeline, alternatives, ruled-out layouts,
+    commands, provenance. ``flags``: the line of the host's flags to paste, if the caller has it."""
     report = report_data(plan)
     shown = _sections(report, flags)
     links = "".join(element("a", text(title), href=f"#{name}") for name, title, _ in shown)

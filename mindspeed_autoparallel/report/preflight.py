@@ -1,4 +1,4 @@
-"""A pre-flight for people: a table of the ranks that ran, the step, the verdict."""
+"""The report of a pre-flight: a table of the ranks that ran, the step, the verdict."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def render(result: PreflightResult) -> str:
     source = f"plan {result.plan}" if result.plan else "the script's own flags"
     lines = [
         f"pre-flight of {result.layout} on {result.world_size} devices, by {source}",
-        f"device: {result.device}; each rank below ran alone, peers were stand-ins, values mean nothing",
+        f"device: {result.device}; each rank below ran alone, with stand-in peers; computed values are meaningless",
         f"{'rank':>5s} {'stage':>5s} {'predicted':>10s} {'measured':>10s} {'error':>8s} {'reserved':>10s} "
         f"{'forward':>9s} {'backward':>9s} {'optimizer':>9s}  peak at / stands for",
         f"{'':>5s} {'':>5s} {'MiB':>10s} {'MiB':>10s} {'':>8s} {'MiB':>10s} {'ms':>9s} {'ms':>9s} {'ms':>9s}",
@@ -68,7 +68,7 @@ def _step_line(result: PreflightResult) -> str:
 
 
 def shown_ranks(ranks: Sequence[int]) -> str:
-    """Return ranks as ``0-3, 8-11``; of many ranges the first ones and how many ranks there are."""
+    """Return ranks as ``0-3, 8-11``; of many ranges only the first ones and the number of ranks."""
     ranges: list[list[int]] = []
     for rank in ranks:
         if ranges and rank == ranges[-1][1] + 1:

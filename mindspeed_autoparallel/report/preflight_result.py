@@ -1,4 +1,4 @@
-"""What a pre-flight measured, rank by rank: ``preflight_result.json``. Bytes, microseconds."""
+"""The measurements of a pre-flight, rank by rank: ``preflight_result.json``. Bytes, microseconds."""
 
 from __future__ import annotations
 
@@ -20,62 +20,62 @@ class PassTime:
 
 @dataclass(frozen=True, kw_only=True)
 class RankRun:
-    """What one process measured as one rank."""
+    """The measurements of one process that ran as one rank."""
 
     rank: int
     status: str
     """``ok``, ``out_of_memory``, ``no_step`` (the script ended before its steps were done) or ``failed``."""
     num_steps: int = 0
-    """Steps that ran to their end."""
+    """Completed steps."""
     peak_bytes: int = 0
-    """Of tensors (the allocator's allocated bytes)."""
+    """Peak of tensors (the allocator's allocated bytes)."""
     reserved_bytes: int | None = None
-    """Most that the allocator held of the device; ``None`` where there is no such allocator."""
+    """Peak of the device memory that the allocator held; ``None`` without such an allocator."""
     peak_place: str = ""
     resident_bytes: int = 0
-    """Held before a step begins: parameters, gradients, optimizer."""
+    """Bytes held before a step begins: parameters, gradients, optimizer."""
     places: dict[str, int] = field(default_factory=dict)
-    """Highest bytes by kind of place: forward, backward, recompute, optimizer step, between passes."""
+    """Peak bytes by phase: forward, backward, recompute, optimizer step, between passes."""
     layer_bytes: dict[str, int] = field(default_factory=dict)
     """Bytes that a layer's forward keeps for its backward."""
     passes: tuple[PassTime, ...] = ()
-    """Of the last timed step, in the order they ran."""
+    """Passes of the last timed step, in the order they ran."""
     optimizer_us: float = 0.0
     step_us: float = 0.0
-    """Of this rank alone, without waiting for others."""
+    """Step time of this rank alone, without waiting for others."""
     reason: str = ""
-    """Why it did not end well."""
+    """Reason for a status other than ``ok``."""
     seconds: float = 0.0
-    """Of the whole child process."""
+    """Run time of the whole child process."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankReport:
-    """One rank that was run, and whom it stands for."""
+    """One rank that ran, and the ranks that it represents."""
 
     run: RankRun
     pipeline_rank: int
     stands_for: tuple[int, ...]
-    """Ranks that hold the same, itself included."""
+    """Ranks with the same contents, including itself."""
     why: str
     predicted_bytes: int | None
-    """By the plan, without what is no tensor; ``None`` without a plan."""
+    """Peak of tensors by the plan; ``None`` without a plan."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreflightResult:
-    """The document."""
+    """The document ``preflight_result.json``."""
 
     layout: str
     world_size: int
     plan: str
-    """Its path; empty: the script's own layout."""
+    """The plan's path; empty: the script's own layout."""
     device: str
     limit_bytes: int
     limit_source: str
     ranks: tuple[RankReport, ...]
     num_ranks_covered: int
-    """Ranks that those stand for that were run."""
+    """Number of ranks that the ranks run represent."""
     replay_us: float | None
     """Step of the layout by replay of the measured passes, without communication; ``None``: see ``replay_note``."""
     replay_note: str
@@ -85,5 +85,5 @@ class PreflightResult:
     verdict_text: str
     advice: tuple[str, ...]
     samples_differ: bool
-    """Whether replicas see samples of other lengths: their peaks differ from that of the replica which ran."""
+    """Whether replicas get samples of other lengths, so that their peaks differ from that of the replica that ran."""
     schema_version: int = PREFLIGHT_SCHEMA_VERSION

@@ -1,4 +1,4 @@
-"""Does every rank that ran stay below a limit of memory?"""
+"""The verdict whether every rank that ran stays below a memory limit."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from mindspeed_autoparallel.report.preflight_result import RankReport
 from mindspeed_autoparallel.units import MIB
 
 EXIT_CODES = {"fits": 0, "runs_out": 3, "unknown": 1}
-"""Of the commands, by verdict."""
+"""Exit codes of the commands, by verdict."""
 
 
 def judge(ranks: Sequence[RankReport], limit_bytes: int, limit_source: str, num_devices: int) -> tuple[str, str]:
-    """Return ``fits``, ``runs_out`` or ``unknown``, and the sentence for people.
+    """Return ``fits``, ``runs_out`` or ``unknown``, and the sentence to print.
 
-    ``num_devices``: of the whole layout, of which ``ranks`` may stand for a part.
+    ``num_devices``: devices of the whole layout; ``ranks`` may represent a part of it.
     """
     limit = f"{limit_bytes / MIB:.1f} MiB ({limit_source})"
     out = [one for one in ranks if one.run.status == "out_of_memory" or one.run.peak_bytes > limit_bytes]
@@ -27,19 +27,19 @@ def judge(ranks: Sequence[RankReport], limit_bytes: int, limit_source: str, num_
     fullest = max(ranks, key=lambda report: report.run.peak_bytes)
     spare = limit_bytes - fullest.run.peak_bytes
     covered = num_covered(ranks)
-    scope = "" if covered == num_devices else f" (of the {covered} ranks that those stand for which ran)"
+    scope = "" if covered == num_devices else f" (for the {covered} ranks that the ranks run represent)"
     text = (
         f"fits with {spare / MIB:.1f} MiB to spare on the fullest rank, {fullest.run.rank} ({fullest.why}): "
         f"{fullest.run.peak_bytes / MIB:.1f} of {limit}{scope}"
     )
     reserved = max((report.run.reserved_bytes or 0 for report in ranks), default=0)
     if reserved > limit_bytes:
-        text += f"; the allocator held {reserved / MIB:.1f} MiB, so it would have to give cached blocks back"
+        text += f"; the allocator held {reserved / MIB:.1f} MiB, so it would have to release cached blocks"
     return "fits", text
 
 
 def num_covered(ranks: Sequence[RankReport]) -> int:
-    """Return how many ranks those stand for that ran to their end."""
+    """Return the number of ranks represented by those that finished."""
     return len({rank for report in ranks if report.run.status == "ok" for rank in report.stands_for})
 
 

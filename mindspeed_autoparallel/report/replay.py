@@ -1,4 +1,4 @@
-"""The step of a plan, replayed: what every rank computes when."""
+"""The replayed step of a plan: the timeline of every rank."""
 
 from __future__ import annotations
 
@@ -22,24 +22,23 @@ class Replay:
     """A timeline and how its messages were timed."""
 
     step: SimulatedStep
-    """In microseconds."""
+    """Times in microseconds."""
     message_us: float
-    """Of the slowest message between stages."""
+    """Time of the slowest message between stages."""
     inferred: bool
-    """Whether that time was derived from the predicted pipeline time, for want of the costs in the plan."""
+    """Whether that time was derived from the predicted pipeline time because the plan lacks its costs."""
 
 
 def replay(plan: Plan) -> Replay:
-    """Return the planner's own replay where the plan carries the costs it was made from, else one with inferred
-    messages.
+    """Return the planner's replay if the plan contains its costs, otherwise one with inferred messages.
 
-    Raises ``PlanError`` or ``ConfigError`` where the schedule cannot be replayed.
+    Raises ``PlanError`` or ``ConfigError`` if the schedule cannot be replayed.
     """
     if plan.extra.costs:
         try:
             found = planner_replay(plan)[1]
         except AutoParallelError:
-            # Costs that were edited or are of another release; the page names its messages inferred.
+            # The costs were edited or come from another release; the page marks its messages as inferred.
             return _inferred(plan)
         step = found.simulated
         return Replay(
@@ -57,13 +56,13 @@ def replay(plan: Plan) -> Replay:
 
 
 def _inferred(plan: Plan) -> Replay:
-    """Return a replay whose messages all take one time: that with which it takes ``plan.step.pipeline_us``.
+    """Return a replay whose messages all take the same time, chosen so that it takes ``plan.step.pipeline_us``.
 
-    It is 0 where the stages alone take that long or longer; compare ``step_time`` with ``pipeline_us`` to see it.
+    That time is 0 if the stages alone take as long or longer; compare ``step_time`` with ``pipeline_us``.
     """
     layout = plan.layout
     if any(module.pipeline_size != layout.pipeline_size for module in layout.modules.values()):
-        raise PlanError("modules with pipelines of their own are not drawn yet.")
+        raise PlanError("modules with separate pipelines are not drawn yet.")
     operations = 2 * layout.num_virtual_stages * plan.num_microbatches
     if operations > MOST_INFERRED:
         raise PlanError(

@@ -1,4 +1,4 @@
-"""The search in a report: rules of thumb, other layouts, every verdict, and what would help."""
+"""The search in a report: rules of thumb, other layouts, every verdict, and possible gains."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ OUTCOMES = {
     "excluded": "not requested",
     "unsolved": "not decided before the time limit",
 }
-"""Outcomes of a configuration in the order shown, and what they mean."""
+"""Outcomes of a configuration, in the order shown, with their meaning."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BaselineRow:
-    """The plan itself, or what a rule of thumb gives."""
+    """The plan itself, or a rule of thumb."""
 
     name: str
     step_us: float | None
     feasible: bool
     loss_fraction: float | None
-    """How much longer than the plan's its step is."""
+    """Share by which its step exceeds the plan's."""
     note: str
     layers: dict[str, tuple[int, ...]]
     recompute: dict[str, tuple[int, ...]]
@@ -47,7 +47,7 @@ class AlternativeRow:
 
 @dataclass(frozen=True, kw_only=True)
 class VerdictRow:
-    """What became of one configuration."""
+    """The outcome of one configuration."""
 
     layout: str
     reason: str
@@ -66,7 +66,7 @@ class VerdictGroup:
 
 
 def baselines(plan: Plan) -> tuple[BaselineRow, ...]:
-    """Return the plan itself first, then the rules of thumb with what they lose to it."""
+    """Return the plan itself first, then the rules of thumb with their losses."""
     own = BaselineRow(
         name="this plan",
         step_us=plan.step.total_us,
@@ -132,5 +132,5 @@ def verdicts(plan: Plan) -> tuple[VerdictGroup, ...]:
 
 
 def relaxations(plan: Plan) -> tuple[Relaxation, ...]:
-    """Return what would help, most helpful first; those that could not be solved last."""
+    """Return the relaxations, most helpful first; unsolved ones last."""
     return tuple(sorted(plan.search.relaxations, key=lambda row: -(row.gain_fraction or 0.0)))

@@ -1,4 +1,4 @@
-"""The page's sections on the search: other layouts, what was ruled out, and what the figures rest on."""
+"""The page's sections on the search: other layouts, ruled-out layouts, and the sources of the figures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def alternatives(values: Report) -> str:
 
 
 def ruled_out(values: Report) -> str:
-    """Return every configuration by what became of it, with a filter."""
+    """Return all configurations by outcome, with a filter."""
     head, groups = values.headline, values.verdicts
     chips = "".join(
         element("button", text(group.outcome), type="button", data_outcome=group.outcome, aria_pressed="false")
@@ -64,7 +64,8 @@ def ruled_out(values: Report) -> str:
 
 
 def commands(values: Report, flags: str) -> str:
-    """Return how to train by the plan, and how weights follow it. ``flags``: the host's, to paste; may be empty."""
+    """Return the commands that train by the plan and convert weights for it. ``flags``: the host's flags; may be
+    empty."""
     hetero = values.encoders is not None
     train = (
         "--hetero-parallel --mm-model with the model.json that was written beside it"
@@ -86,7 +87,7 @@ def commands(values: Report, flags: str) -> str:
 
 
 def provenance(values: Report) -> str:
-    """Return what the figures rest on."""
+    """Return the sources of the figures."""
     profile = values.headline.profile
     rows = [
         ["profile", text(", ".join(filter(None, (profile.source, profile.device, profile.created_utc))))],

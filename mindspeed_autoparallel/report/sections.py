@@ -1,4 +1,4 @@
-"""The sections of the page, each drawn from the data alone."""
+"""The sections of the page, each drawn only from the data."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from mindspeed_autoparallel.report.stages import ModuleRow, StageRow
 from mindspeed_autoparallel.units import GIB, US_PER_MS, format_bytes, format_us
 
 ENCODERS = 4
-"""Colour of the encoders' phases in the timeline; ``report.js`` has the same."""
+"""Colour of the encoders' phases in the timeline; keep equal to that in ``report.js``."""
 
 FIRST_MODULE = 2
-"""Colour of the first module: the first two look like forward and backward."""
+"""Colour of the first module: the first two colours mark forward and backward."""
 
 
 def headline(values: Report) -> str:
-    """Return the title, the five figures that matter, warnings."""
+    """Return the title, the five main figures, and warnings."""
     head, answer = values.headline, values.answer
     badge = element("span", text(head.proof), class_="badge good" if head.proved else "badge warn")
     where = f"{head.num_nodes} × {head.devices_per_node} {answer.device} · {head.schedule}"
@@ -74,7 +74,7 @@ def _microbatches(number: int) -> str:
 
 
 def why(values: Report) -> str:
-    """Return the plan against the rules of thumb and hetero parallel, its limits, and what would help."""
+    """Return the plan compared with the rules of thumb and hetero parallel, its limits, and possible gains."""
     rows = values.baselines
     longest = max((row.step_us or 0.0) for row in rows)
     bars = []
@@ -261,7 +261,7 @@ def memory(values: Report) -> str:
 
 
 def timeline(values: Report) -> str:
-    """Return the canvas the script draws on; what it shows, in words."""
+    """Return the canvas that the script draws on, and a description of its contents."""
     shown = values.timeline
     if shown.error:
         return element("h2", "Timeline") + element("p", text(f"Not drawn: {shown.error}"), class_="soft")

@@ -11,7 +11,7 @@ from mindspeed_autoparallel.spec.sharded_plan import ShardedOutcome, ShardedPlan
 from mindspeed_autoparallel.units import format_bytes, format_us
 
 _MOST_ROWS = 200
-"""Verdicts on the page."""
+"""Most verdicts on the page."""
 
 
 def policy_lines(decisions: ShardedDecisions) -> list[str]:
@@ -28,7 +28,7 @@ def policy_lines(decisions: ShardedDecisions) -> list[str]:
 
 
 def switch_lines(decisions: ShardedDecisions) -> list[str]:
-    """Return what is decided beside sizes and policies, a line each."""
+    """Return the decisions other than sizes and policies, one per line."""
     groups = [group for group in decisions.groups if group.wrapped]
     reshard = {group.reshard_after_forward for group in groups}
     ahead = {(group.forward_prefetch, group.backward_prefetch) for group in groups}

@@ -1,4 +1,4 @@
-"""The section of a plan's page on data whose samples differ: what the spread costs, and what would help."""
+"""The section of a plan's page on data whose samples differ: the cost of the spread, and possible gains."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mindspeed_autoparallel.units import format_bytes, format_us
 
 
 def section(values: DataRecord) -> str:
-    """Return steps over drawn batches, memory, what would help, and the plans that were considered."""
+    """Return steps over drawn batches, memory, possible gains, and the plans considered."""
     mean, by_means = values.mean_us, values.by_means_us
     chance, error = values.oom_probability, values.mean_error_us
     tiles = [

@@ -1,4 +1,4 @@
-"""What every stage of a plan holds and takes."""
+"""Contents, times and memory of every stage of a plan."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ModuleRow:
     last: int
     num_layers: int
     recompute: dict[str, int]
-    """Layers by how they are computed again."""
+    """Number of layers by recompute kind."""
 
     @property
     def range(self) -> str:
@@ -33,13 +33,13 @@ class StageRow:
     rank: int
     chunk: int
     modules: tuple[ModuleRow, ...]
-    """In model order."""
+    """Modules in model order."""
     end_alone: str
-    """What a stage without a layer holds: see the function."""
+    """Contents of a stage without layers; see the function ``end_alone``."""
     forward_us: float
     backward_us: float
     peak_bytes: int | None
-    """Of the stage's rank, as the next; ``None`` where the plan has no memory of it."""
+    """Peak of the stage's rank; ``None``, as for the limit, if the plan has no memory figures for it."""
     limit_bytes: int | None
 
 
@@ -66,14 +66,15 @@ def stages(plan: Plan) -> tuple[StageRow, ...]:
 
 
 def end_alone(stage: StagePlan) -> str:
-    """Return ``embedding``, ``output layer`` or ``prediction layers`` where a stage holds no layer, else nothing."""
+    """Return ``embedding``, ``output layer`` or ``prediction layers`` if a stage holds no layer, otherwise an empty
+    string."""
     if any(stage.layers.values()):
         return ""
     return "prediction layers" if stage.prediction else "output layer" if stage.stage else "embedding"
 
 
 def rank_label(plan: Plan, rank: int) -> str:
-    """Return what a rank holds: ``image_encoder 0-15, text_decoder 0-3``."""
+    """Return a rank's layers: ``image_encoder 0-15, text_decoder 0-3``."""
     held: list[str] = []
     for stage in plan.stages:
         if stage.pipeline_rank == rank:

@@ -16,7 +16,7 @@ def render_table(plan: Plan, tokens: float | None = None, *, with_verdicts: bool
     """Return a row per stage and module (units in the header), then step time, proof, baselines, limits, the spread of
     the data, other layouts and warnings.
 
-    ``tokens``: of the whole training, whose days are added. ``with_verdicts``: a line for every layout of the search.
+    ``tokens``: those of the whole training, to add its days. ``with_verdicts``: add a line for every layout searched.
     """
     head, figures = headline.headline(plan), answer.answer_of(plan)
     lines = [
@@ -32,7 +32,7 @@ def render_table(plan: Plan, tokens: float | None = None, *, with_verdicts: bool
     if head.p95_us is not None and head.p50_us is not None:
         lines.append(f"with variable data: P50 {format_us(head.p50_us)}, P95 {format_us(head.p95_us)}")
     if not head.searched:
-        lines.append("edited by hand: what was proved and compared when it was searched does not hold for this plan")
+        lines.append("edited by hand: proofs and comparisons of the searched plan do not hold for this one")
     elif not head.proved:
         gap = f"{head.gap_fraction * 100:.1f} %"
         lines.append(f"no plan is faster than {format_us(head.lower_bound_us)}: gap {gap}")
@@ -58,7 +58,7 @@ def _stage_rows(plan: Plan) -> list[str]:
     rows = [header]
     for stage in stages.stages(plan):
         times = [f"{stage.forward_us / US_PER_MS:.1f}", f"{stage.backward_us / US_PER_MS:.1f}"]
-        # A rank has one peak: with several chunks it stands at the first.
+        # A rank has one peak: with several chunks it is in the row of the first.
         peak = stage.peak_bytes if stage.chunk == 0 else None
         times.append("" if peak is None else format_bytes(peak))
         parts = stage.modules or [None]

@@ -15,7 +15,7 @@ from mindspeed_autoparallel.spec.plan import Plan
 
 @dataclass(frozen=True)
 class Window:
-    """A part of the step that is worth a look, in microseconds."""
+    """A notable part of the step, in microseconds."""
 
     name: str
     start: float
@@ -27,14 +27,14 @@ class Timeline:
     """The replayed pipeline, with encoders' phases before and after it on every rank; microseconds."""
 
     error: str = ""
-    """Why it cannot be replayed: all else is empty then."""
+    """Reason why the step cannot be replayed; all other fields are empty then."""
     end_us: float = 0.0
     predicted_us: float = 0.0
-    """What the plan predicts for the same."""
+    """The plan's prediction for the same time."""
     names: tuple[str, ...] = ()
-    """Of encoders' phases."""
+    """Names of the encoders' phases."""
     message_us: float = 0.0
-    """Of the slowest message between stages."""
+    """Time of the slowest message between stages."""
     inferred: bool = False
     """Whether that time was derived from the predicted pipeline time."""
     variable: bool = False
@@ -46,13 +46,13 @@ class Timeline:
     num_microbatches: int = 0
     phases: tuple[Window, ...] = ()
     busy: tuple[float, ...] = ()
-    """Share of the step that each rank computes."""
+    """Share of the step in which each rank computes."""
     labels: tuple[str, ...] = ()
-    """What each rank holds."""
+    """Layers of each rank."""
 
 
 def timeline(plan: Plan) -> Timeline:
-    """Return the replayed step, or why there is none."""
+    """Return the replayed step, or the reason for a missing one."""
     try:
         found = replay(plan)
     except AutoParallelError as error:
@@ -84,8 +84,8 @@ def timeline(plan: Plan) -> Timeline:
 
 
 def _windows(plan: Plan, step: SimulatedStep, offset: float, total: float) -> tuple[Window, ...]:
-    """Return warm-up, steady state and cool-down as rank 0 sees them: warm-up lasts until its first backward, cool-down
-    begins with its last forward."""
+    """Return warm-up, steady state and cool-down of rank 0: warm-up lasts until its first backward, cool-down begins
+    with its last forward."""
     if plan.layout.pipeline_size == 1:
         return ()
     first = [(action.kind, offset + start) for rank, action, start, _ in step.timeline if rank == 0]

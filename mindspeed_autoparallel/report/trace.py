@@ -12,7 +12,7 @@ PIPELINE, REST = 1, 2
 def chrome_trace(plan: Plan) -> dict[str, object]:
     """Return ``{"traceEvents": [...]}``; times in microseconds, a thread per pipeline rank and one for the rest.
 
-    Raises ``PlanError`` where the plan's pipeline cannot be replayed.
+    Raises ``PlanError`` if the plan's pipeline cannot be replayed.
     """
     found = replay(plan)
     step = found.step

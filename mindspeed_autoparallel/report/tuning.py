@@ -1,4 +1,4 @@
-"""The result of ``--auto-tuning`` as text and as one HTML file; both show what is in its JSON and nothing else."""
+"""The result of ``--auto-tuning`` as text and as one HTML file; both show exactly the contents of its JSON."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from mindspeed_autoparallel.spec.plan import ROUNDING
 from mindspeed_autoparallel.units import format_bytes
 
 _INCOMPARABLE = "not comparable"
-"""In the note of a verifying run whose time means nothing."""
+"""Marks, in a note, a verifying run whose time is not comparable."""
 SHORT_NAMES = (
     "PP pipeline stages, TP tensor, DP data, CP context, EP expert parallel, VPP virtual stages per rank, MBS samples "
     "of a microbatch, SP sequence parallel; no-dist-opt: without the distributed optimizer."
 )
 MISSING_AFTER = {
-    "trace": "what it had not traced was traced by another process, or is named as not searched",
-    "calibrate": "operators and layouts that it had not measured are estimated from those that were",
-    "verify": "its configuration was not measured, and stands on the prediction alone",
+    "trace": "its missing traces were made by another process, or are listed as not searched",
+    "calibrate": "operators and layouts without measurements are estimated from measured ones",
+    "verify": "its configuration was not measured and relies on the prediction alone",
 }
-"""By purpose: what an answer lacks after a launch that failed."""
+"""By purpose: the effect of a failed launch on the answer."""
 HEADER = ("no", "configuration", "step_ms", "interval_ms", "bubble", "peak", "tokens/s/device", "recompute")
 
 
 def row(plan: Configuration) -> list[str]:
-    """Return the cells of a configuration, as in ``HEADER``."""
+    """Return the cells of a configuration, in the order of ``HEADER``."""
     low, high = plan["step_time_interval_ms"]
     layers = sum(plan["recompute"]["layers_per_stage"])
     kind = plan["recompute"]["kind"]
@@ -47,7 +47,7 @@ def row(plan: Configuration) -> list[str]:
 
 
 def render_table(result: TuningResult) -> str:
-    """Return three rows, the flags to paste under them, and what was left out."""
+    """Return three rows, the flags to paste, and the combinations left out."""
     lines = aligned([HEADER, *(row(plan) for plan in result["top"])], left=1)
     lines += ["", *_compared(result)]
     for plan in result["top"]:
@@ -66,7 +66,7 @@ def render_table(result: TuningResult) -> str:
 
 
 def _notes(result: TuningResult) -> list[str]:
-    """Return notes on the sources of the figures and on every launch that failed."""
+    """Return notes on the sources of the figures and on failed launches."""
     ended = [
         (str(launch["purpose"]), launch) for launch in result["launches"] if launch["status"] not in ("ok", "running")
     ]
@@ -77,7 +77,7 @@ def _notes(result: TuningResult) -> list[str]:
 
 
 def _samples(spread: SampleSpread) -> str:
-    """Return what the spread of the samples means for a configuration."""
+    """Return text on the effect of the samples' spread on a configuration."""
     chance = f"at most {spread['oom_probability']:.2g}" if spread["oom_probability"] else "0"
     return (
         f"drawn steps: mean {spread['mean_ms']:.1f} ms, P50 {spread['p50_ms']:.1f}, P95 {spread['p95_ms']:.1f}; with "
@@ -87,7 +87,7 @@ def _samples(spread: SampleSpread) -> str:
 
 
 def _compared(result: TuningResult) -> list[str]:
-    """Return how much slower the others and the script itself are than the first, and whether that can be told."""
+    """Return the lag of the others and of the script behind the first, and whether it exceeds the uncertainty."""
     best, *others = result["top"]
     slower = [f"{plan['number']} is {plan['step_time_ms'] / best['step_time_ms'] - 1:.1%} slower" for plan in others]
     near = [plan for plan in others if plan["step_time_interval_ms"][0] < best["step_time_interval_ms"][1]]
@@ -126,7 +126,8 @@ def _proved(result: TuningResult) -> str:
 
 
 def _measured_order(result: TuningResult) -> list[str]:
-    """Return which is the fastest by what was measured; a run with fewer devices corrects the prediction for all."""
+    """Return the fastest configuration by the measurements; a run with fewer devices corrects the prediction for
+    all."""
     measured = {item["number"]: item for item in result.get("verified", ()) if item["status"] == "ok"}
     if len(measured) < 2 or any(_INCOMPARABLE in item["note"] for item in measured.values()):
         return []
@@ -179,8 +180,7 @@ def _verified_lines(measured: Verified) -> list[str]:
 
 
 def render_tuning_page(result: TuningResult) -> str:
-    """Return a self-contained page: the configurations, memory of every stage, flags, what was searched and what was
-    not."""
+    """Return a self-contained page: the configurations, memory of every stage, flags, and the extent of the search."""
     sections = [
         ("Configurations", _configurations(result)),
         ("Why the first, and what limits each", _why(result)),

@@ -10,14 +10,14 @@ from typing import TypedDict
 
 
 class Recomputed(TypedDict):
-    """The recompute kind, and how many layers of every stage are recomputed."""
+    """The recompute kind, and the number of recomputed layers per stage."""
 
     kind: str
     layers_per_stage: list[int]
 
 
 class RankMemory(TypedDict):
-    """The predicted peak of a pipeline rank, where in the step it is, and what it is made of."""
+    """The predicted peak of a pipeline rank, its point in the step, and its terms."""
 
     pipeline_rank: int
     peak_bytes: float
@@ -33,7 +33,7 @@ class SampleSpread(TypedDict):
     p50_ms: float
     p95_ms: float
     balanced_mean_ms: float
-    """With ``--data-balance``."""
+    """Mean step with ``--data-balance``."""
     oom_probability: float
     oom_steps: int
 
@@ -50,7 +50,7 @@ class ConfigurationOfEqualSamples(TypedDict):
     settings: dict[str, object]
     environment: dict[str, str]
     modelled: list[str]
-    """Switches that no measurement has seen."""
+    """Switches whose effect is not measured."""
     layers_per_stage: list[int]
     recompute: Recomputed
     step_time_ms: float
@@ -62,7 +62,7 @@ class ConfigurationOfEqualSamples(TypedDict):
     tokens_per_s_per_device: float
     argv: list[str]
     take_out: list[str]
-    """Words of the user's command that would stay in force beside ``argv``."""
+    """Words to remove from the user's command, because they would remain effective with ``argv``."""
     command: str
     plan: str
     """Name of the plan file."""
@@ -76,7 +76,7 @@ class Configuration(ConfigurationOfEqualSamples, total=False):
 
 
 class Baseline(TypedDict, total=False):
-    """The script's own configuration by the same prediction, or the reason why it was not predicted."""
+    """The prediction for the script's own configuration, or the reason for a missing one."""
 
     reason: str
     label: str
@@ -95,7 +95,7 @@ class RankPeak(TypedDict):
 
 
 class Verified(TypedDict, total=False):
-    """What a verifying launch measured of a configuration, or the reason why there is none."""
+    """The measurements of a configuration by a verifying launch, or the reason for missing ones."""
 
     number: int
     status: str
@@ -109,11 +109,11 @@ class Verified(TypedDict, total=False):
     stages: list[RankPeak]
     note: str
     calibration: str
-    """What the run taught the device file, where there is one."""
+    """Changes that the run made to the device file, if there is one."""
 
 
 class Knowledge(TypedDict):
-    """How much of the operators' time was measured, and what a call costs the host."""
+    """The measured share of the operators' time, and the host time of a call."""
 
     file: str
     covered_time_share: float
@@ -125,7 +125,7 @@ class Knowledge(TypedDict):
 
 
 class SearchCounts(TypedDict):
-    """How many combinations there were, and what became of them."""
+    """Numbers of combinations by outcome."""
 
     num_candidates: int
     num_legal: int
@@ -143,7 +143,7 @@ class _Result(TypedDict):
     device: str
     profile_source: str
     launches: list[dict[str, object]]
-    """As ``launches.json`` has them."""
+    """Launches, as in ``launches.json``."""
     num_device_launches: int
     knowledge: Knowledge
     searched: dict[str, str]

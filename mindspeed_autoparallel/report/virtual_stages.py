@@ -1,4 +1,4 @@
-"""1F1B beside interleaved: what virtual stages gain in the layouts that were searched."""
+"""1F1B compared with interleaved: the gain of virtual stages in the searched layouts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SEARCHED = ("solved", "bounded", "memory", "unsolved")
 
 
 def comparison(plan: Plan) -> str:
-    """Return a sentence that compares the best plans with and without virtual stages; empty where none was searched."""
+    """Return a sentence that compares the best plans with and without virtual stages; empty if none was searched."""
     if plan.search.status == EDITED:
         return ""
     with_them = [v for v in plan.search.verdicts if v.layout.virtual_size > 1]
@@ -41,8 +41,8 @@ def comparison(plan: Plan) -> str:
 
 
 def group_sizes(plan: Plan) -> str:
-    """Return how many microbatches a chunk computes in a row, and among which sizes that was chosen; empty without
-    virtual stages."""
+    """Return text on the number of consecutive microbatches of a chunk and the sizes tried; empty without virtual
+    stages."""
     layout = plan.layout
     if layout.schedule != "interleaved":
         return ""
@@ -50,7 +50,7 @@ def group_sizes(plan: Plan) -> str:
     text = f"{size} microbatches of a chunk in a row (microbatch_group_size_per_vp_stage)"
     if plan.search.status == EDITED:
         return text
-    # Group sizes exist only within a pipeline size: layouts of other pipelines are never the same layout regrouped.
+    # Group sizes depend on the pipeline size: layouts with other pipelines never differ only in groups.
     looked_at = [
         v.layout
         for v in plan.search.verdicts
@@ -66,5 +66,5 @@ def group_sizes(plan: Plan) -> str:
 
 
 def _fastest(verdicts: list[Verdict]) -> Verdict | None:
-    """Return the one with the shortest step found."""
+    """Return the verdict with the shortest step found."""
     return min((v for v in verdicts if v.step_us is not None), key=lambda v: v.step_us or 0.0, default=None)

@@ -1,7 +1,7 @@
-"""The Chinese words of a page: every text of it that ``static/zh.json`` translates.
+"""The Chinese texts of a page, from ``static/zh.json``.
 
 The file maps English templates to Chinese ones. ``{}`` stands for any text, which is translated in turn if it can be;
-the Chinese template repeats it in order, or by place (``{1}``).
+the Chinese template inserts it in order, or by position (``{1}``).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from html.parser import HTMLParser
 from mindspeed_autoparallel.report.markup import read_asset
 
 _JOINTS = ((". ", "。"), ("; ", "；"), (" · ", " · "), (", ", "，"))
-"""What parts of a text are separated by, in English and in Chinese."""
+"""Separators of a text's parts, in English and in Chinese."""
 _ATTRIBUTES = ("data-tip", "aria-label", "placeholder")
 
 
 @cache
 def _catalogue() -> tuple[dict[str, str], list[tuple[re.Pattern[str], str]], dict[str, str]]:
-    """Return texts without places, templates with places (those with most letters first), and words of scripts."""
+    """Return plain texts, templates (those with most letters first), and the scripts' texts."""
     held = json.loads(read_asset("zh.json"))
     exact = {english: chinese for english, chinese in held["page"].items() if "{}" not in english}
     templates = sorted((pair for pair in held["page"].items() if "{}" in pair[0]), key=lambda pair: -len(pair[0]))
@@ -32,7 +32,7 @@ def _catalogue() -> tuple[dict[str, str], list[tuple[re.Pattern[str], str]], dic
 
 @lru_cache(maxsize=4096)
 def in_chinese(english: str) -> str | None:
-    """Return the translation of a text; ``None`` where there is none."""
+    """Return the translation of a text; ``None`` if it is missing."""
     exact, patterns, _ = _catalogue()
     if english in exact:
         return exact[english]
@@ -47,7 +47,7 @@ def in_chinese(english: str) -> str | None:
 
 
 def _joined(english: str, *, in_part: bool) -> str | None:
-    """Return the translation part by part; ``in_part``: parts without one stay as they are."""
+    """Return the translation part by part; ``in_part``: keep parts without a translation."""
     for joint, mark in _JOINTS:
         parts = english.split(joint)
         if len(parts) > 1:
@@ -63,7 +63,7 @@ def _filled(chinese: str, parts: list[str]) -> str:
 
 
 class _Texts(HTMLParser):
-    """Collect the texts of a page as its script finds them."""
+    """Collects the texts of a page as its script does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class _Texts(HTMLParser):
 
 
 def texts_of(body: str) -> list[str]:
-    """Return every different text of ``body`` (markup), tips and labels included."""
+    """Return the distinct texts of ``body`` (markup), including tips and labels."""
     parser = _Texts()
     parser.feed(body)
     parser.close()
@@ -85,7 +85,7 @@ def texts_of(body: str) -> list[str]:
 
 
 def words_of(body: str) -> dict[str, str]:
-    """Return the translations of the texts of ``body``, and of what scripts write."""
+    """Return the translations of the texts of ``body`` and of the scripts' texts."""
     *_, scripts = _catalogue()
     pairs = ((english, in_chinese(english)) for english in texts_of(body))
     return {**scripts, **{english: chinese for english, chinese in pairs if chinese is not None}}

@@ -22,26 +22,26 @@ from mindspeed_autoparallel.schedule.simulator import compile_graph
 
 Array: TypeAlias = NDArray[Any]
 BYTES_AT_ONCE = 64 * 2**20
-"""Of end times: more candidates are replayed in several passes."""
+"""Bytes of end times per pass; more candidates need several passes."""
 
 
 @dataclass(frozen=True)
 class _Level:
-    """Nodes that wait for earlier levels only: rows ``first`` to ``last`` of the end times."""
+    """Nodes that wait only for earlier levels: rows ``first`` to ``last`` of the end times."""
 
     first: int
     last: int
     waits: tuple[tuple[Array, Array], ...]
-    """Up to three pairs: rows waited for, and the link that lies between (the last one costs nothing)."""
+    """Up to three pairs: rows waited for, and the link between (the last link costs nothing)."""
     rows: Array
-    """Where the nodes' durations are found; 0: messages, which take none."""
+    """Rows of the nodes' durations; 0: messages, which take no time."""
     microbatches: Array
     """The nodes' microbatches; 0 for messages."""
 
 
 @dataclass(frozen=True)
 class BatchPath:
-    """The critical path of one candidate: how often it passes every virtual stage."""
+    """The critical path of one candidate: its passes by virtual stage."""
 
     num_forwards: tuple[int, ...]
     num_backwards: tuple[int, ...]
@@ -53,7 +53,7 @@ class BatchSimulator:
     def __init__(self, program: Program, sends: str, link: Sequence[float], per_operation: float = 0) -> None:
         """Sort the events. ``link``: message time between virtual stages v and v + 1; empty: 0.
 
-        Raises ``ConfigError`` for sends that the program's schedule does not have.
+        Raises ``ConfigError`` for sends that the program's schedule does not support.
         """
         self.num_virtual = len(program) * (1 + max(action.chunk for action in program[0]))
         self._per_operation = per_operation
@@ -63,7 +63,7 @@ class BatchSimulator:
         self._levels, self._num_nodes, self._waits = _levels(program, sends)
 
     def step_times(self, forward: Array, backward: Array) -> Array:
-        """Step time of every candidate. ``forward``, ``backward``: ``[candidate, virtual stage]``."""
+        """Return the step time of every candidate. ``forward``, ``backward``: ``[candidate, virtual stage]``."""
         return (
             numpy.concatenate(
                 [
@@ -77,21 +77,22 @@ class BatchSimulator:
 
     @property
     def at_once(self) -> int:
-        """Return how many candidates are replayed in one pass."""
+        """Return the number of candidates per pass."""
         return max(1, BYTES_AT_ONCE // (8 * self._num_nodes))
 
     def critical_paths(self, forward: Array, backward: Array) -> tuple[Array, list[BatchPath]]:
-        """Step time and critical path of every candidate; meant for few of them."""
+        """Return step time and critical path of every candidate; meant for few candidates."""
         times, path_of = self.replay(forward, backward)
         return times, [path_of(index) for index in range(len(times))]
 
     def replay(self, forward: Array, backward: Array) -> tuple[Array, Callable[[int], BatchPath]]:
-        """Step time of every candidate, in one pass; and what returns the critical path of any of them."""
+        """Return the step time of every candidate, in one pass, and a function for the critical path of one."""
         times, ends = self._replay(forward, backward)
         return times, lambda index: self._path(ends[:, index].tolist(), int(ends[:, index].argmax()))
 
     def step_times_of_microbatches(self, forward: Array, backward: Array) -> Array:
-        """Step time of every candidate whose microbatches differ: ``[candidate, virtual stage, microbatch]``."""
+        """Return the step time of every candidate whose microbatches differ: ``[candidate, virtual stage,
+        microbatch]``."""
         found = []
         for low in range(0, len(forward), self.at_once):
             part = slice(low, low + self.at_once)
@@ -112,7 +113,7 @@ class BatchSimulator:
         return ends.max(axis=0), ends
 
     def _ends(self, durations: Array) -> Array:
-        """Return ``[node, candidate]``: when every node ends. ``durations``: ``[row, microbatch or 1, candidate]``."""
+        """Return ``[node, candidate]``: the end of every node. ``durations``: ``[row, microbatch or 1, candidate]``."""
         ends = numpy.zeros((self._num_nodes, durations.shape[2]))
         all_equal = durations.shape[1] == 1
         for level in self._levels:
@@ -157,7 +158,7 @@ def _levels(program: Program, sends: str) -> tuple[list[_Level], int, list[tuple
         a, link_a, b, link_b, c, link_c = graph.waits[node]
         pairs = {(place[a], link_a): None, (place[b], link_b): None, (place[c], link_c): None}
         if len(pairs) > 1:
-            # The start, waited for without a link, holds nobody up.
+            # The start, without a link, delays no node.
             pairs.pop((0, -1), None)
         waits.append((alone.get(graph.rows[node], graph.rows[node]), tuple(pairs)))
     works = [graph.work[node] for node in order]

@@ -1,9 +1,9 @@
 """DualPipeV, as MindSpeed runs it (``--schedules-method dualpipev`` without ``--moe-fb-overlap``).
 
 Every rank holds two chunks, and the chain of ``2 P`` stages goes down the ranks and up again: chunk 0 of rank r is
-stage r, chunk 1 is stage 2 P - 1 - r, so that embedding and output layer are on rank 0. Forwards go in as chunk 0, come
-back as chunk 1, and both directions of both chunks take turns. Weight gradients are split off only beside MindSpeed's
-own layers of ``--moe-fb-overlap``: here a backward is whole.
+stage r, chunk 1 is stage 2 P - 1 - r, so that embedding and output layer are on rank 0. Forwards enter as chunk 0 and
+return as chunk 1, and both directions of both chunks alternate. Weight gradients are split off only with MindSpeed's
+layers of ``--moe-fb-overlap``: here a backward is whole.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from mindspeed_autoparallel.schedule.messages import Message, Post, SendReceive,
 from mindspeed_autoparallel.schedule.programs import Action, Program
 
 DUALPIPEV = "dualpipev"
-"""Beside ``messages.SENDS``: messages of this schedule, whose order goes with them."""
+"""In addition to ``messages.SENDS``: the messages of this schedule, which fix its order."""
 Messages = tuple[Message, ...]
 
 
 def chain_stage(rank: int, chunk: int, num_stages: int) -> int:
-    """Return the place in the chain of a rank's chunk."""
+    """Return the position of a rank's chunk in the chain."""
     return rank if chunk == 0 else 2 * num_stages - 1 - rank
 
 
 def dualpipev_program(num_stages: int, num_microbatches: int) -> Program:
-    """Return what every rank computes, in order. Raises ``ConfigError`` for sizes that MindSpeed refuses."""
+    """Return every rank's computations, in order. Raises ``ConfigError`` for sizes that MindSpeed refuses."""
     return tuple(
         tuple(step for step in steps if isinstance(step, Action))
         for steps in dualpipev_steps(num_stages, num_microbatches)
@@ -65,7 +65,7 @@ class _Rank:
         return [step for step in self.steps if isinstance(step, Action) or step.messages]
 
     def _warm_up(self) -> Messages:
-        """Run the first chunk's forwards until the second chunk's first one comes back; return the send left open."""
+        """Run the first chunk's forwards until the second chunk's first input arrives; return the pending send."""
         sent: Messages = ()
         number = 2 * (self.size - 1 - self.rank)
         for k in range(number):
@@ -78,7 +78,7 @@ class _Rank:
         return sent
 
     def _both_chunks_forward(self, sent: Messages) -> tuple[Messages, Messages, Messages]:
-        """Run forwards of both chunks in turns; return the open sends of both and the open first gradient."""
+        """Alternate forwards of both chunks; return the pending sends of both and the pending first gradient."""
         received: Messages = ()
         first, second, gradient = (), (), ()  # type: tuple[Messages, Messages, Messages]
         for k in range(self.rank + 1):
@@ -111,7 +111,7 @@ class _Rank:
     def _second_chunk_in_turns(
         self, first: Messages, second: Messages, gradient: Messages
     ) -> tuple[Messages, Messages]:
-        """Run a backward and a forward of the second chunk in turns; return what is open: its send, and the
+        """Alternate a backward and a forward of the second chunk; return the pending messages: its send, and the
         gradient."""
         for _ in range(self.size - 1 - self.rank):
             self._together(self._compute("B", 1))
@@ -125,13 +125,13 @@ class _Rank:
         return second, gradient
 
     def _both_directions(self, second: Messages, gradients: Messages) -> Messages:
-        """Run a forward of one chunk and a backward of the other, chunks changing roles; return the open messages of
-        gradients."""
+        """Run a forward of one chunk and a backward of the other, with chunks swapping roles; return the pending
+        messages of gradients."""
         ahead = 0
         for _ in range(2 * (self.count - self.size) + self.rank + 1):
             behind, onward = 1 - ahead, ()  # type: int, Messages
             stays = self.is_last and ahead == 0
-            """What it makes, the rank needs itself: the chain turns here."""
+            """Whether the rank itself needs its output: the chain turns here."""
             if self.done["F"][ahead] < self.count:
                 sent = self._compute("F", ahead)
                 if ahead == 1 and self.done["F"][0] == self.count:
@@ -156,7 +156,7 @@ class _Rank:
         return gradients
 
     def _cool_down(self, gradients: Messages) -> None:
-        """Run the backwards that are left: of both chunks in turns, then of the first."""
+        """Run the remaining backwards: alternately of both chunks, then of the first."""
         chunk, received = self.behind, ()  # type: int, Messages
         for k in range(self.size):
             if self.done["B"][chunk] == self.count:
@@ -178,20 +178,19 @@ class _Rank:
         self._wait(gradients)
 
     def _beside(self, sent: Messages, received: Messages, chunk: int) -> Messages:
-        """Return both, which go to and come from one neighbour: the next rank for chunk 0, the one before for chunk
-        1."""
+        """Return both messages with one neighbour: the next rank for chunk 0, the previous one for chunk 1."""
         has_neighbour = not self.is_last if chunk == 0 else self.rank > 0
         return sent + received if has_neighbour else ()
 
     def _compute(self, kind: str, chunk: int) -> Messages:
-        """Run the next pass of a chunk; return the message that takes its output on."""
+        """Run the next pass of a chunk; return the message with its output."""
         microbatch = self.done[kind][chunk]
         self.done[kind][chunk] += 1
         self.steps.append(Action(kind, chunk, microbatch))
         return self._message(kind, chunk, microbatch, sends=True)
 
     def _receive(self, kind: str, chunk: int) -> Messages:
-        """Return the message that brings the input of a chunk's next pass."""
+        """Return the message with the input of a chunk's next pass."""
         return self._message(kind, chunk, self.done[kind][chunk], sends=False)
 
     def _message(self, kind: str, chunk: int, microbatch: int, *, sends: bool) -> Messages:

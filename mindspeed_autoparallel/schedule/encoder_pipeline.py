@@ -1,7 +1,8 @@
-"""Encoder batches through the encoder's own pipeline, before and after the backbone's. Formula H7.
+"""Encoder batches in the encoder's pipeline, before and after the backbone's. Formula H7.
 
 Batches are the microbatches of Megatron's 1F1B: forward only before the backbone, forward and backward after it, where
-the forwards hand on what was kept or run again. Inputs, outputs and gradients travel beside it, in order.
+the forwards pass on kept activations or run again. Inputs, outputs and gradients are transferred concurrently, in
+order.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from mindspeed_autoparallel.schedule.programs import Action, make_program
 from mindspeed_autoparallel.schedule.walk import take_all
 
 REPLAYED_ROUNDS = 8
-"""So many batches per stage are replayed; each further one adds what a batch of the last round did, and all of them
-take no less than their transfers."""
+"""Batches per stage that are replayed; each further one adds the time of a batch of the last round, and all of them
+take at least their transfers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +30,9 @@ class StagedRounds:
     forward_us: tuple[float, ...]
     """By stage."""
     backward_us: tuple[float, ...] = ()
-    """By stage, without the forward that runs again."""
+    """By stage, without recomputed forwards."""
     again_us: tuple[float, ...] = ()
-    """By stage: the forward in the backward pass, 0 where the graph was kept."""
+    """By stage: the recomputed forward in the backward pass, 0 if the graph was kept."""
     message_us: float = 0.0
     """Between neighbouring stages: the shape, then the rows."""
     inputs_us: float = 0.0
@@ -39,7 +40,7 @@ class StagedRounds:
     gradients_us: float = 0.0
 
     def without_transfers(self) -> StagedRounds:
-        """Return the same batches where nothing travels between encoder and backbone."""
+        """Return the same batches without transfers between encoder and backbone."""
         return replace(self, inputs_us=0.0, outputs_us=0.0, gradients_us=0.0)
 
 
@@ -54,7 +55,7 @@ def staged_backward_us(runs: Sequence[StagedRounds]) -> float:
 
 
 def _long(runs: tuple[StagedRounds, ...], *, forward_only: bool) -> float:
-    """Replay; of a long run only so many rounds that what one more adds has settled."""
+    """Replay; of a long run only as many rounds as it takes for the increment to settle."""
     if not runs:
         return 0.0
     first, rest = runs[0], runs[1:]
@@ -63,7 +64,7 @@ def _long(runs: tuple[StagedRounds, ...], *, forward_only: bool) -> float:
     if first.count <= most:
         return _replayed(runs, forward_only)
     long, short = (_replayed((replace(first, count=n), *rest), forward_only) for n in (most, most - stages))
-    # Transfers go one after another, the inputs first: many of them may overtake stages that were slower so far.
+    # Transfers are sequential, the inputs first: many of them may take longer than stages that were slower so far.
     travelling_us = sum(
         run.count * (run.inputs_us + run.outputs_us if forward_only else run.gradients_us) for run in runs
     )
@@ -74,7 +75,7 @@ def _long(runs: tuple[StagedRounds, ...], *, forward_only: bool) -> float:
 def _replayed(runs: tuple[StagedRounds, ...], forward_only: bool) -> float:
     batches = [run for run in runs for _ in range(run.count)]
     stages = len(batches[0].forward_us)
-    # All transfers of a kind are started together and go one after another.
+    # All transfers of a kind start together and run one after another.
     due = list(accumulate(run.inputs_us if forward_only else run.gradients_us for run in batches))
     waiting_stage = 0 if forward_only else stages - 1
     ends = [0.0]
@@ -104,12 +105,12 @@ class _Node(NamedTuple):
     action: Action | None
     """None: messages."""
     waits: tuple[tuple[int, int], ...]
-    """(node, batch whose message lies between; -1: none)."""
+    """(node, batch whose message is between; -1: none)."""
 
 
 @lru_cache(maxsize=256)
 def _nodes(stages: int, count: int, forward_only: bool) -> tuple[_Node, ...]:
-    """Return computations and waits of all stages in an order in which each comes after what it waits for."""
+    """Return computations and waits of all stages in topological order."""
     if forward_only:
         program = tuple(tuple(Action("F", 0, batch) for batch in range(count)) for _ in range(stages))
     else:

@@ -1,4 +1,4 @@
-"""Encoder batches around the pipeline: each one's rows travel while the next is computed. Formula H5."""
+"""Encoder batches around the pipeline: each batch's rows are sent while the next is computed. Formula H5."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 REPEATING = 4
-"""After so many equal rounds, each further one adds the longer of computation and transfer."""
+"""Number of equal rounds after which each further one adds the longer of computation and transfer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,13 +17,13 @@ class Rounds:
     compute_us: float
     transfer_us: float
     inputs_us: float = 0.0
-    """Of a forward: the transfer of its inputs, behind the rows of the batch before; 0: nothing travels."""
+    """Transfer of a forward's inputs, after the rows of the previous batch; 0: no transfer."""
     before_us: float = 0.0
-    """Of a backward: the forward that runs again, before its gradients are waited for."""
+    """Recomputed forward of a backward, before the wait for its gradients."""
 
 
 def forward_us(runs: Sequence[Rounds]) -> float:
-    """Take the inputs of batch k, compute it, send it, wait for batch k - 1; transfers go one after another."""
+    """Return the time to receive batch k, compute it, send it, and wait for batch k - 1; transfers are sequential."""
     now = before = arrived = 0.0
     for run in runs:
         for _ in range(min(run.count, REPEATING)):
@@ -40,7 +40,7 @@ def forward_us(runs: Sequence[Rounds]) -> float:
 
 
 def backward_us(runs: Sequence[Rounds]) -> float:
-    """Send the gradients of batch k, then compute batch k - 1 with what has arrived for it."""
+    """Return the time to send the gradients of batch k, then compute batch k - 1 with its received gradients."""
     now = arrived = 0.0
     waiting: tuple[float, Rounds] | None = None
     for run in runs:

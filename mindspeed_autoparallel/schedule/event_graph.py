@@ -1,4 +1,4 @@
-"""What waits for what in one step: passes and messages as nodes in topological order."""
+"""The dependencies of one step: passes and messages as nodes in topological order."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ class EventGraph:
         self.num_stages, self.num_virtual = num_stages, num_virtual
         self._bounds: tuple[list[int], list[int]] | None = None
         self._last_forward: dict[int, int] = {}
-        """By stage: the virtual stage of its forward before now."""
+        """By stage: the virtual stage of its latest forward."""
         self.waits: list[tuple[int, int, int, int, int, int]] = []
         """Three (node, link) pairs flattened; link ``-1`` costs nothing, missing waits are node 0."""
         self.work: list[tuple[int, Action] | None] = []
         self.rows: list[int] = []
-        """Where a node's duration is found: 0 for messages, else 1 + 2 x virtual stage (+ 1 for a backward), and behind
-        these a row per pair of virtual stages."""
+        """Row of a node's duration: 0 for messages, otherwise 1 + 2 x virtual stage (+ 1 for a backward), followed by a
+        row per pair of virtual stages."""
         self.pairs: dict[tuple[int, int], int] = {}
-        """Virtual stages of a forward and of the backward beside it, in the order of their rows."""
+        """Virtual stages of a forward and of its paired backward, in the order of their rows."""
 
     def bounds(self) -> tuple[list[int], list[int]]:
         """Return the nodes of every stage's first and last pass."""

@@ -1,10 +1,10 @@
-"""Where the stages of 1F1B meet once per microbatch: a generator's exchanges, as training runs them and as priced.
+"""The exchanges of a generator, where the stages of 1F1B meet once per microbatch, in training and in prices.
 
 Exchange m lies between forward m and backward m of the last stage, and every stage takes part. On each stage it may be
-before a pass, or between a forward and the message that sends its output. No message may be sent before an exchange
-and received after it, or the stages wait in a circle. Positions with this property form a lattice: they are closed
-under minimum and maximum by stage. Of them the ones nearest to what each stage does at the same time are taken, so
-that the stages go on beside each other from one exchange to the next. Formula H9.
+before a pass, or between a forward and the message that sends its output. No message may be sent before an exchange and
+received after it: the stages would deadlock. Positions with this property form a lattice: they are closed under minimum
+and maximum by stage. The chosen positions are nearest to the stages' simultaneous passes, so that the stages run in
+parallel from one exchange to the next. Formula H9.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ backward. Where a backward takes two or three forwards, this is nearer the best 
 
 
 MET = "met"
-"""How messages are treated (as ``messages.SENDS``) where stages of 1F1B meet at every microbatch: they block."""
+"""Kind of sends (like ``messages.SENDS``) if stages of 1F1B meet at every microbatch: they block."""
 
 
 class Meet(NamedTuple):
@@ -35,7 +35,7 @@ class Meet(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a stage comes to an exchange."""
+    """The position of an exchange in a stage's schedule."""
 
     kind: str
     """``before_forward``, ``after_forward``, ``before_backward``, or ``end``: after the schedule."""
@@ -44,13 +44,13 @@ class Place(NamedTuple):
 
 @lru_cache(maxsize=64)
 def places_of(num_stages: int, num_microbatches: int, stage: int) -> tuple[Place, ...]:
-    """Return by microbatch where ``stage`` comes to its exchange. Needs a microbatch for every stage."""
+    """Return the position of ``stage``'s exchange by microbatch. Requires at least as many microbatches as stages."""
     steps = _steps(num_stages, num_microbatches)[stage]
     return tuple(_place(steps, cut[stage]) for cut in _cuts(num_stages, num_microbatches))
 
 
 def diagonal_places_of(num_stages: int, num_microbatches: int, stage: int) -> tuple[Place, ...]:
-    """Return by microbatch the place behind the stage's newest forward: what encoders' meetings inside the schedule
+    """Return by microbatch the position after the stage's latest forward, which encoders' exchanges in the schedule
     cannot cross. All backwards of a microbatch then come one after another between two exchanges."""
     behind = num_stages - 1 - stage
     rest = Place("before_backward", num_microbatches - 1 - behind)
@@ -89,7 +89,7 @@ def _steps(num_stages: int, num_microbatches: int) -> list[list[Step]]:
 
 @lru_cache(maxsize=64)
 def _cuts(num_stages: int, num_microbatches: int) -> tuple[tuple[int, ...], ...]:
-    """Return by microbatch the number of steps that each stage takes before the exchange."""
+    """Return the number of each stage's steps before the exchange, by microbatch."""
     steps = _steps(num_stages, num_microbatches)
     starts, lattice = _even_starts(steps), _Lattice.of(steps)
     passed = [0] * num_stages
@@ -133,9 +133,9 @@ class _Lattice:
     allowed: Sequence[Sequence[bool]]
     """By stage and position."""
     before: Sequence[Sequence[int]]
-    """By stage and position: how many steps the stage before must have taken; it never falls."""
+    """By stage and position: the number of steps that the previous stage must have taken; it is nondecreasing."""
     after: Sequence[Sequence[int]]
-    """The same of the stage after."""
+    """The same for the next stage."""
 
     @classmethod
     def of(cls, steps: Sequence[Sequence[Step]]) -> _Lattice:
@@ -163,8 +163,8 @@ class _Lattice:
         )
 
     def nearest(self, wanted: Sequence[int], last: int) -> tuple[int, ...]:
-        """Return the latest positions up to ``wanted`` on the stages before the last, which is at ``last``; where
-        there are none, the nearest."""
+        """Return the latest positions up to ``wanted`` on the stages before the last, which is at ``last``; if there
+        are none, the nearest."""
         least = self._raised([0] * len(wanted) + [last])
         most = self._lowered([*(len(own) - 1 for own in self.allowed[:-1]), last])
         found = self._lowered([*wanted, last])
@@ -197,8 +197,8 @@ class _Lattice:
 
 
 def _is_place(steps: Sequence[Step], position: int) -> bool:
-    """Return whether an exchange can be after so many steps: beside a pass, or at the end. Position 0 is a place that
-    none takes, as the last stage's forward needs one of every stage."""
+    """Return whether an exchange is possible after ``position`` steps: next to a pass, or at the end. Position 0 is
+    never used, because the last stage's forward needs one of every stage."""
     if position in (0, len(steps)) or isinstance(steps[position], Action):
         return True
     before = steps[position - 1]

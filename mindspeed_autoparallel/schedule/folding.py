@@ -1,13 +1,13 @@
-"""Replay a step of very many equal microbatches from a shorter one: in between, the schedule repeats itself.
+"""Replay a step of very many equal microbatches from a shorter one, because its middle part repeats.
 
 The event graph of a short step is cut twice, ``period`` nodes apart, where all stages are past their warm-up and before
 their last rounds. A longer step is the short one with the nodes between the cuts repeated. Two facts make its time
 exact, and where either fails the whole step is replayed:
 
 - every event that is waited for across the second cut ends at most ``growth`` later than its twin at the first, and a
-  replay that starts from later events ends at most as much later: no repetition adds more than ``growth``;
+replay that starts from later events ends at most as much later: no repetition adds more than ``growth``;
 - the critical path, and the longest path to every stage's last pass, cross both cuts at twin events that lie ``growth``
-  apart: a longer step has paths that repeat the part between them, so every repetition adds at least ``growth``.
+apart: a longer step has paths that repeat the part between them, so every repetition adds at least ``growth``.
 """
 
 from __future__ import annotations
@@ -28,20 +28,19 @@ from mindspeed_autoparallel.schedule.simulator import (
 )
 
 ProgramSizes = tuple[str, int, int, int, int, bool]
-"""What ``make_program`` takes: schedule, stages, microbatches, chunks, group size, pairs."""
+"""The arguments of ``make_program``: schedule, stages, microbatches, chunks, group size, pairs."""
 CYCLES = (12, 60, 840)
-"""Rounds between the cuts, tried in turn: times repeat after a number of rounds that depends on the times, mostly 1 or
-a divisor of these."""
+"""Rounds between the cuts, tried in turn: the period of the times is usually 1 or a divisor of these."""
 _SHORTENS = 4
-"""A step is folded where its replay is at least this many times shorter."""
+"""Least factor by which folding must shorten the replay."""
 
 
 def simulate_folded(
     sizes: ProgramSizes, times: StepTimes, sends: str, *, with_timeline: bool = False, cycles: Sequence[int] = CYCLES
 ) -> SimulatedStep:
-    """Return what ``simulate`` does; where times tie, the critical path may be another one. A timeline is not folded.
+    """Return the result of ``simulate``; if times tie, the critical path may differ. A timeline is not folded.
 
-    ``sends`` beside ``messages.SENDS`` are not folded. Raises ``ConfigError`` as ``make_program`` does.
+    ``sends`` other than ``messages.SENDS`` are not folded. Raises ``ConfigError`` as ``make_program`` does.
     """
     for cycle in () if with_timeline else cycles:
         if (found := _folded(sizes, times, sends, cycle)) is not None:
@@ -50,7 +49,7 @@ def simulate_folded(
 
 
 def program_of_peaks(sizes: ProgramSizes) -> Program:
-    """Return a program that may be shorter and in which every stage holds at once what it does in that of ``sizes``."""
+    """Return a program, possibly shorter, with the same peaks of held activations per stage as that of ``sizes``."""
     return make_program(*_shortened(sizes, _margin(sizes)))
 
 
@@ -62,13 +61,13 @@ def _is_uniform(times: StepTimes) -> bool:
 
 
 def _round(sizes: ProgramSizes) -> int:
-    """Return microbatches after which the order of passes repeats; 0: it never does."""
+    """Return the number of microbatches after which the order of passes repeats; 0: never."""
     schedule, num_stages, _, _, group, _ = sizes
     return {"1f1b": 1, "interleaved": group or num_stages}.get(schedule, 0)
 
 
 def _margin(sizes: ProgramSizes) -> int:
-    """Return rounds that hold every stage's warm-up, and likewise its end."""
+    """Return a number of rounds that covers every stage's warm-up, and also its end."""
     return sizes[1] + 4
 
 
@@ -84,7 +83,7 @@ def _shortened(sizes: ProgramSizes, rounds: int, of: int = 1) -> ProgramSizes:
 
 
 def _folded(sizes: ProgramSizes, times: StepTimes, sends: str, cycle: int) -> SimulatedStep | None:
-    """Return the step, from one of at most ``2 * margin + 4 * cycle`` rounds; ``None`` where that is not exact."""
+    """Return the step, from one of at most ``2 * margin + 4 * cycle`` rounds; ``None`` if that is not exact."""
     rounds = _margin(sizes) + cycle
     short = _shortened(sizes, rounds + cycle // 2, cycle)
     if sizes[2] < _SHORTENS * short[2] or sends not in SENDS or not _is_uniform(times):
@@ -129,7 +128,7 @@ def _cuts(found: Replayed, microbatch: int, apart: int) -> tuple[int, int]:
 
 
 def _crossing(found: Replayed, first: int, period: int) -> list[int] | None:
-    """Return the nodes before the first cut that later ones wait for; ``None`` where the nodes between the cuts differ
+    """Return the nodes before the first cut that later ones wait for; ``None`` if the nodes between the cuts differ
     from those that follow: events are sorted in an order that may repeat after more rounds than the schedule."""
     waits, rows = found.graph.waits, found.graph.rows
     for node in range(first, first + period):
@@ -157,7 +156,7 @@ def _path_to(node: int, found: Replayed) -> list[int]:
 
 
 def _growth(path: list[int], found: Replayed, first: int, period: int) -> Time | None:
-    """Return what a path takes from the last node before the first cut to its twin before the second; ``None`` where it
-    crosses the second cut at another."""
+    """Return the time of a path from the last node before the first cut to its twin before the second; ``None`` if it
+    crosses the second cut elsewhere."""
     before, after = (next((node for node in path if node < cut), 0) for cut in (first, first + period))
     return found.ends[after] - found.ends[before] if before and after == before + period else None

@@ -1,8 +1,8 @@
-"""When Megatron posts its point-to-point messages, and when it waits for them.
+"""The points at which Megatron posts its point-to-point messages and waits for them.
 
 A rank's step becomes a list of computations and message calls. A message begins when both sides have posted it; a rank
-goes on when what it waits for is through (rendezvous). Checked to the nanosecond against Megatron's own schedules on
-the emulated device: docs/validation/emulated.md.
+continues when the messages it waits for are complete (rendezvous). Checked to the nanosecond against Megatron's own
+schedules on the emulated device: docs/validation/emulated.md.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from mindspeed_autoparallel.schedule.programs import Action, Program
 SENDS = ("eager", "blocking", "freed", "overlapped", "flushed", "flushed-freed")
 """How a schedule treats its messages.
 
-``eager``: they travel while both sides compute, no rank ever waits to send.
-``blocking``: a rank waits for what it sends and receives before it goes on. All of Megatron's non-interleaved 1F1B, and
-the interleaved schedule without ``overlap_p2p_comm``.
-``freed``: interleaved with overlap, Megatron's default. Warm-up and cool-down block; in between receives are posted one
-step ahead, and a forward's send is waited for at once because the output is freed
+``eager``: they are sent while both sides compute; no rank waits to send. ``blocking``: a rank waits for its sends and
+receives before it continues. All of Megatron's non-interleaved 1F1B, and the interleaved schedule without
+``overlap_p2p_comm``. ``freed``: interleaved with overlap, Megatron's default. Warm-up and cool-down block; in between
+receives are posted one step ahead, and a forward's send is waited for at once because the output is freed
 (``deallocate_pipeline_outputs``, always set by megatron.training; in Megatron-LM from April 2026, pull request 4047).
-``overlapped``: the same where sends are waited for one step later: older releases.
-``flushed``, ``flushed-freed``: with ``overlap_p2p_comm_warmup_flush``, warm-up and cool-down overlap too.
+``overlapped``: the same, but sends are waited for one step later: older releases. ``flushed``, ``flushed-freed``: with
+``overlap_p2p_comm_warmup_flush``, warm-up and cool-down overlap too.
 """
 
 
@@ -40,13 +39,13 @@ class Message(NamedTuple):
 
 
 class Post(NamedTuple):
-    """Start messages and go on."""
+    """Start messages and continue."""
 
     messages: tuple[Message, ...]
 
 
 class Wait(NamedTuple):
-    """Wait until messages posted before are through."""
+    """Wait until earlier messages are complete."""
 
     messages: tuple[Message, ...]
 
@@ -61,7 +60,7 @@ Step = Action | Post | Wait | SendReceive
 
 
 def message_steps(program: Program, sends: str) -> list[list[Step]]:
-    """Return every stage's steps. Raises ``ConfigError`` for sends that the program's schedule does not have."""
+    """Return every stage's steps. Raises ``ConfigError`` for sends that the program's schedule does not support."""
     num_chunks = 1 + max(action.chunk for action in program[0])
     if sends not in SENDS:
         raise ConfigError(f"unknown sends {sends!r}; known: {', '.join(SENDS)}.")
@@ -69,7 +68,7 @@ def message_steps(program: Program, sends: str) -> list[list[Step]]:
         return [list(actions) for actions in program]
     if num_chunks == 1:
         if sends != "blocking":
-            raise ConfigError(f"{sends} sends are those of the interleaved schedule: use blocking or eager.")
+            raise ConfigError(f"{sends} sends require the interleaved schedule: use blocking or eager.")
         return [_non_interleaved(stage, program) for stage in range(len(program))]
     steps = [_Interleaved(stage, program, num_chunks, sends).steps() for stage in range(len(program))]
     return [[step for step in row if isinstance(step, Action) or step.messages] for row in steps]
@@ -90,7 +89,7 @@ def _non_interleaved(stage: int, program: Program) -> list[Step]:
         following = actions[index + 1] if index + 1 < len(actions) else None
         send = message(action.kind, action.microbatch, True)
         receive = message(following.kind, following.microbatch, False) if following else ()
-        # Megatron pairs a send with the opposite-direction receive; forward after forward goes one by one.
+        # Megatron pairs a send with the opposite-direction receive; consecutive forwards are sent one by one.
         if following is not None and following.kind != action.kind:
             steps.append(SendReceive(send + receive))
         else:
@@ -112,7 +111,8 @@ class _Interleaved:
         self.forwards = [action for action in actions if action.kind == "F"]
         self.backwards = [action for action in actions if action.kind == "B"]
         self.total = len(self.forwards)
-        # As in make_program; the order alone does not tell a last warm-up forward from a first steady one. Pairs there
+        # As in make_program; the order alone does not distinguish the last warm-up forward from the first steady one.
+        # Pairs there
         # are on the last stage at least.
         self.paired = any(action.paired for action in program[-1])
         group = next((k for k, action in enumerate(self.forwards) if action.chunk), self.total)
@@ -122,7 +122,7 @@ class _Interleaved:
         self.waiting: dict[str, list[Message]] = {"F": [], "B": []}
         """Receives posted and not yet waited for, oldest first."""
         self.unsent: dict[str, tuple[Message, ...]] = {"F": (), "B": ()}
-        """The send that was posted last and not waited for."""
+        """The latest send that was posted and not waited for."""
 
     def steps(self) -> list[Step]:
         steady = self.total - self.warmup
@@ -158,7 +158,7 @@ class _Interleaved:
             sent = self.sent(forward) + self.sent(backward)
             return [forward, backward, SendReceive(sent + receive_forward + receive_backward)]
         if self.paired:
-            # Layers of both run in turns: neither begins before both messages are there, nor sends before both end.
+            # Layers of both alternate: neither begins before both messages have arrived, nor sends before both end.
             return [
                 self._wait_input(forward),
                 self._wait_input(backward),
@@ -212,7 +212,7 @@ class _Interleaved:
         return self.stage == (0 if kind == "F" else self.num_stages - 1)
 
     def receive(self, kind: str, k: int) -> tuple[Message, ...]:
-        """Return what is received after step ``k`` of a direction."""
+        """Return the messages received after step ``k`` of a direction."""
         order = self.forwards if kind == "F" else self.backwards
         if not self._starts(kind):
             return self.needed(order[k + 1])

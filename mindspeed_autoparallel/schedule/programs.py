@@ -1,4 +1,4 @@
-"""What every stage computes, in order: 1F1B, interleaved 1F1B, all-forward-all-backward and combined 1F1B."""
+"""The order of every stage's computations: 1F1B, interleaved 1F1B, all-forward-all-backward and combined 1F1B."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Action(NamedTuple):
     chunk: int
     microbatch: int
     paired: bool = False
-    """Of a backward: it runs beside the forward right before it, layer by layer (combined 1F1B)."""
+    """Whether a backward overlaps the forward right before it, layer by layer (combined 1F1B)."""
 
 
 Program = tuple[tuple[Action, ...], ...]
@@ -37,7 +37,7 @@ def make_program(
     microbatch_group_size: int = 0,
     paired: bool = False,
 ) -> Program:
-    """Return the order of every stage, as Megatron runs it.
+    """Return the order of every stage in Megatron.
 
     ``num_chunks``: virtual pipeline size, 1 unless interleaved. ``microbatch_group_size``: microbatches of one chunk in
     a row (Megatron's ``microbatch_group_size_per_vp_stage``), ``num_stages`` when 0. ``paired``: one more forward warms
@@ -67,7 +67,7 @@ def make_program(
         else:
             group = microbatch_group_size or num_stages
             warmup = 2 * (num_stages - 1 - stage) + (num_chunks - 1) * group
-        # A pair's backward is of a microbatch that is through its forward.
+        # A pair's backward belongs to a microbatch whose forward has finished.
         warmup = min(total, warmup + paired)
         actions = forwards[:warmup]
         for step in range(total - warmup):
@@ -79,7 +79,7 @@ def make_program(
 def check_program(
     schedule: str, num_stages: int, num_microbatches: int, num_chunks: int, microbatch_group_size: int, paired: bool
 ) -> None:
-    """Raise ``ConfigError`` for what ``make_program`` makes no program of."""
+    """Raise ``ConfigError`` for arguments without a program."""
     if schedule not in SCHEDULES:
         raise ConfigError(f"unknown schedule {schedule!r}; known: {', '.join(SCHEDULES)}.")
     for name, size in (("pipeline size", num_stages), ("microbatches", num_microbatches), ("chunks", num_chunks)):
@@ -119,17 +119,17 @@ def _is_group_size(group: int, num_stages: int, num_microbatches: int) -> bool:
 
 
 def group_sizes(num_stages: int, num_microbatches: int) -> tuple[int, ...]:
-    """Return every ``microbatch_group_size`` that Megatron runs so many microbatches with, smallest first.
+    """Return every ``microbatch_group_size`` that Megatron accepts for so many microbatches, smallest first.
 
-    It takes at least as many as stages and at most all, with no remainder below the number of stages. None, where
-    microbatches are fewer than stages.
+    It accepts at least the number of stages and at most all microbatches, with no remainder below the number of stages.
+    Empty if there are fewer microbatches than stages.
     """
     every = range(max(1, num_stages), num_microbatches + 1)
     return tuple(size for size in every if _is_group_size(size, num_stages, num_microbatches))
 
 
 def in_flight(program: Program) -> tuple[int, ...]:
-    """Return per stage the most microbatch chunks whose activations are held at once."""
+    """Return by stage the largest number of microbatch chunks whose activations are held at once."""
     peaks = []
     for actions in program:
         held = peak = 0

@@ -1,7 +1,7 @@
 """Exact replay of a program: the longest path through its event graph, and that path.
 
-The graph depends on the program and the kind of sends alone: it is sorted once and kept. Times stay what they are: with
-integers everything is exact, and fractions are allowed (the path is still a valid lower bound on any other times).
+The graph depends only on the program and the kind of sends: it is sorted once and cached. Times keep their type:
+integer times give exact results, and fractions are allowed (the path is still a valid lower bound on any other times).
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ Row = Sequence[Time] | Time
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """Times in any one unit, by virtual stage (``chunk * num_stages + stage``)."""
+    """Times in any unit, by virtual stage (``chunk * num_stages + stage``)."""
 
     forward: Sequence[Row]
-    """A number, or one per microbatch."""
+    """By virtual stage a number, or one per microbatch."""
     backward: Sequence[Row]
     link: Sequence[Time] = ()
     """Between virtual stage i and i + 1, either direction; empty: 0."""
     per_operation: Time = 0
     """Host time added to every forward and backward."""
     per_pass: Sequence[Time] = ()
-    """The same by virtual stage, beside it; empty: 0."""
+    """Additional host time per pass, by virtual stage; empty: 0."""
     per_message: Time = 0
-    """Added to every message, beside ``link``."""
+    """Time added to every message, in addition to ``link``."""
     paired_saving: Mapping[tuple[int, int], Time] = field(default_factory=dict)
-    """By virtual stages of a forward and of the backward that it is paired with: what both together take less than
-    alone. Missing: 0."""
+    """By virtual stages of a forward and of its paired backward: time saved compared with running them separately.
+    Missing: 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +59,9 @@ class SimulatedStep:
     """(stage, action, start, end) of every computation."""
 
     starts: tuple[Time, ...] = ()
-    """By stage: when its first forward begins."""
+    """By stage: the start of its first forward."""
     finishes: tuple[Time, ...] = ()
-    """By stage: when its last pass ends."""
+    """By stage: the end of its last pass."""
 
     def bubble(self, stage: int) -> Time:
         return self.step_time - self.busy[stage]
@@ -95,8 +95,8 @@ def simulate(
 ) -> SimulatedStep:
     """Replay ``program``.
 
-    ``rendezvous``: a message waits for its receiver, as Megatron's do by default; otherwise it travels while both sides
-    compute. ``sends``: one of ``messages.SENDS`` instead, to be exact about settings and release. ``timeline`` and
+    ``rendezvous``: a message waits for its receiver, Megatron's default; otherwise it is sent while both sides compute.
+    ``sends``: one of ``messages.SENDS`` instead, to match settings and release exactly. ``timeline`` and
     ``critical_path`` are empty unless ``with_timeline``.
     """
     if not sends:
@@ -106,7 +106,7 @@ def simulate(
 
 
 def replayed(program: Program, times: StepTimes, sends: str) -> Replayed:
-    """Return when every event of ``program`` ends; ``sends``: one of ``messages.SENDS``."""
+    """Return the end of every event of ``program``; ``sends``: one of ``messages.SENDS``."""
     graph = compile_graph(program, sends)
     extra, message = times.per_operation, times.per_message
     num_virtual = len(times.forward)
@@ -250,7 +250,7 @@ def compile_graph(program: Program, sends: str) -> EventGraph:
 
 
 def _through(graph: EventGraph, step: Wait | SendReceive, last: int, posted: dict[Message, int]) -> int:
-    """Return the node at which a rank goes on: all messages have taken their link's time since both sides posted
+    """Return the node at which a rank continues: all messages have taken their link's time since both sides posted
     them."""
     if isinstance(step, SendReceive):
         links = {message.boundary for message in step.messages}

@@ -1,6 +1,6 @@
 """A program as CSV: one line per stage, cells like ``F0.3`` (forward, chunk 0, microbatch 3).
 
-``+B1.0`` is a backward that runs beside the forward before it.
+``+B1.0`` is a backward that overlaps the forward before it.
 """
 
 from __future__ import annotations

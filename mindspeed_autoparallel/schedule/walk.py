@@ -1,4 +1,4 @@
-"""Takes the steps of all stages, each stage's in order, in an order in which every step finds what it waits for."""
+"""Visits the steps of all stages, each stage's in order, so that every step comes after its dependencies."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Step = TypeVar("Step")
 
 
 def take_all(steps: Sequence[Sequence[Step]], take: Callable[[int, Step], bool]) -> None:
-    """Call ``take(stage, step)`` until it took every step; False: the step still waits, and the other stages go on.
+    """Call ``take(stage, step)`` until it took every step; False: the step still waits, and the other stages continue.
 
-    A step that waits is offered again later. Raises ``ConfigError`` where every stage waits for another.
+    A step that waits is offered again later. Raises ``ConfigError`` if every stage waits for another.
     """
     position, left = [0] * len(steps), sum(map(len, steps))
     while left:

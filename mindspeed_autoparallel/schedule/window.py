@@ -1,8 +1,8 @@
-"""A step in memory mode window: encoders' macro-batches inside the backbone's 1F1B, replayed as training runs it.
+"""A step in memory mode window: a replay of encoders' macro-batches inside the backbone's 1F1B, as in training.
 
-A macro-batch is encoded where the first stage reaches its first microbatch, and taken back where the first stage is
-through with its last. Both are collective over the stages, which reach them at places of their own: a tick. What waits
-for what is that of ``runtime.hetero.schedules``; on the emulated device both take the same time. Formula H8.
+A macro-batch's forward runs when the first stage reaches its first microbatch, its backward when the first stage has
+finished its last. Both are collective over the stages, each at its own position: a tick. The dependencies are those of
+``runtime.hetero.schedules``; on the emulated device both take the same time. Formula H8.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from mindspeed_autoparallel.schedule.walk import take_all
 
 @dataclass(frozen=True, kw_only=True)
 class MacroBatchTimes:
-    """One macro-batch of one encoder. Times in microseconds; 0 for transfers where nothing moves."""
+    """One macro-batch of one encoder. Times in microseconds; 0 for transfers that move nothing."""
 
     first: int
     """Its first microbatch."""
     last: int
     inputs_us: float
     forward_us: Sequence[float]
-    """By stage of the backbone: on the busiest encoder replica there."""
+    """By stage of the backbone: time on its busiest encoder replica."""
     outputs_us: float
     gradients_us: float
     backward_us: Sequence[float]
@@ -34,17 +34,17 @@ class MacroBatchTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class BackboneTimes:
-    """The backbone's pipeline, by virtual stage, in microseconds; what the host adds to every pass is part of it."""
+    """The backbone's pipeline, by virtual stage, in microseconds, including host time per pass."""
 
     forward_us: Sequence[float]
     backward_us: Sequence[float]
     link_us: Sequence[float]
-    """Of a message between virtual stages s and s + 1."""
+    """Time of a message between virtual stages s and s + 1."""
     num_microbatches: int
     num_chunks: int = 1
     """Virtual stages of one rank."""
     microbatch_group_size: int = 0
-    """Of the interleaved schedule; 0: as many as there are stages."""
+    """Group size of the interleaved schedule; 0: the number of stages."""
     sends: str = "blocking"
     """How messages are treated (``messages.SENDS``)."""
 
@@ -54,19 +54,19 @@ class BackboneTimes:
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        """Return what ``ticks_of`` takes."""
+        """Return the arguments of ``ticks_of``."""
         return self.num_stages, self.num_microbatches, self.num_chunks, self.microbatch_group_size
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tick:
-    """A place of the schedule where all stages meet: before the first model chunk's forward of one microbatch on stage
-    0, the forward number ``forward`` of its chunks; on stage p so many forwards earlier."""
+    """A position in the schedule where all stages meet: before the first model chunk's forward of one microbatch on
+    stage 0, the forward number ``forward`` of its chunks; on stage p so many forwards earlier."""
 
     microbatch: int
     forward: int
     last_done: int
-    """The last of the microbatches that stage 0's first chunk has taken back by then; -1: none."""
+    """The last microbatch whose backward stage 0's first chunk has finished by then; -1: none."""
 
 
 @lru_cache(maxsize=256)
@@ -75,7 +75,7 @@ def ticks_of(
 ) -> tuple[Tick, ...]:
     """Return the ticks of a step under 1F1B, interleaved with ``num_chunks`` model chunks on each rank.
 
-    Raises ``ConfigError`` where such a schedule cannot be.
+    Raises ``ConfigError`` for an impossible schedule.
     """
     (first, *_) = _program(num_stages, num_microbatches, num_chunks, microbatch_group_size)
     ticks: list[Tick] = []
@@ -116,7 +116,7 @@ _Step = Step | _Compute | _Transfer
 
 
 def num_alive(ticks: Sequence[Tick], scale: int) -> int:
-    """Return how many macro-batches of ``scale`` microbatches live at once at most."""
+    """Return the largest number of macro-batches of ``scale`` microbatches that are alive at once."""
     last = len(ticks) - 1
     starts = range(0, len(ticks), scale)
     alive = (
@@ -136,7 +136,7 @@ def window_step_us(backbone: BackboneTimes, encoders: Sequence[Sequence[MacroBat
 def _with_ticks(
     plain: Sequence[Step], stage: int, ticks: Sequence[Tick], encoders: Sequence[Sequence[MacroBatchTimes]]
 ) -> Iterator[_Step]:
-    """Yield a stage's steps with the encoders' between them."""
+    """Yield a stage's steps, interleaved with the encoders' steps."""
     encoded, taken_back = [0] * len(encoders), [0] * len(encoders)
 
     def take_back(last_done: int) -> Iterator[_Step]:
@@ -177,7 +177,7 @@ def _moved(encoder: int, batch: int, kind: str, time_us: float) -> Iterator[_Ste
 
 
 def _ends(steps: Sequence[Sequence[_Step]], backbone: BackboneTimes) -> list[float]:
-    """Return when every stage is through."""
+    """Return the end of every stage."""
     stages = len(steps)
     now = [0.0] * stages
     posted: dict[Message, float] = {}

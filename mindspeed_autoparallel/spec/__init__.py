@@ -1,4 +1,5 @@
-"""Frozen nouns with JSON round trip: the cluster, the model, a layout, a plan. See docs/profile.md and docs/plan.md."""
+"""Frozen records with JSON round trip: the cluster, the model, a layout, a plan. See docs/profile.md and
+docs/plan.md."""
 
 from mindspeed_autoparallel.spec.cluster import Cluster
 from mindspeed_autoparallel.spec.codec import from_json, to_json

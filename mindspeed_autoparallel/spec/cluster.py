@@ -1,4 +1,4 @@
-"""The cluster a plan is made for."""
+"""The cluster of a plan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Cluster:
     num_nodes: int
     devices_per_node: int
     memory_limit_bytes: int | None = None
-    """Most bytes a plan may use on a device; ``None``: the profile's capacity."""
+    """Most bytes that a plan may use per device; ``None``: the profile's capacity."""
 
     def __post_init__(self) -> None:
         for name in ("num_nodes", "devices_per_node"):
@@ -25,5 +25,5 @@ class Cluster:
 
     @property
     def num_devices(self) -> int:
-        """Return devices in all."""
+        """Return the total number of devices."""
         return self.num_nodes * self.devices_per_node

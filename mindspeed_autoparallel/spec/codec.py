@@ -1,8 +1,8 @@
-"""Dataclasses to JSON values and back, with errors that name the key, the value and what was expected.
+"""Dataclasses to JSON values and back, with errors that name the key, the value and the expected type.
 
-Knows dataclasses, ``str``, ``int``, ``float``, ``bool``, ``tuple[T, ...]``, ``dict[str, T]`` and ``T | None``. Unknown
-keys (other than a class's ``RETIRED_KEYS``, which earlier files have), missing keys and non-finite numbers are refused:
-a file that is half understood would give a wrong plan.
+Supports dataclasses, ``str``, ``int``, ``float``, ``bool``, ``tuple[T, ...]``, ``dict[str, T]`` and ``T | None``.
+Unknown keys (other than a class's ``RETIRED_KEYS``, which earlier files have), missing keys and non-finite numbers are
+errors: a partly read file would give a wrong plan.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from mindspeed_autoparallel.errors import AutoParallelError, ConfigError
 
 T = TypeVar("T")
 _LARGEST = 2**53
-"""Of whole numbers: beyond it JSON readers elsewhere lose digits, and no size of a training lies there."""
+"""Largest whole number: beyond it other JSON readers lose digits, and no size of a training is as large."""
 
 
 def to_json(value: Any) -> Any:
-    """Return ``value`` as plain JSON values; dataclass fields keep their order."""
+    """Convert ``value`` to JSON values; dataclass fields keep their order."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, (list, tuple)):
@@ -32,7 +32,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: type[T], value: Any, where: str, error: type[AutoParallelError] = ConfigError) -> T:
-    """Return ``value`` (parsed JSON) as a ``kind``; ``where`` starts the path in messages; bad input raises
+    """Convert ``value`` (parsed JSON) to a ``kind``; ``where`` starts the path in messages; bad input raises
     ``error``."""
     result: T = _decode(kind, value, where, error)
     return result

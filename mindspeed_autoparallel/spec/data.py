@@ -1,4 +1,4 @@
-"""The part of a plan that describes the data it was chosen for."""
+"""The part of a plan that describes its data."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class ConsideredPlan:
-    """One of the best plans by means, judged by the distribution."""
+    """One of the best plans for the mean sample, evaluated on the distribution."""
 
     label: str
     by_means_us: float
-    """Step if every sample were the mean one."""
+    """Step if every sample equalled the mean sample."""
     mean_us: float
     p95_us: float
     oom_probability: float
@@ -20,32 +20,32 @@ class ConsideredPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class DataRecord:
-    """Times in microseconds, over drawn global batches."""
+    """Step times over drawn global batches, in microseconds."""
 
     sha256: str
-    """Of the records; another data set has another one."""
+    """Hash of the records, to detect another data set."""
     num_draws: int
     padding: str
     is_balanced: bool
-    """Samples are rearranged between replicas and microbatches while training."""
+    """Whether training rearranges samples between replicas and microbatches."""
     by_means_us: float
     mean_us: float
     p50_us: float
     p95_us: float
     balanced_mean_us: float
-    """With rearrangement."""
+    """Mean step with rearrangement."""
     packed_mean_us: float
-    """With rearrangement and without padding."""
+    """Mean step with rearrangement and without padding."""
     imbalance: float
-    """Work of the slowest replica over that of the mean one, in the order of the data."""
+    """Work of the slowest replica divided by the mean, in the order of the data."""
     oom_probability: float
     oom_steps: int
     worst_bytes: int
-    """Peak of the rank likeliest to run out, if the heaviest microbatches came together."""
+    """Peak of the rank most likely to run out of memory, if the heaviest microbatches coincide."""
     worst_rank: int
     mean_error_us: float = 0.0
-    """Standard error of ``mean_us``, an upper bound; 0: not known."""
+    """Upper bound of the standard error of ``mean_us``; 0: unknown."""
     considered: tuple[ConsideredPlan, ...] = ()
     notes: tuple[str, ...] = ()
     memory_note: str = ""
-    """Where no probability of running out is known: what memory was planned for."""
+    """Basis of the memory plan if the probability of running out is unknown."""

@@ -1,4 +1,4 @@
-"""The sizes of a decoder-only transformer: what predictions and operator graphs of it have in common."""
+"""The sizes of a decoder-only transformer, shared by predictions and operator graphs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class DecoderSizes:
     """Counts and widths in elements."""
 
     num_layers: int
-    """Of the decoder, no-op layers left out."""
+    """Layers of the decoder, without no-op layers."""
     hidden: int
     heads: int
     kv_heads: int
@@ -18,12 +18,12 @@ class DecoderSizes:
     """Width of an MLP; also of an expert, unless given separately."""
     vocabulary: int
     gated: bool = True
-    """Whether the MLP has a gate projection beside the up projection."""
+    """Whether the MLP has a gate projection in addition to the up projection."""
     num_experts: int = 0
     topk: int = 0
-    """Experts that compute a token."""
+    """Experts per token."""
     head_size: int = 0
-    """Width of a head; 0: hidden over heads."""
+    """Width of a head; 0: hidden / heads."""
 
     @property
     def head_width(self) -> int:
@@ -32,10 +32,10 @@ class DecoderSizes:
 
     @property
     def query_size(self) -> int:
-        """Return width of all query heads together."""
+        """Return the total width of all query heads."""
         return self.heads * self.head_width
 
     @property
     def kv_size(self) -> int:
-        """Return width of all key heads together (the same as of all value heads)."""
+        """Return the total width of all key heads, equal to that of the value heads."""
         return self.kv_heads * self.head_width

@@ -1,4 +1,4 @@
-"""How a job is cut: sizes of every kind of parallelism, for the whole model and (hetero) per module."""
+"""The parallel sizes of a job, for the whole model and (hetero) per module."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ SCHEDULES = ("1f1b", "interleaved", "gpipe")
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleLayout:
-    """A module's own sizes in a hetero layout."""
+    """The separate sizes of one module in a hetero layout."""
 
     tensor_size: int = 1
     pipeline_size: int = 1
     context_size: int = 1
     data_size: int = 1
     micro_batch_scale: int = 1
-    """Microbatches of the backbone that it computes together."""
+    """Microbatches of the backbone per batch of the module."""
 
     def label(self) -> str:
         """Return ``TP2 DP4 x4``: sizes above 1, always DP, and the scale."""
@@ -29,12 +29,12 @@ class ModuleLayout:
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding:
-    """Gradients, and perhaps parameters, split over the data parallel ranks as the optimizer is: Megatron's FSDP."""
+    """Megatron's FSDP: gradients, and optionally parameters, sharded over data parallel ranks like the optimizer."""
 
     parameters: bool
-    """ZeRO-3: parameters too, gathered layer by layer; without, ZeRO-2."""
+    """Whether to shard parameters (ZeRO-3), gathered layer by layer; otherwise ZeRO-2."""
     communication_unit: int = 10**9
-    """Elements: half of it is gathered ahead, as much may wait to be reduced. Megatron takes at least 1e9 by itself."""
+    """Elements: half of them are gathered ahead, as many may wait for reduction. Megatron's minimum is 1e9."""
 
     def __post_init__(self) -> None:
         if self.communication_unit < 1:
@@ -42,7 +42,7 @@ class Sharding:
 
     @property
     def strategy(self) -> str:
-        """Return value of ``--data-parallel-sharding-strategy``."""
+        """Return the value of ``--data-parallel-sharding-strategy``."""
         return "optim_grads_params" if self.parameters else "optim_grads"
 
     @property
@@ -61,7 +61,7 @@ class Layout:
     """Data-parallel replicas; tensor x context x pipeline x data = devices."""
     context_size: int = 1
     expert_size: int = 1
-    """Expert-parallel group: with the ranks that share an expert, inside tensor x data x context."""
+    """Expert-parallel size; times the ranks that share an expert, it divides tensor x data x context."""
     expert_tensor_size: int = 0
     """Tensor ranks that share an expert's matrices (ETP); 0: all of them, Megatron's default."""
     virtual_size: int = 1
@@ -72,22 +72,23 @@ class Layout:
     overlap_gradient_reduce: bool = False
     overlap_parameter_gather: bool = False
     overlap_tensor_parallel: bool = False
-    """Collectives of tensor parallelism run beside products (Megatron's ``--tp-comm-overlap``); TP above 1 alone."""
+    """Whether tensor-parallel collectives overlap matrix products (Megatron's ``--tp-comm-overlap``); only with TP >
+    1."""
     bucket_elements: int = 0
     """Parameters per bucket of reduction and gathering (``cost.buckets``); 0: Megatron's default."""
     schedule: str = "1f1b"
     microbatch_group_size: int = 0
-    """Microbatches that a chunk of the interleaved schedule computes in a row; 0: as many as pipeline ranks."""
+    """Consecutive microbatches of a chunk in the interleaved schedule; 0: the number of pipeline ranks."""
     standalone_ends: bool = False
     """Whether embedding and output layer may be alone on the first and the last virtual stage (one module)."""
     sharding: Sharding | None = None
     paired: bool = False
-    """A forward of one microbatch runs beside a backward of another: Megatron's combined 1F1B, with EP above 1 and
-    virtual stages or one stage alone."""
+    """Whether a forward of one microbatch overlaps a backward of another: Megatron's combined 1F1B, with EP above 1 and
+    virtual stages or a single stage."""
     meets: bool = False
-    """All stages of 1F1B meet once per microbatch, for a generator with sizes of its own."""
+    """Whether all stages of 1F1B synchronize once per microbatch, for a generator with separate sizes."""
     modules: dict[str, ModuleLayout] = field(default_factory=dict)
-    """Encoders and generators with sizes of their own (hetero); all other modules use the sizes above."""
+    """Encoders and generators with separate sizes (hetero); all other modules use the sizes above."""
 
     def __post_init__(self) -> None:
         sizes = ("pipeline", "tensor", "data", "context", "expert", "virtual", "micro_batch")
@@ -108,17 +109,17 @@ class Layout:
 
     @property
     def num_devices(self) -> int:
-        """Return devices the layout occupies."""
+        """Return the number of devices that the layout occupies."""
         return self.pipeline_size * self.tensor_size * self.data_size * self.context_size
 
     @property
     def ranks_of_expert(self) -> int:
-        """Return tensor ranks that share an expert's matrices."""
+        """Return the number of tensor ranks that share an expert's matrices."""
         return self.expert_tensor_size or self.tensor_size
 
     @property
     def expert_replicas(self) -> int:
-        """Return ranks that hold the same experts, and reduce their gradients together."""
+        """Return the number of ranks that hold the same experts and reduce their gradients together."""
         ranks = self.data_size * self.context_size * self.tensor_size
         return max(1, ranks // (self.expert_size * self.ranks_of_expert))
 
@@ -139,14 +140,14 @@ class Layout:
         return {**sizes, "expert_tensor_parallel_size": self.expert_tensor_size} if self.expert_tensor_size else sizes
 
     def program_sizes(self, num_microbatches: int) -> tuple[str, int, int, int, int, bool]:
-        """Return what ``schedule.make_program`` takes: schedule, pipeline size, microbatches, chunks, group size,
+        """Return the arguments of ``schedule.make_program``: schedule, pipeline size, microbatches, chunks, group size,
         pairs."""
         interleaved = self.schedule == "interleaved"
         group_size = self.microbatch_group_size if interleaved else 0
         return self.schedule, self.pipeline_size, num_microbatches, self.virtual_size, group_size, self.paired
 
     def num_microbatches(self, global_batch_size: int) -> int:
-        """Return microbatches of one step on one replica; raises ``ConfigError`` where the batch does not divide."""
+        """Return microbatches of one step on one replica; raises ``ConfigError`` if they do not divide the batch."""
         per_round = self.data_size * self.micro_batch_size
         if global_batch_size % per_round:
             raise ConfigError(
@@ -156,7 +157,7 @@ class Layout:
         return global_batch_size // per_round
 
     def label(self) -> str:
-        """Return ``PP8 TP2 DP4 MBS1`` and whatever else is not 1, for tables and messages."""
+        """Return ``PP8 TP2 DP4 MBS1`` and all other sizes above 1, for tables and messages."""
         parts = [f"PP{self.pipeline_size}", f"TP{self.tensor_size}", f"DP{self.data_size}"]
         parts.append(f"MBS{self.micro_batch_size}")
         for short, value in (("CP", self.context_size), ("EP", self.expert_size), ("VPP", self.virtual_size)):

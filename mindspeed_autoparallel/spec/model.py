@@ -1,4 +1,4 @@
-"""A model for the planner: its modules, in order, and how many equal layers each has."""
+"""A model for the planner: its modules in order, each with a number of equal layers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mindspeed_autoparallel.errors import ConfigError
 
 MAX_LAYERS = 4096
 GENERATOR = "_generator"
-"""Ends the name of a module behind the backbone."""
+"""Suffix of the name of a module after the backbone."""
 RESULT_KEYS = {
     "image_encoder": "vit",
     "text_decoder": "llm",
@@ -29,15 +29,15 @@ class Module:
     frozen: bool = False
     hidden_size: int = 0
     tokens_per_sample: int = 0
-    """Sequence length this module sees for one sample."""
+    """Sequence length of this module for one sample."""
     num_heads: int = 0
     num_kv_heads: int = 0
     num_experts: int = 0
     predecessors: tuple[str, ...] = ()
-    """Modules whose output this one reads; two modules with none run side by side."""
+    """Modules whose output this one reads; two modules without any form parallel branches."""
     deepstack_layers: int = 0
-    """First layers of the module that reads this one to which features of this one's layers are added (deepstack);
-    hosts send those features to no other stage."""
+    """Number of first layers of the reading module that add features of this module's layers (deepstack); hosts do not
+    send those features to another stage."""
 
     def __post_init__(self) -> None:
         if not self.name or not self.result_key:
@@ -57,17 +57,16 @@ class Model:
     name: str
     modules: tuple[Module, ...]
     sequence_length: int
-    """Tokens per sample of the text decoder: what throughput counts."""
+    """Tokens per sample of the text decoder, used for throughput."""
     vocab_size: int = 0
     tied_embeddings: bool = False
     """The head shares the embedding's weight; first and last stage reduce its gradient together."""
     num_parameters: int = 0
-    """Total over the whole model; checked against what is built."""
+    """Total over the whole model; checked against the built model."""
     num_active_parameters: int = 0
-    """Parameters that compute one token (of experts, those that it is routed to); 0: unknown."""
+    """Parameters used per token (for experts, those it is routed to); 0: unknown."""
     operations_per_sample: float = 0.0
-    """Floating point operations that training on one sample needs, forward and backward, without recompute; 0:
-    unknown."""
+    """Floating point operations to train on one sample, forward and backward, without recompute; 0: unknown."""
 
     def __post_init__(self) -> None:
         if not self.modules:
@@ -98,12 +97,12 @@ class Model:
 
     @property
     def num_parts(self) -> int:
-        """Return parts that the layers can be cut into: the end of an encoder and the layers that get features of it
-        are one."""
+        """Return the number of parts that the layers can be cut into: the end of an encoder and the layers that add its
+        features are one part."""
         return self.num_layers - sum(encoder.deepstack_layers for encoder, _ in self.deepstacks())
 
     def deepstacks(self) -> list[tuple[Module, Module]]:
-        """Return every module that gives features to first layers of another, and that other module."""
+        """Return pairs of a module with deepstack features and the module whose first layers add them."""
         found = []
         for encoder in self.modules:
             readers = [module for module in self.modules if encoder.name in module.predecessors]

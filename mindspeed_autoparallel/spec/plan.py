@@ -1,4 +1,4 @@
-"""The plan file: what to run, what it is predicted to cost, and the evidence that nothing better was missed."""
+"""The plan file: the configuration, its predicted costs, and the evidence that no better plan was missed."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ PLAN_FORMAT = "mindspeed-autoparallel/plan"
 
 
 MOST_OPERATIONS = 400_000
-"""Forwards and backwards of a step; the planner makes no plan with more."""
+"""Most forwards and backwards of a step; the planner makes no plan with more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,15 +86,15 @@ class Plan:
     schema_version: int = PLAN_SCHEMA_VERSION
     extra: PlannedFrom = field(default_factory=PlannedFrom)
     hetero: HeteroRecord | None = None
-    """Of a plan whose encoders train under layouts of their own: they are on no stage."""
+    """Record of encoders with separate layouts, which are on no stage."""
     data: DataRecord | None = None
-    """Of a plan that was chosen for data whose samples differ."""
+    """Record of the data, for a plan chosen for data whose samples differ."""
     hetero_rival: HeteroBest | None = None
-    """Of a plan with one layout for all modules: the hetero plan it was compared with, where one was searched."""
+    """For a plan with one layout for all modules: the hetero plan it was compared with, if one was searched."""
 
     @property
     def backbone(self) -> str:
-        """Return the name of the module that the pipeline runs: the first one without a layout of its own."""
+        """Return the name of the module that the pipeline runs: the first one without a separate layout."""
         return next(module.name for module in self.model.modules if module.name not in self.layout.modules)
 
     def layers_of(self, module: str) -> tuple[int, ...]:
@@ -102,14 +102,14 @@ class Plan:
         return tuple(stage.layers.get(module, 0) for stage in self.stages)
 
     def recomputed_of(self, module: str, kind: str | None = None) -> tuple[int, ...]:
-        """Return recomputed layers of a module per virtual stage; of one kind, or of all."""
+        """Return recomputed layers of a module per virtual stage, of one ``kind`` or of all."""
         return tuple(
             sum(count for name, count in stage.recompute.get(module, {}).items() if kind in (None, name))
             for stage in self.stages
         )
 
     def write(self, path: Path) -> None:
-        """Write the plan as JSON, whole or not at all."""
+        """Write the plan as JSON, atomically."""
         write_text_atomic(path, self.text())
 
     def text(self) -> str:
@@ -118,14 +118,14 @@ class Plan:
 
     @classmethod
     def read(cls, path: Path) -> Plan:
-        """Read and check a plan; ``PlanError`` names what is foreign, of another version, or broken."""
+        """Read and check a plan; raises ``PlanError`` for a foreign file, another version, or broken contents."""
         return cls.parse(read_json(path, "plan"), str(path))
 
     @classmethod
     def parse(cls, value: object, where: str = "plan") -> Plan:
         """Return a plan from parsed JSON; ``where`` names it in messages."""
         if not isinstance(value, dict) or value.get("format") != PLAN_FORMAT:
-            raise PlanError(f"{where} is no plan of this tool (key 'format' should be {PLAN_FORMAT!r}).")
+            raise PlanError(f"{where} is not a plan of this tool (key 'format' should be {PLAN_FORMAT!r}).")
         if value.get("schema_version") != PLAN_SCHEMA_VERSION:
             raise PlanError(
                 f"{where} has schema_version {value.get('schema_version')!r}; "
@@ -136,7 +136,7 @@ class Plan:
         return plan
 
     def check(self, where: str = "plan") -> None:
-        """Raise ``PlanError`` where stages, layers or recompute do not fit model and layout, e.g. after an edit by
+        """Raise ``PlanError`` if stages, layers or recompute do not match model and layout, e.g. after an edit by
         hand."""
         if len(self.stages) != self.layout.num_virtual_stages:
             raise PlanError(
@@ -168,7 +168,7 @@ class Plan:
             foreign = sorted((set(stage.layers) | set(stage.recompute)) - names)
             if foreign:
                 raise PlanError(
-                    f"{where}: stage {stage.stage} holds {foreign[0]!r}, which is no module of {self.model.name}."
+                    f"{where}: stage {stage.stage} holds {foreign[0]!r}, which is not a module of {self.model.name}."
                 )
             for name, kinds in stage.recompute.items():
                 for kind in kinds:
@@ -193,7 +193,7 @@ class Plan:
         self._check_numbers(where)
 
     def _check_numbers(self, where: str) -> None:
-        """Raise ``PlanError`` for a number that cannot be, or that contradicts others."""
+        """Raise ``PlanError`` for an impossible number, or one that contradicts others."""
         encoders_us = None if self.hetero is None else self.hetero.total_us
         for line in (
             *contradicting_sizes(self.layout, self.cluster, self.global_batch_size, self.num_microbatches, self.stages),

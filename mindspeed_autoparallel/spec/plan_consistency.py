@@ -1,4 +1,4 @@
-"""Numbers of a plan file that contradict each other: a plan comes from disk, and may have been edited or damaged."""
+"""Contradicting numbers in a plan file, which may have been edited or damaged."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from mindspeed_autoparallel.spec.plan_records import (
 PLAN_AGAIN = (
     "Plan again, or after an edit of stages run `mindspeed-autoparallel simulate`, which computes these numbers."
 )
-"""The way out of every contradiction."""
+"""The remedy for every contradiction."""
 _STATUSES = ("optimal", "feasible", "improved", EDITED)
 _OUTCOMES = ("solved", "bounded", "memory", "illegal", "unmeasured", "excluded", "unsolved")
 _DIFFERENCES = (".gain_fraction", ".terms.messages")
 
 
 def negative_numbers(value: object, where: str) -> Iterator[str]:
-    """Yield a line for every negative number, but for those that are differences."""
+    """Yield a line for every negative number, except differences."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield from negative_numbers(item, f"{where}.{key}")
@@ -41,7 +41,7 @@ def negative_numbers(value: object, where: str) -> Iterator[str]:
 def contradicting_sizes(
     layout: Layout, cluster: Cluster, global_batch_size: int, num_microbatches: int, stages: Sequence[StagePlan]
 ) -> Iterator[str]:
-    """Yield a line where devices, samples or places of stages do not fit the layout."""
+    """Yield a line for every mismatch of devices, samples or stage positions with the layout."""
     if layout.num_devices != cluster.num_devices:
         yield (
             f"the layout {layout.label()} is for {layout.num_devices} devices, the cluster has {cluster.num_devices}."
@@ -61,9 +61,9 @@ def contradicting_sizes(
 
 
 def contradicting_times(step: StepTime, search: SearchRecord, encoders_us: float | None) -> Iterator[str]:
-    """Yield a line where parts of the step, its bound and its gap do not add up.
+    """Yield a line for every contradiction between the step's parts, its bound and its gap.
 
-    ``encoders_us``: time of encoders with layouts of their own, outside of the pipeline.
+    ``encoders_us``: time of encoders with separate layouts, outside the pipeline.
     """
     parts_us = step.pipeline_us + step.data_parallel_us + step.optimizer_us + step.embedding_us
     total_us = parts_us + (encoders_us or 0.0)
@@ -88,13 +88,13 @@ def contradicting_times(step: StepTime, search: SearchRecord, encoders_us: float
 def contradicting_memory(
     memory: Sequence[RankMemory], search: SearchRecord, pipeline_size: int, encoders_us: float | None
 ) -> Iterator[str]:
-    """Yield a line where the memory of a rank is missing, is not the sum of its terms, or exceeds its limit."""
+    """Yield a line for every rank whose memory is missing, is not the sum of its terms, or exceeds its limit."""
     ranks = [rank.pipeline_rank for rank in memory]
     if ranks != list(range(pipeline_size)):
         yield f"memory is given for pipeline ranks {ranks}; the pipeline has {pipeline_size}."
     for rank in memory:
         where, total = f"memory of pipeline rank {rank.pipeline_rank}", sum(rank.terms.values())
-        # Encoders with layouts of their own have memory outside of the pipeline's terms.
+        # Encoders with separate layouts have memory outside the pipeline's terms.
         if rank.terms and encoders_us is None and total != rank.peak_bytes:
             yield f"{where}: peak_bytes is {rank.peak_bytes}; its terms are {total} together."
         if rank.runtime_overhead_bytes > rank.peak_bytes:
@@ -104,7 +104,7 @@ def contradicting_memory(
 
 
 def contradicting_others(search: SearchRecord, alternatives: Sequence[Alternative]) -> Iterator[str]:
-    """Yield a line where the counts of the search, a verdict, a relaxation or an alternative cannot be."""
+    """Yield a line for every impossible count, verdict, relaxation or alternative of the search."""
     if search.status not in _STATUSES:
         yield f"search.status is {search.status!r}, not one of {', '.join(_STATUSES)}."
     if search.num_solved > search.num_configurations:

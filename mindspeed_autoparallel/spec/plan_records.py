@@ -1,4 +1,4 @@
-"""What a plan file is made of: stages, memory, times, what lost, and the record of the search."""
+"""The parts of a plan file: stages, memory, times, alternatives, and the record of the search."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from mindspeed_autoparallel.spec.layout import Layout
 
 EDITED = "edited"
-"""Status of a plan that was changed by hand: it was never searched, and nothing is proved about it."""
+"""Status of a plan changed by hand: it was not searched, and nothing is proved about it."""
 ROUNDING = 1e-6
-"""A gap of no more than this is rounding to nanoseconds: the plan is called optimal."""
+"""Gap up to which a plan counts as optimal: rounding to nanoseconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StagePlan:
-    """One virtual stage: what it holds and how long one microbatch takes on it."""
+    """One virtual stage: its layers, and the time of one microbatch."""
 
     stage: int
     """Position in the chain, 0 to pipeline_size x virtual_size - 1."""
@@ -26,12 +26,12 @@ class StagePlan:
     first_layer: dict[str, int]
     """Module name to the global index of its first layer here (of modules with layers here)."""
     recompute: dict[str, dict[str, int]]
-    """Module name to recompute kind (``selective``, ``full``) to number of layers; they are the first of the stage."""
+    """Module name to recompute kind (``selective``, ``full``) to number of layers, the first ones of the stage."""
     forward_us: float
     backward_us: float
-    """With recompute, without the wait for others."""
+    """Backward time with recompute, without waiting for others."""
     prediction: bool = False
-    """Whether layers of multi-token prediction are here, apart from the loss; elsewhere they are beside it."""
+    """Whether multi-token prediction layers are here, apart from the loss; by default they are with the loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class RankMemory:
     peak_bytes: int
     limit_bytes: int
     peak_point: str
-    """Where the peak is: ``backward of text_decoder layer 13``, ``optimizer step``, ..."""
+    """Point of the peak: ``backward of text_decoder layer 13``, ``optimizer step``, ..."""
     terms: dict[str, int]
     """Bytes by name; their sum is ``peak_bytes``."""
     runtime_overhead_bytes: int = 0
@@ -51,7 +51,7 @@ class RankMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """One training step by its parts; ``total_us`` is what is minimised."""
+    """One training step by its parts; the search minimises ``total_us``."""
 
     total_us: float
     pipeline_us: float
@@ -64,12 +64,12 @@ class StepTime:
     """Share of the pipeline time that the average rank spends waiting."""
     p50_us: float | None = None
     p95_us: float | None = None
-    """Over sampled microbatches of variable data; absent when data are constant."""
+    """95th percentile over sampled microbatches of variable data; absent for constant data."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """What a common rule of thumb would give in the chosen layout, or the best plain recipe of all layouts."""
+    """The result of a common rule of thumb in the chosen layout, or the best plain recipe of all layouts."""
 
     name: str
     """``even``, ``greedy`` or ``plain``: one chunk per rank, even layers, the same recompute on every stage."""
@@ -79,17 +79,17 @@ class Baseline:
     recompute: dict[str, tuple[int, ...]]
     note: str = ""
     layout: Layout | None = None
-    """Of ``plain``; the others are in the plan's own."""
+    """Layout of ``plain``; the others use the plan's layout."""
 
     @property
     def title(self) -> str:
-        """Return what people read: ``even split``, ``best plain recipe, PP2 TP4 ...``."""
+        """Return the displayed name: ``even split``, ``best plain recipe, PP2 TP4 ...``."""
         return f"best plain recipe, {self.layout.label()}" if self.layout is not None else f"{self.name} split"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Alternative:
-    """A distinct plan that lost: the best split of another layout."""
+    """A slower plan: the best split of another layout."""
 
     layout: Layout
     step_us: float
@@ -103,7 +103,7 @@ class Alternative:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What became of one configuration."""
+    """The outcome of one configuration."""
 
     layout: Layout
     outcome: str
@@ -117,7 +117,7 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class Relaxation:
-    """What the optimum would gain if one limit moved; found by solving again."""
+    """The optimum's gain if one limit moved; found by solving again."""
 
     change: str
     step_us: float | None
@@ -126,12 +126,11 @@ class Relaxation:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchRecord:
-    """How the answer was found and what is proved about it."""
+    """The course of the search and its proof."""
 
     status: str
     """``optimal`` (proved), ``feasible`` (stopped at the time limit), ``improved`` (every layout was solved or proved
-    slower, but where the layers of a pipeline lie was improved step by step), ``edited`` (by hand: nothing is
-    proved)."""
+    slower, but the layers of a pipeline were placed by local search), ``edited`` (by hand: nothing is proved)."""
     lower_bound_us: float
     """No plan of the whole space is faster than this, under the cost model."""
     gap_fraction: float
@@ -140,15 +139,15 @@ class SearchRecord:
     seconds: float
     verdicts: tuple[Verdict, ...] = ()
     scope: str = ""
-    """Which splits of a layout were searched, where that is not all of them: those that the host runs."""
+    """The searched splits of a layout, if not all: those that the host runs."""
     limits: tuple[str, ...] = ()
-    """What holds the best plan back, most important first."""
+    """The best plan's bottlenecks, most important first."""
     relaxations: tuple[Relaxation, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileRecord:
-    """Which profile the plan rests on."""
+    """The profile that the plan is based on."""
 
     sha256: str
     source: str
@@ -157,6 +156,6 @@ class ProfileRecord:
     created_utc: str
     model_hash: str
     notes: tuple[str, ...] = ()
-    """Everything that was interpolated or assumed."""
+    """Notes on interpolated and assumed values."""
     train: dict[str, object] = field(default_factory=dict)
-    """Switches of the training that computed costs rest on, as the section ``train`` of a request has them."""
+    """Training switches that computed costs assume, as in the section ``train`` of a request."""

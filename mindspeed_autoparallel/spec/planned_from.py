@@ -1,4 +1,4 @@
-"""What a plan was made from: key ``extra`` of its file."""
+"""The inputs of a plan: key ``extra`` of its file."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from mindspeed_autoparallel.errors import PlanError
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedFrom:
-    """What a plan was made from, so that it can be predicted anew without the profile at hand; empty: not known."""
+    """The inputs of a plan, so that it can be predicted again without the profile; empty: unknown."""
 
     link_us: tuple[float, ...] = ()
-    """Of the messages between stages."""
+    """Times of the messages between stages."""
     costs: dict[str, Any] = field(default_factory=dict)
-    """The profile with the plan's own point only, as its file has it."""
+    """The profile reduced to the plan's point, in the file's format."""
     stage_times_us: tuple[tuple[float, ...], ...] = ()
-    """Forward and backward of every virtual stage as planned: what differs was edited."""
+    """Planned forward and backward time of every virtual stage, to detect edits."""
     unoverlapped_us: float = 0.0
-    """Step of the same layers in the same layout without ``--tp-comm-overlap``, where the plan was priced with it."""
+    """Step of the same layers in the same layout without ``--tp-comm-overlap``, if the plan was priced with it."""
 
 
 def without_text(extra: Any, where: str) -> Any:

@@ -1,10 +1,8 @@
-"""What is computed again in the backward: a policy, and the text that stands for it in profiles and plans.
+"""Recompute policies, and their text form in profiles and plans.
 
-``none``                 everything is kept
-``selective``            the modules that the host takes by itself (Megatron: the core attention)
-``selective:mlp,moe``    these modules of every layer
-``full``                 each layer on its own; its input is kept (Megatron's method ``block``)
-``full:4``               groups of four layers; the input of a group is kept (Megatron's method ``uniform``)
+``none`` everything is kept ``selective`` the host's default modules (Megatron: the core attention)
+``selective:mlp,moe`` these modules of every layer ``full`` each layer separately; its input is kept (Megatron's method
+``block``) ``full:4`` groups of four layers; the input of a group is kept (Megatron's method ``uniform``)
 """
 
 from __future__ import annotations
@@ -18,18 +16,18 @@ RECOMPUTE_KINDS = ("none", "selective", "full")
 
 @dataclass(frozen=True)
 class RecomputePolicy:
-    """Say which part of a layer is computed again; ``str`` is its text, ``policy_of`` the way back."""
+    """The part of a layer that is recomputed; ``str`` returns its text form, ``policy_of`` parses it."""
 
     kind: str
     """One of ``RECOMPUTE_KINDS``."""
     modules: tuple[str, ...] = ()
-    """Of a selective policy; none for the host's own choice."""
+    """Modules of a selective policy; empty for the host's default."""
     layers_per_group: int = 0
-    """Layers that are computed again together; 0 where single layers are not recomputed whole."""
+    """Layers per recomputed group; 0 if layers are not recomputed whole."""
 
     @classmethod
     def selective(cls, modules: Sequence[str] = ()) -> RecomputePolicy:
-        """Return the policy that recomputes ``modules``; the host's own choice where there are none."""
+        """Return the policy that recomputes ``modules``; the host's default if empty."""
         return cls("selective", tuple(modules))
 
     @classmethod
@@ -39,7 +37,7 @@ class RecomputePolicy:
 
     @property
     def words(self) -> str:
-        """Return it for people: ``selective (mlp, moe)``, ``full (groups of 4)``."""
+        """Return the displayed name: ``selective (mlp, moe)``, ``full (groups of 4)``."""
         if self.modules:
             return f"selective ({', '.join(self.modules)})"
         return f"full (groups of {self.layers_per_group})" if self.layers_per_group > 1 else self.kind
@@ -52,7 +50,7 @@ class RecomputePolicy:
 
 @lru_cache(maxsize=1024)
 def policy_of(text: str) -> RecomputePolicy:
-    """Return the policy that ``text`` stands for; ``ValueError`` where it is none."""
+    """Parse ``text``; ``ValueError`` if it is not a policy."""
     kind, colon, rest = text.partition(":")
     if not colon and kind in RECOMPUTE_KINDS:
         return RecomputePolicy(kind, (), int(kind == "full"))
@@ -60,11 +58,13 @@ def policy_of(text: str) -> RecomputePolicy:
         return RecomputePolicy.selective(rest.split(","))
     if kind == "full" and rest.isdecimal() and int(rest) > 1:
         return RecomputePolicy.full(int(rest))
-    raise ValueError(f"{text!r} is no recompute policy: {', '.join(RECOMPUTE_KINDS)}, selective:MODULES, full:LAYERS")
+    raise ValueError(
+        f"{text!r} is not a recompute policy: {', '.join(RECOMPUTE_KINDS)}, selective:MODULES, full:LAYERS"
+    )
 
 
 def is_known(text: str) -> bool:
-    """Return whether ``text`` stands for a policy."""
+    """Return whether ``text`` is a policy."""
     try:
         policy_of(text)
     except ValueError:
@@ -73,5 +73,5 @@ def is_known(text: str) -> bool:
 
 
 def in_order(kinds: Iterable[str]) -> list[str]:
-    """Return texts as they lie on a stage: layers that are recomputed whole come first."""
+    """Return texts in their order on a stage: layers recomputed whole come first."""
     return sorted(kinds, key=lambda kind: (not policy_of(kind).layers_per_group, kind))

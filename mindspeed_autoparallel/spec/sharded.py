@@ -1,4 +1,4 @@
-"""A training under torch's ``fully_shard`` (FSDP2): its sizes, what is decided, and what a host accepts."""
+"""A training under torch's ``fully_shard`` (FSDP2): its sizes, its decisions, and the capabilities of a host."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ RECOMPUTE_KEEP_ATTENTION = "recompute-keep-attention"
 OFFLOAD = "offload"
 RECOMPUTE_OFFLOAD = "recompute-offload"
 POLICIES = (KEEP, RECOMPUTE, RECOMPUTE_KEEP_ATTENTION, OFFLOAD, RECOMPUTE_OFFLOAD)
-"""What happens to a layer's activations: kept; computed again from the layer's input; the same with the outputs of
-attention kept; kept with the layer's input waiting in the host's memory; computed again from such an input."""
+"""Treatment of a layer's activations: keep them; recompute them from the layer's input; the same but keep the outputs
+of attention; keep them with the layer's input offloaded to the host; recompute them from an offloaded input."""
 EACH, FIRST, ALL = "each", "first", "all"
 LAYER_CHOICES = (EACH, FIRST, ALL)
-"""For which layers a host takes a policy: each on its own, the first ones of the model, or all or none."""
+"""Layers for which a host accepts a policy: each separately, the first ones of the model, or all or none."""
 VARIANTS = ("torch", "torch-2.7", "mindspeed-mm")
 """Rules of gathering and reducing: torch's newest release, torch 2.7, and MindSpeed-MM's patched copy of 2.7."""
 MEGATRON_FSDP = "megatron-fsdp"
@@ -25,15 +25,15 @@ MEGATRON_FSDP = "megatron-fsdp"
 
 @dataclass(frozen=True, kw_only=True)
 class ShardSizes:
-    """How the devices divide the work. Ranks are numbered (replica, shard, ulysses, ring), the last fastest."""
+    """The division of work among devices. Ranks are numbered (replica, shard, ulysses, ring), the last fastest."""
 
     num_devices: int
     fully_shard_size: int
-    """Devices that share one copy of the parameters, those of one context-parallel group among them."""
+    """Devices that share one copy of the parameters, including those of a context-parallel group."""
     ulysses_size: int = 1
     ring_size: int = 1
     expert_size: int = 1
-    """Devices that share one layer's experts, each with whole experts; neighbours."""
+    """Neighbouring devices that share one layer's experts, each with whole experts."""
     expert_shard_size: int = 1
     """Devices, ``expert_size`` apart, that share the parameters of the same experts."""
     micro_batch_size: int = 1
@@ -66,21 +66,21 @@ class ShardSizes:
 
     @property
     def replicas(self) -> int:
-        """Return copies of the parameters: HSDP where above 1."""
+        """Return the number of parameter replicas: HSDP if above 1."""
         return self.num_devices // self.fully_shard_size
 
     @property
     def expert_replicas(self) -> int:
-        """Return copies of the experts."""
+        """Return the number of expert replicas."""
         return self.num_devices // self.experts_spread
 
     @property
     def global_batch_size(self) -> int:
-        """Return samples of one step."""
+        """Return the samples per step."""
         return self.micro_batch_size * self.accumulation * (self.num_devices // self.context_size)
 
     def label(self) -> str:
-        """Return ``FS8 EP4 MBS1 x2``: sizes above 1 only, beside the shard size and the batch."""
+        """Return ``FS8 EP4 MBS1 x2``: shard size, batch, and other sizes above 1."""
         named = {"HSDP": self.replicas, "UL": self.ulysses_size, "RING": self.ring_size, "EP": self.expert_size}
         more = [f"{name}{size}" for name, size in named.items() if size > 1]
         if self.expert_size > 1 and self.expert_replicas > 1:
@@ -90,12 +90,12 @@ class ShardSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupChoice:
-    """What is decided for the modules that one pattern names."""
+    """The decisions for the modules that match one pattern."""
 
     pattern: str
-    """As ``model.language_model.layers.{*}``; the empty pattern is the model itself, which is always wrapped."""
+    """Such as ``model.language_model.layers.{*}``; the empty pattern is the model itself, which is always wrapped."""
     wrapped: bool = True
-    """Whether each of them is a ``fully_shard`` unit; else its parameters belong to the module around it."""
+    """Whether each of them is a ``fully_shard`` unit; otherwise its parameters belong to the enclosing unit."""
     reshard_after_forward: bool = True
     forward_prefetch: int = 0
     """Units gathered ahead of the next one in forward; 0: torch's implicit order only."""
@@ -105,21 +105,21 @@ class GroupChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardedDecisions:
-    """Everything that a configuration of a sharded training decides."""
+    """All decisions in the configuration of a sharded training."""
 
     sizes: ShardSizes
     groups: tuple[GroupChoice, ...]
-    """In the order of ``apply_modules``; explicit prefetch lists follow it."""
+    """Groups in the order of ``apply_modules``, which explicit prefetch lists follow."""
     policies: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Pattern to one of ``POLICIES`` per layer, in order; patterns that are not named keep their activations."""
+    """Pattern to one of ``POLICIES`` per layer, in order; layers of other patterns keep their activations."""
     loss_chunk: int = 0
-    """Tokens of which head and loss are computed at once; 0: all."""
+    """Tokens per chunk of head and loss; 0: all."""
     micro_batch_chunk: int = 0
-    """Samples of a micro batch that layers of ``chunked`` run at once, each recomputed and offloaded; 0: all."""
+    """Samples of a micro batch that the layers ``chunked`` run at once, recomputed and offloaded; 0: all."""
     chunked: tuple[str, ...] = ()
-    """Patterns of layers that may run so."""
+    """Patterns of layers that may run in such chunks."""
     hooks: tuple[str, ...] = ()
-    """Patterns of layers at whose hooks the units inside them are gathered and reduced: ``hook_modules``."""
+    """Patterns of layers whose hooks gather and reduce the units inside them: ``hook_modules``."""
     offload_optimizer: bool = False
     """Whether parameters and optimizer state wait in the host's memory."""
     unit_elements: int = 0
@@ -132,18 +132,18 @@ class ShardedDecisions:
                 raise ConfigError(f"{pattern}: unknown policy {unknown[0]!r}; known: {', '.join(POLICIES)}.")
 
     def policy(self, pattern: str, index: int) -> str:
-        """Return the policy of the module number ``index`` (from 0) of those that ``pattern`` names."""
+        """Return the policy of the ``index``-th module (from 0) that matches ``pattern``."""
         layers = self.policies.get(pattern, ())
         return layers[index] if index < len(layers) else KEEP
 
     def group(self, pattern: str) -> GroupChoice | None:
-        """Return what is decided for ``pattern``, or ``None`` where it is not wrapped."""
+        """Return the decisions for ``pattern``, or ``None`` if it is not wrapped."""
         return next((group for group in self.groups if group.pattern == pattern and group.wrapped), None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardingHost:
-    """What a host accepts, and how it behaves where hosts differ. Read from its code by the runtime."""
+    """The capabilities of a host, and its behaviour where hosts differ. The runtime reads both from its code."""
 
     name: str
     variant: str = "torch"
@@ -152,9 +152,9 @@ class ShardingHost:
     """One of ``LAYER_CHOICES``."""
     reshard_choices: tuple[bool, ...] = (True, False)
     root_stays: bool = False
-    """Whether the root's own parameters stay gathered after forward, whatever the others do."""
+    """Whether the root's parameters always stay gathered after forward."""
     last_layer_stays: bool = False
-    """The same of the last layer of each stack."""
+    """Whether the last layer of each stack always stays gathered after forward."""
     prefetch_depths: tuple[int, ...] = (0, 1, 2)
     hybrid_shard: bool = True
     ulysses: bool = True
@@ -168,18 +168,18 @@ class ShardingHost:
     """The same for samples of a micro batch."""
     offload_optimizer: bool = False
     lists_units: bool = False
-    """Whether its files list the modules that are units."""
+    """Whether its files list the units' modules."""
     reentrant: bool = False
-    """Whether recomputation calls a layer again as a whole, hooks included, as a reentrant checkpoint does."""
+    """Whether recomputation calls the whole layer again, including hooks, as a reentrant checkpoint does."""
     relisted: tuple[str, ...] = ()
     """Patterns whose units, where any layer is recomputed, gather in backward the unit before them in this list in
     place of torch's order; a pattern of no module stands for a unit without parameters."""
     unit_elements: int = 0
     """Megatron-FSDP's unit size as shipped; 0: the host's own choice."""
     last_offload_stays: bool = True
-    """Whether the input of the last offloaded layer never travels."""
+    """Whether the input of the last offloaded layer stays on the device."""
     offload_copies: int = 2
-    """Times the input of a kept layer travels; that of a recomputed one travels once."""
+    """Number of copies of a kept layer's input; a recomputed layer's input is copied once."""
 
     def __post_init__(self) -> None:
         known = (*VARIANTS, MEGATRON_FSDP)

@@ -1,4 +1,4 @@
-"""The plan of a sharded training: what to run, its predicted time and memory, and what is proved."""
+"""The plan of a sharded training: its configuration, predicted time and memory, and proof."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ SHARDED_PLAN_SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class ShardedStep:
-    """One step on one device by its queues; ``total_us`` is what is minimised."""
+    """One step on one device by its queues; the search minimises ``total_us``."""
 
     total_us: float
     compute_us: float
-    """Busy time of the compute queue, recomputation and exchanges included."""
+    """Busy time of the compute queue, including recomputation and exchanges."""
     recompute_us: float
-    """Part of ``compute_us``: forward passes that run again."""
+    """Part of ``compute_us``: recomputed forward passes."""
     exchange_us: float
     """Part of ``compute_us``: exchanges of heads, of keys and of tokens with their experts."""
     gather_us: float
@@ -32,7 +32,7 @@ class ShardedStep:
     reduce_us: float
     host_copy_us: float
     exposed_us: float
-    """Time in which the compute queue waits for another one."""
+    """Time that the compute queue waits for other queues."""
     optimizer_us: float
 
 
@@ -43,7 +43,7 @@ class ShardedMemory:
     peak_bytes: int
     limit_bytes: int
     peak_point: str
-    """Where the peak is: ``backward of model.language_model.layers.47``."""
+    """Point of the peak: ``backward of model.language_model.layers.47``."""
     terms: dict[str, int]
 
 
@@ -74,7 +74,7 @@ class ShardedVerdict:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardedSearch:
-    """How the answer was found and what is proved about it."""
+    """The course of the search and its proof."""
 
     status: str
     """``optimal`` (proved), ``feasible`` (with a gap) or ``given`` (priced, not searched)."""
@@ -85,7 +85,7 @@ class ShardedSearch:
     seconds: float
     verdicts: tuple[ShardedVerdict, ...] = ()
     scope: str = ""
-    """What was searched and what was left out."""
+    """The extent of the search and its omissions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ class ShardedPlan:
     profile: ProfileRecord
     tool_version: str
     source_files: tuple[str, ...] = ()
-    """Files that the plan was made for: the YAML, the model's config.json."""
+    """Input files of the plan: the YAML, the model's config.json."""
     format: str = SHARDED_PLAN_FORMAT
     schema_version: int = SHARDED_PLAN_SCHEMA_VERSION
 
@@ -114,19 +114,19 @@ class ShardedPlan:
         return json_text(to_json(self))
 
     def write(self, path: Path) -> None:
-        """Write the plan as JSON, whole or not at all."""
+        """Write the plan as JSON, atomically."""
         write_text_atomic(path, self.text())
 
     @classmethod
     def read(cls, path: Path) -> ShardedPlan:
-        """Read and check a plan; ``PlanError`` names what is foreign, of another version, or broken."""
+        """Read and check a plan; raises ``PlanError`` for a foreign file, another version, or broken contents."""
         return cls.parse(read_json(path, "plan"), str(path))
 
     @classmethod
     def parse(cls, value: object, where: str = "plan") -> ShardedPlan:
         """Return a plan from parsed JSON; ``where`` names it in messages."""
         if not isinstance(value, dict) or value.get("format") != SHARDED_PLAN_FORMAT:
-            raise PlanError(f"{where} is no plan of a sharded training (key 'format': {SHARDED_PLAN_FORMAT!r}).")
+            raise PlanError(f"{where} is not a plan of a sharded training (key 'format': {SHARDED_PLAN_FORMAT!r}).")
         if value.get("schema_version") != SHARDED_PLAN_SCHEMA_VERSION:
             raise PlanError(
                 f"{where} has schema_version {value.get('schema_version')!r}; this release reads "

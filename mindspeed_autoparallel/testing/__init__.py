@@ -1,12 +1,11 @@
-"""Suites that writers of a device adapter, an encoder adapter or a host module run on theirs, with pytest.
+"""Pytest suites for authors of device adapters, encoder adapters and host modules.
 
-devices   what every ``DeviceAdapter`` must do
-encoders  what every ``EncoderAdapter``, and the ``HostModule`` that makes it, must do
+devices   requirements of every ``DeviceAdapter``
+encoders  requirements of every ``EncoderAdapter`` and of the ``HostModule`` that creates it
 
-Subclass a suite in a test file and override what it asks for::
+Subclass a suite in a test file and override its abstract methods::
 
-    class TestMyAdapter(EncoderAdapterSuite):
-        def make_case(self) -> EncoderCase: ...
+class TestMyAdapter(EncoderAdapterSuite): def make_case(self) -> EncoderCase: ...
 """
 
 from mindspeed_autoparallel.testing.devices import DeviceAdapterSuite

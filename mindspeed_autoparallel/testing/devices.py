@@ -1,4 +1,4 @@
-"""What every device adapter must do: measurements mean the same on all of them."""
+"""Requirements of every device adapter, so that measurements have the same meaning on all devices."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ _BLOCK = 16 * MIB
 
 
 class DeviceAdapterSuite:
-    """Check an adapter. Override ``make_device``; run it where the device is.
+    """Checks an adapter. Override ``make_device``, and run the suite on a machine with the device.
 
-    Nothing here asserts how fast anything is.
+    No check depends on speed.
     """
 
     def make_device(self) -> DeviceAdapter:
-        """Return the adapter, prepared if work on the device needs that."""
+        """Return the adapter, prepared if work on the device requires it."""
         raise NotImplementedError(f"{type(self).__name__} must override make_device")
 
     def allocate(self, num_bytes: int) -> Any:
-        """Return something that holds ``num_bytes`` on the device until it is dropped."""
+        """Return an object that holds ``num_bytes`` on the device until it is deleted."""
         import torch
 
         return torch.ones(num_bytes, dtype=torch.uint8, device=self.make_device().name)
 
     def out_of_memory_error(self) -> BaseException:
-        """Return what this device raises when its memory is full."""
+        """Return the exception that this device raises when its memory is full."""
         return RuntimeError("out of memory")
 
     def test_name_and_backend_are_words(self) -> None:
         device = self.make_device()
-        assert device.name.isidentifier(), "name stands in files and flags"
-        assert device.backend.isidentifier(), "backend is given to torch.distributed"
+        assert device.name.isidentifier(), "name is used in files and flags"
+        assert device.backend.isidentifier(), "backend is passed to torch.distributed"
 
     def test_points_of_the_clock_are_ordered(self) -> None:
         device = self.make_device()
@@ -60,11 +60,11 @@ class DeviceAdapterSuite:
         with device.tracked_memory() as memory:
             before = memory.current_bytes()
             held = self.allocate(_BLOCK)
-            assert memory.current_bytes() - before >= _BLOCK, "what is held counts"
+            assert memory.current_bytes() - before >= _BLOCK, "held memory counts"
             del held
-            assert memory.current_bytes() - before < _BLOCK, "what was dropped does not"
-            assert memory.take_peak_bytes() - before >= _BLOCK, "the peak remembers it"
-            assert memory.take_peak_bytes() - before < _BLOCK, "and only until it is taken"
+            assert memory.current_bytes() - before < _BLOCK, "freed memory does not count"
+            assert memory.take_peak_bytes() - before >= _BLOCK, "the peak includes freed memory"
+            assert memory.take_peak_bytes() - before < _BLOCK, "taking the peak resets it"
 
     def test_what_was_alive_before_a_region_counts_in_it(self) -> None:
         device = self.make_device()
@@ -88,6 +88,6 @@ class DeviceAdapterSuite:
     def test_the_fingerprint_names_device_and_software_and_stays(self) -> None:
         device = self.make_device()
         found = device.fingerprint()
-        assert found.get("device"), "measurements are kept by device"
+        assert found.get("device"), "measurements are stored by device"
         assert all(isinstance(key, str) and isinstance(value, str) for key, value in found.items())
         assert json.loads(json.dumps(found)) == self.make_device().fingerprint()

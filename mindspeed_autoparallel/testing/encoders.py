@@ -1,4 +1,4 @@
-"""What every encoder adapter must do: the encoder gives the same wherever, and beside whichever items, it runs."""
+"""Requirements of every encoder adapter: outputs do not depend on the rank or on the other items of a batch."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ class EncoderCase:
     """The encoder, in evaluation mode if it draws random numbers in training."""
     adapter: EncoderAdapter
     batches: Sequence[Any]
-    """Microbatches as the host's data iterator gives them: at least two with items, of different sizes if the host has
-    those; one without items if the host can have one."""
+    """Microbatches as yielded by the host's data iterator: at least two with items, of different sizes if the host
+    supports that; one without items if the host can have one."""
     tolerance: float = 1e-5
-    """Relative, of outputs and gradients; batches of other sizes may sum in another order."""
+    """Relative tolerance of outputs and gradients; batches of other sizes may sum in another order."""
     has_gradients: bool = field(default=True)
-    """False for an encoder that is frozen as a whole."""
+    """False for a completely frozen encoder."""
 
 
 class EncoderAdapterSuite:
-    """Check an adapter. Override ``make_case`` and ``call_host``."""
+    """Checks an adapter. Override ``make_case`` and ``call_host``."""
 
     def make_case(self) -> EncoderCase:
         """Return a fresh encoder, always with the same weights, and the same microbatches."""
         raise NotImplementedError(f"{type(self).__name__} must override make_case")
 
     def call_host(self, case: EncoderCase, batch: Any) -> Any:
-        """Return what the host's own model gets from the encoder for ``batch``, without hetero parallel."""
+        """Return the encoder's output for ``batch`` as the host's model computes it, without hetero parallel."""
         raise NotImplementedError(f"{type(self).__name__} must override call_host")
 
     def test_the_batches_say_something(self) -> None:
@@ -142,13 +142,13 @@ class EncoderAdapterSuite:
 
 
 class HostModuleSuite(EncoderAdapterSuite):
-    """Check a host module and the adapter it makes. Override ``make_host`` and ``call_host``.
+    """Checks a host module and the adapter that it creates. Override ``make_host`` and ``call_host``.
 
     Megatron's parallel state must be initialized for the encoder, as hetero parallel does before it builds.
     """
 
     def make_host(self) -> tuple[HostModule, Any, Sequence[Any]]:
-        """Return the host module, the script's arguments, and microbatches; seed what ``build`` draws."""
+        """Return the host module, the script's arguments, and microbatches; seed the random numbers of ``build``."""
         raise NotImplementedError(f"{type(self).__name__} must override make_host")
 
     def make_case(self) -> EncoderCase:
@@ -162,7 +162,7 @@ class HostModuleSuite(EncoderAdapterSuite):
     def test_the_encoder_carries_megatrons_config(self) -> None:
         config = self.make_case().module.config
         for name in ("tensor_model_parallel_size", "params_dtype", "num_layers"):
-            assert hasattr(config, name), f"the encoder's config has no {name}: gradients are reduced by it"
+            assert hasattr(config, name), f"the encoder's config has no {name}, which gradient reduction uses"
 
     def test_the_adapter_has_all_that_is_asked_of_one(self) -> None:
         adapter = self.make_case().adapter
@@ -182,7 +182,7 @@ def _tensors(value: Any) -> list[Any]:
 
 
 def _weighted_sum(value: Any) -> Any:
-    """Return a sum in which every element has a weight of its own, so that rows in a wrong order show."""
+    """Return a sum with a distinct weight per element, so that rows in a wrong order change it."""
     import torch
 
     total = torch.zeros(())

@@ -1,1 +1,1 @@
-"""Step time and memory from shapes, a device of the catalogue, and nothing measured on the spot."""
+"""Step time and memory computed from shapes and a device of the catalogue, without measurements."""

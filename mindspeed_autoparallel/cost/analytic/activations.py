@@ -1,4 +1,4 @@
-"""Bytes that layers and the head keep for their backward passes, and what they need for a moment."""
+"""Bytes that layers and the head keep for their backward passes, and their transient bytes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def layer_activation_bytes(work: Workload, kind: LayerKind | None = None, recomp
     recomputed = work.recompute == "full" if recomputed is None else recomputed
     state = work.tokens * work.model.hidden * work.element_bytes
     if recomputed:
-        # Of a group of layers only the input of the first stays.
+        # Of a group of layers only the first one's input is kept.
         return state / work.hidden_split / max(1, _group(work))
     if work.stack != "megatron-core" and kind == _PLAIN:
         return state / 2 * (10 / work.hidden_split + 24 / work.tensor_size) + _attention_matrix_bytes(work)
@@ -69,7 +69,7 @@ def _group(work: Workload) -> int:
 
 
 def _mixer_bytes(work: Workload, kind: LayerKind, modules: tuple[str, ...]) -> float:
-    """Return what a mixer saves between its norm and its output projection's input."""
+    """Return the bytes that a mixer saves between its norm and its output projection's input."""
     model, tensor, size = work.model, work.tensor_size, work.element_bytes
     if kind.mixer == "mamba" and model.state_space:
         space = model.state_space
@@ -110,7 +110,7 @@ def _mixer_bytes(work: Workload, kind: LayerKind, modules: tuple[str, ...]) -> f
         # Queries and keys with their position, and values.
         kept += heads * (2 * latent.query_size + latent.value_size)
         if work.on_ascend:
-            # Fused attention wants values as wide as queries: they and the output are padded copies.
+            # Fused attention requires values as wide as queries: they and the output are padded copies.
             kept += heads * (2 * latent.query_size - latent.value_size)
     return work.tokens * (size * kept + read) + norm
 
@@ -131,7 +131,7 @@ def _rotary_tables_bytes(work: Workload) -> float:
 
 
 def _mlp_bytes(work: Workload, kind: LayerKind, modules: tuple[str, ...]) -> float:
-    """Return what an MLP saves between its norm and its output."""
+    """Return the bytes that an MLP saves between its norm and its output."""
     model, tensor, size = work.model, work.tensor_size, work.element_bytes
     products = _KEPT_WIDTHS[model.activation] if model.gated else 2
     if kind.mlp == "dense":
@@ -179,7 +179,7 @@ def _saved_by_mindspeed(work: Workload, kind: LayerKind, state: float) -> float:
 
 
 def _attention_matrix_bytes(work: Workload) -> float:
-    """Return the softmax, the dropout mask and their product, where attention is neither fused nor computed again."""
+    """Return the softmax, the dropout mask and their product, if attention is neither fused nor recomputed."""
     if work.fused_attention or work.recompute != "none":
         return 0.0
     kept = 2 * work.element_bytes + 1 if work.dropout else work.element_bytes
@@ -189,14 +189,14 @@ def _attention_matrix_bytes(work: Workload) -> float:
 def kept_share(work: Workload, num_layers: int) -> float:
     """Return the share of its layers' activations that a stage keeps on the device while others wait on the host.
 
-    Of the offloaded layers one is on its way out or in, beside the one that runs.
+    One offloaded layer is being copied out or in, besides the running one.
     """
     there = min(work.offloaded_layers, max(0, num_layers - _LAYERS_ON_THEIR_WAY))
     return 1 - there / max(1, num_layers)
 
 
 def encoder_activation_bytes(work: Workload) -> float:
-    """Return what one layer of the encoder saves per microbatch; nothing where it is frozen."""
+    """Return what one layer of the encoder saves per microbatch; 0 if it is frozen."""
     encoder = work.model.encoder
     if encoder is None or encoder.frozen:
         return 0.0

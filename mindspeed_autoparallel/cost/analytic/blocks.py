@@ -1,4 +1,4 @@
-"""Blocks that are no decoder layers, as lists of their operators: towers of sound, and diffusion's two streams.
+"""Blocks other than decoder layers, as lists of operators: audio towers, and diffusion's two streams.
 
 Parameters, operations, time and the bytes that torch saves follow from the list. Sizes are those of one sample.
 """
@@ -41,18 +41,18 @@ class Scores(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """What one forward pass of one sample runs and saves."""
+    """The work and saved bytes of one forward pass of one sample."""
 
     products: tuple[Product, ...] = ()
     scores: tuple[Scores, ...] = ()
     passed_bytes: float = 0.0
-    """Read and written by other kernels, forward."""
+    """Bytes read and written by other kernels, forward."""
     kernels: int = 0
-    """Launched forward."""
+    """Number of kernels launched forward."""
     weights: int = 0
-    """Parameters beside those of products."""
+    """Parameters outside the products."""
     saved_bytes: float = 0.0
-    """For backward, without the block's inputs."""
+    """Bytes saved for backward, without the block's inputs."""
     widest: int = 0
     """Elements of the widest gradient."""
 
@@ -84,7 +84,7 @@ class Block:
 
 
 def joined(blocks: Iterable[Block]) -> Block:
-    """Return what runs all of ``blocks``, one after another."""
+    """Return the block that runs all of ``blocks``, one after another."""
     rows = list(blocks)
     return Block(
         products=tuple(one for block in rows for one in block.products),
@@ -173,7 +173,7 @@ def _ltx_attention(queries: tuple[int, int], keys: tuple[int, int], heads: int, 
 
 
 def ltx_stream(stream: Stream) -> Block:
-    """Return one modality's own part of a block: adaptive norms around attention and MLP, text in between.
+    """Return one modality's part of a block: adaptive norms around attention and MLP, text in between.
 
     Scales, shifts and gates are computed for every token, so each is as large as the hidden state; a gate keeps the
     three that it was computed with (``block_forward`` of MindSpeed-MM's LTX-2, ``ltx_core`` at 28c3c73).
@@ -195,7 +195,7 @@ def ltx_stream(stream: Stream) -> Block:
 
 
 def ltx_exchange(video: Stream, audio: Stream) -> Block:
-    """Return what a block runs between both modalities: each attends to the other, with the narrower one's heads."""
+    """Return a block's exchange between both modalities: each attends to the other, with the narrower one's heads."""
     sides = []
     for stream in (video, audio):
         state = stream.tokens * stream.width

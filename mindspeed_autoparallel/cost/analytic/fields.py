@@ -1,4 +1,4 @@
-"""Reads single values of a request and refuses what no run could mean, with the key, the value and the rule."""
+"""Reads single values of a request; errors name the key, the value and the rule."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def section_of(request: Mapping[str, object], key: str) -> Mapping[str, object]:
 
 
 def part(section: Mapping[str, object], key: str) -> Mapping[str, object]:
-    """Return the object under ``key``; an empty one where there is none."""
+    """Return the object under ``key``; empty if missing."""
     value = section.get(key)
     return value if isinstance(value, Mapping) else {}
 
 
 def optional_section(section: Mapping[str, object], key: str, where: str) -> Mapping[str, object] | None:
-    """Return the object under ``key``, or ``None`` where it is missing or empty."""
+    """Return the object under ``key``, or ``None`` if missing or empty."""
     value = section.get(key)
     if not value:
         return None

@@ -36,14 +36,14 @@ _PLAIN = LayerKind("attention", "dense")
 
 @dataclass(frozen=True, kw_only=True)
 class LayerTime:
-    """Microseconds of one microbatch; ``backward_us`` includes what recompute runs again."""
+    """Microseconds of one microbatch; ``backward_us`` includes recomputation."""
 
     forward_us: float
     backward_us: float
 
 
 def correction_key(work: Workload) -> tuple[float, float, float, float]:
-    """Return where a layer shape lies among measured ones: log2 of tokens, hidden, tensor size, heads per rank."""
+    """Return the coordinates of a layer shape: log2 of tokens, hidden, tensor size, heads per rank."""
     return (
         math.log2(work.tokens),
         math.log2(work.model.hidden),
@@ -83,7 +83,7 @@ def _join(host_us: float, device_us: float, norm: float) -> float:
 
 
 def _shown_us(work: Workload, efficiency: Efficiency, collectives_us: float, products_us: float) -> float:
-    """Return what of tensor parallelism's collectives shows beside the products that they are cut up with.
+    """Return the exposed time of tensor-parallel collectives that are pipelined with products.
 
     Of two that overlap the longer remains, and of the shorter the first and last piece.
     """
@@ -156,7 +156,7 @@ def _weight_gradients_us(
 
 
 def _again_us(work: Workload, mixed: Mixing, widened: Widening, norms_us: float) -> float:
-    """Return what selective recompute runs again before a layer's backward, device time."""
+    """Return the device time of selective recompute before a layer's backward."""
     modules = work.recompute_detail.modules if work.recompute == "selective" else ()
     again = 0.0
     again += mixed.core.forward_us * ("core_attn" in modules)
@@ -178,7 +178,7 @@ def layer_time(
 ) -> LayerTime:
     """Return the time of one layer of ``kind`` (the model's most frequent).
 
-    ``recomputed``: whether all of it runs again before its backward; as the run's recompute says where not given.
+    ``recomputed``: whether all of it runs again before its backward; by default, as in the run's recompute.
     """
     kind = kind or default_kind(work)
     recomputed = work.recompute == "full" if recomputed is None else recomputed
@@ -221,7 +221,7 @@ def layer_time(
 
 
 def _host_us(work: Workload, efficiency: Efficiency, mixed: Mixing, widened: Widening) -> float:
-    """Return what the host takes to launch a layer's forward."""
+    """Return the host time to launch a layer's forward."""
     each = efficiency.launch_us + efficiency.tensor_launch_us * (work.tensor_size - 1)
     host = each * (mixed.launches + widened.launches + _ADAPTER_LAUNCHES * (work.adapters is not None))
     if not work.fused_attention and mixed.launches and (work.sequences * work.model.heads // work.tensor_size) % 4:

@@ -7,7 +7,7 @@ from mindspeed_autoparallel.errors import ConfigError
 
 
 def check_divisions(work: Workload) -> None:
-    """Raise ``ConfigError`` where sizes do not divide."""
+    """Raise ``ConfigError`` if sizes do not divide."""
     _check_model(work)
     _check_batch(work)
     _check_experts(work)

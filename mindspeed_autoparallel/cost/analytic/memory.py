@@ -1,4 +1,4 @@
-"""What a run holds beside its blocks: the device's context, what an update takes for a moment, layers in flight."""
+"""Memory of a run outside its blocks: the device's context, the transient of an update, layers in flight."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from mindspeed_autoparallel.cost.analytic.workload import Workload
 
 _MIB = 2**20
 CONTEXT_BYTES = 500 * _MIB
-"""What driver, kernels and communication buffers hold outside of the allocator; counts against what fits."""
+"""Bytes of driver, kernels and communication buffers outside the allocator, which reduce the usable memory."""
 
 
 def in_flight(work: Workload, stage: int) -> float:
-    """Return how many microbatches' activations stage ``stage`` holds at once.
+    """Return the number of microbatches whose activations stage ``stage`` holds at once.
 
     1F1B: ``pipeline - stage``. Interleaved: the first stage holds ``1 + (p - 1) / (p v)`` times all layers (Korthikanti
     et al. 2022, section 4.2.3), each later one two chunks less; larger groups of microbatches hold that many more.
@@ -48,7 +48,7 @@ def _largest_tensor(work: Workload, stage: int) -> float:
 
 
 def update_bytes(work: Workload, stage: int, optimizer_bytes: float) -> float:
-    """Return what updating a stage takes for a moment: an fp32 copy of the largest tensor, and gradients in fp32.
+    """Return the transient bytes of a stage's update: an fp32 copy of the largest tensor, and gradients in fp32.
 
     Gradients in two bytes meet the optimizer in fp32: a shard at a time that a precision-aware one does without.
     ``optimizer_bytes``: of a rank's state.

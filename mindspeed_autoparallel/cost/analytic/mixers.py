@@ -1,4 +1,4 @@
-"""What mixes tokens in a layer: attention with its projections, latent attention, Mamba, linear attention."""
+"""Token mixers of a layer: attention with its projections, latent attention, Mamba, linear attention."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Mixing:
     up_us: float = 0.0
     """Latent attention's up-projections forward, which may run again."""
     exposed: tuple[float, float] = (0.0, 0.0)
-    """What context parallelism's messages add forward and backward."""
+    """Exposed time of context parallelism's messages, forward and backward."""
     launches: float = 0.0
     """Host time forward, in layers of plain attention and a dense MLP."""
 
@@ -143,7 +143,7 @@ def _core(work: Workload, device: Device, efficiency: Efficiency, width: float) 
     matrix = heads * model.sequence * model.sequence / work.context_size * work.element_bytes
     softmax = memory_pass_us(device, efficiency, matrix * efficiency.softmax_passes)
     if heads % 4:
-        softmax *= 3  # the fused softmax kernel wants a multiple of four matrices
+        softmax *= 3  # the fused softmax kernel requires a multiple of four matrices
     return Times(operations / speed + softmax, 2 * operations / speed + softmax)
 
 
@@ -165,7 +165,7 @@ def _indexer(work: Workload, device: Device, efficiency: Efficiency) -> Times:
 def _context(
     work: Workload, device: Device, efficiency: Efficiency, fabric: Fabric, core: Times, width: float
 ) -> tuple[tuple[float, float], float]:
-    """Return what context parallelism adds forward and backward, and the host's share of it."""
+    """Return the time that context parallelism adds forward and backward, and the host's share of it."""
     if work.context_size == 1:
         return (0.0, 0.0), 0.0
     model, size = work.model, work.element_bytes

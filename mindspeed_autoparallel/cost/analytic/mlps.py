@@ -1,4 +1,4 @@
-"""What widens tokens in a layer: dense and expert MLPs, with what stands beside their products."""
+"""MLPs of a layer, dense and expert, with the work outside their matrix products."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shape of a model as a prediction sees it: sizes, and what mixes tokens and what widens them in every layer."""
+"""Shape of a model for predictions: sizes, and the mixer and MLP of every layer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Activation = Literal["fused", "gelu", "gelu_tanh"]
 
 
 class LayerKind(NamedTuple):
-    """What one layer is made of."""
+    """The components of one layer."""
 
     mixer: Mixer
     mlp: Mlp
@@ -80,10 +80,10 @@ class SparseAttention:
     """DeepSeek's sparse attention: an indexer scores all tokens, attention reads the best of them."""
 
     heads: int
-    """Of the indexer."""
+    """Heads of the indexer."""
     head_size: int
     topk: int
-    """Tokens that attention reads."""
+    """Number of tokens that attention reads."""
     fused: bool = True
     """Whether kernels of its own read these tokens only; else scores of all are masked in memory."""
 
@@ -98,7 +98,7 @@ class Encoder:
     ffn: int
     gated: bool
     tokens: int
-    """Mean tokens per sample that the encoder works on."""
+    """Mean tokens per sample in the encoder."""
     frozen: bool
     layers_per_stage: tuple[int, ...] = ()
     """Empty: all on the first stage."""
@@ -106,7 +106,7 @@ class Encoder:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape(DecoderSizes):
-    """A decoder-only transformer, perhaps with an encoder, as a prediction sees it."""
+    """A decoder-only transformer, optionally with an encoder, for predictions."""
 
     sequence: int
     expert_ffn: int = 0
@@ -115,7 +115,7 @@ class ModelShape(DecoderSizes):
     causal: bool = True
     """Whether a token attends to those before it only; encoders attend to all."""
     window: int = 0
-    """Tokens that a token attends to in layers with a window; 0 where no layer has one."""
+    """Tokens that a token attends to in layers with a window; 0 if no layer has one."""
     windowed_share: float = 0.0
     """Share of the layers that have the window."""
     expert_bias: bool = False

@@ -1,4 +1,4 @@
-"""The plan file of a hetero search's winner: the backbone's plan with the encoders' phases put in."""
+"""The plan file of the winner of a hetero search: the backbone's plan with the encoders' phases added."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from mindspeed_autoparallel.spec.hetero import HeteroRecord
 from mindspeed_autoparallel.spec.plan import Alternative, RankMemory, SearchRecord
 
 LEAST_SHARE = 0.005
-"""Of the step: what takes less is not named as a limit."""
+"""Share of the step below which a part is not listed as a limit."""
 
 
 def assemble(profile: Profile, best: Solved, others: Sequence[Solved], record: SearchRecord) -> Plan:
-    """Return everything of ``plan.json``."""
+    """Return the complete ``plan.json``."""
     solver = best.solver
     made = beside(solver.backbone, solver.candidate.measurement, solver.cluster, best.reserved)
     assert made is not None, "it was solved"
@@ -32,9 +32,7 @@ def assemble(profile: Profile, best: Solved, others: Sequence[Solved], record: S
         if phase.interpolated_from
     ]
     if best.record.memory == WINDOW:
-        notes.append(
-            "Memory mode window was tried beside splits found for the other modes; its bound is the pipeline's."
-        )
+        notes.append("Memory mode window was tried with splits found for the other modes; its bound is the pipeline's.")
     inner = replace(
         inner,
         model=profile.model,
@@ -48,8 +46,8 @@ def assemble(profile: Profile, best: Solved, others: Sequence[Solved], record: S
 
 
 def with_encoders(inner: Plan, limit_bytes: int) -> Plan:
-    """Return ``inner``: step, baselines and memory of the pipeline alone, ``hetero`` already set; now of the whole
-    step."""
+    """Return ``inner``, whose step, baselines and memory cover the pipeline only (``hetero`` is set), with those of the
+    whole step."""
     record = inner.hetero
     assert record is not None
     step_us = inner.step.total_us + record.total_us
@@ -84,7 +82,7 @@ def _memory(rank: RankMemory, record: HeteroRecord, num_stages: int, limit_bytes
     }
     terms = dict(rank.terms)
     if at_first:
-        # The pipeline's problem saw it as state of the first block, or as less room.
+        # The pipeline's problem counts it as state of the first block, or as a lower limit.
         terms["optimizer"] = max(0, terms.get("optimizer", 0) - at_first)
     outside = outside_pipeline_bytes(rank.terms, Reserved(everywhere_bytes=reserved_bytes), own.transient_bytes)
     peak, point = rank.peak_bytes + reserved_bytes, rank.peak_point
@@ -97,7 +95,7 @@ def _memory(rank: RankMemory, record: HeteroRecord, num_stages: int, limit_bytes
 
 
 def limits_of_hetero(plan: Plan) -> tuple[str, ...]:
-    """Return what holds the plan back, by share of the step; then the rank that is nearest to its memory limit."""
+    """Return the plan's bottlenecks by share of the step, then the rank nearest to its memory limit."""
     record, step = plan.hetero, plan.step
     assert record is not None
     busiest = max(plan.stages, key=lambda stage: stage.forward_us + stage.backward_us)

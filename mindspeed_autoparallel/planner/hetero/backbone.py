@@ -1,7 +1,7 @@
-"""The backbone's pipeline beside encoders that hold memory: the homogeneous problem with less of it.
+"""The backbone's pipeline next to encoders that hold memory: the homogeneous problem with less memory.
 
-To the pipeline, what encoders hold everywhere is a lower limit, and what they hand to the first stage is state of the
-backbone's first block. So the solver, its bounds and the exact peak are those of a homogeneous plan.
+Memory that encoders hold on all ranks lowers the pipeline's limit; their outputs on the first stage count as state of
+the backbone's first block. So the solver, its bounds and the exact peak are those of a homogeneous plan.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Reserved:
 
 
 def least_of(reserved: Sequence[Reserved]) -> Reserved:
-    """Return what every one of them covers."""
+    """Return the minimum of ``reserved``, field by field."""
     return Reserved(
         everywhere_bytes=min(one.everywhere_bytes for one in reserved),
         first_stage_bytes=min(one.first_stage_bytes for one in reserved),
@@ -53,7 +53,7 @@ def least_of(reserved: Sequence[Reserved]) -> Reserved:
 
 
 def backbone_profile(profile: Profile, *, with_generator: bool = True) -> Profile:
-    """Return the pipeline's modules alone; a generator may be one of them."""
+    """Return a profile of the pipeline's modules only; a generator may be one of them."""
     encoders, rest = split_modules(profile)
     rest = rest if with_generator else rest[:1]
     gone, kept = {module.name for module in encoders}, {module.name for module in rest}
@@ -67,7 +67,7 @@ def backbone_profile(profile: Profile, *, with_generator: bool = True) -> Profil
 
 
 def backbone_plan(plan: Plan) -> Plan:
-    """Return the pipeline's part of a hetero plan; its step stays that of the whole."""
+    """Return the pipeline's part of a hetero plan; its step time remains that of the whole plan."""
     assert plan.hetero is not None
     own = {phase.module for phase in plan.hetero.encoders}
     modules = _without(plan.model.modules, own)
@@ -77,7 +77,7 @@ def backbone_plan(plan: Plan) -> Plan:
 
 
 def _without(modules: Sequence[Module], gone: set[str]) -> tuple[Module, ...]:
-    """Return the modules that are not ``gone``; none waits for one that is."""
+    """Return the modules that are not in ``gone``, without dependencies on those that are."""
     return tuple(
         replace(module, predecessors=tuple(name for name in module.predecessors if name not in gone))
         for module in modules
@@ -109,7 +109,7 @@ def limit_of(profile: Profile, cluster: Cluster) -> int:
 def beside(
     backbone: Profile, measurement: Measurement, cluster: Cluster, reserved: Reserved
 ) -> tuple[Profile, Measurement, Cluster] | None:
-    """Profile, costs and cluster of the pipeline beside ``reserved``; ``None`` where nothing is left."""
+    """Return profile, costs and cluster of the pipeline next to ``reserved``; ``None`` if no memory is left."""
     left = limit_of(backbone, cluster) - reserved.everywhere_bytes
     name = backbone.model.modules[0].name
     cost = measurement.modules[name]
@@ -130,7 +130,7 @@ def beside(
 
 @dataclass
 class BackboneSolver:
-    """One layout of the backbone; what a solve found is used again wherever it still holds."""
+    """One layout of the backbone; results of a solve are reused wherever they still hold."""
 
     backbone: Profile
     cluster: Cluster
@@ -138,27 +138,27 @@ class BackboneSolver:
     candidate: Candidate
     seed: int = 0
     generator: Sequence[EncoderCosts] = ()
-    """Sizes of a generator beside it; empty where there is none, or the pipeline has it."""
+    """Sizes of a generator with a separate layout; empty if there is no such generator."""
     solved: list[tuple[Reserved, LayoutResult]] = field(default_factory=list[tuple[Reserved, LayoutResult]])
     relaxed: list[tuple[Reserved, float]] = field(default_factory=list[tuple[Reserved, float]])
 
     @property
     def label(self) -> str:
-        """Return the layout's name among all that are searched."""
+        """Return the layout's name, unique in the search."""
         return self.candidate.layout.label() + " and a generator" * bool(self.generator)
 
     def all_costs(self, encoders: Sequence[Sequence[EncoderCosts]]) -> list[Sequence[EncoderCosts]]:
-        """Return the sizes of ``encoders``, and of the generator if it has a layout of its own."""
+        """Return the sizes of ``encoders``, and of the generator if it has a separate layout."""
         return [*encoders, *([self.generator] if self.generator else [])]
 
     @functools.cached_property
     def cheap_bound_us(self) -> float:
-        """Return a bound that needs no solve and holds whatever is reserved."""
+        """Return a bound that needs no solve and holds for any reserved memory."""
         return pipeline_bound_ns(self.backbone, self.candidate) / NS_PER_US + self.tail_us
 
     @functools.cached_property
     def tail_us(self) -> float:
-        """Return what follows the pipeline at least."""
+        """Return a lower bound of the time after the pipeline."""
         return tail_bound_us(self.backbone, self.cluster, self.candidate)
 
     @functools.cached_property
@@ -174,8 +174,8 @@ class BackboneSolver:
         )
 
     def bound_us(self, reserved: Reserved, deadline: float) -> float:
-        """Return linear relaxation beside ``reserved``, unless a plan is known; infinite where even fractions do not
-        fit."""
+        """Return the known plan's time or the linear relaxation's, next to ``reserved``; infinite if not even
+        fractional splits fit."""
         known = [bound for other, bound in self.relaxed if reserved.covers(other)]
         for other, result in self.solved:
             if reserved.covers(other):
@@ -189,8 +189,8 @@ class BackboneSolver:
         return bound
 
     def virtual_bound_us(self, reserved: Reserved, cutoff_us: float, deadline: float) -> float:
-        """Return a bound of a layout with virtual stages beside ``reserved``, ``cutoff_us`` where nothing is faster;
-        infinite where nothing fits."""
+        """Return a bound of a layout with virtual stages next to ``reserved``: ``cutoff_us`` if no split is faster,
+        infinite if none fits."""
         made = beside(self.backbone, self.candidate.measurement, self.cluster, reserved)
         if made is None:
             return float("inf")
@@ -220,7 +220,7 @@ class BackboneSolver:
         return relaxed / NS_PER_US + tail_bound_us(profile, cluster, self.candidate)
 
     def solve(self, reserved: Reserved, time_limit_s: float) -> LayoutResult:
-        """Return the best placement beside ``reserved`` and its bound; memory in it is the pipeline's own."""
+        """Return the best placement next to ``reserved`` and its bound; its memory figures cover the pipeline only."""
         for other, result in self.solved:
             if reserved.covers(other) and (result.proved_infeasible or self._still_fits(result, other, reserved)):
                 return result
@@ -245,9 +245,9 @@ class BackboneSolver:
         return result
 
     def no_split_leaves(self, reserved: Reserved, transient_bytes: int) -> bool:
-        """Return whether state alone rules out every split when encoders run beside it, outside the pipeline.
+        """Return whether model state alone rules out every split while encoders run, outside the pipeline.
 
-        Of one module, a rank can hold so many layers at most; if all ranks together hold too few, there is no split.
+        For each module, memory limits the layers per rank; if all ranks together hold too few, no split exists.
         """
         layout = self.candidate.layout
         if len(self.backbone.model.modules) > 1:
@@ -270,7 +270,7 @@ class BackboneSolver:
         return held < module.num_layers
 
     def _still_fits(self, result: LayoutResult, before: Reserved, now: Reserved) -> bool:
-        """Return whether a plan found beside less still fits: then it is the best beside more, too."""
+        """Return whether a plan found for less reserved memory still fits: then it is also the best for more."""
         if result.evaluation is None:
             return False
         more = now.everywhere_bytes - before.everywhere_bytes
@@ -286,12 +286,12 @@ def _state_bytes(block: BlockCost | None, layout: Layout) -> int:
 
 
 def outside_pipeline_fits(found: Evaluation, limit_bytes: int, reserved: Reserved, transient_bytes: int) -> bool:
-    """Return whether every rank can run the encoders before and after the pipeline, when none of its activations
-    live."""
+    """Return whether every rank can run the encoders when the pipeline holds no activations."""
     return all(outside_pipeline_bytes(rank.terms, reserved, transient_bytes) <= limit_bytes for rank in found.memory)
 
 
 def outside_pipeline_bytes(terms: dict[str, int], reserved: Reserved, transient_bytes: int) -> int:
-    """Return peak of a rank while an encoder runs. ``terms``: of the pipeline's peak there; state alone stays."""
+    """Return a rank's peak while an encoder runs. ``terms``: those of the pipeline's peak, of which only state
+    counts."""
     state = sum(terms.get(name, 0) for name in ("parameters", "gradients", "optimizer", "runtime_overhead"))
     return state + reserved.everywhere_bytes + transient_bytes

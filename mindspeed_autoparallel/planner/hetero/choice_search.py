@@ -1,8 +1,8 @@
-"""The search over choices of encoder layouts beside every backbone layout.
+"""The search over choices of encoder layouts for every backbone layout.
 
-An item is refined step by step, each time to a higher bound: the cheap bound of a backbone layout, then every choice
-of encoder layouts beside it, then the linear relaxation, then the exact solve.
-Proofs: docs/decisions/0012-planning-hetero.md.
+An item is refined step by step, each time to a higher bound: the cheap bound of a backbone layout, then every choice of
+encoder layouts beside it, then the linear relaxation, then the exact solve. Proofs:
+docs/decisions/0012-planning-hetero.md.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.spec.hetero import HeteroRecord
 from mindspeed_autoparallel.spec.plan import Verdict
 
-NOT_FOUND = "no split was found that fits beside the encoders, and none was proved impossible."
+NOT_FOUND = "no split that fits next to the encoders was found, and none was proved impossible."
 ENOUGH = 1e-4
-"""Of a pipeline's step: a bound nearer than this is not made better."""
+"""Share of a pipeline's step: a bound within this distance is not tightened."""
 SOLVE_S = 10.0
-"""Most seconds for one pipeline; what stays open is in the gap."""
+"""Time limit for one pipeline, in seconds; the gap includes what remains open."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Hold a backbone layout, and what the encoders do beside it once that is chosen."""
+    """A backbone layout, and the encoders' layouts once they are chosen."""
 
     solver: BackboneSolver
     record: HeteroRecord | None = None
     relaxed: bool = False
-    """Its bound is that of the linear relaxation."""
+    """Whether its bound is that of the linear relaxation."""
 
     @property
     def label(self) -> str:
@@ -59,7 +59,7 @@ class Choice:
 
 
 class ChoiceSearch(Search[Choice]):
-    """Search encoder and backbone layouts together; behind the best, a few layouts are solved to be named beside it."""
+    """Searches encoder and backbone layouts together; also solves a few layouts to list as alternatives."""
 
     def __init__(
         self,
@@ -71,11 +71,11 @@ class ChoiceSearch(Search[Choice]):
         deadline: float,
         progress: Progress,
     ) -> None:
-        """Search until ``deadline``. Virtual stages that were not requested come behind all others, and are left open
-        after ``options.virtual_s`` processor seconds."""
+        """Search until ``deadline``. Virtual stages that were not requested come last, and remain open after
+        ``options.virtual_s`` processor seconds."""
         self.solved: list[Solved] = []
         self.verdicts: dict[str, Verdict] = {}
-        """By the backbone's label: what became of it."""
+        """Outcome by the backbone's label."""
         self.open_us: list[float] = []
         """Bounds of choices that were not settled."""
         self.least_reserved_bytes: int | None = None
@@ -91,15 +91,15 @@ class ChoiceSearch(Search[Choice]):
         return min((found.step_us for found in self.solved), default=inf)
 
     def settled_bound_us(self) -> float:
-        """Return the smallest bound of the choices that ended without a proof: the bound of the answer, too."""
+        """Return the smallest bound of the choices that ended without a proof; it also bounds the answer."""
         return min([*self.open_us, *(found.lower_bound_us for found in self.solved)], default=inf)
 
     def opened(self, bound_us: float, choice: Choice) -> Open[Choice]:
-        """Return ``choice`` as an item behind those of equal bound."""
+        """Return ``choice`` as an item that sorts after those of equal bound."""
         return Open(self._virtual_last and choice.virtual, bound_us, next(self._order), choice)
 
     def start(self, solvers: Sequence[BackboneSolver]) -> list[Open[Choice]]:
-        """Return the backbone layouts under their cheapest bound."""
+        """Return the backbone layouts with their cheapest bounds."""
         return [
             self.opened(solver.cheap_bound_us + _least_encoder_us(self._costs, solver), Choice(solver))
             for solver in solvers
@@ -110,7 +110,7 @@ class ChoiceSearch(Search[Choice]):
         return self.best_us * (1 - EXACT)
 
     def admits(self, item: Open[Choice], cutoff_us: float) -> bool:
-        """Return whether a choice may win, or be an alternative: one of a layout that has no plan yet."""
+        """Return whether a choice may win, or become an alternative because its layout has no plan yet."""
         if item.bound_us < cutoff_us or item.late:
             return item.bound_us < cutoff_us
         num_layouts = sum(verdict.outcome == "solved" for verdict in self.verdicts.values())
@@ -118,11 +118,11 @@ class ChoiceSearch(Search[Choice]):
         return not enough and not self._has_plan(item.item)
 
     def discard(self, item: Open[Choice]) -> None:
-        """Take note of a bound that the best plan beats."""
+        """Record a bound that the best plan beats."""
         self._bounded(item.item, item.bound_us)
 
     def stop(self, left: list[Open[Choice]]) -> None:
-        """Leave open what may still win."""
+        """Leave open the choices that may still win."""
         cutoff_us = self.cutoff_us()
         for item in sorted(left):
             if item.bound_us >= cutoff_us:
@@ -135,7 +135,9 @@ class ChoiceSearch(Search[Choice]):
         found: list[Open[Choice]] = []
         for item in group:
             if item.late and self._virtual_left_s <= 0:
-                self._leave_open(item, "the processor time for virtual stages was over: request them for all of it.")
+                self._leave_open(
+                    item, "no processor time is left for virtual stages: request them to search them fully."
+                )
                 continue
             started = time.process_time()
             found += self._refined(item, cutoff_us)
@@ -162,7 +164,7 @@ class ChoiceSearch(Search[Choice]):
         self._note(item.item, "unsolved", reason, item.bound_us)
 
     def _choices(self, choice: Choice, bound: float) -> list[Open[Choice]]:
-        """Return what encoders can do beside one backbone layout, each with its bound; none where that is settled."""
+        """Return the encoder choices for one backbone layout, each with its bound; none if the layout is settled."""
         solver, seconds = choice.solver, self._seconds(choice)
         costs = solver.all_costs(self._costs)
         made_records = records(costs, solver.candidate, solver.cluster, self._memory_modes, self._balance)
@@ -175,7 +177,7 @@ class ChoiceSearch(Search[Choice]):
             if self.cutoff_us() <= bound < inf:
                 self._bounded(choice, bound)
                 return []
-        # Beside the least memory that any choice takes: often the plan for all of them, else a bound for all.
+        # Solved with the least memory that any choice reserves: often the plan for all of them, else a bound for all.
         least = solver.solve(reserved, seconds) if bound < inf else None
         if least is None or least.proved_infeasible:
             self._note_short(choice, min(made_records, key=lambda made: made.reserved_bytes))
@@ -186,14 +188,14 @@ class ChoiceSearch(Search[Choice]):
         ]
 
     def _bound_beside_us(self, choice: Choice, reserved: Reserved, encoders_us: float) -> float:
-        """Return a bound of the pipeline beside ``reserved``; infinite where it does not fit."""
+        """Return a bound of the pipeline next to ``reserved``; infinite if it does not fit."""
         if not choice.virtual:
             return choice.solver.bound_us(reserved, self._deadline)
         deadline = time.monotonic() + self._seconds(choice)
         return choice.solver.virtual_bound_us(reserved, self.cutoff_us() - encoders_us, deadline)
 
     def _solve(self, choice: Choice, record: HeteroRecord, bound: float) -> None:
-        """Solve one choice; where an encoder does not fit beside the plan's state, again with memory kept for it."""
+        """Solve one choice, again with memory reserved for an encoder that does not fit next to the plan's state."""
         solver, reserved = choice.solver, reserved_by(record)
         result = solver.solve(reserved, self._seconds(choice))
         if result.proved_infeasible:
@@ -240,7 +242,7 @@ class ChoiceSearch(Search[Choice]):
             )
 
     def _with_more_reserved(self, choice: Choice, record: HeteroRecord) -> tuple[LayoutResult, Evaluation | None]:
-        """Return a split whose state leaves memory for the encoders to run, by reserving more and more of it."""
+        """Return a split whose state leaves memory for the encoders to run, found by reserving more in each try."""
         solver, reserved = choice.solver, reserved_by(record)
         limit = limit_of(solver.backbone, solver.cluster)
         for quarter in range(1, 5):
@@ -268,7 +270,7 @@ class ChoiceSearch(Search[Choice]):
         self._note(choice, "bounded", reason, bound)
 
     def _note(self, choice: Choice, outcome: str, reason: str, bound: float | None) -> None:
-        """Add a verdict, unless the layout has one; that nothing fits is the weakest."""
+        """Add a verdict, unless the layout has one; any other verdict replaces "memory"."""
         known = self.verdicts.get(choice.label)
         if known is None or known.outcome == "memory":
             self.verdicts[choice.label] = Verdict(
@@ -279,13 +281,13 @@ class ChoiceSearch(Search[Choice]):
         reserved = record.reserved_bytes
         if self.least_reserved_bytes is None or reserved < self.least_reserved_bytes:
             self.least_reserved_bytes = reserved
-        self._note(choice, "memory", "no split fits the memory beside any choice of the encoders.", None)
+        self._note(choice, "memory", "no split fits in memory next to any choice of encoder layouts.", None)
 
 
 def _least_encoder_us(costs: Sequence[Sequence[EncoderCosts]], solver: BackboneSolver) -> float:
-    """Return a time that no choice of encoder sizes beats: every sample is encoded once, by the best batch there is.
+    """Return a lower bound of the encoders' time: every sample is encoded once, by the best batch.
 
-    A pipeline's busiest stage takes at least the mean stage's time for as many times the samples: the same.
+    With a pipeline, the busiest stage takes at least the mean stage's time for proportionally more samples: the same.
     """
     total = 0.0
     for own in solver.all_costs(costs):

@@ -1,4 +1,4 @@
-"""Hetero and homogeneous plan for the same cluster and batch, each the best of its kind."""
+"""The best hetero plan and the best homogeneous plan for the same cluster and batch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HETERO_PLAN_FILE, HOMOGENEOUS_PLAN_FILE = "hetero_plan.json", "homogeneous_plan.
 
 
 class OnlyHomogeneous(InfeasiblePlan):
-    """No hetero plan was found, or none fits; ``plan`` is the homogeneous one, which does."""
+    """No hetero plan fits or was found; ``plan`` is the homogeneous plan, which fits."""
 
     def __init__(self, reason: str, plan: Plan) -> None:
         step_ms = plan.step.total_us / US_PER_MS
@@ -41,7 +41,7 @@ class OnlyHomogeneous(InfeasiblePlan):
 
 @dataclass(frozen=True, kw_only=True)
 class HeteroOptions:
-    """How encoders with layouts of their own run."""
+    """How encoders with separate layouts run."""
 
     balance: str = "local"
     """``--hetero-balance``."""
@@ -51,26 +51,26 @@ class HeteroOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Both plans; ``hetero`` holds the other's figures, too."""
+    """Both plans; ``hetero`` also holds the homogeneous plan's figures."""
 
     hetero: Plan
     homogeneous: Plan | None
 
     @property
     def speed_up(self) -> float | None:
-        """Return homogeneous step time by hetero step time; ``None`` where no homogeneous plan fits."""
+        """Return homogeneous step time divided by hetero step time; ``None`` if no homogeneous plan fits."""
         return None if self.homogeneous is None else step_us(self.homogeneous) / step_us(self.hetero)
 
     @property
     def best(self) -> Plan:
-        """Return the faster one."""
+        """Return the faster plan."""
         if self.homogeneous is None or step_us(self.homogeneous) > step_us(self.hetero):
             return self.hetero
         return self.homogeneous
 
 
 def step_us(plan: Plan) -> float:
-    """Return the step that plans are compared by: of drawn samples where they differ."""
+    """Return the step time that plans are compared by: the mean over drawn samples if samples differ."""
     return plan.step.total_us if plan.data is None else plan.data.mean_us
 
 
@@ -85,11 +85,11 @@ def compare(
     splits: Splits | None = None,
     runs: Runs | None = None,
 ) -> Comparison:
-    """Search both. Raises ``InfeasiblePlan`` where no plan fits, ``OnlyHomogeneous`` where one without hetero layouts
-    does, and ``Stopped`` with such a plan at an interrupt.
+    """Search both. Raises ``InfeasiblePlan`` if no plan fits, ``OnlyHomogeneous`` if only a plan without hetero layouts
+    fits, and ``Stopped`` with such a plan at an interrupt.
 
-    ``splits``: what the host can run; a hetero plan's backbone then has one stage, but for one beside a generator of
-    its own layout. ``runs``: see ``runnable``.
+    ``splits``: what the host can run; a hetero plan's backbone then has one stage, unless a generator has a separate
+    layout. ``runs``: see ``runnable``.
     """
     started, options, how = time.monotonic(), options or SearchOptions(), hetero or HeteroOptions()
 
@@ -126,7 +126,7 @@ def compare(
 def best_of_both(
     profile: Profile, search_homogeneous: Callable[[], Plan], search_encoders: Callable[[], Plan]
 ) -> Comparison:
-    """Run both searches, see ``compare`` for what is raised."""
+    """Run both searches; raises as ``compare`` does."""
     homogeneous, note = None, ""
     try:
         homogeneous = search_homogeneous()
@@ -136,8 +136,8 @@ def best_of_both(
         hetero = search_encoders()
     except InfeasiblePlan as error:
         if homogeneous is None:
-            # The nearest layout and the cluster that is large enough are those without hetero layouts.
-            raise InfeasiblePlan(f"{note} With layouts of their own for encoders: {error}") from error
+            # The error's nearest layout and large enough cluster are those without hetero layouts.
+            raise InfeasiblePlan(f"{note} With separate layouts for encoders: {error}") from error
         raise OnlyHomogeneous(str(error), homogeneous) from error
     except KeyboardInterrupt as error:
         if homogeneous is None:
@@ -161,7 +161,7 @@ def encoder_space(can_stage: bool) -> EncoderSpace:
 
 
 def _paired(profile: Profile, hetero: Plan, homogeneous: Plan | None, note: str) -> Comparison:
-    """Return both plans, each with the other's figures; ``note``: why there is no homogeneous one."""
+    """Return both plans, each with the other's figures; ``note``: why there is no homogeneous plan."""
     assert hetero.hetero is not None
     best = None if homogeneous is None else _best_homogeneous(profile, homogeneous)
     record = replace(hetero.hetero, homogeneous_note=note, homogeneous=best)
@@ -202,7 +202,7 @@ def one_stage_layouts(profile: Profile, cluster: Cluster, global_batch_size: int
 
 
 def write_comparison(comparison: Comparison, directory: Path, model_file: str | None = None) -> None:
-    """Write the faster plan as ``plan.json``, the other one beside it, and the short result; no result without its
+    """Write the faster plan as ``plan.json``, the other plan, and the short result last, so that it never lacks its
     plans."""
     texts = {directory / PLAN_FILE: comparison.best.text()}
     if comparison.best is not comparison.hetero:
@@ -213,7 +213,7 @@ def write_comparison(comparison: Comparison, directory: Path, model_file: str | 
 
 
 def comparison_result(comparison: Comparison, model_file: str | None = None) -> dict[str, object]:
-    """Return the short result of the faster plan, and under ``hetero_parallel`` both plans' sizes and step times.
+    """Return the short result of the faster plan, with both plans' sizes and step times under ``hetero_parallel``.
 
     ``model_file``: the model.json with the hetero sizes, if one was written.
     """
@@ -261,7 +261,7 @@ def comparison_result(comparison: Comparison, model_file: str | None = None) -> 
 
 
 def summary(comparison: Comparison) -> str:
-    """Return one line: which is faster, and by how much."""
+    """Return one line that names the faster plan and its lead."""
     other = comparison.homogeneous
     ours = f"{comparison.hetero.layout.label()}, {step_us(comparison.hetero) / US_PER_MS:.2f} ms"
     if other is None or comparison.speed_up is None:

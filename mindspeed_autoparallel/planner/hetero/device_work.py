@@ -1,4 +1,4 @@
-"""Memory mode window: what each device computes at least, whatever the pipeline's split."""
+"""Memory mode window: a lower bound of each device's compute, for any split of the pipeline."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class PipelineWork:
     num_chunks: int
     num_microbatches: int
     work_us: float
-    """Of one microbatch on all stages together."""
+    """Time of one microbatch on all stages together."""
     layers: Sequence[tuple[int, float]] = ()
     """By module: its number of layers, and the time of the shortest for one microbatch."""
 
@@ -24,13 +24,13 @@ class PipelineWork:
 def own_work_at_least_us(
     pipeline: PipelineWork, ticks: Sequence[Tick], encoders: Sequence[Sequence[MacroBatchTimes]]
 ) -> float:
-    """Return what no split's step is below: a device computes its stage and its share of the encoders one after the
-    other.
+    """Return a lower bound of every split's step: a device computes its stage and its share of the encoders one after
+    the other.
 
     Let t_s be stage s's time for a microbatch and e_s its share of the encoders, transfers included: T >= M t_s + e_s.
-    Without virtual stages the first microbatch comes through the stages before s first, and the last goes back through
-    them: T >= M t_s + t_0 + ... + t_(s-1) + what stage 0 encodes before all and takes back after all + what of e_s
-    stage s does between its first forward and its last backward. The t_s add up to the work, and layers are whole.
+    Without virtual stages the first microbatch passes the stages before s, and the last microbatch returns through
+    them: T >= M t_s + t_0 + ... + t_(s-1) + what stage 0 encodes first and differentiates last + what of e_s stage s
+    does between its first forward and its last backward. The t_s add up to the work, and layers are whole.
     """
     least_us = _least_us(pipeline, [_share_us(stage, encoders) for stage in range(pipeline.num_stages)], 0)
     if pipeline.num_chunks == 1:
@@ -67,7 +67,7 @@ def _inside_us(stage: int, ticks: Sequence[Tick], encoders: Sequence[Sequence[Ma
             if forward[batch.first] > stage:
                 total += batch.inputs_us + batch.forward_us[stage] + batch.outputs_us
             if any(tick.last_done >= batch.last for tick in ticks):
-                # The first forward of a stage is before stage 0 takes back anything.
+                # A stage's first forward precedes the first encoder backward of stage 0.
                 total += batch.gradients_us + batch.backward_us[stage]
     return total
 
@@ -75,8 +75,8 @@ def _inside_us(stage: int, ticks: Sequence[Tick], encoders: Sequence[Sequence[Ma
 def _least_us(pipeline: PipelineWork, more_us: Sequence[float], passes: int) -> float:
     """Return the least T with T >= M t_s + ``passes`` * (t_0 + ... + t_(s-1)) + ``more_us``[s] for every stage s.
 
-    Given T, stages take as much as they can, first stage first: one that takes less leaves the next ones at most as
-    much more. In whole layers this holds as well.
+    Given T, each stage takes as much as it can, first stage first: if one takes less, the next ones gain at most as
+    much. This also holds for whole layers.
     """
     count, work_us = pipeline.num_microbatches, pipeline.work_us
     high = max(more_us) + (count + 1) * work_us + 1.0
@@ -93,7 +93,7 @@ def _least_us(pipeline: PipelineWork, more_us: Sequence[float], passes: int) -> 
             held = 0
             for more in more_us:
                 room = (most_us - more - passes * held * layer_us) / (count * layer_us)
-                # A little more than what fits is a lower bound as well.
+                # Slightly more than what fits still gives a lower bound.
                 held += int(min(number, max(0.0, room + 1e-9)))
             if held < number:
                 return False

@@ -1,4 +1,4 @@
-"""What one encoder costs at one (TP, CP) of the profile: batches of any size, whole or stage by stage."""
+"""The cost of one encoder at one (TP, CP) of the profile: batches of any size, whole or stage by stage."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class Batch:
     forward_ns: int
     backward_ns: int
     saved_bytes: int
-    """Activations and the output, until the backward."""
+    """Activations and the output, kept until the backward."""
     transient_bytes: int
-    """Highest above them, forward or backward."""
+    """Peak above the saved bytes, in forward or backward."""
     input_bytes: int
-    """Of the data, on the first stage."""
+    """Bytes of the input data, on the first stage."""
     output_bytes: int
-    """To the next stage, or to the backbone."""
+    """Bytes sent to the next stage, or to the backbone."""
 
 
 class EncoderCosts:
-    """One encoder, or generator, at one (TP, CP) of the profile; batches of any size, along MBS as the profile
-    interpolates."""
+    """One encoder, or generator, at one (TP, CP) of the profile; the profile interpolates along MBS for batches of any
+    size."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class EncoderCosts:
         *,
         generates: bool = False,
     ) -> None:
-        """Take ``module`` of ``profile`` at ``point``. ``generates``: it lies behind the backbone."""
+        """Take ``module`` of ``profile`` at ``point``. ``generates``: whether it follows the backbone."""
         self.profile, self.module, self.point = profile, module, point
         self.pipeline_sizes, self.generates = pipeline_sizes, generates
         self.factor = mean_factors(profile.variable_data).get(module.name, 1.0)
@@ -63,7 +63,7 @@ class EncoderCosts:
             at = MeasuredAt(**{**vars(self.point), "micro_batch_size": samples})
             measured = next((measurement for measurement in self._own if measurement.at == at), None)
             found = measured or interpolate(self._own, at)
-            assert found is not None, "the point was measured with some batch"
+            assert found is not None, "the profile has a measurement at this point"
             self._measurements[samples] = found
         return self._measurements[samples]
 
@@ -74,25 +74,26 @@ class EncoderCosts:
         return [PlacedBlock(name="", cost=block) for _, block, count in parts for _ in range(count)]
 
     def output_bytes(self, samples: float) -> float:
-        """Return what the backbone gets for ``samples``."""
+        """Return the bytes that the backbone receives for ``samples``."""
         if self._output_bytes_per_sample is None:
             cost = self.measurement(self.point.micro_batch_size).modules[self.module.name]
             self._output_bytes_per_sample = (cost.post or cost.layer).output_bytes / self.point.micro_batch_size
         return self._output_bytes_per_sample * samples
 
     def rows_bytes(self, samples: float) -> float:
-        """Return the decoder's rows that a generator is given for ``samples``."""
+        """Return the bytes of decoder rows that a generator receives for ``samples``."""
         cost = self.measurement(self.point.micro_batch_size).modules[self.module.name]
         size = cost.rows_bytes or (cost.pre or cost.layer).output_bytes
         return size / self.point.micro_batch_size * samples
 
     @functools.cached_property
     def trained(self) -> bool:
-        """Return whether any of its parameters is: otherwise there is no graph and no backward phase."""
+        """Return whether any of its parameters is trained: otherwise there is no graph and no backward phase."""
         return any(block.cost.dense.gradient_bytes or block.cost.expert.gradient_bytes for block in self.blocks())
 
     def stage_layers(self, num_stages: int) -> tuple[int, ...]:
-        """Return layers by stage of a pipeline: each next one goes where least time is spent, at least one to each."""
+        """Return layers by stage of a pipeline: at least one each, every further one to the stage with the least
+        time."""
         cost = self.measurement(self.point.micro_batch_size).modules[self.module.name]
         fixed = {0: cost.pre, num_stages - 1: cost.post} if num_stages > 1 else dict[int, BlockCost | None]()
         times = [
@@ -104,7 +105,7 @@ class EncoderCosts:
         return tuple(counts)
 
     def _stage_blocks(self, cost: ModuleCost, num_stages: int) -> list[list[tuple[BlockCost, int]]]:
-        """Return by stage its blocks, and how many of each."""
+        """Return each stage's blocks, and their numbers."""
         counts = self.stage_layers(num_stages)
         stages = [cost.runs(sum(counts[:stage]), count) for stage, count in enumerate(counts)]
         if cost.pre is not None:
@@ -114,8 +115,8 @@ class EncoderCosts:
         return stages
 
     def state(self, layout: Layout, cluster: Cluster) -> tuple[tuple[int, ...], PostPipelineTime]:
-        """Return bytes of parameters, gradients and optimizer by stage, and what the step of the slowest stage takes,
-        for one cluster."""
+        """Return bytes of parameters, gradients and optimizer by stage, and the optimizer step time of the slowest
+        stage, for one cluster."""
         key = layout.pipeline_size, layout.data_size, layout.distributed_optimizer
         if key not in self._states:
             cost = self.measurement(self.point.micro_batch_size).modules[self.module.name]
@@ -135,7 +136,7 @@ class EncoderCosts:
         return self._batches[samples]
 
     def staged(self, samples: int, num_stages: int) -> tuple[Batch, ...]:
-        """Return costs of a batch of ``samples`` on every stage of a pipeline of the encoder's own."""
+        """Return costs of a batch of ``samples`` on every stage of the encoder's pipeline."""
         key = samples, num_stages
         if key not in self._staged:
             self._staged[key] = self._stages(samples, num_stages)
@@ -167,9 +168,9 @@ class EncoderCosts:
         return tuple(stages)
 
     def least_us_per_sample(self, most: int) -> float:
-        """Return a time per sample that no batch of at most ``most`` samples beats.
+        """Return a lower bound of the time per sample over batches of at most ``most`` samples.
 
-        Beyond twice the largest measured batch the interpolation is one straight line, best at an end.
+        Beyond twice the largest measured batch the interpolation is one straight line, with its minimum at an end.
         """
         measured = max(measurement.at.micro_batch_size for measurement in self.profile.measurements)
         sizes = {*range(1, min(most, 2 * measured) + 1), most}

@@ -17,13 +17,13 @@ class Window:
 
     count: int
     samples: int
-    """On the busiest replica."""
+    """Per macro-batch, on the busiest replica."""
     inputs: float
-    """Bytes on the busiest rank of each transfer."""
+    """Input bytes on the busiest rank of each transfer."""
     outputs: float
     gradients: float
     again: bool
-    """The forward runs again before the backward."""
+    """Whether the forward runs again before the backward."""
     loads: tuple[int, ...]
     """Samples by stage of the backbone, on the busiest replica there; empty for an encoder with a pipeline."""
 
@@ -33,7 +33,7 @@ class Window:
 
 
 def windows_of(costs: EncoderCosts, exchange: EncoderExchange, candidate: Candidate, *, again: bool) -> list[Window]:
-    """Return the macro-batches of a step: whole ones, then what is left."""
+    """Return the macro-batches of a step: full ones, then the remainder."""
     scale, per_microbatch = exchange.encoder.micro_batch_scale, candidate.layout.micro_batch_size
     full, rest = divmod(candidate.num_microbatches, scale)
     found: list[Window] = []
@@ -63,10 +63,10 @@ def stage_memory(
     held: Sequence[tuple[int, int]],
     alive: int | None,
 ) -> tuple[EncoderMemory, ...]:
-    """Return what ranks hold by stage of the encoder's pipeline, without one by stage of the backbone: replicas on
-    later stages may have fewer samples. Empty where all hold the same.
+    """Return the memory of ranks by stage of the encoder's pipeline or, without one, of the backbone: replicas on later
+    stages may have fewer samples. Empty if all hold the same.
 
-    ``alive``: macro-batches at once, in mode window.
+    ``alive``: macro-batches held at once, in mode window.
     """
     if len(state_bytes) == 1:
         by_stage = zip(*(window.loads for window in windows), strict=True)
@@ -83,20 +83,20 @@ def stage_memory(
 
 
 def held_upfront(costs: EncoderCosts, windows: Sequence[Window], stage: int, num_stages: int) -> tuple[int, int]:
-    """Return bytes that a stage keeps from forward to backward, and the most on top of them while it runs."""
+    """Return bytes that a stage keeps from forward to backward, and the peak above them while it runs."""
     kept = transient = 0
     for window in windows:
         batch = costs.staged(window.samples, num_stages)[stage]
         if costs.trained:
             kept += window.count * (batch.input_bytes if window.again else batch.saved_bytes)
-        # Batches that ran forward again and wait for their gradient: as many as 1F1B has in flight.
+        # Recomputed batches that wait for their gradient: as many as 1F1B has in flight.
         running = min(window.count, num_stages - stage) if window.again else 0 if costs.trained else 1
         transient = max(transient, batch.transient_bytes + running * batch.saved_bytes)
     return kept, transient
 
 
 def held_in_window(costs: EncoderCosts, windows: Sequence[Window], alive: int) -> tuple[int, int]:
-    """Return bytes that ``alive`` macro-batches keep, one of them at work: encoders run while the pipeline does."""
+    """Return bytes of ``alive`` macro-batches, one of them running: encoders run while the pipeline does."""
     batches = [costs.batch(window.samples) for window in windows]
     saved = max((batch.saved_bytes for batch in batches), default=0) if costs.trained else 0
     transient = max(

@@ -1,4 +1,4 @@
-"""What one encoder costs under a layout of its own: times and memory of its phases around the pipeline."""
+"""The cost of one encoder under a separate layout: times and memory of its phases around the pipeline."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from mindspeed_autoparallel.spec import Cluster, Layout, ModuleLayout
 from mindspeed_autoparallel.spec.hetero import EncoderPhase
 
 MEMORY_MODES = ("upfront", "recompute")
-"""Of ``--hetero-memory``: keep the encoder's activations, or run its forward again before its backward. In mode window
-encoder batches meet the pipeline's stages, and the step is no sum of the two: ``windowed`` replays it."""
+"""Values of ``--hetero-memory``: keep the encoder's activations, or run its forward again before its backward. In mode
+window encoder batches interleave with the pipeline, so the step is not a sum: ``windowed`` replays it."""
 WINDOW = "window"
 BYTES_OF_AN_ITEM = 48
-"""What the owners' plan needs of every sample, where it is not known already."""
+"""Metadata bytes per sample for the owners' plan, if they are not known already."""
 
 
 def own_layout(costs: EncoderCosts, sizes: ModuleLayout, backbone: Layout) -> Layout:
@@ -52,7 +52,7 @@ def own_layout(costs: EncoderCosts, sizes: ModuleLayout, backbone: Layout) -> La
 
 
 def tick_sizes(candidate: Candidate) -> tuple[int, int, int, int]:
-    """Return what ``schedule.window.ticks_of`` takes of the backbone's schedule."""
+    """Return the arguments of ``schedule.window.ticks_of`` for the backbone's schedule."""
     _, stages, count, chunks, group_size, _ = candidate.layout.program_sizes(candidate.num_microbatches)
     return stages, count, chunks, group_size
 
@@ -60,8 +60,7 @@ def tick_sizes(candidate: Candidate) -> tuple[int, int, int, int]:
 def encoder_phase(
     costs: EncoderCosts, sizes: ModuleLayout, candidate: Candidate, cluster: Cluster, *, memory: str, balance: str
 ) -> EncoderPhase:
-    """Return the encoder's part of a step beside the backbone of ``candidate``. Formulas H1-H7 in
-    docs/cost-model.md."""
+    """Return the encoder's part of a step with the backbone of ``candidate``. Formulas H1-H7 in docs/cost-model.md."""
     device, backbone = costs.profile.device, candidate.layout
     exchange = exchange_of(backbone, sizes, balance)
     link = exchange_link(exchange, cluster, device)
@@ -79,7 +78,7 @@ def encoder_phase(
         alive = num_alive(ticks_of(*tick_sizes(candidate)), sizes.micro_batch_scale)
         held = [held_in_window(costs, windows, alive)]
         microbatches = min(microbatches, alive * sizes.micro_batch_scale)
-    # The search counts the fullest rank everywhere; ``stage_memory`` has each rank's own.
+    # The search counts the fullest rank for all ranks; ``stage_memory`` counts each rank.
     fullest = max(range(len(held)), key=lambda stage: state_bytes[stage] + held[stage][0])
     rows_bytes = microbatches * costs.output_bytes(backbone.micro_batch_size)
     most = max(window.samples for window in windows)
@@ -109,8 +108,8 @@ def encoder_phase(
 def macro_batches(
     costs: EncoderCosts, sizes: ModuleLayout, candidate: Candidate, cluster: Cluster, *, balance: str
 ) -> tuple[MacroBatchTimes, ...]:
-    """Return the macro-batches of a step, each with its own times, as mode window runs them. Without a pipeline of the
-    encoder's own."""
+    """Return the macro-batches of a step, each with its own times, as mode window runs them. The encoder has no
+    pipeline."""
     exchange = exchange_of(candidate.layout, sizes, balance)
     link, own = exchange_link(exchange, cluster, costs.profile.device), own_layout(costs, sizes, candidate.layout)
     found: list[MacroBatchTimes] = []
@@ -138,7 +137,7 @@ def macro_batches(
 
 
 def _one_by_one(runs: Sequence[StagedRounds]) -> tuple[_Time, _Time]:
-    """Return forward and backward where every transfer is waited for at once."""
+    """Return forward and backward times if every transfer is waited for at once."""
     return (
         _Time(
             compute_us=sum(run.count * run.forward_us[0] for run in runs),
@@ -152,7 +151,7 @@ def _one_by_one(runs: Sequence[StagedRounds]) -> tuple[_Time, _Time]:
 
 
 def _rounds(costs: EncoderCosts, window: Window, own: Layout, cluster: Cluster, link: LinkTier) -> StagedRounds:
-    """Return what the stages do with these macro-batches, in microseconds."""
+    """Return the stages' rounds for these macro-batches, in microseconds."""
     stages = costs.staged(window.samples, own.pipeline_size)
     forward_us = tuple(batch.forward_ns / NS_PER_US for batch in stages)
     return StagedRounds(
@@ -168,7 +167,7 @@ def _rounds(costs: EncoderCosts, window: Window, own: Layout, cluster: Cluster, 
 
 
 def message_us(own: Layout, stages: Sequence[Batch], cluster: Cluster, device: DeviceCost) -> float:
-    """Return the longest message between neighbouring stages of a module's own pipeline: its shape goes first."""
+    """Return the longest message between neighbouring stages of a module's pipeline, including the shape sent first."""
     between = [boundary_link(own, cluster, device, stage) for stage in range(own.pipeline_size - 1)]
     return max(
         (p2p_us(0, one) + p2p_us(batch.output_bytes, one) for one, batch in zip(between, stages, strict=False)),
@@ -178,7 +177,7 @@ def message_us(own: Layout, stages: Sequence[Batch], cluster: Cluster, device: D
 
 @dataclass(frozen=True, kw_only=True)
 class _Time:
-    """One direction of a phase: with nothing travelling to or from the backbone, and what transfers add."""
+    """One direction of a phase: its time without transfers to or from the backbone, and the time they add."""
 
     compute_us: float
     exchange_us: float
@@ -227,7 +226,7 @@ def _backward_us(runs: Sequence[StagedRounds]) -> _Time:
 
 
 def metadata_us(exchange: EncoderExchange, balance: str, candidate: Candidate, link: LinkTier) -> float:
-    """Return counts and sizes of the step's samples, gathered where replicas do not read each other's data."""
+    """Return the time to gather sample counts and sizes, if replicas do not read each other's data."""
     if exchange.nested and balance != "global":
         return 0.0
     ranks = exchange.num_ranks

@@ -1,4 +1,4 @@
-"""Which part of a hetero plan's gain comes from the layouts, which from the batch scale, which from recomputing."""
+"""The parts of a hetero plan's gain due to the layouts, the batch scale and recomputation."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from mindspeed_autoparallel.spec import ModuleLayout
 from mindspeed_autoparallel.spec.hetero import EncoderPhase, HeteroRecord
 
 SOLVE_S = 5.0
-"""Most seconds for each of the two plans beside the best."""
+"""Time limit for each of the two additional plans, in seconds."""
 
 
 def with_parts_of_the_gain(
     best: Solved, costs: Sequence[Sequence[EncoderCosts]], balance: str, limit_bytes: int
 ) -> HeteroRecord:
-    """Return ``best``'s record with the steps of the same layouts at batch scale 1, and with activations kept; where
-    that does not fit, at batch scale 1 in its own memory mode."""
+    """Return ``best``'s record with the steps of the same layouts at batch scale 1, and with activations kept; if that
+    does not fit, at batch scale 1 in the plan's memory mode."""
     kept = _step_us(best, costs, balance, limit_bytes, scale_one=False)
     scale_one = _step_us(best, costs, balance, limit_bytes, scale_one=True)
     again = None

@@ -1,8 +1,8 @@
-"""What a generator costs under a layout of its own: all stages of the backbone meet for it once per microbatch.
+"""The cost of a generator under a separate layout: all stages of the backbone join an exchange per microbatch.
 
 An exchange brings targets and the decoder's rows to the generator's ranks, runs its forward and backward there, and
-brings losses and gradients back; every stage takes part from its beginning to its end. So a step is the pipeline that
-stops at all exchanges (``schedule.exchanges``) plus their sum. Formula H9 in docs/cost-model.md.
+brings losses and gradients back; every stage takes part from beginning to end. So a step is the pipeline that stops at
+all exchanges (``schedule.exchanges``) plus their sum. Formula H9 in docs/cost-model.md.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from mindspeed_autoparallel.spec.hetero import EncoderMemory, EncoderPhase
 def generator_phase(
     costs: EncoderCosts, sizes: ModuleLayout, candidate: Candidate, cluster: Cluster, *, balance: str
 ) -> EncoderPhase:
-    """Return the generator's part of a step beside the backbone of ``candidate``, without what waiting for one another
-    adds to the backbone's pipeline."""
+    """Return the generator's part of a step with the backbone of ``candidate``, without the waiting time that exchanges
+    add to the backbone's pipeline."""
     device, backbone = costs.profile.device, candidate.layout
     exchange = exchange_of(backbone, sizes, balance)
     link = exchange_link(exchange, cluster, device)
@@ -40,7 +40,7 @@ def generator_phase(
     compute_us, forward_us = _compute_us(costs, samples, own, cluster)
     transfers_us, moved_bytes = _transfers(costs, exchange, candidate, link)
     state_bytes, tail = costs.state(own, cluster)
-    # It runs while the pipeline holds its activations: what it needs then is kept for it all the time.
+    # It runs while the pipeline holds its activations, so its peak is reserved throughout.
     at_once = [1] if own.pipeline_size == 1 else [min(samples, own.pipeline_size - s) for s in range(own.pipeline_size)]
     kept = [count * stage.saved_bytes + stage.transient_bytes for count, stage in zip(at_once, stages, strict=True)]
     ranks = tuple(
@@ -72,7 +72,7 @@ def generator_phase(
 
 
 def can_exchange(candidate: Candidate) -> bool:
-    """Return whether a generator can have a layout of its own beside this backbone."""
+    """Return whether a generator can have a separate layout with this backbone."""
     layout = candidate.layout
     return (
         layout.virtual_size == 1
@@ -88,13 +88,13 @@ def meeting(candidate: Candidate) -> Candidate:
 
 
 def _compute_us(costs: EncoderCosts, samples: int, own: Layout, cluster: Cluster) -> tuple[float, float]:
-    """Return forward and backward of one microbatch's items, and the forward alone where no pipeline mixes them."""
+    """Return forward and backward of one microbatch's items, and the forward alone if no pipeline mixes them."""
     if own.pipeline_size == 1:
         batch = costs.batch(samples)
         return (batch.forward_ns + batch.backward_ns) / NS_PER_US, batch.forward_ns / NS_PER_US
     stages = costs.staged(1, own.pipeline_size)
     forward_us = tuple(stage.forward_ns / NS_PER_US for stage in stages)
-    # An item is a microbatch of the generator's own 1F1B.
+    # An item is a microbatch of the generator's 1F1B.
     rounds = StagedRounds(
         count=samples,
         forward_us=forward_us,
@@ -116,6 +116,6 @@ def _transfers(
     targets = moved.inputs * batch.input_bytes / samples
     rows, gradients = costs.rows_bytes(moved.gradients), costs.rows_bytes(moved.outputs)
     moving_us = sum(all_to_all_us(size_bytes, link) for size_bytes in (targets, rows, gradients))
-    # One number for each row goes with the rows, and one comes back: little more than a call.
+    # Each row carries one number in both directions: little more than the call itself.
     calls = (numbers.gradients > 0) + (numbers.outputs > 0)
     return moving_us + calls * link.of("all_to_all").latency_us, targets + rows + gradients

@@ -1,7 +1,7 @@
 """The best layouts of encoders and backbone together, with a bound that holds for all of them.
 
-A step is the encoders' phases plus the backbone's pipeline beside the memory they hold; ``choice_search`` says how
-they are searched.
+A step is the encoders' phases plus the backbone's pipeline next to the memory they hold; ``choice_search`` searches
+both.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from mindspeed_autoparallel.units import format_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderSpace:
-    """Which sizes of encoders are tried."""
+    """The encoder sizes to try."""
 
     tensor_sizes: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
-    """Only these of an encoder, by name."""
+    """Tensor sizes to try, by the encoder's name; all if it is missing."""
     pipeline_sizes: Sequence[int] = tuple(range(1, 9))
-    """Stages of an encoder's own pipeline, where they divide the devices and each gets a layer."""
+    """Stages of an encoder's pipeline, if they divide the devices and each holds a layer."""
     generator: bool = True
-    """Whether a generator's own layouts are searched beside its place at the end of the backbone's pipeline."""
+    """Whether to search separate layouts of a generator, in addition to the end of the backbone's pipeline."""
     inside: Sequence[Layout] | None = None
-    """Layouts of backbones that hold a generator; ``None``: all that are searched; empty: none."""
+    """Layouts of backbones that hold a generator; ``None``: all searched layouts; empty: none."""
 
 
 def search_hetero(
@@ -55,10 +55,10 @@ def search_hetero(
     balance: str = "local",
     encoder_space: EncoderSpace | None = None,
 ) -> Plan:
-    """Return the fastest plan in which every encoder has a layout of its own, with its proof.
+    """Return the fastest plan in which every encoder has a separate layout, with its proof.
 
-    ``memory_modes``: window is tried beside the splits found for the others; where it wins the bound covers it, too.
-    Raises ``InfeasiblePlan`` or ``ConfigError``.
+    ``memory_modes``: window is tried with the splits found for the others; if it wins, the bound covers it, too. Raises
+    ``InfeasiblePlan`` or ``ConfigError``.
     """
     options = options or SearchOptions()
     options.check(global_batch_size)
@@ -106,7 +106,7 @@ def search_hetero(
 def _all_solvers(
     profile: Profile, cluster: Cluster, global_batch_size: int, options: SearchOptions, sizes: EncoderSpace
 ) -> tuple[list[BackboneSolver], list[Verdict]]:
-    """Return what ``_solvers`` does, with and without a generator in the backbone."""
+    """Return the solvers of backbones with and without a generator; see ``_solvers``."""
     inside = options if sizes.inside is None else replace(options, layouts=sizes.inside)
     solvers, ruled_out = _solvers(profile, cluster, global_batch_size, inside) if inside.layouts != [] else ([], [])
     generator = generator_of(profile) if sizes.generator and profile.memory_semantics != "mindspeed" else None
@@ -116,7 +116,7 @@ def _all_solvers(
         own, _ = costs_of(profile, generator, cluster, sizes.tensor_sizes.get(generator.name), sizes.pipeline_sizes)
         beside, _ = _solvers(profile, cluster, global_batch_size, options, own)
     except ConfigError:
-        # Without sizes of its own, or layouts for the rest alone, it has its place in the pipeline.
+        # Without separate sizes, or layouts for the rest alone, it is part of the pipeline.
         if not solvers:
             raise
         return solvers, ruled_out
@@ -130,8 +130,8 @@ def _solvers(
     options: SearchOptions,
     generator: Sequence[EncoderCosts] = (),
 ) -> tuple[list[BackboneSolver], list[Verdict]]:
-    """Return a solver for every layout of the backbone, and why others are ruled out. ``generator``: its sizes, where
-    it is not a part of the backbone. Raises ``ConfigError``."""
+    """Return a solver for every layout of the backbone, and verdicts on the ruled-out ones. ``generator``: its sizes,
+    if it is not part of the backbone. Raises ``ConfigError``."""
     backbone = backbone_profile(profile, with_generator=not generator)
     candidates, ruled_out = enumerate_layouts(backbone, cluster, global_batch_size, options.space, options.layouts)
     if not candidates:
@@ -144,7 +144,7 @@ def _solvers(
 
 
 def _others(ranking: list[Solved], top_k: int) -> list[Solved]:
-    """Return the next best, one per layout of the backbone."""
+    """Return the next best choices, one per layout of the backbone."""
     seen = {ranking[0].solver.label}
     found: list[Solved] = []
     for other in ranking[1:]:
@@ -164,10 +164,10 @@ def _infeasible(profile: Profile, cluster: Cluster, choices: ChoiceSearch) -> In
     held = (
         ""
         if choices.least_reserved_bytes is None
-        else (f" The encoders alone hold {format_bytes(choices.least_reserved_bytes)} on every device at the least.")
+        else (f" The encoders alone hold {format_bytes(choices.least_reserved_bytes)} or more on every device.")
     )
     return InfeasiblePlan(
-        f"no hetero plan fits in {format_bytes(limit)} per device: in no layout does the backbone fit beside the "
+        f"no hetero plan fits in {format_bytes(limit)} per device: in no layout does the backbone fit next to the "
         f"encoders, with any recomputation{unsure}.{held} Use more devices, a smaller global batch, or plan without "
         "--hetero-parallel."
     )

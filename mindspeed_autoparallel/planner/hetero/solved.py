@@ -12,7 +12,7 @@ from mindspeed_autoparallel.spec.hetero import HeteroRecord
 
 @dataclass(frozen=True, kw_only=True)
 class Solved:
-    """Hold a choice of all layouts with the backbone's split."""
+    """A choice of all layouts with the backbone's split."""
 
     solver: BackboneSolver
     record: HeteroRecord
@@ -22,7 +22,7 @@ class Solved:
 
     @property
     def reserved(self) -> Reserved:
-        """Return the memory that the encoders take from the pipeline."""
+        """Return the memory that the encoders hold while the pipeline runs."""
         return reserved_by(self.record)
 
     @property
@@ -32,7 +32,7 @@ class Solved:
 
 
 def reserved_by(record: HeteroRecord) -> Reserved:
-    """Return what the encoders of ``record`` hold while the pipeline runs."""
+    """Return the memory that the encoders of ``record`` hold while the pipeline runs."""
     return Reserved(everywhere_bytes=record.reserved_bytes, first_stage_bytes=record.first_stage_bytes)
 
 

@@ -1,4 +1,4 @@
-"""Layouts of the encoders that are worth trying beside one layout of the backbone."""
+"""Encoder layouts worth trying with one layout of the backbone."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ T = TypeVar("T")
 
 
 def split_modules(profile: Profile) -> tuple[tuple[Module, ...], tuple[Module, ...]]:
-    """Return encoders, and the modules of the pipeline: the backbone and what comes after it. Raises
-    ``ConfigError``."""
+    """Return encoders, and the modules of the pipeline: the backbone and its successors. Raises ``ConfigError``."""
     modules = profile.model.modules
     names = [module.name for module in modules]
     at = names.index(BACKBONE) if BACKBONE in names else len(modules) - 1
@@ -36,7 +35,7 @@ def split_modules(profile: Profile) -> tuple[tuple[Module, ...], tuple[Module, .
 
 
 def generator_of(profile: Profile) -> Module | None:
-    """Return the generator that can have a layout of its own: the one module behind the backbone, if it is one."""
+    """Return the generator that can have a separate layout: the single module after the backbone, if a generator."""
     _, (_, *behind) = split_modules(profile)
     return behind[0] if len(behind) == 1 and behind[0].name.endswith(GENERATOR) else None
 
@@ -57,11 +56,10 @@ def costs_of(
     only: Sequence[int] | None = None,
     pipeline_sizes: Sequence[int] = (1,),
 ) -> tuple[list[EncoderCosts], list[str]]:
-    """Return the encoder at every (TP, CP) that divides cluster and heads, and why each other size is left out. A
+    """Return the encoder's costs at every (TP, CP) that divides cluster and heads, and a reason for each other size. A
     generator has no context parallelism.
 
-    ``only``: these TP sizes; ``pipeline_sizes``: what its own pipeline may have. Raises ``ConfigError`` where no size
-    is left.
+    ``only``: TP sizes to try; ``pipeline_sizes``: stage counts to try. Raises ``ConfigError`` if no size remains.
     """
     measured = {(m.at.tensor_size, m.at.context_size) for m in profile.measurements}
     tensors = {tensor for tensor, _ in measured}
@@ -81,7 +79,7 @@ def costs_of(
         else:
             found.append(EncoderCosts(profile, module, point, tuple(pipeline_sizes), generates=generates))
     if not found:
-        raise ConfigError(f"{module.name} has no layout of its own: {' '.join(reasons)} Measure more sizes.")
+        raise ConfigError(f"{module.name} has no possible separate layout: {' '.join(reasons)} Measure more sizes.")
     return found, reasons
 
 
@@ -102,8 +100,7 @@ def records(
     memory_modes: Iterable[str],
     balance: str,
 ) -> list[HeteroRecord]:
-    """Return every choice of (TP, CP, PP, scale) per encoder and of memory mode that no other one beats in time and
-    memory."""
+    """Return the Pareto-optimal choices, in time and memory, of (TP, CP, PP, scale) per encoder and of memory mode."""
     found = []
     for memory in memory_modes:
         rows = [_undominated_phases(own, candidate, cluster, memory, balance) for own in costs]
@@ -124,8 +121,8 @@ def _undominated_phases(
 
 
 def layouts_of(costs: EncoderCosts, candidate: Candidate, cluster: Cluster) -> list[ModuleLayout]:
-    """Return one (TP, CP) with every pipeline size and scale; under a pipeline, of the scales that give as many
-    macro-batches the smallest. A generator takes one microbatch at a time."""
+    """Return one (TP, CP) with every pipeline size and scale; with a pipeline, only the smallest scale for each number
+    of macro-batches. A generator takes one microbatch at a time."""
     tensor, context, count = costs.point.tensor_size, costs.point.context_size, candidate.num_microbatches
     found = []
     for stages in costs.pipeline_sizes:
@@ -147,7 +144,7 @@ def layouts_of(costs: EncoderCosts, candidate: Candidate, cluster: Cluster) -> l
 
 
 def distinct_scales(num_microbatches: int) -> Sequence[int]:
-    """Return of the scales that give as many macro-batches the smallest: the others are less even."""
+    """Return the smallest scale for each number of macro-batches: the others are less even."""
     return sorted({-(-num_microbatches // number) for number in range(1, num_microbatches + 1)})
 
 
@@ -164,7 +161,7 @@ def _undominated(found: list[HeteroRecord]) -> list[HeteroRecord]:
 
 
 def _unbeaten(found: Sequence[T], weights: Callable[[T], tuple[float, ...]]) -> list[T]:
-    """Return those of ``found``, in order, that none before them is as good as in every weight."""
+    """Return the items of ``found``, in order, except those that an earlier one matches or beats in every weight."""
     kept: list[T] = []
     known: list[tuple[float, ...]] = []
     for one in found:

@@ -1,7 +1,7 @@
-"""A backbone's pipeline where encoders leave little memory, exactly: what each rank can hold, in the pipeline and while
-an encoder runs, comes from the exact peak, and the few splits that are left are all timed.
+"""Exact search of a backbone's pipeline if encoders leave little memory: the exact peak, in the pipeline and while an
+encoder runs, limits each rank's layers, and the few remaining splits are all timed.
 
-The split problem's rows bound a peak from one side only, and leave out the room that an encoder needs outside the
+The split problem's rows bound a peak from one side only, and omit the memory that an encoder needs outside the
 pipeline. For one module of equal layers without virtual stages; ranks then do not depend on each other.
 """
 
@@ -32,16 +32,16 @@ from mindspeed_autoparallel.spec import Cluster, Layout
 from mindspeed_autoparallel.spec.recompute import in_order
 
 MOST_SPLITS = 300
-"""Splits that are looked at; where there are more, memory is not what decides."""
+"""Most splits to time; if there are more, memory is not the bottleneck."""
 MOST_WAYS = 500
-"""Ways to recompute the layers of one rank in several kinds that are looked at."""
+"""Most combinations of recompute kinds to try for the layers of one rank."""
 Counts = tuple[int, ...]
-"""Recomputed layers of one rank, kind by kind."""
+"""Recomputed layers of one rank, by kind."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TightSplit:
-    """The fastest split of all that fit, or the proof that none fits."""
+    """The fastest split that fits, or the proof that none fits."""
 
     best: tuple[ModulePlacement, Evaluation] | None
 
@@ -49,7 +49,7 @@ class TightSplit:
 def search_tight(
     solver: BackboneSolver, reserved: Reserved, transient_bytes: int, deadline: float
 ) -> TightSplit | None:
-    """Return the best split of all; ``None``: there are too many, they are not of this kind, or time is up."""
+    """Return the best split; ``None``: there are too many, the problem is of another kind, or time is up."""
     layout = solver.candidate.layout
     made = beside(solver.backbone, solver.candidate.measurement, solver.cluster, reserved)
     if made is None:
@@ -80,7 +80,7 @@ def search_tight(
 
 
 def _num_splits(most: Sequence[int], num_layers: int) -> int:
-    """Return how many splits there are with 1 to ``most`` layers on each rank."""
+    """Return the number of splits with 1 to ``most`` layers on each rank."""
     ways = [1] + [0] * num_layers
     for limit in most:
         ways = [sum(ways[max(0, total - limit) : total]) for total in range(num_layers + 1)]
@@ -101,7 +101,7 @@ def _splits(most: Sequence[int], num_layers: int) -> Iterator[tuple[int, ...]]:
 def _fastest(
     ranks: _Ranks, most: Sequence[int], num_layers: int, global_batch_size: int, deadline: float
 ) -> TightSplit | None:
-    """Time all splits that may be the fastest, the ones with the least busy rank first."""
+    """Time all splits that may be the fastest, in the order of their busiest rank's time."""
     rows: list[tuple[float, Counts, tuple[Counts, ...]]] = []
     for split in _splits(most, num_layers):
         if time.monotonic() > deadline:
@@ -126,7 +126,7 @@ def _fastest(
 
 @dataclass(kw_only=True)
 class _Ranks:
-    """What the ranks of one layout can hold, by the exact peak."""
+    """The layers that ranks of one layout can hold, by the exact peak."""
 
     profile: Profile
     measurement: Measurement
@@ -134,7 +134,7 @@ class _Ranks:
     layout: Layout
     num_microbatches: int
     outside_bytes: int
-    """For a rank's state while an encoder runs."""
+    """Bytes available for a rank's state while an encoder runs."""
     _known: dict[tuple[int, int], Counts | None] = field(default_factory=dict[tuple[int, int], Counts | None])
 
     def __post_init__(self) -> None:
@@ -145,24 +145,24 @@ class _Ranks:
         self._program = make_program(self.layout.schedule, self.layout.pipeline_size, self.num_microbatches, 1)
 
     def most_layers(self, rank: int) -> int:
-        """Return the most layers that a rank can hold: what does not fit does not fit with one more."""
+        """Return the most layers that a rank can hold: memory grows with every layer."""
         sizes = range(1, self._num_layers - self.layout.pipeline_size + 2)
         return bisect.bisect_left(sizes, True, key=lambda count: not self._fits_somehow(rank, count))
 
     def _fits_somehow(self, rank: int, count: int) -> bool:
         if len(self._kinds) != 1:
             return self.way(rank, count) is not None
-        # Recomputing all takes least, but for the transient of recomputing at all.
+        # Recomputing all layers needs least memory, apart from the transient of recomputation.
         return self._fits(rank, count, (count,)) or self._fits(rank, count, (0,))
 
     def way(self, rank: int, count: int) -> Counts | None:
-        """Return the way to recompute ``count`` layers that takes least time of those that fit; ``None`` where none
-        does, or there are too many."""
+        """Return the fastest recomputation of ``count`` layers that fits; ``None`` if none fits, or there are too
+        many."""
         if (rank, count) not in self._known:
             ways = [way for way in itertools.product(range(count + 1), repeat=len(self._kinds)) if sum(way) <= count]
             ways.sort(key=lambda way: (self._extra_us(way), way))
             if len(self._kinds) == 1 and not self._fits(rank, count, ways[0]):
-                # Once a layer is recomputed, and has its transient, recomputing more never needs more.
+                # Beyond the first recomputed layer and its transient, recomputing more never needs more memory.
                 at = bisect.bisect_left(ways, True, lo=1, key=lambda way: self._fits(rank, count, way))
                 ways = ways[at : at + 1]
             self._known[rank, count] = next((way for way in ways if self._fits(rank, count, way)), None)
@@ -173,7 +173,7 @@ class _Ranks:
         return sum(number * self._layer.recompute[kind].extra_backward_us for kind, number in pairs)
 
     def busiest_us(self, split: Sequence[int], ways: Sequence[Counts]) -> float:
-        """Return what the busiest rank computes in a step: a bound."""
+        """Return the busiest rank's compute time in a step: a lower bound."""
         layer_us = sum(block_times_ns(PlacedBlock(name="", cost=self._layer))) / NS_PER_US
         busiest = max(count * layer_us + self._extra_us(way) for count, way in zip(split, ways, strict=True))
         return self.num_microbatches * busiest
@@ -183,7 +183,7 @@ class _Ranks:
         return ModulePlacement(layers={self._name: tuple(split)}, recompute={self._name: kinds})
 
     def _fits(self, rank: int, count: int, way: Counts) -> bool:
-        """Return whether ``rank`` can hold ``count`` layers; what others hold does not matter to it."""
+        """Return whether ``rank`` can hold ``count`` layers; independent of the other ranks."""
         size = self.layout.pipeline_size
         others = (self._num_layers - count) // max(1, size - 1)
         split, ways = [others] * size, [(0,) * len(self._kinds)] * size

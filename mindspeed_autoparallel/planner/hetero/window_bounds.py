@@ -1,4 +1,4 @@
-"""Memory mode window: what encoders add to a step at least, whatever the pipeline's split."""
+"""Memory mode window: a lower bound of the time that encoders add to a step, for any split of the pipeline."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from mindspeed_autoparallel.schedule.window import MacroBatchTimes, Tick
 from mindspeed_autoparallel.spec import ModuleLayout
 
 Chosen = Sequence[tuple[EncoderCosts, ModuleLayout]]
-"""Of every encoder."""
+"""Costs and sizes of every encoder."""
 
 
 def encoders_at_least_us(
     ticks: Sequence[Tick], num_stages: int, link_us: float, encoders: Sequence[Sequence[MacroBatchTimes]]
 ) -> float:
-    """Return what encoders add to a bound of the pipeline alone, whatever its split. ``ticks``: of its schedule;
-    ``link_us``: of its longest message.
+    """Return the time that encoders add to a bound of the pipeline alone, for any split. ``ticks``: those of its
+    schedule; ``link_us``: time of its longest message.
 
-    Nothing a stage does before a tick waits for what another does after it, so every chain of operations through the
-    pipeline crosses each tick once. Where something travels all stages meet there: whoever is behind the tick has
-    waited for the transfers and for one stage's computation. The message that may have crossed beside it is taken off.
+    No operation of a stage before a tick waits for an operation after it, so every chain of operations through the
+    pipeline crosses each tick once. At a tick with transfers all stages synchronize: any later operation has waited for
+    the transfers and for one stage's computation. The message that may overlap with it is subtracted.
     """
     total = 0.0
     for own in encoders:
@@ -42,7 +42,7 @@ def encoders_at_least_us(
 
 
 def longest_message_us(solver: BackboneSolver) -> float:
-    """Return a time that no message between the backbone's stages exceeds."""
+    """Return an upper bound of the time of messages between the backbone's stages."""
     layout, device = solver.candidate.layout, solver.backbone.device
     blocks = [
         block
@@ -50,7 +50,7 @@ def longest_message_us(solver: BackboneSolver) -> float:
         for block in (cost.pre, *cost.distinct_layers, cost.post)
         if block is not None
     ]
-    # Beside the stream, other modules' rows may travel.
+    # Rows of other modules may travel together with the stream.
     size = sum(block.output_bytes for block in blocks)
     links = [boundary_link(layout, solver.cluster, device, stage) for stage in range(layout.num_virtual_stages - 1)]
     return max((p2p_us(size, link) for link in links), default=0.0) + device.message_us(layout.schedule)

@@ -1,8 +1,8 @@
-"""Memory mode window beside a solved pipeline: the step replayed with the encoders' batches inside the schedule.
+"""Memory mode window with a solved pipeline: the step replayed with the encoders' batches inside the schedule.
 
-It is tried beside splits that were found for the other modes, which need not be the best for it. Where such a choice
-wins, every other in this mode is bounded too, whatever its split (``window_bounds``), and tried where it may be faster;
-where none does, the proof is of the other modes.
+It is tried with splits that were found for the other modes, which need not be the best for it. If such a choice wins,
+every other choice in this mode is bounded too, for any split (``window_bounds``), and tried if it may be faster. If
+none wins, the proof covers the other modes only.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from mindspeed_autoparallel.spec import Layout, ModuleLayout
 from mindspeed_autoparallel.spec.hetero import HeteroRecord
 
 MOST_REPLAYS = 2000
-"""Of windows, in one search."""
+"""Most replays of windows in one search."""
 SOLVE_S = 5.0
-"""Most seconds for one pipeline."""
+"""Time limit for one pipeline, in seconds."""
 WORTH = 0.01
-"""Of the step: a plan that is proved is not given up for less."""
+"""Least gain, as a share of the step, for which a proved plan is replaced."""
 
 
 def backbone_times(profile: Profile, layout: Layout, found: Evaluation, num_microbatches: int) -> BackboneTimes:
-    """Return the pipeline of ``found`` as the replay takes it."""
+    """Return the pipeline of ``found`` as input of the replay."""
     beside_us = [time_ns / NS_PER_US for time_ns in beside_blocks_ns(profile.device, layout)]
     message_us = profile.device.message_us(layout.schedule)
     return BackboneTimes(
@@ -54,8 +54,7 @@ def backbone_times(profile: Profile, layout: Layout, found: Evaluation, num_micr
 def window_choices(
     best: Solved, others: Sequence[Solved], costs: Sequence[Sequence[EncoderCosts]], deadline: float
 ) -> list[Solved]:
-    """Return choices in mode window that are worth giving up ``best`` for, fastest first, beside the splits of
-    ``others``."""
+    """Return choices in mode window that are worth replacing ``best``, fastest first, with the splits of ``others``."""
     found: list[Solved] = []
     left, worth_us = MOST_REPLAYS, best.step_us * (1 - WORTH)
     for other in others:
@@ -76,7 +75,7 @@ def window_choices(
 def sizes_beside(
     solver: BackboneSolver, costs: Sequence[Sequence[EncoderCosts]]
 ) -> list[list[tuple[EncoderCosts, ModuleLayout]]]:
-    """Return what every encoder may have in this mode beside one layout of the backbone."""
+    """Return every encoder's possible sizes in this mode with one layout of the backbone."""
     devices = solver.cluster.num_devices
     return [
         [
@@ -102,8 +101,8 @@ def explore_window(
     best: Solved,
     deadline: float,
 ) -> tuple[float, list[Solved]]:
-    """Look at every choice in this mode that may be faster than ``best``: return a bound of all of them, and those
-    found faster, fastest first. What the time did not suffice for is bounded by the pipeline alone."""
+    """Try every choice in this mode that may be faster than ``best``: return a bound of all of them, and the faster
+    ones, fastest first. When time runs out, the pipeline alone bounds the rest."""
     least_us, found = best.step_us, list[Solved]()
     for solver in solvers:
         if solver.candidate.layout.paired or solver.generator:
@@ -125,7 +124,7 @@ def _explored(
     known_us: float,
     deadline: float,
 ) -> tuple[float, Solved | None]:
-    """Return a bound of one choice, each dearer one only where the one before is below ``known_us``; and its plan."""
+    """Return a bound of one choice, tightened only while it is below ``known_us``; and its plan."""
     candidate, cluster = solver.candidate, solver.cluster
     batches = [macro_batches(costs, sizes, candidate, cluster, balance=balance) for costs, sizes in chosen]
     phases = tuple(
@@ -161,7 +160,7 @@ def _explored(
 def _made(
     other: Solved, evaluation: Evaluation, chosen: Sequence[tuple[EncoderCosts, ModuleLayout]], below_us: float
 ) -> Solved | None:
-    """Return the choice, or ``None`` where it does not fit, or surely takes ``below_us`` or more: then nothing is
+    """Return the choice, or ``None`` if it does not fit, or provably takes ``below_us`` or more: then nothing is
     replayed."""
     solver = other.solver
     candidate, cluster, balance = solver.candidate, solver.cluster, other.record.balance
@@ -169,7 +168,7 @@ def _made(
         encoder_phase(costs, sizes, candidate, cluster, memory=WINDOW, balance=balance) for costs, sizes in chosen
     )
     record = HeteroRecord(memory=WINDOW, balance=balance, encoders=phases)
-    # The peaks are those beside what the solve had reserved, limits too.
+    # Peaks and limits are those of the solve, next to the memory it reserved.
     before = next(reserved for reserved, result in solver.solved if result is other.result)
     more = record.reserved_bytes - before.everywhere_bytes
     at_first = record.first_stage_bytes - before.first_stage_bytes
@@ -195,7 +194,7 @@ def _made(
 def interleaving_us(
     backbone: BackboneTimes, batches: Sequence[Sequence[MacroBatchTimes]], pipeline_us: float, record: HeteroRecord
 ) -> float:
-    """Return the replayed step less the pipeline and the encoders' forwards, backwards and transfers one by one."""
+    """Return the replayed step minus the pipeline and the encoders' forwards, backwards and transfers."""
     alone = sum(
         batch.inputs_us + batch.forward_us[0] + batch.outputs_us + batch.gradients_us + batch.backward_us[0]
         for own in batches

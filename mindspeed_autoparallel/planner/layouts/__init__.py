@@ -1,13 +1,13 @@
-"""The search over layouts of one pipeline: which there are, how each is solved, and which is proved best.
+"""The search over layouts of one pipeline: enumeration, solution of each, proof of the best.
 
-space          every layout, legal or with the reason why not
+space          every layout: legal, or with the reason it is not
 bounds         cheap lower bounds of a layout's step
 layout_solver  the best split of one layout
-tie_break      of equally fast plans the one that recomputes least
-tasks          work on one layout as plain values
+tie_break      the least recomputation among equally fast plans
+tasks          work on one layout, as plain JSON values
 workers        processes that share tasks
-layout_search  what to solve next, and what became of every layout
+layout_search  the next layout to solve, and the outcome of each
 search         the whole search
-relaxations    what the best plan would gain if a limit moved
+relaxations    gains of the best plan if a limit moved
 assembly       the plan file
 """

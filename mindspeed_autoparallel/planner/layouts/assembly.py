@@ -28,7 +28,7 @@ def assemble_plan(
     others: Sequence[tuple[Candidate, LayoutResult]],
     record: SearchRecord,
 ) -> Plan:
-    """Return everything of ``plan.json``."""
+    """Return the complete ``plan.json``."""
     assert result.placement is not None
     paired = best.layout.paired
     found = evaluate(profile, cluster, best.layout, result.placement, global_batch_size, with_timeline=paired)
@@ -50,10 +50,10 @@ def plan_of(
     global_batch_size: int,
     record: SearchRecord,
 ) -> Plan:
-    """Return a plan without the comparison: what ``simulate`` needs as well."""
+    """Return a plan without the comparison; ``simulate`` uses it as well."""
     notes = []
     if layout.paired:
-        # The search's costs are without all that pairs may hide.
+        # The search's costs exclude all time that pairs may hide.
         measurement = point_of(profile, layout) or measurement
     if measurement.interpolated_from:
         notes.append(f"{measurement.at.label()} is interpolated from {', '.join(measurement.interpolated_from)}.")
@@ -94,7 +94,7 @@ def plan_of(
 
 
 def _unmeasured_experts(profile: Profile) -> list[str]:
-    """Return which way to share experts over tensor ranks the profile cannot price, where it prices one alone."""
+    """Return a note if the profile has costs for one expert tensor size only."""
     points = [measurement.at for measurement in profile.measurements if measurement.at.tensor_size > 1]
     ways = {point.expert_tensor_size for point in points}
     if len(ways) != 1 or not any(module.num_experts for module in profile.model.modules):
@@ -104,7 +104,7 @@ def _unmeasured_experts(profile: Profile) -> list[str]:
 
 
 def limits_of_plan(found: Evaluation) -> tuple[str, ...]:
-    """Return what holds a plan back, by share of the step; then the rank that is nearest to its memory limit."""
+    """Return a plan's bottlenecks by share of the step, then the rank nearest to its memory limit."""
     step, limits = found.step, []
     busiest = max(
         range(len(found.memory)),
@@ -125,7 +125,7 @@ def limits_of_plan(found: Evaluation) -> tuple[str, ...]:
 
 
 def fullest_rank(memory: Sequence[RankMemory]) -> str:
-    """Return how much of its memory the rank that has least left needs, and when."""
+    """Return the peak of the rank with the least free memory, and the point of its peak."""
     rank = min(memory, key=lambda rank: (rank.limit_bytes - rank.peak_bytes, rank.pipeline_rank))
     share = rank.peak_bytes / rank.limit_bytes if rank.limit_bytes else math.inf
     return (

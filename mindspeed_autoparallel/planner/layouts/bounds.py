@@ -1,4 +1,4 @@
-"""What no placement can beat, without solving: the sieve of the outer search.
+"""Lower bounds of every placement, without solving: the filter of the outer search.
 
 Proofs: docs/decisions/0003-outer-search.md.
 """
@@ -21,7 +21,7 @@ from mindspeed_autoparallel.spec import Cluster
 
 
 def sharding_bound_us(profile: Profile, cluster: Cluster, candidate: Candidate) -> float:
-    """Time of the link alone: it moves every unit's parameters twice and its gradients once per microbatch."""
+    """Return the link's time: it moves every unit's parameters twice and its gradients once per microbatch."""
     layout = candidate.layout
     if layout.sharding is None:
         return 0.0
@@ -41,14 +41,14 @@ def _all_blocks(profile: Profile, measurement: Measurement) -> list[PlacedBlock]
 
 
 def pipeline_bound_ns(profile: Profile, candidate: Candidate) -> float:
-    """Work W of one microbatch, spread at will over P ranks, M microbatches, no messages and no recomputation.
+    """Return a bound from the work W of one microbatch, spread freely over P ranks, with M microbatches.
 
-    The host's time beside blocks, the same for a stage whatever it holds, is part of W and of each t below.
+    Messages and recomputation are excluded. The host's time outside blocks, equal for all stages, is part of W and t.
 
-    Stage s cannot start before the first microbatch has come through the stages before it, nor be the last to work
-    before the last microbatch has gone back through them: T >= M t_s + t_0 + ... + t_(s-1). If the t add up to W, then
-    T >= W / (1 - (1 - 1/M)^P). With chunks the first arrival is earlier, and only M W / P and W remain. And layers are
-    whole: some rank holds at least ceil(layers / P) of a module, M times; of the shortest ones, where they differ.
+    Stage s cannot start before the first microbatch has passed the stages before it, and the last microbatch must
+    return through them after stage s has finished: T >= M t_s + t_0 + ... + t_(s-1). If the t add up to W, then T >= W
+    / (1 - (1 - 1/M)^P). With chunks the first arrival is earlier, and only M W / P and W remain. Layers are whole, too:
+    some rank runs at least ceil(layers / P) of a module's (shortest) layers M times.
     """
     layout, count = candidate.layout, candidate.num_microbatches
     work, layer_ns = microbatch_work_ns(profile, candidate)
@@ -63,8 +63,8 @@ def pipeline_bound_ns(profile: Profile, candidate: Candidate) -> float:
 
 
 def microbatch_work_ns(profile: Profile, candidate: Candidate) -> tuple[int, dict[str, int]]:
-    """Return what all ranks together compute for one microbatch, without recomputation, the host's time beside blocks
-    included; and by module the time of its shortest layer."""
+    """Return the compute time of all ranks for one microbatch, without recomputation, with the host's time outside
+    blocks; and each module's shortest layer time."""
     factors = mean_factors(profile.variable_data)
     work = sum(2 * time_ns for time_ns in beside_blocks_ns(profile.device, candidate.layout))
     layer_ns: dict[str, int] = {}
@@ -84,8 +84,8 @@ def microbatch_work_ns(profile: Profile, candidate: Candidate) -> tuple[int, dic
 
 
 def expected_us(profile: Profile, candidate: Candidate) -> float:
-    """Return a guess, no bound, at a layout's pipeline time: whole blocks spread over the ranks, longest first, and the
-    bubble of an even split."""
+    """Return an estimate, not a bound, of a layout's pipeline time: whole blocks spread over the ranks, longest first,
+    and the bubble of an even split."""
     layout, factors = candidate.layout, mean_factors(profile.variable_data)
     blocks = []
     for module in profile.model.modules:
@@ -100,11 +100,11 @@ def expected_us(profile: Profile, candidate: Candidate) -> float:
 
 
 def whole_layers_bound(num_layers: int, pipeline_size: int, num_microbatches: int) -> int:
-    """Step time in units of one layer's time, from the layers of one module alone, which do not come in fractions.
+    """Return a step time bound in units of one layer's time, from one module's layers, which are whole.
 
-    Some rank holds at least c = ceil(layers / P). Let s be the last such, holding h; behind it all hold at most c - 1,
-    so at least R lie before it, and one microbatch passes those before s begins and after it ends: T >= M h + R. One of
-    the s ranks before holds at least R / s of them. The smallest over s and h is the bound.
+    Some rank holds at least c = ceil(layers / P). Let s be the last such rank, holding h. All later ranks hold at most
+    c - 1, so at least R layers precede it, and one microbatch passes them before s begins and after it ends: T >= M h +
+    R. One of the s earlier ranks holds at least R / s of them. The minimum over s and h is the bound.
     """
     least = -(-num_layers // pipeline_size)
     bounds = []
@@ -120,7 +120,7 @@ def whole_layers_bound(num_layers: int, pipeline_size: int, num_microbatches: in
 
 
 def tail_bound_us(profile: Profile, cluster: Cluster, candidate: Candidate) -> float:
-    """Return gradient reduction and optimizer of the rank that has most: at least an even share of all, and any one
+    """Return gradient reduction and optimizer of the fullest rank: at least an even share of all, and of any single
     block."""
     layout, measurement = candidate.layout, candidate.measurement
     blocks = _all_blocks(profile, measurement)
@@ -128,12 +128,12 @@ def tail_bound_us(profile: Profile, cluster: Cluster, candidate: Candidate) -> f
         return 0.0
     if in_buckets(layout, profile.device):
         roots = [module for module in profile.model.modules if not module.predecessors]
-        # Of several modules that wait for no other, any may begin on the first stage.
+        # If several modules wait for no other, any of them may begin on the first stage.
         pre = measurement.modules[roots[0].name].pre if len(roots) == 1 else None
         first = blocks if layout.pipeline_size == 1 else [PlacedBlock(name="", cost=pre)] if pre is not None else []
         tied = embedding_us(profile.model, measurement, layout, cluster, profile.device)
         return least_tail_us(blocks, first, layout, cluster, profile.device) + tied
-    # The whole minus its fixed parts is linear in bytes: an even share of it, plus the fixed parts once.
+    # Without its fixed parts the time is linear in bytes: an even share of it, plus the fixed parts once.
     tail = post_pipeline_time(blocks, layout, cluster, profile.device)
     share = tail.total_us / layout.pipeline_size
     largest = max(post_pipeline_time([block], layout, cluster, profile.device).total_us for block in set_of(blocks))
@@ -142,8 +142,8 @@ def tail_bound_us(profile: Profile, cluster: Cluster, candidate: Candidate) -> f
 
 
 def least_static_bytes(profile: Profile, candidate: Candidate) -> int:
-    """Return bytes that some rank holds during the whole step, however layers are placed: an even share of all
-    parameters, gradients and optimizer states, and the runtime's own."""
+    """Return bytes that some rank holds during the whole step, for any placement: an even share of all parameters,
+    gradients and optimizer states, plus the runtime's memory."""
     states = static_terms(_all_blocks(profile, candidate.measurement), candidate.layout)
     share = sum(states.values()) // candidate.layout.pipeline_size
     return profile.overhead_bytes(candidate.measurement) + share
@@ -158,7 +158,7 @@ def set_of(blocks: list[PlacedBlock]) -> list[PlacedBlock]:
 
 
 def relaxed_bound_ns(problem: SplitProblem, deadline: float) -> float | None:
-    """Bound of the linear relaxation with memory and recomputation; ``None`` when even fractions do not fit."""
+    """Return the bound of the linear relaxation with memory and recomputation; ``None`` if not even fractions fit."""
     from mindspeed_autoparallel.planner.split.bounds.relaxation import relaxed_cuts
 
     relaxed = relaxed_cuts(problem, deadline)

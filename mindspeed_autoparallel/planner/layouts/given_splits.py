@@ -1,7 +1,7 @@
-"""The fastest plan among splits that are listed: for hosts that cannot run every split (``runtime.megatron.splits``).
+"""The fastest plan among listed splits: for hosts that cannot run every split (``runtime.megatron.splits``).
 
-Every listed split of every layout is evaluated exactly or skipped because of a bound,
-each with the least recompute that fits, which is the fastest: stages that take longer never make a step shorter.
+Every listed split of every layout is evaluated exactly or skipped because of a bound, each with the least recompute
+that fits, which is the fastest: a slower stage never makes a step shorter.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def search_given(
 ) -> Plan:
     """Return the fastest plan whose split is one of ``splits``, proved among these under the cost model.
 
-    Raises ``InfeasiblePlan`` naming what needs least memory, ``ConfigError`` where there is no such layout.
+    Raises ``InfeasiblePlan`` naming the split that needs least memory, ``ConfigError`` if no layout has such a split.
     """
     started, options = time.monotonic(), options or SearchOptions()
     listed, verdicts = _listed(profile, cluster, global_batch_size, splits, options.space, options.layouts)
@@ -82,7 +82,7 @@ def search_given(
     if not found:
         assert tightest is not None
         raise InfeasiblePlan(
-            f"no split that this host runs fits ({splits.description}). The one that needs least: "
+            f"no split that this host runs fits ({splits.description}). The split that needs least memory: "
             f"{_shortage(tightest)} Use more devices, a smaller batch, or devices with more memory."
         )
     best, *others = sorted(found, key=lambda item: (item.step_us, item.candidate.layout.label()))
@@ -109,7 +109,7 @@ def _rivals(
     candidate: Candidate,
     simple_splits: Sequence[Baseline],
 ) -> tuple[Baseline, ...]:
-    """Return the rules of thumb that the host can run, each with the recompute that the host would need for it."""
+    """Return the rules of thumb that the host can run, each with the recompute that it needs there."""
     listed = [dict(layers) for layers in splits.of_layout(candidate.layout)]
     rivals = []
     for simple in simple_splits:
@@ -162,7 +162,7 @@ def _best_of(
     listed: Iterable[Layers],
     splits: Splits,
 ) -> tuple[_Found | None, Evaluation | None]:
-    """Return the fastest split of one layout that fits, and where none does the one that misses least."""
+    """Return the fastest split of one layout that fits, otherwise the one nearest to its limit."""
     best: _Found | None = None
     tightest: Evaluation | None = None
     for least_us, layers in sorted(
@@ -191,7 +191,7 @@ def _best_of(
 def _least_recompute(
     attempt: Callable[[Mapping[str, tuple[int, ...]]], _Found], layers: Layers, candidate: Candidate, *, by_stage: bool
 ) -> _Found:
-    """Return the split with as little recompute as its stages need, or all of it where that is not enough."""
+    """Return the split with the least recompute that fits, or with everything recomputed if none fits."""
     plain = attempt({})
     can_recompute = all(FULL in cost.layer.recompute for cost in candidate.measurement.modules.values())
     if plain.evaluation.fits or not can_recompute:
@@ -201,7 +201,7 @@ def _least_recompute(
         return everything
     size = candidate.layout.pipeline_size
     (name,) = layers
-    # What a rank holds does not depend on what others recompute: each is bisected, all at once.
+    # A rank's memory does not depend on the others' recompute: all ranks are bisected at once.
     low = [0] * size
     high = [max(layers[name][rank::size]) for rank in range(size)]
     best = everything
@@ -221,7 +221,7 @@ def _least_recompute(
 
 
 def _busiest_us(profile: Profile, candidate: Candidate, layers: Layers) -> float:
-    """Bound a split's step from below by its busiest stage's layers, for every microbatch."""
+    """Return a lower bound of a split's step: its busiest stage's layers for every microbatch."""
     stages = [0.0] * candidate.layout.num_virtual_stages
     for name, row in layers.items():
         shortest = min(
@@ -230,7 +230,7 @@ def _busiest_us(profile: Profile, candidate: Candidate, layers: Layers) -> float
         for v, count in enumerate(row):
             stages[v] += count * (shortest.forward_us + shortest.backward_us)
     size = candidate.layout.pipeline_size
-    # Data of varying size makes some samples cheaper than the mean: no bound is taken from it then.
+    # With data of varying size some samples are cheaper than the mean, which gives no bound.
     return 0.0 if profile.variable_data else candidate.num_microbatches * max(sum(stages[r::size]) for r in range(size))
 
 

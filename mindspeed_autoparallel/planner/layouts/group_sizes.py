@@ -1,8 +1,8 @@
 """Neighbours of the best layouts that a search found: other group sizes of the interleaved schedule, three chunks.
 
-Every layout is searched with the smallest group first, which holds the fewest microbatches in flight. Others are worth
-their time where a plan known becomes nearly as fast or faster by the order alone. Three chunks on every rank would be a
-third more layouts to bound, and are tried in the best pipelines only.
+Every layout is searched with the smallest group first, which holds the fewest microbatches in flight. Others are
+searched if the order alone makes a known plan nearly as fast or faster. Three chunks on every rank would add a third
+more layouts to bound, so they are tried in the best pipelines only.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from mindspeed_autoparallel.spec import Layout
 
 BEST_LAYOUTS, MOST_CANDIDATES = 3, 6
 HOPEFUL = 0.02
-"""Of the best step: slower plans by the order alone are not searched further."""
+"""Share of the best step: plans that remain slower by more with the new order are not searched further."""
 
 
 def regrouped(workers: Workers, found: Sequence[tuple[Candidate, ModulePlacement]]) -> list[SolvedLayout]:
-    """Return other group sizes of the best interleaved layouts of ``found`` (fastest first), the likeliest first."""
+    """Return other group sizes of the best interleaved layouts of ``found`` (fastest first), the most promising
+    first."""
     interleaved = [item for item in found if item[0].layout.schedule == "interleaved"][:BEST_LAYOUTS]
     if not interleaved:
         return []

@@ -1,4 +1,4 @@
-"""The search over layouts: what is known of each of them, and what to find out next."""
+"""The search over layouts: the state of each layout, and the next task."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from mindspeed_autoparallel.spec import Model, Plan
 from mindspeed_autoparallel.spec.plan import ROUNDING, Verdict
 
 GROUP, GIVEN_UP_S = 4, 2.0
-"""Layouts looked at together; for the bounds of those that took too long, in seconds."""
+"""Layouts per group; seconds for the bounds of layouts that timed out."""
 MANY_LAYOUTS, MANY_GROUPS = 64, 6
-"""From so many layouts on those that promise most come first, and simple splits of up to this many groups are tried
-until one fits, where no plain recipe is known."""
+"""With at least this many layouts the most promising ones come first, and simple splits of up to this many groups are
+tried until one fits, if no plain recipe is known."""
 EFFORT, FIRST_EFFORT = 2.0, 0.2
-"""Of the solver on one layout, in its own machine-independent seconds; of a first plan with virtual stages."""
+"""The solver's effort on one layout, in machine-independent seconds; that of a first plan with virtual stages."""
 
 
 class LayoutSearch(Search[Candidate]):
-    """Search layouts. First the best plan is proved; then the next best, as many as requested."""
+    """Searches layouts: proves the best plan first, then as many of the next best as requested."""
 
     def __init__(
         self,
@@ -46,10 +46,10 @@ class LayoutSearch(Search[Candidate]):
         self.found: dict[str, SolvedLayout] = {}
         self.verdicts: list[Verdict] = []
         self.without_plan: list[Candidate] = []
-        """Layouts in which nothing fits, or nothing was found."""
+        """Layouts in which no plan fits or none was found."""
         self.open_bounds_us: dict[str, float] = {}
         """Layouts that time or effort left open."""
-        # Chains come first: they are proved in a moment. Layouts with virtual stages follow from the likeliest on.
+        # Chains come first: they are proved quickly. Layouts with virtual stages follow, the most promising first.
         self.looks = Looks(model)
         self.items = [
             Open(turn_of(model, item, expected), bound, order, item)
@@ -62,10 +62,10 @@ class LayoutSearch(Search[Candidate]):
         self._given_up: list[Open[Candidate]] = []
         self._workers, self._deadline, self._progress = workers, deadline, progress
         self.bounds_s, self.known_us = 0.0, inf
-        """Seconds after the deadline for the bounds of what is left open; step of a plan of other layouts."""
+        """Seconds after the deadline for the bounds of open layouts; step time of a known plan of other layouts."""
         self.plain = PlainSearch(workers, lambda found: self.know(found.candidate, found.outcome))
         self.interrupt: KeyboardInterrupt | None = None
-        """What ended the search before its time."""
+        """The interrupt that ended the search early."""
         self._num_alternatives, self._proving = num_alternatives, True
 
     @property
@@ -75,19 +75,19 @@ class LayoutSearch(Search[Candidate]):
         return min(self.known_us, min(steps, default=inf))
 
     def settled_bound_us(self) -> float:
-        """Return the smallest bound of the layouts that ended without a proof: the bound of the answer, too."""
+        """Return the smallest bound of the layouts that ended without a proof; it also bounds the answer."""
         solved = (found.outcome.lower_bound_us for found in self.found.values())
         return min([*self.open_bounds_us.values(), *solved], default=inf)
 
     def know(self, candidate: Candidate, outcome: Outcome) -> None:
-        """Take a plan, found elsewhere, for one of the layouts: to begin from, and to be beaten where it fits."""
+        """Record a plan found elsewhere: the search begins from it and, if it fits, must beat it."""
         assert outcome.placement is not None
         self._begin_from[candidate.layout.label()] = outcome.placement
         if outcome.fits:
             self._offer(SolvedLayout(candidate=candidate, outcome=outcome))
 
     def begin_from(self, plan: Plan) -> None:
-        """Take over ``plan``, of one of the layouts, and the bounds that its search has proved."""
+        """Begin from ``plan``, of one of the layouts, and from the bounds that its search has proved."""
         proved = {verdict.layout.label(): verdict.lower_bound_us or 0.0 for verdict in plan.search.verdicts}
         self.items = [replace(item, bound_us=max(item.bound_us, proved.get(_label(item), 0.0))) for item in self.items]
         outcome = Outcome(placement=ModulePlacement.of_plan(plan), step_us=plan.step.total_us)
@@ -96,7 +96,7 @@ class LayoutSearch(Search[Candidate]):
                 self.know(item.item, outcome)
 
     def _offer(self, found: SolvedLayout) -> None:
-        """Keep a plan where no faster one of its layout is known."""
+        """Keep a plan unless a faster one of its layout is known."""
         label = found.candidate.layout.label()
         if label not in self._simple or found.step_us < self._simple[label].step_us:
             self._simple[label] = found
@@ -107,7 +107,7 @@ class LayoutSearch(Search[Candidate]):
         return [self._bounds.get(_label(item), item) for item in self.items if _label(item) not in settled]
 
     def warm_up(self) -> None:
-        """Take simple splits of the most promising layouts: something to prune by."""
+        """Evaluate simple splits of the most promising layouts, for pruning."""
         first, cutoff_us = max(GROUP, min(4 * GROUP, self._num_alternatives + 1)), self.cutoff_us()
         most = MANY_GROUPS * GROUP if self.looks.many and self.best_us == inf else first
         likely = heapq.nsmallest(most, [item for item in self.items if item.bound_us < cutoff_us])
@@ -121,12 +121,12 @@ class LayoutSearch(Search[Candidate]):
                 return
 
     def bound_by_ranks(self, deadline: float) -> list[Open[Candidate]]:
-        """Raise bounds by ranks alone, until ``deadline``; return what is not settled by it."""
+        """Raise bounds by ranks alone until ``deadline``; return the layouts that remain unsettled."""
         self.items = bound_by_ranks(self._workers, self.items, self.cutoff_us(), deadline)
         return self._possible(self.items)
 
     def _possible(self, items: list[Open[Candidate]]) -> list[Open[Candidate]]:
-        """Settle layouts in which nothing fits, and return the others."""
+        """Settle layouts in which no plan fits, and return the others."""
         for item in (one for one in items if one.bound_us == inf):
             self._too_full(item)
         return [item for item in items if item.bound_us < inf]
@@ -136,13 +136,13 @@ class LayoutSearch(Search[Candidate]):
         return self.best_us * (1 - EXACT) if self._proving else self._threshold_of_alternatives()
 
     def admits(self, item: Open[Candidate], cutoff_us: float) -> bool:
-        """Return whether to solve a layout; those that cannot be the best only where that is quick."""
+        """Return whether to solve a layout; those that cannot be the best only if that is quick."""
         if self._proving and self.looks.seconds_left(item, self.best_us) <= 0:
             return False
         return item.bound_us < cutoff_us and (self._proving or is_quick(item.item, item.late))
 
     def discard(self, item: Open[Candidate]) -> None:
-        """Keep what the best plan beats: it may be the next best."""
+        """Keep a layout that the best plan beats: it may be the next best."""
         open_yet = item.bound_us < self.best_us * (1 - ROUNDING)
         if self._proving and open_yet and self.looks.seconds_left(item, self.best_us) <= 0:
             self._given_up.append(item)
@@ -152,7 +152,7 @@ class LayoutSearch(Search[Candidate]):
             self._bounded(item)
 
     def next_round(self) -> list[Open[Candidate]]:
-        """Return the beaten layouts once the best plan is proved as far as it can be."""
+        """Return the beaten layouts once the proof of the best plan is complete."""
         for item in self._raised(self._given_up, GIVEN_UP_S):
             self._leave(item)
         self._given_up.clear()
@@ -191,11 +191,11 @@ class LayoutSearch(Search[Candidate]):
         return left
 
     def _too_full(self, item: Open[Candidate]) -> None:
-        self._settle(item, "memory", "no split fits the memory, with any recomputation.")
+        self._settle(item, "memory", "no split fits in memory, with any recomputation.")
         self.without_plan.append(item.item)
 
     def _to_look_at_again(self, item: Open[Candidate], outcome: Outcome) -> Open[Candidate] | None:
-        """Keep what a look found, and return the layout with the bound it proved; ``None``: it is settled."""
+        """Keep a task's result, and return the layout with its proved bound; ``None``: it is settled."""
         bound = max(item.bound_us, outcome.lower_bound_us)
         if outcome.step_us is not None:
             if bound >= outcome.step_us * (1 - ROUNDING):
@@ -206,7 +206,7 @@ class LayoutSearch(Search[Candidate]):
         return self.looks.later(item, bound)
 
     def _leave(self, item: Open[Candidate]) -> None:
-        """Settle a layout whose time is over with what is known of it."""
+        """Settle a layout whose time is over with its current result."""
         simple = self._simple.get(_label(item))
         if simple is not None:
             self._keep(item, replace(simple, outcome=replace(simple.outcome, lower_bound_us=item.bound_us)))
@@ -243,10 +243,10 @@ class LayoutSearch(Search[Candidate]):
 
     def _left_open(self, item: Open[Candidate], bound: float) -> None:
         self.open_bounds_us[_label(item)] = bound
-        self._settle(item, "unsolved", "no plan was found, and none proved impossible, in time.", bound_us=bound)
+        self._settle(item, "unsolved", "no plan was found in time, and none was proved impossible.", bound_us=bound)
 
     def stop(self, left: list[Open[Candidate]]) -> None:
-        """Leave open what may still win; simple splits are plans, too."""
+        """Leave open the layouts that may still win; simple splits count as plans."""
         if self.interrupt is None:
             left = self._raised([*left, *self._given_up])
         best = self.best_us
@@ -274,7 +274,7 @@ class LayoutSearch(Search[Candidate]):
     def _bounded(self, item: Open[Candidate]) -> None:
         simple = self._simple.get(_label(item))
         if simple is not None and simple.step_us * (1 - EXACT) ** 2 <= item.bound_us:
-            # Nothing in this layout is faster than its simple split.
+            # No plan of this layout is faster than its simple split.
             bound = min(item.bound_us, simple.step_us)
             self._keep(item, replace(simple, outcome=replace(simple.outcome, lower_bound_us=bound)))
             return

@@ -1,4 +1,4 @@
-"""Every layout worth naming: legal ones to be searched, the others with the reason why not."""
+"""All layouts: legal ones to search, the others with the reason why they are illegal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_DEVICES = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class SpaceOptions:
-    """What the outer search tries beside the sizes that follow from profile, cluster and batch."""
+    """Options of the outer search in addition to the sizes that follow from profile, cluster and batch."""
 
     virtual_sizes: tuple[int, ...] | None = None
     """Chunks per rank to try. ``None``: 1, 2 and 4, and 3 in the best pipelines; layouts with 2 and 4 that are not
@@ -31,7 +31,7 @@ class SpaceOptions:
     group_sizes: bool = True
     """Whether the host runs other groups of microbatches than the pipeline size (interleaved)."""
     standalone_ends: bool = False
-    """Whether the host runs stages of an embedding or an output layer alone."""
+    """Whether the host runs stages with only an embedding or an output layer."""
     distributed_optimizer: bool = True
     overlap_gradient_reduce: bool = False
     overlap_parameter_gather: bool = False
@@ -43,7 +43,7 @@ class SpaceOptions:
     held: Mapping[str, int] = field(default_factory=dict)
     """Fields of ``Layout`` that every layout has, and their values; layouts with others are not named."""
     paired: bool = False
-    """Whether combined 1F1B is tried, too, where a layout can run it."""
+    """Whether to try combined 1F1B as well, for layouts that can run it."""
 
 
 def enumerate_layouts(
@@ -86,7 +86,7 @@ def enumerate_layouts(
 def _check_pairs(profile: Profile, options: SpaceOptions) -> None:
     if options.paired and not knows_exchanges(profile.measurements):
         raise ConfigError(
-            "the profile does not say how long experts' exchanges take (forward_exchange_us of a layer), so that "
+            "the profile lacks the time of experts' exchanges (forward_exchange_us of a layer), so that "
             "combined 1F1B cannot be priced: use --profile-source analytic, or leave "
             "--overlap-moe-expert-parallel-comm out."
         )
@@ -155,18 +155,18 @@ def _all_layouts(profile: Profile, cluster: Cluster, options: SpaceOptions) -> l
 
 
 def _illegal_pairs(profile: Profile, layout: Layout) -> str:
-    """Return why Megatron would not run combined 1F1B in a layout, or nothing."""
+    """Return why Megatron cannot run combined 1F1B in a layout, or an empty string."""
     if layout.expert_size == 1:
         return "combined 1F1B needs EP above 1."
     if layout.pipeline_size > 1 and layout.virtual_size == 1:
         return f"combined 1F1B needs virtual stages where PP is above 1, here {layout.pipeline_size}."
     if len(profile.model.modules) > 1:
-        return f"combined 1F1B runs a language model alone, not {len(profile.model.modules)} modules."
+        return f"combined 1F1B runs only a language model, not {len(profile.model.modules)} modules."
     return ""
 
 
 def _illegal(profile: Profile, cluster: Cluster, layout: Layout, global_batch_size: int) -> str:
-    """Return why a layout cannot run, or nothing."""
+    """Return why a layout cannot run, or an empty string."""
     layers = profile.model.num_layers
     if layout.num_devices != cluster.num_devices:
         return f"it needs {layout.num_devices} devices; the cluster has {cluster.num_devices}."
@@ -175,7 +175,7 @@ def _illegal(profile: Profile, cluster: Cluster, layout: Layout, global_batch_si
     if parts < layout.num_virtual_stages <= units and parts < layers:
         return (
             f"{layout.num_virtual_stages} stages are more than the {parts} parts that {layers} layers can be cut into: "
-            "the end of an encoder and the decoder layers that get its features stay together (deepstack)."
+            "the end of an encoder and the decoder layers that add its features stay together (deepstack)."
         )
     if layout.num_virtual_stages > units:
         ends = f" and {units - layers} ends" if units > layers else ""
@@ -195,7 +195,7 @@ def _illegal(profile: Profile, cluster: Cluster, layout: Layout, global_batch_si
         if module.num_experts and module.num_experts % layout.expert_size:
             return f"EP {layout.expert_size} does not divide the {module.num_experts} experts of {module.name}."
     if layout.modules:
-        return "sizes of their own per module are planned elsewhere (hetero)."
+        return "separate sizes per module require --hetero-parallel."
     try:
         num_microbatches = layout.num_microbatches(global_batch_size)
     except ConfigError as error:

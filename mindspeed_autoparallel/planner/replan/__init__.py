@@ -1,4 +1,4 @@
-"""Planning again after nodes were lost or came: the best plan for what is left, and what the move to it costs."""
+"""Planning again after nodes were lost or added: the best plan for the new cluster, and the cost of the move."""
 
 from mindspeed_autoparallel.planner.replan.choose import Option, Replanned, Window, best_plan, replan
 from mindspeed_autoparallel.planner.replan.moving import Move, MoveRates

@@ -1,4 +1,4 @@
-"""The plan to go on with: the one that trains most samples in the expected time, its move included."""
+"""The plan to continue with: the one that trains most samples in the expected time, including its move."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan
 
 _KEPT = ("pipeline_size", "tensor_size", "context_size", "expert_size", "expert_tensor_size", "virtual_size")
-"""Sizes that do not change where training goes on with fewer or more replicas."""
+"""Sizes that stay the same if training continues with fewer or more replicas."""
 
 _NEAR = ("tensor_size", "context_size", "expert_size", "expert_tensor_size", "micro_batch_size", "virtual_size")
 """Sizes of the layouts that are searched first."""
 NEAR_SHARE = 0.3
-"""Of the time, at most, for these."""
+"""Largest share of the time for these."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,14 +43,14 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One way to go on."""
+    """One plan to continue with."""
 
     name: str
     """``best``, ``same shape`` (PP, TP, CP, EP and VPP of the old plan, other replicas) or ``stay``."""
     plan: Plan
     move: Move
     steps: float
-    """That the expected time has room for, after the move."""
+    """Number of steps in the expected time after the move."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +59,11 @@ class Replanned:
 
     options: tuple[Option, ...]
     cluster: Cluster
-    """What there is; a plan may leave nodes of it unused."""
+    """The new cluster; a plan may leave nodes of it unused."""
 
     @property
     def chosen(self) -> Option:
-        """Return the recommended one."""
+        """Return the recommended option."""
         return self.options[0]
 
 
@@ -77,7 +77,7 @@ def replan(
     time_limit_s: float = 30.0,
     progress: Progress = silent,
 ) -> Replanned:
-    """Return how to go on with ``cluster`` in place of the cluster of ``old``, at the same global batch.
+    """Return the options to continue on ``cluster`` instead of the cluster of ``old``, at the same global batch.
 
     Raises ``InfeasiblePlan`` where no plan fits any number of nodes up to all of ``cluster``.
     """

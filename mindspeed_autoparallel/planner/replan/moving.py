@@ -1,4 +1,4 @@
-"""What a move to another plan costs: bytes that are read and sent, and the seconds until training goes on."""
+"""The cost of a move to another plan: bytes read and sent, and the seconds until training continues."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class MoveRates:
     """Assumptions about the machines, stated by the user."""
 
     storage_bytes_per_s: float = 2.0 * GIB
-    """Of one node, reading a checkpoint; all nodes read at once."""
+    """Read rate of one node for checkpoints; all nodes read at once."""
     restart_s: float = 60.0
     """Processes, imports, communicators and the first step."""
 
@@ -31,7 +31,7 @@ class MoveRates:
 
 @dataclass(frozen=True, kw_only=True)
 class Move:
-    """The way into a plan."""
+    """The move to a plan."""
 
     read_bytes: int
     """From storage: every value of weights and optimizer state once."""
@@ -42,7 +42,7 @@ class Move:
 
 
 STAYING = Move(read_bytes=0, sent_bytes=0, seconds=0.0)
-"""Training goes on as it is."""
+"""No move: training continues unchanged."""
 
 
 def move_to(plan: Plan, profile: Profile, rates: MoveRates, *, recut: bool) -> Move:

@@ -1,4 +1,4 @@
-"""The cluster that is left after a loss, or that has grown."""
+"""The cluster that remains after a loss, or that has grown."""
 
 from __future__ import annotations
 

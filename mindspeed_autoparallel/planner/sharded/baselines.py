@@ -1,4 +1,4 @@
-"""What users have today: the shipped configuration, the same without recomputation, and a greedy choice."""
+"""Baselines: the shipped configuration, the same without recomputation, and a greedy choice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What no plan of some sizes can be faster than, from sums alone: cheap enough for every choice of sizes."""
+"""Lower bounds of all plans of some sizes, from sums alone: cheap enough for every choice of sizes."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _step_ns(lowering: Lowering, sums: Sums) -> int:
     phases = max(sums.whole, sums.before + sums.gathers_again, sums.gathers + sums.after, gathers)
     later = phases
     if lowering.problem.host.variant != "torch":
-        # torch 2.7 may remember a layer as the forward's root: units that are prefetched cross a border of phases.
+        # torch 2.7 may record a layer as the forward's root: prefetched units then cross a border of phases.
         later = max(phases - sums.crossing, sums.whole, gathers)
     more = lowering.sizes.accumulation - 1
     if lowering.problem.host.variant == MEGATRON_FSDP:
@@ -203,7 +203,7 @@ def _waiting_bytes(lowering: Lowering, module: int) -> int:
 
 
 def _gradient_bytes(unit: Unit) -> int:
-    """Return what a unit's reduced gradient holds, at least."""
+    """Return the least bytes of a unit's reduced gradient."""
     if not unit.has_gradients:
         return 0
     return min(unit.sharded_gradient_bytes, unit.output_bytes) if unit.replicated else unit.sharded_gradient_bytes
@@ -223,7 +223,7 @@ def _running_bytes(lowering: Lowering, members: tuple[int, ...]) -> int:
 
 
 def _head_bytes(lowering: Lowering) -> int:
-    """Return what the head holds while its backward runs."""
+    """Return the bytes that the head holds during its backward."""
     head = next((module for module in lowering.profile.modules if module.is_head), None)
     if head is None or lowering.decisions.loss_chunk:
         return 0

@@ -1,4 +1,4 @@
-"""Best first over sizes and switches: bounds from sums, then from paths, then the policies of every layer.
+"""Best-first search over sizes and switches: bounds from sums, then from paths, then the policies of every layer.
 
 Every open choice is an entry with a bound. The entry with the lowest bound is refined: sizes become one entry for each
 combination of switches, an entry with a bound from sums gets that of its longest path, and one with that is solved.
@@ -26,7 +26,7 @@ from mindspeed_autoparallel.spec.sharded import ShardedDecisions, ShardSizes
 from mindspeed_autoparallel.spec.sharded_plan import ShardedOutcome, ShardedVerdict
 
 _POLISH_S = 3.0
-"""Of processor time, where the search has used up its own."""
+"""Processor seconds for polishing if the search has used up its time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class ShardedOptions:
     """How far a search goes."""
 
     time_limit_s: float = 10.0
-    """Of processor time; a first plan is found whatever it takes."""
+    """Limit in processor seconds; a first plan is always searched for."""
     gap: float = 0.002
     """Sizes whose bound is this close to the best are not tried."""
     top_k: int = 3
@@ -93,7 +93,7 @@ class Frontier:
 
     @property
     def bound_ns(self) -> int:
-        """Return what nothing is faster than."""
+        """Return a lower bound of all plans."""
         solved = (found.bound_ns for row in self.solved.values() for found in row.values())
         bounds = (*solved, *self._lost, *(entry[0] for entry in self._heap[:1]))
         return min((*bounds, *(() if self.best_ns is None else (self.best_ns,))), default=0)
@@ -142,7 +142,7 @@ class Frontier:
                 self.verdicts.append(ShardedVerdict(sizes=sizes, outcome="unmeasured", reason=str(reason)))
                 continue
             possible = [bound for bound in bounds if bound is not None]
-            self._tried[sizes] = "nothing fits the memory" if possible else "states and the least activations exceed it"
+            self._tried[sizes] = "nothing fits in memory" if possible else "states and the least activations exceed it"
             if possible:
                 self._push(min(possible), Entry(sizes))
             else:
@@ -223,7 +223,7 @@ class Frontier:
         return outcome_of(lowering, chosen, solved.replayed, self.limit, chosen.sizes.label())
 
     def take(self, found: Found) -> None:
-        """Make ``found`` the best where it is faster."""
+        """Make ``found`` the best if it is faster."""
         if self.best is None or found.outcome.step.total_us < self.best.outcome.step.total_us:
             self.best = found
 
@@ -233,7 +233,7 @@ class Frontier:
         self.take(self.solved[lowering.sizes][switches])
 
     def offer_shipped(self) -> None:
-        """Take the shipped configuration as the best so far, where it fits."""
+        """Take the shipped configuration as the best so far if it fits."""
         try:
             outcome = priced(self.problem, self.shipped, self.limit, "shipped")
         except Unmeasured:
@@ -280,7 +280,7 @@ class Frontier:
                 return
 
     def _conclude(self) -> None:
-        """Note what became of all sizes."""
+        """Record the outcome of all sizes."""
         left: dict[ShardSizes, int] = {}
         for bound, *_, entry in self._heap:
             left[entry.sizes] = min(bound, left.get(entry.sizes, bound))

@@ -48,9 +48,9 @@ class LayerSearch:
         self._held: dict[tuple[str, ...], int] = {}
         self.best_policies: dict[str, str] = {}
         self.least_peak = 0
-        """Of all that was replayed."""
+        """Least peak of all replays."""
         self.nothing_fits = False
-        """Whether a search without a result has shown that there is none."""
+        """Whether a search without a result has proved that none exists."""
 
     def _options(self, layer: ShardedModule) -> tuple[str, ...]:
         profile, found = self.lowering.profile, []

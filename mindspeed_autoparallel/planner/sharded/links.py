@@ -46,7 +46,7 @@ class Exchanges:
         return self.fabric.all_reduce_us(shard_bytes, sizes.replicas, sizes.fully_shard_size)
 
     def forward_us(self, ulysses_bytes: float, ring_bytes: float, expert_bytes: float) -> float:
-        """Return what one forward pass of a module exchanges; a backward pass exchanges as much."""
+        """Return the exchange time of one forward pass of a module, equal to that of a backward pass."""
         sizes = self.sizes
         time = self.fabric.exchange_us(ulysses_bytes, sizes.ulysses_size, sizes.ring_size)
         if sizes.ring_size > 1 and ring_bytes:

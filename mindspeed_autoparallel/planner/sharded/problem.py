@@ -1,4 +1,4 @@
-"""What is planned, and which modules form the ``fully_shard`` units: the same through many choices of sizes."""
+"""The planning problem, and the modules of the ``fully_shard`` units, shared by all choices of sizes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Unmeasured(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What is planned: fixed through a search."""
+    """The planning problem, fixed during a search."""
 
     profile: ShardedProfile
     host: ShardingHost

@@ -53,7 +53,7 @@ def search_sharded(
     if search.best is None:
         least = "" if search.least_peak is None else f": the least peak found is {format_bytes(search.least_peak)}"
         raise InfeasiblePlan(
-            f"nothing fits {format_bytes(search.limit)} on each of {cluster.num_devices} devices{least}. Use more "
+            f"nothing fits in {format_bytes(search.limit)} on each of {cluster.num_devices} devices{least}. Use more "
             "devices, a smaller batch, or more memory."
         )
     bound, units = search.polish(), "modules wrapped as shipped"

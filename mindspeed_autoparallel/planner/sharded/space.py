@@ -14,7 +14,7 @@ from mindspeed_autoparallel.spec.sharded import MEGATRON_FSDP, GroupChoice, Shar
 
 @dataclass(frozen=True)
 class Switches:
-    """What is decided for the whole model beside sizes and policies."""
+    """The decisions for the whole model, except sizes and policies."""
 
     reshard: bool = True
     prefetch: int = 0

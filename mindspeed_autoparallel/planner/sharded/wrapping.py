@@ -1,4 +1,4 @@
-"""Which modules beside the longest stack of layers are units, searched together with sizes, switches and policies."""
+"""The choice of units other than the longest stack of layers, searched with sizes, switches and policies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mindspeed_autoparallel.spec.sharded import GroupChoice, ShardedDecisions, S
 from mindspeed_autoparallel.spec.sharded_plan import ShardedOutcome
 
 MOST_PATTERNS = 8
-"""256 choices of units; further patterns stay as shipped."""
+"""Most patterns to vary, for 256 choices of units; further patterns stay as shipped."""
 
 
 class UnitSearch:
@@ -85,7 +85,7 @@ class UnitSearch:
         self._push(0, min((one for one in bounds if one is not None), default=None), Entry(sizes))
 
     def _bound_ns(self, sizes: ShardSizes, switches: Switches) -> int | None:
-        """Return what no choice of units is faster than; ``None`` where nothing fits."""
+        """Return a lower bound of all choices of units; ``None`` if nothing fits."""
         plain = decided(self.frontier.shipped, self.problem, sizes, switches)
         free = _free_patterns(self.problem, plain)
         finest, coarsest = (Lowering(self.problem, _with_units(self.problem, plain, free, one)) for one in (free, ()))

@@ -1,4 +1,4 @@
-"""The inner problem: how many layers, recomputed how, go on every stage of one pipeline. Solved to a proof."""
+"""The inner problem: layers and recompute of every stage of one pipeline, solved to a proof."""
 
 from mindspeed_autoparallel.planner.split.heuristics.baselines import Baseline, baselines
 from mindspeed_autoparallel.planner.split.model.problem import Joint, LayerKind, PostPipelineTime, Segment, SplitProblem

@@ -1,4 +1,4 @@
-"""The next best plans. Of a chain: paths in order of their bounds, each simulated before it is given out."""
+"""The next best plans. For a chain: paths in order of their bounds, each simulated before it is returned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What limits a plan, what more memory or more microbatches would gain, and the least memory that has a plan."""
+"""The bottlenecks of a plan, the gain from more memory or microbatches, and the least memory with a plan."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from mindspeed_autoparallel.planner.split.solver import fits_within
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Where the step goes on its critical path, and where memory costs time."""
+    """The composition of the step's critical path, and the stages where memory costs time."""
 
     slowest_stage: int
     """The stage that holds the largest share of the critical path."""
     share_of_stage: tuple[float, ...]
-    """Of the step, by stage: its computation on the critical path."""
+    """Share of the step, by stage: its computation on the critical path."""
     share_of_messages: float
     recomputing_stages: tuple[int, ...]
-    """Stages that run layers in a slower way to fit."""
+    """Stages that recompute layers to fit."""
 
 
 def limits_of(problem: SplitProblem, solution: SplitSolution) -> Limits:
@@ -51,10 +51,10 @@ def limits_of(problem: SplitProblem, solution: SplitSolution) -> Limits:
 
 
 def least_excess(problem: SplitProblem, *, resolution: int = 1, time_limit_s: float = 60.0) -> int:
-    """Return by how much every stage's limit must rise for a plan to fit; 0 or less: one fits as it is.
+    """Return the increase of every stage's limit with which a plan fits; 0 or less: one fits already.
 
     Exact for chains; else the least multiple of ``resolution`` (0 where a plan fits as it is), by bisection with the
-    integer solver, which raises ``StoppedEarly`` when its questions take longer than ``time_limit_s``.
+    integer solver, which raises ``StoppedEarly`` if its queries take longer than ``time_limit_s``.
     """
     if is_chain(problem):
         return Chain(problem).roomiest()[0]

@@ -20,13 +20,13 @@ from mindspeed_autoparallel.units import MIB
 
 @dataclass(frozen=True, kw_only=True)
 class DualPipeVSplit:
-    """What MindSpeed would run."""
+    """The split that MindSpeed runs."""
 
     problem: SplitProblem
     """Virtual stages by chunk and rank: place ``chunk * num_stages + rank``."""
     placement: Placement
     recompute: str
-    """Of every layer."""
+    """Recompute kind of every layer."""
     step_time: float
     """Nanoseconds."""
     stage_memory: tuple[int, ...]
@@ -75,16 +75,16 @@ def dualpipev_split(
     raise InfeasiblePlan(
         f"DualPipeV does not fit in {memory_limit_mib:g} MiB per device: the fullest rank needs "
         f"{least[0] / MIB:.0f} MiB of tensors with recompute {least[1]} of every layer. Layers cannot be moved in this "
-        "schedule: raise --pipeline-size, or take another one."
+        "schedule: raise --pipeline-size, or use another schedule."
     )
 
 
 def _check(profile: Profile, num_stages: int) -> None:
     (module, *others) = profile.model.modules
     if others:
-        raise ConfigError(f"DualPipeV runs language models alone, not {1 + len(others)} modules.")
+        raise ConfigError(f"DualPipeV runs only language models, not {1 + len(others)} modules.")
     if profile.memory_semantics == "mindspeed":
-        raise ConfigError("DualPipeV needs a profile of ours: in MindSpeed's file the ends hold layers.")
+        raise ConfigError("DualPipeV needs a profile of this tool: in MindSpeed's file the ends hold layers.")
     if profile.model.tied_embeddings:
         raise ConfigError("MindSpeed refuses DualPipeV without --untie-embeddings-and-output-weights.")
     if profile.measurements[0].at.context_size > 1:
@@ -94,7 +94,7 @@ def _check(profile: Profile, num_stages: int) -> None:
     if module.num_layers % (2 * num_stages):
         raise ConfigError(
             f"DualPipeV cuts {module.num_layers} layers into {2 * num_stages} equal chunks, rounded down, and would "
-            f"leave {module.num_layers % (2 * num_stages)} out: take a number of layers that {2 * num_stages} divides "
+            f"drop {module.num_layers % (2 * num_stages)}: use a number of layers divisible by {2 * num_stages} "
             "(MindSpeed's --noop-layers fills up)."
         )
 

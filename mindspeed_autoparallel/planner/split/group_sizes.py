@@ -1,6 +1,6 @@
-"""How many microbatches a chunk computes in a row: the interleaved schedule's group size, chosen with the split.
+"""The interleaved schedule's group size, the number of consecutive microbatches of a chunk, chosen with the split.
 
-Larger groups leave messages more time on their way around the ranks, and hold more microbatches in flight.
+Larger groups leave messages more time, and hold more microbatches in flight.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from mindspeed_autoparallel.schedule import group_sizes, make_program
 
 @dataclass(frozen=True, kw_only=True)
 class TriedSize:
-    """What is known of one group size."""
+    """The result for one group size."""
 
     size: int
     step_time: int | None
-    """Of its best plan; ``None``: none faster than that of another size was found."""
+    """Step time of its best plan; ``None``: none faster than that of another size was found."""
     lower_bound: int
-    """Of all its plans that are faster than those of the sizes before."""
+    """Lower bound of all its plans that are faster than those of earlier sizes."""
     was_searched: bool = True
-    """Off where time ended before."""
+    """False if time ended before."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -159,7 +159,7 @@ class Settings:
     starts_short: int = 2
     """Runs of at most this many layers at either end (embedding, prediction, loss) count as blocks, not layers."""
 
-    # Ways to recompute
+    # Recompute policies
     ways_most_combined: int = 512
     """Combinations of ways over all chunks but the last; longer lists are thinned evenly."""
     ways_most_ways: int = 48

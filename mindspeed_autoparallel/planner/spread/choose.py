@@ -1,7 +1,7 @@
-"""The best plans by means, judged by the distribution: the fastest of those that are safe enough.
+"""The best plans for the mean sample, evaluated on the distribution: the fastest one that is safe enough.
 
 The search finds the best layouts for the mean sample, and bounds or steps of all others; those whose steps are expected
-to be smallest are drawn. A plan outside them may be better for the spread: nothing is proved about it.
+to be smallest are drawn. Another plan may be better for the spread: no proof covers it.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from mindspeed_autoparallel.units import format_bytes
 Search = Callable[[Profile, "list[Layout] | None"], Plan]
 """Searches a profile, over all layouts or only those given."""
 MAX_LAYOUTS = 12
-"""That are drawn once a safe plan is known."""
+"""Most layouts that are drawn once a safe plan is known."""
 _HOPELESS = 1.25
-"""Layouts whose expected step is so many times the best safe one are not drawn."""
+"""Ratio to the best safe step above which layouts are not drawn."""
 _NUM_HALVINGS = 5
 _MAX_CONSIDERED = 12
 _SCOPE = "splits that hold larger microbatches than the mean one"
@@ -47,7 +47,7 @@ class SpreadOptions:
     padding: str = "longest"
     is_balanced: bool = False
     is_ordered: bool = False
-    """Microbatches of a replica are reordered by length (``--order-microbatches``)."""
+    """Whether microbatches of a replica are reordered by length (``--order-microbatches``)."""
     max_oom_probability: float = 1e-3
     oom_steps: int = 10_000
     pack_length: int = 0
@@ -58,7 +58,7 @@ class SpreadOptions:
 
     @property
     def arrangement(self) -> Arrangement:
-        """Return what may choose which samples lie side by side."""
+        """Return how training may arrange samples in microbatches."""
         return "batch" if self.is_balanced else "replica" if self.is_ordered else "none"
 
     def __post_init__(self) -> None:
@@ -69,13 +69,13 @@ class SpreadOptions:
         if self.pack_length < 0 or (self.pack_length and not (self.is_balanced and self.padding == "none")):
             raise ConfigError(
                 f"packs filled to {self.pack_length} tokens need a length of at least 1, packed texts (none) and "
-                "--data-balance, which decides what lies together."
+                "--data-balance, which forms the packs."
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """A plan with its drawn steps and its chance to run out of memory."""
+    """A plan with its drawn steps and its probability of running out of memory."""
 
     plan: Plan
     drawn: DrawnSteps
@@ -105,7 +105,7 @@ def choose_plan(profile: Profile, data: Distribution, options: SpreadOptions, se
     """Return the plan with the smallest mean step whose chance to run out of memory is small enough.
 
     The best plans for the mean sample are drawn, then the layouts with the smallest expected steps; of those that are
-    not safe, splits that hold larger microbatches. Raises ``InfeasiblePlan`` where no layout has a safe one.
+    not safe, splits that hold larger microbatches. Raises ``InfeasiblePlan`` if no layout has a safe plan.
     """
     factors = sample_factors(profile, data, options.padding, options.pack_length)
     at_mean = mean_profile(profile, data, factors)
@@ -125,11 +125,11 @@ def choose_plan(profile: Profile, data: Distribution, options: SpreadOptions, se
         except InfeasiblePlan:
             continue
         except ConfigError as error:
-            not_drawn = error  # batches that packs of this micro batch size do not hold, say
+            not_drawn = error  # such as batches that packs of this micro batch size cannot hold
             continue
         if not is_safe(judged[-1], options):
             if fastest is not None and judged[-1].mean_us > fastest.mean_us:
-                continue  # one that is safe is slower still
+                continue  # its safe plans are slower
             judged += safe_splits(profile, at_mean, layout, data, factors, options, search)
         safe = [one for one in judged if is_safe(one, options)]
         fastest = min(safe, key=lambda one: (one.mean_us, one.plan.layout.label()), default=None)
@@ -169,12 +169,12 @@ def safe_splits(
 
 
 def is_safe(judged: Judged, options: SpreadOptions) -> bool:
-    """Return whether the chance to run out of memory is small enough."""
+    """Return whether the probability of running out of memory is small enough."""
     return judged.memory.probability <= options.max_oom_probability
 
 
 def none_is_safe(judged: Sequence[Judged], options: SpreadOptions, data: Distribution) -> InfeasiblePlan:
-    """Return the error: how near the nearest of ``judged`` is, the longest sample, and what to do."""
+    """Return the error: the nearest of ``judged``, the longest sample, and the remedies."""
     name = f" ({data.source.longest_record})" if data.source.longest_record else ""
     nearest = min(judged, key=lambda one: one.memory.probability)
     memory = nearest.memory
@@ -189,7 +189,7 @@ def none_is_safe(judged: Sequence[Judged], options: SpreadOptions, data: Distrib
 
 
 def plan_key(plan: Plan) -> str:
-    """Return what distinguishes plans: layout, split and recompute."""
+    """Return a plan's identity: layout, split and recompute."""
     return plan.layout.label() + repr([(stage.layers, stage.recompute) for stage in plan.stages])
 
 
@@ -254,7 +254,7 @@ def with_record(
     factors: SampleFactors,
     options: SpreadOptions,
 ) -> Plan:
-    """Return the plan of ``best`` with its record of the data, beside all that were ``judged``."""
+    """Return the plan of ``best`` with its record of the data, which lists all ``judged``."""
     packed = PlanUnderData(profile, best.plan, sample_factors(profile, data, "none")).drawn(data)
     record = data_record(best, _considered(best, judged), packed, data, factors, options)
     return replace(best.plan, data=record)
@@ -294,7 +294,7 @@ def data_record(
 
 
 def _considered(best: Judged, judged: Sequence[Judged]) -> list[Judged]:
-    """Return what is worth listing, by drawn steps: the best by means, the chosen one, and the fastest others."""
+    """Return the plans to list, by drawn steps: the chosen one, the best for the mean sample, and fast others."""
     by_means = min(judged, key=lambda one: one.plan.step.total_us)
     first = list({id(one): one for one in (by_means, best, *sorted(judged, key=lambda one: one.mean_us))}.values())
     return sorted(first[:_MAX_CONSIDERED], key=lambda one: one.mean_us)

@@ -1,4 +1,4 @@
-"""How many of the batches that could run out of memory really do, once they are rearranged.
+"""The share of potentially failing batches that run out of memory once they are rearranged.
 
 The bound over every arrangement (``arranged``) names causes: without one of them no arrangement fails. Batches are
 drawn that have one, by tilting the distribution and rejecting, are arranged as training arranges them, and those that
@@ -28,7 +28,7 @@ _CHUNK = 256
 _MAX_CHUNKS = 256
 """Of drawn batches for one cause."""
 _HOPELESS = 8.0
-"""The estimate is so many times what is allowed: it is not drawn more precisely."""
+"""Ratio of the estimate to the allowed probability above which it is not refined."""
 _SEED = 20261123
 
 

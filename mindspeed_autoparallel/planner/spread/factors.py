@@ -23,7 +23,7 @@ from mindspeed_autoparallel.spec.model import Module
 
 ROWS_OF = {"text_decoder": "tokens", "image_encoder": "patches", "audio_encoder": "frames"}
 PADDINGS = ("longest", "sequence", "none")
-"""Of the texts of a microbatch: to its longest, to the sequence length, or packed."""
+"""Padding of a microbatch's texts: to its longest, to the sequence length, or packed."""
 _TOKENS = COLUMNS.index("tokens")
 
 
@@ -45,7 +45,7 @@ class SampleFactors:
         fewer samples than places; relative to a microbatch of ``micro_batch_size`` samples."""
         share = sizes.shape[1] / micro_batch_size
         times, _ = self.of(sizes)
-        # What a module takes whatever it is given comes once a microbatch.
+        # A module's fixed time counts once per microbatch.
         fixed: Array = numpy.array([1.0 if work is None else work.fixed for work in self.work])
         return fixed + share * (times - fixed)
 
@@ -88,7 +88,7 @@ class SampleFactors:
         if self.padding == "longest":
             order = numpy.argsort(sizes[:, _TOKENS], kind="stable")
             below: Array = numpy.append(0.0, numpy.cumsum(shares[order])) ** micro_batch_size
-            # The chance that a row is the longest of a microbatch, all of which is padded to it.
+            # The probability that a row is the longest of a microbatch, to which all others are padded.
             texts = [work is not None and work.rows == "tokens" for work in self.work]
             weights[order[:, None], numpy.flatnonzero(texts)] = numpy.diff(below)[:, None]
         return (weights * times).sum(axis=0), (weights * rows).sum(axis=0)
@@ -119,7 +119,7 @@ def sample_factors(
         if rows is None:
             works.append(None)
             references.append(1.0)
-            notes.append(f"{module.name} is planned as equal for all samples.")
+            notes.append(f"{module.name} is planned with equal samples.")
             continue
         mean, items = _mean_rows(data, rows)
         reference = float(module.tokens_per_sample or (length if rows == "tokens" else mean))
@@ -162,7 +162,7 @@ def _notes_on(module: Module, rows: str, mean: float, reference: float, longest:
         )
     if not module.tokens_per_sample:
         said = "its sequence length" if rows == "tokens" else "the data's mean"
-        notes.append(f"the profile does not say how many {rows} {module.name} was measured with: {said} is taken.")
+        notes.append(f"the profile lacks the number of {rows} in the measurement of {module.name}: {said} is assumed.")
     if rows == "tokens" and longest > reference:
         notes.append(
             f"{module.name} was measured at {reference:g} tokens, the longest sample has {longest}: its time and "

@@ -11,7 +11,7 @@ from mindspeed_autoparallel.data.work import ModuleWork
 from mindspeed_autoparallel.planner.spread.draws import Array
 
 _MIN_SPREAD = 1.2
-"""The longest over the shortest: nearer ones tell noise, not growth."""
+"""Least ratio of the longest to the shortest: closer ones show noise, not growth."""
 
 
 def measured_work(

@@ -1,4 +1,4 @@
-"""How likely a plan runs out of memory within so many steps, when samples are drawn independently.
+"""The probability that a plan runs out of memory within so many steps, with independently drawn samples.
 
 A rank holds at most k microbatches at once, those of a window of its program. Its peak is at most what never changes,
 plus the activations of the window, plus what lives for one block of the largest of them. The distribution of the
@@ -46,7 +46,7 @@ class OutOfMemory:
     probability: float
     num_steps: int
     pipeline_rank: int
-    """The rank that is likeliest to."""
+    """The rank most likely to run out."""
     worst_bytes: int
     """Its peak if the heaviest microbatch filled a window."""
     limit_bytes: int
@@ -166,7 +166,7 @@ def _held_distribution(rank: RankBytes, data: Distribution, factors: SampleFacto
     Of several samples: the padded text by the longest of them, on a grid of its own; the rest adds up.
     """
     if factors.pack_length:
-        # Whatever lies together: no pack holds more.
+        # No pack holds more, for any arrangement.
         largest = float(factors.largest_pack(data, size) @ numpy.array(rank.held, dtype=numpy.float64))
         return (numpy.array([0.0, 1.0]), largest) if largest > 0 else (numpy.array([1.0]), 0.0)
     sizes, shares = data.sizes(), data.shares()

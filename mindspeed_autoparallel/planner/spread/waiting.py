@@ -1,4 +1,4 @@
-"""Which layouts are worth drawing: their steps for the mean sample, times what waiting for unequal ones adds.
+"""The layouts worth drawing: their steps for the mean sample, times the factor of waiting for unequal ones.
 
 What waiting adds is that of stages with equal work: how it grows with replicas, stages and microbatches, before any
 split is known. An estimate that orders layouts; nothing is proved by it.
@@ -53,7 +53,7 @@ def waiting(
 def _equal_stages(profile: Profile, layout: Layout) -> Array:
     """Return ``[pass, virtual stage, module]`` in nanoseconds: every stage has the same part of every module."""
     measurement = point_of(profile, layout)
-    assert measurement is not None  # it was looked at
+    assert measurement is not None  # the search has priced it
     totals: Array = numpy.zeros((2, len(profile.model.modules)))
     for index, module in enumerate(profile.model.modules):
         cost = measurement.modules[module.name]

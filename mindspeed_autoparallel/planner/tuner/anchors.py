@@ -1,4 +1,4 @@
-"""Which layouts are measured whole: different shardings first, the ends of the micro batches, then the middle."""
+"""The layouts to measure whole: different shardings first, then extreme micro batch sizes, then the middle."""
 
 from __future__ import annotations
 

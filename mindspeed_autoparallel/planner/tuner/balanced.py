@@ -1,7 +1,7 @@
-"""Splits of layers of several kinds that are even in time, or in memory: evenly many layers are neither.
+"""Splits of layers of several kinds that are even in time or in memory; equal layer counts are neither.
 
-A split whose largest stage is smallest is found by asking for one below a limit, stage by stage as many layers as it
-allows, and halving the interval of limits.
+Bisection finds the split with the smallest largest stage: for each limit, every stage in turn takes as many layers as
+the limit allows.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from mindspeed_autoparallel.planner.tuner.candidates import Configuration
 from mindspeed_autoparallel.profiles import BlockCost
 
 _PRECISION = 1e-4
-"""Of the largest stage: layers are whole, so that no finer one is of use."""
+"""Relative precision of the largest stage; a finer one has no effect on whole layers."""
 
 
 def balanced_splits(configuration: Configuration) -> list[tuple[int, ...]]:
     """Return layers by virtual stage: the slowest stage shortest; the fullest rank emptiest, without and with
     recompute.
 
-    Nothing where layers are all alike: evenly many of them are even in everything.
+    Empty if all layers are alike: equal counts are then even in everything.
     """
     (module,) = configuration.candidate.measurement.modules.values()
     layout = configuration.layout

@@ -18,46 +18,46 @@ from mindspeed_autoparallel.spec.recompute import RECOMPUTE_KINDS
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileVariant:
-    """Configurations that run the same layers: one MoE dispatcher, one way to split experts, and so on."""
+    """Configurations that run the same layers: one MoE dispatcher, one split of experts, and so on."""
 
     name: str
-    """Empty for the script's own."""
+    """Name; empty for the script's own configuration."""
     settings: dict[str, object]
-    """Megatron's argument destinations and their values, beside the layout's."""
+    """Megatron's argument destinations and values, in addition to the layout's."""
     profile: Profile
     modelled: tuple[str, ...] = ()
     """Switches whose effect was computed and never traced or measured."""
     interval: tuple[Profile, Profile] | None = None
-    """If these switches hide all that the model assumes, and if they hide nothing."""
+    """Profiles if these switches hide all the time that the model assumes, and if they hide nothing."""
     environment: dict[str, str] = field(default_factory=dict)
-    """Variables that they need; empty: must not be set."""
+    """Environment variables that the switches need; an empty value must be unset."""
     paired: bool = False
     shards_parameters: bool | None = None
     """ZeRO-3 (true), ZeRO-2 (false) or neither."""
     communication_unit: int | None = None
-    """Of ZeRO-2 and ZeRO-3, in elements; ``None``: two layers."""
+    """Communication unit of ZeRO-2 and ZeRO-3, in elements; ``None``: two layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dimensions:
-    """What is searched beside the sizes that the traces cover."""
+    """Search dimensions in addition to the sizes that the traces cover."""
 
     virtual_sizes: tuple[int, ...] = (1, 2, 3, 4)
     distributed_optimizer: tuple[bool, ...] = (True, False)
     overlap_gradient_reduce: tuple[bool, ...] = (True, False)
     overlap_parameter_gather: tuple[bool, ...] = (True, False)
-    """Where gradients are reduced in buckets, too, and the optimizer is distributed: Megatron has it there only."""
+    """Values for layouts with bucketed reduction and a distributed optimizer, which Megatron requires."""
     bucket_elements: int = 0
-    """0: Megatron's default."""
+    """Elements per bucket; 0: Megatron's default."""
     recompute: tuple[str, ...] = RECOMPUTE_KINDS
     layer_groups: bool = True
-    """Full recompute of groups of layers, too."""
+    """Whether to try full recompute of groups of layers."""
     uneven_stages: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """A legal layout of a variant, with what no placement of it can beat."""
+    """A legal layout of a variant, with lower bounds of its placements."""
 
     variant: ProfileVariant
     candidate: Candidate
@@ -74,7 +74,7 @@ class Configuration:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Return what makes two recommendations different for a user: sizes, not switches."""
+        """Return the identity of a recommendation: sizes, not switches."""
         layout = self.layout
         return (
             layout.tensor_size,
@@ -88,7 +88,7 @@ class Configuration:
 
 @dataclass
 class Space:
-    """The legal configurations, and how many others broke which rule."""
+    """The legal configurations, and the number of others by broken rule."""
 
     configurations: list[Configuration] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
@@ -156,7 +156,7 @@ def _plain_layouts(point: MeasuredAt, cluster: Cluster, dimensions: Dimensions) 
                     virtual_size=chunks,
                     sequence_parallel=point.sequence_parallel,
                     distributed_optimizer=whole,
-                    # Of what may overlap, all: below any other choice (``overlaps``).
+                    # With all possible overlaps: a lower bound of any other choice (``overlaps``).
                     overlap_gradient_reduce=True in dimensions.overlap_gradient_reduce,
                     bucket_elements=dimensions.bucket_elements,
                     schedule="interleaved" if chunks > 1 else "1f1b",

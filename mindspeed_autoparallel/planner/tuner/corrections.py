@@ -1,4 +1,4 @@
-"""How much longer whole blocks take than their parts, by layout: between layouts that were measured whole."""
+"""Ratios of whole blocks' times to the sums of their parts, interpolated between layouts measured whole."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Corrections:
     _known: dict[tuple[str, str, MeasuredAt], float] = field(default_factory=dict, repr=False, compare=False)
 
     def factor(self, block: str, direction: str, at: MeasuredAt) -> float:
-        """Return what to multiply the sum of the parts by; 1 where the block was never measured."""
+        """Return the factor for the sum of the parts; 1 if the block was never measured."""
         key = (block, direction, at)
         if key not in self._known:
             self._known[key] = math.exp(self._log_factor(block, direction, at))
@@ -62,8 +62,8 @@ class Corrections:
 
 
 def distance(a: MeasuredAt, b: MeasuredAt) -> float:
-    """Return doublings of the shards between two layouts; sequence parallelism, which has other collectives, counts as
-    one."""
+    """Return the number of doublings of shards between two layouts; sequence parallelism, which has other collectives,
+    counts as one."""
     sizes = ("tensor_size", "context_size", "expert_size")
     doublings = sum(abs(math.log2(getattr(a, size) / getattr(b, size))) for size in sizes)
     return doublings + (a.sequence_parallel != b.sequence_parallel)

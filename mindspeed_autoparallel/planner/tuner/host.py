@@ -1,4 +1,4 @@
-"""What a call costs beside its kernel, and how far kernels in a model differ from kernels alone: from whole blocks."""
+"""Host time per call, and the ratio of kernel times in a model to isolated ones, fitted to whole blocks."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _LEAST_ERROR = 0.03
 
 @dataclass(frozen=True, kw_only=True)
 class BlockSums:
-    """What a traced block adds up to, in one direction."""
+    """The sums of a traced block in one direction."""
 
     operators_us: float
     num_calls: float
-    """Calls of any kind: each costs the host's time."""
+    """Calls of any kind, each with a host time."""
     communication_us: Mapping[str, float] = field(default_factory=dict)
-    """By kind of collective."""
+    """Time by kind of collective."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,17 +41,17 @@ class Anchor:
 class HostModel:
     """Time of a block: ``scale x operators + per_call x calls + communication``, times the layout's own correction.
 
-    Where kernels run beside the host (``asynchronous``), the longer of kernels and calls counts.
+    If kernels run asynchronously (``asynchronous``), the longer of kernels and calls counts.
     """
 
     scale: float = 1.0
     per_call_us: float = 0.0
     communication_scales: Mapping[str, float] = field(default_factory=dict)
-    """By kind of collective: in a model ranks come to it at different times."""
+    """Factor by kind of collective: in a model ranks enter it at different times."""
     asynchronous: bool = False
     corrections: Corrections = field(default_factory=Corrections)
     relative_error: float = 0.1
-    """Mean absolute error of every anchor predicted from the others; a guess where there are none."""
+    """Mean absolute error of every anchor predicted from the others; a guess without others."""
     num_anchors: int = 0
 
     def block_us(self, block: str, direction: str, at: MeasuredAt, sums: BlockSums) -> float:

@@ -16,12 +16,12 @@ SIZES = (4 * 1024, 64 * 1024, 1024 * 1024, 8 * 1024 * 1024)
 
 
 def link_operator(kind: str, tier: str, num_ranks: int, size_bytes: int) -> Operator:
-    """Return under what a collective's sample is kept."""
+    """Return the key of a collective's sample."""
     return Operator(name=f"collective.{kind}", signature=Signature(Link(tier, num_ranks)), sizes=(size_bytes,))
 
 
 def link_samples(rows: Iterable[LinkRow], source: str) -> list[tuple[Operator, Sample]]:
-    """Return the knowledge base's entries of what a calibrating launch wrote."""
+    """Return knowledge base entries for the output of a calibrating launch."""
     return [(link_operator(row.kind, row.tier, row.ranks, row.size_bytes), row.sample(source)) for row in rows]
 
 
@@ -48,7 +48,7 @@ def fit(kind: str, num_ranks: int, samples: Sequence[tuple[int, float]]) -> Coll
 
 
 def fitted_tiers(base: KnowledgeBase, device: str, software: str) -> dict[str, LinkTier]:
-    """Return the tiers that the knowledge base has samples of."""
+    """Return the tiers with samples in the knowledge base."""
     return tiers_of(
         LinkRow(
             kind=kind,

@@ -1,7 +1,7 @@
-"""Switches that no trace on a CPU shows: their effect is computed from what the trace of the same layers has.
+"""Switches without effect in a CPU trace: their effect is computed from the trace of the same layers.
 
-How much of the time that a model hides is really hidden shows only in a measurement. Half is counted on, so
-that a switch wins by more than its model may be wrong; the ends of the interval are all of it and nothing.
+Only a measurement shows how much of the modelled time is hidden. Predictions count half of it, so that a switch wins by
+more than its model may be wrong; the ends of the interval are all of it and nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mindspeed_autoparallel.planner.tuner.candidates import ProfileVariant
 from mindspeed_autoparallel.profiles import BlockCost, MeasuredAt, Measurement, Profile, RecomputeCost
 
 OVERLAP_EFFICIENCY = 0.5
-"""Share of what a model hides that predictions count on."""
+"""Share of the modelled hidden time that predictions count."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,14 +31,14 @@ class ExposedParts:
     exchange_us: float = 0.0
     """All-to-alls of the expert parallel group."""
     num_destinations: int = 1
-    """Nodes of that group where it spans several, else ranks."""
+    """Nodes of that group if it spans several, otherwise ranks."""
 
 
 BlockKey = tuple[str, str, str]
 """Module, block (``pre``, one per kind of layers, ``post``), direction."""
 Parts = Mapping[MeasuredAt, Mapping[BlockKey, ExposedParts]]
 Change = Callable[[Measurement, Mapping[BlockKey, ExposedParts], float], Measurement | None]
-"""Costs with a switch on, counting on a share of what it hides; ``None`` where it makes no difference or cannot run."""
+"""Costs with a switch on, counting a share of the time it hides; ``None`` if it has no effect or cannot run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,18 +49,18 @@ class Switch:
     settings: Mapping[str, object] = field(default_factory=dict)
     """Megatron's argument destinations and values."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables it needs; empty: must not be set."""
+    """Environment variables that it needs; an empty value must be unset."""
     change: Change
     paired: bool = False
     """Whether microbatches run in pairs."""
     shards_parameters: bool | None = None
     """ZeRO-3 (true) or ZeRO-2 (false); ``None``: neither."""
     communication_unit: int | None = None
-    """Elements, where the script gives them; else two layers, which is Megatron's choice for large ones."""
+    """Elements, if set in the script; otherwise two layers, Megatron's choice for large ones."""
 
 
 Group = Sequence[Switch]
-"""Switches of which one at most is on."""
+"""Mutually exclusive switches."""
 
 
 def with_switches(
@@ -99,7 +99,7 @@ def _variant(variant: ProfileVariant, switches: Sequence[Switch], parts: Parts) 
 
 
 def _profile(profile: Profile, switches: Sequence[Switch], parts: Parts, share: float) -> Profile | None:
-    """Return the costs with ``switches`` on, or nothing where no measured point can have them."""
+    """Return the costs with ``switches`` on, or ``None`` if no measured point supports them."""
     found = []
     for measurement in profile.measurements:
         changed: Measurement | None = measurement
@@ -114,7 +114,7 @@ def _profile(profile: Profile, switches: Sequence[Switch], parts: Parts, share: 
 
 
 def unchanged(measurement: Measurement, parts: Mapping[BlockKey, ExposedParts], share: float) -> Measurement | None:
-    """Return ``measurement``: blocks cost the same, and what changes is the layout's business."""
+    """Return ``measurement``: blocks cost the same; the layout accounts for the change."""
     return measurement
 
 

@@ -1,4 +1,4 @@
-"""What a placement needs at least, before anything is simulated: step time and memory."""
+"""Lower bounds of a placement's step time and memory, without simulation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The best placement of a configuration: which split, what is recomputed, exact peak and simulated schedule."""
+"""The best placement of a configuration: split and recompute, by exact peak and simulated schedule."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mindspeed_autoparallel.spec.recompute import RecomputePolicy, policy_of
 from mindspeed_autoparallel.units import format_bytes
 
 _MAX_MOVES = 12
-"""Layers moved between stages, one after the other, in search of a better split."""
+"""Most layers moved between stages, one after the other, in search of a better split."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class SolvedConfiguration:
     recompute: str
     """A kind of ``spec.recompute``."""
     num_recomputed: int
-    """Layers of each stage that are recomputed, where whole layers are; 0 elsewhere."""
+    """Layers of each stage that are recomputed whole; 0 for other kinds."""
     evaluation: Evaluation
 
     @property
@@ -39,12 +39,12 @@ class SolvedConfiguration:
 
     @property
     def peak_bytes(self) -> int:
-        """Return the peak of the rank that needs most."""
+        """Return the peak of the fullest rank."""
         return max(rank.peak_bytes for rank in self.evaluation.memory)
 
 
 def order_of(found: SolvedConfiguration) -> tuple[float, int, int, str]:
-    """Return what placements are ordered by: step time, then memory, then fewer switches, then the label."""
+    """Return the sort key of placements: step time, then memory, then fewer switches, then the label."""
     layout = found.configuration.layout
     switches = layout.overlap_gradient_reduce + layout.overlap_parameter_gather + layout.distributed_optimizer
     return found.step_us, found.peak_bytes, switches, layout.label()
@@ -55,7 +55,7 @@ def solve(
 ) -> tuple[SolvedConfiguration | None, tuple[int, str] | None]:
     """Return the best placement that fits, or the peak of the smallest one and its description.
 
-    Placements that cannot be faster than ``cutoff_us`` are passed over.
+    Placements that cannot be faster than ``cutoff_us`` are skipped.
     """
     best: SolvedConfiguration | None = None
     missing: tuple[int, str] | None = None
@@ -196,7 +196,7 @@ def _even(configuration: Configuration, dimensions: Dimensions) -> Iterator[tupl
         return
     if not dimensions.uneven_stages:
         return
-    # The longer stages in the middle: embedding and head weigh on the ends.
+    # The longer stages are in the middle, because the ends also hold embedding and head.
     order = sorted(range(stages), key=lambda stage: (min(stage, stages - 1 - stage) == 0, stage))
     longer = set(order[:more])
     yield tuple(small + (stage in longer) for stage in range(stages))

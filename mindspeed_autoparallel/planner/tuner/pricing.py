@@ -15,7 +15,7 @@ from mindspeed_autoparallel.profiles.records import DIRECTIONS, BlockTrace, Coll
 
 
 def calls_of(traces: Iterable[BlockTrace]) -> dict[Operator, int]:
-    """Return every operator of ``traces`` and how often it is called in them."""
+    """Return every operator of ``traces`` with its number of calls."""
     total: dict[Operator, int] = {}
     for trace in traces:
         for module in trace.modules:
@@ -29,7 +29,7 @@ def calls_of(traces: Iterable[BlockTrace]) -> dict[Operator, int]:
 
 @dataclass(kw_only=True)
 class Prices:
-    """Looks prices up once per operator."""
+    """Looks up prices, once per operator."""
 
     base: KnowledgeBase
     device: str
@@ -41,7 +41,7 @@ class Prices:
     _known: dict[Operator, Estimate | None] = field(default_factory=dict)
 
     def sums(self, trace: BlockTrace, module: ModuleRecord, block: str, direction: str) -> BlockSums:
-        """Return what one block adds up to; unknown operators count as calls only."""
+        """Return the sums of one block; unknown operators count only as calls."""
         calls = module.calls[block].of(direction)
         total = 0.0
         for place, count in calls.operators:
@@ -60,7 +60,7 @@ class Prices:
         return total
 
     def operator(self, operator: Operator) -> Estimate | None:
-        """Return the measured or interpolated time; ``None`` where there is neither."""
+        """Return the measured or interpolated time; ``None`` if there is neither."""
         if operator not in self._known:
             self._known[operator] = estimate(self.base, self.device, self.software, operator)
         return self._known[operator]

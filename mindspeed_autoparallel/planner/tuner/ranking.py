@@ -1,4 +1,4 @@
-"""Measured configurations first, then those with modelled switches, as far as they may be faster; one list of both."""
+"""Ranks measured configurations and those with modelled switches that may be faster, in one list."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from mindspeed_autoparallel.spec import Cluster
 
 
 def ranked(space: Space, cluster: Cluster, batch: int, dimensions: Dimensions, count: int) -> Outcome:
-    """Return the ``count`` fastest, and behind them the fastest without modelled switches where none of them is.
+    """Return the ``count`` fastest, followed by the fastest without modelled switches if they include none.
 
-    Raises ``InfeasiblePlan`` where nothing fits and ``ConfigError`` where nothing is legal.
+    Raises ``InfeasiblePlan`` if nothing fits and ``ConfigError`` if nothing is legal.
     """
     plain = replace(space, configurations=[item for item in space.configurations if not item.variant.modelled])
     modelled = replace(space, configurations=[item for item in space.configurations if item.variant.modelled])

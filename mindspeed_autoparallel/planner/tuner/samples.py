@@ -9,7 +9,7 @@ from mindspeed_autoparallel.profiles.knowledge import Operator, Sample
 
 
 def operator_samples(rows: Iterable[OperatorRow], source: str) -> tuple[list[tuple[Operator, Sample]], list[str]]:
-    """Return what was measured, and a line for each operator that could not be."""
+    """Return the measurements, and a line for each operator that could not be measured."""
     measured, failed = [], []
     for row in rows:
         if row.reason:

@@ -1,4 +1,4 @@
-"""Best first by a proved bound, exact where it matters: simulated schedule and exact peak of every rank."""
+"""Best-first search by a proved bound, with simulated schedule and exact peak of every rank."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from mindspeed_autoparallel.planner.tuner.placements import SolvedConfiguration,
 from mindspeed_autoparallel.spec import Cluster
 
 _REACH = 1.25
-"""A configuration this much slower than the last recommendation is not improved: moving layers gains less."""
+"""Ratio to the last recommendation above which a configuration is not improved: moving layers gains less."""
 _NUM_IMPROVED = 4
 """Configurations whose split is improved, per recommendation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The best configurations, fastest first, and how they were found."""
+    """The best configurations, fastest first, and the record of the search."""
 
     top: tuple[SolvedConfiguration, ...]
     num_legal: int
@@ -94,7 +94,7 @@ def search(
 ) -> Outcome:
     """Return the ``count`` fastest configurations that fit and differ in more than switches, below ``limit_us``.
 
-    Raises ``InfeasiblePlan`` naming what needs least where nothing fits, ``ConfigError`` where nothing is legal.
+    Raises ``InfeasiblePlan`` with the layout that needs least memory if none fits, ``ConfigError`` if none is legal.
     """
     started = time.monotonic()
     if not space.configurations:
@@ -106,7 +106,7 @@ def search(
     if not running.best and limit_us == math.inf:
         tightest = running.tightest[1] if running.tightest else "none could be evaluated."
         raise InfeasiblePlan(
-            f"none of {len(space.configurations)} layouts fits. The one that needs least: {tightest} "
+            f"none of {len(space.configurations)} layouts fits. The one that needs least memory: {tightest} "
             "Use more ranks, a smaller --micro-batch-size, or devices with more memory."
         )
     top = _fastest(list(running.best.values()), cluster, batch, dimensions, count)

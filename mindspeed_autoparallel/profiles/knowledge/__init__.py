@@ -1,4 +1,4 @@
-"""What single operators cost on a device: measured once, shared by every search."""
+"""Costs of single operators on a device: measured once, shared by every search."""
 
 from mindspeed_autoparallel.profiles.knowledge.base import KnowledgeBase, Operator, Sample
 from mindspeed_autoparallel.profiles.knowledge.signature import Signature

@@ -20,7 +20,7 @@ from mindspeed_autoparallel.profiles.knowledge.signature import Signature
 
 SCHEMA_VERSION = 1
 PATIENCE_S = 60.0
-"""How long another writer is waited for; one transaction takes milliseconds."""
+"""Seconds to wait for another writer; one transaction takes milliseconds."""
 _TABLES = (
     "create table if not exists about (schema_version integer not null)",
     """
@@ -39,7 +39,7 @@ _READ = (1, EXPORT_SCHEMA_VERSION)
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
-    """One operator call: what makes two calls cost the same."""
+    """One operator call, identified by all that determines its cost."""
 
     name: str
     """For example ``aten.mm.default``."""
@@ -77,7 +77,7 @@ class KnowledgeBase:
             if not tables:
                 self._create(connection)
             elif "about" not in tables:
-                raise self._unusable("it is a database of something else")
+                raise self._unusable("it is another kind of database")
             # No lock is taken: a base that another process writes to can be opened.
             found = connection.execute("select schema_version from about").fetchone()
         if found is None or found[0] != SCHEMA_VERSION:
@@ -115,13 +115,13 @@ class KnowledgeBase:
     def _unusable(self, error: object) -> ProfileError:
         text = str(error)
         if "locked" in text:
-            way_out = f"Another process has been writing to it for over {PATIENCE_S:.0f} s: look what it does."
+            way_out = f"Another process has been writing to it for over {PATIENCE_S:.0f} s: check that process."
         elif "full" in text or "disk I/O" in text:
-            way_out = "Free space there; what was measured is kept in the work dir and added by the next run."
+            way_out = "Free space there; the measurements are kept in the work dir and the next run adds them."
         elif "readonly" in text:
-            way_out = "Copy it to a place you may write to, and name the copy."
+            way_out = "Copy it to a writable folder, and name the copy."
         else:
-            way_out = "Move it away to start a new one, or import a good export."
+            way_out = "Move it away to start a new one, or import an intact export."
         return ProfileError(f"knowledge base {self.path} cannot be used: {text}. {way_out}")
 
     def record(self, device: str, software: str, entries: Iterable[tuple[Operator, Sample]]) -> None:

@@ -189,6 +189,6 @@ def _argument(value: Any) -> Argument:
 
 def _unknown(value: object) -> ProfileError:
     return ProfileError(
-        f"{shown(str(value), 200)} is no signature of an operator: a call is [args, {{'map': kwargs}}], see "
+        f"{shown(str(value), 200)} is not a signature of an operator: a call is [args, {{'map': kwargs}}], see "
         "missing_operators.json of a tuning."
     )

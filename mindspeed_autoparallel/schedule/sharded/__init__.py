@@ -1,4 +1,4 @@
-"""Replay of one step under torch's ``fully_shard``: gathers, frees, reductions and host copies beside computing.
+"""Replay of one step under torch's ``fully_shard``: gathers, frees, reductions and host copies that overlap computing.
 
 The replay runs the rules of torch's own hooks over a tree of modules. Queues are in order and the host is never late,
 so one pass in program order gives every start and end; memory follows program order, as a stream-ordered allocator's

@@ -1,4 +1,4 @@
-"""Offloaded inputs of layers: out during the forward, back one layer ahead in backward, as MindSpeed-MM's host does."""
+"""Offloaded inputs of layers, as in MindSpeed-MM: out during the forward, back one layer ahead in backward."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from mindspeed_autoparallel.schedule.sharded.training import StreamTraining
 
 
 class HostCopies:
-    """Copies of one micro batch. Layers are numbered in order; the last one's input stays where the host keeps it."""
+    """Copies of one micro batch. Layers are numbered in order; the last one's input may stay on the device."""
 
     def __init__(self, training: StreamTraining, queues: Queues, memory: Bytes) -> None:
         self._modules = training.modules
@@ -17,11 +17,11 @@ class HostCopies:
         self._place = {index: place for place, index in enumerate(self._order)}
         self._stays = training.last_offload_stays
         self._out: dict[int, int] = {}
-        """Place to the moment at which its copy out is done, until the device's copy is freed."""
+        """Layer number to the end of its copy out, until the device's copy is freed."""
         self._away: set[int] = set()
         self._back: dict[int, int] = {}
         self._used: set[int] = set()
-        """Places whose backward has begun."""
+        """Numbers of layers whose backward has begun."""
 
     def begin(self) -> None:
         """Start a micro batch."""
@@ -31,7 +31,7 @@ class HostCopies:
         self._used.clear()
 
     def before_forward(self, index: int) -> None:
-        """Free the input of the layer before, once it has travelled, and send this one's."""
+        """Free the previous layer's input once it is copied, and copy this one's out."""
         place = self._place.get(index)
         if place is None:
             return
@@ -49,7 +49,7 @@ class HostCopies:
         self._out[place] = self._queues.now[HOST]
 
     def before_backward(self, index: int) -> None:
-        """Wait for the layer's input, and fetch the one before it."""
+        """Wait for the layer's input, and fetch the previous layer's."""
         place = self._place.get(index)
         if place is None or place in self._used or (place == len(self._order) - 1 and self._stays):
             return

@@ -14,7 +14,7 @@ Span = tuple[str, object, int, int]
 
 
 class Moment(int):
-    """A moment with the operation that ends then: what a queue that waits for it waits for."""
+    """A moment, with the operation that ends at it: the dependency of a waiting queue."""
 
     operation: int = -1
 
@@ -25,7 +25,7 @@ class Queues:
     def __init__(self, with_spans: bool) -> None:
         self.now: dict[str, int] = dict.fromkeys(QUEUES, Moment(0))
         self.operations: list[tuple[object, int, int]] = []
-        """What, its duration, and the operation whose end let it start (-1: none)."""
+        """Operation, its duration, and the operation that it waited for (-1: none)."""
         self.busy = dict.fromkeys(QUEUES, 0)
         self.spans: list[Span] = []
         self._with_spans = with_spans
@@ -50,12 +50,12 @@ class Queues:
             self.spans.append((COMPUTE, what, self.now[COMPUTE], self.now[COMPUTE]))
 
     def wait(self, queue: str, moment_ns: int) -> None:
-        """Let ``queue`` go on no earlier than ``moment_ns``."""
+        """Let ``queue`` continue no earlier than ``moment_ns``."""
         if moment_ns > self.now[queue]:
             self.now[queue] = moment_ns
 
     def path(self) -> tuple[tuple[object, int], ...]:
-        """Return the longest path to the end of the compute queue: what ran and how long, last first."""
+        """Return the longest path to the end of the compute queue: operations and durations, last first."""
         found = []
         at = getattr(self.now[COMPUTE], "operation", -1)
         while at >= 0:
@@ -65,7 +65,7 @@ class Queues:
 
 
 class Bytes:
-    """Bytes alive by term, and the most there ever were."""
+    """Bytes alive by term, and their peak."""
 
     def __init__(self, static_bytes: int) -> None:
         self.terms = {"states": static_bytes}
@@ -85,7 +85,7 @@ class Bytes:
             self.add("activations", size)
 
     def add(self, term: str, size: int) -> None:
-        """Allocate ``size`` bytes, or free them where negative."""
+        """Allocate ``size`` bytes, or free them if negative."""
         self.terms[term] = self.terms.get(term, 0) + size
         self.live += size
         if self.live > self.peak:

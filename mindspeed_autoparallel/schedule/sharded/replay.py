@@ -18,21 +18,22 @@ class Replayed:
 
     step_ns: int
     busy_ns: dict[str, int]
-    """By queue."""
+    """Busy time by queue."""
     recompute_ns: int
     peak_bytes: int
     peak_point: str
     peak_terms: dict[str, int]
     peak_held: dict[int, int]
-    """Activations at the peak by module (its number)."""
+    """Activations at the peak by module number."""
     path: tuple[tuple[object, int], ...]
-    """The longest path to the end, last operation first: what ran and how long."""
+    """The longest path to the end, last operation first: operations and durations."""
     spans: tuple[Span, ...] = ()
-    """(queue, what, start, end), in program order, where asked for."""
+    """(queue, operation, start, end), in program order, if requested."""
 
 
 def replay(training: StreamTraining, *, with_spans: bool = False, start_gradients: bool = False) -> Replayed:
-    """Return one step of ``training``; ``start_gradients``: sharded gradients of the step before are still there."""
+    """Return one step of ``training``; ``start_gradients``: whether sharded gradients of the previous step are still
+    alive."""
     return _Step(training, with_spans, start_gradients).run()
 
 
@@ -56,7 +57,7 @@ class _Step:
         self.to_recompute = -1
         self.flowing_bytes = 0
         self.is_first_part = self.is_last_part = True
-        """Of the parts of a micro batch whose backward runs."""
+        """Position among the parts of a micro batch of the part whose backward runs."""
 
     def run(self) -> Replayed:
         training = self.training
@@ -126,7 +127,7 @@ class _Step:
     def _again(self, index: int, top: int, *, is_last: bool = True) -> None:
         """Run the forward of a recomputed module again, its children's hooks included.
 
-        torch stops with the last tensor that backward needs: hooks after the last module's work do not run.
+        torch stops at the last tensor that backward needs: hooks after the last module's work do not run.
         """
         module, children = self.modules[index], self.children[index]
         if index != top:
@@ -163,10 +164,10 @@ class _Step:
         if not module.needs_backward:
             return
         self.memory.at = f"start of backward of {module.name or 'the model'}"
-        # The gradient of the module around it is the same one, as in a residual branch or a stack of layers.
+        # It shares the gradient with the enclosing module, as in a residual branch or a stack of layers.
         around, self.flowing_bytes = self.flowing_bytes, max(self.flowing_bytes, module.output_bytes)
         self.memory.add("activation gradients", self.flowing_bytes - around)
-        # The checkpoint keeps the output that it computed again until its backward is done.
+        # The checkpoint keeps its recomputed output until its backward is done.
         again_bytes = module.output_bytes if module.reentrant and module.recomputes else 0
         if module.reentrant and module.recomputes:
             self._call_again(index)
@@ -221,7 +222,7 @@ class _Step:
         )
 
     def _recompute(self) -> None:
-        """Run a forward again, if one waits: torch does it when backward first needs a tensor of it."""
+        """Run a pending recomputation: torch starts it when backward first needs one of its tensors."""
         index, self.to_recompute = self.to_recompute, -1
         if index >= 0:
             self.copies.before_backward(index)
@@ -231,7 +232,7 @@ class _Step:
             self.memory.at = at
 
     def _recomputed(self, index: int) -> bool:
-        """Return whether the module or one around it recomputes."""
+        """Return whether the module or an enclosing one recomputes."""
         while index >= 0:
             if self.modules[index].recomputes:
                 return True

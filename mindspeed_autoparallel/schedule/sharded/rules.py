@@ -1,4 +1,4 @@
-"""When torch gathers, frees and reduces: the rules of its hooks, unit by unit.
+"""The rules of torch's hooks for gathering, freeing and reducing, unit by unit.
 
 Read from ``torch/distributed/fsdp/_fully_shard`` (2.14 as ``torch``, 2.7 as ``torch-2.7``) and from MindSpeed-MM's
 patched copy of 2.7 (``mindspeed-mm``).
@@ -25,7 +25,7 @@ class Communication:
         self.last_reduced: dict[str, int] = {}
         self.is_last = True
         self.outermost: State | None = None
-        """Unit whose forward began while no other's ran; inside a recomputed layer it need not be the root."""
+        """Unit whose forward began while no other ran; in a recomputed layer it may differ from the root."""
         if start_gradients:
             for state in self.states:
                 self._add_sharded_gradient(state)
@@ -37,7 +37,7 @@ class Communication:
         self.is_last = is_last
 
     def pre_forward(self, units: tuple[int, ...]) -> None:
-        """Gather what a forward needs; ``units`` in the order of their hooks."""
+        """Gather the units of a forward; ``units`` in the order of their hooks."""
         for index in units:
             state = self.states[index]
             if state.training == PRE_BACKWARD:
@@ -67,14 +67,14 @@ class Communication:
         self._gather(target)
 
     def post_forward(self, units: tuple[int, ...], *, recomputing: bool = False) -> None:
-        """Free what a forward needed; ``units`` in the order of ``pre_forward``."""
+        """Free the units of a forward; ``units`` in the order of ``pre_forward``."""
         for index in reversed(units):
             state = self.states[index]
             if state.training == PRE_BACKWARD:
                 continue
             if not state.unit.empty:
                 if not (recomputing and self.variant == "torch"):
-                    # torch 2.7 keeps the root's parameters whatever its caller wants.
+                    # torch 2.7 always keeps the root's parameters.
                     if state.unit.reshard_after_forward and (index > 0 or self.variant == "torch"):
                         self._free(state)
                     state.order.append(len(self.done))
@@ -92,7 +92,7 @@ class Communication:
     # Gathering
 
     def _gather(self, state: State, *, alone: bool = False) -> None:
-        """Gather a unit, beside computing or ``alone``."""
+        """Gather a unit, overlapping computing or ``alone``."""
         unit = state.unit
         if state.pending is not None or state.gathered:
             return
@@ -158,7 +158,7 @@ class Communication:
     # Backward
 
     def pre_backward(self, units: tuple[int, ...]) -> None:
-        """Gather what a backward needs, and the next one's; hooks run in the order in which forwards ended."""
+        """Gather the units of a backward, and the next one's; hooks run in the order in which forwards ended."""
         for index in reversed(units):
             state = self.states[index]
             state.training = PRE_BACKWARD
@@ -177,7 +177,7 @@ class Communication:
     def made_gradients(self, unit: int, size: int, *, is_first: bool, is_last: bool, is_leaf: bool) -> None:
         """Note gradients of a unit's parameters.
 
-        Of several parts of a micro batch they are there from the first one on, and reach the unit with the last one.
+        With several parts of a micro batch they exist from the first part on, and reach the unit with the last part.
         """
         if unit >= 0 and size:
             self.states[unit].gradient_bytes += size * is_last

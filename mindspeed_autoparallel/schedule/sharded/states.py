@@ -1,4 +1,4 @@
-"""What torch remembers of one unit, and of all together, between two hooks."""
+"""The state that torch keeps between two hooks: for each unit, and for all together."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class State:
     unit: Unit
     index: int
     training: int = IDLE
-    """Of the hooks' state."""
+    """State of the hooks."""
     group: int = IDLE
-    """Of the parameters."""
+    """State of the parameters."""
     gathered: bool = False
     pending: int | None = None
-    """Moment at which its gather is done, where nobody has waited for it."""
+    """End of its gather, until a queue waits for it."""
     reduced: int | None = None
-    """Moment at which its last reduction is done, where nobody has waited for it."""
+    """End of its last reduction, until a queue waits for it."""
     held_output: int = 0
     """Bytes of the all-reduced buffer that is held until then."""
     gradient_bytes: int = 0
@@ -34,7 +34,7 @@ class State:
 
 @dataclass
 class Context:
-    """What units share: the gather's buffer that is freed late, and reductions in flight."""
+    """State shared by units: the gather's buffer that is freed late, and reductions in flight."""
 
     copied_out: tuple[int, int, State] | None = None
     """Moment, bytes, and the unit."""

@@ -1,4 +1,4 @@
-"""One device's step as the replay sees it: modules, ``fully_shard`` units, times and bytes. Times are nanoseconds."""
+"""The replay's input for one device: modules, ``fully_shard`` units, times and bytes. Times are nanoseconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Unit:
 
     name: str
     copy_in_ns: int = 0
-    """Casting and copying the shard into the gather's buffer, on a queue of its own."""
+    """Casting and copying the shard into the gather's buffer, on a separate queue."""
     gather_ns: int = 0
     copy_out_ns: int = 0
     """From the gather's buffer to the parameters, on the compute queue."""
@@ -21,7 +21,7 @@ class Unit:
     """From gradients to the reduction's buffer, on the compute queue."""
     reduce_ns: int = 0
     all_reduce_ns: int = 0
-    """Over the replicas of HSDP."""
+    """All-reduce over the replicas of HSDP."""
     finish_ns: int = 0
     """Casting and adding the reduced shard, on the queue that reduced it last."""
     empty: bool = False
@@ -40,25 +40,25 @@ class Unit:
     elements: int = 0
     """Of its parameters, as Megatron-FSDP counts what it gathers ahead."""
     flat_bytes: int = 0
-    """The shard in the gathered type, while it is copied in."""
+    """The shard in the gathered type, during the copy-in."""
     gathered_bytes: int = 0
-    """The gather's buffer, and again the parameters."""
+    """The gather's buffer, and likewise the parameters."""
     gradient_bytes: int = 0
     reduced_bytes: int = 0
     """The reduction's buffer."""
     output_bytes: int = 0
     """The reduced shard in the reduction's type."""
     sharded_gradient_bytes: int = 0
-    """The same as the optimizer reads it; equal types share memory."""
+    """The same in the optimizer's type; equal types share memory."""
     cast_gradient: bool = False
-    """Whether both types differ."""
+    """Whether the two types differ."""
     strided: bool = False
-    """Whether it is cut along another dimension than the first: parameters and gradients are copied once more."""
+    """Whether it is cut along another dimension than the first: parameters and gradients need another copy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamModule:
-    """One module's work; its children's is their own."""
+    """One module's work, without its children's."""
 
     name: str
     parent: int = -1
@@ -69,32 +69,32 @@ class StreamModule:
     tail_forward_ns: int = 0
     tail_backward_ns: int = 0
     again_ns: int = 0
-    """``forward_ns`` as recomputation runs it: less where the outputs of attention are kept."""
+    """``forward_ns`` in recomputation: less if the outputs of attention are kept."""
     policy: str = KEEP
     input_requires_grad: bool = True
     needs_backward: bool = True
     parameters_of: int = -1
     """Unit that holds its parameters: gradients appear in its backward."""
     output_bytes: int = 0
-    """Of its output, whose gradient is there during its backward."""
+    """Bytes of its output, whose gradient is alive during its backward."""
     input_bytes: int = 0
     kept_bytes: int = 0
-    """Saved between forward and backward beside the input, under its policy."""
+    """Bytes saved between forward and backward in addition to the input, under its policy."""
     again_bytes: int = 0
-    """Saved by recomputation beside what is there, until the backward ends."""
+    """Bytes saved additionally by recomputation, until the backward ends."""
     forward_transient_bytes: int = 0
     backward_transient_bytes: int = 0
     made_gradient_bytes: int = 0
-    """Part of ``backward_transient_bytes`` that a later part of a micro batch adds to gradients that are there."""
+    """Part of ``backward_transient_bytes`` that a later part of a micro batch adds to existing gradients."""
     tail_kept_bytes: int = 0
     tail_again_bytes: int = 0
-    """The same as ``again_bytes`` of what runs after the modules below."""
+    """``again_bytes`` of the work after its children."""
     tail_saves: bool = True
-    """Whether what runs after the modules below saves anything: else its backward starts no recomputation."""
+    """Whether the work after its children saves anything; otherwise its backward starts no recomputation."""
     tail_forward_transient_bytes: int = 0
     tail_backward_transient_bytes: int = 0
     gradient_bytes: int = 0
-    """Of its parameters, as backward makes them."""
+    """Bytes of its parameters' gradients in backward."""
     chunks: int = 1
     """Parts of a micro batch that it and all below run one after another, under one gather: forward passes, and then
     each part's recomputation and backward. Times and saved bytes, the input's left out, are those of one part."""
@@ -102,12 +102,12 @@ class StreamModule:
     """Whether recomputation calls it again as a whole, hooks included, as a reentrant checkpoint around it does; else
     the checkpoint is inside it and ends with the last tensor that backward needs."""
     copies: int = 1
-    """Times its input travels under an offloading policy."""
+    """Number of copies of its input under an offloading policy."""
     copy_ns: int = 0
 
     @property
     def offloads(self) -> bool:
-        """Return whether its input waits in the host's memory."""
+        """Return whether its input is offloaded to the host."""
         return self.policy in (OFFLOAD, RECOMPUTE_OFFLOAD)
 
     @property
@@ -121,9 +121,9 @@ class StreamTraining:
     """One step of one device."""
 
     modules: tuple[StreamModule, ...]
-    """In the order of forward, parents first; the root first."""
+    """Modules in the order of forward, parents first; the root first."""
     units: tuple[Unit, ...]
-    """In the order of ``named_modules``: the root's first."""
+    """Units in the order of ``named_modules``: the root's first."""
     accumulation: int = 1
     variant: str = "torch"
     """One of ``spec.sharded.VARIANTS``, or ``MEGATRON_FSDP``."""
@@ -131,6 +131,6 @@ class StreamTraining:
     """Megatron-FSDP's unit size: half of it is gathered ahead, and all of it waits for its reduction."""
     last_offload_stays: bool = True
     static_bytes: int = 0
-    """Alive all the time: shards of parameters, optimizer state, buffers."""
+    """Bytes that are always alive: shards of parameters, optimizer state, buffers."""
     optimizer_ns: int = 0
     optimizer_transient_bytes: int = 0

@@ -132,7 +132,7 @@ def test_decoder_and_encoder_are_evened_out_together() -> None:
         (
             [5, 70],
             BatchShape(num_replicas=2, num_microbatches=1, micro_batch_size=1, max_tokens=64),
-            "sample 1 of the batch has 70 tokens and fits nowhere",
+            "sample 1 of the batch has 70 tokens and fits no microbatch",
         ),
         (
             [50, 60, 5, 6],

@@ -78,7 +78,7 @@ def test_it_reads_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert describe(folder, records, *flags) == 0
     (folder / "tall.png").unlink()
     assert describe(folder, records, *flags) == 0
-    assert "nothing has changed" in capsys.readouterr().err
+    assert "is up to date" in capsys.readouterr().err
     # Another data set is read, and needs leave to replace the file.
     assert describe(folder, [record("other")], *flags) == 2
     assert "--overwrite" in capsys.readouterr().err
@@ -108,7 +108,7 @@ def test_a_sample_of_the_records_has_intervals(folder: Path, capsys: pytest.Capt
         ([{**record(), "videos": ["a.mp4"]}], (), r"videos, whose sizes are not read.*--lengths"),
         ([record("x" * 500)], (), r"1 of 1 samples .*max_position_embeddings 400.*508 tokens"),
         ([record("x" * 500)], ("--seq-length", "500"), "above max_position_embeddings 400"),
-        ([record("x", ("wide.png",))], ("--seq-length", "20"), "reach beyond --seq-length 20"),
+        ([record("x", ("wide.png",))], ("--seq-length", "20"), "beyond --seq-length 20"),
         ([], (), "have no records"),
         ({"a": 1}, (), "must be a list of records"),
         ([record("a", ("gone.png",))], ("--skip-broken",), "all 1 records are broken"),
@@ -140,7 +140,7 @@ def test_a_model_without_the_encoder_refuses_its_records(folder: Path, capsys: p
 def test_tokens_can_be_estimated(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert describe(folder, [record("x" * 40)], "--bytes-per-token", "4") == 0
     printed = capsys.readouterr().out
-    assert "an estimate: 4 bytes of UTF-8 a token" in printed
+    assert "an estimate: 4 bytes of UTF-8 per token" in printed
     # 40 bytes are 10 tokens; "user\n" 2, "\n" 1, the marks 2.
     assert re.search(r"tokens +15 ", printed)
 
@@ -163,11 +163,11 @@ def test_lists_of_lengths(tmp_path: Path, capsys: pytest.CaptureFixture[str], na
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("5\nNaN\n", "line 2: NaN is no number of tokens"),
-        ("5\n0\n", "line 2: 0 is no number"),
-        ("5\n2.5\n", "line 2: 2.5 is no number"),
-        ("5\ninf\n", "line 2: inf is no number"),
-        ("5\nfive\n", "line 2: five is no number"),
+        ("5\nNaN\n", "line 2: NaN is not a number of tokens"),
+        ("5\n0\n", "line 2: 0 is not a number"),
+        ("5\n2.5\n", "line 2: 2.5 is not a number"),
+        ("5\ninf\n", "line 2: inf is not a number"),
+        ("5\nfive\n", "line 2: five is not a number"),
         ("\n", "is empty"),
     ],
 )
@@ -186,7 +186,7 @@ def test_documents_of_an_index_file(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["data", "describe", "--indexed", str(tmp_path / "set"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["source"]["num_records"] == 2 and found["summary"][0]["largest"] == 11
-    for broken, words in ((content[:-8], "bytes where version 1"), (b"x" * 50, "no index file of Megatron")):
+    for broken, words in ((content[:-8], "bytes where version 1"), (b"x" * 50, "not a Megatron index file")):
         (tmp_path / "set.idx").write_bytes(broken)
         assert main(["data", "describe", "--indexed", str(tmp_path / "set")]) == 2
         assert words in capsys.readouterr().err

@@ -44,10 +44,10 @@ def test_the_file_gives_back_what_was_written(tmp_path_factory: Any, tokens: lis
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"format": "other"}, "is no data distribution"),
+        ({"format": "other"}, "is not a data distribution"),
         ({"schema_version": 9}, "schema_version 9"),
         ({"rows": []}, "rows and"),
-        ({"rows": [[-5, 0, 0, 0, 0, 0, 0]], "weights": [2]}, "no sample of at least one token"),
+        ({"rows": [[-5, 0, 0, 0, 0, 0, 0]], "weights": [2]}, "not a sample of at least one token"),
         ({"rows": [[5, 0]], "weights": [2]}, "no sample"),
         ({"weights": [1, 5]}, "add up to 6, 2 records were read"),
         ({"columns": ["tokens"]}, "columns must be"),

@@ -87,9 +87,9 @@ def test_drawn_plans_are_read_back_from_their_flags(tmp_path: Path) -> None:
         ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 2", "2 layers at once"),
         ("--context-parallel-size 2", "--cp-comm-type a2a"),
         ("--micro-batch-size $UNKNOWN", "without running it: write the number"),
-        ("--global-batch-size 12", "no multiple of the 8 samples"),
+        ("--global-batch-size 12", "not a multiple of the 8 samples"),
         ("--use-custom-fsdp", "the old name of what --use-megatron-fsdp does"),
-        ("--fsdp2-config-path none/fsdp2_config.yaml", "none of the folders around the script"),
+        ("--fsdp2-config-path none/fsdp2_config.yaml", "in none of the script's parent folders"),
     ],
 )
 def test_what_a_plan_cannot_describe_is_named_in_a_line(tmp_path: Path, extra: str, words: str) -> None:
@@ -211,6 +211,6 @@ def test_a_plan_recomputes_the_first_layers_where_memory_is_short(tmp_path: Path
     told = capsys.readouterr()
     assert "Megatron --use-torch-fsdp2" in (tmp_path / "planned" / "plan.json").read_text()
     assert not (tmp_path / "planned" / "train.sh").exists()
-    assert "on the command line: " in told.err or "to take out of it: " in told.err
+    assert "add to the command line: " in told.err or "remove from it: " in told.err
     assert main([*words, "--model", "config.json"]) == 2
     assert "--model has no meaning" in capsys.readouterr().err

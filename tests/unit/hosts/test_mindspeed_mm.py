@@ -114,7 +114,7 @@ def test_a_plan_that_one_file_cannot_hold_is_refused(tmp_path: Path) -> None:
         ("expert_parallel_size: 1", "expert_parallel_size: 16", "above the 8 devices"),
         ("- model.visual.blocks.{*}\n    - model.layers.{*}", "- model.blocks.{*}", "matches no module"),
         ("- model.layers.{*}  # the", "- model.layers.{0-1}  # the", "wraps 2 of the 4"),
-        ("- model.layers.{*}  # the", "- model.layers.{1}  # the", "refused by the trainer"),
+        ("- model.layers.{*}  # the", "- model.layers.{1}  # the", "the trainer refuses the module pattern"),
     ],
 )
 def test_what_the_trainer_refuses_is_refused_in_a_line(tmp_path: Path, old: str, new: str, words: str) -> None:

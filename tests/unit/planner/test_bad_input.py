@@ -70,7 +70,7 @@ def _refused(capsys: pytest.CaptureFixture[str], code: int, word: str) -> None:
         (("model", "modules", 1, "num_layers"), 10**6, "num_layers must be 1"),
         (("device", "memory_capacity_bytes"), 0, "above 0"),
         (("surprise",), 1, "unknown key 'surprise'"),
-        (("variable_data",), {"modules": ["audio"], "samples": [[1.0]]}, "'audio' is no module"),
+        (("variable_data",), {"modules": ["audio"], "samples": [[1.0]]}, "'audio' is not a module"),
         (("variable_data",), {"modules": ["text_decoder"], "samples": [[-1.0]]}, "must not be negative"),
         (("variable_data",), {"modules": ["text_decoder"], "samples": []}, "every sample"),
     ],

@@ -159,7 +159,7 @@ def test_one_log_within_the_catalogues_interval_changes_nothing_and_half_is_kept
     inside = _calibrated(tmp_path, capsys, _text(1.05 * usual))
     assert inside["kept_share"] == 0
     assert inside["observations"][0]["error_after"] == inside["observations"][0]["error_before"]
-    assert inside["kept"].startswith("nothing: the one log lies within")
+    assert inside["kept"].startswith("nothing: the only log is within")
     outside = _calibrated(tmp_path, capsys, _text(3 * usual))
     assert outside["kept_share"] == 0.5
     before, after = (abs(outside["observations"][0][name]) for name in ("error_before", "error_after"))
@@ -261,7 +261,7 @@ def test_a_log_counts_once_and_later_logs_add_to_earlier_ones(
         assert main(command) == 0
     assert len(json.loads(capsys.readouterr().out.splitlines()[-1])["observations"]) == 2
     assert main(["calibrate", "--from-log", str(first), "--device-file", str(output)]) == 2
-    assert "was calibrated from logs itself" in capsys.readouterr().err
+    assert "was itself calibrated from logs" in capsys.readouterr().err
     assert dataclasses.asdict(read_device(output))["name"] == "H100"
 
 
@@ -274,7 +274,7 @@ def test_a_device_file_of_ones_own_or_of_another_device_is_not_written_over(
     before = own.read_bytes()
     command = ["calibrate", "--from-log", str(log), "--output", str(own)]
     assert main([*command, "--device", "H100"]) == 2
-    assert "your own device file" in capsys.readouterr().err
+    assert "not a calibrated file" in capsys.readouterr().err
     assert main([*command, "--device", "A100-80GB"]) == 2
     assert "is of H100" in capsys.readouterr().err
     assert own.read_bytes() == before

@@ -123,7 +123,7 @@ def test_a_length_beside_a_measured_profile_is_refused_whatever_it_is(
 ) -> None:
     words = ["plan", "--profile", str(tmp_path / "profile.json"), "--nnodes", "1", "--nproc-per-node", "1"]
     assert main([*words, "--global-batch-size", "8", "--seq-length", "0"]) == 2
-    assert "--seq-length is for --profile-source analytic" in capsys.readouterr().err
+    assert "--seq-length requires --profile-source analytic" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

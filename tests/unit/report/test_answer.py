@@ -87,7 +87,7 @@ def test_figures_of_the_answer_follow_from_the_plan() -> None:
     assert answer.tokens_per_s == pytest.approx(plan.throughput_tokens_per_s_per_device * plan.cluster.num_devices)
     assert answer.days(answer.tokens_per_s * 86_400) == pytest.approx(1.0)
     lines = "\n".join(answer_lines(plan, 1e12))
-    for words in ("MFU 40.0%", "1T tokens take", "free, beside a margin of", "(+25.0%) by the best plain recipe"):
+    for words in ("MFU 40.0%", "1T tokens take", "free, plus a margin of", "(+25.0%) by the best plain recipe"):
         assert words in lines
 
 

@@ -148,7 +148,7 @@ def test_weights_alone_where_they_are_asked_for(
     assert main(["convert", "resplit", *map(str, words)]) == 0
     assert "weights only" in capsys.readouterr().out
     assert main(["convert", "hf-to-mm", str(model), str(tmp_path / "other"), "--weights-only"]) == 2
-    assert "--weights-only is of resplit" in capsys.readouterr().err
+    assert "--weights-only requires resplit" in capsys.readouterr().err
     content = torch.load(tmp_path / "new" / "iter_0000003" / "mp_rank_00_000" / "model_optim_rng.pt", weights_only=True)
     assert "optimizer" not in content
 

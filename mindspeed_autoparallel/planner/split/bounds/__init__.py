@@ -1,1 +1,1 @@
-"""What no plan beats: relaxations, whole layers per rank, prices, and paths through ranges of layers."""
+"""Lower bounds: relaxations, whole layers per rank, prices, and paths through ranges of layers."""

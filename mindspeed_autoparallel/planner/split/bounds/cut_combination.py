@@ -2,7 +2,7 @@
 
 The best mean is the dual of a linear program: the fastest mixture of paths under all cuts. Columns are paths (one
 shortest path through the ranges prices them), rows are cuts (the simulator separates them at the mixture's stage
-times). Both are added until the bound is high enough or nothing is left to add.
+times). Both are added until the bound is high enough or no more exist.
 """
 
 from __future__ import annotations

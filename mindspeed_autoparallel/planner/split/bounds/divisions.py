@@ -1,4 +1,4 @@
-"""Choices of stages' options, for modules side by side, and what divides one into two that hold all its plans."""
+"""Choices of stages' options, for parallel branches, and their divisions into two choices with the same plans."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from mindspeed_autoparallel.planner.split.settings import SETTINGS
 
 @dataclass
 class Choice:
-    """Options left of every stage, what is known of them, and where a search of them may begin."""
+    """Remaining options of every stage, their bounds, and the start of their search."""
 
     options: list[Array]
     floor: int = 0
     """Some stage's extra is known to be no less: every stage's work and this are a cut."""
     cuts: list[Cut] = field(default_factory=list[Cut])
-    """Those that mattered to the bound."""
+    """Cuts that were relevant to the bound."""
     columns: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    """(stage, option) of the fastest mixture."""
+    """(stage, option) pairs of the fastest mixture."""
 
     def divided(self, stage: int, which: Array) -> Choice:
         """Return the same with other options on one stage."""

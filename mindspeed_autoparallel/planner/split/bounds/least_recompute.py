@@ -1,7 +1,7 @@
-"""How much a rank recomputes at least for every number of whole layers: whole layers recomputed, whole layers kept.
+"""The least recomputation of a rank for every number of whole layers, each recomputed or kept whole.
 
 Linear programs recompute fractions. A rank that holds five layers and has room to keep 1.4 of them whole recomputes
-four, not 3.6. All ways are listed, so this is for ranks that hold few layers, where fractions hide most.
+four, not 3.6. All combinations are listed, so this is for ranks with few layers, where fractions hide most.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whole layers per rank: how many layers of a stack a rank holds at most in a step that is short enough.
+"""Whole layers per rank: the largest number of a stack's layers on a rank in a sufficiently short step.
 
 Fractions of layers hide much where ranks hold few: 80 layers on 16 ranks and an output layer that takes as long as 1.4
 of them leave some rank six, not 5.1. A rank by itself is a small linear program; rounding its optimum down is what the

@@ -1,4 +1,4 @@
-"""What one would do without a solver: the even split and the greedy one. Printed beside the optimum."""
+"""The splits without a solver, even and greedy, printed for comparison with the optimum."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many placements of one problem at once: their times, whether they fit, and their bounds by known cuts."""
+"""Many placements of one problem at once: their times, their fit in memory, and their bounds by known cuts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mindspeed_autoparallel.schedule import BatchSimulator
 
 @dataclass
 class Candidates:
-    """Rows of placements. Times are numbers of ticks; what does not fit has been left out."""
+    """Rows of placements. Times are numbers of ticks; placements that do not fit are omitted."""
 
     ends: Array
     """``[candidate, num_virtual + 1]``: layers done before every virtual stage, and all."""
@@ -58,7 +58,7 @@ class Request:
 
     some: Candidates
     to_beat: float
-    """Step time."""
+    """Step time to beat."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ class Replay:
     """The answer to a request."""
 
     place: int
-    """Of the fastest candidate."""
+    """Index of the fastest candidate."""
     step: int
-    """Its step time."""
+    """Step time of the fastest candidate."""
     passes: Array
     """Backwards by virtual stage of the critical path that was learned: of the fastest candidate if it beats what was
     to be beaten, otherwise of the first one."""
@@ -111,7 +111,7 @@ class Evaluator:
         return batch_simulator(self.problem)
 
     def candidates(self, ends: Array, weights: Array) -> Candidates:
-        """Return those that fit. ``weights``: by virtual stage, what a tick of recomputation costs there."""
+        """Return the candidates that fit. ``weights``: cost of a tick of recomputation, by virtual stage."""
         held = self.row.held(ends)
         extra, fits = self._least_extra(held, weights)
         ends, held, extra = ends[fits], held[fits], extra[fits]
@@ -120,7 +120,7 @@ class Evaluator:
         return Candidates(ends, extra, forward, backward, stage, tail)
 
     def variants(self, one: Candidates) -> Candidates:
-        """Return a candidate with another way to recompute on one of its ranks, all of them."""
+        """Return all variants of a candidate with other recomputation on one of its ranks."""
         held, rows = self.row.held(one.ends)[0], list[Array]()
         for rank in range(self.problem.num_stages):
             ways = self.ways_of(rank, held).extra

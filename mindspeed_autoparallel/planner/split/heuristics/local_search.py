@@ -1,9 +1,9 @@
-"""Good placements by steps: boundaries move, recomputation moves, and what is found is perturbed.
+"""Local search of placements: it moves boundaries and recomputation, and perturbs the results.
 
 A step shifts boundaries i to j by one layer, all of them tried at once: cuts known so far discard most, the batch
-simulator times the rest, and each round's critical paths become cuts. Several descents run side by side and
-share each replay, since a replay of a hundred placements takes little longer than that of one. Effort is counted in
-replayed placements, not in seconds, so that a rerun finds the same.
+simulator times the rest, and each round's critical paths become cuts. Several descents run side by side and share each
+replay, since a replay of a hundred placements takes little longer than that of one. Effort is counted in replayed
+placements, not in seconds, so that a rerun gives the same result.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where a local search begins: splits that one would write by hand, even in time or in layers, ends lighter or not."""
+"""Starts of a local search: simple splits, even in time or in layers, with lighter ends or not."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The layers of a problem in one row, cut into virtual stages at ``num_virtual - 1`` boundaries.
 
-Pre and post blocks go with the first or last layer of their segment, and what is joined counts as one layer. Modules
-side by side are put one after the other, which is one of the orders they may have.
+Pre and post blocks go with the first or last layer of their segment, and joined layers count as one. Parallel branches
+are put one after the other, which is one of their possible orders.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from mindspeed_autoparallel.planner.split.model.solution import Placement
 
 
 def fits_a_row(problem: SplitProblem) -> bool:
-    """Return whether the order of the list keeps all rules: blocks beside a segment are single and next to it, and what
-    is joined leaves enough to cut."""
+    """Return whether the list's order keeps all rules: blocks of a segment are single and next to it, and enough parts
+    remain after joints."""
     if any(segment.num_layers != 1 for segment in problem.segments if segment.beside is not None):
         return False
-    # Modules side by side to one that lies between them in the list is joined with them.
+    # Parallel branches are joined with a module between them in the list.
     return not problem.joints or problem.allow_empty_stages or LayerRow(problem).num_layers >= problem.num_virtual
 
 
@@ -49,7 +49,7 @@ class LayerRow:
         self.least_per_stage = 0 if problem.allow_empty_stages else 1
 
     def _units(self) -> list[list[int]]:
-        """Return for every layer in the row how many layers of each segment go with it."""
+        """Return the number of layers of each segment that go with every layer in the row."""
         segments = self.problem.segments
         units: list[list[int]] = []
         first: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""What all programs over layer counts share: rows of memory and of paths, and a thin builder of linear programs."""
+"""Shared parts of all programs over layer counts: rows of memory and of paths, and a builder of linear programs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mindspeed_autoparallel.planner.split.model.problem import SplitProblem
 
 
 class Term(NamedTuple):
-    """What one layer of a segment, run in one way on one virtual stage, adds to a row."""
+    """The contribution of one layer of a segment to a row, for one kind and one virtual stage."""
 
     size: int
     segment: int
@@ -31,7 +31,7 @@ def memory_rows(problem: SplitProblem, stage: int) -> Iterator[list[Term]]:
 
 
 def path_row(problem: SplitProblem, cut: Cut, stages: Sequence[int] | None = None) -> list[Term]:
-    """Return what layers add to a path, on all virtual stages or on some; without its constant and tail."""
+    """Return the layers' contribution to a path, on all virtual stages or on some, without its constant and tail."""
     return [
         Term(cut.forwards[v] * segment.forward + cut.backwards[v] * (segment.backward + kind.extra_backward), k, q, v)
         for k, segment in enumerate(problem.segments)

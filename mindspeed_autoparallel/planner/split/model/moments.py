@@ -1,4 +1,4 @@
-"""When a rank of an interleaved pipeline may be fullest: microbatches in flight of each of its chunks."""
+"""The moments at which a rank of an interleaved pipeline may be fullest: microbatches in flight of each chunk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mindspeed_autoparallel.schedule import Program
 def fullest_moments(program: Program) -> tuple[tuple[tuple[int, ...], ...], ...]:
     """Return by stage the counts by chunk of every moment that no other moment equals or exceeds in all chunks.
 
-    Whatever a microbatch of each chunk keeps, the stage's peak is at one of them.
+    For any activation sizes of the chunks, the stage's peak is at one of them.
     """
     num_chunks = 1 + max(action.chunk for action in program[0])
     found: list[tuple[tuple[int, ...], ...]] = []
@@ -21,7 +21,7 @@ def fullest_moments(program: Program) -> tuple[tuple[tuple[int, ...], ...], ...]
         for index, action in enumerate(actions):
             now[action.chunk] += 1 if action.kind == "F" else -1
             following = actions[index + 1] if index + 1 < len(actions) else None
-            # Before another forward there is more to come.
+            # Another forward follows, so this moment is not the fullest.
             if action.kind == "F" and (following is None or following.kind == "B"):
                 seen[tuple(now)] = None
         moments = list(seen)

@@ -1,4 +1,4 @@
-"""The inner problem as integers: times in any one tick, memory in any one unit.
+"""The inner problem as integers: times in ticks, memory in any unit.
 
 Virtual stage ``v`` of P stages is chunk ``v // P`` of stage ``v % P``.
 """
@@ -11,28 +11,28 @@ from typing import Any
 from mindspeed_autoparallel.errors import ConfigError
 
 MOST_LAYERS = 1024
-"""Of a whole model: several times the deepest there are. Ways to recompute grow with the square of a stage's layers."""
+"""Most layers of a model, several times those of the deepest ones; recompute choices grow with a stage's square."""
 MOST_MEMORY = 2**55
-"""Of all layers together: 36 petabytes, so that 64-bit sums over a few dozen segments are exact."""
+"""Most memory of all layers together: 36 petabytes, so that 64-bit sums over a few dozen segments are exact."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerKind:
-    """One way to run a layer: kept whole, recomputed, offloaded."""
+    """One kind of running a layer: kept whole, recomputed, offloaded."""
 
     name: str
     extra_backward: int = 0
     memory: tuple[int, ...]
-    """By virtual stage: what one layer adds to its stage's peak, static memory and in-flight copies included (but for
-    ``saved``)."""
+    """By virtual stage: a layer's addition to its stage's peak, including static memory and in-flight copies except
+    ``saved``."""
     transient: int = 0
     """Added once to a stage that has such layers (the largest over its kinds counts)."""
     saved: int = 0
-    """Of one microbatch in flight, where the problem gives the number of each chunk (``in_flight``)."""
+    """Bytes per microbatch in flight, if the problem has the number of each chunk (``in_flight``)."""
 
 
 def order_of_kinds(num_kinds: int) -> tuple[int, ...]:
-    """Return kinds as their layers lie on a stage: the first kind that recomputes, the next, plain ones last."""
+    """Return kinds in their order on a stage: recomputing kinds first, the plain one last."""
     return (*range(1, num_kinds), 0)
 
 
@@ -44,33 +44,33 @@ class Segment:
     num_layers: int
     forward: int
     backward: int
-    """0 when frozen."""
+    """Backward time; 0 when frozen."""
     kinds: tuple[LayerKind, ...]
-    """The first is the plain one."""
+    """Kinds, the plain one first."""
     predecessors: tuple[int, ...] = ()
     """Indices of segments that must be complete before this one begins (the same stage will do)."""
     beside: int | None = None
-    """Index of a segment that must have a layer on the same virtual stage: where a pre or post block sits."""
+    """Index of a segment that must have a layer on the same virtual stage: the position of a pre or post block."""
     continues: bool = False
     """The same stack as the segment before it, with layers of another kind: the first layers of the stack on a stage
     are those of ``kinds[1]``, then come those of ``kinds[2]`` and so on, the plain ones last."""
 
     @property
     def order(self) -> tuple[int, ...]:
-        """Return indices of ``kinds`` as their layers lie on a stage."""
+        """Return indices of ``kinds`` in their order on a stage."""
         return order_of_kinds(len(self.kinds))
 
 
 @dataclass(frozen=True, kw_only=True)
 class PostPipelineTime:
-    """What a stage does after the pipeline, linear in its layers; of several rows the largest counts."""
+    """The tail of a stage after the pipeline, linear in its layers; of several rows the largest counts."""
 
     by_segment: tuple[int, ...]
-    """Ticks that one layer of each segment adds; negative where it hides more than it adds. No stage's is below 0."""
+    """Ticks per layer of each segment; negative if it hides more than it adds. A stage's sum is at least 0."""
     fixed: int = 0
     """Added on stages with a layer whose ticks are not 0."""
     first_only: bool = False
-    """Whether the row counts on the first stage alone."""
+    """Whether the row counts only on the first stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,13 +84,13 @@ class Joint:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitProblem:
-    """Everything the solver needs; the schedule's order decides time, the kinds' tables decide memory."""
+    """The solver's input; the schedule's order determines time, the kinds' tables determine memory."""
 
     segments: tuple[Segment, ...]
     num_stages: int
     num_microbatches: int
     memory_limit: tuple[int, ...]
-    """By stage."""
+    """Memory limit by stage."""
     link: tuple[int, ...] = ()
     """Message time between virtual stages v and v + 1; empty: 0."""
     per_operation: int = 0
@@ -98,10 +98,10 @@ class SplitProblem:
     schedule: str = "1f1b"
     num_chunks: int = 1
     sends: str = "eager"
-    """How messages are treated (``schedule.SENDS``)."""
+    """Kind of sends (``schedule.SENDS``)."""
     allow_empty_stages: bool = False
     microbatch_group_size: int = 0
-    """Microbatches of one chunk in a row (interleaved); 0: as many as stages."""
+    """Consecutive microbatches of one chunk (interleaved); 0: the number of stages."""
     paired: bool = False
     """Combined 1F1B (interleaved): forward and backward of two microbatches are one pass with the time of both."""
     in_flight: tuple[tuple[tuple[int, ...], ...], ...] = ()
@@ -110,7 +110,7 @@ class SplitProblem:
     tails: tuple[PostPipelineTime, ...] = ()
     """The longest tail of all stages is added to the step."""
     joints: tuple[Joint, ...] = ()
-    """Of segments one of which waits for the other."""
+    """Joints between segments one of which waits for the other."""
 
     def __post_init__(self) -> None:
         if self.num_stages < 1 or self.num_chunks < 1 or self.num_microbatches < 1:
@@ -194,7 +194,7 @@ class SplitProblem:
         return tuple(groups)
 
     def breaks_joint(self, counts: Any) -> Any:
-        """Return which boundaries tear a joint apart; ``counts[..., segment]``: layers before each (numpy's arrays).
+        """Return the boundaries that split a joint; ``counts[..., segment]``: layers before each (numpy's arrays).
 
         Once the last layer of the one segment is placed, so are the first ones of the other.
         """
@@ -209,7 +209,7 @@ class SplitProblem:
         return self.in_flight[stage] if self.in_flight else ((0,) * self.num_chunks,)
 
     def most_memory(self, kind: LayerKind, v: int) -> int:
-        """Return what one layer needs on a virtual stage when most of its copies are in flight."""
+        """Return a layer's memory on a virtual stage when most of its copies are in flight."""
         most = max(moment[v // self.num_stages] for moment in self.moments(v % self.num_stages))
         return kind.memory[v] + most * kind.saved
 

@@ -1,8 +1,8 @@
 """A chain as a layered graph: one node per (stage, layers done), one arc per range of layers that a stage may hold.
 
-For a chain with one chunk per stage the order of layers leaves each stage a range of them, and of all ways to recompute
-a range only the one with the least added backward time that fits its stage's memory matters: every schedule is
-monotone in stage times. A plan is a path of this graph. See docs/decisions/0006-paths-of-ranges.md.
+For a chain with one chunk per stage the order of layers leaves each stage a range of them, and for each range only the
+recomputation with the least added backward time that fits its stage's memory matters: every schedule is monotone in
+stage times. A plan is a path of this graph. See docs/decisions/0006-paths-of-ranges.md.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from mindspeed_autoparallel.planner.split.model.solution import Placement, place
 
 NEVER = 2**60
 UNUSABLE = 2 * MOST_MEMORY
-"""Memory of a layer under a kind that it may not have: more than all layers need, sums of it below 64 bits."""
+"""Memory of a layer under a forbidden kind: more than all layers need, with sums below 64 bits."""
 MOST_LAYERS = 600
-"""Ranges grow with its square."""
+"""Most layers of a chain; the number of ranges grows with its square."""
 
 
 @dataclass
@@ -107,7 +107,7 @@ class Chain:
         return int(least[0]), ends
 
     def _least_memory(self, stage: int, held: Array) -> Array:
-        """Return memory of every range that a stage may hold, recomputed in the way that needs least."""
+        """Return the memory of every range that a stage may hold, with the leanest recomputation."""
         segments = self.problem.segments
         used = numpy.full(len(held), NEVER)
         for peak in sorted({kind.transient for s in segments for kind in s.kinds}):
@@ -172,7 +172,7 @@ class Chain:
         return found
 
     def recompute(self, stage: int, ranges: Ranges) -> None:
-        """Drop what does not fit the stage, and add the least recomputation to what does."""
+        """Drop ranges that do not fit the stage, and add the least recomputation to the others."""
         segments = self.problem.segments
         held = (self.counts[:, ranges.end] - self.counts[:, ranges.start]).T
         plain = numpy.array([s.kinds[0].memory[stage] for s in segments])
@@ -188,7 +188,7 @@ class Chain:
         ranges.keep(extra < NEVER)
 
     def _tails(self, stage: int, start: Array | int, end: Array | int) -> Array:
-        """Return what a stage with each range does after the pipeline."""
+        """Return the tail of a stage with each range."""
         return tail_lengths(self.problem.tails_at(stage), (self.counts[:, end] - self.counts[:, start]).T)
 
     def times(self, stage: int, start: int, end: int) -> tuple[int, int, int] | None:

@@ -1,4 +1,4 @@
-"""Ways to recompute the layers of one rank that holds several chunks: they share its memory.
+"""Recompute choices for the layers of one rank with several chunks, which share its memory.
 
 Of all ways that fit, those are kept whose added backward times, chunk by chunk, no other way equals or beats: which of
 them is best depends on the rest of the pipeline, so the search tries them.
@@ -23,14 +23,14 @@ from mindspeed_autoparallel.planner.split.model.recompute_choice import (
 from mindspeed_autoparallel.planner.split.settings import SETTINGS
 
 _MANY_WAYS = 4096
-"""Of one stack on a stage: about 90 layers of three kinds."""
+"""Number of choices for one stack on a stage that counts as many: about 90 layers of three kinds."""
 Held = tuple[int, ...]
 """Layers of one virtual stage by segment."""
 
 
 @dataclass(frozen=True)
 class _Front:
-    """Ways of one virtual stage, more memory and less time from each to the next."""
+    """Choices of one virtual stage, with increasing memory and decreasing time."""
 
     memory: Array
     saved: Array
@@ -47,7 +47,7 @@ class _Front:
 
 @dataclass(frozen=True)
 class RankWays:
-    """What one rank may do with its layers; none: they do not fit."""
+    """The recompute choices of one rank; empty: its layers do not fit."""
 
     extra: Array
     """``[way, chunk]``: added backward time."""
@@ -63,7 +63,7 @@ class RankWays:
 
 
 class RankKinds:
-    """Remembers what it found."""
+    """Recompute choices, cached."""
 
     def __init__(self, problem: SplitProblem) -> None:
         self.problem = problem
@@ -109,7 +109,7 @@ class RankKinds:
                 extras.append(numpy.stack([front.extra[ways[:, c]] for c, front in enumerate(fronts)], axis=1))
                 chosen += [(fronts, way) for way in ways]
             if not extras[-1].any(axis=1).all():
-                # Nothing recomputed: no way is better, whatever more the transients would allow.
+                # Nothing recomputed: no choice is better, even if the transients would allow more.
                 break
         every = numpy.concatenate(extras)
         kept = _undominated(every)
@@ -166,7 +166,7 @@ class RankKinds:
 
 
 def _product(left: _Front, right: _Front, in_flight: int) -> _Front:
-    """Return both together, as far as no way is beaten."""
+    """Return the undominated combinations of both."""
     a: Array = numpy.repeat(numpy.arange(len(left.memory)), len(right.memory))
     b: Array = numpy.tile(numpy.arange(len(right.memory)), len(left.memory))
     memory, saved = left.memory[a] + right.memory[b], left.saved[a] + right.saved[b]

@@ -1,6 +1,6 @@
 """The fastest recompute policy of a stage's layers among those that fit.
 
-Layers of several kinds in one stack (a group of segments) are recomputed as hosts do it: the first ones of the stage.
+Layers of several kinds in one stack (a group of segments) are recomputed as by hosts: the first ones of the stage.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Option = tuple[int, int, tuple[Edges, ...]]
 """Memory, added backward time, edges of the stacks so far; fronts rise in memory and fall in time."""
 
 _MOST_LAYERS_REMEMBERED = 256
-"""Of a stage whose cuts are kept: those of two kinds are half a megabyte here, and grow with the square."""
+"""Most layers of a stage whose cuts are cached: those of two kinds take half a megabyte, and grow with the square."""
 
 
 class RecomputeChoice:
-    """Remembers what it found."""
+    """The fastest recompute choices, cached."""
 
     def __init__(self, problem: SplitProblem) -> None:
         self.problem = problem
@@ -52,7 +52,7 @@ class RecomputeChoice:
         )
         best: Option | None = None
         for peak in self._transients(held):
-            # Charging ``peak`` to plans that need less is made good by the smaller peaks' own turns.
+            # Plans with a smaller peak are charged ``peak`` here, and exactly in their own iteration.
             room = self.problem.memory_limit[stage] - peak
             front: list[Option] = [(0, 0, ())] if room >= 0 else []
             for group in present[:-1]:
@@ -119,8 +119,8 @@ def sum_over_kinds(
 
 
 def edges_of_a_row(total: int, num_kinds: int) -> Array:
-    """Return where each kind's layers begin and the last ones end, for every way to cut ``total`` layers into kinds in
-    their order."""
+    """Return the starts of each kind's layers and the end of the last ones, for every division of ``total`` layers into
+    kinds in their order."""
     few = total <= _MOST_LAYERS_REMEMBERED
     return _edges_of_a_row(total, num_kinds) if few else _edges_of_a_row.__wrapped__(total, num_kinds)
 
@@ -132,7 +132,7 @@ def _edges_of_a_row(total: int, num_kinds: int) -> Array:
 
 
 def row_of_kinds(num_kinds: int, edges: Edges, start: int, end: int) -> tuple[int, ...]:
-    """Return how many of layers ``start`` to ``end`` run in each way."""
+    """Return the number of layers ``start`` to ``end`` by kind."""
     row = [0] * num_kinds
     for q, (low, high) in zip(order_of_kinds(num_kinds), itertools.pairwise(edges), strict=True):
         row[q] = max(0, min(high, end) - max(low, start))

@@ -1,4 +1,4 @@
-"""A placement, what it costs, and the solver's answer."""
+"""A placement, its cost, and the solver's answer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class StoppedEarly(InfeasiblePlan):
     """Time or effort ended before any plan was found or all were proved impossible."""
 
     lower_bound: int = 0
-    """Of all plans."""
+    """Lower bound of all plans."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class SplitSolution:
 
 
 def tick_of(problem: SplitProblem) -> int:
-    """Return every step time is a multiple of it."""
+    """Return the time unit: the largest value that divides every step time."""
     unit = gcd(problem.per_operation, *problem.link)
     for segment in problem.segments:
         unit = gcd(unit, segment.forward, segment.backward, *(kind.extra_backward for kind in segment.kinds))
@@ -100,12 +100,12 @@ def stage_times(problem: SplitProblem, placement: Counts) -> tuple[list[float], 
 
 
 def program_of(problem: SplitProblem) -> Program:
-    """Return the order of every stage. Raises ``ConfigError`` where the schedule cannot run so many microbatches."""
+    """Return the order of every stage. Raises ``ConfigError`` if the schedule cannot run so many microbatches."""
     return make_program(*_program_sizes(problem))
 
 
 def check_schedule(problem: SplitProblem) -> None:
-    """Raise ``ConfigError`` where the schedule cannot run so many microbatches."""
+    """Raise ``ConfigError`` if the schedule cannot run so many microbatches."""
     check_program(*_program_sizes(problem))
 
 
@@ -126,14 +126,14 @@ def batch_simulator(problem: SplitProblem) -> BatchSimulator:
 
 
 def step_of(problem: SplitProblem, placement: Counts, *, with_timeline: bool = False) -> SimulatedStep:
-    """Simulate a placement (integers: exactly)."""
+    """Simulate a placement (exactly for integers)."""
     return step_at(problem, *stage_times(problem, placement), with_timeline=with_timeline)
 
 
 def step_at(
     problem: SplitProblem, forward: Sequence[float], backward: Sequence[float], *, with_timeline: bool = False
 ) -> SimulatedStep:
-    """Simulate a pipeline whose virtual stages take so long."""
+    """Simulate a pipeline with these times of virtual stages."""
     times = StepTimes(forward=forward, backward=backward, link=problem.link, per_operation=problem.per_operation)
     return simulate_folded(_program_sizes(problem), times, problem.sends, with_timeline=with_timeline)
 

@@ -55,7 +55,7 @@ def test_pairs_are_tried_where_megatron_runs_them_and_no_elsewhere():
     )
     _, verdicts = enumerate_layouts(profile_with_exchanges(), CLUSTER, 32, PAIRED, [Layout(data_size=4, paired=True)])
     assert verdicts[0].reason == "combined 1F1B needs EP above 1."
-    with pytest.raises(ConfigError, match="does not say how long experts' exchanges take"):
+    with pytest.raises(ConfigError, match="lacks the time of experts' exchanges"):
         enumerate_layouts(language_profile(experts=(2,)), CLUSTER, 32, PAIRED)
 
 

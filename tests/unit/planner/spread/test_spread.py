@@ -379,8 +379,8 @@ def test_the_command_says_what_the_spread_costs(files: Path, capsys: pytest.Capt
         ),
         (("--data", "DATA", "--max-oom-probability", "0"), "--max-oom-probability must be above 0"),
         (("--data", "DATA", "--oom-steps", "0"), "--oom-steps must be at least 1"),
-        (("--data", "PROFILE"), "is no data distribution"),
-        (("--data", "DATA", "--mm-data", "SET"), "is of other records (sha256 abc)"),
+        (("--data", "PROFILE"), "is not a data distribution"),
+        (("--data", "DATA", "--mm-data", "SET"), "has other records (sha256 abc)"),
     ],
 )
 def test_bad_input_is_one_line(

@@ -38,7 +38,7 @@ def test_export_lines_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     ("name", "text", "code", "said"),
     [
-        ("config.json", "{}", 2, "config.json is no launch script"),
+        ("config.json", "{}", 2, "config.json is not a launch script"),
         ("missing.sh", None, 2, "missing.sh"),
         ("broken.yaml", "a: [1", 1, "broken.yaml"),
         ("other.yaml", "a: 1\n", 1, "no section 'parallel'"),

@@ -59,4 +59,4 @@ def test_the_command_reads_a_yaml_and_ends_with_one_where_something_fails(tmp_pa
     assert main(["doctor", "--script", str(path)]) == 0
     path.write_text(TEXT.replace("model.layers.{*}  #", "model.layers.{0-1,3-3}  #"))
     assert main(["doctor", "--script", str(path)]) == 1
-    assert "refused by the trainer" in capsys.readouterr().out
+    assert "the trainer refuses the module pattern" in capsys.readouterr().out

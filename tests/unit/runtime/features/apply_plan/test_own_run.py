@@ -49,7 +49,7 @@ def test_a_run_brings_the_files_prediction_half_way_to_what_it_measured(run, tmp
     learnt = read_device(path)
     before, after = (predicted_ms(each, [observation.work])[0] for each in (find_device("CPU"), learnt))
     assert before < after < 2000.0
-    assert "kept: half of what the one log teaches" in told
+    assert "kept: half of the change by the only log" in told
     assert "(1 runs): step 2000.0 ms" in told
     assert calibration_file(argparse.Namespace(auto_parallel_calibrate=str(path))) == path
 

@@ -76,7 +76,7 @@ def test_what_is_not_said_follows_from_the_script(tmp_path: Path) -> None:
             {"auto_parallel_data": "DATA", "auto_parallel_data_max_oom_probability": 0.0},
             "must be above 0 and at most 1",
         ),
-        ({"auto_parallel_data": "DATA", "mm_data": "SET"}, "is of other records"),
+        ({"auto_parallel_data": "DATA", "mm_data": "SET"}, "has other records"),
     ],
 )
 def test_bad_input_is_named_before_anything_is_measured(tmp_path: Path, flags: dict[str, Any], words: str) -> None:
