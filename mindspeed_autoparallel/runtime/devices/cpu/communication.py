@@ -40,9 +40,8 @@ def install(edits: Edits) -> None:
 
     @functools.wraps(isend)
     def sent_from_its_storage(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        # Megatron releases the data of a sent tensor at once (deallocate_pipeline_outputs). An accelerator's library
-        # keeps the storage until it is sent; gloo keeps only the tensor, whose storage was replaced. Fake groups send
-        # nothing.
+        # Megatron frees a sent tensor's data at once (deallocate_pipeline_outputs). Accelerators' libraries keep the
+        # storage until it is sent; gloo keeps only the tensor, whose storage was replaced. Fake groups send nothing.
         group = kwargs.get("group", args[1] if len(args) > 1 else None)
         return isend(tensor.detach() if distributed.get_backend(group) == "gloo" else tensor, *args, **kwargs)
 
