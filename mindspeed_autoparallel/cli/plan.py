@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="place layers with embedding and output layer: for a host without --pipeline-model-parallel-layout",
     )
     parser.add_argument(
-        "--num-workers", type=int, default=0, help="processes (default: one per core); the plan does not depend on it"
+        "--num-workers", type=int, default=0, help="processes, for the same plan (default: one per core)"
     )
     parser.add_argument("--candidate", type=Path, help="output of `operators --json`: also plan its Megatron layout")
     parser.add_argument(
