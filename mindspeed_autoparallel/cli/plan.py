@@ -77,9 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="place layers with embedding and output layer: for a host without --pipeline-model-parallel-layout",
     )
-    parser.add_argument(
-        "--num-workers", type=int, default=0, help="processes, for the same plan (default: one per core)"
-    )
+    parser.add_argument("--num-workers", type=int, default=0, help="processes (default: one per core); same plan")
     parser.add_argument("--candidate", type=Path, help="output of `operators --json`: also plan its Megatron layout")
     parser.add_argument(
         "--hetero-parallel",
