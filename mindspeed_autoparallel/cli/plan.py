@@ -42,9 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="plan an FSDP2 trainer from its YAML (MindSpeed-MM, MindSpeed-LLM, VeOmni, NeMo Automodel, verl) or "
         "from the script that launches Megatron with --use-torch-fsdp2 or --use-megatron-fsdp",
     )
-    parser.add_argument(
-        "--memory-limit-mib", type=float, help="memory limit per device (default: the profile's capacity)"
-    )
+    parser.add_argument("--memory-limit-mib", type=float, help="limit per device (default: the profile's capacity)")
     _plan_answer.add_arguments(parser)
     parser.add_argument("--top-k", type=int, default=3, help="alternatives to report (default 3)")
     parser.add_argument(
@@ -68,18 +66,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="chunks per rank to try within the time limit (default: 1,2,4, for a few seconds in large jobs)",
     )
     parser.add_argument(
-        "--schedules",
-        default="1f1b",
-        help="schedules without virtual stages: 1f1b, or 1f1b,gpipe for a host that has both",
+        "--schedules", default="1f1b", help="without virtual stages: 1f1b, or 1f1b,gpipe for a host that has both"
     )
     parser.add_argument(
         "--no-standalone-ends",
         action="store_true",
         help="place layers with embedding and output layer: for a host without --pipeline-model-parallel-layout",
     )
-    parser.add_argument(
-        "--num-workers", type=int, default=0, help="processes (default: one per core); the plan does not depend on it"
-    )
+    parser.add_argument("--num-workers", type=int, default=0, help="processes (default: one per core); same plan")
     parser.add_argument("--candidate", type=Path, help="output of `operators --json`: also plan its Megatron layout")
     parser.add_argument(
         "--hetero-parallel",

@@ -42,7 +42,7 @@ def test_foreign_and_missing_files_are_refused(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "x.json").write_text("{}")
     assert main(["report", "--plan", str(tmp_path / "x.json")]) == 2
     assert main(["report", "--plan", str(tmp_path / "none.json")]) == 2
-    assert "no plan of this tool" in capsys.readouterr().err
+    assert "not a plan of this tool" in capsys.readouterr().err
 
 
 def test_report_needs_neither_torch_nor_ortools(plan_file: Path) -> None:

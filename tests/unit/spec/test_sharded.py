@@ -87,7 +87,7 @@ def test_refused_profiles_and_plans():
         small_profile(modules=(ShardedModule(name="", kind="other", pattern=""),))
     with pytest.raises(ProfileError, match="schema_version 9"):
         ShardedProfile.parse({**to_json(small_profile()), "schema_version": 9})
-    with pytest.raises(PlanError, match="no plan of a sharded training"):
+    with pytest.raises(PlanError, match="not a plan of a sharded training"):
         ShardedPlan.parse({"format": "mindspeed-autoparallel/plan"})
     with pytest.raises(ConfigError, match="unknown policy 'swap'"):
         ShardedDecisions(
