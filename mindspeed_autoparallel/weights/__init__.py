@@ -2,8 +2,8 @@
 
 A *canonical* tensor has its Megatron name with the layer counted over the whole model, is whole (not cut by tensor
 parallelism) and has no vocabulary padding. Readers return canonical tensors and writers accept them, so every reader
-works with every writer: Hugging Face safetensors, ``torch_dist``, the ``mp_rank_*`` folders of MindSpeed-MM and
-Megatron.
+works with every writer: Hugging Face safetensors, ``torch_dist``, and the ``mp_rank_*`` folders of MindSpeed-MM and
+of Megatron.
 
     families       the tables of names and shapes, and their assignment to families
     architecture   the model of config.json; its rules, one per tensor

@@ -166,7 +166,7 @@ def plan_search(request: TuningRequest, arguments: argparse.Namespace, device_na
     variants = [Variant(), *(variant for dimension in _VARIANTS for variant in dimension(context))]
     for variant in variants:
         if not any(variant.applies_to(point) for point in sizes.points):
-            context.left_out[variant.title] = "it equals the script's own configuration in every traced layout"
+            context.left_out[variant.title] = "no layout that is traced differs from the script's own"
     variants = [variant for variant in variants if variant.title not in context.left_out]
     dimensions = switches(context)
     recompute = selective_kinds(context)
