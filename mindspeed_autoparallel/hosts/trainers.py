@@ -288,7 +288,7 @@ def read_trainer_file(path: Path) -> TrainerFile:
     trainer = next((one for one in TRAINERS if _is_of(values, one)), None)
     if trainer is None:
         names, sections = ", ".join(one.name for one in TRAINERS), ", ".join(map(str, values.tree))
-        raise ConfigError(f"{path} is no file of {names}; its sections are {shown(sections, 100)}.")
+        raise ConfigError(f"{path} is not a file of {names}; its sections are {shown(sections, 100)}.")
     found = TrainerFile(trainer=trainer, path=path, text=text, values=values)
     for key in (trainer.fully_shard, trainer.ulysses, trainer.expert, trainer.micro_batch, trainer.global_batch):
         found.size(key)

@@ -48,7 +48,7 @@ def test_the_file_gives_back_what_was_written(tmp_path_factory: Any, tokens: lis
         ({"schema_version": 9}, "schema_version 9"),
         ({"rows": []}, "rows and"),
         ({"rows": [[-5, 0, 0, 0, 0, 0, 0]], "weights": [2]}, "not a sample of at least one token"),
-        ({"rows": [[5, 0]], "weights": [2]}, "no sample"),
+        ({"rows": [[5, 0]], "weights": [2]}, "not a sample"),
         ({"weights": [1, 5]}, "add up to 6, 2 records were read"),
         ({"columns": ["tokens"]}, "columns must be"),
         ({"more": 1}, "unknown key 'more'"),

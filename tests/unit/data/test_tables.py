@@ -169,7 +169,7 @@ def test_what_cannot_be_read_is_refused_in_one_line(name, content, words, tmp_pa
 def test_flags_without_effect_are_refused(words, tmp_path, capsys):
     (tmp_path / "l.txt").write_text("3\n4\n")
     assert main(["data", "describe", *(word.format(tmp_path) for word in words)]) == 2
-    assert "has no effect here" in capsys.readouterr().err
+    assert "has no effect with this kind of data" in capsys.readouterr().err
 
 
 def prepared(folder, split, name="split.yaml"):

@@ -79,7 +79,7 @@ def test_what_training_leaves_out_is_counted(tmp_path):
         ({"image": "square.png"}, {"template_name": "deepseek"}, "template_name deepseek is not read"),
         ({"image": "square.png"}, {"max_dynamic_patch": 10**9}, "max_dynamic_patch"),
         ({"image": "square.png"}, {"image_size": 7}, "image_size 7 is below patch_size 14"),
-        ({"image": "square.png"}, {"basic_parameters": []}, "names no records"),
+        ({"image": "square.png"}, {"basic_parameters": []}, "has no records"),
         ({}, {"dataset_type": "vace"}, "extract features: give the data.json of the training"),
         ({}, {"dataset_type": "bagel"}, "packs samples to max_num_tokens"),
     ],

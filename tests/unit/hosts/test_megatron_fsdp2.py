@@ -84,7 +84,10 @@ def test_drawn_plans_are_read_back_from_their_flags(tmp_path: Path) -> None:
         ("--tensor-model-parallel-size 2", "no tensor parallelism"),
         ("--expert-model-parallel-size 2", "refuses expert parallelism"),
         ("--recompute-granularity selective", "single operators"),
-        ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 2", "2 layers at once"),
+        (
+            "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2",
+            "uniform of 2 layers has no price",
+        ),
         ("--context-parallel-size 2", "--cp-comm-type a2a"),
         ("--micro-batch-size $UNKNOWN", "without running it: write the number"),
         ("--global-batch-size 12", "not a multiple of the 8 samples"),
@@ -185,7 +188,7 @@ def test_a_plan_of_megatron_fsdp_prints_its_flags(tmp_path: Path, capsys) -> Non
     assert main([*words, "--out", str(tmp_path / "planned"), "--time-limit-s", "5"]) == 0
     told = capsys.readouterr()
     assert "Megatron --use-megatron-fsdp" in (tmp_path / "planned" / "plan.json").read_text()
-    assert "on the command line: " in told.err or "to take out of it: " in told.err
+    assert "add to the command line: " in told.err or "remove from it: " in told.err
 
 
 def test_a_script_beside_a_yaml_gives_the_sizes_that_the_yaml_lacks(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_what_the_trainer_refuses_is_refused_in_a_line(tmp_path: Path, old: str,
 
 def test_a_chunked_batch_needs_recompute_and_offload_of_the_same_modules(tmp_path: Path) -> None:
     chunk = "features:\n  enable_chunk_mbs: true\n  chunkmbs_plan: {apply_modules: ['model.visual.blocks.{*}']}\n"
-    with pytest.raises(ConfigError, match="activation_offload_plan does not"):
+    with pytest.raises(ConfigError, match="activation_offload_plan lacks"):
         read_decisions(config(tmp_path, TEXT.replace("features:\n", chunk)), modules(), 8)
 
 

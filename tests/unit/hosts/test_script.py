@@ -158,10 +158,10 @@ def test_broken_scripts_are_read_as_far_as_they_go(text: str) -> None:
         ('X="' + "$(" * 50_000 + '"', "more than 100 deep"),
         ("X=" + "${a" * 50_000, "more than 100 deep"),
         ('X="' + "$((" * 50_000 + '"', "more than 100 deep"),
-        ("A=1\n" + 'A="$A$A"\n' * 60, "added to itself"),
-        ("A=(1 1)\n" + "A=(${A[@]} ${A[@]})\n" * 60, "added to itself"),
+        ("A=1\n" + 'A="$A$A"\n' * 60, "appended to itself"),
+        ("A=(1 1)\n" + "A=(${A[@]} ${A[@]})\n" * 60, "appended to itself"),
         ('A="' + "x" * 100_000 + '"\n' + "torchrun $A\n" * 1000, "in all"),
-        ("A=1\n" + 'A+="$A"\n' * 60, "added to itself"),
+        ("A=1\n" + 'A+="$A"\n' * 60, "appended to itself"),
     ],
     ids=lambda value: str(value)[:12],
 )

@@ -47,7 +47,7 @@ def test_memory_is_what_is_in_flight_and_recompute_comes_where_it_must():
 
 
 def test_what_mindspeed_refuses_or_would_leave_out():
-    with pytest.raises(ConfigError, match="would leave 2 out"):
+    with pytest.raises(ConfigError, match="would drop 2"):
         split(profile_of(num_layers=18), size=4)
     with pytest.raises(ConfigError, match="at least 7 microbatches"):
         split(profile_of(), size=4, count=4)

@@ -174,7 +174,7 @@ def test_logs_that_do_not_agree_teach_nothing(tmp_path: Path, capsys: pytest.Cap
     usual = predict_one(observation_of(_log(tmp_path, 3500.0), find_device("H100"), 8, None).request)["step_time_ms"]
     found = _calibrated(tmp_path, capsys, _text(1.3 * usual), _text(usual, number=9), _text(usual / 1.3, number=10))
     assert found["kept_share"] == 0
-    assert "of 3 logs, left out, are predicted worse" in found["kept"]
+    assert "of 3 logs are predicted worse" in found["kept"]
     assert found["figures"] == {}
 
 
@@ -276,5 +276,5 @@ def test_a_device_file_of_ones_own_or_of_another_device_is_not_written_over(
     assert main([*command, "--device", "H100"]) == 2
     assert "not a calibrated file" in capsys.readouterr().err
     assert main([*command, "--device", "A100-80GB"]) == 2
-    assert "is of H100" in capsys.readouterr().err
+    assert "is for H100" in capsys.readouterr().err
     assert own.read_bytes() == before

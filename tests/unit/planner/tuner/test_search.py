@@ -95,7 +95,7 @@ def test_less_memory_brings_recomputation_of_as_few_layers_as_fit():
 def test_nothing_fits_names_what_needs_least():
     cluster, dimensions = Cluster(num_nodes=1, devices_per_node=2), Dimensions()
     space = enumerate_space(variants(capacity_mib=100), cluster, 8, dimensions)
-    with pytest.raises(InfeasiblePlan, match=r"The split that needs least memory: PP.* needs .* of 100.0 MiB"):
+    with pytest.raises(InfeasiblePlan, match=r"The one that needs least memory: PP.* needs .* of 100.0 MiB"):
         search(space, cluster, 8, dimensions)
 
 

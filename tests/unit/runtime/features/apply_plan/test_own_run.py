@@ -91,7 +91,7 @@ def test_a_file_of_the_users_own_or_a_missing_folder_is_refused_before_the_run(r
         calibration_file(argparse.Namespace(auto_parallel_calibrate=str(tmp_path / "none/mine.json")))
     other = tmp_path / "other.json"
     other.write_text(json.dumps({**document, "name": "Another"}))
-    assert "is of Another, this run trained on CPU" in add_run(other, run.arguments, run.plan("DP1"), measured(1.0))
+    assert "is for Another, this run trained on CPU" in add_run(other, run.arguments, run.plan("DP1"), measured(1.0))
     assert calibration_file(argparse.Namespace()) is None
 
 

@@ -156,7 +156,7 @@ def test_a_rank_without_steps_never_fits(status: str) -> None:
 
 def test_ranks_that_did_not_run_are_left_out_of_the_verdict() -> None:
     result = conclude(request(), reports()[:1])
-    assert "of the 4 ranks" in result.verdict_text and result.replay_note == "stages 1 were not run"
+    assert "for the 4 ranks" in result.verdict_text and result.replay_note == "stages 1 were not run"
 
 
 def test_ranks_are_shown_as_ranges() -> None:
