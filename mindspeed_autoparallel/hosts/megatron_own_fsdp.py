@@ -56,8 +56,8 @@ def check_megatron_fsdp(script: Script) -> None:
     strategy = script.given(_STRATEGY)
     if strategy != "optim_grads_params":
         raise ConfigError(
-            f"{script.path}: {_STRATEGY} {strategy or '(none)'}: planned is optim_grads_params alone; search the "
-            "others by --auto-tuning."
+            f"{script.path}: {_STRATEGY} {strategy or '(none)'}: only optim_grads_params is planned; search the "
+            "others with --auto-tuning."
         )
     for flag, reason in _NEEDED.items():
         if script.given(flag) is None:

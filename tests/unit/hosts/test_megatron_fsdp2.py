@@ -147,8 +147,8 @@ def test_a_small_embedding_shares_its_bucket(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
-        ("--data-parallel-sharding-strategy optim", "optim: planned is optim_grads_params alone"),
-        ("--data-parallel-sharding-strategy optim_grads", "optim_grads: planned is optim_grads_params alone"),
+        ("--data-parallel-sharding-strategy optim", "optim: only optim_grads_params is planned"),
+        ("--data-parallel-sharding-strategy optim_grads", "optim_grads: only optim_grads_params is planned"),
         ("--tensor-model-parallel-size 2", "no tensor parallelism"),
         ("--pipeline-model-parallel-size 2", "beside --use-megatron-fsdp it is not replayed"),
         ("--expert-model-parallel-size 2", "beside --use-megatron-fsdp it is not replayed"),
