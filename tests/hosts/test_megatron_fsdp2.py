@@ -80,7 +80,7 @@ def planned(shell, folder, world, capsys, *more):
     said = capsys.readouterr()
     added, taken_out = (
         shlex.split(found[1]) if (found := re.search(f"^{line}: (.*)$", said.err, re.MULTILINE)) else []
-        for line in ("on the command line", "to take out of it")
+        for line in ("add to the command line", "remove from it")
     )
     return (
         added,
