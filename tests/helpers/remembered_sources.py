@@ -16,8 +16,8 @@ from pathlib import Path
 
 
 def remember_sources() -> None:
-    """Do once what ``inspect.getsource``, ``inspect.getsourcelines``, ``ast.parse`` and the compiler are asked for by Megatron's
-    modules and this project's."""
+    """Cache the results that Megatron's modules and this project's get from ``inspect.getsource``,
+    ``inspect.getsourcelines``, ``ast.parse`` and the compiler."""
     read, written = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -23,9 +23,8 @@ from reference_vlm.model.row_shard import (
     to_tensor_ranks,
 )
 from reference_vlm.model.stack import (
-    PlacedBlock,
     changed_config,
-    layer_spec,
+    encoder_block,
     stack_config,
     with_dropout,
 )
@@ -43,15 +42,7 @@ class AudioTransformer(MegatronModule):
         if self.is_first:
             self.conv1 = torch.nn.Conv1d(audio.num_mel_bins, hidden, kernel_size=3, padding=1, dtype=dtype)
             self.conv2 = torch.nn.Conv1d(hidden, hidden, kernel_size=3, stride=2, padding=1, dtype=dtype)
-        self.blocks = PlacedBlock(
-            config,
-            layer_spec(config, causal=False),
-            num_layers=stages.flat[chunk],
-            first_layer=stages.first_layer(chunk),
-            pre_process=True,
-            post_process=False,
-            final_norm=False,
-        )
+        self.blocks = encoder_block(config, stages, chunk)
         if self.is_last:
             # Every tensor rank has all rows here.
             self.ln_post = Norm(changed_config(config, sequence_parallel=False), hidden, audio.stack.layernorm_epsilon)

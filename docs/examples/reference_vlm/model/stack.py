@@ -16,6 +16,7 @@ from megatron.core.transformer.transformer_block import TransformerBlock, Transf
 from megatron.core.transformer.utils import sharded_state_dict_default
 
 from reference_vlm.configuration import StackDescription
+from reference_vlm.configuration.stages import StageLayers
 from reference_vlm.model.core_attention import PackedAttention
 from reference_vlm.model.dropout import DropoutRates, DroppingContextAttention, ReproducibleLayer
 from reference_vlm.model.norm import Norm
@@ -161,3 +162,16 @@ class PlacedBlock(TransformerBlock):
                     sharded_state_dict_default(module, f"{prefix}{name}.", sharded_offsets, metadata, **group)
                 )
         return sharded
+
+
+def encoder_block(config: Any, stages: StageLayers, chunk: int) -> PlacedBlock:
+    """Return the encoder layers of ``chunk``, which start from its input rows and end without a norm."""
+    return PlacedBlock(
+        config,
+        layer_spec(config, causal=False),
+        num_layers=stages.flat[chunk],
+        first_layer=stages.first_layer(chunk),
+        pre_process=True,
+        post_process=False,
+        final_norm=False,
+    )

@@ -24,9 +24,8 @@ from reference_vlm.model.row_shard import (
 )
 from reference_vlm.model.stack import (
     ACTIVATIONS,
-    PlacedBlock,
     changed_config,
-    layer_spec,
+    encoder_block,
     stack_config,
     with_dropout,
 )
@@ -62,16 +61,7 @@ class VisionTransformer(MegatronModule):
         if chunk == stages.first_chunk:
             self.patch_embed = PatchEmbedding(vision, config.params_dtype)
         self.has_patch_embed = chunk == stages.first_chunk
-        # The block starts from its input rows, on every chunk: pre_process=True.
-        self.blocks = PlacedBlock(
-            config,
-            layer_spec(config, causal=False),
-            num_layers=stages.flat[chunk],
-            first_layer=stages.first_layer(chunk),
-            pre_process=True,
-            post_process=False,
-            final_norm=False,
-        )
+        self.blocks = encoder_block(config, stages, chunk)
         if vision.window_size:
             for layer in self.blocks.layers:
                 attention = layer.self_attention.core_attention

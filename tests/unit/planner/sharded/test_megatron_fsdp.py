@@ -8,6 +8,8 @@ import pytest
 from sharded_profile import decisions_of, drawn_profile
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
+from mindspeed_autoparallel.hosts.megatron_own_fsdp import megatron_fsdp_host
+from mindspeed_autoparallel.hosts.script import Script
 from mindspeed_autoparallel.planner.sharded.bounds import step_bound_ns
 from mindspeed_autoparallel.planner.sharded.buckets import lowering_of, unit_choices
 from mindspeed_autoparallel.planner.sharded.layers import LayerSearch
@@ -18,20 +20,9 @@ from mindspeed_autoparallel.planner.sharded.space import Switches, decided, size
 from mindspeed_autoparallel.profiles.sharded import CostPoint
 from mindspeed_autoparallel.schedule.sharded import StreamModule, StreamTraining, Unit, replay
 from mindspeed_autoparallel.spec.cluster import Cluster
-from mindspeed_autoparallel.spec.sharded import FIRST, KEEP, MEGATRON_FSDP, RECOMPUTE, ShardingHost, ShardSizes
+from mindspeed_autoparallel.spec.sharded import KEEP, MEGATRON_FSDP, RECOMPUTE, ShardSizes
 
-HOST = ShardingHost(
-    name="Megatron-FSDP",
-    variant=MEGATRON_FSDP,
-    policies=(KEEP, RECOMPUTE),
-    layer_choice=FIRST,
-    reentrant=True,
-    reshard_choices=(True,),
-    prefetch_depths=(0,),
-    hybrid_shard=False,
-    ulysses=False,
-    expert_parallel=False,
-)
+HOST = megatron_fsdp_host(Script())
 LAYERS = "model.layers.{*}"
 
 
