@@ -1,4 +1,4 @@
-"""Megatron-FSDP in a launch script: what is planned of it, its buckets outside layers, and what is refused.
+"""Megatron-FSDP in a launch script: the decisions of a plan, the buckets outside layers, and the refusals.
 
 Read from ``megatron/core/distributed/fsdp`` and ``megatron/training`` (0.19).
 """
@@ -42,7 +42,7 @@ _UNREPLAYED = {
 
 
 def number_of(script: Script, flag: str, default: int) -> int:
-    """Return a flag's count; ``ConfigError`` where only a run of the script would tell it."""
+    """Return a flag's count; ``ConfigError`` if it is unknown without running the script."""
     value = script.number(flag, default) if script.given(flag) is not None else default
     if value is None:
         raise ConfigError(
@@ -52,7 +52,7 @@ def number_of(script: Script, flag: str, default: int) -> int:
 
 
 def check_megatron_fsdp(script: Script) -> None:
-    """Raise ``ConfigError`` in a line for what is not replayed."""
+    """Raise ``ConfigError`` for settings that the replay does not cover."""
     strategy = script.given(_STRATEGY)
     if strategy != "optim_grads_params":
         raise ConfigError(
@@ -70,7 +70,7 @@ def check_megatron_fsdp(script: Script) -> None:
     rotary = script.given("--use-rotary-position-embeddings") is not None
     if not rotary and script.given("--position-embedding-type") not in ("rope", "none"):
         raise ConfigError(
-            f"{script.path}: a learned position embedding lies in buckets that are not replayed: "
+            f"{script.path}: buckets of a learned position embedding are not replayed: "
             "--position-embedding-type rope."
         )
 

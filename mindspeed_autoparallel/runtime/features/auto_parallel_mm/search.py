@@ -75,7 +75,7 @@ def _of_one_stage_if_refused(
     if not reason:
         return found
     options = wanted.options
-    one_stage = replace(options, space=replace(options.space, held={"pipeline_size": 1}))
+    one_stage = replace(options, space=replace(options.space, held={**options.space.held, "pipeline_size": 1}))
     try:
         other = find_plan(profile, replace(wanted, options=one_stage, hetero=None), _LOGGER.info)
     except AutoParallelError:
