@@ -70,8 +70,7 @@ def check_megatron_fsdp(script: Script) -> None:
     rotary = script.given("--use-rotary-position-embeddings") is not None
     if not rotary and script.given("--position-embedding-type") not in ("rope", "none"):
         raise ConfigError(
-            f"{script.path}: buckets of a learned position embedding are not replayed: "
-            "--position-embedding-type rope."
+            f"{script.path}: buckets of a learned position embedding are not replayed: --position-embedding-type rope."
         )
 
 
