@@ -291,7 +291,7 @@ def test_the_command_goes_there_and_back(make_model: Make, tmp_path: Path, capsy
         (["--ep-size", "0"], "--ep-size 0"),
         (["--max-shard-mib", "0"], "--max-shard-mib 0"),
         (["--make-vocab-size-divisible-by", "0"], "--make-vocab-size-divisible-by 0"),
-        (["--plan", "x.json", "--tp-size", "2"], "leave out"),
+        (["--plan", "x.json", "--tp-size", "2"], "remove"),
         (["--plan", "absent.json"], "absent.json"),
     ],
 )

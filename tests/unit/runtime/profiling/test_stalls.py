@@ -11,17 +11,19 @@ SCRIPT = """
 import multiprocessing, sys, time
 from mindspeed_autoparallel.runtime.profiling import stalls
 stalls._STILL_S, stalls._SAMPLE_S = 1.0, 0.05
-def work(seconds):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        sum(range(1000))
+samples, place = [], stalls._place
+stalls._place = lambda thread: samples.append(thread) or place(thread)
+def work(done):
+    while not done(): sum(range(10000))
+def seconds_pass(count, begin=time.monotonic()):
+    return time.monotonic() > begin + count
 def main(kind):
     if kind == "waits":
         time.sleep(30)
     elif kind == "polls":
-        work(2)
+        work(lambda: len(samples) > 45)
     else:
-        worker = multiprocessing.get_context("fork").Process(target=work, args=(2,))
+        worker = multiprocessing.get_context("fork").Process(target=work, args=(lambda: seconds_pass(2),))
         worker.start()
         worker.join()
     print("came to its steps")
