@@ -41,7 +41,7 @@ class TorchFile:
     """Writes a file for ``torch.load`` into ``stream``, from its position on. ``OSError`` if the disk is full."""
 
     def __init__(self, stream: IO[bytes]) -> None:
-        self._zip = zipfile.ZipFile(cast(Any, _From(stream)), "w")
+        self._zip = _Zip(cast(Any, _From(stream)), "w")
         self._count = 0
 
     def add(self, blocks: Sequence[Any], shape: Sequence[int]) -> StoredTensor:
@@ -86,6 +86,11 @@ class TorchFile:
 def _write_all(write: Callable[[Any], object], data: Iterable[Any]) -> None:
     for piece in data:
         write(piece)
+
+
+class _Zip(zipfile.ZipFile):
+    def __del__(self) -> None:
+        """Leave a file that was not finished without a directory: its owner may have closed the stream."""
 
 
 class _From:

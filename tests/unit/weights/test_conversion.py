@@ -165,6 +165,7 @@ def test_an_existing_target_is_kept_without_overwrite(make_model: Make, tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ck", "hf"]
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 def test_a_failed_overwrite_leaves_the_old_checkpoint(make_model: Make, tmp_path: Path) -> None:
     model = make_model()
     conversion.huggingface_to_checkpoint(model, tmp_path / "ck", plain(model))
