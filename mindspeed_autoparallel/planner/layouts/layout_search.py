@@ -49,8 +49,7 @@ class LayoutSearch(Search[Candidate]):
         """Layouts in which no plan fits or none was found."""
         self.open_bounds_us: dict[str, float] = {}
         """Layouts that time or effort left open."""
-        # Chains come first, because they are proved quickly. Layouts with virtual stages follow, the most promising
-        # first.
+        # Chains come first: their proofs are quick. Layouts with virtual stages follow, the most promising first.
         self.looks = Looks(model)
         self.items = [
             Open(turn_of(model, item, expected), bound, order, item)
