@@ -53,7 +53,7 @@ class SpreadOptions:
     pack_length: int = 0
     """Tokens to which packs are filled; 0: packs have as many samples as a microbatch."""
     is_exchanged: bool = True
-    """Whether ``is_balanced`` may give whole loaded microbatches to other replicas, as on any host; else it forms new ones."""
+    """Whether ``is_balanced`` may give whole loaded microbatches to other replicas; otherwise it forms new ones."""
 
     @property
     def arrangement(self) -> Arrangement:
@@ -88,7 +88,7 @@ class Judged:
 
     @property
     def mean_error_us(self) -> float:
-        """Return an upper bound of the standard error: n Latin hypercube draws are as good as n - 1 others (Owen 1997)."""
+        """Return an upper bound of the standard error: n of these draws are as good as n - 1 others (Owen 1997)."""
         return float(self._steps.std() / (len(self._steps) - 1) ** 0.5)
 
     def quantile_us(self, share: float) -> float:
