@@ -1,4 +1,4 @@
-"""Pipeline schedules as action programs, and one exact simulator for all of them."""
+"""Pipeline schedules as programs of actions, and one exact simulator for all of them."""
 
 from mindspeed_autoparallel.schedule.batch import BatchPath, BatchSimulator
 from mindspeed_autoparallel.schedule.folding import ProgramSizes, program_of_peaks, simulate_folded

@@ -1,10 +1,10 @@
-"""Replay one program under many stage times at once: every level of the event graph is a few numpy operations.
+"""Replay of one program with many stage times at once: every level of the event graph is a few numpy operations.
 
-Pairs of combined 1F1B take what their two passes take, one after the other.
+A pair of combined 1F1B takes as long as its two passes, one after the other.
 
 The graph is the exact simulator's own, so a row of results equals ``simulate`` on that row; with integers both are
-exact up to 2**53. Much faster than one replay after another, because the interpreter visits a level of the graph
-once for all candidates.
+exact up to 2**53. It is much faster than separate replays, because the interpreter visits a level of the graph once for
+all candidates.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Level:
     waits: tuple[tuple[Array, Array], ...]
     """Up to three pairs: rows waited for, and the link between (the last link costs nothing)."""
     rows: Array
-    """Rows of the nodes' durations; 0: messages, which take no time."""
+    """Rows of the nodes' durations; 0 for messages, which take no time."""
     microbatches: Array
     """The nodes' microbatches; 0 for messages."""
 
@@ -144,7 +144,7 @@ class BatchSimulator:
 
 @lru_cache(maxsize=32)
 def _levels(program: Program, sends: str) -> tuple[list[_Level], int, list[tuple[int, tuple[tuple[int, int], ...]]]]:
-    """Return the graph's nodes renumbered level by level; how many; and every node's duration row and waits."""
+    """Return the graph's nodes renumbered by level, their number, and every node's duration row and waits."""
     graph = compile_graph(program, sends)
     depth = [0] * len(graph.waits)
     for node, (a, _, b, _, c, _) in enumerate(graph.waits):

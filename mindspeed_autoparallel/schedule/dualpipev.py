@@ -46,7 +46,7 @@ def dualpipev_steps(num_stages: int, num_microbatches: int) -> tuple[tuple[Step,
 
 
 class _Rank:
-    """One rank's step. Receives are for the microbatch that is next of their chunk and direction."""
+    """One rank's step. A receive is for the next microbatch of its chunk and direction."""
 
     def __init__(self, rank: int, num_stages: int, num_microbatches: int) -> None:
         self.rank, self.size, self.count = rank, num_stages, num_microbatches
@@ -78,7 +78,7 @@ class _Rank:
         return sent
 
     def _both_chunks_forward(self, sent: Messages) -> tuple[Messages, Messages, Messages]:
-        """Alternate forwards of both chunks; return the pending sends of both and the pending first gradient."""
+        """Alternate forwards of both chunks; return both pending sends and the pending first gradient."""
         received: Messages = ()
         first, second, gradient = (), (), ()  # type: tuple[Messages, Messages, Messages]
         for k in range(self.rank + 1):
@@ -111,7 +111,7 @@ class _Rank:
     def _second_chunk_in_turns(
         self, first: Messages, second: Messages, gradient: Messages
     ) -> tuple[Messages, Messages]:
-        """Alternate a backward and a forward of the second chunk; return the pending messages: its send, and the
+        """Alternate a backward and a forward of the second chunk; return the pending messages: its send and the
         gradient."""
         for _ in range(self.size - 1 - self.rank):
             self._together(self._compute("B", 1))

@@ -1,4 +1,4 @@
-"""The exchanges of a generator, where the stages of 1F1B meet once per microbatch, in training and in prices.
+"""The exchanges of a generator: the stages of 1F1B meet once per microbatch, both in training and in the cost model.
 
 Exchange m lies between forward m and backward m of the last stage, and every stage takes part. On each stage it may be
 before a pass, or between a forward and the message that sends its output. No message may be sent before an exchange and
@@ -20,12 +20,12 @@ from mindspeed_autoparallel.schedule.programs import Action, make_program
 from mindspeed_autoparallel.schedule.walk import take_all
 
 _EARLIER = 1
-"""Exchanges are placed by the times of a pipeline whose passes take 1 each, so much before the last stage is at its
-backward. Where a backward takes two or three forwards, this is nearer the best than places by such times."""
+"""Exchanges are placed by the times of a pipeline whose passes take 1 each, this much before the last stage's backward.
+If a backward takes two or three forwards, this is nearer to the best than positions by such times."""
 
 
 MET = "met"
-"""Kind of sends (like ``messages.SENDS``) if stages of 1F1B meet at every microbatch: they block."""
+"""Kind of sends (like ``messages.SENDS``) if the stages of 1F1B meet at every microbatch: they block."""
 
 
 class Meet(NamedTuple):
@@ -107,7 +107,8 @@ def _cuts(num_stages: int, num_microbatches: int) -> tuple[tuple[int, ...], ...]
 
 
 def _even_starts(steps: Sequence[Sequence[Step]]) -> list[list[int]]:
-    """Return when each step begins, a message when both sides have posted it, where passes take 1 and messages 0."""
+    """Return the start of each step if passes take 1 and messages 0; a message starts when both sides have
+    posted it."""
     now, starts = [0] * len(steps), [list[int]() for _ in steps]
     posted: dict[Message, int] = {}
 
@@ -133,7 +134,7 @@ class _Lattice:
     allowed: Sequence[Sequence[bool]]
     """By stage and position."""
     before: Sequence[Sequence[int]]
-    """By stage and position: the number of steps that the previous stage must have taken; it is nondecreasing."""
+    """By stage and position: the number of steps that the previous stage must have finished; nondecreasing."""
     after: Sequence[Sequence[int]]
     """The same for the next stage."""
 

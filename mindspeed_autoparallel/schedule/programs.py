@@ -11,7 +11,7 @@ SCHEDULES = ("1f1b", "interleaved", "gpipe")
 
 
 MOST_SHOWN = 8
-"""Group sizes that a message lists."""
+"""Number of group sizes that a message lists."""
 
 
 class Action(NamedTuple):
@@ -39,10 +39,10 @@ def make_program(
 ) -> Program:
     """Return the order of every stage in Megatron.
 
-    ``num_chunks``: virtual pipeline size, 1 unless interleaved. ``microbatch_group_size``: microbatches of one chunk in
-    a row (Megatron's ``microbatch_group_size_per_vp_stage``), ``num_stages`` when 0. ``paired``: one more forward warms
-    up, and then every forward and the backward behind it are one pass (``--overlap-moe-expert-parallel-comm``: with
-    virtual stages, or one stage alone). Raises ``ConfigError``.
+    ``num_chunks``: virtual pipeline size, 1 unless interleaved. ``microbatch_group_size``: consecutive microbatches of
+    one chunk (Megatron's ``microbatch_group_size_per_vp_stage``), ``num_stages`` if 0. ``paired``: one more forward
+    warms up, and then every forward and the following backward are one pass (``--overlap-moe-expert-parallel-comm``:
+    with virtual stages, or one stage alone). Raises ``ConfigError``.
     """
     check_program(schedule, num_stages, num_microbatches, num_chunks, microbatch_group_size, paired)
     if schedule != "interleaved":
@@ -119,7 +119,7 @@ def _is_group_size(group: int, num_stages: int, num_microbatches: int) -> bool:
 
 
 def group_sizes(num_stages: int, num_microbatches: int) -> tuple[int, ...]:
-    """Return every ``microbatch_group_size`` that Megatron accepts for so many microbatches, smallest first.
+    """Return every ``microbatch_group_size`` that Megatron accepts for ``num_microbatches``, smallest first.
 
     It accepts at least the number of stages and at most all microbatches, with no remainder below the number of stages.
     Empty if there are fewer microbatches than stages.

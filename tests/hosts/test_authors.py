@@ -43,7 +43,7 @@ def authors(monkeypatch):
     import shrink
 
     yield collect, shrink
-    for name in ("collect", "shrink", "kept_rows", "table"):
+    for name in ("collect", "shrink", "kept_rows", "table", "train"):
         sys.modules.pop(name, None)
 
 
@@ -133,6 +133,27 @@ def test_the_table_counts_trainings_by_whose_losses_they_have(authors, tmp_path)
         "| H | 4 (8) | 4 (8) | 4 | 4 | 0 | 0 | 0 | none | 0.1 s, at most 0.1 s | 4 of 4 | 1 | 1 | 2 | 2.0e-07 |" in text
     )
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+
+
+def test_native_programs_begin_with_the_patches_taken_back(authors, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(HERE.parent))
+    import train
+
+    program = tmp_path / "pretrain.py"
+    program.write_text("from __future__ import annotations\n\nimport json\n\nif __name__ == '__main__':\n    main()\n")
+    ours, bare = tmp_path / "ours", tmp_path / "bare"
+    for folder, undo in ((ours, ""), (bare, train.UNDO)):
+        folder.mkdir()
+        lines = [line for line in train.script_of(program, folder, undo=undo).read_text().splitlines() if line.strip()]
+        compile("\n".join(lines), "copy.py", "exec")
+        begin = [
+            "from __future__ import annotations",
+            "import mindspeed_autoparallel",
+            *undo.splitlines(),
+            "import json",
+        ]
+        assert lines[: len(begin)] == begin
+        assert lines[len(begin) + 1 :] == ["    import same_start", "    same_start.install()", "    main()"]
 
 
 def test_mindspeed_is_imported_before_megatron_and_many_trainings_fit(tmp_path):

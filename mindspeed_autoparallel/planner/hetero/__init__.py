@@ -1,14 +1,18 @@
-"""Encoders with separate layouts: the cost of their phases, the search over them, the comparison.
+"""Encoders with separate layouts: costs of their phases, the search over layouts, and the comparison.
 
-encoder_costs  cost of one encoder's batches, whole or by stage
-encoders       price of one encoder in one layout
-space          encoder layouts worth trying with a backbone layout
-backbone       the pipeline solved with less memory
-choice_search  how choices of all layouts are refined, best first
-windowed       memory mode window, tried in addition
-solved         one solved choice
-search         the whole search
-gain           the separate gains of layouts, batch scale and recomputing
-assembly       the plan file of the best choice
-compare        the hetero plan compared with the homogeneous plan
+encoder_costs   cost of one encoder's batches, whole or by stage
+encoder_memory  macro-batches of one encoder, and their memory
+encoders        price of one encoder in one layout
+generator       price of a generator in one layout
+space           encoder layouts worth trying with a backbone layout
+backbone        the pipeline solved with less memory
+tight           exact search of a backbone with little memory
+choice_search   refinement of the choices of all layouts, best first
+windowed        memory mode window, tried in addition
+window_bounds   bounds in that mode; ``device_work``: by each device's compute
+solved          one solved choice
+search          the whole search
+gain            the separate gains of layouts, batch scale and recomputation
+assembly        the plan file of the best choice
+compare         the hetero plan compared with the homogeneous plan
 """

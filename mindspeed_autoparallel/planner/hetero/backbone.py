@@ -40,7 +40,7 @@ class Reserved:
     first_stage_bytes: int = 0
 
     def covers(self, other: Reserved) -> bool:
-        """Return whether it is at least as much as ``other``."""
+        """Return whether every field is at least that of ``other``."""
         return self.everywhere_bytes >= other.everywhere_bytes and self.first_stage_bytes >= other.first_stage_bytes
 
 
@@ -77,7 +77,7 @@ def backbone_plan(plan: Plan) -> Plan:
 
 
 def _without(modules: Sequence[Module], gone: set[str]) -> tuple[Module, ...]:
-    """Return the modules that are not in ``gone``, without dependencies on those that are."""
+    """Return the modules that are not in ``gone``, without dependencies on modules in it."""
     return tuple(
         replace(module, predecessors=tuple(name for name in module.predecessors if name not in gone))
         for module in modules
@@ -102,7 +102,7 @@ def _columns(data: VariableData | None, names: set[str]) -> VariableData | None:
 
 
 def limit_of(profile: Profile, cluster: Cluster) -> int:
-    """Return bytes a rank may use."""
+    """Return the bytes that a rank may use."""
     return cluster.memory_limit_bytes or profile.device.memory_capacity_bytes
 
 
@@ -124,7 +124,7 @@ def beside(
     if left <= 0:
         return None
     changed = replace(measurement, modules={**measurement.modules, name: cost})
-    # The one point that is planned, interpolated or not.
+    # The only planned point, interpolated or not.
     return replace(backbone, measurements=(changed,)), changed, replace(cluster, memory_limit_bytes=left)
 
 

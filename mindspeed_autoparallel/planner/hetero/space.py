@@ -122,7 +122,7 @@ def _undominated_phases(
 
 def layouts_of(costs: EncoderCosts, candidate: Candidate, cluster: Cluster) -> list[ModuleLayout]:
     """Return one (TP, CP) with every pipeline size and scale; with a pipeline, only the smallest scale for each number
-    of macro-batches. A generator takes one microbatch at a time."""
+    of macro-batches. A generator processes one microbatch at a time."""
     tensor, context, count = costs.point.tensor_size, costs.point.context_size, candidate.num_microbatches
     found = []
     for stages in costs.pipeline_sizes:

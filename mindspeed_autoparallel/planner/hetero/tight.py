@@ -1,8 +1,8 @@
-"""Exact search of a backbone's pipeline if encoders leave little memory: the exact peak, in the pipeline and while an
-encoder runs, limits each rank's layers, and the few remaining splits are all timed.
+"""Exact search of a backbone's pipeline if encoders leave little memory.
 
-The split problem's rows bound a peak from one side only, and omit the memory that an encoder needs outside the
-pipeline. For one module of equal layers without virtual stages; ranks then do not depend on each other.
+The exact peak, in the pipeline and while an encoder runs, limits each rank's layers; the few remaining splits are all
+timed. The split problem's rows bound a peak from one side only, and omit the memory that an encoder needs outside the
+pipeline. Supports one module of equal layers without virtual stages, so that ranks do not depend on each other.
 """
 
 from __future__ import annotations

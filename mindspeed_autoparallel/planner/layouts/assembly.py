@@ -50,10 +50,10 @@ def plan_of(
     global_batch_size: int,
     record: SearchRecord,
 ) -> Plan:
-    """Return a plan without the comparison; ``simulate`` uses it as well."""
+    """Return a plan without baselines and alternatives; ``simulate`` uses it as well."""
     notes = []
     if layout.paired:
-        # The search's costs exclude all time that pairs may hide.
+        # The search's costs exclude all time that combined 1F1B may hide.
         measurement = point_of(profile, layout) or measurement
     if measurement.interpolated_from:
         notes.append(f"{measurement.at.label()} is interpolated from {', '.join(measurement.interpolated_from)}.")

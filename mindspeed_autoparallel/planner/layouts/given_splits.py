@@ -109,7 +109,7 @@ def _rivals(
     candidate: Candidate,
     simple_splits: Sequence[Baseline],
 ) -> tuple[Baseline, ...]:
-    """Return the rules of thumb that the host can run, each with the recompute that it needs there."""
+    """Return the simple rules that the host can run, each with the recompute that it needs."""
     listed = [dict(layers) for layers in splits.of_layout(candidate.layout)]
     rivals = []
     for simple in simple_splits:

@@ -49,7 +49,7 @@ class LayoutSearch(Search[Candidate]):
         """Layouts in which no plan fits or none was found."""
         self.open_bounds_us: dict[str, float] = {}
         """Layouts that time or effort left open."""
-        # Chains come first: they are proved quickly. Layouts with virtual stages follow, the most promising first.
+        # Chains come first: their proofs are quick. Layouts with virtual stages follow, the most promising first.
         self.looks = Looks(model)
         self.items = [
             Open(turn_of(model, item, expected), bound, order, item)
@@ -62,7 +62,8 @@ class LayoutSearch(Search[Candidate]):
         self._given_up: list[Open[Candidate]] = []
         self._workers, self._deadline, self._progress = workers, deadline, progress
         self.bounds_s, self.known_us = 0.0, inf
-        """Seconds after the deadline for the bounds of open layouts; step time of a known plan of other layouts."""
+        """Processor seconds after the deadline for the bounds of open layouts; step time of a known plan of other
+        layouts."""
         self.plain = PlainSearch(workers, lambda found: self.know(found.candidate, found.outcome))
         self.interrupt: KeyboardInterrupt | None = None
         """The interrupt that ended the search early."""
@@ -87,7 +88,7 @@ class LayoutSearch(Search[Candidate]):
             self._offer(SolvedLayout(candidate=candidate, outcome=outcome))
 
     def begin_from(self, plan: Plan) -> None:
-        """Begin from ``plan``, of one of the layouts, and from the bounds that its search has proved."""
+        """Start from ``plan``, whose layout is one of these, and from the bounds that its search proved."""
         proved = {verdict.layout.label(): verdict.lower_bound_us or 0.0 for verdict in plan.search.verdicts}
         self.items = [replace(item, bound_us=max(item.bound_us, proved.get(_label(item), 0.0))) for item in self.items]
         outcome = Outcome(placement=ModulePlacement.of_plan(plan), step_us=plan.step.total_us)
@@ -136,7 +137,7 @@ class LayoutSearch(Search[Candidate]):
         return self.best_us * (1 - EXACT) if self._proving else self._threshold_of_alternatives()
 
     def admits(self, item: Open[Candidate], cutoff_us: float) -> bool:
-        """Return whether to solve a layout; those that cannot be the best only if that is quick."""
+        """Return whether to solve a layout; if it cannot be the best, only if that is quick."""
         if self._proving and self.looks.seconds_left(item, self.best_us) <= 0:
             return False
         return item.bound_us < cutoff_us and (self._proving or is_quick(item.item, item.late))

@@ -1,4 +1,4 @@
-"""One layout solved: the best placement that fits by the exact peak, and a bound that holds for every placement."""
+"""Solve one layout: find the best placement whose exact peak fits, and a bound that holds for every placement."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ MAX_TIGHTENINGS = 6
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutResult:
-    """What is known of one layout after solving it."""
+    """Result of solving one layout."""
 
     lower_bound_us: float
-    """Of every placement that fits, step time in all."""
+    """Lower bound of the whole step over every placement that fits."""
     placement: ModulePlacement | None
     evaluation: Evaluation | None
     proved_infeasible: bool = False
     beaten: bool = False
-    """Proved: no plan that fits is faster than the one known."""
+    """Proved: no plan that fits is faster than the known one."""
     timed_out: bool = False
 
 
 def limits_of(profile: Profile, cluster: Cluster, layout_size: int) -> tuple[int, ...]:
-    """Return bytes allowed by pipeline rank."""
+    """Return the bytes that each pipeline rank may use."""
     return (cluster.memory_limit_bytes or profile.device.memory_capacity_bytes,) * layout_size
 
 
@@ -52,7 +52,8 @@ def solve_layout(
     global_batch_size: int,
     options: SolveOptions,
 ) -> LayoutResult:
-    """Solve the relaxed rows for the bound; where its plan overruns the exact peak, tighten until one fits."""
+    """Solve the relaxed memory rows for the bound; if their plan exceeds the exact peak, tighten them until
+    one fits."""
     deadline, cutoff_us = time.monotonic() + options.time_limit_s, options.cutoff_us
     tied_us = embedding_us(profile.model, candidate.measurement, candidate.layout, cluster, profile.device)
     attempts = Attempts(
@@ -104,7 +105,7 @@ def solve_layout(
 
 @dataclass(kw_only=True)
 class Attempts:
-    """Hold solutions of one layout's problems, and the best plan among them that fits."""
+    """The solutions of one layout's problems, and the best plan among them that fits."""
 
     profile: Profile
     cluster: Cluster
@@ -112,17 +113,17 @@ class Attempts:
     global_batch_size: int
     deadline: float
     cutoff_us: float
-    """Pipeline time of a plan that is known."""
+    """Pipeline time of a known plan, in microseconds."""
     best: tuple[ModulePlacement, Evaluation] | None = None
     begin: Beginning | None = None
     """The last solution with virtual stages."""
     last: ModulePlacement | None = None
     """The last solution, whether it fits or not."""
     last_module_from: int | None = None
-    """Virtual stage where the last module begins, if only such plans are looked for."""
+    """Virtual stage on which the last module begins, if only such plans are searched."""
 
     def problem(self, limits: tuple[int, ...], *, safe: bool) -> SplitProblem:
-        """Return the layout's problem with ``limits`` by pipeline rank."""
+        """Return the layout's split problem with ``limits`` in bytes by pipeline rank."""
         return build_problem(
             self.profile,
             self.cluster,
@@ -135,12 +136,12 @@ class Attempts:
         )
 
     def take(self, placement: ModulePlacement, found: Evaluation) -> None:
-        """Keep the plan if it fits and none before was as fast."""
+        """Keep the plan if it fits and is faster than all before."""
         if found.fits and (self.best is None or found.step.total_us < self.best[1].step.total_us):
             self.best = placement, found
 
     def solve(self, problem: SplitProblem, below: int | None, options: SolveOptions) -> tuple[float, Evaluation]:
-        """Return the problem's bound in microseconds, and its plan evaluated exactly."""
+        """Return the problem's bound in microseconds, and its plan, evaluated exactly."""
         seconds = max(0.1, self.deadline - time.monotonic())
         solution = solve(
             problem, time_limit_s=seconds, seed=options.seed, below=below, effort=options.effort, begin=self.begin
@@ -161,7 +162,7 @@ class Attempts:
         return solution.lower_bound / NS_PER_US, found
 
     def tighten(self, limits: tuple[int, ...], found: Evaluation, below: int | None, options: SolveOptions) -> None:
-        """Solve the safe rows, then the relaxed ones with less and less memory until a plan fits."""
+        """Solve the safe rows, then the relaxed ones with less and less memory, until a plan fits."""
         with contextlib.suppress(InfeasiblePlan):
             self.solve(self.problem(limits, safe=True), below, options)
         for _ in range(MAX_TIGHTENINGS):
@@ -177,7 +178,7 @@ class Attempts:
 
 @dataclass(frozen=True, kw_only=True)
 class SimpleSplit:
-    """A baseline, evaluated exactly."""
+    """A baseline split, evaluated exactly."""
 
     name: str
     placement: ModulePlacement
@@ -191,12 +192,12 @@ def simple_splits(
     global_batch_size: int,
     known: tuple[ModulePlacement, Evaluation] | None = None,
 ) -> tuple[SimpleSplit, ...]:
-    """Return even and greedy split of a layout, with as much recomputation as their memory needs.
+    """Return the even and the greedy split of a layout, with as much recomputation as their memory requires.
 
-    ``known``: a placement of the layout that is evaluated already; no placement is evaluated twice.
+    ``known``: an evaluated placement of the layout; no placement is evaluated twice.
     """
     layout = candidate.layout
-    # Simple rules count layers, and leave embedding and output layer with theirs.
+    # Simple rules count layers, and keep the embedding and the output layer with theirs.
     scarce = layout.num_virtual_stages > profile.model.num_layers
     plain = replace(candidate, layout=replace(layout, standalone_ends=layout.standalone_ends and scarce))
     problem = build_problem(

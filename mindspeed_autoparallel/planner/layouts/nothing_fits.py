@@ -1,4 +1,5 @@
-"""Where nothing fits: which layouts cannot, by their states alone, how near the best one comes, and what would fit."""
+"""Explain a search without a plan: layouts whose states do not fit, the nearest layout, and the memory that
+would fit."""
 
 from __future__ import annotations
 
@@ -20,15 +21,15 @@ from mindspeed_autoparallel.spec.plan import Verdict
 from mindspeed_autoparallel.units import format_bytes
 
 NEAREST_S, CLUSTER_S = 12.0, 10.0
-"""Of the search for the nearest layout, and of the processor for a cluster that is large enough."""
+"""Seconds of the search for the nearest layout; processor seconds of the search for a cluster that is large enough."""
 _TRIED = 6
-"""Layouts of a cluster whose simple splits are tried, the likeliest first."""
+"""Number of a cluster's layouts whose simple splits are tried, the most promising first."""
 
 
 def too_full(
     profile: Profile, cluster: Cluster, candidates: Iterable[Candidate]
 ) -> tuple[list[Candidate], list[Candidate], list[Verdict]]:
-    """Return the layouts whose states may fit, those whose states do not, whatever the split, and verdicts on these."""
+    """Return the layouts whose states may fit, those whose states never fit, and verdicts on the latter."""
     limit = cluster.memory_limit_bytes or profile.device.memory_capacity_bytes
     left, full, verdicts = [], [], []
     for item in candidates:
@@ -50,7 +51,7 @@ def _is_additive(profile: Profile, candidate: Candidate) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class NothingFits:
-    """A search that found no plan: its request, and the candidates and verdicts that it ended with."""
+    """A search that found no plan: its request, and its final candidates and verdicts."""
 
     profile: Profile
     cluster: Cluster
@@ -60,7 +61,7 @@ class NothingFits:
     verdicts: Sequence[Verdict]
 
     def error(self) -> InfeasiblePlan:
-        """Return the error: the nearest layout, a limit and a cluster that are enough, and what else would help."""
+        """Return the error with the nearest layout, a limit and a cluster that suffice, and other remedies."""
         profile, cluster = self.profile, self.cluster
         limit = cluster.memory_limit_bytes or profile.device.memory_capacity_bytes
         if not self.without_plan:
@@ -82,8 +83,10 @@ class NothingFits:
         )
 
     def _larger_cluster(self) -> str:
-        """Return the sentence about the smallest cluster in which a simple split fits: the nodes are doubled until one
-        does, and then three quarters of that number are tried."""
+        """Return a sentence about the smallest cluster in which a simple split fits.
+
+        The number of nodes is doubled until a split fits; then three quarters of that number are tried.
+        """
         deadline = time.process_time() + CLUSTER_S
         times = 2
         while self.cluster.num_devices * times <= MAX_DEVICES and time.process_time() < deadline:
@@ -104,7 +107,7 @@ class NothingFits:
         )
 
     def _fits_in(self, num_nodes: int, deadline: float) -> str | None:
-        """Return the layout of a simple split that fits on so many nodes, if one of the likeliest does."""
+        """Return the layout of a simple split that fits on ``num_nodes`` nodes, if one of the most promising does."""
         cluster, space = replace(self.cluster, num_nodes=num_nodes), replace(self.space, virtual_sizes=(1,))
         try:
             candidates, _ = enumerate_layouts(self.profile, cluster, self.global_batch_size, space)

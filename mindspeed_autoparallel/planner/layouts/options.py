@@ -1,4 +1,4 @@
-"""Options of a search beside profile, cluster and batch: one record for a single pipeline and for hetero."""
+"""Options of a search beside profile, cluster and batch, shared by the searches of one pipeline and of hetero."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from mindspeed_autoparallel.planner.layouts.space import SpaceOptions
 from mindspeed_autoparallel.spec import Layout, Plan
 
 VIRTUAL_S = 12.0
-"""Of all processes together, unless virtual stages were requested."""
+"""Processor seconds of all processes together, unless virtual stages were requested."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """How long and how widely plans are searched."""
+    """Time and breadth of a search."""
 
     time_limit_s: float = 600.0
     top_k: int = 3
-    """Alternatives beside the best plan."""
+    """Number of alternatives to report beside the best plan."""
     seed: int = 0
     num_workers: int = 0
-    """Processes, 0 for one per core; the result does not depend on it."""
+    """Number of processes; 0 is one per core. The result does not depend on it."""
     layouts: Sequence[Layout] | None = None
-    """Only these (of the backbone, where encoders have their own)."""
+    """Search only these layouts (of the backbone, if encoders have their own)."""
     space: SpaceOptions = field(default_factory=SpaceOptions)
     known: Plan | None = None
-    """A plan for the same profile, cluster and batch, to be beaten; what its search proved of layouts holds."""
+    """A plan to beat, for the same profile, cluster and batch; bounds that its search proved remain valid."""
     with_relaxations: bool = True
     """Also solve the best layout with more memory and with more microbatches."""
 
     @property
     def virtual_s(self) -> float:
-        """Return processor seconds for layouts with virtual stages that take long: all where they were requested."""
+        """Return the processor seconds for slow layouts with virtual stages: the whole limit if they were requested."""
         return VIRTUAL_S if self.space.virtual_sizes is None and self.layouts is None else inf
 
     def check(self, global_batch_size: int) -> None:
-        """Raise ``ConfigError`` for options that no search can have."""
+        """Raise ``ConfigError`` for values out of range."""
         if global_batch_size < 1:
             raise ConfigError(f"the global batch size must be at least 1, got {global_batch_size}.")
         if not 0 < self.time_limit_s < inf:
@@ -53,13 +53,13 @@ class SearchOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SolveOptions:
-    """How one layout is solved."""
+    """Options for solving one layout."""
 
     time_limit_s: float
     seed: int = 0
     cutoff_us: float = inf
-    """Step time of a plan that is known; the bound never exceeds it."""
+    """Step time of a known plan; the bound never exceeds it."""
     only_faster: bool = False
-    """Only a faster plan is wanted; the proof that there is none ends the work."""
+    """Search only for a faster plan; a proof that none exists ends the work."""
     effort: float | None = None
-    """Of the integer solver, see ``split.solve``."""
+    """Effort of the integer solver, see ``split.solve``."""

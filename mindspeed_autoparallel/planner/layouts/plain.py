@@ -1,8 +1,9 @@
-"""The plain recipe of a layout: what Megatron runs without a layout string and with one recompute for all stages.
+"""The plain recipe of a layout: what Megatron runs without a layout string and with one recompute policy for all
+stages.
 
-One chunk per rank, the decoder's layers spread evenly (the last stage has what is left of a number that stages do not
-divide), encoders on the first stage, and the same recompute on every stage: none, one selective kind for all layers, or
-full recompute of the first k layers of each stage.
+One chunk per rank, the decoder's layers spread evenly (if stages do not divide them, the last stage has the rest),
+encoders on the first stage, and the same recompute on every stage: none, one selective kind for all layers, or full
+recompute of the first k layers of each stage.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ Plain = tuple[ModulePlacement, Evaluation]
 
 
 def is_plain(profile: Profile, candidate: Candidate) -> bool:
-    """Return whether a layout has a plain recipe: one chunk a rank in 1F1B, and a layer left for the last stage."""
+    """Return whether a layout has a plain recipe: one chunk per rank in 1F1B, and a layer left for the last stage."""
     layout = candidate.layout
     alone = layout.virtual_size == 1 and layout.schedule == "1f1b" and not layout.paired and layout.sharding is None
     return alone and _even(profile.model.modules[-1].num_layers, layout.pipeline_size)[-1] > 0
 
 
 def _even(num_layers: int, size: int) -> tuple[int, ...]:
-    """Return layers by stage: equal ones, and what is left on the last."""
+    """Return the number of layers by stage: equal numbers, and the rest on the last stage."""
     each = -(-num_layers // size)
     return (*[each] * (size - 1), num_layers - each * (size - 1))
 
@@ -35,8 +36,7 @@ def _even(num_layers: int, size: int) -> tuple[int, ...]:
 def plain_recipe(
     profile: Profile, cluster: Cluster, candidate: Candidate, global_batch_size: int, cutoff_us: float = inf
 ) -> Plain | None:
-    """Return the fastest plain recipe of the layout that fits; ``None``: none does, or none takes less than
-    ``cutoff_us``."""
+    """Return the layout's fastest plain recipe that fits, or ``None`` if none fits in less than ``cutoff_us``."""
     recipe = _Recipe(profile, cluster, candidate, global_batch_size)
     try:
         best = recipe.evaluated("", 0)
@@ -62,17 +62,17 @@ class _Recipe:
         size, decoder = candidate.layout.pipeline_size, profile.model.modules[-1]
         held = _even(decoder.num_layers, size)
         self.most = held[0]
-        """Decoder layers of a stage, the last perhaps apart."""
+        """Decoder layers of a stage; the last stage may have another number."""
         first = {module.name: (module.num_layers, *[0] * (size - 1)) for module in profile.model.modules[:-1]}
         self._layers = {**first, decoder.name: held}
         self.kinds = set(candidate.measurement.modules[decoder.name].layer.recompute) - {"none"}
 
     def selective(self) -> list[str]:
-        """Return the kinds that recompute parts of a layer."""
+        """Return the kinds of recompute that cover parts of a layer."""
         return sorted(kind for kind in self.kinds if kind.startswith("selective"))
 
     def fewest_full(self) -> Plain | None:
-        """Return the recipe that recomputes the fewest layers of each stage in full; ``None``: all are too few."""
+        """Return the recipe with the fewest fully recomputed layers per stage that fits, or ``None``."""
         low, high = 1, self.most
         best = self.evaluated("full", high)
         if not best[1].fits:

@@ -1,4 +1,4 @@
-"""The best plain recipe (``plain``) of all layouts: what a careful user finds without a search of splits."""
+"""Search of the best plain recipe (``plain``) of all layouts: what a careful user finds without a search of splits."""
 
 from __future__ import annotations
 
@@ -16,23 +16,25 @@ from mindspeed_autoparallel.planner.layouts.workers import Workers
 from mindspeed_autoparallel.spec.plan import Baseline
 
 GROUP = 4
-"""Layouts tried against one cutoff, so that the result does not depend on the number of processes."""
+"""Layouts tried with one cutoff, so that the result does not depend on the number of processes."""
 SHARE = 0.15
-"""Of the time limit, at most."""
+"""Largest share of the time limit."""
 
 
 class PlainSearch:
-    """The best plain recipe known, and how far the search for it came."""
+    """The best known plain recipe, and the progress of its search."""
 
     def __init__(self, workers: Workers, found: Callable[[SolvedLayout], None]) -> None:
         self._workers, self._found = workers, found
         self.best: SolvedLayout | None = None
         self.num_left = 0
-        """Layouts that time left untried."""
+        """Number of layouts not tried in time."""
 
     def run(self, items: Sequence[Open[Candidate]], deadline: float) -> None:
-        """Try plain recipes of ``items``, the likeliest first, until none is left whose bound is below the best one or
-        ``deadline`` (of ``time.monotonic``) has passed."""
+        """Try plain recipes of ``items``, the most promising first.
+
+        Stops when no bound is below the best recipe, or at ``deadline`` (of ``time.monotonic``).
+        """
         request = self._workers.request
         queue = [
             (promise_us(request.profile, request.cluster, item.item), item.order, item)
@@ -60,7 +62,7 @@ class PlainSearch:
         self.num_left += sum(item.bound_us < best_us for _, _, item in queue)
 
     def baseline(self) -> tuple[Baseline, ...]:
-        """Return the recipe as a plan file has it; empty where none fits or none was found."""
+        """Return the recipe as a plan's baseline; empty if none was found."""
         if self.best is None or self.best.outcome.placement is None:
             return ()
         placement = self.best.outcome.placement

@@ -1,4 +1,4 @@
-"""A guess, no bound, at the step of a layout's best plan: which layouts are worth a first look."""
+"""An estimate, not a bound, of the step time of a layout's best plan; it ranks layouts for a first look."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from mindspeed_autoparallel.profiles import BlockCost, Profile, RecomputeCost
 from mindspeed_autoparallel.spec import Cluster
 
 _LATER_RANKS = 0.6
-"""Share of the first rank's recompute that a balanced split needs: later ranks hold fewer microbatches."""
+"""Share of the first rank's recompute in a balanced split: later ranks hold fewer microbatches."""
 
 
 def promise_us(profile: Profile, cluster: Cluster, candidate: Candidate) -> float:
-    """Return pipeline, recompute that the first rank of an even split needs, gradients and optimizer; infinite where
-    that rank is too full with everything recomputed."""
+    """Return an estimated step time in microseconds, infinite if the first rank of an even split never fits.
+
+    It is the sum of the pipeline, the recompute that this rank needs, gradient reduction and optimizer.
+    """
     layout, limit = candidate.layout, cluster.memory_limit_bytes or profile.device.memory_capacity_bytes
     size, count = layout.pipeline_size, candidate.num_microbatches
     in_flight: float = min(size, count)

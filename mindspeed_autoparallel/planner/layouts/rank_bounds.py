@@ -1,8 +1,8 @@
-"""What no plan of a layout beats, by its ranks alone: one small linear program, without a schedule or a split.
+"""A lower bound of a layout from its ranks alone: one small linear program, without a schedule or a split.
 
-Every rank holds fractions of layers, as many as its memory allows while its microbatches are in flight; what it
-recomputes to fit adds to its work. A rank works on all microbatches, begins when the first one has passed the stages
-before it, and its last backward goes back through them. Proof: docs/decisions/0003-outer-search.md.
+Every rank holds fractions of layers, as many as fit while its microbatches are in flight; recomputation to make them
+fit adds to its work. A rank runs all microbatches, starts when the first one has passed the stages before it, and its
+last backward returns through them. Proof: docs/decisions/0003-outer-search.md.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ _NS_PER_MS = 1e6
 
 
 def rank_bound_us(profile: Profile, cluster: Cluster, candidate: Candidate) -> float:
-    """Return what no pipeline of ``candidate`` beats; ``inf``: whatever is recomputed, some rank is too full; 0 for
-    schedules that this does not bound."""
+    """Return a lower bound of the pipeline time of ``candidate`` in microseconds.
+
+    ``inf`` if some rank exceeds its memory with everything recomputed; 0 for schedules without such a bound.
+    """
     layout = candidate.layout
     plain = layout.schedule in ("1f1b", "interleaved") and not layout.paired and layout.sharding is None
     if not plain or profile.memory_semantics == "mindspeed":
@@ -39,8 +41,7 @@ def rank_bound_us(profile: Profile, cluster: Cluster, candidate: Candidate) -> f
 
 
 def moments_in_flight(layout: Layout, num_microbatches: int, rank: int) -> list[tuple[int, ...]]:
-    """Return microbatches in flight of each chunk of a rank, when its first backward is about to begin and some times
-    after it."""
+    """Return the microbatches in flight of each chunk of a rank, at its first backward and at some later times."""
     size, chunks = layout.pipeline_size, layout.virtual_size
     group, total = layout.microbatch_group_size or size, num_microbatches * chunks
     if chunks == 1:
@@ -69,7 +70,7 @@ def _passes(number: int, group: int, num_microbatches: int, chunks: int) -> list
 
 @dataclass(frozen=True)
 class _Layers:
-    """Equal layers of a module, fractions of which ranks hold."""
+    """Equal layers of a module; ranks hold fractions of them."""
 
     cost: BlockCost
     number: int
@@ -77,7 +78,7 @@ class _Layers:
     factor: float
 
     def times_ms(self) -> Iterator[tuple[float, int]]:
-        """Yield by recompute kind the time of one microbatch, and the bytes that it keeps."""
+        """Yield (milliseconds of one microbatch, bytes that it keeps) for each kind of recompute."""
         for kind, cost in self.cost.recompute.items():
             yield (
                 sum(block_times_ns(PlacedBlock(name="", cost=self.cost, kind=kind), self.factor)) / _NS_PER_MS,
@@ -102,9 +103,9 @@ class _Ranks:
         self.program = LinearProgram()
         stages = range(self.layout.num_virtual_stages)
         self.time: list[list[tuple[float, Any]]] = [[] for _ in stages]
-        """By virtual stage: what a microbatch takes there."""
+        """Time of a microbatch, by virtual stage."""
         self.held: list[list[tuple[int, int, Any]]] = [[] for _ in stages]
-        """By virtual stage: bytes of a layer all the time, and of a microbatch in flight."""
+        """By virtual stage: bytes of a layer at all times, and bytes of a microbatch in flight."""
 
     def solve(self) -> float:
         """Return the bound in microseconds."""
@@ -123,7 +124,7 @@ class _Ranks:
         return sum(static_terms([PlacedBlock(name="", cost=block)], self.layout).values())
 
     def _place_layers(self) -> None:
-        """Add every kind's layers, spread over all virtual stages, of which few may be empty."""
+        """Add the layers of every kind, spread over all virtual stages; few stages may be empty."""
         on_stage: list[list[Any]] = [[] for _ in self.time]
         for layers in self.layers:
             everywhere = []
@@ -140,14 +141,14 @@ class _Ranks:
                 self.program.row(here, 1.0)
 
     def _may_be_empty(self, v: int) -> bool:
-        """Return whether a virtual stage may hold an end of the model alone."""
+        """Return whether a virtual stage may hold only an end of the model."""
         last = len(self.time) - 1
         alone = self.layout.standalone_ends or len(self.costs) > 1 or last >= sum(item.number for item in self.layers)
         apart = self.costs[-1][1].prediction is not None and prediction_may_be_apart(self.profile.model, self.layout)
         return (alone and v in (0, last)) or (apart and v == last - 1)
 
     def _place_ends(self) -> None:
-        """Add the first module's begin and the last one's end where they are, and all others wherever they fit."""
+        """Place the start of the first module and the end of the last one; the other ends may be anywhere."""
         last = len(self.time) - 1
         for module, cost in self.costs:
             for part, block, number in cost.parts(module.num_layers):
@@ -180,7 +181,8 @@ class _Ranks:
             self.program.row(terms, high=max(0, self.limit - overhead + allowed) / GIB)
 
     def _follow_schedule(self) -> Any:
-        """Return the pipeline's time: no less than a rank's work between the first microbatch's way to it and back."""
+        """Return the pipeline's time: at least a rank's work between the first microbatch's arrival and the last one's
+        return."""
         layout, step = self.layout, self.program.number()
         beside = [2 * time_ns / _NS_PER_MS for time_ns in beside_blocks_ns(self.profile.device, layout)]
         links = [
@@ -190,7 +192,7 @@ class _Ranks:
         before, count = None, self.candidate.num_microbatches
         for rank in range(layout.pipeline_size):
             stages = range(rank, len(self.time), layout.pipeline_size)
-            # step - count x (work of the rank) - (way to it and back) >= count x (beside its blocks)
+            # step - count x (work of the rank) - (arrival and return) >= count x (time outside its blocks)
             terms = [(-count * time, variable) for v in stages for time, variable in self.time[v]]
             way: list[tuple[float, Any]] = [] if before is None else [(-1.0, before)]
             self.program.row([(1.0, step), *way, *terms], count * sum(beside[v] for v in stages))

@@ -1,4 +1,4 @@
-"""Bounds of many layouts: first by ranks alone, at the end of what time leaves open."""
+"""Bounds of many layouts: by ranks alone at first, and at the end higher ones for layouts that time left open."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from mindspeed_autoparallel.planner.layouts.tasks import PATHS, PROVE, RANKS, SO
 from mindspeed_autoparallel.planner.layouts.workers import Workers
 
 _TOGETHER, _AT_THE_END = 32, 2
-"""Layouts bounded between two readings of the clock: at first, and at the end those that time left open."""
+"""Number of layouts bounded between two readings of the clock: at first, and at the end."""
 
 
 def bound_by_ranks(
     workers: Workers, items: Sequence[Open[Candidate]], cutoff_us: float, deadline: float
 ) -> list[Open[Candidate]]:
-    """Return ``items`` with higher bounds, smallest first, where they are below ``cutoff_us``; infinite where no split
-    fits. Ends at ``deadline`` (of ``time.monotonic``)."""
+    """Return the ``items`` with bounds below ``cutoff_us``, raised by ranks alone, smallest first.
+
+    The bound is infinite if no split fits. Ends at ``deadline`` (of ``time.monotonic``).
+    """
     found = list(items)
     below = sorted((item.bound_us, place) for place, item in enumerate(items) if item.bound_us < cutoff_us)
     for first in range(0, len(below), _TOGETHER):
@@ -43,8 +45,11 @@ def raise_smallest(
     deadline: float,
     offer: Callable[[Open[Candidate], Outcome], None],
 ) -> list[Open[Candidate]]:
-    """Return ``items`` with higher bounds, as far as ``deadline`` allows: always those with the smallest bounds, which
-    bound the answer. With virtual stages by critical paths, then by whole layers. ``offer`` gets the plans met."""
+    """Return ``items`` with bounds raised until ``deadline``, always those with the smallest bounds.
+
+    These bound the whole search. With virtual stages bounds come from critical paths, then from whole layers. ``offer``
+    is called with every plan found on the way.
+    """
     looks = {item.order: [SOLVE] if item.item.layout.virtual_size == 1 else [PATHS, PROVE] for item in items}
     queue = [(item.bound_us, item.order, item) for item in items]
     heapq.heapify(queue)

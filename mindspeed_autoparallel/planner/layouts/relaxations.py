@@ -1,4 +1,4 @@
-"""What the best layout would gain if a limit moved: solved again, not estimated."""
+"""Gains of the best layout if a limit is relaxed: solved again, not estimated."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ def relaxations_of(
     time_limit_s: float,
     workers: Workers,
 ) -> tuple[Relaxation, ...]:
-    """Return one GiB more per device; twice the microbatches (gain per sample). In the best plan's layout."""
+    """Return the gains in the best plan's layout of one GiB more per device, and of twice the microbatches (per
+    sample)."""
     limit = request.cluster.memory_limit_bytes or request.profile.device.memory_capacity_bytes
-    # With virtual stages only a plan is needed, no proof.
+    # With virtual stages only a plan is required, no proof.
     long = takes_long(request.profile.model, best)
     plain = Task(
         kind=IMPROVE if long else SOLVE,
@@ -46,7 +47,7 @@ def relaxations_of(
             found.append(Relaxation(change=change, step_us=None, gain_fraction=None))
             continue
         if share == 1.0:
-            # The plan that is known fits more memory, too.
+            # The known plan fits more memory, too.
             new_us = min(new_us, step_us)
         gain = 1 - share * new_us / step_us if step_us else 0.0
         found.append(Relaxation(change=change, step_us=new_us, gain_fraction=max(0.0, gain)))
@@ -54,8 +55,7 @@ def relaxations_of(
 
 
 def _with_legal_groups(layout: Layout, num_microbatches: int) -> Layout:
-    """Return an interleaved layout with the smallest group size, where its own does not go with so many
-    microbatches."""
+    """Return an interleaved layout, with the smallest group size if its own is illegal for ``num_microbatches``."""
     if layout.schedule != "interleaved":
         return layout
     legal = group_sizes(layout.pipeline_size, num_microbatches)

@@ -1,6 +1,7 @@
-"""The whole search: every layout is solved, discarded by a proved bound, or ruled out with a named reason.
+"""The whole search: every layout is solved, discarded by a proved bound, or ruled out with a reason.
 
-When the best plan is no slower than the smallest bound left (see ``best_first``), it is optimal under the cost model.
+When the best plan is no slower than the smallest remaining bound (see ``best_first``), it is optimal under the cost
+model.
 """
 
 from __future__ import annotations
@@ -39,16 +40,17 @@ from mindspeed_autoparallel.spec import Cluster, Plan
 from mindspeed_autoparallel.spec.plan import Relaxation, Verdict
 
 FIRST_SHARE, REGROUPED_SHARE = 0.8, 0.25
-"""Of the time, for layouts with the smallest group size, where others may follow; and what those may take of
-``SearchOptions.virtual_s``, beside it."""
+"""Share of the time for layouts with the smallest group size, if others may follow; share of
+``SearchOptions.virtual_s`` that the others get in addition."""
 RANKS_SHARE = 0.2
-"""Of the time, for a first bound of every layout."""
+"""Share of the time for a first bound of every layout."""
 FINISH_S, FINISH_SHARE = 1.0, 0.1
-"""After the time limit alternatives are still evaluated for so long, at least, or for this share of it."""
+"""Alternatives are still evaluated after the time limit: for these seconds, or for this share of the limit
+if longer."""
 BOUNDS_SHARE = 0.1
-"""Of the time, at its end, for higher bounds of what is left open."""
+"""Share of the time, at its end, for higher bounds of open layouts."""
 MANY_OPERATIONS = 20_000
-"""Forwards and backwards of all layouts' steps together; fewer are not worth another process."""
+"""Forwards and backwards in one step of all layouts together; fewer do not justify another process."""
 
 
 def search(
@@ -61,8 +63,8 @@ def search(
 ) -> Plan:
     """Return the fastest plan for the cluster, with its proof.
 
-    Raises ``InfeasiblePlan`` (tightest stage, missing memory, smallest relaxation) or ``ConfigError``; ``Stopped``,
-    with the best plan so far, at an interrupt.
+    Raises ``InfeasiblePlan`` (tightest stage, missing memory, smallest relaxation) or ``ConfigError``; an interrupt
+    raises ``Stopped`` with the best plan so far.
     """
     options = options or SearchOptions()
     options.check(global_batch_size)
@@ -70,7 +72,7 @@ def search(
     candidates, verdicts = enumerate_layouts(profile, cluster, global_batch_size, options.space, options.layouts)
     known = options.known
     if known is not None and known.layout not in [item.layout for item in candidates]:
-        # In groups of another size than those that are tried first.
+        # The known plan has groups of another size than those that are tried first.
         candidates += enumerate_layouts(profile, cluster, global_batch_size, options.space, [known.layout])[0]
     if not candidates:
         raise _nothing_to_search(verdicts, global_batch_size)
@@ -93,7 +95,7 @@ def _searched(
     started: float,
     progress: Progress,
 ) -> Plan:
-    """Return the plan of the best of ``candidates``; ``verdicts``: of the layouts that are none."""
+    """Return the plan of the best of ``candidates``; ``verdicts`` are those of all other layouts."""
     request, deadline = workers.request, started + options.time_limit_s
     profile, cluster, global_batch_size = request.profile, request.cluster, request.global_batch_size
     candidates, full, of_full = too_full(profile, cluster, candidates)
@@ -154,8 +156,10 @@ def _explore(
     known: Sequence[SolvedLayout] | None = None,
     known_us: float = inf,
 ) -> LayoutSearch:
-    """Search ``candidates`` until all are settled or time is up. ``known``: plans of some of them, where other layouts
-    were searched before; ``known_us``: the best step of these."""
+    """Search ``candidates`` until all are settled or time is up.
+
+    ``known``: plans of some of them, if other layouts were searched before; ``known_us``: the best step time of those.
+    """
     profile, cluster = workers.request.profile, workers.request.cluster
     bounds_s = BOUNDS_SHARE * max(0.0, deadline - time.monotonic())
     deadline -= bounds_s
@@ -194,7 +198,7 @@ def _explore(
 def _explored(
     workers: Workers, candidates: list[Candidate], options: SearchOptions, deadline: float, progress: Progress
 ) -> LayoutSearch:
-    """Search ``candidates``, and then other group sizes of the best interleaved ones and three chunks in the best
+    """Search ``candidates``, then other group sizes of the best interleaved layouts and three chunks in the best
     pipelines, within the time limit."""
     wanted = options.layouts is None and options.space.group_sizes
     if not (wanted and any(item.layout.schedule == "interleaved" for item in candidates)):
@@ -204,7 +208,7 @@ def _explored(
     if found.found and found.interrupt is None:
         more = _explore_neighbours(workers, _ranked(found), options, deadline, progress)
         found.items += more.items
-        # What time left open has no bound worth the name: those layouts are left out of the proof and listed as such.
+        # Layouts that time left open have no useful bound: they are left out of the proof and listed as such.
         found.verdicts += [
             _left_out(verdict) if verdict.outcome == "unsolved" else verdict for verdict in more.verdicts
         ]
@@ -239,7 +243,7 @@ def _explore_neighbours(
 
 
 def _evaluated_until(request: Request, ranked: Sequence[SolvedLayout], until: float) -> list[LayoutResult]:
-    """Return the first of ``ranked``, evaluated, and as many others as begin before ``until``."""
+    """Return the first of ``ranked``, evaluated, and as many others as start before ``until``."""
     results: list[LayoutResult] = []
     for found in ranked:
         if not results or time.monotonic() <= until:

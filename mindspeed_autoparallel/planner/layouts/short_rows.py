@@ -1,7 +1,8 @@
-"""Pipelines of few layers, exactly: every split and every way to recompute, by the exact peak.
+"""Exact search of pipelines with few layers: every split and every recompute policy, by the exact peak.
 
-The rows of the split problem bound a peak from one side only. Where few splits are possible they are all timed with
-nothing recomputed, which no recomputation makes faster; those that may still win are tried in every way that fits.
+The rows of the split problem bound a peak from one side only. If few splits are possible, all are timed with nothing
+recomputed, which recomputation never makes faster; those that may still win are tried with every recompute policy that
+fits.
 """
 
 from __future__ import annotations
@@ -24,25 +25,25 @@ from mindspeed_autoparallel.spec import Cluster
 from mindspeed_autoparallel.spec.recompute import in_order
 
 MOST_EVENTS_OF_CUTS = 500_000
-"""Forwards and backwards of all splits that are examined one by one."""
+"""Forwards and backwards of all splits that are examined one by one, at most."""
 MOST_WAYS = 2_000
-"""Ways to recompute the layers of one rank that are looked at."""
+"""Number of recompute choices of one rank that are tried, at most."""
 Counts = tuple[int, ...]
-"""Recomputed layers of one module on one virtual stage, kind by kind."""
+"""Recomputed layers of one module on one virtual stage, by kind."""
 Way = tuple[Counts, ...]
-"""Of one virtual stage, by module."""
+"""Recompute choice of one virtual stage, by module."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShortRow:
-    """The outcome of all splits."""
+    """Result of trying all splits."""
 
     plain_us: float
-    """Step of the fastest split with nothing recomputed and whatever it needs: a bound."""
+    """Bound: step of the fastest split with nothing recomputed, regardless of its memory."""
     best: tuple[ModulePlacement, Evaluation] | None = None
-    """The fastest plan that fits and takes less than the one known."""
+    """The fastest plan that fits and is faster than the known one."""
     complete: bool = False
-    """Proved: no other plan that fits takes less."""
+    """Proved: no other plan that fits is faster."""
 
 
 def search_short_row(
@@ -54,9 +55,9 @@ def search_short_row(
     deadline: float,
     known_us: float = inf,
 ) -> ShortRow | None:
-    """Look at every split; ``None``: there are too many, time is up, or reductions hide behind backwards, so that
-    recomputation may save time.
+    """Try every split.
 
+    ``None`` if there are too many, time is up, or reductions overlap backwards, so that recomputation may save time.
     ``known_us``: step of a plan that fits.
     """
     layout = candidate.layout
@@ -95,7 +96,7 @@ def search_short_row(
 
 
 class _Ways:
-    """Ways to recompute that fit, of all ranks of a placement; remembers those of a rank by what its chunks hold."""
+    """Recompute choices that fit, for all ranks of a placement; those of a rank are cached by what its chunks hold."""
 
     def __init__(self, profile: Profile, cluster: Cluster, candidate: Candidate) -> None:
         self.profile, self.cluster, self.candidate = profile, cluster, candidate
@@ -109,7 +110,7 @@ class _Ways:
         self._known: dict[tuple[object, ...], list[tuple[Way, ...]]] = {}
 
     def ways(self, placement: ModulePlacement) -> Iterator[ModulePlacement]:
-        """Yield the placement with every combination of its ranks' ways."""
+        """Yield the placement with every combination of its ranks' recompute choices."""
         size = self.candidate.layout.pipeline_size
         num = self.candidate.layout.num_virtual_stages
         by_rank = []
@@ -117,7 +118,7 @@ class _Ways:
             stages = range(rank, num, size)
             held = tuple(tuple(placement.layers[name][v] for name in self.names) for v in stages)
             starts = tuple(tuple(sum(placement.layers[name][:v]) for name in self.names) for v in stages)
-            # Layers of one kind are known by their numbers, others by their places.
+            # Layers of one kind are identified by their number, others by their places.
             key = rank, held, () if self.alike else starts
             if key not in self._known:
                 self._known[key] = self._of_rank(rank, placement, held, starts)
@@ -128,8 +129,10 @@ class _Ways:
     def _of_rank(
         self, rank: int, placement: ModulePlacement, held: Sequence[Counts], starts: Sequence[Counts]
     ) -> list[tuple[Way, ...]]:
-        """Return ways of one rank that fit, by chunk, as far as none is slower in no chunk. ``held``, ``starts``: by
-        chunk, then by module."""
+        """Return the choices of one rank that fit, by chunk, without those that another equals or beats in every chunk.
+
+        ``held``, ``starts``: by chunk, then by module.
+        """
         layout = self.candidate.layout
         every = list(itertools.islice(itertools.product(*map(self._of_stage, held)), MOST_WAYS + 1))
         if len(every) > MOST_WAYS:
@@ -152,7 +155,7 @@ class _Ways:
         return found
 
     def _of_stage(self, held: Counts) -> list[Way]:
-        """Return every way of one virtual stage with so many layers of each module."""
+        """Return every choice of one virtual stage that holds ``held`` layers of each module."""
         of_modules = [
             [way for way in itertools.product(range(n + 1), repeat=len(kinds)) if sum(way) <= n]
             for n, kinds in zip(held, self.kinds, strict=True)
@@ -160,7 +163,7 @@ class _Ways:
         return list(itertools.product(*of_modules))
 
     def _extra(self, starts: Sequence[Counts], ways: Sequence[Way]) -> tuple[float, ...]:
-        """Return what recomputation adds to the backward of every chunk: that of its first layers, kind by kind."""
+        """Return the time that recomputation adds to the backward of every chunk: that of its first layers, by kind."""
         added = []
         for chunk_starts, way in zip(starts, ways, strict=True):
             again = 0.0

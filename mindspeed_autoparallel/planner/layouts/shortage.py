@@ -1,7 +1,7 @@
-"""How near a cluster's memory comes to a plan where none fits: the layout that needs least, and the least limit.
+"""The memory that is missing if no plan fits: the layout that needs least, and the smallest sufficient limit.
 
-A layout's relaxed rows bound the limit from below, a plan that fits by the exact peak bounds it from above; between the
-two, limits are tried out until they meet to the MiB.
+A layout's relaxed rows bound the limit from below; a plan that fits by the exact peak bounds it from above. Limits in
+between are tried until the two meet to the MiB.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from mindspeed_autoparallel.spec import Cluster
 from mindspeed_autoparallel.units import MIB, format_bytes
 
 ENDLESS = 2**50
-"""Bytes: more than any plan needs."""
+"""A limit in bytes above the need of any plan."""
 EFFORT = 0.2
-"""Of one limit tried in one layout."""
+"""Effort for one limit in one layout."""
 MOST_SECONDS = 30.0
 MANY = 64
-"""From so many layouts on an even share of their states alone ranks them, which needs no rows."""
+"""From this number of layouts on, they are ranked by an even share of their states alone, which needs no rows."""
 FIRST = 6
-"""Layouts whose simple splits are taken before anything is bounded."""
+"""Number of layouts whose simple splits are evaluated before anything is bounded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Nearest:
-    """The plan that needs least memory of those found, in bytes per device."""
+    """The found plan that needs least memory, in bytes per device."""
 
     candidate: Candidate
     rank: int
     held: str
     """Layers of the fullest rank: ``text_decoder 18-27``."""
     peak_bytes: int
-    """Of that rank."""
+    """Peak of that rank."""
     least_bytes: int
-    """Proved: no layout of those looked at has a plan in less; 0: nothing is proved."""
+    """Proved: none of the examined layouts has a plan below this; 0: nothing is proved."""
 
     def text(self, limit: int) -> str:
         """Return the sentence about it, for a memory limit of ``limit`` bytes."""
@@ -67,7 +67,7 @@ class Nearest:
 def nearest_plan(
     profile: Profile, cluster: Cluster, candidates: Sequence[Candidate], global_batch_size: int, deadline: float
 ) -> Nearest | None:
-    """Return the plan of least memory among ``candidates``, as far as time allows; ``None``: none was found at all."""
+    """Return the plan of least memory among ``candidates`` that is found in time, or ``None``."""
     search = _Search(profile, cluster, global_batch_size, min(deadline, time.monotonic() + MOST_SECONDS))
     many = len(candidates) > MANY
     for candidate in candidates:
@@ -76,7 +76,7 @@ def nearest_plan(
         )
 
     def order(item: Candidate) -> tuple[int, int, str]:
-        # Among equals most stages and most sharding need least, as a rule.
+        # Among equals, most stages and most sharding usually need least.
         layout = item.layout
         return search.least[layout.label()], -layout.pipeline_size * layout.tensor_size, layout.label()
 
@@ -89,22 +89,22 @@ def nearest_plan(
 
 
 class _Search:
-    """The plan of least memory known, and what is proved of every layout."""
+    """The known plan of least memory, and the proved need of every layout."""
 
     def __init__(self, profile: Profile, cluster: Cluster, global_batch_size: int, deadline: float) -> None:
         self.profile, self.cluster, self.global_batch_size = profile, cluster, global_batch_size
         self.deadline = deadline
         self.least: dict[str, int] = {}
-        """By layout: bytes without which it has no plan, proved."""
+        """Proved least bytes by layout."""
         self.best: tuple[Candidate, Evaluation] | None = None
 
     @property
     def peak_bytes(self) -> float:
-        """Return what the plan of least memory takes."""
+        """Return the peak of the plan of least memory."""
         return inf if self.best is None else _peak(self.best[1])
 
     def even_share(self, candidate: Candidate) -> int:
-        """Return bytes that some device holds at least: an even share of all layers, each where it needs least."""
+        """Return the bytes that some device holds at least: an even share of all layers, each at its least."""
         problem, base = self._rows(candidate)
         total = sum(
             s.num_layers
@@ -116,12 +116,12 @@ class _Search:
             )
             for s in problem.segments
         )
-        # Room beyond the base that messages leave on the roomiest rank.
+        # Room above the base that messages leave on the rank with most room.
         room = max(problem.memory_limit)
         return max(0, base - room + total // problem.num_stages)
 
     def look_into(self, candidate: Candidate) -> None:
-        """Find a plan of the layout that takes less than all before, as little as it can, to the MiB."""
+        """Find a plan of the layout that needs less memory than all before, to the MiB."""
         label = candidate.layout.label()
         if self.least[label] >= self.peak_bytes:
             return
@@ -146,7 +146,7 @@ class _Search:
         self.least[label] = max(self.least[label], proved * MIB + 1 if proved else 0)
 
     def result(self) -> Nearest | None:
-        """Return the plan of least memory, with what is proved of all."""
+        """Return the plan of least memory, with the proved bound of all layouts."""
         if self.best is None:
             return None
         candidate, found = self.best
@@ -167,7 +167,7 @@ class _Search:
         )
 
     def take_simple(self, candidate: Candidate) -> None:
-        """Take the layout's simple splits, with as much recomputed as helps."""
+        """Evaluate the layout's simple splits, with all useful recomputation."""
         if time.monotonic() > self.deadline and self.best is not None:
             return
         cluster = replace(self.cluster, memory_limit_bytes=max(MIB, self.least[candidate.layout.label()]))
@@ -175,14 +175,14 @@ class _Search:
             self._take(candidate, simple.evaluation)
 
     def _rows(self, candidate: Candidate) -> tuple[SplitProblem, int]:
-        """Return the relaxed rows of the layout, and the limit they are made for: what the runtime takes, since rows
-        have no negative room."""
+        """Return the relaxed rows of the layout, and the limit that they assume: the runtime's own bytes, since rows
+        cannot have negative room."""
         base = self.profile.overhead_bytes(candidate.measurement)
         limits = (base,) * candidate.layout.pipeline_size
         return build_problem(self.profile, self.cluster, candidate, limits, safe=False), base
 
     def _bound(self, candidate: Candidate) -> int:
-        """Return bytes per device without which the layout has no plan; 0 when time is up."""
+        """Return the bytes per device below which the layout has no plan; 0 when time is up."""
         left = self.deadline - time.monotonic()
         if left <= 0:
             return 0

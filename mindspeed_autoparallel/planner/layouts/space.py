@@ -27,7 +27,8 @@ class SpaceOptions:
     """Chunks per rank to try. ``None``: 1, 2 and 4, and 3 in the best pipelines; layouts with 2 and 4 that are not
     proved in a moment get a few seconds together. Where they are requested, they get all of the time limit."""
     schedules: tuple[str, ...] = ("1f1b",)
-    """Of layouts with one chunk per rank: ``1f1b``, and ``gpipe`` for a host that has it (Megatron has not)."""
+    """Schedules of layouts with one chunk per rank: ``1f1b``, and ``gpipe`` for a host that has it
+    (Megatron lacks it)."""
     group_sizes: bool = True
     """Whether the host runs other groups of microbatches than the pipeline size (interleaved)."""
     standalone_ends: bool = False
@@ -37,11 +38,12 @@ class SpaceOptions:
     overlap_parameter_gather: bool = False
     """Beside the overlapped reduction of a distributed optimizer; a computed profile has both or neither."""
     bucket_elements: int = 0
-    """As ``Layout`` has it."""
+    """Elements per bucket, as in ``Layout``."""
     overlap_tensor_parallel: bool = False
-    """Whether layouts overlap collectives of tensor parallelism with products although the profile does not name it."""
+    """Whether layouts overlap tensor-parallel collectives with matrix products although the profile does
+    not name it."""
     held: Mapping[str, int] = field(default_factory=dict)
-    """Fields of ``Layout`` that every layout has, and their values; layouts with others are not named."""
+    """Fixed values of fields of ``Layout``; layouts with other values are not listed."""
     paired: bool = False
     """Whether to try combined 1F1B as well, for layouts that can run it."""
 
@@ -114,7 +116,7 @@ def _all_layouts(profile: Profile, cluster: Cluster, options: SpaceOptions) -> l
     as_measured = {(p.context_size, p.expert_size, p.sequence_parallel, p.expert_tensor_size) for p in points}
     for context, expert, sequence, expert_tensor in sorted(as_measured):
         for tensor in sorted(tensors):
-            # Whole experts are named only where they differ: of 1 tensor rank there is one way to share them.
+            # Whole experts are listed only where they differ: with 1 tensor rank there is one way to share them.
             if devices % (tensor * context) or (expert_tensor and expert_tensor >= tensor):
                 continue
             rest = devices // (tensor * context)

@@ -1,4 +1,4 @@
-"""Work on one layout that another process can do: what it needs and what it finds are plain JSON values."""
+"""Work on one layout for another process: its input and its result are plain JSON values."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ IMPROVE, PROVE, SOLVE, TIME = "improve", "prove", "solve", "time"
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What all tasks of a search share."""
+    """Input shared by all tasks of a search."""
 
     profile: Profile
     cluster: Cluster
@@ -41,51 +41,51 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One thing to find out about a layout."""
+    """One task on a layout."""
 
     kind: str
-    """``simple``: the best even or greedy split that fits; ``plain``: the plain recipe; ``ranks``: a bound by ranks
-    alone; ``solve``: the best of all, proved as far as effort goes; with virtual stages also ``bound``: none, but a
-    bound; ``paths``, ``prove``: a higher one; ``improve``: a good plan, and no bound; ``time``: ``placement``,
-    evaluated."""
+    """``simple``: the best even or greedy split that fits. ``plain``: the plain recipe. ``ranks``: a bound by ranks
+    alone. ``solve``: the best plan, proved as far as effort allows. ``time``: evaluate ``placement``. Only with virtual
+    stages: ``bound``: a bound without a plan; ``paths``, ``prove``: a higher bound; ``improve``: a good plan without a
+    bound."""
     layout: Layout
     seconds: float
     cutoff_us: float | None = None
-    """Step time of a plan that is known; ``None``: none is."""
+    """Step time of a known plan, or ``None``."""
     only_faster: bool = False
-    """Only a faster plan is wanted."""
+    """Search only for a faster plan."""
     effort: float | None = None
-    """Limit of the integer solver that does not depend on the machine; ``None``: none."""
+    """Limit of the integer solver that does not depend on the machine; ``None``: no limit."""
     placement: ModulePlacement | None = None
-    """Of ``time``, and where ``improve`` begins: of the same layout in other groups, or with other memory."""
+    """Placement that ``time`` evaluates, or from which ``improve`` starts (same layout, other groups or memory)."""
     memory_limit_bytes: int | None = None
-    """Of a device, in place of the request's."""
+    """Memory limit of a device in place of the request's."""
     bound_us: float = 0.0
-    """What no plan of the layout beats, as far as is known."""
+    """Known lower bound of the layout's plans."""
     batches: int = 1
     """Global batches of the request in a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What was found out. A later process or the same one finds the same, unless time ended first."""
+    """Result of a task. Every run gives the same result unless time ends first."""
 
     lower_bound_us: float = 0.0
     placement: ModulePlacement | None = None
     step_us: float | None = None
-    """Of the placement, which fits unless ``fits`` is off."""
+    """Step time of the placement, which fits unless ``fits`` is false."""
     fits: bool = True
     proved_infeasible: bool = False
     beaten: bool = False
-    """Proved: no plan that fits is faster than the one known."""
+    """Proved: no plan that fits is faster than the known one."""
     timed_out: bool = False
     processor_s: float = field(default=0.0, compare=False)
-    """What it took, in whichever process."""
+    """Processor seconds spent, in whichever process."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SolvedLayout:
-    """A layout with the plan found for it, which fits unless ``outcome.fits`` is off."""
+    """A layout with its plan, which fits unless ``outcome.fits`` is false."""
 
     candidate: Candidate
     outcome: Outcome
@@ -98,7 +98,7 @@ class SolvedLayout:
 
 
 def perform(request: Request, task: Task) -> Outcome:
-    """Do one task, here and now."""
+    """Run one task in this process."""
     begun = time.process_time()
     outcome = _performed(request, task)
     return replace(outcome, processor_s=time.process_time() - begun)

@@ -1,4 +1,4 @@
-"""Of plans that are equally fast, one that recomputes least: the same on every run, whatever the solver met first."""
+"""Tie-break between equally fast plans: least recomputation, so that every run returns the same plan."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from mindspeed_autoparallel.spec import Cluster, Layout
 def with_least_recompute(
     profile: Profile, cluster: Cluster, layout: Layout, placement: ModulePlacement, global_batch_size: int
 ) -> tuple[ModulePlacement, Evaluation]:
-    """Return the same layers on every stage, with no layer recomputed that its rank has memory to keep.
+    """Return the same split, with no layer recomputed that its rank has memory to keep.
 
-    Stage by stage, the dearest kind first. A schedule is monotone in its stage times, so the step is no longer than
-    before, unless a reduction hides behind the backward: then the placement stays as it is.
+    Stages are processed in order, the most expensive kind first. A schedule is monotone in its stage times, so the step
+    does not get longer, unless a reduction overlaps the backward: then the placement stays unchanged.
     """
     before = evaluate(profile, cluster, layout, placement, global_batch_size, with_timeline=False)
     num_microbatches = layout.num_microbatches(global_batch_size)
@@ -44,7 +44,7 @@ def with_least_recompute(
 
 
 def _keeping(placement: ModulePlacement, module: str, kind: str, stage: int, count: int) -> ModulePlacement:
-    """Return ``count`` layers fewer recomputed as ``kind`` on a virtual stage."""
+    """Return the placement with ``count`` layers fewer recomputed as ``kind`` on a virtual stage."""
     if not count:
         return placement
     kinds = placement.recompute[module]

@@ -1,4 +1,4 @@
-"""The order of a search: layouts that are settled quickly come first, and bound those that come later."""
+"""Order of a search: layouts that are settled quickly come first and provide the cutoff for later ones."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ from mindspeed_autoparallel.planner.layouts.virtual_layouts import is_chain, tak
 from mindspeed_autoparallel.spec import Model
 
 QUICK = 0.25
-"""Turns of chains end here."""
+"""Turns of chains are below this."""
 LAST = 1.0
 """Turn of layouts that take long."""
 FEW_OPERATIONS = 20_000
-"""Forwards and backwards of a step: longer ones are simulated to prove the best plan, not to rank those behind it."""
+"""Forwards and backwards of a step; longer steps are simulated to prove the best plan, not to rank alternatives."""
 WIDE_GAP = 0.1
-"""Layouts whose bound is this much below the best plan have no limit for virtual stages."""
+"""Layouts whose bound is this share below the best plan have no time limit for virtual stages."""
 PROVE_S = 10.0
-"""Of one layout."""
+"""Seconds per layout."""
 LOOKS = (BOUND, IMPROVE, PROVE, SOLVE)
-"""At a layout with virtual stages, one after the other, as long as it may hold the best plan; ``PROVE``: if it takes
-long."""
+"""Tasks on a layout with virtual stages, in order, while it may hold the best plan; ``PROVE`` only if it takes long."""
 
 
 def turn_of(model: Model, candidate: Candidate, expected_us: float) -> float:
-    """Return when a layout is looked at: 0, chains; below 1/2, virtual stages are bounded; below 1, a plan with them is
-    searched, the likeliest layout first; 1, what takes long."""
+    """Return when a layout is processed, 0 to 1.
+
+    Chains: 0. Layouts with virtual stages are bounded below 1/2, and below 1 a plan is searched, the most promising
+    layout first. Layouts that take long: 1.
+    """
     if candidate.layout.virtual_size > 1:
         return LAST / 2 * expected_us / (1 + expected_us)
     return 0.0 if is_chain(model) else LAST
@@ -45,8 +47,10 @@ def is_quick(candidate: Candidate, late: float) -> bool:
 def likeliest_first(
     items: Sequence[Open[Candidate]], promises_us: Sequence[float], first: int
 ) -> list[Open[Candidate]]:
-    """Return layouts in the order of what they promise, before those that take long: the ``first`` chains are solved at
-    once, all others once everything is bounded."""
+    """Return layouts in the order of their estimated step times, before those that take long.
+
+    The ``first`` chains are solved at once, all others after everything is bounded.
+    """
     early = [index for index, item in enumerate(items) if item.late < LAST]
     order = sorted(early, key=lambda index: promises_us[index])
     chains = [index for index in order if items[index].late < QUICK][:first]
@@ -56,23 +60,24 @@ def likeliest_first(
 
 
 class Looks:
-    """The next kind of task for each layout, and its time."""
+    """The next task of each layout, and its time."""
 
     def __init__(self, model: Model) -> None:
         self.many = False
-        """Whether all are bounded before most are solved: of many, most do not fit, which takes milliseconds."""
+        """Whether to bound all layouts before most are solved: of many layouts most do not fit, which takes
+        milliseconds."""
         self.virtual_s = inf
-        """Processor seconds after which layouts with virtual stages that take long are left open."""
+        """Processor seconds after which slow layouts with virtual stages are left open."""
         self._model, self._virtual_spent = model, 0.0
         self._places: dict[str, int] = {}
 
     def kind(self, item: Open[Candidate]) -> str:
-        """Return the kind of the next look, one of ``LOOKS``."""
+        """Return the kind of the next task, one of ``LOOKS``."""
         first = SOLVE if item.item.layout.virtual_size == 1 and not self.many else BOUND
         return LOOKS[self._places.get(item.item.layout.label(), LOOKS.index(first))]
 
     def advance(self, item: Open[Candidate]) -> None:
-        """Go on to the next look: what does not take long is solved rather than bounded again."""
+        """Advance to the next task: a layout that does not take long is solved instead of bounded again."""
         following = LOOKS.index(self.kind(item)) + 1
         if item.item.layout.virtual_size == 1:
             following = LOOKS.index(SOLVE)
@@ -85,7 +90,7 @@ class Looks:
         self._virtual_spent += processor_s if takes_long(self._model, item.item) else 0.0
 
     def seconds_left(self, item: Open[Candidate], best_us: float) -> float:
-        """Return what is left for a layout, whose bound is near ``best_us`` or far below it."""
+        """Return the seconds left for a layout, whose bound is near ``best_us`` or far below it."""
         wide = item.bound_us < best_us * (1 - WIDE_GAP)
         return inf if wide or not takes_long(self._model, item.item) else self.virtual_s - self._virtual_spent
 
@@ -95,10 +100,10 @@ class Looks:
         return {PROVE: min(PROVE_S, left), SOLVE: left}.get(self.kind(item), inf)
 
     def later(self, item: Open[Candidate], bound_us: float) -> Open[Candidate]:
-        """Return a layout after a look, with the turn of the next one."""
+        """Return a layout after a task, with the turn of the next one."""
         look, late = self.kind(item), item.late
         if item.item.layout.virtual_size == 1 or (self.many and look == IMPROVE):
-            # A plan is searched next: of many layouts, in the order of what they promise.
+            # A plan is searched next; many layouts are ordered by their estimated step times.
             return replace(item, bound_us=bound_us, late=late + QUICK / 2 if late else 0.0)
         improving = LAST / 2 + max(late, turn_of(self._model, item.item, bound_us))
         return replace(item, late={PROVE: LAST, SOLVE: 2 * LAST}.get(look, improving), bound_us=bound_us)

@@ -1,7 +1,7 @@
-"""Layouts with virtual stages, in two steps: a bound in a moment, then a plan.
+"""Layouts with virtual stages, in two steps: first a quick bound, then a plan.
 
-The bound comes from the linear relaxation and from whole layers per rank. A plan is searched with messages as large as
-they are where the last module begins, which the search finds on the way: the rows of a bound do not contain it.
+The bound comes from the linear relaxation and from whole layers per rank. The search of a plan uses the true message
+sizes, which depend on where the last module begins; the rows of a bound do not contain this.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Model
 
 FEW_VIRTUAL_STAGES, FEW_LAYERS = 8, 40
-"""Up to here interleaved layouts of one module are proved in a moment."""
+"""Up to these sizes interleaved layouts of one module are proved quickly."""
 ATTEMPTS = 3
-"""Of a search, each with less memory than the one before."""
+"""Attempts of a search, each with less memory than the one before."""
 ROUNDS = 8
-"""Of the relaxation: critical paths that it learns."""
+"""Rounds of the relaxation; each adds critical paths."""
 
 
 def bound_layout(profile: Profile, cluster: Cluster, candidate: Candidate, options: SolveOptions) -> LayoutResult:
-    """Return a bound and no plan: by each rank alone, with whole layers, no schedule replayed."""
+    """Return a bound without a plan: by each rank alone, with whole layers, without replaying a schedule."""
     look = _Look(profile, cluster, candidate, options)
     relaxed = relaxed_cuts(look.problem, look.deadline, look.below, most_rounds=1)
     if relaxed is None:
@@ -58,7 +58,8 @@ def bound_layout(profile: Profile, cluster: Cluster, candidate: Candidate, optio
 def follow_paths(
     profile: Profile, cluster: Cluster, candidate: Candidate, bound_us: float, options: SolveOptions
 ) -> LayoutResult:
-    """Return a bound by some critical paths of plans faster than ``cutoff_us``, ``bound_us`` or more, and no plan."""
+    """Return a bound of at least ``bound_us`` without a plan, from critical paths of plans faster than
+    ``cutoff_us``."""
     look = _Look(profile, cluster, candidate, options)
     paths = _relaxed_below(look)
     if paths is None and look.below is None:
@@ -75,9 +76,9 @@ def improve_layout(
     options: SolveOptions,
     known: ModulePlacement | None = None,
 ) -> LayoutResult:
-    """Return the bound of some critical paths and, unless it shows that ``cutoff_us`` is not beaten, a good plan.
+    """Return a bound from some critical paths and, unless it reaches ``cutoff_us``, a good plan.
 
-    ``known``: a placement to begin from, whether it fits or not.
+    ``known``: a placement to start from, whether it fits or not.
     """
     look = _Look(profile, cluster, candidate, options)
     relaxed = _relaxed_below(look)
@@ -94,7 +95,7 @@ def improve_layout(
 def prove_layout(
     profile: Profile, cluster: Cluster, candidate: Candidate, bound_us: float, options: SolveOptions
 ) -> LayoutResult:
-    """Return a bound of whole layers, ``bound_us`` or more, and no plan."""
+    """Return a bound from whole layers of at least ``bound_us``, without a plan."""
     look = _Look(profile, cluster, candidate, options)
     if look.below is None:
         return LayoutResult(lower_bound_us=bound_us, placement=None, evaluation=None)
@@ -103,7 +104,7 @@ def prove_layout(
 
 
 def _relaxed_below(look: _Look) -> tuple[dict[Cut, None], float] | None:
-    """Return some critical paths, and a bound of what is faster than the plan known; ``None``: nothing is."""
+    """Return some critical paths, and a bound of plans faster than the known one; ``None``: there are none."""
     caps = rank_caps(look.problem, look.below) if look.below is not None else ()
     if caps is None:
         return None
@@ -111,7 +112,7 @@ def _relaxed_below(look: _Look) -> tuple[dict[Cut, None], float] | None:
 
 
 class _Look:
-    """A layout's relaxed rows, and what is to be beaten."""
+    """A layout's relaxed rows, and the step time to beat."""
 
     def __init__(self, profile: Profile, cluster: Cluster, candidate: Candidate, options: SolveOptions) -> None:
         self.profile, self.cluster, self.candidate = profile, cluster, candidate
@@ -132,11 +133,11 @@ class _Look:
         )
 
     def ticks(self, step_us: float) -> int | None:
-        """Return the problem's step of a plan that takes ``step_us``; ``None``: there is no such plan."""
+        """Return a step time in the problem's ticks, or ``None`` if it is infinite."""
         return ceil((step_us - self.tied_us) * NS_PER_US) if step_us < inf else None
 
     def result(self, bound: float, best: tuple[ModulePlacement, Evaluation] | None = None) -> LayoutResult:
-        """Return a bound in ticks, and a plan, as the outer search takes them."""
+        """Return a bound in ticks and a plan in the form of the outer search."""
         beaten = self.below is not None and bound >= self.below
         return LayoutResult(
             lower_bound_us=self.cutoff_us if beaten else bound / NS_PER_US + self.tied_us,
@@ -150,7 +151,7 @@ class _Look:
 def _searched(
     look: _Look, global_batch_size: int, options: SolveOptions, begin: Beginning, known: ModulePlacement | None
 ) -> Attempts:
-    """Return solutions with messages as large as they are, with less and less memory until one fits."""
+    """Return solutions with true message sizes, with less and less memory until one fits."""
     profile, cluster, candidate = look.profile, look.cluster, look.candidate
     attempts = Attempts(
         profile=profile,
@@ -186,12 +187,12 @@ def _searched(
 
 
 def first_of_last_module(model: Model, placement: ModulePlacement) -> int:
-    """Return the virtual stage where the last module begins."""
+    """Return the virtual stage on which the last module begins."""
     return next(v for v, count in enumerate(placement.layers[model.modules[-1].name]) if count)
 
 
 def is_chain(model: Model) -> bool:
-    """Return whether each module waits for all before it."""
+    """Return whether each module depends on all modules before it."""
     before: dict[str, set[str]] = {}
     for module in model.modules:
         read = set(module.predecessors).union(*(before[name] for name in module.predecessors))
@@ -202,7 +203,7 @@ def is_chain(model: Model) -> bool:
 
 
 def takes_long(model: Model, candidate: Candidate) -> bool:
-    """Return whether a layout with virtual stages is not proved in a moment."""
+    """Return whether a layout with virtual stages takes long to prove."""
     layout = candidate.layout
     num = layout.num_virtual_stages
     splits = comb(model.num_layers - 1, num - 1) if is_chain(model) else inf

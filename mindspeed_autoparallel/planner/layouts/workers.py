@@ -1,6 +1,6 @@
-"""Processes that do tasks beside this one. They change how long a search takes, never what it finds.
+"""Additional processes that run tasks. They change the time of a search, never its result.
 
-Where no process can be started, or one dies, this process does the work.
+If no process can be started, or one dies, this process does the work.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from mindspeed_autoparallel.spec.codec import from_json, to_json
 
 MAX_WORKERS = 8
 LEAST_S = 0.1
-"""Of a task whose time went by while it waited: enough to bound it."""
+"""Seconds for a task whose time passed while it waited: enough to bound it."""
 _ENTRY = "from mindspeed_autoparallel.planner.layouts.workers import serve; serve()"
 
 
 @dataclass(frozen=True)
 class _Job:
-    """A task in a row of them."""
+    """A task of a list that was requested together."""
 
     place: int
     task: Task
     asked: float
-    """When the row was requested, of ``time.monotonic``."""
+    """Time of the request, of ``time.monotonic``."""
     plan_known: threading.Event | None
-    """Set once a plan is known, after which a late task is left out; ``None``: every task is done."""
+    """Set once a plan is known; late tasks are skipped from then on. ``None``: every task is run."""
 
     def begun_late(self) -> Task:
-        """Return the task with the seconds that are left of it, which has waited for others."""
+        """Return the task with its remaining seconds."""
         return replace(self.task, seconds=max(LEAST_S, self.task.seconds - (time.monotonic() - self.asked)))
 
     def is_left_out(self) -> bool:
-        """Return whether the time of the task has gone by, and nobody depends on it."""
+        """Return whether the time of the task has passed and no result depends on it."""
         late = time.monotonic() - self.asked >= self.task.seconds
         return late and self.plan_known is not None and self.plan_known.is_set()
 
     def done(self, outcome: Outcome | None) -> None:
-        """Take note of a plan."""
+        """Record whether the outcome has a plan."""
         if self.plan_known is not None and outcome is not None and outcome.step_us is not None:
             self.plan_known.set()
 
@@ -60,14 +60,14 @@ _Answers = SimpleQueue[tuple[int, Outcome | None]]
 
 
 def usable_cores() -> int:
-    """Return cores that this process may run on."""
+    """Return the number of cores that this process may run on."""
     with contextlib.suppress(AttributeError, OSError):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 class Workers:
-    """``num_workers`` processes in all, this one included; use as a context manager."""
+    """``num_workers`` processes, including this one; use as a context manager."""
 
     def __init__(self, request: Request, num_workers: int) -> None:
         self.request = request
@@ -94,11 +94,11 @@ class Workers:
             self._jobs.put(None)
 
     def perform(self, tasks: Sequence[Task], *, enough: bool | None = None) -> list[Outcome]:
-        """Return the outcomes in the order of the tasks. This process works, too, and alone until another is ready.
+        """Return the outcomes in the order of the tasks. This process works too, alone until another one is ready.
 
         The longest steps come first, so that no process waits long for another's last task. ``enough``: whether a plan
-        is known; then, or once one of the tasks has found one, a task whose time went by before it began is left out
-        (``timed_out``). ``None``: every task is done.
+        is known. From the first known plan on, a task whose time passed before it started is skipped (``timed_out``).
+        ``None``: every task is run.
         """
         asked, plan_known = time.monotonic(), None if enough is None else threading.Event()
         if enough and plan_known is not None:
@@ -118,19 +118,19 @@ class Workers:
         return [outcomes[place] for place in range(len(tasks))]
 
     def _here(self, job: _Job) -> Outcome:
-        """Do a task in this process."""
+        """Run a task in this process."""
         outcome = Outcome(timed_out=True) if job.is_left_out() else perform(self.request, job.begun_late())
         job.done(outcome)
         return outcome
 
     def _operations(self, task: Task) -> int:
-        """Return forwards and backwards of a step in a task's layout."""
+        """Return the number of forwards and backwards per step in a task's layout."""
         batch = task.batches * self.request.global_batch_size
         return 2 * task.layout.num_virtual_stages * task.layout.num_microbatches(batch)
 
 
 class _Other:
-    """Another process, and the thread that talks to it."""
+    """Another process, and the thread that communicates with it."""
 
     def __init__(self, head: str, jobs: _Jobs, answers: _Answers) -> None:
         root = str(Path(__file__).resolve().parents[3])
@@ -153,10 +153,10 @@ class _Other:
                 elif (answer := self._process.ask(json.dumps(to_json(job.begun_late())))) is not None:
                     outcome = from_json(Outcome, json.loads(answer), "answer of a worker")
             except (AutoParallelError, ValueError):
-                # An answer that cannot be read: this process does the work again.
+                # The answer cannot be read: this process repeats the work.
                 pass
             finally:
-                # Whatever happens, no caller waits for an answer that never comes.
+                # Always signal completion, so that no caller waits for an answer that never comes.
                 job.done(outcome)
                 self._answers.put((job.place, outcome))
             if outcome is None:
@@ -167,7 +167,7 @@ def serve() -> None:
     """Run the loop of a worker process."""
     request = from_json(Request, json.loads(sys.stdin.readline()), "request")
     with contextlib.suppress(ImportError):
-        # Loaded before the first task needs it.
+        # Loaded before the first task, which needs it.
         import ortools.sat.python.cp_model  # noqa: F401
     _answer("ready")
     for line in sys.stdin:

@@ -1,1 +1,1 @@
-"""The search of sharded trainings: sizes, switches, and a policy for every layer. See docs/fsdp2.md."""
+"""Search of FSDP2 trainings: sizes, switches, units, and one recompute policy per layer. See docs/fsdp2.md."""

@@ -1,4 +1,4 @@
-"""Baselines: the shipped configuration, the same without recomputation, and a greedy choice."""
+"""Baselines of a sharded plan: the shipped configuration, the same without recomputation, and a greedy choice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mindspeed_autoparallel.spec.sharded_plan import ShardedOutcome
 
 
 def baselines_of(problem: Problem, shipped: ShardedDecisions, limit_bytes: int) -> tuple[ShardedOutcome, ...]:
-    """Return the baselines that the profile has costs for."""
+    """Return the baselines for which the profile has costs."""
     try:
         outcomes = [priced(problem, shipped, limit_bytes, "shipped")]
     except Unmeasured:
@@ -26,7 +26,7 @@ def baselines_of(problem: Problem, shipped: ShardedDecisions, limit_bytes: int) 
 
 
 def _greedy(problem: Problem, bare: ShardedDecisions, limit_bytes: int) -> ShardedOutcome:
-    """Return the shipped sizes with layers recomputed from the last one on, one after another, until they fit."""
+    """Return the shipped sizes with the fewest layers recomputed that fit, counted from the last layer on."""
     lowering = Lowering(problem, bare)
     layers = [module.name for module in problem.profile.modules if module.is_layer and module.needs_backward]
     policies: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Lower bounds of all plans of some sizes, from sums alone: cheap enough for every choice of sizes."""
+"""Lower bounds of the step time for given sizes, computed from sums alone: cheap enough for every choice of sizes."""
 
 from __future__ import annotations
 
@@ -19,40 +19,42 @@ from mindspeed_autoparallel.spec.sharded import (
 
 
 class Sums(NamedTuple):
-    """Nanoseconds of a micro batch's two phases, which the copy-out of the last unit's parameters in forward divides.
+    """Times of a micro batch's two phases, in nanoseconds.
 
-    No gather of backward starts before it, and none of forward after it.
+    The copy-out of the last unit's parameters in forward is the border: no gather of backward starts before it, and no
+    gather of forward starts after it.
     """
 
     before: int
-    """Computing in front of it."""
+    """Computation before the border."""
     after: int
-    """Computing behind it, recomputation included."""
+    """Computation after the border, recomputation included."""
     whole: int
-    """Computing of both phases."""
+    """Computation of both phases."""
     gathers: int
     gathers_again: int
     reduces: int
     crossing: int
-    """What units that are prefetched may take to the other phase."""
+    """Time by which prefetched units may move from one phase to the other."""
 
 
 def step_bound_ns(lowering: Lowering, limit_bytes: int) -> int | None:
-    """Return what no policies can be faster than, or ``None`` where none of them fits ``limit_bytes``."""
+    """Return a lower bound of the step time under any policies, or ``None`` if no policies fit ``limit_bytes``."""
     again = _again_ns(lowering, limit_bytes)
     return None if again is None else _step_ns(lowering, _sums(lowering, again))
 
 
 def units_bound_ns(finest: Lowering, coarsest: Lowering, limit_bytes: int) -> int | None:
-    """Return what no policies are faster than, whichever units of ``finest`` are units beside those of ``coarsest``.
+    """Return a lower bound of the step time for every choice of units between ``coarsest`` and ``finest``.
 
-    ``None`` where nothing fits ``limit_bytes``. Computing, copied and sent bytes do not depend on units. More units
-    hold less at a time, so recomputation is that of ``finest``; they have more latencies and gather more in backward,
-    so transfers are those of ``coarsest``. The phases' border lies between those of the two.
+    ``None`` if nothing fits ``limit_bytes``. Computation, copied bytes and sent bytes do not depend on the units. More
+    units hold less at a time, so recomputation is that of ``finest``. More units also have more latencies and more
+    gathers in backward, so transfers are those of ``coarsest``. The border between the phases lies between those of the
+    two.
     """
     again = _again_ns(coarsest if coarsest.parts > 1 else finest, limit_bytes)
     if again is None:
-        # A unit's gradients wait for it in full; where a shard takes more than these, a choice between may fit.
+        # A unit holds its full gradients until they are reduced; if a shard takes more, a choice in between may fit.
         if all(unit.gradient_bytes >= unit.sharded_gradient_bytes for unit, _ in finest.kinds.values()):
             return None
         again = 0
@@ -69,7 +71,7 @@ def _again_ns(lowering: Lowering, limit_bytes: int) -> int | None:
 def _sums(lowering: Lowering, again_ns: int) -> Sums:
     units = [(unit, count) for unit, count in lowering.kinds.values() if not unit.empty]
     reducing = [(unit, count) for unit, count in units if unit.has_gradients]
-    # Backward frees every unit; forward frees those that are resharded, but the root of torch 2.7.
+    # Backward frees every unit. Forward frees the resharded units, except the root in torch 2.7.
     gathered_again = [(unit, count) for unit, count in reducing if unit.reshard_after_forward and unit.name != "root"]
     before, after = _computing_ns(lowering)
     before += sum(unit.copy_out_ns * count for unit, count in units)
@@ -88,33 +90,33 @@ def _sums(lowering: Lowering, again_ns: int) -> Sums:
 
 
 def _step_ns(lowering: Lowering, sums: Sums) -> int:
-    """Return a step of ``sums``: each phase lasts as long as its gathers, and as long as its computing."""
+    """Return the step time for ``sums``: each phase lasts at least as long as its gathers and its computation."""
     forward, gathers = max(sums.before, sums.gathers), sums.gathers + sums.gathers_again
     phases = max(sums.whole, sums.before + sums.gathers_again, sums.gathers + sums.after, gathers)
     later = phases
     if lowering.problem.host.variant != "torch":
-        # torch 2.7 may record a layer as the forward's root: prefetched units then cross a border of phases.
+        # torch 2.7 may record a layer as the root of forward: prefetched units then cross the border of the phases.
         later = max(phases - sums.crossing, sums.whole, gathers)
     more = lowering.sizes.accumulation - 1
     if lowering.problem.host.variant == MEGATRON_FSDP:
-        # Every queue runs all of its own; what lies outside layers is gathered once a step.
+        # Every queue runs all of its own work; parameters outside layers are gathered once per step.
         gathers += 2 * sums.gathers_again * more
         return max(sums.whole * (more + 1), gathers, sums.reduces * (more + 1)) + lowering.optimizer_ns
-    # Reductions begin in the first backward; they may end in the next forward, but those of the last step in its own.
+    # Reductions start in the first backward and may end in the next forward; those of the last step end in its own.
     begun = forward * (lowering.problem.host.variant == "torch" or not more)
     step = max(phases + later * more, forward + sums.reduces * (more + 1), later * more + begun + sums.reduces)
     return step + lowering.optimizer_ns
 
 
 def _forced_ns(lowering: Lowering) -> int:
-    """Return the recomputation of layers that run a micro batch in parts: they have no choice."""
+    """Return the recomputation time of layers that run a micro batch in parts: they have no choice of policy."""
     modules = zip(lowering.profile.modules, lowering.problem.layer_names, strict=True)
     kinds = (module.kind for module, layer in modules if layer in lowering.forced)
     return sum(sum(_pass_ns(lowering, lowering.costs[kind])[:2]) for kind in kinds)
 
 
 def _computing_ns(lowering: Lowering) -> tuple[int, int]:
-    """Return a micro batch's computing before and after the last unit's copy-out in forward."""
+    """Return a micro batch's computation before and after the copy-out of the last unit in forward."""
     kinds = {name: _pass_ns(lowering, costs) for name, costs in lowering.costs.items()}
     chunked = bool(lowering.decisions.loss_chunk)
     alone = [lowering.kinds[like][0] for like in lowering.structure.like]
@@ -130,7 +132,7 @@ def _computing_ns(lowering: Lowering) -> tuple[int, int]:
         (kinds[kind].forward + kinds[kind].tail + (kinds[kind].backward if needs_backward else 0)) * count
         for (kind, needs_backward), count in lowering.problem.module_counts.items()
     )
-    # A chunked head runs both passes and the loss in forward, rounded together.
+    # A chunked head runs forward, backward and the loss in forward; their times are rounded together.
     total -= _ROUNDING_NS * chunked
     return before, max(0, total - before)
 
@@ -139,7 +141,7 @@ _ROUNDING_NS = 4
 
 
 class _Pass(NamedTuple):
-    """Nanoseconds of one module, rounded as the replay rounds them."""
+    """Times of one module in nanoseconds, rounded as the replay rounds them."""
 
     forward: int
     tail: int
@@ -153,18 +155,18 @@ def _pass_ns(lowering: Lowering, costs: ModuleCosts) -> _Pass:
 
 
 def _recomputation_ns(lowering: Lowering, limit_bytes: int) -> int | None:
-    """Return the least recomputation of a micro batch that memory needs; ``None``: nothing fits."""
+    """Return the least recomputation time per micro batch that fits in memory, or ``None`` if nothing fits."""
     moments = tight_moments(lowering, limit_bytes)
     needed = [_least_recomputation_ns(lowering, left, running) for left, running in moments or ()]
     return None if moments is None or None in needed else max(one for one in needed if one is not None)
 
 
 def tight_moments(lowering: Lowering, limit_bytes: int) -> list[tuple[int, tuple[int, ...]]] | None:
-    """Return bytes left for layers that wait, and the modules of the layer that does not, at two moments of backward.
+    """Return, for two moments of backward, the bytes left for waiting layers and the modules of the running layer.
 
-    ``None`` where nothing fits at a third. They are the backward of the head, while all layers wait; that of the last
-    layer, whose activations are all there, while the others wait; and that of the first layer, when the gradients of
-    all others are there.
+    The moments are the backward of the head, while all layers wait, and that of the last layer, whose activations are
+    all live while the others wait. ``None`` if nothing fits at a third moment: the backward of the first layer, when
+    the gradients of all others are live.
     """
     units = [(unit, count) for unit, count in lowering.kinds.values() if not unit.empty]
     left = limit_bytes - lowering.static_bytes
@@ -190,8 +192,8 @@ def tight_moments(lowering: Lowering, limit_bytes: int) -> list[tuple[int, tuple
 
 
 def _waiting_bytes(lowering: Lowering, module: int) -> int:
-    """Return parameters that forward leaves gathered, of the units up to ``module``: those behind it have had their
-    backward, which frees them."""
+    """Return the bytes of parameters that forward leaves gathered in units up to ``module``; backward frees
+    the others."""
     if all(unit.reshard_after_forward for unit, _ in lowering.kinds.values()):
         return 0
     structure, index_of, total = lowering.structure, lowering.problem.index_of, 0
@@ -203,14 +205,14 @@ def _waiting_bytes(lowering: Lowering, module: int) -> int:
 
 
 def _gradient_bytes(unit: Unit) -> int:
-    """Return the least bytes of a unit's reduced gradient."""
+    """Return the least size of a unit's reduced gradient in bytes."""
     if not unit.has_gradients:
         return 0
     return min(unit.sharded_gradient_bytes, unit.output_bytes) if unit.replicated else unit.sharded_gradient_bytes
 
 
 def _running_bytes(lowering: Lowering, members: tuple[int, ...]) -> int:
-    """Return what a layer holds when the backward of its last module runs: all it saves, whatever its policy."""
+    """Return the bytes that a layer holds in the backward of its last module: all that it saves under any policy."""
     modules = lowering.profile.modules
     costs = [lowering.costs[modules[index].kind] for index in members]
     saved = sum(one.input_bytes + one.kept_bytes for one in costs) + (
@@ -232,7 +234,7 @@ def _head_bytes(lowering: Lowering) -> int:
 
 
 def _least_recomputation_ns(lowering: Lowering, left_bytes: int, running: tuple[int, ...]) -> int | None:
-    """Return the least recomputation of a micro batch with which waiting layers fit; ``None`` where they never do."""
+    """Return the least recomputation time per micro batch with which waiting layers fit; ``None`` if they never do."""
     rows = []
     out = tuple(lowering.profile.modules[index].kind for index in running)
     for (kind, kinds), number in lowering.problem.layer_groups.items():
@@ -241,10 +243,10 @@ def _least_recomputation_ns(lowering: Lowering, left_bytes: int, running: tuple[
 
 
 def least_time_ns(rows: Iterable[tuple[list[tuple[int, int]], int]], left_bytes: int) -> int | None:
-    """Return the least time with which all fit ``left_bytes``; ``None`` where they never do.
+    """Return the least total time with which all choices fit ``left_bytes``, or ``None`` if none do.
 
-    A row has the choices of layers that are alike, (bytes, nanoseconds), the first one without time, and how many
-    there are. A multiple-choice knapsack, relaxed to fractions.
+    A row holds the choices (bytes, nanoseconds) of layers that are alike, the first one without time, and the number of
+    these layers. It is a multiple-choice knapsack, relaxed to fractions.
     """
     held, steps = 0, []
     for points, count in rows:
@@ -262,7 +264,7 @@ def least_time_ns(rows: Iterable[tuple[list[tuple[int, int]], int]], left_bytes:
 
 
 def _policy_points(lowering: Lowering, kind: str, kinds: tuple[str, ...]) -> list[tuple[int, int]]:
-    """Return bytes held and nanoseconds added by policy, the first where everything is kept."""
+    """Return (bytes held, nanoseconds added) for each policy; the first one keeps everything."""
     costs = [lowering.costs[name] for name in kinds]
     own = lowering.costs[kind].input_bytes
     whole = sum(one.input_bytes + one.kept_bytes + one.tail_kept_bytes for one in costs)
@@ -279,7 +281,7 @@ def _policy_points(lowering: Lowering, kind: str, kinds: tuple[str, ...]) -> lis
 
 
 def _hull(points: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return steps (bytes freed, nanoseconds added) of the lower hull of ``points``, the cheapest first."""
+    """Return the steps (bytes freed, nanoseconds added) of the lower hull of ``points``, cheapest first."""
     at = points[0]
     steps: list[tuple[int, int]] = []
     while True:

@@ -1,7 +1,7 @@
 """Best-first search over sizes and switches: bounds from sums, then from paths, then the policies of every layer.
 
-Every open choice is an entry with a bound. The entry with the lowest bound is refined: sizes become one entry for each
-combination of switches, an entry with a bound from sums gets that of its longest path, and one with that is solved.
+Every open choice is an entry with a bound; the one with the lowest bound is refined. Sizes become one entry per
+combination of switches, a bound from sums becomes that of the longest path, and an entry with that bound is solved.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from mindspeed_autoparallel.spec.sharded import ShardedDecisions, ShardSizes
 from mindspeed_autoparallel.spec.sharded_plan import ShardedOutcome, ShardedVerdict
 
 _POLISH_S = 3.0
-"""Processor seconds for polishing if the search has used up its time."""
+"""Processor seconds for polishing when the search has used up its time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardedOptions:
-    """How far a search goes."""
+    """Limits of a search."""
 
     time_limit_s: float = 10.0
-    """Limit in processor seconds; a first plan is always searched for."""
+    """Limit in processor seconds; the search always looks for a first plan."""
     gap: float = 0.002
-    """Sizes whose bound is this close to the best are not tried."""
+    """Sizes whose bound is within this share of the best step time are skipped."""
     top_k: int = 3
 
 
 @dataclass(frozen=True)
 class Found:
-    """A configuration that fits, and what no policies of its sizes and switches are faster than."""
+    """A configuration that fits, with a lower bound for its sizes and switches under any policies."""
 
     decisions: ShardedDecisions
     outcome: ShardedOutcome
@@ -51,7 +51,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Entry:
-    """An open choice, as far as it is refined: sizes, with switches, with units, and with every layer kept."""
+    """An open choice and what is refined so far: sizes, then switches, units, and the replay with every layer kept."""
 
     sizes: ShardSizes
     switches: Switches | None = None
@@ -74,21 +74,21 @@ class Frontier:
         self._heap: list[tuple[int, int, int, int, Entry]] = []
         self._count = itertools.count()
         self._whole_loss: set[tuple[ShardSizes, int]] = set()
-        """Sizes, and parts of their micro batch, with which a loss in one piece may fit."""
+        """Sizes and numbers of parts of their micro batch with which an unchunked loss may fit."""
         self._dived = False
         self._lost: list[int] = []
-        """Bounds of entries whose search ended without a result or a proof that there is none."""
+        """Bounds of entries whose search ended without a result and without a proof that none exists."""
         self._tried: dict[ShardSizes, str] = {}
-        """Sizes, and the reason of their verdict where nothing fits."""
+        """Reason of the verdict for sizes where nothing fits."""
 
     @property
     def best_ns(self) -> int | None:
-        """Return the step of the best configuration."""
+        """Return the step time of the best configuration."""
         return None if self.best is None else round(self.best.outcome.step.total_us * 1000)
 
     @property
     def target_ns(self) -> int | None:
-        """Return the step that an entry's bound must be below to be of interest."""
+        """Return the step time that an entry's bound must undercut to be searched."""
         return None if self.best_ns is None else round(self.best_ns * (1 - self.options.gap))
 
     @property
@@ -110,7 +110,7 @@ class Frontier:
                 self._solve_one()
                 break
             if left < self.options.time_limit_s / 2 and not self._dived:
-                self._dived = True  # a plan worth having, whatever happens until time ends
+                self._dived = True  # a first plan exists, even if time ends now
                 self._solve_one()
                 continue
             bound, *_, entry = heapq.heappop(self._heap)
@@ -149,7 +149,7 @@ class Frontier:
                 self._note_peak(lowering.static_bytes)
 
     def _open_switches(self, sizes: ShardSizes, bound: int, *, offload_optimizer: bool) -> None:
-        """Add the switches of ``sizes``, with bounds from sums, but those whose chunks hold too much at the least."""
+        """Add the switches of ``sizes`` with bounds from sums, except those whose chunks exceed the memory limit."""
         host = self.problem.host
         rows = switches_of(self.problem, sizes, offload_optimizer=offload_optimizer)
         smallest = min((one.unit_elements for one in rows if one.unit_elements), default=0)
@@ -169,7 +169,7 @@ class Frontier:
             chunks = (switches.loss_chunk, switches.micro_batch_chunk)
             if chunks not in fitting:
                 continue
-            # A loss in one piece gets its bound from the same switches with a chunked loss, where these can fit.
+            # An unchunked loss gets its bound from the same switches with a chunked loss where these can fit.
             if not switches.loss_chunk and any(loss and part == chunks[1] for loss, part in fitting):
                 self._whole_loss.add((sizes, chunks[1]))
                 continue
@@ -178,12 +178,12 @@ class Frontier:
                 self._push(max(bound, lower), Entry(sizes, switches))
 
     def _open_path(self, sizes: ShardSizes, switches: Switches, bound: int) -> None:
-        """Replace an entry's bound by that of the longest path in which every layer keeps; drop it if nothing fits."""
+        """Replace an entry's bound by that of its longest path with every layer kept; drop it if nothing fits."""
         search = LayerSearch(self._lowering(sizes, switches), self.limit, QUICK)
         kept = search.run({})
         lower = search.path_bound_ns(kept)
         if switches.loss_chunk and (sizes, switches.micro_batch_chunk) in self._whole_loss:
-            # The head's backward and the loss run at another place: a step is shorter by no more than what they take.
+            # The head's backward and the loss run at another place: the step is shorter by at most their time.
             least = 0 if lower is None else lower - search.lowering.late_head_ns * sizes.accumulation
             self._push(max(bound, least), Entry(sizes, replace(switches, loss_chunk=0)))
         if lower is None:
@@ -192,7 +192,7 @@ class Frontier:
             self._push(max(bound, lower), Entry(sizes, switches, search, kept))
 
     def _solve_one(self) -> None:
-        """Solve entries with a bound from a path, the lowest of each sizes, until one fits."""
+        """Solve entries that have a bound from a path, the lowest of each choice of sizes, until one fits."""
         seen = set()
         for item in sorted(item for item in self._heap if item[-1].search is not None):
             if item[-1].sizes not in seen:
@@ -217,7 +217,7 @@ class Frontier:
         self.least_peak = peak if self.least_peak is None else min(self.least_peak, peak)
 
     def outcome(self, lowering: Lowering, solved: Solved) -> ShardedOutcome:
-        """Return what ``solved`` has found, with its policies as decisions."""
+        """Return the outcome of ``solved``, with its policies as decisions."""
         rows = policies_by_pattern(self.problem, solved.policies | lowering.forced)
         chosen = replace(lowering.decisions, policies=rows)
         return outcome_of(lowering, chosen, solved.replayed, self.limit, chosen.sizes.label())
@@ -233,7 +233,7 @@ class Frontier:
         self.take(self.solved[lowering.sizes][switches])
 
     def offer_shipped(self) -> None:
-        """Take the shipped configuration as the best so far if it fits."""
+        """Make the shipped configuration the best so far if it fits."""
         try:
             outcome = priced(self.problem, self.shipped, self.limit, "shipped")
         except Unmeasured:
@@ -242,9 +242,9 @@ class Frontier:
             self.take(Found(self.shipped, outcome, 0))
 
     def polish(self) -> int:
-        """Solve what was solved quickly again, thoroughly; return what nothing is faster than.
+        """Solve the quickly solved entries again, thoroughly, and return a lower bound of all plans.
 
-        The best comes first, then what has the lowest bound, until the gap is closed or a few seconds are over.
+        The best comes first, then those with the lowest bounds, until the gap is closed or the polishing time ends.
         """
         assert self.best is not None
         end, done = max(self.end, time.process_time() + _POLISH_S), set[tuple[ShardSizes, Switches]]()
@@ -269,7 +269,7 @@ class Frontier:
         return self.bound_ns
 
     def enlarge_chunks(self) -> None:
-        """Take a loss in one piece, or in the largest chunks that fit, where that is no slower than in the smallest."""
+        """Use an unchunked loss, or the largest chunks that fit, where that is no slower than the smallest chunks."""
         assert self.best is not None
         chosen, step = self.best.decisions, self.best.outcome.step.total_us
         larger = (size for size in sorted(self.problem.host.loss_chunks, reverse=True) if size > chosen.loss_chunk)

@@ -1,8 +1,8 @@
 """The policy of every layer at fixed sizes and switches: a small integer program with the replay as its oracle.
 
-The program minimises a time that is at least every path found so far, in memory that holds at every point found so far.
-Paths and points come from replays: a path's length and a point's bytes are sums over layers, whatever the policies, so
-each is a valid cut. Copies to the host are left out of the paths: they only delay.
+The program minimises a time that is at least every path found so far, in memory that suffices at every point found so
+far. Replays give paths and points; a path's length and a point's bytes are sums over layers under any policies, so each
+is a valid cut. Paths leave out copies to the host, which only delay.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mindspeed_autoparallel.spec.sharded import (
 
 
 class LayerSearch:
-    """One ``Lowering`` and a memory limit."""
+    """Search of the policies for one ``Lowering`` and one memory limit."""
 
     def __init__(self, lowering: Lowering, limit_bytes: int, effort: Effort = THOROUGH) -> None:
         self.lowering, self.limit, self.effort = lowering, limit_bytes, effort
@@ -48,9 +48,9 @@ class LayerSearch:
         self._held: dict[tuple[str, ...], int] = {}
         self.best_policies: dict[str, str] = {}
         self.least_peak = 0
-        """Least peak of all replays."""
+        """Least peak memory of all replays, in bytes."""
         self.nothing_fits = False
-        """Whether a search without a result has proved that none exists."""
+        """True once a search has proved that nothing fits."""
 
     def _options(self, layer: ShardedModule) -> tuple[str, ...]:
         profile, found = self.lowering.profile, []
@@ -63,13 +63,13 @@ class LayerSearch:
         return tuple(found)
 
     def _modules(self, policy: str) -> tuple[StreamModule, ...]:
-        """Return the modules where every layer has ``policy``."""
+        """Return the modules when every layer has ``policy``."""
         if policy not in self._rows:
             self._rows[policy] = self.lowering.training({layer.name: policy for layer in self.layers}).modules
         return self._rows[policy]
 
     def all(self, policy: str) -> dict[str, str]:
-        """Return ``policy`` for every layer that has it; others keep."""
+        """Return ``policy`` for every layer that supports it; the others keep everything."""
         return {layer.name: policy for layer in self.layers if policy in self.options[layer.name]}
 
     def run(self, policies: dict[str, str]) -> Replayed:
@@ -79,13 +79,13 @@ class LayerSearch:
         return outcome
 
     def solve(self, target_ns: int | None = None, kept: Replayed | None = None) -> Solved | None:
-        """Return the best policies, or ``None`` where nothing fits; stops where the bound reaches ``target_ns``.
+        """Return the best policies, or ``None`` if nothing fits. Stop once the bound reaches ``target_ns``.
 
-        ``kept``: the replay in which every layer keeps, where it is there already.
+        ``kept``: the replay with every layer kept, if it exists already.
         """
         kept = kept or self.run({})
         if self.lowering.problem.host.reentrant:
-            # A layer that is called again gathers at other moments: keeping it need not be faster.
+            # A layer that is called again gathers at other moments: keeping it is not always faster.
             best = self._prefixes(every=True)
             self.nothing_fits = best is None
             return None if best is None else Solved(self.best_policies, best, best.step_ns)
@@ -109,7 +109,7 @@ class LayerSearch:
             answer = solve_program(self.options, cuts, self.effort, best.step_ns if best else None)
             policies = answer.policies
             self._spent_s += answer.spent_s
-            if answer.status == "infeasible":  # nothing below the best, or nothing fits the points
+            if answer.status == "infeasible":  # nothing is faster than the best, or nothing fits the points
                 bound = best.step_ns if best else bound
                 self.nothing_fits = best is None
                 break
@@ -131,7 +131,7 @@ class LayerSearch:
         return Solved(self.best_policies, best, min(bound, best.step_ns)) if best else None
 
     def _with_less(self, cuts: Cuts, best: Replayed | None) -> Replayed | None:
-        """Return the best of answers for less memory: inputs on their way make what the points allow too large."""
+        """Return the best result with less memory at every point: inputs in flight make the points too lax."""
         margin = 0
         for _ in range(6 if cuts.known else 0):
             answer = solve_program(self.options, cuts.with_less(margin), self.effort, best.step_ns if best else None)
@@ -145,19 +145,19 @@ class LayerSearch:
         return best
 
     def may_fit(self) -> bool:
-        """Return whether what holds the least in every layer fits; with copies in flight it need not be the least."""
+        """Return whether the policies that hold the least fit; with copies in flight others may hold less."""
         smallest = {}
         for layer, options in self.options.items():
             smallest[layer] = min(options, key=lambda policy: (self._resting(layer, policy), policy))
         self.least_peak = replay(replace(self.lowering.training(smallest), accumulation=1)).peak_bytes
         if self.least_peak <= self.limit:
             return True
-        # Inputs on the device, at most two, are what the least may hold too much.
+        # The estimate may exceed the true peak by the inputs on the device, at most two.
         inputs = max((self._modules(KEEP)[members[0]].input_bytes for members in self.members.values()), default=0)
         return self.least_peak - 2 * inputs <= self.limit
 
     def _prefixes(self, *, every: bool = False) -> Replayed | None:
-        """Return the best of simple answers: a policy for the fewest first layers that fit, or for ``every`` number."""
+        """Return the best simple choice: one policy for the fewest first layers that fit, or for ``every`` number."""
         policies = (RECOMPUTE_KEEP_ATTENTION, RECOMPUTE, RECOMPUTE_OFFLOAD, OFFLOAD)
         layers = {policy: [name for name, options in self.options.items() if policy in options] for policy in policies}
         all_or_none = self.lowering.problem.host.layer_choice == ALL
@@ -170,10 +170,10 @@ class LayerSearch:
         return found and found[0]
 
     def path_bound_ns(self, kept: Replayed) -> int | None:
-        """Return what no policies that fit are faster than; ``None`` where none of them fits.
+        """Return a lower bound of the step time under policies that fit, or ``None`` if none fit.
 
-        ``kept`` is the replay in which every layer keeps: its longest path, with the recomputation that memory needs.
-        That path does not hold for layers that are called again as a whole: they have the bound from sums.
+        ``kept``, the replay with every layer kept, gives the longest path; the recomputation that memory requires is
+        added. That path is no bound for layers that are called again as a whole: they get the bound from sums.
         """
         if self.lowering.problem.host.reentrant:
             return step_bound_ns(self.lowering, self.limit)
@@ -194,7 +194,7 @@ class LayerSearch:
         return None if None in needed else max(kept.step_ns, fixed + max(one for one in needed if one is not None))
 
     def _choices(self, layer: str, weights: dict[tuple[str, str], int]) -> tuple[tuple[int, int], ...]:
-        """Return what a waiting layer holds, and adds to a path, under each policy; keeping stands first."""
+        """Return (bytes held while waiting, nanoseconds added to a path) by policy of a layer; keeping comes first."""
         policies = (KEEP, *(policy for policy in self.options[layer] if policy != KEEP))
         return tuple((self._resting(layer, policy), weights[layer, policy]) for policy in policies)
 
@@ -218,7 +218,7 @@ class LayerSearch:
             cuts.known.append(policies)
 
     def _path(self, policies: dict[str, str], outcome: Replayed) -> tuple[int, dict[tuple[str, str], int]]:
-        """Return a path's length as a sum over layers: what recomputation adds on it, layer by layer."""
+        """Return a path's length as a sum over layers of what recomputation adds to it."""
         path = outcome.path
         if any(policy in (OFFLOAD, RECOMPUTE_OFFLOAD) for policy in policies.values()):
             training = self.lowering.training(policies)
@@ -251,7 +251,7 @@ class LayerSearch:
         return module.again_ns if module.name == layer else module.forward_ns
 
     def _first_backward(self, layer: str) -> tuple[str, str]:
-        """Return the layer's first operation in backward that reads a saved tensor: recomputation runs before it."""
+        """Return the layer's first backward operation that reads a saved tensor: recomputation runs before it."""
         modules = self._modules(KEEP)
         at = self.members[layer][0]
         while not (modules[at].tail_backward_ns and modules[at].tail_saves):
@@ -282,14 +282,14 @@ class LayerSearch:
                 continue
             if size == 0 and not (at is not None and word.endswith(("forward", "backward", "recomputation"))):
                 continue
-            # Between its forward and its backward. Inputs on their way to or from the host are counted as away.
+            # Between its forward and its backward. Inputs in flight to or from the host count as absent.
             if size >= self._resting(layer, chosen) and (size > 0 or self.members[layer][0] < (at or 0)):
                 for policy in self.options[layer]:
                     weights[layer, policy] = self._resting(layer, policy)
         return left, weights, only
 
     def _resting(self, layer: str, policy: str) -> int:
-        """Return what a layer holds between its forward and its backward, at least."""
+        """Return the least bytes that a layer holds between its forward and its backward."""
         profile = self.lowering.profile.modules
         key = (policy, *(profile[index].kind for index in self.members[layer]))
         if key not in self._held:

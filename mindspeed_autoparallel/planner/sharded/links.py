@@ -1,4 +1,4 @@
-"""Times of a sharded training's exchanges between devices, from a profile's links."""
+"""Times of the exchanges between devices in a sharded training, from a profile's links."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mindspeed_autoparallel.spec.sharded import ShardSizes
 
 @dataclass(frozen=True)
 class Exchanges:
-    """Microseconds of one operation each, for one choice of sizes."""
+    """Exchange times for one choice of sizes, in microseconds per operation."""
 
     fabric: Fabric
     sizes: ShardSizes
@@ -33,20 +33,20 @@ class Exchanges:
         return Exchanges(fabric, sizes, topk)
 
     def shard_us(self, size_bytes: float, *, experts: bool) -> float:
-        """Return a gather or a reduce-scatter of a unit's ``size_bytes`` in full."""
+        """Return the time of a gather or reduce-scatter of a unit with ``size_bytes`` unsharded bytes."""
         if experts:
             return self.fabric.one_shot_us(size_bytes, self.sizes.expert_shard_size, self.sizes.expert_size)
         return self.fabric.one_shot_us(size_bytes, self.sizes.fully_shard_size, 1)
 
     def replicas_us(self, shard_bytes: float, *, experts: bool) -> float:
-        """Return the all-reduce of a shard over the copies of the parameters."""
+        """Return the time of the all-reduce of a shard over the replicas of the parameters."""
         sizes = self.sizes
         if experts:
             return self.fabric.all_reduce_us(shard_bytes, sizes.expert_replicas, sizes.experts_spread)
         return self.fabric.all_reduce_us(shard_bytes, sizes.replicas, sizes.fully_shard_size)
 
     def forward_us(self, ulysses_bytes: float, ring_bytes: float, expert_bytes: float) -> float:
-        """Return the exchange time of one forward pass of a module, equal to that of a backward pass."""
+        """Return the exchange time of one forward pass of a module; a backward pass takes as long."""
         sizes = self.sizes
         time = self.fabric.exchange_us(ulysses_bytes, sizes.ulysses_size, sizes.ring_size)
         if sizes.ring_size > 1 and ring_bytes:

@@ -1,4 +1,4 @@
-"""From a profile and decisions to one device's step as the replay runs it."""
+"""Lowering: one device's step, in the form that the replay runs, from a profile and decisions."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from mindspeed_autoparallel.spec.sharded import (
 
 
 def ns(microseconds: float) -> int:
-    """Return whole nanoseconds."""
+    """Return ``microseconds`` as whole nanoseconds."""
     return round(microseconds * 1000)
 
 
 class Lowering:
-    """One choice of everything but the policies; ``training`` adds these."""
+    """Everything but the policies, for one choice of sizes and switches; ``training`` adds the policies."""
 
     def __init__(self, problem: Problem, decisions: ShardedDecisions) -> None:
         self.problem, self.decisions = problem, decisions
@@ -41,13 +41,13 @@ class Lowering:
         self.costs = dict(self._costs_at(self.point))
         self.structure = problem.units(decisions)
         self.hooked = self.structure.hooked(decisions.hooks, sizes.expert_size > 1)
-        """By module: units whose hooks stand there."""
+        """Units whose hooks are on each module, by module name."""
         self.parts, self.forced = self._parts()
-        """Parts of a micro batch in which layers run, and the policies of these layers by name."""
+        """Number of parts of a micro batch in layers that run it in parts, and the policies of these layers by name."""
         if self.parts > 1:
             self._divide()
         self.kinds = self._kinds()
-        """Of the first of units that are alike: its fields, and how many there are."""
+        """Fields of the first of units that are alike, and how many there are."""
         self._chunked = bool(decisions.loss_chunk and self.profile.head)
         chunks = (decisions.loss_chunk, decisions.micro_batch_chunk)
         self._built = problem.known_modules.setdefault((id(self.structure), sizes, *chunks, decisions.hooks), {})
@@ -81,7 +81,7 @@ class Lowering:
         return ModuleCosts(at=point, forward_us=0.0, backward_us=0.0)
 
     def _parts(self) -> tuple[int, dict[str, str]]:
-        """Return one part where a unit lies in a layer: before torch 2.14 it is not gathered for a second part."""
+        """Return one part if a unit is inside a layer: before torch 2.14 it is not gathered for a second part."""
         decisions, problem = self.decisions, self.problem
         chunk = decisions.micro_batch_chunk
         layers = {one.name for one in self.profile.modules if one.is_layer and one.pattern in decisions.chunked}
@@ -93,7 +93,7 @@ class Lowering:
         return self.sizes.micro_batch_size // chunk, dict.fromkeys(layers, RECOMPUTE_OFFLOAD)
 
     def _divide(self) -> None:
-        """Make the costs of divided layers those of all their parts together; ``part_costs`` has those of one."""
+        """Replace the costs of divided layers by the sum over their parts; ``part_costs`` keeps those of one part."""
         point = replace(self.point, micro_batch_size=self.decisions.micro_batch_chunk)
         divided = {
             module.kind
@@ -109,7 +109,7 @@ class Lowering:
     def units(self) -> tuple[Unit, ...]:
         """Return all units with their prefetch lists."""
         modules, split = self.structure.modules, self.sizes.expert_size > 1
-        # Experts that are split are listed where a hook gathers them.
+        # Split experts are listed where a hook gathers them.
         own = [one for one in modules if not (one.holds_experts and split)]
         together = self.structure.listed_together(self.hooked, split)
         forward, backward = explicit_lists(self.decisions.groups, own, together)
@@ -127,16 +127,16 @@ class Lowering:
 
     @functools.cached_property
     def relisted_units(self) -> tuple[Unit, ...]:
-        """Return all units with the backward lists that the host sets where any layer is recomputed."""
+        """Return all units with the backward lists that the host sets if any layer is recomputed."""
         return relisted(self.units, [one.pattern for one in self.structure.modules], self.problem.host.relisted)
 
     def copy_us(self, size_bytes: float) -> float:
-        """Return a copy on the device that reads and writes ``size_bytes`` together."""
+        """Return the time of a copy on the device that reads and writes ``size_bytes`` in total, in microseconds."""
         rate = self.profile.memory_bytes_per_s
         return size_bytes / rate * 1e6 if rate else 0.0
 
     def _unit(self, index: int) -> Unit:
-        """Return a unit without prefetch lists, resharded after forward."""
+        """Return a unit without prefetch lists that is resharded after forward."""
         of, sizes, module = self.profile.bytes_of, self.sizes, self.structure.modules[index]
         experts = module.holds_experts and sizes.expert_size > 1
         ranks = sizes.expert_shard_size if experts else sizes.fully_shard_size
@@ -144,7 +144,7 @@ class Lowering:
         trained, frozen, in_experts, frozen_experts = self.structure.tensors[index]
         in_experts, frozen_experts = (one.divided(sizes.expert_size) for one in (in_experts, frozen_experts))
         trainable, untrained = trained.numel + in_experts.numel, frozen.numel + frozen_experts.numel
-        # Experts of one of several expert ranks are cut along their second dimension, without padding.
+        # With several expert ranks, experts are cut along their second dimension, without padding.
         strided = experts and self.problem.host.strided_experts and ranks > 1
         owned = trained.shard(ranks) + (in_experts.numel // ranks if strided else in_experts.shard(ranks))
         shard = frozen.shard(ranks) + (frozen_experts.numel // ranks if strided else frozen_experts.shard(ranks))
@@ -175,7 +175,7 @@ class Lowering:
         )
 
     def training(self, policies: dict[str, str]) -> StreamTraining:
-        """Return the step under ``policies`` (layer name to policy; others keep)."""
+        """Return the step under ``policies`` (layer name to policy; other layers keep everything)."""
         modules = []
         for module, layer in zip(self.profile.modules, self.problem.layer_names, strict=True):
             policy = self.forced.get(layer) or policies.get(layer, KEEP) if layer else KEEP
@@ -269,20 +269,20 @@ class Lowering:
 
     @property
     def late_head_ns(self) -> int:
-        """Return what a chunked loss moves from a micro batch's backward to the end of its forward."""
+        """Return the time that a chunked loss moves from a micro batch's backward to the end of its forward."""
         root = self.costs[self.profile.modules[0].kind]
         heads = (self.costs[one.kind].backward_us for one in self.profile.modules if one.is_head)
         return ns(sum(heads) + root.tail_forward_us + root.tail_backward_us) + 4
 
     @property
     def owned_elements(self) -> int:
-        """Return trainable elements whose optimizer state this device holds."""
+        """Return the number of trainable elements whose optimizer state is on this device."""
         kinds = self.kinds.values()
         return sum(unit.sharded_gradient_bytes * count for unit, count in kinds) // self.profile.bytes_of.sharded
 
     @property
     def static_bytes(self) -> int:
-        """Return what is alive between steps."""
+        """Return the bytes that are live between steps."""
         of = self.profile.bytes_of
         kinds = self.kinds.values()
         elements = sum(unit.gathered_bytes // (unit.shard_ranks * of.gathered) * count for unit, count in kinds)
@@ -292,7 +292,7 @@ class Lowering:
 
     @property
     def optimizer_ns(self) -> int:
-        """Return the optimizer step, with its state's travels where it waits in the host's memory."""
+        """Return the optimizer step time, including transfers of a state that is offloaded to host memory."""
         profile = self.profile
         time = self.owned_elements * profile.optimizer_us_per_element + profile.step_us
         if self.decisions.offload_optimizer and profile.host_link_bytes_per_s:

@@ -1,4 +1,4 @@
-"""Explicit prefetch lists: in the order of ``apply_modules`` as MindSpeed-MM builds them, and Megatron's."""
+"""Explicit prefetch lists: those of MindSpeed-MM in the order of ``apply_modules``, and those of Megatron."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _is_inside(child: str, parent: str) -> bool:
 
 
 def execution_order(groups: Sequence[GroupChoice], wrapped: Mapping[str, Sequence[ShardedModule]]) -> list[str]:
-    """Return names of wrapped modules: groups in order, and behind each module those of later groups inside it."""
+    """Return names of wrapped modules: groups in order, and after each module those of later groups inside it."""
     patterns = [group.pattern for group in groups if group.wrapped and group.pattern]
     waiting = {pattern: [module.name for module in wrapped.get(pattern, ())] for pattern in patterns}
     order: list[str] = []
@@ -36,7 +36,7 @@ def execution_order(groups: Sequence[GroupChoice], wrapped: Mapping[str, Sequenc
 
 
 def _parents_first(names: list[str]) -> list[str]:
-    """Return ``names`` with neighbours swapped until no child stands right in front of a module around it."""
+    """Swap neighbours in ``names`` until no child stands directly before a module that contains it."""
     names = list(names)
     for end in range(len(names)):
         swapped = False
@@ -50,7 +50,7 @@ def _parents_first(names: list[str]) -> list[str]:
 
 
 def prefetch_lists(order: Sequence[str], depths: Mapping[str, int], *, backward: bool) -> dict[str, tuple[str, ...]]:
-    """Return by module the units that it gathers ahead; ``depths``: how many, by module."""
+    """Return the units that each module gathers ahead, by module name; ``depths`` is their number by module name."""
     names = _parents_first(list(reversed(order))) if backward else list(order)
     lists = {name: tuple(names[at + 1 : at + 1 + depths[name]]) for at, name in enumerate(names)}
     return {name: ahead for name, ahead in lists.items() if ahead}
@@ -59,10 +59,10 @@ def prefetch_lists(order: Sequence[str], depths: Mapping[str, int], *, backward:
 def explicit_lists(
     groups: Sequence[GroupChoice], units: Sequence[ShardedModule], together: Mapping[str, Sequence[str]]
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
-    """Return by module the units that it gathers ahead in forward and in backward; ``units``: the wrapped modules.
+    """Return the units that each wrapped module of ``units`` gathers ahead in forward and in backward, by module name.
 
-    ``together``: by layer the modules of the units with hooks there, which one list names together. In forward the
-    first of them that is not the layer has the layer's list, in backward the layer itself.
+    ``together``: by layer, the modules of the units with hooks on it, which one list names together. In forward the
+    first of them that is not the layer gets the layer's list; in backward the layer itself gets it.
     """
     if not any(group.forward_prefetch or group.backward_prefetch for group in groups):
         return {}, {}
@@ -89,15 +89,16 @@ def explicit_lists(
 
 
 def relisted(units: Sequence[Unit], patterns: Sequence[str], order: Sequence[str]) -> tuple[Unit, ...]:
-    """Return units that gather in backward the unit before them, by the patterns of ``order``.
+    """Return units that gather the unit before them in backward, by the patterns of ``order``.
 
-    ``patterns``: of the units. One of ``order`` without units stands for a unit without parameters.
+    ``patterns`` are those of the units. An entry of ``order`` that matches no unit stands for a unit without
+    parameters.
     """
     found, before = list(units), None
     for pattern in order:
         for place in [place for place, one in enumerate(patterns) if one == pattern] or [-1]:
             if place >= 0 and before is not None:
-                # A unit that lists itself gathers nothing: it is there.
+                # A unit that lists itself gathers nothing: it is already gathered.
                 found[place] = replace(found[place], backward_prefetch=(place if before < 0 else before,))
             before = place
     return tuple(found)

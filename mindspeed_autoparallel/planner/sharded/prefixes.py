@@ -1,4 +1,5 @@
-"""One policy for the first layers of a model, as some hosts have it: the fewest that fit, or every number tried."""
+"""One policy for the first layers of a model, which is all that some hosts support: the fewest that fit, or all
+numbers."""
 
 from __future__ import annotations
 
@@ -7,14 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from mindspeed_autoparallel.schedule.sharded import Replayed
 
 Policies = dict[str, str]
-"""Layer name to policy."""
+"""Policy by layer name."""
 Run = Callable[[Policies], Replayed]
 Layers = Mapping[str, Sequence[str]]
-"""Policy to the layers that may have it, in order."""
+"""Layers that may have each policy, in order."""
 
 
 def fewest_first(layers: Layers, run: Run, limit_bytes: int, *, all_or_none: bool) -> tuple[Replayed, Policies] | None:
-    """Return the fastest of the policies, each for the fewest first layers that fit; ``None`` where none fits."""
+    """Return the fastest policy, each on the fewest first layers that fit; ``None`` if no policy fits."""
     best: tuple[Replayed, Policies] | None = None
     for policy, names in layers.items():
         low, high, fits = len(names) if all_or_none else 1, len(names), None
@@ -32,7 +33,7 @@ def fewest_first(layers: Layers, run: Run, limit_bytes: int, *, all_or_none: boo
 
 
 def every_number(layers: Layers, run: Run, limit_bytes: int) -> tuple[Replayed, Policies] | None:
-    """Return the fastest of all numbers of first layers under all policies, none included, that fits."""
+    """Return the fastest that fits of all policies on all numbers of first layers, including none."""
     rows = [
         dict.fromkeys(names[:number], policy) for policy, names in layers.items() for number in range(1, len(names) + 1)
     ]

@@ -12,7 +12,7 @@ from mindspeed_autoparallel.spec.sharded_plan import ShardedMemory, ShardedOutco
 
 
 def layer_policies(problem: Problem, decisions: ShardedDecisions) -> dict[str, str]:
-    """Return policies by layer name; layers that keep are left out."""
+    """Return policies by layer name, without the layers that keep everything."""
     found = {}
     for module in problem.profile.modules:
         if module.is_layer:
@@ -23,7 +23,7 @@ def layer_policies(problem: Problem, decisions: ShardedDecisions) -> dict[str, s
 
 
 def policies_by_pattern(problem: Problem, policies: dict[str, str]) -> dict[str, tuple[str, ...]]:
-    """Return policies as ``ShardedDecisions`` has them; patterns whose layers all keep are left out."""
+    """Return policies in the form of ``ShardedDecisions``, without patterns whose layers all keep everything."""
     rows: dict[str, list[str]] = {}
     for module in problem.profile.modules:
         if module.is_layer:
@@ -34,7 +34,7 @@ def policies_by_pattern(problem: Problem, policies: dict[str, str]) -> dict[str,
 def priced(
     problem: Problem, decisions: ShardedDecisions, limit_bytes: int, name: str = "", note: str = ""
 ) -> ShardedOutcome:
-    """Return ``decisions`` with their step and peak. Raises ``Unmeasured`` where the profile has no such costs."""
+    """Return ``decisions`` with their step time and peak. Raises ``Unmeasured`` if the profile lacks such costs."""
     lowering = lowering_of(problem, decisions)
     replayed = replay(lowering.training(layer_policies(problem, decisions)))
     return outcome_of(lowering, decisions, replayed, limit_bytes, name, note)

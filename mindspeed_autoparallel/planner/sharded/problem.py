@@ -1,4 +1,4 @@
-"""The planning problem, and the modules of the ``fully_shard`` units, shared by all choices of sizes."""
+"""The planning problem and its ``fully_shard`` units, shared by all choices of sizes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mindspeed_autoparallel.spec.sharded import MEGATRON_FSDP, ShardedDecisions,
 
 
 class Unmeasured(Exception):
-    """The profile has no costs at these sizes."""
+    """The profile has no costs for these sizes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,24 +27,24 @@ class Problem:
 
     @functools.cached_property
     def known_costs(self) -> dict[CostPoint, dict[str, ModuleCosts]]:
-        """Return costs by kind that are looked up already, by point."""
+        """Cache: costs by kind of module, by profile point."""
         return {}
 
     @functools.cached_property
     def known_units(self) -> dict[tuple[int, ...], dict[int, Unit]]:
-        """Return units that are computed already, by structure and sizes, and by number."""
+        """Cache: units by structure and sizes, then by number."""
         return {}
 
     @functools.cached_property
     def known_modules(
         self,
     ) -> dict[tuple[int, ShardSizes, int, int, tuple[str, ...]], dict[tuple[str, str], StreamModule]]:
-        """Return modules that are built already, by structure, sizes, chunks and hooks, and by name and policy."""
+        """Cache: modules by structure, sizes, chunks and hooks, then by name and policy."""
         return {}
 
     @functools.cached_property
     def numbers(self) -> dict[str, int]:
-        """Return by module its number among those of its pattern."""
+        """Return each module's number among those of its pattern, by module name."""
         counts: dict[str, int] = {}
         found = {}
         for module in self.profile.modules:
@@ -59,12 +59,12 @@ class Problem:
 
     @functools.cached_property
     def index_of(self) -> dict[str, int]:
-        """Return by module its place in the profile."""
+        """Return each module's place in the profile, by module name."""
         return {module.name: index for index, module in enumerate(self.profile.modules)}
 
     @functools.cached_property
     def layer_names(self) -> tuple[str, ...]:
-        """Return of every module the layer that it is or lies in; empty: none."""
+        """Return for every module the name of the layer that it is or lies in, or an empty string."""
         layers = (self.layer_of(module) for module in self.profile.modules)
         return tuple(layer.name if layer is not None else "" for layer in layers)
 
@@ -77,12 +77,12 @@ class Problem:
 
     @functools.cached_property
     def module_counts(self) -> Counter[tuple[str, bool]]:
-        """Return modules by kind and by whether they run backward."""
+        """Return the number of modules by kind and by whether they run backward."""
         return Counter((one.kind, one.needs_backward) for one in self.profile.modules)
 
     @functools.cached_property
     def layer_groups(self) -> Counter[tuple[str, tuple[str, ...]]]:
-        """Return how many layers there are of each kind: their own, and those of the modules in them."""
+        """Return the number of layers by their kind and the kinds of the modules in them."""
         members: dict[str, list[str]] = {}
         for module, layer in zip(self.profile.modules, self.layer_names, strict=True):
             if layer and module.needs_backward:
@@ -91,7 +91,7 @@ class Problem:
 
     @functools.cached_property
     def ends(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """Return the places of the modules of the first and the last layer that run backward, the layers' first."""
+        """Return the places of the modules of the first and of the last layer that run backward, the layer's first."""
         members: dict[str, list[int]] = {}
         for index, (module, layer) in enumerate(zip(self.profile.modules, self.layer_names, strict=True)):
             if layer and module.needs_backward:
@@ -126,18 +126,18 @@ class Problem:
 
 
 class Tensors(Counter[tuple[int, int]]):
-    """How many tensors there are by rows and elements of a row; tensors of unknown shape have rows of one element."""
+    """Number of tensors by (rows, elements per row); tensors of unknown shape have rows of one element."""
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(frozenset(self.items()))
 
     @property
     def numel(self) -> int:
-        """Return the elements of all."""
+        """Return the number of elements of all tensors."""
         return sum(rows * size * count for (rows, size), count in self.items())
 
     def shard(self, ranks: int) -> int:
-        """Return the elements of one shard: rows are cut, and padded so that all ranks have as many."""
+        """Return the number of elements of one shard: rows are cut and padded so that all ranks have equally many."""
         return sum(-(-rows // ranks) * size * count for (rows, size), count in self.items())
 
     def divided(self, ranks: int) -> Tensors:
@@ -160,11 +160,11 @@ class Units:
 
     modules: tuple[ShardedModule, ...]
     place: dict[str, int]
-    """Module name to the unit's number."""
+    """Number of the unit by module name."""
     holders: tuple[int, ...]
-    """Of every module of the profile: the unit that holds its parameters."""
+    """For every module of the profile, the unit that holds its parameters."""
     tensors: tuple[tuple[Tensors, Tensors, Tensors, Tensors], ...]
-    """Of every unit: trainable and frozen tensors outside experts, and inside."""
+    """For every unit, its trainable and frozen tensors outside experts, then inside."""
     problem: Problem
 
     def places(self, members: tuple[int, ...]) -> set[int]:
@@ -173,7 +173,8 @@ class Units:
 
     @functools.cache  # noqa: B019 - units live as long as their problem
     def before(self, unit: int) -> tuple[Counter[str], Counter[str]]:
-        """Return modules by kind whose forward, and whose work behind it, ends before a unit's forward begins."""
+        """Return by kind the modules whose forward, and those whose subsequent work, ends before a unit's forward
+        starts."""
         problem, around = self.problem, set[str]()
         at = self.modules[unit].name
         end = problem.index_of[at]
@@ -186,9 +187,10 @@ class Units:
 
     @functools.cache  # noqa: B019 - units live as long as their problem
     def hooked(self, hooks: tuple[str, ...], split_experts: bool) -> dict[str, tuple[int, ...]]:
-        """Return by module the units whose hooks stand there, in the order in which their forward hooks run.
+        """Return the units whose hooks are on each module, by module name, in the order in which their forward hooks
+        run.
 
-        A host that hooks at layers calls ``fully_shard`` on split experts, then on what else a layer holds, and on
+        A host that hooks layers calls ``fully_shard`` on split experts first, then on the layer's other modules, and on
         the layer last; hooks of later calls run first.
         """
         found: dict[str, list[int]] = {}
@@ -202,7 +204,8 @@ class Units:
         }
 
     def listed_together(self, hooked: Mapping[str, tuple[int, ...]], split_experts: bool) -> dict[str, list[str]]:
-        """Return modules with hooks at one layer as prefetch lists name them: split experts, it, the others."""
+        """Return the modules with hooks on one layer in the order of prefetch lists: split experts, the layer, the
+        others."""
         found = {}
         for layer, places in hooked.items():
             inside = [self.modules[place] for place in places[:0:-1]]
@@ -213,7 +216,7 @@ class Units:
 
     @functools.cached_property
     def alike(self) -> tuple[tuple[int, int], ...]:
-        """Return the first of units that are alike, and how many."""
+        """Return the first unit of each set of equal units, and how many there are."""
         first: dict[_Key, int] = {}
         counts: Counter[int] = Counter()
         for index, key in enumerate(self._keys):
@@ -222,7 +225,7 @@ class Units:
 
     @functools.cached_property
     def like(self) -> tuple[int, ...]:
-        """Return of every unit the first one that is alike."""
+        """Return for every unit the first one that is equal to it."""
         first: dict[_Key, int] = {}
         return tuple(first.setdefault(key, index) for index, key in enumerate(self._keys))
 
@@ -233,7 +236,8 @@ class Units:
 
     @functools.cached_property
     def staying(self) -> frozenset[int]:
-        """Return what the host keeps gathered after forward: last layers of stacks, or all that are no layers."""
+        """Return the units that the host keeps gathered after forward: last layers of stacks, or all that are not
+        layers."""
         if self.problem.host.variant == MEGATRON_FSDP:
             return frozenset(index for index, module in enumerate(self.modules) if not module.is_layer)
         last = {module.pattern: index for index, module in enumerate(self.modules) if module.is_layer}

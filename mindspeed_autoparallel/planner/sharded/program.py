@@ -1,4 +1,4 @@
-"""The integer program of layers' policies: the fastest choice that all cuts found so far allow."""
+"""The integer program of the layers' policies: the fastest choice that all cuts found so far allow."""
 
 from __future__ import annotations
 
@@ -17,22 +17,21 @@ from mindspeed_autoparallel.spec.sharded import (
 )
 
 Options = Mapping[str, tuple[str, ...]]
-"""Policies to choose among, by layer."""
+"""Policies to choose from, by layer."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long one layer search goes on; seconds are the solver's deterministic ones."""
+    """Limits of one layer search; seconds are the solver's deterministic ones."""
 
     tolerance: float = 1e-4
-    """A gap of no more than this ends it."""
+    """The search ends at a gap of at most this share."""
     program_s: float = 2.0
-    """Of one integer program."""
+    """Limit of one integer program."""
     total_s: float = 20.0
     rounds: int = 40
     alike: bool = False
-    """Whether layers that no cut distinguishes are counted, not chosen one by one, and no single answer is
-    forbidden."""
+    """Count layers that no cut distinguishes instead of choosing for each, and exclude no single solution."""
 
 
 _ORDER = (RECOMPUTE_OFFLOAD, RECOMPUTE, RECOMPUTE_KEEP_ATTENTION, OFFLOAD, KEEP)
@@ -44,11 +43,11 @@ QUICK = Effort(tolerance=1e-3, program_s=0.1, total_s=0.3, rounds=10, alike=True
 @dataclass
 class Cuts:
     paths: list[tuple[int, dict[tuple[str, str], int]]] = field(default_factory=list)
-    """Nanoseconds whatever the policies, and more by (layer, policy)."""
+    """Nanoseconds that do not depend on policies, and nanoseconds added by (layer, policy)."""
     points: list[tuple[int, dict[tuple[str, str], int], tuple[str, str] | None]] = field(default_factory=list)
-    """Bytes left for layers, what each takes by (layer, policy), and the choice under which the point exists."""
+    """Bytes left for layers, bytes that each takes by (layer, policy), and the choice under which the point exists."""
     known: list[dict[str, str]] = field(default_factory=list)
-    """Policies that were replayed and turned out slower or larger than the cuts say."""
+    """Policies whose replay was slower or larger than the cuts predict."""
 
     def with_less(self, margin: int) -> Cuts:
         """Return the cuts with ``margin`` bytes less at every point."""
@@ -58,7 +57,7 @@ class Cuts:
 
 @dataclass(frozen=True)
 class Solved:
-    """The best policies found, their replay, and what no policies can be faster than."""
+    """The best policies found, their replay, and a lower bound of the step time under any policies."""
 
     policies: dict[str, str]
     replayed: Replayed
@@ -67,7 +66,7 @@ class Solved:
 
 @dataclass(frozen=True)
 class Answer:
-    """What one program gave: ``found``, ``infeasible`` or ``unknown`` (its time ended)."""
+    """Result of one program: ``found``, ``infeasible`` or ``unknown`` (its time ended)."""
 
     status: str
     policies: dict[str, str] = field(default_factory=dict)
@@ -76,7 +75,8 @@ class Answer:
 
 
 def _classes(options_of: Options, cuts: Cuts, effort: Effort) -> list[list[str]]:
-    """Return layers that no cut distinguishes, together; each on its own where a single answer was forbidden."""
+    """Return layers that no cut distinguishes as one class; a layer is a class of its own if a single solution is
+    excluded."""
     named = {only[0] for _, _, only in cuts.points if only is not None}
     rows = [weights for _, weights in cuts.paths] + [weights for _, weights, _ in cuts.points]
     classes: dict[object, list[str]] = {}
@@ -88,7 +88,7 @@ def _classes(options_of: Options, cuts: Cuts, effort: Effort) -> list[list[str]]
 
 
 def solve_program(options_of: Options, cuts: Cuts, effort: Effort, below_ns: int | None) -> Answer:
-    """Return the policies that the cuts say are fastest, below ``below_ns`` where given."""
+    """Return the policies that are fastest by the cuts, below ``below_ns`` if given."""
     model = cp_model.CpModel()
     classes = _classes(options_of, cuts, effort)
     number = {
@@ -127,7 +127,7 @@ def _spread(
     number: dict[tuple[str, str], cp_model.IntVar],
     solver: cp_model.CpSolver,
 ) -> dict[str, str]:
-    """Return policies by layer: in a class, those that hold the least stand first."""
+    """Return policies by layer; in a class, the policies that hold the least come first."""
     policies: dict[str, str] = {}
     for layers in classes:
         options = sorted(options_of[layers[0]], key=lambda one: _ORDER.index(one))

@@ -1,4 +1,4 @@
-"""The search of a sharded training, and its plan."""
+"""Search of a sharded training: from a profile to a plan."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SCOPE = (
     "Not searched: other units of the longest stack of layers, switches that differ by group"
 )
 _UNITS_S = 5.0
-"""Of processor time, for other units than shipped, where the search has used up its own."""
+"""Processor seconds for units other than the shipped ones when the search has used up its time."""
 
 
 def search_sharded(
@@ -38,9 +38,9 @@ def search_sharded(
     options: ShardedOptions | None = None,
     source_files: tuple[str, ...] = (),
 ) -> ShardedPlan:
-    """Return the fastest configuration that fits; its global batch is that of ``shipped``.
+    """Return the plan with the fastest configuration that fits; its global batch size is that of ``shipped``.
 
-    Raises ``InfeasiblePlan`` with the least peak found where nothing fits.
+    Raises ``InfeasiblePlan`` with the least peak found if nothing fits.
     """
     options = options or ShardedOptions()
     started = time.process_time()

@@ -1,4 +1,4 @@
-"""Sizes and switches of a sharded training that a host accepts and a profile has costs for."""
+"""Sizes and switches of a sharded training that the host accepts and the profile has costs for."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def sizes_of(problem: Problem, num_devices: int, global_batch: int) -> Iterator[ShardSizes]:
-    """Yield every choice of sizes; the order is fixed."""
+    """Yield every choice of sizes, in a fixed order."""
     profile, host = problem.profile, problem.host
     points = sorted({costs.at for kind in profile.kinds.values() for costs in kind.costs}, key=str)
     for point in points:
@@ -69,7 +69,7 @@ def _allowed(problem: Problem, point: CostPoint) -> bool:
 
 
 def _expert_shards(num_devices: int, shard: int, expert_size: int) -> list[int]:
-    """Return sizes of the experts' shards: over all devices, as hosts do by default, or inside one replica."""
+    """Return the sizes of the experts' shards: over all devices, as hosts default to, or inside one replica."""
     if expert_size == 1:
         return [1]
     whole = num_devices // expert_size
@@ -78,10 +78,10 @@ def _expert_shards(num_devices: int, shard: int, expert_size: int) -> list[int]:
 
 
 def switches_of(problem: Problem, sizes: ShardSizes, *, offload_optimizer: bool) -> list[Switches]:
-    """Return all combinations at ``sizes``; the likeliest first."""
+    """Return all combinations of switches at ``sizes``, the most promising first."""
     host, micro = problem.host, sizes.micro_batch_size
     parts = [0, *(size for size in host.micro_batch_chunks if 0 < size < micro and micro % size == 0)]
-    # The smallest chunk of the loss holds the least, and all take as long.
+    # The smallest chunk of the loss holds the least memory, and all chunk sizes take equally long.
     smallest = [min((size for size in host.loss_chunks if size), default=0)]
     chunks = dict.fromkeys([0, *(smallest if problem.profile.head is not None else [])])
     units = unit_choices(problem) if host.variant == MEGATRON_FSDP else [0]
@@ -101,15 +101,15 @@ def switches_of(problem: Problem, sizes: ShardSizes, *, offload_optimizer: bool)
 
 
 def lowest_of(rows: Sequence[Switches]) -> list[Switches]:
-    """Return those of ``rows`` that have the lowest bounds, which fall with the prefetch depth and a chunked loss."""
+    """Return those of ``rows`` with the lowest bounds, which fall with the prefetch depth and with a chunked loss."""
     deepest, chunk = max(one.prefetch for one in rows), max(one.loss_chunk for one in rows)
     return [one for one in rows if (one.prefetch, one.loss_chunk) == (deepest, chunk)]
 
 
 def decided(shipped: ShardedDecisions, problem: Problem, sizes: ShardSizes, switches: Switches) -> ShardedDecisions:
-    """Return the decisions of ``sizes`` and ``switches``, modules wrapped as shipped.
+    """Return the decisions of ``sizes`` and ``switches``, with modules wrapped as shipped.
 
-    Prefetch lists follow the order of the groups: where modules are prefetched, groups stand in the order of forward.
+    Prefetch lists follow the order of the groups; with prefetching, groups are in the order of forward.
     """
     groups = list(shipped.groups)
     if switches.prefetch:

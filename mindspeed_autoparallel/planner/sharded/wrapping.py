@@ -1,4 +1,4 @@
-"""The choice of units other than the longest stack of layers, searched with sizes, switches and policies."""
+"""Search of the units beside the longest stack of layers, together with sizes, switches and policies."""
 
 from __future__ import annotations
 
@@ -22,29 +22,31 @@ from mindspeed_autoparallel.spec.sharded import GroupChoice, ShardedDecisions, S
 from mindspeed_autoparallel.spec.sharded_plan import ShardedOutcome
 
 MOST_PATTERNS = 8
-"""Most patterns to vary, for 256 choices of units; further patterns stay as shipped."""
+"""Number of patterns to vary at most (256 choices of units); further patterns stay as shipped."""
 
 
 class UnitSearch:
-    """Best first over sizes and switches with other units than shipped, from what ``frontier`` has found.
+    """Best-first search over sizes and switches with other units than shipped, starting from the results of
+    ``frontier``.
 
-    Sizes and switches have a bound that holds for every choice of units; the lowest is refined to a bound of each
-    choice from sums, then from its longest path, and solved.
+    Sizes and switches have a bound that holds for every choice of units. The entry with the lowest bound is refined to
+    a bound from sums for each choice of units, then to one from its longest path, and then solved.
     """
 
     def __init__(self, frontier: Frontier, least_s: float) -> None:
-        """``least_s``: of processor time, where the search has used up its own."""
+        """``least_s``: processor seconds to spend when the search has used up its own."""
         self.frontier, self.problem = frontier, frontier.problem
         self.end = max(frontier.end, time.process_time() + least_s)
         self._heap: list[tuple[int, int, Entry]] = []
         self._count = itertools.count()
         self._closed: list[int] = []
-        """Bounds of entries that were solved, or whose search ended without a result."""
+        """Bounds of entries that are solved, or whose search ended without a result."""
 
     def run(self) -> int:
         """Refine entries until none can be faster than the best by the requested gap, or time ends.
 
-        Returns what no other choice of units is faster than, in nanoseconds; a faster one becomes the frontier's best.
+        Return a lower bound of the step time under any other choice of units, in nanoseconds. A faster configuration
+        becomes the frontier's best.
         """
         frontier = self.frontier
         assert frontier.best is not None
@@ -85,7 +87,7 @@ class UnitSearch:
         self._push(0, min((one for one in bounds if one is not None), default=None), Entry(sizes))
 
     def _bound_ns(self, sizes: ShardSizes, switches: Switches) -> int | None:
-        """Return a lower bound of all choices of units; ``None`` if nothing fits."""
+        """Return a lower bound of all choices of units, or ``None`` if nothing fits."""
         plain = decided(self.frontier.shipped, self.problem, sizes, switches)
         free = _free_patterns(self.problem, plain)
         finest, coarsest = (Lowering(self.problem, _with_units(self.problem, plain, free, one)) for one in (free, ()))
@@ -111,7 +113,8 @@ class UnitSearch:
 
 
 def rewrapped(problem: Problem, best: ShardedOutcome, limit_bytes: int) -> ShardedOutcome | None:
-    """Return the fastest choice at the sizes and policies of ``best`` that fits and is faster; ``None``: none is."""
+    """Return the fastest other choice of units at the sizes and policies of ``best``, or ``None`` if none is faster and
+    fits."""
     found = None
     for decisions in wrappings(problem, best.decisions):
         outcome = priced(problem, decisions, limit_bytes, best.name)
@@ -121,10 +124,10 @@ def rewrapped(problem: Problem, best: ShardedOutcome, limit_bytes: int) -> Shard
 
 
 def wrappings(problem: Problem, decisions: ShardedDecisions) -> Iterator[ShardedDecisions]:
-    """Yield ``decisions`` with every other choice of units but the longest stack of layers.
+    """Yield ``decisions`` with every other choice of units, except for the longest stack of layers.
 
-    Left alone are patterns with parameters that have no gradients, experts that are split, which are units always, and
-    the head of a loss in chunks.
+    Patterns with parameters that have no gradients, split experts (which are always units), and the head of a chunked
+    loss stay unchanged.
     """
     free = _free_patterns(problem, decisions)
     for chosen in itertools.product((True, False), repeat=len(free)):
@@ -137,7 +140,7 @@ def wrappings(problem: Problem, decisions: ShardedDecisions) -> Iterator[Sharded
 def _with_units(
     problem: Problem, decisions: ShardedDecisions, free: Collection[str], wanted: Collection[str]
 ) -> ShardedDecisions:
-    """Return ``decisions`` with the units of ``wanted`` and none of the other ``free`` ones."""
+    """Return ``decisions`` in which the patterns of ``wanted`` are units and the other ``free`` ones are not."""
     order = list(dict.fromkeys(module.pattern for module in problem.profile.modules))
     example = decisions.groups[-1]
     groups = [group for group in decisions.groups if group.pattern not in free or group.pattern in wanted]

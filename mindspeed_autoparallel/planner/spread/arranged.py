@@ -1,10 +1,9 @@
-"""Memory of batches that are rearranged: the heaviest samples of a batch may meet in one window of one pipeline.
+"""Memory of rearranged batches: the heaviest samples of a batch may meet in one window of one pipeline.
 
-Sorted or balanced, microbatches of a window are not independent draws: they are some of all that were drawn.
-Whatever the arrangement, they hold at most the k heaviest of the n samples that it may choose from. For every
-threshold t the sum of the k largest of n values is at most k t + the sum over all n of what is above t. Those are
-independent: the distribution is that of one value folded n times. The best of several thresholds is taken. Formula X2
-in docs/data.md.
+After sorting or balancing, the microbatches of a window are not independent draws but a selection of the batch. In any
+arrangement they hold at most the k heaviest of the n samples to choose from. For every threshold t the sum of the k
+largest of n values is at most k t plus the sum over all n of the excess above t. The excesses are independent: their
+sum has the distribution of one value folded n times. The best of several thresholds counts. Formula X2 in docs/data.md.
 """
 
 from __future__ import annotations
@@ -18,22 +17,24 @@ from mindspeed_autoparallel.planner.spread.draws import Array
 
 _NUM_CELLS = 2048
 _TIMES_EXPECTED = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""Thresholds that so many times k samples of a batch lie above on the mean."""
+"""Thresholds that this many times k samples of a batch exceed on average."""
 _SHARES = (0.5, 0.75, 0.9, 1.0)
-"""Thresholds that are such a share of what one of k may have."""
+"""Thresholds as shares of the bytes allowed per sample of k."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """Batches whose samples' ``excess [row]`` sums to more than ``least``; ``probability`` bounds their share from
-    above."""
+    """Batches whose samples' ``excess [row]`` sums to more than ``least``.
+
+    ``probability`` is an upper bound of the share of such batches.
+    """
 
     probability: float
     excess: Array
     least: float
 
     def holds(self, rows: Array) -> bool:
-        """Return whether the batch of ``rows [sample]`` is such a one."""
+        """Return whether the batch with samples ``rows [sample]`` has this cause."""
         return float(self.excess[rows].sum()) > self.least
 
 
@@ -43,7 +44,7 @@ def always(num_rows: int) -> Cause:
 
 
 def some_sample(is_it: Array, shares: Array, number: int) -> Cause:
-    """Return the batches of ``number`` samples with at least one whose row ``is_it [row]``."""
+    """Return the cause of batches of ``number`` samples with at least one sample for which ``is_it [row]`` is true."""
     chance = float(shares[is_it].sum())
     probability = -math.expm1(number * math.log1p(-chance)) if chance < 1 else 1.0
     return Cause(probability=probability, excess=is_it.astype(numpy.float64), least=1 - 1e-9)
@@ -52,8 +53,8 @@ def some_sample(is_it: Array, shares: Array, number: int) -> Cause:
 def heaviest_exceed(parts: tuple[tuple[Array, int], ...], shares: Array, number: int, allowed: float) -> Cause:
     """Return a cause of every batch whose heaviest of ``number`` samples together exceed ``allowed`` bytes.
 
-    ``parts``: bytes by row of the distribution ``[row]``, and how many samples count by them; the sums of all parts add
-    up. ``shares [row]``: of the distribution's rows.
+    ``parts``: bytes ``[row]`` by row of the distribution, and the number of samples that hold them; the parts add up.
+    ``shares [row]``: probabilities of the distribution's rows.
     """
     best = always(len(shares))
     for thresholds in _thresholds(parts, shares, number, allowed) if allowed >= 0 else ():
@@ -74,7 +75,7 @@ def heaviest_exceed(parts: tuple[tuple[Array, int], ...], shares: Array, number:
 def _thresholds(
     parts: tuple[tuple[Array, int], ...], shares: Array, number: int, allowed: float
 ) -> list[tuple[float, ...]]:
-    """Return combinations of one threshold for each part."""
+    """Return combinations of one threshold per part."""
     found: list[tuple[float, ...]] = [tuple(0.0 for _ in parts)]
     for times in _TIMES_EXPECTED:
         found.append(tuple(_exceeded(values, shares, times * count / number) for values, count in parts))
@@ -87,7 +88,7 @@ def _thresholds(
 
 
 def _exceeded(values: Array, shares: Array, chance: float) -> float:
-    """Return the smallest of ``values`` that a sample is above with at most this chance."""
+    """Return the smallest of ``values`` that a sample exceeds with at most the probability ``chance``."""
     order = numpy.argsort(values)[::-1]
     above: Array = numpy.cumsum(shares[order])
     place = int(numpy.searchsorted(above, min(chance, 1.0 - 1e-12), side="right"))
@@ -95,7 +96,7 @@ def _exceeded(values: Array, shares: Array, chance: float) -> float:
 
 
 def _chance_of_sum(values: Array, shares: Array, number: int, allowed: float) -> float:
-    """Return a bound on the chance that ``number`` independent draws of ``values`` sum to more than ``allowed``."""
+    """Return an upper bound of P(sum of ``number`` independent draws of ``values`` > ``allowed``)."""
     if number * float(values.max()) <= allowed:
         return 0.0
     if allowed <= 0:
@@ -116,7 +117,7 @@ def _chance_of_sum(values: Array, shares: Array, number: int, allowed: float) ->
 
 
 def _added(first: Array, second: Array) -> Array:
-    """Return the distribution of a sum of two, of what is on the grid."""
+    """Return the distribution of the sum of two independent values, cut to the grid."""
     size = 2 * len(first)
     folded: Array = numpy.fft.irfft(numpy.fft.rfft(first, size) * numpy.fft.rfft(second, size), size)
     return numpy.maximum(folded[: len(first)], 0.0)

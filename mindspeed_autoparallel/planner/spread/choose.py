@@ -1,7 +1,7 @@
-"""The best plans for the mean sample, evaluated on the distribution: the fastest one that is safe enough.
+"""Choice of a plan by the distribution of samples: the fastest one whose probability of running out of memory is low.
 
-The search finds the best layouts for the mean sample, and bounds or steps of all others; those whose steps are expected
-to be smallest are drawn. Another plan may be better for the spread: no proof covers it.
+The search finds the best layouts for the mean sample, and bounds or steps of all others. Steps are drawn for the
+layouts with the smallest expected steps. Another plan may be better for the distribution: no proof covers it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from mindspeed_autoparallel.spec.data import ConsideredPlan, DataRecord
 from mindspeed_autoparallel.units import format_bytes
 
 Search = Callable[[Profile, "list[Layout] | None"], Plan]
-"""Searches a profile, over all layouts or only those given."""
+"""Searches a profile, over all layouts or only the given ones."""
 MAX_LAYOUTS = 12
-"""Most layouts that are drawn once a safe plan is known."""
+"""Number of layouts drawn once a safe plan is known, at most."""
 _HOPELESS = 1.25
 """Ratio to the best safe step above which layouts are not drawn."""
 _NUM_HALVINGS = 5
@@ -42,7 +42,7 @@ _SCOPE = "splits that hold larger microbatches than the mean one"
 
 @dataclass(frozen=True, kw_only=True)
 class SpreadOptions:
-    """Requirements on a plan for data whose samples differ."""
+    """Requirements on a plan for data with samples of unequal size."""
 
     padding: str = "longest"
     is_balanced: bool = False
@@ -51,14 +51,13 @@ class SpreadOptions:
     max_oom_probability: float = 1e-3
     oom_steps: int = 10_000
     pack_length: int = 0
-    """Tokens that packs are filled to; 0: packs have as many samples as a microbatch."""
+    """Tokens to which packs are filled; 0: packs have as many samples as a microbatch."""
     is_exchanged: bool = True
-    """``is_balanced`` may also give whole microbatches, as they are loaded, to other replicas, as on any host; False:
-    microbatches are formed anew, as the reference training does."""
+    """Whether ``is_balanced`` may give whole loaded microbatches to other replicas; otherwise it forms new ones."""
 
     @property
     def arrangement(self) -> Arrangement:
-        """Return how training may arrange samples in microbatches."""
+        """Return how training may rearrange samples into microbatches."""
         return "batch" if self.is_balanced else "replica" if self.is_ordered else "none"
 
     def __post_init__(self) -> None:
@@ -84,16 +83,16 @@ class Judged:
 
     @property
     def mean_us(self) -> float:
-        """Return the mean of the steps as training takes its samples."""
+        """Return the mean drawn step under the training's arrangement of samples, in microseconds."""
         return float(self._steps.mean())
 
     @property
     def mean_error_us(self) -> float:
-        """Return a bound on the standard error: a Latin hypercube of n draws is as good as n - 1 others (Owen 1997)."""
+        """Return an upper bound of the standard error: n of these draws are as good as n - 1 others (Owen 1997)."""
         return float(self._steps.std() / (len(self._steps) - 1) ** 0.5)
 
     def quantile_us(self, share: float) -> float:
-        """Return a quantile of these steps."""
+        """Return a quantile of these steps, in microseconds."""
         return float(numpy.quantile(self._steps, share))
 
     @property
@@ -102,10 +101,10 @@ class Judged:
 
 
 def choose_plan(profile: Profile, data: Distribution, options: SpreadOptions, search: Search) -> Plan:
-    """Return the plan with the smallest mean step whose chance to run out of memory is small enough.
+    """Return the plan with the smallest mean step among those with a small enough probability of running out of memory.
 
-    The best plans for the mean sample are drawn, then the layouts with the smallest expected steps; of those that are
-    not safe, splits that hold larger microbatches. Raises ``InfeasiblePlan`` if no layout has a safe plan.
+    Steps are drawn for the best plans for the mean sample, then for the layouts with the smallest expected steps; those
+    without a safe plan get splits that hold larger microbatches. Raises ``InfeasiblePlan`` if no plan is safe.
     """
     factors = sample_factors(profile, data, options.padding, options.pack_length)
     at_mean = mean_profile(profile, data, factors)
@@ -147,11 +146,13 @@ def safe_splits(
     options: SpreadOptions,
     search: Search,
 ) -> list[Judged]:
-    """Return splits of a layout that are safe, the fastest last, by halving what microbatches must fit: from the mean
-    one to somewhat more than the largest."""
+    """Return the safe splits of a layout, the fastest last.
+
+    Bisects the microbatch size that must fit, from the mean one to slightly more than the largest.
+    """
     found: list[Judged] = []
     low, high = 0.0, 1.0
-    # The first is the middle; what fits the largest everywhere is tried where nothing less is safe.
+    # The first one is the middle; a split that fits the largest everywhere is tried if no smaller one is safe.
     for left in reversed(range(_NUM_HALVINGS)):
         share = high if high == 1.0 and not left else (low + high) / 2
         try:
@@ -174,7 +175,7 @@ def is_safe(judged: Judged, options: SpreadOptions) -> bool:
 
 
 def none_is_safe(judged: Sequence[Judged], options: SpreadOptions, data: Distribution) -> InfeasiblePlan:
-    """Return the error: the nearest of ``judged``, the longest sample, and the remedies."""
+    """Return the error with the nearest of ``judged``, the longest sample, and the remedies."""
     name = f" ({data.source.longest_record})" if data.source.longest_record else ""
     nearest = min(judged, key=lambda one: one.memory.probability)
     memory = nearest.memory
@@ -201,7 +202,7 @@ def considered_plan(one: Judged) -> ConsideredPlan:
 
 
 def _at_mean(profile: Profile, plan: Plan) -> Plan:
-    """Return ``plan`` with the times and bytes of ``profile``, that of the mean sample."""
+    """Return ``plan`` with the times and bytes of ``profile``, which is that of the mean sample."""
     layout, measurement = plan.layout, point_of(profile, plan.layout)
     assert measurement is not None  # it was planned
     found = evaluate(profile, plan.cluster, layout, ModulePlacement.of_plan(plan), plan.global_batch_size)
@@ -217,10 +218,9 @@ def judge(
     options: SpreadOptions,
     memory: OutOfMemory | None = None,
 ) -> Judged:
-    """Draw steps of ``plan`` under ``profile`` (as measured) and bound its chance to run out of memory, unless
-    ``memory`` is known.
+    """Draw steps of ``plan`` under ``profile`` (as measured) and bound its probability of running out of memory.
 
-    Raises ``ConfigError`` for layouts whose steps are not drawn.
+    ``memory``: this bound, if it is known. Raises ``ConfigError`` for layouts whose steps are not modelled.
     """
     under = PlanUnderData(profile, plan, factors)
     memory = memory or _chance(under, profile, plan, data, options)
@@ -254,7 +254,7 @@ def with_record(
     factors: SampleFactors,
     options: SpreadOptions,
 ) -> Plan:
-    """Return the plan of ``best`` with its record of the data, which lists all ``judged``."""
+    """Return the plan of ``best`` with its data record, which lists all ``judged`` plans."""
     packed = PlanUnderData(profile, best.plan, sample_factors(profile, data, "none")).drawn(data)
     record = data_record(best, _considered(best, judged), packed, data, factors, options)
     return replace(best.plan, data=record)
@@ -269,7 +269,7 @@ def data_record(
     options: SpreadOptions,
     memory_note: str = "",
 ) -> DataRecord:
-    """Return the record of ``best`` beside the plans ``considered``; ``packed``: its steps without padding."""
+    """Return the record of ``best`` and the plans ``considered``; ``packed``: its steps without padding."""
     return DataRecord(
         sha256=data.source.sha256,
         num_draws=NUM_DRAWS,
@@ -294,7 +294,7 @@ def data_record(
 
 
 def _considered(best: Judged, judged: Sequence[Judged]) -> list[Judged]:
-    """Return the plans to list, by drawn steps: the chosen one, the best for the mean sample, and fast others."""
+    """Return the plans to list, by drawn steps: the chosen one, the best for the mean sample, and other fast ones."""
     by_means = min(judged, key=lambda one: one.plan.step.total_us)
     first = list({id(one): one for one in (by_means, best, *sorted(judged, key=lambda one: one.mean_us))}.values())
     return sorted(first[:_MAX_CONSIDERED], key=lambda one: one.mean_us)

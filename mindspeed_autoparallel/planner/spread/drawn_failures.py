@@ -1,11 +1,11 @@
-"""The share of potentially failing batches that run out of memory once they are rearranged.
+"""The probability that a rearranged batch runs out of memory, bounded by drawing batches that may fail.
 
-The bound over every arrangement (``arranged``) names causes: without one of them no arrangement fails. Batches are
-drawn that have one, by tilting the distribution and rejecting, are arranged as training arranges them, and those that
-fail are counted. The causes' probabilities, times the largest share that the count leaves possible, bound the
-probability of failing: exactly so but for the confidence, one in a million. Karp, Luby, Madras: Monte-Carlo
-approximation algorithms for enumeration problems, 1989 (several causes of one batch); Chernoff's bound by relative
-entropy for the share. Formula X2 in docs/data.md.
+The bound over all arrangements (``arranged``) names causes: without a cause no arrangement fails. Batches with a cause
+are drawn (by tilting the distribution and rejecting), arranged as training arranges them, and the failing ones are
+counted. The probabilities of the causes times the largest share that the count allows bound the probability of failing,
+with a confidence of all but one in a million. Karp, Luby, Madras: Monte-Carlo approximation algorithms for enumeration
+problems, 1989 (several causes of one batch); Chernoff's bound by relative entropy for the share. Formula X2 in
+docs/data.md.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from mindspeed_autoparallel.planner.spread.arranged import Cause, always
 from mindspeed_autoparallel.planner.spread.draws import Array
 
 _STAGES = (64, 1024, 4096)
-"""Batches after which the count may be enough."""
+"""Numbers of batches after which drawing may stop."""
 _ENOUGH = 32
-"""Failures."""
+"""Number of failures after which drawing stops."""
 _UNCERTAINTY = 1e-6
-"""Chance that the bound is too low, over all stages."""
+"""Probability that the bound is too low, over all stages."""
 _CHUNK = 256
 _MAX_CHUNKS = 256
-"""Of drawn batches for one cause."""
+"""Number of chunks of drawn batches for one cause, at most."""
 _HOPELESS = 8.0
 """Ratio of the estimate to the allowed probability above which it is not refined."""
 _SEED = 20261123
@@ -35,10 +35,10 @@ _SEED = 20261123
 def chance_of_failure(
     causes: Sequence[Cause], shares: Array, number: int, fails: Callable[[Array], bool], allowed: float
 ) -> float:
-    """Return a bound on the probability that a batch of ``number`` samples of ``shares [row]`` fails.
+    """Return an upper bound of the probability that a batch of ``number`` samples of ``shares [row]`` fails.
 
-    ``fails``: whether the batch of rows ``[sample]`` does; it must not without one of ``causes``. Drawing ends early
-    where the bound is at most ``allowed``, or far from it.
+    ``fails`` returns whether the batch of rows ``[sample]`` fails, which requires one of ``causes``. Drawing ends early
+    if the bound is at most ``allowed``, or far above it.
     """
     total = sum(cause.probability for cause in causes)
     if total >= 1:
@@ -65,7 +65,7 @@ def chance_of_failure(
 
 
 class _Source:
-    """Batches that have a cause, drawn independently."""
+    """Independently drawn batches with a cause."""
 
     def __init__(self, cause: Cause, shares: Array, number: int, generator: numpy.random.Generator) -> None:
         self._cause, self._number, self._generator = cause, number, generator
@@ -76,7 +76,7 @@ class _Source:
         self._num_chunks = 0
 
     def next(self) -> Array | None:
-        """Return rows ``[sample]``; nothing where too few of the drawn batches have the cause."""
+        """Return rows ``[sample]``, or ``None`` if too few of the drawn batches have the cause."""
         while not self._batches:
             if self._num_chunks == _MAX_CHUNKS:
                 return None
@@ -84,14 +84,15 @@ class _Source:
             places = self._generator.random((_CHUNK, self._number))
             rows = numpy.searchsorted(self._cumulative, places, side="right").clip(max=len(self._cumulative) - 1)
             beyond = self._cause.excess[rows].sum(axis=1) - self._cause.least
-            # Of those beyond by more the tilt draws too many.
+            # The tilt draws too many of the batches with a larger excess.
             kept = (beyond > 0) & (self._generator.random(_CHUNK) < numpy.exp(-self._tilt * beyond.clip(0)))
             self._batches = list(rows[kept])
         return self._batches.pop()
 
 
 def _tilt(excess: Array, shares: Array, mean: float) -> float:
-    """Return the exponent by which the tilted mean of ``excess`` is ``mean``; 0 where it is higher without."""
+    """Return the exponent with which the tilted mean of ``excess`` is ``mean``; 0 if the mean is higher
+    without tilt."""
     spread = float(excess.max())
     if spread <= 0 or float(shares @ excess) >= mean:
         return 0.0
@@ -104,7 +105,7 @@ def _tilt(excess: Array, shares: Array, mean: float) -> float:
 
 
 def _largest_share(mean: float, number: int, uncertainty: float) -> float:
-    """Return the largest share that ``number`` draws between 0 and 1 with this mean leave possible."""
+    """Return the largest share that is plausible after ``number`` draws in [0, 1] with this mean."""
     low, high = mean, 1.0
     for _ in range(50):
         middle = (low + high) / 2
@@ -116,7 +117,7 @@ def _largest_share(mean: float, number: int, uncertainty: float) -> float:
 
 
 def _entropy(mean: float, share: float) -> float:
-    """Return the relative entropy of two coins."""
+    """Return the relative entropy of two Bernoulli distributions."""
     found = 0.0
     for one, other in ((mean, share), (1 - mean, 1 - share)):
         if one > 0:

@@ -1,4 +1,4 @@
-"""Steps of a plan over drawn global batches: every replica by exact simulation of its own microbatches."""
+"""Steps of a plan over drawn global batches: an exact simulation of every replica with its own microbatches."""
 
 from __future__ import annotations
 
@@ -29,16 +29,19 @@ class DrawnSteps:
     """Step times in microseconds over the same drawn batches."""
 
     in_order: Array
-    """Samples lie on replicas as they are drawn."""
+    """Steps with samples on replicas in the order in which they are drawn."""
     balanced: Array
-    """Rearranged by ``data.balance``."""
+    """Steps with batches rearranged by ``data.balance``."""
     imbalance: float
-    """Mean over the steps: work of the slowest replica over that of the mean one, in order."""
+    """Work of the slowest replica over the mean replica's, in order; mean over the steps."""
 
 
 class StepsUnderData:
-    """Steps of a layout whose stages take ``times [pass, virtual stage, module]``, in nanoseconds for the profile's
-    sample, and ``factors`` times that for another one."""
+    """Steps of a layout under samples of unequal size.
+
+    Stages take ``times [pass, virtual stage, module]`` nanoseconds for the profile's sample, and ``factors`` times that
+    for another sample.
+    """
 
     def __init__(
         self,
@@ -49,9 +52,9 @@ class StepsUnderData:
         factors: SampleFactors,
         link_us: Sequence[float],
     ) -> None:
-        """Raise ``ConfigError`` for layouts whose steps are not drawn: sharded states, pairs, encoders of their own.
+        """Raise ``ConfigError`` for layouts whose steps are not modelled: sharded states, pairs, encoders of their own.
 
-        ``plan``: of the same batch, its layout may be another one; ``link_us``: messages between virtual stages.
+        ``plan`` has the same batch and possibly another layout; ``link_us`` are the messages between virtual stages.
         """
         if layout.sharding is not None or layout.paired or layout.modules:
             raise ConfigError(f"{layout.label()}: steps of unequal samples are not modelled for this layout.")
@@ -67,7 +70,7 @@ class StepsUnderData:
 
     @property
     def shape(self) -> BatchShape:
-        """Return the global batch: replicas, microbatches, samples."""
+        """Return the shape of the global batch: replicas, microbatches, samples."""
         layout = self.layout
         return BatchShape(
             num_replicas=layout.data_size,
@@ -79,7 +82,7 @@ class StepsUnderData:
         )
 
     def work(self) -> WorkModel:
-        """Return the work of a sample: the time of all modules, one phase."""
+        """Return the work of a sample: the time of all modules, in one phase."""
         totals = self._times.sum(axis=(0, 1))
         works = [
             replace(work, fixed=work.fixed * total, linear=work.linear * total, quadratic=work.quadratic * total)
@@ -89,16 +92,17 @@ class StepsUnderData:
         return WorkModel(phases=(tuple(works),))
 
     def step_us(self, sizes: Array) -> float:
-        """Return the step of one global batch ``sizes [replica, microbatch, sample, column]``: the slowest replica."""
+        """Return the step time of one global batch ``sizes [replica, microbatch, sample, column]``: the slowest
+        replica's."""
         return float(self._steps_us(sizes[None])[0])
 
     def step_of_factors_us(self, times: Array) -> float:
-        """Return the step of microbatches that all have the time factors ``times [module]``."""
+        """Return the step time if all microbatches have the time factors ``times [module]``."""
         of_module: Array = numpy.repeat(times[None, None, :], self.shape.num_microbatches, axis=1)
         return float(self._pipelines_ns(of_module)[0]) / NS_PER_US + self._rest_us
 
     def drawn(self, data: Distribution, num_draws: int = NUM_DRAWS, seed: int = SEED) -> DrawnSteps:
-        """Draw global batches, the same for every plan of one batch size, and return their steps."""
+        """Draw global batches, the same for every plan with this batch size, and return their steps."""
         sizes, shape, work = data.sizes(), self.shape, self.work()
         rows = draw_batches(data, self.factors.weight(sizes), num_draws, self.global_batch_size, seed)
         cut = (shape.num_microbatches, shape.num_replicas, shape.micro_batch_size)
@@ -120,12 +124,13 @@ class StepsUnderData:
         )
 
     def _steps_us(self, sizes: Array) -> Array:
-        """Return ``[step]`` for ``sizes [step, replica, microbatch, sample, column]``: the slowest replica."""
+        """Return step times ``[step]`` for ``sizes [step, replica, microbatch, sample, column]``: the slowest
+        replica's."""
         slowest: Array = self._replicas_us(sizes).max(axis=1) + self._rest_us
         return slowest
 
     def _replicas_us(self, sizes: Array) -> Array:
-        """Return ``[step, replica]`` for ``sizes [step, replica, microbatch, sample, column]``."""
+        """Return step times ``[step, replica]`` for ``sizes [step, replica, microbatch, sample, column]``."""
         steps, replicas, microbatches = sizes.shape[:3]
         samples = sizes.reshape(-1, *sizes.shape[3:])
         times = self.factors.of_packs(samples, self.layout.micro_batch_size)
@@ -133,7 +138,7 @@ class StepsUnderData:
         return found.reshape(steps, replicas) / NS_PER_US
 
     def _pipelines_ns(self, of_module: Array) -> Array:
-        """Return ``[pipeline]`` for time factors ``[pipeline, microbatch, module]``."""
+        """Return pipeline times ``[pipeline]`` for time factors ``[pipeline, microbatch, module]``."""
         forward, backward = (
             numpy.einsum("cmj,vj->cvm", of_module, one) + self._beside[None, :, None] for one in self._times
         )
@@ -141,10 +146,11 @@ class StepsUnderData:
 
 
 class PlanUnderData(StepsUnderData):
-    """One plan of ``profile``, whose modules take ``factors`` times their time for a sample."""
+    """Steps of one plan of ``profile`` with the time factors ``factors`` of a sample's modules."""
 
     def __init__(self, profile: Profile, plan: Plan, factors: SampleFactors) -> None:
-        """Raise ``ConfigError`` for layouts whose steps are not drawn: sharded states, pairs, encoders of their own."""
+        """Raise ``ConfigError`` for layouts whose steps are not modelled: sharded states, pairs, encoders
+        of their own."""
         layout = plan.layout
         measurement = point_of(profile, layout)
         assert measurement is not None  # it was planned

@@ -1,4 +1,4 @@
-"""Global batches drawn from a distribution so that few of them already have its mean."""
+"""Global batches drawn from a distribution with little variance, so that few of them already have its mean."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Array: TypeAlias = NDArray[Any]
 
 
 def draw_batches(data: Distribution, weight: Array, num_draws: int, batch_size: int, seed: int) -> Array:
-    """Return ``[draw, sample]``: indexes of the distribution's rows; ``weight [row]``: what rows are ordered by.
+    """Return ``[draw, sample]``: indices of the distribution's rows, which are ordered by ``weight [row]``.
 
-    A Latin hypercube: at every place of the batch each of ``num_draws`` equal slices of the ordered distribution comes
-    once, and a slice gives every place another part of itself. Each place has the distribution of an independent draw,
+    A Latin hypercube: every place of the batch gets each of ``num_draws`` equal slices of the ordered distribution
+    once, and different places get different parts of a slice. Each place has the distribution of an independent draw,
     and the mean over the draws is nearly that of the distribution. McKay, Beckman, Conover: A comparison of three
     methods for selecting values of input variables, 1979.
     """

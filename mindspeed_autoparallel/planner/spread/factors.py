@@ -1,9 +1,9 @@
 """Time and memory of a module for a sample, relative to the profile's point.
 
-Memory is linear in rows (fused attention). Time is linear in rows, plus attention by the sum of squares: fitted to
-times at several lengths where the profile has them (``measured_work``); else its share at the profile's point is that
-of its operations, 4 x hidden size x rows (half of it where attention is causal) beside 2 x parameters for each row of a
-layer. Formula X1 in docs/data.md.
+Memory is linear in rows (fused attention). Time is linear in rows plus a quadratic part for attention. Both parts are
+fitted to times at several lengths if the profile has them (``measured_work``). Otherwise the quadratic part's share at
+the profile's point is that of its operations: 4 x hidden size x rows (half of it for causal attention) compared with 2
+x parameters, per row of a layer. Formula X1 in docs/data.md.
 """
 
 from __future__ import annotations
@@ -29,20 +29,22 @@ _TOKENS = COLUMNS.index("tokens")
 
 @dataclass(frozen=True, kw_only=True)
 class SampleFactors:
-    """Factors of every module, in the order of the profile's model; modules without rows have 1."""
+    """Factors of every module, in the order of the profile's model; 1 for modules without rows."""
 
     work: tuple[ModuleWork | None, ...]
-    """By module: 1 in the reference sample."""
+    """Work by module; 1 in the reference sample."""
     reference_rows: tuple[float, ...]
     padding: str
     sequence_length: int
     notes: tuple[str, ...]
     pack_length: int = 0
-    """Tokens that packs of any number of samples are filled to; 0: packs have as many samples as a microbatch."""
+    """Tokens to which packs of any number of samples are filled; 0: packs have as many samples as a microbatch."""
 
     def of_packs(self, sizes: Array, micro_batch_size: int) -> Array:
-        """Return factors of time ``[pack, module]`` for ``sizes [pack, place, column]``, rows of zeros where a pack has
-        fewer samples than places; relative to a microbatch of ``micro_batch_size`` samples."""
+        """Return time factors ``[pack, module]`` for ``sizes [pack, place, column]``, relative to a microbatch.
+
+        Unused places of a pack are rows of zeros; the microbatch has ``micro_batch_size`` samples.
+        """
         share = sizes.shape[1] / micro_batch_size
         times, _ = self.of(sizes)
         # A module's fixed time counts once per microbatch.
@@ -50,7 +52,7 @@ class SampleFactors:
         return fixed + share * (times - fixed)
 
     def largest_pack(self, data: Distribution, micro_batch_size: int) -> Array:
-        """Return factors of bytes ``[module]`` that no pack filled to its length exceeds, each by itself."""
+        """Return upper bounds ``[module]`` of the byte factors of a filled pack, each separately."""
         sizes = data.sizes()
         _, rows = self.of(sizes[:, None, :])
         per_token: Array = rows / sizes[:, [_TOKENS]].clip(1)
@@ -76,12 +78,12 @@ class SampleFactors:
         return times, rows
 
     def weight(self, sizes: Array) -> Array:
-        """Return ``[sample]``: the sum of the modules' time factors for ``sizes [sample, column]``, without padding."""
+        """Return the sum of the modules' time factors ``[sample]`` for ``sizes [sample, column]``, without padding."""
         weight: Array = sum((work.of(sizes) for work in self.work if work is not None), numpy.zeros(len(sizes)))
         return weight
 
     def mean(self, data: Distribution, micro_batch_size: int) -> tuple[Array, Array]:
-        """Return the exact means of ``of`` over microbatches drawn from ``data``, ``[module]`` each."""
+        """Return the exact means ``[module]`` of both results of ``of`` over microbatches drawn from ``data``."""
         sizes, shares = data.sizes(), data.shares()
         times, rows = self.of(sizes[:, None, :])
         weights = numpy.repeat(shares[:, None], len(self.work), axis=1)
@@ -99,7 +101,7 @@ def sample_factors(
 ) -> SampleFactors:
     """Return the factors of a profile's modules for the samples of ``data``.
 
-    The reference is the sample of the profile (``tokens_per_sample``); by default, the mean sample.
+    The reference is the profile's sample (``tokens_per_sample``), or the mean sample if the profile has none.
     """
     if padding not in PADDINGS:
         raise ConfigError(f"padding must be one of {', '.join(PADDINGS)}, got {padding!r}.")
@@ -150,8 +152,8 @@ def sample_factors(
 
 
 def _notes_on(module: Module, rows: str, mean: float, reference: float, longest: int) -> list[str]:
-    """Return the warning for the user about a module that was measured with ``reference`` rows; samples have
-    ``mean``."""
+    """Return a warning about a module measured with ``reference`` rows when samples have ``mean`` rows, if
+    it matters."""
     notes = []
     if reference <= 0:
         notes.append(f"no sample has {rows}: {module.name} is planned as measured.")
@@ -177,7 +179,7 @@ def _computed_work(name: str, rows: str, reference: float, share: float, squared
 
 
 def _mean_rows(data: Distribution, rows: str) -> tuple[float, float]:
-    """Return the mean rows of a sample, and rows of the picture or clip that the average row lies in."""
+    """Return the mean rows per sample, and the mean over rows of the rows in their picture or clip."""
     sizes, shares = data.sizes(), data.shares()
     mean = float((shares * sizes[:, COLUMNS.index(rows)]).sum())
     if rows == "tokens" or not mean:

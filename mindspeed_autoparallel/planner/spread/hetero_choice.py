@@ -1,7 +1,7 @@
-"""Hetero and homogeneous plan for data whose samples differ, each the best of its kind by drawn steps.
+"""Hetero and homogeneous plans for data with samples of unequal size, each the best of its kind by drawn steps.
 
-The hetero search fits microbatches that are all somewhat larger than the largest, with the times of the mean one; its
-best plans are priced again at the mean sample and drawn.
+The hetero search fits microbatches that are all slightly larger than the largest one, with the times of the mean one.
+Its best plans are priced again at the mean sample and drawn.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from mindspeed_autoparallel.spec import Layout, Plan
 from mindspeed_autoparallel.spec.hetero import EncoderPhase, HeteroRecord
 
 SearchHetero = Callable[[Profile, "list[Layout] | None"], Plan]
-"""Searches a profile, over all layouts of the backbone or only those given; not memory mode window."""
+"""Searches a profile, over all layouts of the backbone or only the given ones; without memory mode window."""
 MEMORY_NOTE = (
     "no probability is given: planned for microbatches that are all 1.2 times the largest, with equally many samples "
     "on every replica of an encoder"
@@ -41,7 +41,7 @@ MEMORY_NOTE = (
 def compare_by_data(
     profile: Profile, data: Distribution, options: SpreadOptions, search: Search, search_hetero: SearchHetero
 ) -> Comparison:
-    """Return the best plan of either kind by drawn steps; raises what ``compare`` raises."""
+    """Return the best plan of either kind by drawn steps. Raises the errors of ``compare``."""
     return best_of_both(
         profile,
         partial(choose_plan, profile, data, options, search),
@@ -50,7 +50,7 @@ def compare_by_data(
 
 
 def choose_hetero(profile: Profile, data: Distribution, options: SpreadOptions, search: SearchHetero) -> Plan:
-    """Return the hetero plan with the smallest mean of drawn steps among the best one and its alternatives."""
+    """Return the hetero plan with the smallest mean drawn step, among the best one and its alternatives."""
     factors = sample_factors(profile, data, options.padding)
     at_mean, largest = (mean_profile(profile, data, factors, share) for share in (0.0, 1.0))
     best = search(largest, None)
@@ -64,7 +64,7 @@ def choose_hetero(profile: Profile, data: Distribution, options: SpreadOptions, 
 
 
 def _judged(profile: Profile, plan: Plan, data: Distribution, factors: SampleFactors, options: SpreadOptions) -> Judged:
-    """Return the drawn steps of a plan; no chance to run out of memory is known."""
+    """Return the drawn steps of a plan; its probability of running out of memory is unknown."""
     worst = max(plan.memory, key=lambda rank: rank.peak_bytes - rank.limit_bytes)
     memory = OutOfMemory(
         probability=1.0,
@@ -83,8 +83,8 @@ def _drawn(profile: Profile, plan: Plan, data: Distribution, factors: SampleFact
 
 
 def _at_mean(profile: Profile, plan: Plan) -> Plan:
-    """Return ``plan`` with the step and the encoder phases of ``profile``, that of the mean sample; its memory stays
-    that of the larger microbatches."""
+    """Return ``plan`` with step and encoder phases of ``profile``, that of the mean sample, and its memory
+    unchanged."""
     record = plan.hetero
     assert record is not None
     inner = backbone_plan(plan)
@@ -102,7 +102,7 @@ def _at_mean(profile: Profile, plan: Plan) -> Plan:
 def _phase_at_mean(
     profile: Profile, plan: Plan, record: HeteroRecord, phase: EncoderPhase, candidate: Candidate
 ) -> EncoderPhase:
-    """Return the phase with the times of ``profile`` and the bytes that it was planned with."""
+    """Return the phase with the times of ``profile`` and its planned bytes."""
     module = next(module for module in profile.model.modules if module.name == phase.module)
     sizes = phase.layout
     costs, _ = costs_of(profile, module, plan.cluster, [sizes.tensor_size], (sizes.pipeline_size,))

@@ -1,7 +1,7 @@
 """Steps of a hetero plan over drawn global batches: encoder items on their owners, decoder samples in the pipeline.
 
-Before and after its pipeline a backbone replica waits for the encoder replicas it exchanges with: for the busiest owner
-of every macro-batch. Formula X3 in docs/data.md.
+Before and after its pipeline a backbone replica waits for the encoder replicas with which it exchanges: for the busiest
+owner of every macro-batch. Formula X3 in docs/data.md.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ _IMAGES = COLUMNS.index("images")
 
 @dataclass(frozen=True, kw_only=True)
 class _Encoder:
-    """One encoder's phase: which replicas share its items, and how long a unit of work takes."""
+    """One encoder's phase: the replicas that share its items, and the time of a unit of work."""
 
     work: ModuleWork
     scale: int
-    """Microbatches of a macro-batch."""
+    """Microbatches per macro-batch."""
     backbone_replicas: int
-    """That exchange with each other."""
+    """Number of backbone replicas that exchange with each other."""
     owners: int
     unit_us: float
-    """Forward and backward of a sample with the time of the profile's."""
+    """Forward and backward time of a sample, with the profile's sample as unit."""
 
 
 class HeteroPlanUnderData(PlanUnderData):
-    """A hetero plan of ``profile``, whose modules take ``factors`` times their time for a sample."""
+    """A hetero plan of ``profile`` with the time factors ``factors`` of a sample's modules."""
 
     def __init__(self, profile: Profile, plan: Plan, factors: SampleFactors, mean_times: Array) -> None:
-        """Take the mean time factors ``[module]`` that ``plan`` was made for.
+        """Take the mean time factors ``[module]`` for which ``plan`` was made.
 
-        Raise ``ConfigError`` for memory mode window, whose encoders run inside the pipeline.
+        Raise ``ConfigError`` for memory mode window, in which encoders run inside the pipeline.
         """
         record = plan.hetero
         assert record is not None
@@ -65,15 +65,16 @@ class HeteroPlanUnderData(PlanUnderData):
         ]
 
     def work(self) -> WorkModel:
-        """Return the work of a sample: the pipeline's modules are one phase, every encoder is one of its own."""
+        """Return the work of a sample: the pipeline's modules are one phase, and every encoder is a phase
+        of its own."""
         pipeline = super().work().phases
-        # Nanoseconds of all stages, which work side by side.
+        # Nanoseconds of all stages, which work in parallel.
         beside = 1e-3 / self.layout.pipeline_size
         encoders = ((_scaled(one.work, one.unit_us * one.backbone_replicas / one.owners),) for one in self._encoders)
         return WorkModel(phases=(*(tuple(_scaled(work, beside) for work in phase) for phase in pipeline), *encoders))
 
     def _replicas_us(self, sizes: Array) -> Array:
-        """Return ``[step, replica]``: the pipeline of each, and the encoder phases it waits for."""
+        """Return step times ``[step, replica]``: each pipeline, and the encoder phases for which it waits."""
         found = super()._replicas_us(sizes)
         for encoder in self._encoders:
             for group in range(0, sizes.shape[1], encoder.backbone_replicas):
@@ -84,8 +85,10 @@ class HeteroPlanUnderData(PlanUnderData):
 
 
 def _busiest(encoder: _Encoder, sizes: Array) -> float:
-    """Return the work of the busiest owner of every macro-batch, in samples of the profile, for a step ``sizes
-    [replica, microbatch, sample, column]`` of the replicas that share owners."""
+    """Return the work of the busiest owner of every macro-batch, in samples of the profile.
+
+    ``sizes [replica, microbatch, sample, column]``: one step of the replicas that share owners.
+    """
     total = 0.0
     for first in range(0, sizes.shape[1], encoder.scale):
         samples = sizes[:, first : first + encoder.scale].reshape(-1, sizes.shape[3])

@@ -11,17 +11,17 @@ from mindspeed_autoparallel.data.work import ModuleWork
 from mindspeed_autoparallel.planner.spread.draws import Array
 
 _MIN_SPREAD = 1.2
-"""Least ratio of the longest to the shortest: closer ones show noise, not growth."""
+"""Least ratio of the longest to the shortest length: differences between closer ones are noise."""
 
 
 def measured_work(
     name: str, rows: str, points: Sequence[tuple[float, float]], share: float, per_row: float
 ) -> ModuleWork | None:
-    """Return the work that fits ``points`` (rows of a sample, time) best in relative terms, none of its parts below 0.
+    """Return the non-negative work that fits ``points`` (rows of a sample, time) with the least relative error.
 
-    Of text the squares are a part of their own. Of pictures and sounds only the rows of a microbatch are known, not of
-    each: attention has the ``share`` that its operations have, with ``per_row`` rows of one picture for a row. Nothing
-    where lengths are too near one another.
+    For text the squares are a part of their own. For pictures and sounds only the rows of a microbatch are known, not
+    those of each item: attention has the ``share`` of its operations, with ``per_row`` rows of one picture for a row.
+    ``None`` if the lengths are too close to one another.
     """
     found = numpy.array(points, dtype=numpy.float64).reshape(-1, 2)
     found = found[found[:, 1] > 0]
@@ -41,9 +41,9 @@ def measured_work(
 
 
 def _not_negative_fit(columns: Array) -> Array:
-    """Return weights of ``columns [point, part]``, none below 0, whose sums are nearest to 1 at every point.
+    """Return the non-negative weights of ``columns [point, part]`` whose sums are nearest to 1 at every point.
 
-    Few parts: every set of them is tried.
+    There are few parts, so every set of them is tried.
     """
     number = columns.shape[1]
     best: Array = numpy.zeros(number)

@@ -1,11 +1,11 @@
-"""The probability that a plan runs out of memory within so many steps, with independently drawn samples.
+"""The probability that a plan runs out of memory within a number of steps, with independently drawn samples.
 
-A rank holds at most k microbatches at once, those of a window of its program. Its peak is at most what never changes,
-plus the activations of the window, plus what lives for one block of the largest of them. The distribution of the
-activations of a microbatch is put on a grid, rounded up, and folded k times (FFT): a probability that the true one
-cannot exceed. Windows, replicas, ranks and steps are joined by the union bound, so dependence between them does not
-matter. Where training rearranges batches, ``arranged`` bounds every arrangement, ``drawn_failures`` draws. Formula X2
-in docs/data.md.
+A rank holds at most k microbatches at once, those of a window of its program. Its peak is at most the constant bytes,
+plus the activations of the window, plus the bytes that live for one block of the largest microbatch. The distribution
+of a microbatch's activations is rounded up to a grid and folded k times (FFT): the result is an upper bound of the true
+probability. Windows, replicas, ranks and steps are joined by the union bound, so dependence between them does not
+matter. For rearranged batches, ``arranged`` bounds every arrangement and ``drawn_failures`` draws. Formula X2 in
+docs/data.md.
 """
 
 from __future__ import annotations
@@ -27,28 +27,29 @@ from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Plan
 
 NUM_CELLS = 2048
-"""Of the grid of one microbatch's bytes."""
+"""Number of cells of the grid of one microbatch's bytes."""
 NUM_LONGEST = 48
-"""Lengths that distinguish the longest sample of a microbatch, where it has several."""
+"""Number of lengths that distinguish the longest of several samples in a microbatch."""
 _NUM_SPLITS = 64
 _NUM_COARSE_SPLITS = 10
 Arrangement = Literal["none", "replica", "batch"]
 Ways = Callable[[Array], Sequence[Array]]
-"""Of arranging a batch ``[sample, column]`` in training: ``[replica, microbatch, place]``, indexes of samples."""
+"""Returns the possible arrangements ``[replica, microbatch, place]`` (indices of samples) of a batch ``[sample,
+column]``."""
 SMALLEST = 1e-12
-"""Probabilities below it are rounding of the transform: it is given instead."""
+"""Smaller probabilities are rounding errors of the transform: this one is reported instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutOfMemory:
-    """A bound on the probability that any rank of any replica runs out of memory."""
+    """An upper bound of the probability that any rank of any replica runs out of memory."""
 
     probability: float
     num_steps: int
     pipeline_rank: int
-    """The rank most likely to run out."""
+    """The rank with the highest probability."""
     worst_bytes: int
-    """Its peak if the heaviest microbatch filled a window."""
+    """Peak of that rank if the heaviest microbatch filled a window."""
     limit_bytes: int
 
 
@@ -62,12 +63,12 @@ def out_of_memory(
     ways: Ways | None = None,
     allowed: float = 0.0,
 ) -> OutOfMemory:
-    """Return the bound for ``num_steps`` steps; ``arrangement``: what chooses which samples lie side by side, nothing
-    (batches as they come), the order of a replica's microbatches, or the balance of the batch.
+    """Return the bound for ``num_steps`` steps.
 
-    The last allows for any arrangement. With ``ways``, where that is more than ``allowed``, batches are drawn for the
-    worst of these, at a confidence of all but one in a million. Where only a part of the data was read, the probability
-    of any unread record above the largest one read is added.
+    ``arrangement``: what training rearranges: nothing, the order of a replica's microbatches, or the whole batch, for
+    which every arrangement is possible. With ``ways``, if that bound exceeds ``allowed``, batches are drawn for the
+    worst of these arrangements, with a confidence of all but one in a million. If only a part of the data was read, the
+    probability of an unread record above the largest read one is added.
     """
     layout, number = plan.layout, plan.num_microbatches
     is_loaded = arrangement == "none" or factors.pack_length > 0
@@ -107,7 +108,7 @@ def out_of_memory(
 def _chance_by_drawing(
     ranks: Sequence[RankBytes], plan: Plan, data: Distribution, factors: SampleFactors, ways: Ways, allowed: float
 ) -> float:
-    """Return a bound on the chance that any of ``ranks``, of any replica, fails in a step, arranged in any of
+    """Return an upper bound of the probability that any of ``ranks``, of any replica, fails in a step under any of
     ``ways``."""
     all_sizes, batch_size = data.sizes(), plan.global_batch_size
 
@@ -128,8 +129,7 @@ def _chance_by_drawing(
 def _causes_of_any_window(
     rank: RankBytes, data: Distribution, factors: SampleFactors, plan: Plan, number: int
 ) -> list[Cause]:
-    """Return causes of every batch of ``number`` samples in which a window of any of its microbatches, whatever lies
-    where, exceeds the limit."""
+    """Return causes of every batch of ``number`` samples with an arrangement in which a window exceeds the limit."""
     size, width = plan.layout.micro_batch_size, min(rank.window, plan.num_microbatches)
     left = rank.limit - rank.fixed
     sizes, shares = data.sizes(), data.shares()
@@ -151,7 +151,7 @@ def _causes_of_any_window(
 
 
 def _sample_bytes(rank: RankBytes, sizes: Array, factors: SampleFactors, size: int) -> tuple[Array, Array]:
-    """Return bytes ``[row]``: of the text that a microbatch of ``size`` is padded to, and of a sample beside it."""
+    """Return bytes ``[row]`` of the text to which a microbatch of ``size`` is padded, and of the rest of a sample."""
     _, rows = factors.of(sizes[:, None, :])
     held = numpy.array(rank.held, dtype=numpy.float64)
     texts = numpy.array([work is not None and work.rows == "tokens" for work in factors.work])
@@ -161,12 +161,12 @@ def _sample_bytes(rank: RankBytes, sizes: Array, factors: SampleFactors, size: i
 
 
 def _held_distribution(rank: RankBytes, data: Distribution, factors: SampleFactors, size: int) -> tuple[Array, float]:
-    """Return the distribution of one microbatch's activations on the grid, rounded up, and its largest value in bytes.
+    """Return the distribution of a microbatch's activations on the grid, rounded up, and its largest value in bytes.
 
-    Of several samples: the padded text by the longest of them, on a grid of its own; the rest adds up.
+    With several samples the padded text, by the longest of them, has a grid of its own; the rest adds up.
     """
     if factors.pack_length:
-        # No pack holds more, for any arrangement.
+        # No pack holds more, in any arrangement.
         largest = float(factors.largest_pack(data, size) @ numpy.array(rank.held, dtype=numpy.float64))
         return (numpy.array([0.0, 1.0]), largest) if largest > 0 else (numpy.array([1.0]), 0.0)
     sizes, shares = data.sizes(), data.shares()
@@ -201,7 +201,7 @@ def _folded(distribution: Array, times: int) -> Array:
 
 
 def _largest_factor(data: Distribution, factors: SampleFactors, size: int) -> tuple[Array, Array]:
-    """Return the largest factor of a microbatch: its values in ascending order, and the chance to exceed each."""
+    """Return the values of a microbatch's largest factor in ascending order, and the probability to exceed each."""
     if factors.pack_length:
         return factors.largest_pack(data, size).max(keepdims=True), numpy.zeros(1)
     _, rows = factors.of(data.sizes()[:, None, :])
@@ -216,7 +216,8 @@ def _largest_factor(data: Distribution, factors: SampleFactors, size: int) -> tu
 
 
 def _tail_of_window(rank: RankBytes, held: Array, heaviest: float, width: int, largest: Array, chance: Array) -> float:
-    """Return a bound on P(window of activations + passing bytes > limit), the best of several splits of the limit."""
+    """Return an upper bound of P(window of activations + passing bytes > limit), the best over several splits of the
+    limit."""
     left = rank.limit - rank.fixed
     if left < 0:
         return 1.0

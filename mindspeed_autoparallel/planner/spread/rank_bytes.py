@@ -1,4 +1,4 @@
-"""Bytes of the pipeline ranks of a plan, by the factors of the microbatches that lie in a rank's window."""
+"""Bytes of a plan's pipeline ranks, by the factors of the microbatches in a rank's window."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _MAGNIFIED = 64
 
 @dataclass(frozen=True, kw_only=True)
 class RankBytes:
-    """Bytes of one pipeline rank: ``fixed`` + sum over its window of ``held`` x factor + ``passing`` x largest
-    factor."""
+    """Bytes of one pipeline rank: ``fixed`` + sum over its window of ``held`` x factor + ``passing`` x
+    largest factor."""
 
     pipeline_rank: int
     fixed: int
-    """Model states, runtime."""
+    """Model states and runtime."""
     held: tuple[int, ...]
-    """By module: activations of a reference microbatch on all chunks."""
+    """Activations of a reference microbatch on all chunks, by module."""
     passing: int
-    """Of the largest of a window, beside its activations: transients, messages, the batch."""
+    """Bytes of the largest microbatch of a window beside its activations: transients, messages, the batch."""
     window: int
     limit: int
 
     def peak(self, factors: Array) -> Array:
-        """Return ``[...]``: the bound of the peak over the windows of steps ``factors [..., microbatch, module]``, in
-        bytes."""
+        """Return an upper bound ``[...]`` in bytes of the peak over the windows of steps ``factors [..., microbatch,
+        module]``."""
         held = factors @ numpy.array(self.held, dtype=numpy.float64)
         width = min(self.window, held.shape[-1])
         sums, largest = (sliding_window_view(one, width, axis=-1) for one in (held, factors.max(axis=-1)))
@@ -55,7 +55,7 @@ def rank_bytes(profile: Profile, plan: Plan) -> tuple[RankBytes, ...]:
     measurement = point_of(profile, layout)
     assert measurement is not None  # it was planned
     names = [module.name for module in profile.model.modules]
-    # So large that activations, not the optimizer step, make the peak: what they add to it is linear.
+    # Large enough that activations, not the optimizer step, determine the peak: their contribution is linear.
     scaled = scaled_profile(
         profile, {layout.micro_batch_size: (dict.fromkeys(names, 1.0), dict.fromkeys(names, float(_MAGNIFIED)))}
     )
@@ -72,7 +72,7 @@ def rank_bytes(profile: Profile, plan: Plan) -> tuple[RankBytes, ...]:
         states = sum(memory.terms.get(name, 0) for name in ("parameters", "gradients", "optimizer"))
         fixed = states + memory.terms.get("runtime_overhead", 0)
         rest = -(-(memory.peak_bytes - fixed) // _MAGNIFIED) if "transient" in memory.terms else 0
-        # Outputs that were sent away count as held: they are smaller for smaller samples.
+        # Outputs that were sent count as held: they are smaller for smaller samples.
         passing = rest + window * (sum(sent[rank::size]) - sum(held))
         passing = max(passing, _largest_transient(blocks, rank, size))
         ranks.append(
@@ -97,7 +97,7 @@ def _largest_transient(blocks: Sequence[Sequence[PlacedBlock]], rank: int, size:
 
 
 def windows(program: Program) -> tuple[int, ...]:
-    """Return per stage the most microbatches, from the oldest to the newest held, whose activations live at once."""
+    """Return by stage the most microbatches, from the oldest to the newest one held, whose activations live at once."""
     widths = []
     for actions in program:
         held: dict[int, int] = {}

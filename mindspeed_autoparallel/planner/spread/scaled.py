@@ -1,4 +1,4 @@
-"""A profile as it would be with other samples: block times and bytes times factors."""
+"""A profile scaled to other samples: block times and bytes times factors."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from mindspeed_autoparallel.planner.spread.factors import SampleFactors
 from mindspeed_autoparallel.profiles import BlockCost, Measurement, ModuleCost, Profile, RecomputeCost, SharedBytes
 
 _LARGEST = 1.2
-"""Times the largest microbatch: the bound of the memory has some slack."""
+"""Ratio to the largest microbatch: slack for the bound of the memory."""
 
 
 def mean_profile(profile: Profile, data: Distribution, factors: SampleFactors, share: float = 0.0) -> Profile:
-    """Return ``profile`` at the mean microbatch of ``data``, at each micro batch size; its bytes lie the ``share`` of
-    the way from those of the mean microbatch to 1.2 times those of the largest."""
+    """Return ``profile`` at the mean microbatch of ``data``, for each micro batch size.
+
+    Its bytes are interpolated by ``share`` between those of the mean microbatch (0) and 1.2 times those of the largest
+    (1).
+    """
     scales = {}
     names = [module.name for module in profile.model.modules]
     largest = _LARGEST * factors.of(data.sizes()[:, None, :])[1].max(axis=0)
@@ -31,8 +34,8 @@ def mean_profile(profile: Profile, data: Distribution, factors: SampleFactors, s
 def scaled_profile(profile: Profile, factors: dict[int, tuple[dict[str, float], dict[str, float]]]) -> Profile:
     """Return ``profile`` with times and bytes of every module scaled.
 
-    ``factors``: by micro batch size, module name to the factor of its times, and of its activations and messages.
-    Measurements of other micro batch sizes are left out. Model states stay.
+    ``factors``: by micro batch size, the factor of times and the factor of activations and messages, each by module
+    name. Measurements of other micro batch sizes are left out. Model states stay unchanged.
     """
     kept = [
         _scaled(measurement, *factors[measurement.at.micro_batch_size])

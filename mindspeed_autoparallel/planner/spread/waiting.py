@@ -1,7 +1,7 @@
-"""The layouts worth drawing: their steps for the mean sample, times the factor of waiting for unequal ones.
+"""The layouts worth drawing: their steps for the mean sample times the factor of waiting for unequal samples.
 
-What waiting adds is that of stages with equal work: how it grows with replicas, stages and microbatches, before any
-split is known. An estimate that orders layouts; nothing is proved by it.
+The waiting factor is that of stages with equal work: it depends on replicas, stages and microbatches, not on a split.
+It is an estimate that orders layouts and proves nothing.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from mindspeed_autoparallel.spec import Layout, Plan
 
 _NUM_DRAWS = 16
 _MAX_LAYOUTS = 64
-"""Those with the smallest steps for the mean sample."""
+"""Number of layouts with the smallest steps for the mean sample."""
 
 
 def expected_steps(
     profile: Profile, best: Plan, data: Distribution, factors: SampleFactors, is_balanced: bool
 ) -> list[tuple[float, Layout]]:
-    """Return the layouts that the search of ``best``, the plan for the mean sample, has a step or a bound for, at most
-    64, with their expected mean step in microseconds, the smallest first."""
+    """Return the layouts with a step or a bound in ``best``, the plan for the mean sample, at most 64.
+
+    Each has its expected mean step in microseconds; the smallest comes first.
+    """
     known = [(verdict.step_us or verdict.lower_bound_us or 0.0, verdict.layout) for verdict in best.search.verdicts]
     known = [(step_us, layout) for step_us, layout in known if step_us and point_of(profile, layout) is not None]
     found = []
@@ -35,14 +37,14 @@ def expected_steps(
         try:
             found.append((step_us * waiting(profile, best, layout, data, factors, is_balanced), layout))
         except ConfigError:
-            continue  # a layout whose steps are not drawn
+            continue  # steps of this layout are not modelled
     return sorted(found, key=lambda item: (item[0], item[1].label()))
 
 
 def waiting(
     profile: Profile, best: Plan, layout: Layout, data: Distribution, factors: SampleFactors, is_balanced: bool
 ) -> float:
-    """Return the mean of drawn steps over the step of mean samples, for equal stages; at least 1."""
+    """Return the ratio, at least 1, of the mean drawn step to the step of mean samples, for equal stages."""
     times = _equal_stages(profile, layout)
     under = StepsUnderData(profile, best, layout, times, factors, [0.0] * (layout.num_virtual_stages - 1))
     drawn = under.drawn(data, _NUM_DRAWS)

@@ -1,4 +1,5 @@
-"""The layouts to measure whole: different shardings first, then extreme micro batch sizes, then the middle."""
+"""Choice of the layouts to measure whole: different shardings first, then extreme micro batch sizes, then
+the middle."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ MAX_ANCHORS = 8
 
 
 def choose(able: Iterable[MeasuredAt], most: int = MAX_ANCHORS) -> list[MeasuredAt]:
-    """Return at most ``most`` of the layouts that the devices can hold."""
+    """Return at most ``most`` of the layouts that fit on the devices."""
     by_sharding: dict[MeasuredAt, list[MeasuredAt]] = {}
     for point in able:
         by_sharding.setdefault(replace(point, micro_batch_size=1), []).append(point)
@@ -28,7 +29,7 @@ def choose(able: Iterable[MeasuredAt], most: int = MAX_ANCHORS) -> list[Measured
 
 
 def _spread(shardings: list[MeasuredAt]) -> list[MeasuredAt]:
-    """Return the least sharded first, then always the one farthest from those before it."""
+    """Return the least sharded layout first, then always the one farthest from those before it."""
     left = sorted(shardings, key=lambda point: (distance(point, MeasuredAt()), point.label()))
     order = left[:1]
     while len(order) < len(shardings):

@@ -18,10 +18,10 @@ _PRECISION = 1e-4
 
 
 def balanced_splits(configuration: Configuration) -> list[tuple[int, ...]]:
-    """Return layers by virtual stage: the slowest stage shortest; the fullest rank emptiest, without and with
-    recompute.
+    """Return the number of layers by virtual stage for each split: first the one with the shortest slowest stage, then
+    those with the emptiest fullest rank, without and with recompute.
 
-    Empty if all layers are alike: equal counts are then even in everything.
+    Empty if all layers are alike: equal counts then balance everything.
     """
     (module,) = configuration.candidate.measurement.modules.values()
     layout = configuration.layout
@@ -40,7 +40,7 @@ def balanced_splits(configuration: Configuration) -> list[tuple[int, ...]]:
 
         return held
 
-    # What chunks hold together is no rank's row of layers.
+    # With several chunks per rank a stage's memory is not that of the rank.
     measures = [time_us, *(memory_bytes(way) for way in ("none", "full") if layout.virtual_size == 1)]
     found = []
     for size_of in measures:
@@ -52,7 +52,10 @@ def balanced_splits(configuration: Configuration) -> list[tuple[int, ...]]:
 
 
 def _smallest_largest(sizes: Sequence[Sequence[float]], ends: Sequence[float]) -> tuple[int, ...]:
-    """Return ``sizes``: of every layer on each stage; ``ends``: what the first and the last stage have besides."""
+    """Return the split whose largest stage is smallest.
+
+    ``sizes``: of every layer on each stage; ``ends``: additional sizes of the first and the last stage.
+    """
     before = [[0.0, *itertools.accumulate(row)] for row in sizes]
     low, high = 0.0, max(row[-1] for row in before) + sum(ends)
     best = _within(before, ends, high)
@@ -63,13 +66,13 @@ def _smallest_largest(sizes: Sequence[Sequence[float]], ends: Sequence[float]) -
             low = middle
         else:
             best, high = found, middle
-    assert best is not None  # the first limit allows the first stage all layers that the others leave it
+    assert best is not None  # the first limit lets the first stage hold all layers, less one for each later stage
     return best
 
 
 def _within(before: Sequence[Sequence[float]], ends: Sequence[float], limit: float) -> tuple[int, ...] | None:
-    """Return as many layers on every stage as the limit allows and the later stages, one each, leave; ``None``: too
-    many."""
+    """Return the layers by stage: as many as ``limit`` allows, leaving one for each later stage; ``None``:
+    not all fit."""
     num, total = len(before), len(before[0]) - 1
     done, counts = 0, []
     for stage, row in enumerate(before):

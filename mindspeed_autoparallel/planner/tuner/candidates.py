@@ -121,7 +121,7 @@ def _layouts(variant: ProfileVariant, cluster: Cluster, dimensions: Dimensions) 
     for measurement in sorted(variant.profile.measurements, key=lambda item: item.at):
         for layout in _plain_layouts(measurement.at, cluster, dimensions):
             if variant.shards_parameters is not None:
-                # Its state is split over data parallel ranks by itself, and pipelines are not modelled.
+                # Its state is split over data-parallel ranks by definition, and pipelines are not modelled.
                 if layout.pipeline_size == 1 and layout.distributed_optimizer and layout.data_size > 1:
                     yield replace(layout, sharding=_sharding(variant, measurement))
             elif not variant.paired:
@@ -166,7 +166,7 @@ def _plain_layouts(point: MeasuredAt, cluster: Cluster, dimensions: Dimensions) 
 def overlaps(layout: Layout, dimensions: Dimensions) -> list[Layout]:
     """Return ``layout`` with every legal overlap of gradient reduction and parameter gathering.
 
-    Neither where no rank shares its parameters with another, or where sharded gradients are reduced all the time.
+    Only ``layout`` itself if no ranks share parameters, or if sharded gradients are reduced throughout the step.
     """
     if layout.sharding is not None:
         return [layout]

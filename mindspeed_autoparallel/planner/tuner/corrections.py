@@ -22,7 +22,8 @@ class Residual:
 
 @dataclass(frozen=True)
 class Corrections:
-    """Looks a layout's factor up: among layouts sharded like it, or nearest to it, a line in the log of the batch."""
+    """Factor of a layout: a line in the logarithm of the batch among layouts with the same, or the nearest,
+    sharding."""
 
     residuals: Sequence[Residual] = ()
     _known: dict[tuple[str, str, MeasuredAt], float] = field(default_factory=dict, repr=False, compare=False)
@@ -35,8 +36,7 @@ class Corrections:
         return self._known[key]
 
     def left_out_error(self) -> float | None:
-        """Return mean absolute log error of each residual predicted from the others; ``None`` where none has
-        another."""
+        """Return the mean absolute log error of each residual predicted from the others, or ``None`` without others."""
         errors = []
         for index, residual in enumerate(self.residuals):
             others = [
@@ -62,8 +62,10 @@ class Corrections:
 
 
 def distance(a: MeasuredAt, b: MeasuredAt) -> float:
-    """Return the number of doublings of shards between two layouts; sequence parallelism, which has other collectives,
-    counts as one."""
+    """Return the number of doublings of shards between two layouts.
+
+    A difference in sequence parallelism, which has other collectives, counts as one.
+    """
     sizes = ("tensor_size", "context_size", "expert_size")
     doublings = sum(abs(math.log2(getattr(a, size) / getattr(b, size))) for size in sizes)
     return doublings + (a.sequence_parallel != b.sequence_parallel)

@@ -55,23 +55,23 @@ class HostModel:
     num_anchors: int = 0
 
     def block_us(self, block: str, direction: str, at: MeasuredAt, sums: BlockSums) -> float:
-        """Return predicted time of a block in microseconds."""
+        """Return the predicted time of a block in microseconds."""
         return self.plain_us(sums) * self.corrections.factor(block, direction, at)
 
     def plain_us(self, sums: BlockSums) -> float:
-        """Return the time before the correction."""
+        """Return the time before the correction, in microseconds."""
         return self.compute_us(sums) + sum(
             self.communication_scales.get(kind, 1.0) * time_us for kind, time_us in sums.communication_us.items()
         )
 
     def compute_us(self, sums: BlockSums) -> float:
-        """Return kernels and host, without communication."""
+        """Return the time of kernels and host without communication, in microseconds."""
         kernels, host = self.scale * sums.operators_us, self.per_call_us * sums.num_calls
         return max(kernels, host) if self.asynchronous else kernels + host
 
 
 def fit_host(anchors: Sequence[Anchor], *, asynchronous: bool, fallback: HostModel | None = None) -> HostModel:
-    """Return the model that explains ``anchors``; ``fallback`` (or plain sums) where there are none."""
+    """Return the model that explains ``anchors``, or ``fallback`` (by default plain sums) without anchors."""
     usable = [anchor for anchor in anchors if anchor.measured_us > 0 and anchor.sums.num_calls > 0]
     if not usable:
         return fallback or HostModel(asynchronous=asynchronous)
@@ -100,7 +100,7 @@ def fit_host(anchors: Sequence[Anchor], *, asynchronous: bool, fallback: HostMod
 
 
 def _two_rates(anchors: Sequence[Anchor], asynchronous: bool) -> tuple[float, float]:
-    """Scale and microseconds per call by least squares of the relative error; no rate is negative."""
+    """Return scale and microseconds per call by least squares of the relative error; no rate is negative."""
     rows = [
         (anchor.sums.operators_us / anchor.measured_us, anchor.sums.num_calls / anchor.measured_us)
         for anchor in anchors
@@ -116,7 +116,10 @@ def _two_rates(anchors: Sequence[Anchor], asynchronous: bool) -> tuple[float, fl
 
 
 def _communication_scales(anchors: Sequence[Anchor], model: HostModel) -> dict[str, float]:
-    """Return per kind the middle of what anchors with it leave to communication; kinds that come together share one."""
+    """Return by kind of collective the median ratio of the measured rest to the predicted communication time.
+
+    The rest is what an anchor's other terms leave. Kinds that occur together share one ratio.
+    """
     ratios: dict[str, list[float]] = {}
     for anchor in anchors:
         total = sum(anchor.sums.communication_us.values())

@@ -16,7 +16,7 @@ SIZES = (4 * 1024, 64 * 1024, 1024 * 1024, 8 * 1024 * 1024)
 
 
 def link_operator(kind: str, tier: str, num_ranks: int, size_bytes: int) -> Operator:
-    """Return the key of a collective's sample."""
+    """Return the key of a collective's sample in the knowledge base."""
     return Operator(name=f"collective.{kind}", signature=Signature(Link(tier, num_ranks)), sizes=(size_bytes,))
 
 
@@ -26,7 +26,7 @@ def link_samples(rows: Iterable[LinkRow], source: str) -> list[tuple[Operator, S
 
 
 def steps_of(kind: str, num_ranks: int) -> int:
-    """Return ring steps of a collective (formulas C1 to C3 of docs/cost-model.md)."""
+    """Return the number of ring steps of a collective (formulas C1 to C3 of docs/cost-model.md)."""
     return {"p2p": 1, "broadcast": 1, "all_reduce": 2 * (num_ranks - 1)}.get(kind, num_ranks - 1)
 
 
@@ -64,7 +64,7 @@ def fitted_tiers(base: KnowledgeBase, device: str, software: str) -> dict[str, L
 
 
 def tiers_of(rows: Iterable[LinkRow]) -> dict[str, LinkTier]:
-    """Return the tiers that were sampled; of several group sizes the largest is taken."""
+    """Return the sampled tiers; of several group sizes the largest counts."""
     found: dict[str, dict[str, dict[int, list[tuple[int, float]]]]] = {tier: {} for tier in TIERS}
     for row in rows:
         found[row.tier].setdefault(row.kind, {}).setdefault(row.ranks, []).append((row.size_bytes, row.median_us))
@@ -78,7 +78,7 @@ def tiers_of(rows: Iterable[LinkRow]) -> dict[str, LinkTier]:
 
 
 def catalogue_tier(device: Device, tier: str, devices_per_node: int) -> LinkTier:
-    """Return a tier that was not sampled, from the device catalogue."""
+    """Return a tier without samples, from the device catalogue."""
     efficiency = next(iter(device.efficiencies.values()))
     if tier == "intra":
         rate = device.link_gb_per_s * 1e9 * efficiency.link_fraction

@@ -66,7 +66,10 @@ Group = Sequence[Switch]
 def with_switches(
     variants: Sequence[ProfileVariant], groups: Sequence[Group], alone: Group, parts: Mapping[str, Parts]
 ) -> list[ProfileVariant]:
-    """Return a variant per given one and combination of one switch per group; those in ``alone`` go with no other."""
+    """Return a variant for every given one and every combination of one switch per group.
+
+    Switches in ``alone`` are combined with no other.
+    """
     chosen = [
         [switch for switch in combination if switch is not None]
         for combination in itertools.product(*[[None, *group] for group in groups])
@@ -114,12 +117,12 @@ def _profile(profile: Profile, switches: Sequence[Switch], parts: Parts, share: 
 
 
 def unchanged(measurement: Measurement, parts: Mapping[BlockKey, ExposedParts], share: float) -> Measurement | None:
-    """Return ``measurement``: blocks cost the same; the layout accounts for the change."""
+    """Return ``measurement`` unchanged: blocks cost the same; the layout accounts for the change."""
     return measurement
 
 
 def tensor_overlap(num_chunks: Callable[[MeasuredAt], int]) -> Change:
-    """Let collectives of tensor ranks pass the matrix products beside them in ``num_chunks`` chunks (O1)."""
+    """Overlap collectives of tensor ranks with the adjacent matrix products in ``num_chunks`` chunks (O1)."""
 
     def change(measurement: Measurement, parts: Mapping[BlockKey, ExposedParts], share: float) -> Measurement | None:
         if measurement.at.tensor_size == 1 or not measurement.at.sequence_parallel:
@@ -143,9 +146,9 @@ def tensor_overlap(num_chunks: Callable[[MeasuredAt], int]) -> Change:
 def expert_overlap(
     measurement: Measurement, parts: Mapping[BlockKey, ExposedParts], share: float
 ) -> Measurement | None:
-    """Say what of the blocks are exchanges of tokens: pairs hide them behind another microbatch's computing (O2).
+    """Mark the exchanges of tokens in blocks: pairs hide them behind another microbatch's computation (O2).
 
-    ``share`` is what ``evaluate`` counts on, as the device's ``hidden_share``; no whole layer is recomputed then.
+    ``share`` becomes the device's ``hidden_share``, which ``evaluate`` uses; no whole layer is recomputed then.
     """
     if not any(shown.exchange_us for shown in parts.values()):
         return None
@@ -183,11 +186,11 @@ def tokens_sent_once(num_experts_per_token: int) -> Change:
 
 
 def activation_offload(shape: Callable[[MeasuredAt], Offload], host_bytes_per_s: float) -> Change:
-    """Let layers keep ``freed_bytes`` less and move ``moved_bytes`` each way beside their computing (O3).
+    """Let layers keep ``freed_bytes`` less and copy ``moved_bytes`` each way while they compute (O3).
 
-    Only where a forward is no shorter than the copy it hides: nothing waits for copies, so that shorter ones would pile
-    up on the device. One layer's copy may be under way in forward; in backward the last layer, which never leaves, and
-    the next one, which is on its way back. No recompute: the two are not combined.
+    Applies only if a forward takes at least as long as the copy that it hides: nothing waits for copies, so those of
+    shorter forwards would accumulate on the device. In forward one layer's copy may be in flight; in backward the last
+    layer, which is never offloaded, and the next one, which is being copied back. It is not combined with recompute.
     """
 
     def change(measurement: Measurement, parts: Mapping[BlockKey, ExposedParts], share: float) -> Measurement | None:

@@ -11,10 +11,10 @@ from mindspeed_autoparallel.spec.recompute import policy_of
 
 
 def placement_bound_us(configuration: Configuration, layers: tuple[int, ...], kind: str, number: int) -> float:
-    """Bound every schedule: a rank waits for its first microbatch, works, and its last one travels back.
+    """Return a lower bound for every schedule: a rank waits for its first microbatch, works, and returns its last one.
 
-    Rank r cannot start before stages 0 to r - 1 have passed a microbatch on, nor can it be the end before they have
-    passed a gradient back; between lies its own work of all microbatches.
+    Rank r cannot start before stages 0 to r - 1 have passed on a microbatch, and the step cannot end before they have
+    passed back a gradient; in between rank r runs all microbatches.
     """
     profile, layout = configuration.variant.profile, configuration.layout
     module = profile.model.modules[0].name
@@ -41,11 +41,10 @@ def placement_bound_us(configuration: Configuration, layers: tuple[int, ...], ki
 
 
 def may_fit(configuration: Configuration, cluster: Cluster, layers: tuple[int, ...], kind: str, number: int) -> bool:
-    """Return false where the first rank is proved too full: model state, and what its warm-up holds of the smallest
-    chunk.
+    """Return false if the first rank is proved too full by model states and the activations of its warm-up.
 
-    Megatron's first rank has ``min(P, M)`` microbatches in flight, interleaved ``min(M v, 2 (P - 1) + (v - 1) P + 1)``
-    chunks of them.
+    Megatron's first rank has ``min(P, M)`` microbatches in flight; interleaved, ``min(M v, 2 (P - 1) + (v - 1) P + 1)``
+    chunks, each counted as the smallest one.
     """
     profile, layout = configuration.variant.profile, configuration.layout
     module = profile.model.modules[0].name
@@ -63,7 +62,7 @@ def may_fit(configuration: Configuration, cluster: Cluster, layers: tuple[int, .
 
 
 def _saved_bytes(cost: ModuleCost, kind: str, number: int, start: int, count: int) -> int:
-    """Return the bytes of a stage with ``count`` layers, the first ``number`` of which are recomputed where that is
+    """Return the bytes saved by a stage of ``count`` layers, the first ``number`` recomputed if ``kind`` is
     ``full``."""
     size = policy_of(kind).layers_per_group
     if not size:

@@ -17,7 +17,7 @@ from mindspeed_autoparallel.spec.recompute import RecomputePolicy, policy_of
 from mindspeed_autoparallel.units import format_bytes
 
 _MAX_MOVES = 12
-"""Most layers moved between stages, one after the other, in search of a better split."""
+"""Number of layers moved one after another between stages in search of a better split, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +29,12 @@ class SolvedConfiguration:
     recompute: str
     """A kind of ``spec.recompute``."""
     num_recomputed: int
-    """Layers of each stage that are recomputed whole; 0 for other kinds."""
+    """Number of layers per stage that are recomputed whole; 0 for other kinds."""
     evaluation: Evaluation
 
     @property
     def step_us(self) -> float:
-        """Return predicted step time."""
+        """Return the predicted step time."""
         return self.evaluation.step.total_us
 
     @property
@@ -79,11 +79,11 @@ def _lightest(
     dimensions: Dimensions,
     limit_us: float,
 ) -> Iterator[SolvedConfiguration]:
-    """Yield no recompute, or that of some modules in all layers: the fastest that fits.
+    """Yield placements without recompute, or with some modules recomputed in all layers: the fastest that fits.
 
-    A schedule is monotone in its stage times, and what longer backwards hide of the gradient reduction they add to the
-    pipeline, so what adds no less to every kind of layers than another that fits is not faster. Where layers are all
-    alike that leaves one; where a kind adds less to some layers and more to others, both are tried.
+    A schedule is monotone in its stage times, and time of the gradient reduction that longer backwards hide is added to
+    the pipeline. So a kind that adds no less to every kind of layers than another that fits is not faster. If all
+    layers are alike, one kind remains; if a kind adds less to some layers and more to others, both are tried.
     """
     fitting: list[str] = []
     for kind in _kinds(configuration, dimensions):
@@ -124,7 +124,8 @@ def _whole_layers(
     dimensions: Dimensions,
     limit_us: float,
 ) -> Iterator[SolvedConfiguration]:
-    """Yield as few whole layers as fit, the first of every stage; groups of them where not even all fit singly."""
+    """Yield the fewest whole layers that fit, the first of every stage, or groups of them if not even all
+    fit singly."""
     low, high = 1, max(layers)
     if not _has_full(configuration, dimensions) or placement_bound_us(configuration, layers, "full", 1) >= limit_us:
         return
@@ -149,9 +150,10 @@ def _whole_layers(
 def _grouped(
     configuration: Configuration, cluster: Cluster, batch: int, layers: tuple[int, ...], dimensions: Dimensions
 ) -> Iterator[SolvedConfiguration]:
-    """Yield groups of layers, where keeping the input of every single layer is too much: as slow, and less is kept."""
+    """Yield groups of layers, for when the inputs of all single layers do not fit: equally slow, with fewer
+    bytes kept."""
     longest = max(layers)
-    # Of sizes that make as many groups on every stage, the smallest computes fewest layers again at once.
+    # Of sizes with equally many groups on every stage, the smallest recomputes the fewest layers at once.
     sizes = {-(-count // groups) for count in layers for groups in range(1, count)}
     for size in sorted(sizes - {1}):
         kind = str(RecomputePolicy.full(size))
@@ -181,13 +183,13 @@ def _shortage(found: SolvedConfiguration) -> str:
 
 
 def even_or_balanced_splits(configuration: Configuration, dimensions: Dimensions) -> list[tuple[int, ...]]:
-    """Return evenly many layers, and where they are of several kinds what is even in time or memory."""
+    """Return splits with equal numbers of layers and, for layers of several kinds, splits even in time or in memory."""
     balanced = balanced_splits(configuration) if dimensions.uneven_stages else []
     return list(dict.fromkeys([*_even(configuration, dimensions), *balanced]))
 
 
 def _even(configuration: Configuration, dimensions: Dimensions) -> Iterator[tuple[int, ...]]:
-    """Yield the even split, or nearly even ones with the ends relieved of embedding and head where that may pay."""
+    """Yield the even split, or nearly even ones that relieve the stages of embedding and head if that may pay."""
     layers = configuration.variant.profile.model.num_layers
     stages = configuration.layout.num_virtual_stages
     small, more = divmod(layers, stages)
@@ -211,8 +213,8 @@ def evaluate_placement(
     number: int,
     dimensions: Dimensions | None = None,
 ) -> SolvedConfiguration:
-    """Evaluate with the overlaps of ``dimensions`` that shorten the step most; without, with those of the
-    configuration."""
+    """Evaluate with the overlaps of ``dimensions`` that shorten the step most; if it has none, with the
+    configuration's."""
     module = configuration.variant.profile.model.modules[0].name
     recompute: dict[str, dict[str, tuple[int, ...]]] = {}
     if kind != "none":

@@ -72,7 +72,7 @@ class Prices:
         return collective_us(call.name, call.size_bytes, len(call.ranks), link)
 
     def timed(self, trace: BlockTrace, at: MeasuredAt) -> BlockTrace:
-        """Return ``trace`` with ``forward_us`` and ``backward_us`` in every block, as a measurement has them."""
+        """Return ``trace`` with ``forward_us`` and ``backward_us`` in every block, in the form of a measurement."""
 
         def time_us(module: ModuleRecord, block: str, direction: str) -> float:
             return self.host.block_us(block, direction, at, self.sums(trace, module, block, direction))
@@ -95,9 +95,9 @@ class Prices:
 
 
 def collective_us(kind: str, size_bytes: int, num_ranks: int, link: LinkTier) -> float:
-    """Return the time of one call.
+    """Return the time of one call in microseconds.
 
-    ``kind``: as ``profiles.device.COLLECTIVES`` has it; ``size_bytes``: of the largest tensor of the call on one rank.
+    ``kind``: one of ``profiles.device.COLLECTIVES``; ``size_bytes``: the largest tensor of the call on one rank.
     """
     if kind == "all_reduce":
         return all_reduce_us(size_bytes, num_ranks, link)

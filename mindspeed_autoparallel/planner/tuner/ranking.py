@@ -1,4 +1,4 @@
-"""Ranks measured configurations and those with modelled switches that may be faster, in one list."""
+"""Ranking of measured configurations and of configurations with modelled switches in one list."""
 
 from __future__ import annotations
 

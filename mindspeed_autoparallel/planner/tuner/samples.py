@@ -1,4 +1,4 @@
-"""Knowledge base entries of operators that a calibrating launch replayed, and of single figures."""
+"""Knowledge base entries: operators that a calibrating launch replayed, and single figures."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def operator_samples(rows: Iterable[OperatorRow], source: str) -> tuple[list[tup
 
 
 def single(value_us: float, source: str) -> Sample:
-    """Return one figure without a spread."""
+    """Return a sample of one figure without a spread."""
     return Sample(median_us=value_us, p10_us=value_us, p90_us=value_us, num_runs=1, source=source)

@@ -1,9 +1,9 @@
-"""What cutting a model into pipeline stages costs beside links and blocks: from short pipelines that were run.
+"""Costs of cutting a model into pipeline stages in addition to links and blocks, fitted to short pipelines.
 
-Three things are separated. Passes: a stage's forward and backward take longer than its blocks, for each stage reads
-its data, enters and leaves the model, and begins with caches that something else filled. Messages: the passes as they
-were, put in order by the simulator, end earlier than the schedule did. The end of the step: ranks that hold different
-parameters agree on norms and on whether to update.
+Three parts are separated. Passes: a stage's forward and backward take longer than its blocks, because each stage reads
+its data, enters and leaves the model, and starts with cold caches. Messages: the measured passes, ordered by the
+simulator, end earlier than the measured schedule. End of the step: ranks with different parameters agree on norms and
+on whether to update.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ _NUM_HALVINGS = 40
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineCost:
-    """What is added where a layout has more than one stage."""
+    """Additional times of a layout with more than one stage, in microseconds."""
 
     message_us: float = 0.0
-    """To every message."""
+    """Added to every message."""
     interleaved_message_us: float | None = None
-    """To every message of the interleaved schedule; ``None`` where none was run."""
+    """Added to every message of the interleaved schedule; ``None`` if none was run."""
     stage: StageOverhead = field(default_factory=StageOverhead)
     step_us: float = 0.0
-    """To every step."""
+    """Added to every step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Modelled:
-    """What is known of a pipeline's parts without having run it, in microseconds."""
+    """Modelled times of a pipeline's parts, in microseconds."""
 
     stages_us: Sequence[float]
     """By virtual stage: forward and backward of its blocks."""
@@ -51,7 +51,7 @@ class Modelled:
 @dataclass(frozen=True, kw_only=True)
 class _Found:
     passes_us: Sequence[float]
-    """By virtual stage, what its two passes take more."""
+    """By virtual stage, the measured time of its two passes above the modelled one."""
     message_us: float
     step_us: float
     interleaved: bool
@@ -102,13 +102,13 @@ def _found(sample: PipelineResult, modelled: Modelled) -> _Found:
 
 
 def _of_one_pipeline(sample: PipelineResult) -> list[RankTimes]:
-    """Return a rank per stage; replicas and tensor ranks do the same."""
+    """Return one rank per stage; replicas and tensor ranks do the same work."""
     ranks = {rank.stage: rank for rank in reversed(sample.ranks)}
     return [ranks[stage] for stage in sorted(ranks)]
 
 
 def _by_stage(ranks: Sequence[RankTimes], program: Program, num_chunks: int, kind: str) -> list[list[float]]:
-    """Collect by virtual stage the times of a rank's forwards or backwards by microbatch."""
+    """Return the times of a rank's forwards or backwards by virtual stage and microbatch."""
     found: list[dict[int, float]] = [{} for _ in range(len(ranks) * num_chunks)]
     for stage, (rank, actions) in enumerate(zip(ranks, program, strict=True)):
         times = rank.forward_us if kind == "F" else rank.backward_us
@@ -119,7 +119,7 @@ def _by_stage(ranks: Sequence[RankTimes], program: Program, num_chunks: int, kin
 
 
 def _least(simulated_us: Callable[[float], float], measured_us: float) -> float:
-    """Find the time of a message with which the simulation takes as long as the measurement; at least 0."""
+    """Return the least message time, at least 0, with which the simulation takes as long as the measurement."""
     low, high = 0.0, _MOST_MESSAGE_US
     for _ in range(_NUM_HALVINGS):
         middle = (low + high) / 2
@@ -128,8 +128,8 @@ def _least(simulated_us: Callable[[float], float], measured_us: float) -> float:
 
 
 def _end_us(sample: PipelineResult, ranks: Sequence[RankTimes]) -> float:
-    """Return what is left of the step on the first stage, which begins and ends the schedule."""
-    reduction_us = ranks[0].finalize_us if sample.data_size > 1 else 0.0  # S1 has it
+    """Return the rest of the step on the first stage, which starts and ends the schedule."""
+    reduction_us = ranks[0].finalize_us if sample.data_size > 1 else 0.0  # S1 includes it
     return ranks[0].step_us - ranks[0].schedule_us - reduction_us
 
 

@@ -1,4 +1,4 @@
-"""What a step costs beside blocks, gradient reduction and optimizer: from whole steps that were measured."""
+"""Step time outside blocks, gradient reduction and optimizer, fitted to whole measured steps."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from mindspeed_autoparallel.profiles.records import DIRECTIONS, PointResult
 
 @dataclass(frozen=True, kw_only=True)
 class StepCost:
-    """The host's own time: schedule, data, clearing gradients, statistics, learning rate."""
+    """Host time for schedule, data, clearing gradients, statistics and learning rate."""
 
     per_microbatch_us: float = 0.0
     per_step_us: float = 0.0
 
 
 def fit_steps(results: Sequence[PointResult]) -> StepCost | None:
-    """Return the median of ``results`` (measurements of layouts); ``None`` where no whole step was measured.
+    """Return the median of ``results`` (measurements of layouts), or ``None`` if no whole step was measured.
 
-    A step of ``n`` microbatches takes ``n (blocks + per_microbatch) + finalize + optimizer + per_step``: steps of two
-    lengths tell both.
+    A step of ``n`` microbatches takes ``n (blocks + per_microbatch) + finalize + optimizer + per_step``; steps of two
+    lengths determine both.
     """
     found = [_cost(result) for result in results if result.steps.num_microbatches]
     if not found:

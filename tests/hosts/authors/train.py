@@ -1,6 +1,6 @@
 """Trains a small training of an author's for real: in one process, and by each of its plans; losses are compared.
 
-Where they differ, the plan's layout is trained by native flags, too, without a flag of this package.
+Where they differ, the plan's layout is trained by native flags, too, without a flag of this package, its patches taken back.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ _LAYOUT = (
 """What one process does without."""
 
 
+UNDO = "mindspeed_autoparallel.patching.ENGINE.undo_all()\n"
 _NATIVE = re.compile(r"^as native flags: (.*)$", re.MULTILINE)
 
 
@@ -39,7 +40,7 @@ def trained(row: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
-        script = _script(Path(row["file"]), folder)
+        script, bare = (script_of(Path(row["file"]), folder, undo=undo) for undo in ("", UNDO))
         if (own := str(Path(row["file"]).parent)) not in sys.path:
             sys.path.append(own)
         flags = flags_of(tuple(row["words"]))
@@ -56,7 +57,7 @@ def trained(row: dict[str, Any]) -> dict[str, Any]:
             by_plan |= {"layout": plan.layout.label(), "difference": _difference(by_plan, one)}
             native = _NATIVE.search(by_plan["output"])
             if native and (by_plan["difference"] or 0) > TOLERANCE:
-                ran = _run(script, [*alone, *shlex.split(native[1])], world, folder)
+                ran = _run(bare, [*alone, *shlex.split(native[1])], world, folder)
                 by_plan["native"] = _difference(ran, by_plan)
             found[name] = by_plan
     return found
@@ -69,15 +70,17 @@ def _difference(run: dict[str, Any], other: dict[str, Any]) -> float | None:
     return max(abs(a - b) / abs(b) for a, b in zip(run["losses"], other["losses"], strict=True))
 
 
-def _script(program: Path, folder: Path) -> Path:
-    """Copy the program with our import in front, and with parameters that are the same in every layout."""
+def script_of(program: Path, folder: Path, *, undo: str) -> Path:
+    """Copy the program with our import and ``undo`` in front, and with parameters that are the same in every layout."""
     text = program.read_text()
     main = re.search(r"^if __name__ == ['\"]__main__['\"]:.*\n", text, re.MULTILINE)
     assert main is not None, f"{program} is no program"
     start = "    import same_start\n\n    same_start.install()\n"
-    future = "" if "from __future__" in text else "import mindspeed_autoparallel\n"
-    copy = folder / program.name
-    copy.write_text(future + text[: main.end()] + start + text[main.end() :])
+    future = re.search(r"^from __future__ .*\n", text, re.MULTILINE)
+    begin = future.end() if future else 0
+    own = "import mindspeed_autoparallel\n" + undo
+    copy = folder / f"{'bare_' if undo else ''}{program.name}"
+    copy.write_text(text[:begin] + own + text[begin : main.end()] + start + text[main.end() :])
     return copy
 
 

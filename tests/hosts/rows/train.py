@@ -30,6 +30,7 @@ _LESS_MEMORY = 0.7
 """Of what the best plan takes: stages, tensor parallelism or recompute must give the rest."""
 NORM_TOLERANCE = 1e-3
 """Norms are printed with three decimals."""
+_DEPTH = re.compile(r"\bmtp_\d+ loss: ([-+.E0-9]+) ")
 _NORM = re.compile(r"iteration +\d+/.* grad norm: ([-+.E0-9]+) ")
 _VALIDATION = re.compile(r"validation loss at iteration \d+.*? lm loss value: ([-+.E0-9]+)")
 _IMPORT = "import mindspeed_autoparallel\n"
@@ -99,25 +100,27 @@ class Figures:
     """What a training printed, step by step."""
 
     losses: list[float]
+    depths: list[float]
+    """Losses of multi-token prediction, of every depth."""
     norms: list[float]
     validation: list[float]
 
     @classmethod
     def of(cls, ran: Ran) -> Figures:
         """Read the output."""
-        validation = dict.fromkeys(_VALIDATION.findall(ran.output))
-        return cls(
-            ran.losses, [float(text) for text in _NORM.findall(ran.output)], [float(text) for text in validation]
-        )
+        found = (_DEPTH.findall(ran.output), _NORM.findall(ran.output), dict.fromkeys(_VALIDATION.findall(ran.output)))
+        return cls(ran.losses, *([float(text) for text in texts] for texts in found))
 
     def then(self, later: Figures) -> Figures:
         """Return the figures of a training that went on."""
-        return Figures(self.losses + later.losses, self.norms + later.norms, self.validation + later.validation)
+        names = ("losses", "depths", "norms", "validation")
+        return Figures(*(getattr(self, name) + getattr(later, name) for name in names))
 
     def differs(self, other: Figures) -> str:
         """Return what differs from ``other``, in words; nothing where all is as near as it has to be."""
         for name, mine, theirs, tolerance in (
             ("losses", self.losses, other.losses, TOLERANCE),
+            ("losses of predictions", self.depths, other.depths, TOLERANCE),
             ("validation losses", self.validation, other.validation, TOLERANCE),
             ("gradient norms", self.norms, other.norms, NORM_TOLERANCE),
         ):
