@@ -100,8 +100,8 @@ def _sections(arguments: argparse.Namespace, description: Description) -> tuple[
         shape = _of_block(description.block_of(module), arguments, is_last=is_last)
         if missing := [spelled for name, spelled in _NEEDED.items() if name not in shape]:
             raise ConfigError(
-                f"model.json has no {' and '.join(missing)} of {module.name}, from which costs are computed: measure the "
-                "training (--profile-source measured)."
+                f"model.json has no {' and '.join(missing)} of {module.name}, from which costs are computed: measure "
+                "the training (--profile-source measured)."
             )
         if "seq" not in shape:
             shape["seq"] = int(arguments.seq_length)
