@@ -165,7 +165,7 @@ def environment(checkout: os.PathLike[str], more: str = "") -> dict[str, str]:
     folders = (checkout, here.parents[1], here, here.parent / "helpers", here / "hybrid_stand_ins", more)
     return {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(map(str, folders)),
+        "PYTHONPATH": os.pathsep.join(filter(None, map(str, folders))),  # an empty one is the working directory
         "OMP_NUM_THREADS": "1",
         "TORCHDYNAMO_DISABLE": "1",
         "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu",

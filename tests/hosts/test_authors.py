@@ -77,6 +77,18 @@ def test_scripts_and_configurations_are_read_and_the_checkout_stays_as_it_is(aut
     assert {path: path.read_bytes() for path in checkout.rglob("*") if path.is_file()} == before
 
 
+def test_a_list_of_machines_that_a_script_reads_has_some(authors, checkout):
+    """Without one, scripts of several machines compute a batch of 0."""
+    collect, _ = authors
+    (checkout / "train.sh").write_text(
+        'HOSTFILE="own/hosts.txt"\nNNODES=$(cat $HOSTFILE | wc -l)\nGPUS=8\n'
+        "torchrun --nproc_per_node $GPUS --nnodes $NNODES pretrain_gpt.py --num-layers 4 --global-batch-size $((NNODES * GPUS))\n"
+    )
+    (found,) = [one for one in collect.trainings(checkout) if one.source == "train.sh"]
+    assert found.words[-1] == str(found.num_processes) != "0"
+    assert not (checkout / "own").exists()
+
+
 def test_a_launcher_without_quotes_splits_values(authors, checkout):
     """0.12's expands its words unquoted: "2 2" is two sizes there."""
     collect, _ = authors
@@ -154,6 +166,15 @@ def test_native_programs_begin_with_the_patches_taken_back(authors, monkeypatch,
         ]
         assert lines[: len(begin)] == begin
         assert lines[len(begin) + 1 :] == ["    import same_start", "    same_start.install()", "    main()"]
+
+
+def test_a_host_does_not_import_from_the_working_directory(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(HERE.parent))
+    import forked_host
+
+    for more in ("", "/one:/other"):
+        folders = forked_host.environment(tmp_path, more)["PYTHONPATH"].split(":")
+        assert folders[0] == str(tmp_path) and "" not in folders and set(more.split(":")) - {""} <= set(folders)
 
 
 def test_mindspeed_is_imported_before_megatron_and_many_trainings_fit(tmp_path):

@@ -78,7 +78,7 @@ def search_short_row(
         found = evaluate(profile, cluster, layout, placement, global_batch_size, with_timeline=False)
         plain.append((found.step.total_us, placement))
     plain.sort(key=lambda item: item[0])
-    search = _Ways(profile, cluster, candidate)
+    search = _Ways(profile, cluster, candidate, deadline)
     best: tuple[ModulePlacement, Evaluation] | None = None
     complete = search.complete
     for step_us, placement in plain if complete else ():
@@ -98,8 +98,8 @@ def search_short_row(
 class _Ways:
     """Recompute choices that fit, for all ranks of a placement; those of a rank are cached by what its chunks hold."""
 
-    def __init__(self, profile: Profile, cluster: Cluster, candidate: Candidate) -> None:
-        self.profile, self.cluster, self.candidate = profile, cluster, candidate
+    def __init__(self, profile: Profile, cluster: Cluster, candidate: Candidate, deadline: float) -> None:
+        self.profile, self.cluster, self.candidate, self.deadline = profile, cluster, candidate, deadline
         self.names = [module.name for module in profile.model.modules]
         measured = [candidate.measurement.modules[name] for name in self.names]
         self.kinds = [in_order(kind for kind in cost.layer.recompute if kind != "none") for cost in measured]
@@ -143,6 +143,9 @@ class _Ways:
         extras: list[tuple[float, ...]] = []
         nothing = tuple((0,) * len(kinds) for kinds in self.kinds)
         for way in every:
+            if time.monotonic() > self.deadline:
+                self.complete = False
+                break
             extra = self._extra(starts, way)
             if any(all(a <= b for a, b in zip(other, extra, strict=True)) for other in extras):
                 continue

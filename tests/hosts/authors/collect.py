@@ -24,6 +24,7 @@ _HARMLESS = (
 )
 _SECONDS = 20
 _LARGE_BYTES = 2**20
+_MACHINES = "localhost\n" * 8
 _MODEL = ("--num-layers", "--hybrid-layer-pattern", "--hybrid-override-pattern", "--mm-model", "--use-checkpoint-args")
 """A training names its model by one of these; ``encoder-num-layers`` is T5's."""
 
@@ -92,8 +93,18 @@ def _of_scripts(checkout: Path) -> Iterator[Training]:
                 continue
             if not re.search(r"train|pretrain|torchrun|finetune", path.read_text(errors="replace")):
                 continue
+            _list_machines(path, copy)
             for words in _expanded(path, copy, folder, stubs):
                 yield from _launched(checkout, copy, str(source), words)
+
+
+def _list_machines(path: Path, copy: Path) -> None:
+    """Write the list of machines that a script of several reads, and its users write."""
+    for name in re.findall(r"^HOSTFILE=[\"']?([\w./-]+)", path.read_text(errors="replace"), re.MULTILINE):
+        file = copy / name
+        if file.resolve().is_relative_to(copy.resolve()) and not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(_MACHINES)
 
 
 def _large_files(folder: str, names: list[str]) -> list[str]:

@@ -82,6 +82,9 @@ def useful_work_of(arguments: argparse.Namespace, description: Description) -> U
         return None
 
 
+_NEEDED = {"hidden": "hidden_size", "heads": "num_attention_heads"}
+
+
 def _sections(arguments: argparse.Namespace, description: Description) -> tuple[Section, ...]:
     if description.model_file is None:
         if len(description.modules) > 1:
@@ -95,6 +98,11 @@ def _sections(arguments: argparse.Namespace, description: Description) -> tuple[
     for module in description.modules:
         is_last = module is description.modules[-1]
         shape = _of_block(description.block_of(module), arguments, is_last=is_last)
+        if missing := [spelled for name, spelled in _NEEDED.items() if name not in shape]:
+            raise ConfigError(
+                f"model.json has no {' and '.join(missing)} of {module.name}, from which costs are computed: measure "
+                "the training (--profile-source measured)."
+            )
         if "seq" not in shape:
             shape["seq"] = int(arguments.seq_length)
             _LOGGER.info(

@@ -138,6 +138,11 @@ def test_shapes_of_encoders_come_from_model_json_and_what_is_assumed_is_said(tmp
     (tmp_path / "model.json").write_text(json.dumps(content))
     profile = _profile(_arguments(mm_model=str(tmp_path / "model.json")))
     assert profile.model.modules[0].tokens_per_sample == 256
+    for name in ("hidden_size", "num_attention_heads"):
+        del content["image_encoder"]["vision_encoder"][name]
+    (tmp_path / "model.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=r"no hidden_size and num_attention_heads of image_encoder.*source measured"):
+        _profile(_arguments(mm_model=str(tmp_path / "model.json")))
     assert not any("taken as" in text for text in logged)
 
 
