@@ -67,7 +67,7 @@ CASES: dict[str, Case] = {
     "dp4-distributed-optimizer": {"shard": True},
     "dp4-distributed-optimizer-overlapped": {"shard": True, "overlap": True},
     "pp2-vpp2-dp2": {"pp": 2, "vpp": 2},
-    "pp2-vpp2-dp2-groups-of-4": {"pp": 2, "vpp": 2, "config": {"microbatch_group_size_per_vp_stage": 4}},
+    "tp2-pp2-vpp2-groups-of-4": {"tp": 2, "pp": 2, "vpp": 2, "config": {"microbatch_group_size_per_vp_stage": 4}},
     "tp2-pp2-full-recompute": {"tp": 2, "pp": 2, "config": FULL},
     "tp2-selective-recompute": {"tp": 2, "config": SELECTIVE},
     "tp2-sp-output-recompute": {"tp": 2, "config": {**OUTPUTS, "sequence_parallel": True}, "since": (0, 13)},
@@ -371,7 +371,9 @@ def main() -> None:
         bare_cpu.settle()
         assert not [name for name in sys.modules if name.startswith("mindspeed_autoparallel")]
     dist.init_process_group("gloo" if WITHOUT_PLUGIN else "nccl")
-    results = {name: run_case(CASES[name] if name in CASES else json.loads(name)) for name in sys.argv[1:]}
+    results = {
+        name: run_case({"batch": 4, **CASES[name]} if name in CASES else json.loads(name)) for name in sys.argv[1:]
+    }
     print("RESULT " + json.dumps({"release": package_info.__version__, "cases": results}), flush=True)
     dist.destroy_process_group()
 

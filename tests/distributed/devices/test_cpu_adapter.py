@@ -17,7 +17,7 @@ REFERENCES = {
         "dp4-distributed-optimizer",
         "dp4-distributed-optimizer-overlapped",
         "pp2-vpp2-dp2",
-        "pp2-vpp2-dp2-groups-of-4",
+        "tp2-pp2-vpp2-groups-of-4",
         "tp2-pp2-full-recompute",
         "tp2-selective-recompute",
         "tp2-sp-output-recompute",
@@ -38,7 +38,7 @@ REFERENCES = {
 BETWEEN = {
     "tp2-sp-dp2",
     "dp4-distributed-optimizer-overlapped",
-    "pp2-vpp2-dp2-groups-of-4",
+    "tp2-pp2-vpp2-groups-of-4",
     "tp2-pp2-full-recompute",
     "tp2-sp-output-recompute",
     "packed-cp2-tp2",

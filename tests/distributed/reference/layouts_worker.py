@@ -29,6 +29,7 @@ from megatron.core.distributed import (  # noqa: E402
     finalize_model_grads,
 )
 from megatron.core.num_microbatches_calculator import (  # noqa: E402
+    get_num_microbatches,
     init_num_microbatches_calculator,
     unset_num_microbatches_calculator,
 )
@@ -52,7 +53,7 @@ from reference_vlm.model.vlm import VisionLanguageModel, current_chunk  # noqa: 
 from reference_vlm.pretrain_vlm import Trainer  # noqa: E402
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "qwen2vl_tiny"
-NUM_MICROBATCHES, NUM_STEPS, VOCABULARY = 8, 2, 512
+AMOUNT, VOCABULARY = (2, 4), 512
 
 Values = dict[str, Any]
 
@@ -130,8 +131,10 @@ LAYOUTS: dict[str, Values] = {
 }
 
 
-MORE_STEPS = {"ten", "pairs", "tokens"}
-"""Families of ten steps where words of the command line choose them, else of three; others take ``NUM_STEPS``."""
+AMOUNTS = {"ten": (3, 8), "tokens": (3, 8)}
+"""Steps and microbatches of a batch, where batches are rearranged; others take ``AMOUNT``: one microbatch per stage of PP4."""
+AMOUNTS_ON_REQUEST = dict.fromkeys(("ten", "pairs", "tokens"), (10, 8))
+"""Where words of the command line choose the layouts."""
 BALANCED = {"balance": True}
 """By the reference training's own stream."""
 EXCHANGED = {"exchange": True}
@@ -225,7 +228,7 @@ ON_REQUEST: dict[str, Values] = {
 """Run only where words of the command line choose them."""
 
 
-def run_layout(name: str, layout: Values, folder: Path, more_steps: int) -> Values:
+def run_layout(name: str, layout: Values, folder: Path, num_steps: int) -> Values:
     """Build, load, train. The first layout of a family writes its checkpoint."""
     tensor, pipeline, context = layout.get("tp", 1), layout.get("pp", 1), layout.get("cp", 1)
     model = describe_model(example_model(**layout), EXAMPLE / "model.json", pipeline)
@@ -278,7 +281,6 @@ def run_layout(name: str, layout: Values, folder: Path, more_steps: int) -> Valu
     )
     iterators = [microbatches(model, layout, folder) for _ in chunks]
     set_exchange(layout)
-    num_steps = more_steps if name.split("/")[0] in MORE_STEPS else NUM_STEPS
     steps = [train_step(base, wrapped, optimizer, iterators, trainer) for _ in range(num_steps)]
     dist.barrier()
     # Megatron only forgets its groups: after some twenty layouts their threads would have the cores to themselves.
@@ -331,7 +333,7 @@ def microbatches(model: Any, layout: Values, folder: Path) -> Any:
     size = parallel_state.get_data_parallel_world_size()
     samples = layout.get("size", 1)
     if not _calculator_ready():
-        init_num_microbatches_calculator(0, None, NUM_MICROBATCHES * samples, samples, size)
+        init_num_microbatches_calculator(0, None, layout["microbatches"] * samples, samples, size)
     return iter(
         MicrobatchStream(
             read_records(data),
@@ -368,7 +370,7 @@ def rearrangement(model: Any, data: Any, num_ranks: int, layout: Values) -> Any:
     arguments = argparse.Namespace(
         micro_batch_size=samples,
         calculate_per_token_loss=layout.get("per_token_loss", False),
-        global_batch_size=NUM_MICROBATCHES * samples,
+        global_batch_size=layout["microbatches"] * samples,
         pack_samples=layout.get("pack", False),
         pack_length=layout.get("pack_length", 0),
         seq_length=128,
@@ -388,12 +390,11 @@ def train_step(base: Any, wrapped: list[Any], optimizer: Any, iterators: list[An
     for chunk in wrapped:
         chunk.zero_grad_buffer()
     optimizer.zero_grad()
-    size = parallel_state.get_data_parallel_world_size()
     reports = get_forward_backward_func()(
         forward_step_func=trainer.step,
         data_iterator=iterators if len(iterators) > 1 else iterators[0],
         model=wrapped if len(wrapped) > 1 else wrapped[0],
-        num_microbatches=NUM_MICROBATCHES // size,
+        num_microbatches=get_num_microbatches(),
         seq_length=128,
         micro_batch_size=1,
         forward_only=False,
@@ -413,7 +414,9 @@ def main() -> None:
     results = {}
     for name, layout in (LAYOUTS | (ON_REQUEST if chosen else {})).items():
         if not chosen or any(word in name for word in chosen):
-            results[name] = run_layout(name, layout, folder, more_steps=10 if chosen else 3)
+            amounts = AMOUNTS_ON_REQUEST if chosen else AMOUNTS
+            num_steps, num_microbatches = amounts.get(name.split("/")[0], AMOUNT)
+            results[name] = run_layout(name, {**layout, "microbatches": num_microbatches}, folder, num_steps)
             if dist.get_rank() == 0:
                 (folder / "results.json").write_text(json.dumps(results))
     dist.destroy_process_group()
