@@ -8,7 +8,7 @@ import mindspeed_autoparallel  # noqa: F401  # first: before megatron
 import torch
 from megatron.core import parallel_state
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
-from megatron.core.datasets.gpt_dataset import GPTDatasetConfig, MockGPTDataset
+from megatron.core.datasets.gpt_dataset import GPTDatasetConfig, MockGPTDataset, MockGPTLowLevelDataset
 from megatron.core.enums import ModelType
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec
@@ -19,6 +19,7 @@ from megatron.training.arguments import core_transformer_config_from_args, parse
 
 from mindspeed_autoparallel.runtime.attention.context_parallel import use_in_spec
 
+MockGPTLowLevelDataset.size = 1_000  # texts; every rank shuffles all samples of them, which takes long for 100,000
 KEYS = ("tokens", "labels", "loss_mask", "position_ids")
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
@@ -70,6 +72,8 @@ def explain(plan: OperatorPlan, operator: str) -> list[str]:
             )
         raise ConfigError(f"--explain {operator}: it is no matrix product of that search; these are: {known[:300]}.")
     lines: list[str] = []
+    assert plan.repeat is not None, "a plan of recursive programming can be searched again"
+    plan = replace(plan, repeat=cache(partial(_of_operator, plan.repeat, operator)))
     for entry in cuts:
         lines += [f"operator {operator}, cut {entry.cut + 1}", *entry.costs.log_lines()]
         if entry.costs.choice == "none":
@@ -77,6 +81,13 @@ def explain(plan: OperatorPlan, operator: str) -> list[str]:
                 lines.append(f"mem_coeff where cutting I alone costs what no cut does: {entry.costs.threshold:.6g}")
             lines.append(advise(entry.costs, _choice_at(plan, entry)).line())
     return lines
+
+
+def _of_operator(
+    repeat: Callable[[float], list[ExplainedCut]], operator: str, mem_coeff: float
+) -> list[ExplainedCut]:
+    """Search again and keep the decisions of one operator."""
+    return [entry for entry in repeat(mem_coeff) if entry.operator == operator]
 
 
 def _choice_at(plan: OperatorPlan, entry: ExplainedCut) -> Callable[[float], str]:

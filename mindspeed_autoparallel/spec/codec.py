@@ -11,11 +11,14 @@ import dataclasses
 import functools
 import math
 import types
+from collections.abc import Callable
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from mindspeed_autoparallel.errors import AutoParallelError, ConfigError
 
 T = TypeVar("T")
+Decoder = Callable[[Any, str, type[AutoParallelError]], Any]
+"""Converts a JSON value; the text is its path in messages."""
 _LARGEST = 2**53
 """Largest whole number: beyond it other JSON readers lose digits, and no size of a training is as large."""
 
@@ -34,36 +37,53 @@ def to_json(value: Any) -> Any:
 def from_json(kind: type[T], value: Any, where: str, error: type[AutoParallelError] = ConfigError) -> T:
     """Convert ``value`` (parsed JSON) to a ``kind``; ``where`` starts the path in messages; bad input raises
     ``error``."""
-    result: T = _decode(kind, value, where, error)
+    result: T = _decoder(kind)(value, where, error)
     return result
 
 
 @functools.cache
-def _hints(kind: type) -> dict[str, object]:
-    return get_type_hints(kind)
-
-
-def _decode(kind: Any, value: Any, where: str, error: type[AutoParallelError]) -> Any:
+def _decoder(kind: Any) -> Decoder:
+    """Return the function that decodes a ``kind``: what depends on the type alone is worked out once."""
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return _decode_dataclass(kind, value, where, error)
-    origin = get_origin(kind)
+        return functools.partial(_decode_dataclass, kind)
+    origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
-        if value is None:
-            return None
-        return _decode(next(option for option in get_args(kind) if option is not type(None)), value, where, error)
+        return functools.partial(_decode_optional, _decoder(next(one for one in arguments if one is not type(None))))
     if origin is tuple:
-        if not isinstance(value, list):
-            raise error(f"{where}: expected a list, got {_short(value)}.")
-        return tuple(_decode(get_args(kind)[0], item, f"{where}[{index}]", error) for index, item in enumerate(value))
+        return functools.partial(_decode_tuple, _decoder(arguments[0]))
     if origin is dict:
-        if not isinstance(value, dict):
-            raise error(f"{where}: expected an object, got {_short(value)}.")
-        return {str(key): _decode(get_args(kind)[1], item, f"{where}.{key}", error) for key, item in value.items()}
-    return _decode_scalar(kind, value, where, error)
+        return functools.partial(_decode_dict, _decoder(arguments[1]))
+    return functools.partial(_decode_scalar, kind)
+
+
+@functools.cache
+def _fields(kind: Any) -> dict[str, tuple[Decoder, bool]]:
+    """Return per field of a dataclass its decoder, and whether a file must have it."""
+    hints, missing = get_type_hints(kind), dataclasses.MISSING
+    return {
+        field.name: (_decoder(hints[field.name]), field.default is missing and field.default_factory is missing)
+        for field in dataclasses.fields(kind)
+    }
+
+
+def _decode_optional(decode: Decoder, value: Any, where: str, error: type[AutoParallelError]) -> Any:
+    return None if value is None else decode(value, where, error)
+
+
+def _decode_tuple(decode: Decoder, value: Any, where: str, error: type[AutoParallelError]) -> Any:
+    if not isinstance(value, list):
+        raise error(f"{where}: expected a list, got {_short(value)}.")
+    return tuple([decode(item, f"{where}[{index}]", error) for index, item in enumerate(value)])
+
+
+def _decode_dict(decode: Decoder, value: Any, where: str, error: type[AutoParallelError]) -> Any:
+    if not isinstance(value, dict):
+        raise error(f"{where}: expected an object, got {_short(value)}.")
+    return {str(key): decode(item, f"{where}.{key}", error) for key, item in value.items()}
 
 
 def _decode_scalar(kind: Any, value: Any, where: str, error: type[AutoParallelError]) -> Any:
-    if kind in (Any, object):
+    if kind is Any or kind is object:
         return value
     if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         if not math.isfinite(value):
@@ -82,16 +102,15 @@ def _decode_scalar(kind: Any, value: Any, where: str, error: type[AutoParallelEr
 def _decode_dataclass(kind: Any, value: Any, where: str, error: type[AutoParallelError]) -> Any:
     if not isinstance(value, dict):
         raise error(f"{where}: expected an object ({kind.__name__}), got {_short(value)}.")
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    unknown = sorted(set(value) - set(fields) - getattr(kind, "RETIRED_KEYS", frozenset()))
+    fields = _fields(kind)
+    unknown = sorted(value.keys() - fields.keys() - getattr(kind, "RETIRED_KEYS", frozenset()))
     if unknown:
         raise error(f"{where}: unknown key {unknown[0]!r}; known: {', '.join(fields)}.")
-    hints = _hints(kind)
     arguments = {}
-    for name, field in fields.items():
+    for name, (decode, is_required) in fields.items():
         if name in value:
-            arguments[name] = _decode(hints[name], value[name], f"{where}.{name}", error)
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            arguments[name] = decode(value[name], f"{where}.{name}", error)
+        elif is_required:
             raise error(f"{where}: key {name!r} is missing.")
     try:
         return kind(**arguments)

@@ -6,9 +6,10 @@ import json
 import os
 import re
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from forked_python import forked_python
 
 from mindspeed_autoparallel.runtime.launch.ports import reserved_port
 from mindspeed_autoparallel.spec.cluster import Cluster
@@ -111,7 +112,7 @@ def run_native(size: int, config: Path, *words: str, command: tuple[str, ...] = 
             variables |= {"OMP_NUM_THREADS": 1, "TOKENIZERS_PARALLELISM": "false"}
             running.append(
                 subprocess.Popen(
-                    [sys.executable, "-W", "ignore", *command, str(config), *words],
+                    [forked_python(), "-W", "ignore", *command, str(config), *words],
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     text=True,

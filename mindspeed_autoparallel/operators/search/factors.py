@@ -62,13 +62,10 @@ def without_dominated(graph: FactorGraph) -> list[Table]:
         alive = list(range(len(single)))
         order = sorted(alive, key=lambda value: -float(single[value]))
         for value in order:
-            for other in alive:
-                if other == value:
-                    continue
-                worst = float(single[other] - single[value]) + sum(float((r[other] - r[value]).max()) for r in rows)
-                if worst <= 0:
-                    alive.remove(value)
-                    break
+            others = [other for other in alive if other != value]
+            worst = single[others] - single[value] + sum((r[others] - r[value]).max(axis=1) for r in rows)
+            if (worst <= 0).any():
+                alive.remove(value)
         kept[v] = numpy.array(alive)
     return kept
 

@@ -1,6 +1,8 @@
 """Advice about mem_coeff is right in the whole search, or no value does it: by enumeration over random graphs."""
 
 import random
+from dataclasses import replace
+from functools import cache
 
 from mindspeed_autoparallel.operators.configured import _choice_at
 from mindspeed_autoparallel.operators.graph.node import Graph
@@ -33,6 +35,7 @@ def test_advised_values_cut_and_where_none_is_advised_none_does():
     for seed in range(120):
         graph, mem_coeff = chain(seed), random.Random(seed).choice([1e-4, 0.01, 0.1, 4.0])
         plan = search_graph(graph, 4, mem_coeff=mem_coeff)
+        plan = replace(plan, repeat=cache(plan.repeat))
         for entry in plan.explained:
             if entry.costs.choice != "none":
                 continue
