@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from mindspeed_autoparallel.planner.sharded.lowering import Lowering, ns
-from mindspeed_autoparallel.profiles.sharded import ModuleCosts
+from mindspeed_autoparallel.planner.sharded.passes import Ends, ends_ns, pass_ns
 from mindspeed_autoparallel.schedule.sharded import Unit
 from mindspeed_autoparallel.spec.sharded import (
     KEEP,
@@ -34,6 +34,8 @@ class Sums(NamedTuple):
     gathers: int
     gathers_again: int
     reduces: int
+    all_reduces: int
+    """Of the last micro batch."""
     crossing: int
     """Time by which prefetched units may move from one phase to the other."""
 
@@ -41,7 +43,7 @@ class Sums(NamedTuple):
 def step_bound_ns(lowering: Lowering, limit_bytes: int) -> int | None:
     """Return a lower bound of the step time under any policies, or ``None`` if no policies fit ``limit_bytes``."""
     again = _again_ns(lowering, limit_bytes)
-    return None if again is None else _step_ns(lowering, _sums(lowering, again))
+    return None if again is None else _step_ns(lowering, _sums(lowering, again), ends_ns(lowering))
 
 
 def units_bound_ns(finest: Lowering, coarsest: Lowering, limit_bytes: int) -> int | None:
@@ -61,7 +63,8 @@ def units_bound_ns(finest: Lowering, coarsest: Lowering, limit_bytes: int) -> in
     sums = _sums(coarsest, again)
     latest = sums.whole if coarsest.parts > 1 else _sums(finest, again).before
     rounding = _ROUNDING_NS * len(finest.structure.modules) * finest.sizes.accumulation
-    return max(0, _step_ns(coarsest, sums._replace(after=max(0, sums.whole - latest))) - rounding)
+    sums = sums._replace(after=max(0, sums.whole - latest))
+    return max(0, _step_ns(coarsest, sums, ends_ns(finest, merged=True)) - rounding)
 
 
 def _again_ns(lowering: Lowering, limit_bytes: int) -> int | None:
@@ -85,12 +88,16 @@ def _sums(lowering: Lowering, again_ns: int) -> Sums:
         gathers=sum(unit.gather_ns * count for unit, count in units),
         gathers_again=sum(unit.gather_ns * count for unit, count in gathered_again),
         reduces=sum(unit.reduce_ns * count for unit, count in reducing),
+        all_reduces=sum(unit.all_reduce_ns * count for unit, count in reducing if unit.replicated),
         crossing=2 * (depth + 1) * max((unit.gather_ns for unit, _ in units), default=0),
     )
 
 
-def _step_ns(lowering: Lowering, sums: Sums) -> int:
-    """Return the step time for ``sums``: each phase lasts at least as long as its gathers and its computation."""
+def _step_ns(lowering: Lowering, sums: Sums, ends: Ends) -> int:
+    """Return the step time for ``sums``: each phase lasts at least as long as its gathers and its computation.
+
+    The computation that memory does not force to repeat lasts at least as long as itself and its ``ends``.
+    """
     forward, gathers = max(sums.before, sums.gathers), sums.gathers + sums.gathers_again
     phases = max(sums.whole, sums.before + sums.gathers_again, sums.gathers + sums.after, gathers)
     later = phases
@@ -104,7 +111,9 @@ def _step_ns(lowering: Lowering, sums: Sums) -> int:
         return max(sums.whole * (more + 1), gathers, sums.reduces * (more + 1)) + lowering.optimizer_ns
     # Reductions start in the first backward and may end in the next forward; those of the last step end in its own.
     begun = forward * (lowering.problem.host.variant == "torch" or not more)
-    step = max(phases + later * more, forward + sums.reduces * (more + 1), later * more + begun + sums.reduces)
+    step = max(phases + later * more, forward + sums.reduces * (more + 1))
+    step = max(step, later * more + begun + max(sums.reduces, sums.all_reduces))
+    step = max(step, sum(_computing_ns(lowering)) * (more + 1) + ends.lead + ends.tail)
     return step + lowering.optimizer_ns
 
 
@@ -112,12 +121,12 @@ def _forced_ns(lowering: Lowering) -> int:
     """Return the recomputation time of layers that run a micro batch in parts: they have no choice of policy."""
     modules = zip(lowering.profile.modules, lowering.problem.layer_names, strict=True)
     kinds = (module.kind for module, layer in modules if layer in lowering.forced)
-    return sum(sum(_pass_ns(lowering, lowering.costs[kind])[:2]) for kind in kinds)
+    return sum(sum(pass_ns(lowering, lowering.costs[kind])[:2]) for kind in kinds)
 
 
 def _computing_ns(lowering: Lowering) -> tuple[int, int]:
     """Return a micro batch's computation before and after the copy-out of the last unit in forward."""
-    kinds = {name: _pass_ns(lowering, costs) for name, costs in lowering.costs.items()}
+    kinds = {name: pass_ns(lowering, costs) for name, costs in lowering.costs.items()}
     chunked = bool(lowering.decisions.loss_chunk)
     alone = [lowering.kinds[like][0] for like in lowering.structure.like]
     torch = lowering.problem.host.variant == "torch"
@@ -129,7 +138,7 @@ def _computing_ns(lowering: Lowering) -> tuple[int, int]:
         before = sum(kinds[kind].forward * count for kind, count in heads.items())
         before += sum(kinds[kind].tail * count for kind, count in tails.items())
     total = sum(
-        (kinds[kind].forward + kinds[kind].tail + (kinds[kind].backward if needs_backward else 0)) * count
+        (kinds[kind].forward + kinds[kind].tail + (sum(kinds[kind][2:]) if needs_backward else 0)) * count
         for (kind, needs_backward), count in lowering.problem.module_counts.items()
     )
     # A chunked head runs forward, backward and the loss in forward; their times are rounded together.
@@ -138,20 +147,6 @@ def _computing_ns(lowering: Lowering) -> tuple[int, int]:
 
 
 _ROUNDING_NS = 4
-
-
-class _Pass(NamedTuple):
-    """Times of one module in nanoseconds, rounded as the replay rounds them."""
-
-    forward: int
-    tail: int
-    backward: int
-
-
-def _pass_ns(lowering: Lowering, costs: ModuleCosts) -> _Pass:
-    sent = lowering.exchanges.forward_us(costs.ulysses_sent_bytes, costs.ring_sent_bytes, costs.expert_sent_bytes)
-    backward = ns(costs.backward_us + sent) + ns(costs.tail_backward_us)
-    return _Pass(ns(costs.forward_us + sent), ns(costs.tail_forward_us), backward)
 
 
 def _recomputation_ns(lowering: Lowering, limit_bytes: int) -> int | None:
@@ -268,7 +263,7 @@ def _policy_points(lowering: Lowering, kind: str, kinds: tuple[str, ...]) -> lis
     costs = [lowering.costs[name] for name in kinds]
     own = lowering.costs[kind].input_bytes
     whole = sum(one.input_bytes + one.kept_bytes + one.tail_kept_bytes for one in costs)
-    again = sum(sum(_pass_ns(lowering, one)[:2]) for one in costs)
+    again = sum(sum(pass_ns(lowering, one)[:2]) for one in costs)
     attention = sum(one.attention_bytes for one in costs)
     points = {
         KEEP: (whole, 0),

@@ -177,7 +177,7 @@ class LayerSearch:
         """
         if self.lowering.problem.host.reentrant:
             return step_bound_ns(self.lowering, self.limit)
-        if self.lowering.forced:
+        if self.lowering.forced or kept.peak_bytes <= self.limit:
             return kept.step_ns
         fixed, weights = self._path({}, kept)
         if (moments := tight_moments(self.lowering, self.limit)) is None:

@@ -172,16 +172,19 @@ class Units:
         return {self.holders[index] for index in members}
 
     @functools.cache  # noqa: B019 - units live as long as their problem
-    def before(self, unit: int) -> tuple[Counter[str], Counter[str]]:
+    def before(self, unit: int, *, backward: bool = False) -> tuple[Counter[str], Counter[str]]:
         """Return by kind the modules whose forward, and those whose subsequent work, ends before a unit's forward
-        starts."""
+        starts.
+
+        With ``backward``, those whose backward, and whose preceding work, starts after the unit's backward ends.
+        """
         problem, around = self.problem, set[str]()
         at = self.modules[unit].name
         end = problem.index_of[at]
         while at:
             at = problem.by_name[at].parent
             around.add(at)
-        modules = problem.profile.modules[:end]
+        modules = [one for one in problem.profile.modules[:end] if one.needs_backward or not backward]
         heads = Counter(module.kind for module in modules)
         return heads, Counter(module.kind for module in modules if module.name not in around)
 
@@ -222,6 +225,14 @@ class Units:
         for index, key in enumerate(self._keys):
             counts[first.setdefault(key, index)] += 1
         return tuple(counts.items())
+
+    @functools.cached_property
+    def corners(self) -> tuple[tuple[int, Counter[int]], ...]:
+        """Return the first and the last of units that are alike, each with the units up to it by ``like``."""
+        first, last = (
+            {like: place for place, like in rows} for rows in (reversed([*enumerate(self.like)]), enumerate(self.like))
+        )
+        return tuple((place, Counter(self.like[: place + 1])) for place in sorted({*first.values(), *last.values()}))
 
     @functools.cached_property
     def like(self) -> tuple[int, ...]:
