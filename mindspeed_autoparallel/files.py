@@ -161,7 +161,7 @@ def read_text(path: Path, what: str, max_bytes: int = MAX_INPUT_BYTES) -> str:
     try:
         return read_bytes(path, what, max_bytes).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"cannot read {what} {path}: it is no UTF-8 text (byte {error.start}).") from error
+        raise ConfigError(f"cannot read {what} {path}: byte {error.start} is not UTF-8 text.") from error
 
 
 def read_json(path: Path, what: str) -> Any:

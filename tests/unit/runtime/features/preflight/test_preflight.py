@@ -177,7 +177,7 @@ def test_a_finished_pre_flight_is_compared_with_another_limit(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["plan.json"], "nothing is not a file"),
+        (["plan.json"], "the training script is missing"),
         (["no_script.py"], "no_script.py is not a file"),
         (["plan.json", "--", __file__], "plan.json"),
         (["--devices", "8", "plan.json", "--", __file__], "has its own number of devices"),
