@@ -68,7 +68,7 @@ def explain(plan: OperatorPlan, operator: str) -> list[str]:
             raise ConfigError(
                 f"--explain {operator}: only recursive_programming has costs to explain, not {plan.search_mode}."
             )
-        raise ConfigError(f"--explain {operator}: it is no matrix product of that search; these are: {known[:300]}.")
+        raise ConfigError(f"--explain {operator}: it is not a matrix product of that search; these are: {known[:300]}.")
     lines: list[str] = []
     for entry in cuts:
         lines += [f"operator {operator}, cut {entry.cut + 1}", *entry.costs.log_lines()]

@@ -121,7 +121,7 @@ def test_no_fit_exits_with_three_and_the_reason(tmp_path: Path, capsys: pytest.C
         (KeyboardInterrupt(), 130, "interrupted: the best plan so far"),
     ],
 )
-def test_a_homogeneous_plan_is_kept_whatever_becomes_of_the_hetero_search(
+def test_a_homogeneous_plan_is_kept_however_the_hetero_search_ends(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
