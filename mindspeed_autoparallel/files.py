@@ -102,14 +102,14 @@ def loads_json(text: str | bytes) -> Any:
         value = json.loads(text, object_pairs_hook=_unique_keys, parse_int=_whole_number, parse_constant=note)
         if constants:
             key = _first_not_finite(value) or "it"
-            raise ValueError(f"{shown(key)} is {constants[0]}, which is no number of JSON: give a finite one")
+            raise ValueError(f"{shown(key)} is {constants[0]}, which is not a JSON number: give a finite one")
     except RecursionError as error:
         raise ValueError("it is nested too deeply to be read") from error
     if _HALF_PAIR.search(text if isinstance(text, bytes) else text.encode(errors="replace")):
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
-            raise ValueError("a text in it has half of a surrogate pair, which is no character") from error
+            raise ValueError("a text in it has half of a surrogate pair, which is not a character") from error
     return value
 
 
@@ -139,7 +139,7 @@ def check_readable(path: Path, what: str) -> None:
         raise ConfigError(f"cannot read {what} {shown(path, 200)}: {reason}.") from error
     passed_by_shell = str(path).startswith(("/dev/fd/", "/proc/")) or str(path) == "/dev/stdin"
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or passed_by_shell):
-        raise ConfigError(f"cannot read {what} {shown(path, 200)}: it is no regular file.")
+        raise ConfigError(f"cannot read {what} {shown(path, 200)}: it is not a regular file.")
 
 
 def read_bytes(path: Path, what: str, max_bytes: int = MAX_INPUT_BYTES) -> bytes:
@@ -161,7 +161,7 @@ def read_text(path: Path, what: str, max_bytes: int = MAX_INPUT_BYTES) -> str:
     try:
         return read_bytes(path, what, max_bytes).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"cannot read {what} {path}: it is no UTF-8 text (byte {error.start}).") from error
+        raise ConfigError(f"cannot read {what} {path}: byte {error.start} is not UTF-8 text.") from error
 
 
 def read_json(path: Path, what: str) -> Any:

@@ -1,5 +1,5 @@
-"""Whole numbers on a command line, with a bound on each: larger sizes than any cluster has would exhaust memory or
-never finish."""
+"""Numbers on a command line. Whole ones have a bound: larger sizes than any cluster has would exhaust memory or never
+finish."""
 
 from __future__ import annotations
 
@@ -41,6 +41,14 @@ class WholeNumber:
         if value > self.most:
             return f"must be at most {self.most}"
         return f"must be at least {-self.most}" if value < -self.most else None
+
+
+def number(text: str) -> float:
+    """Return the number in ``text``; raises argparse's error if it is not a number."""
+    try:
+        return float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"must be a number, got {shown(repr(text))}") from error
 
 
 LARGE = WholeNumber(most=LARGEST)

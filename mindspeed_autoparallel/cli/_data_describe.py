@@ -108,7 +108,8 @@ def _describe(arguments: argparse.Namespace, known: Distribution | None) -> Dist
 
     given = [name for name in ("mm_data", "lengths", "indexed", "table") if getattr(arguments, name) is not None]
     if len(given) != 1:
-        raise ConfigError(f"give one of --mm-data, --lengths, --indexed and --table; {len(given)} were given.")
+        number = f"{len(given)} were" if given else "none was"
+        raise ConfigError(f"give one of --mm-data, --lengths, --indexed and --table; {number} given.")
     _refuse_idle(arguments, given[0])
     options = DescribeOptions(
         max_read=arguments.max_read,

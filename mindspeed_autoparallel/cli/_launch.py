@@ -100,7 +100,7 @@ def _stages(
 
 
 def switches(plan: Plan, host: str, release: tuple[int, int] = NEWEST) -> list[str]:
-    """Return the flags of switches that the plan's price rests on and that its sizes do not name."""
+    """Return the flags of switches that the plan's price depends on and that its sizes do not imply."""
     layout = plan.layout
     words = ["--overlap-param-gather"] if layout.overlap_gradient_reduce and layout.distributed_optimizer else []
     if layout.overlap_tensor_parallel and host == MEGATRON:
@@ -117,7 +117,7 @@ def switches(plan: Plan, host: str, release: tuple[int, int] = NEWEST) -> list[s
 
 
 def without_flags(plan: Plan, host: str, release: tuple[int, int] = NEWEST) -> tuple[str, ...]:
-    """Return the switches that the plan's price rests on and that ``host`` has no flag for, as a request's keys."""
+    """Return the switches that the plan's price depends on and ``host`` has no flag for, as a request's keys."""
     return tuple(f"train.{key}" for key in _of_training(plan, host, release)[1])
 
 

@@ -24,7 +24,7 @@ from mindspeed_autoparallel.errors import AutoParallelError, ConfigError, Infeas
 from mindspeed_autoparallel.files import shown
 from mindspeed_autoparallel.first_interrupt import leave_interrupts_to_the_command
 from mindspeed_autoparallel.interrupts import ended_like_ctrl_c, exit_code_of
-from mindspeed_autoparallel.whole_numbers import WholeNumber
+from mindspeed_autoparallel.whole_numbers import WholeNumber, number
 
 _LONGEST_LINE = 500
 _FORKS = ("doctor", "preflight", "trace")
@@ -69,6 +69,7 @@ class _Parser(argparse.ArgumentParser):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **options})
         self.register("type", int, WholeNumber())
+        self.register("type", float, number)
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         # argparse treats the "--" of --flag=-- as the end of the flags, and leaves an empty list as the value.

@@ -156,6 +156,9 @@ def _finish(arguments: argparse.Namespace, plan: Plan, profile: Profile, tokens:
 def _cluster(arguments: argparse.Namespace) -> Cluster:
     from mindspeed_autoparallel.spec import Cluster
 
+    for flag, count in (("--nnodes", arguments.nnodes), ("--nproc-per-node", arguments.nproc_per_node)):
+        if count < 1:
+            raise ConfigError(f"{flag} must be at least 1, got {count}.")
     return Cluster(
         num_nodes=arguments.nnodes,
         devices_per_node=arguments.nproc_per_node,

@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     devices = tuple(read_device(path) for path in arguments.device_file)
     document = read_json(arguments.request, "request file")
-    result = predict(document, devices)
+    result = predict(document, devices, str(arguments.request))
     answers = result["predictions"]
     if arguments.page is not None:
         _write_pages(document["requests"] if isinstance(document, dict) else document, answers, devices, arguments.page)

@@ -68,8 +68,10 @@ def run(arguments: argparse.Namespace) -> int:
     plan = arguments.plan
     if plan is None and words and words[0].endswith(".json"):
         plan = Path(words.pop(0))
-    if not words or not Path(words[0]).is_file():
-        raise ConfigError(f"{words[0] if words else 'nothing'} is not a file; give the training script after --.")
+    if not words:
+        raise ConfigError("the training script is missing: give it and its arguments after --.")
+    if not Path(words[0]).is_file():
+        raise ConfigError(f"{words[0]} is not a file; give the training script after --.")
     if plan is not None:
         _check_plan(plan, arguments)
     native = any(word.endswith((".yaml", ".yml")) for word in words[1:2])

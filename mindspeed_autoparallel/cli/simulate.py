@@ -46,5 +46,5 @@ def run(arguments: argparse.Namespace) -> int:
         )
         return 0
     print(render_table(plan), end="")
-    print(f"the file says {before.step.total_us / 1000:.3f} ms; fits: {'yes' if found.fits else 'no'}")
+    print(f"the file has {before.step.total_us / 1000:.3f} ms; fits: {'yes' if found.fits else 'no'}")
     return 0

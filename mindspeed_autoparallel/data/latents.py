@@ -195,7 +195,7 @@ def _final_size(file: Path, video: Video) -> tuple[int, int]:
         try:
             fixed = msgspec.convert(size, FixedSize)
         except msgspec.ValidationError as error:
-            raise ConfigError(f"{file}: transform_size {shown(str(size), 80)} is no size: {error}.") from error
+            raise ConfigError(f"{file}: transform_size {shown(str(size), 80)} is not a size: {error}.") from error
         return fixed.max_height, fixed.max_width
     raise ConfigError(f"{file}: train_pipeline needs a CenterCropResizeVideo, which gives all videos one size.")
 

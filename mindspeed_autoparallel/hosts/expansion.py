@@ -21,7 +21,7 @@ _PIECE = re.compile(
     r"(?P<arithmetic>\$\(\((?:[^()]|\([^()]{0,999}\)){0,999}\)\))|(?P<command>\$\([^)]{0,4999}\)|`[^`]{0,4999}`)"
     r"|\$\{(?P<braced>(?:[^{}]|\$\{[^{}]{0,999}\}){0,4999})\}|\$(?P<plain>[A-Za-z_]\w*|[@*#?0-9])"
 )
-"""Bounded, so that thousands of openings without an end don't make it look at the whole word from each."""
+"""Repetitions are bounded, so that thousands of unclosed openings do not take quadratic time."""
 _BRACED = re.compile(r"(?P<name>[A-Za-z_]\w*|[@*0-9])(?P<index>\[[@*]\])?(?P<rest>.*)", re.DOTALL)
 
 

@@ -13,8 +13,8 @@ USE_MEGATRON_FSDP = "--use-megatron-fsdp"
 UNIT_SIZE = "--suggested-communication-unit-size"
 _STRATEGY = "--data-parallel-sharding-strategy"
 _NEEDED = {
-    "--overlap-grad-reduce": "without it gradients are reduced behind the last micro batch, which is not replayed",
-    "--overlap-param-gather": "without it parameters are gathered in front of a step, which is not replayed",
+    "--overlap-grad-reduce": "without it gradients are reduced after the last micro batch, which is not replayed",
+    "--overlap-param-gather": "without it parameters are gathered before a step, which is not replayed",
     "--untie-embeddings-and-output-weights": "a tied embedding has a bucket of its own, which is not replayed",
 }
 _TYPES = "parameters in other types than bf16 with gradients in theirs and fp32 copies have no price"
@@ -97,7 +97,7 @@ def shipped_unit(script: Script) -> int:
 
 
 def buckets_in_front(script: Script, num_devices: int) -> tuple[str, ...]:
-    """Return the embedding where it fills a bucket of what lies outside layers, which ends with it then."""
+    """Return the embedding if it fills a bucket of the parameters outside layers, which then ends with it."""
     if num_devices == 1:
         raise ConfigError(f"{script.path}: {USE_MEGATRON_FSDP} shards nothing on one device: plan for two or more.")
     vocabulary = number_of(script, "--padded-vocab-size", 0)

@@ -287,8 +287,8 @@ def read_trainer_file(path: Path) -> TrainerFile:
     values = Values(load_tree(text, str(path)), str(path))
     trainer = next((one for one in TRAINERS if _is_of(values, one)), None)
     if trainer is None:
-        names, sections = ", ".join(one.name for one in TRAINERS), ", ".join(map(str, values.tree))
-        raise ConfigError(f"{path} is not a file of {names}; its sections are {shown(sections, 100)}.")
+        names, keys = ", ".join(one.name for one in TRAINERS), shown(", ".join(map(str, values.tree)), 100)
+        raise ConfigError(f"{path} is not a configuration of any of {names}; its top-level keys are {keys}.")
     found = TrainerFile(trainer=trainer, path=path, text=text, values=values)
     for key in (trainer.fully_shard, trainer.ulysses, trainer.expert, trainer.micro_batch, trainer.global_batch):
         found.size(key)

@@ -70,7 +70,7 @@ def explain(plan: OperatorPlan, operator: str) -> list[str]:
             raise ConfigError(
                 f"--explain {operator}: only recursive_programming has costs to explain, not {plan.search_mode}."
             )
-        raise ConfigError(f"--explain {operator}: it is no matrix product of that search; these are: {known[:300]}.")
+        raise ConfigError(f"--explain {operator}: it is not a matrix product of that search; these are: {known[:300]}.")
     lines: list[str] = []
     assert plan.repeat is not None, "a plan of recursive programming can be searched again"
     plan = replace(plan, repeat=cache(partial(_of_operator, plan.repeat, operator)))

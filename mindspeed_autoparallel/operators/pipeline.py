@@ -98,8 +98,8 @@ def search_pipelined(
     """Return ``search_graph`` over the devices of one stage; ``stages`` of the plan is their number.
 
     With ``auto_pipeline`` the number is chosen, otherwise it is the user's and the choice is logged and noted. Rows are
-    cut into no more parts than a microbatch has samples. Raises
-    ``ConfigError`` for stages that do not divide the devices or exceed ``micro_batch_num``.
+    cut into no more parts than a microbatch has samples. Raises ``ConfigError`` for stages that do not divide the
+    devices or exceed ``micro_batch_num``.
     """
     given = pipeline or Pipeline()
     for name in ("stages", "servers", "micro_batch_num", "device_memory_bytes"):

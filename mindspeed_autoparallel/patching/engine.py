@@ -109,9 +109,9 @@ class Engine:
     def verify(self, flag: str) -> list[str]:
         """Raise ``PatchError`` naming the first function ``flag`` needs whose wrapper would not be called, and why.
 
-        Other plugins may replace the functions that were patched. Where a host has its own
-        of a function (``Patch.instead_of``), that one counts. Returns a line for each function that ``flag`` only
-        watches, unless a MindSpeed feature replaced it: those change the schedule.
+        Other plugins may replace the functions that were patched. Where a host has its own of a function
+        (``Patch.instead_of``), that one counts. Returns a line for each function that ``flag`` only watches, unless a
+        MindSpeed feature replaced it: those change the schedule.
         """
         unwatched = []
         needed = [entry for entry in self.patches if flag in entry.patch.flags and entry.state is PatchState.INSTALLED]

@@ -14,6 +14,7 @@ from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import AutoParallelError, ConfigError
+from mindspeed_autoparallel.files import shown
 from mindspeed_autoparallel.predict.answers import Answer, Predictions, StageAnswer
 from mindspeed_autoparallel.predict.confidence import half_width, peak_half_width
 from mindspeed_autoparallel.predict.effects import without_effect
@@ -149,12 +150,15 @@ def _stage(rank: RankMemory, stages: Sequence[StagePlan], work: Workload) -> Sta
     }
 
 
-def predict(document: Any, extra_devices: tuple[Device, ...] = ()) -> Predictions:
-    """Return answers to ``{"requests": [...]}`` in the same order; raises ``ConfigError`` when it is not of that
-    form."""
+def predict(document: Any, extra_devices: tuple[Device, ...] = (), where: str = "the request file") -> Predictions:
+    """Return answers to ``{"requests": [...]}`` in the same order; raises ``ConfigError``, which starts with ``where``,
+    for another form."""
     requests = document.get("requests") if isinstance(document, Mapping) else document
     if not isinstance(requests, list):
-        raise ConfigError('the request file must hold {"requests": [...]}.')
+        keys = (
+            f"an object with the keys {shown(', '.join(document), 100)}" if isinstance(document, Mapping) else "a value"
+        )
+        raise ConfigError(f'{where} must hold {{"requests": [...]}}, not {keys}.')
     return {
         "schema_version": SCHEMA_VERSION,
         "predictions": [predict_one(request, extra_devices) for request in requests],

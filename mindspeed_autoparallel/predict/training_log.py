@@ -80,7 +80,9 @@ def read_log(path: Path) -> TrainingLog:
     content = _content(path)
     segments = list(_segments(content.splitlines()))
     if not any(segment.arguments for segment in segments):
-        what = "has steps but no arguments" if any(segment.steps for segment in segments) else "is no log of Megatron"
+        what = (
+            "has steps but no arguments" if any(segment.steps for segment in segments) else "is not a log of Megatron"
+        )
         raise ConfigError(f"{path} {what}: the block '--- arguments ---' of rank 0 is missing; the log is ignored.")
     usable = [segment for segment in segments if segment.arguments and len(segment.steps) >= _LEAST_STEPS + _WARM_UP]
     if not usable:

@@ -108,7 +108,7 @@ def tune(
     if isinstance(name := request.get("id"), str) and name:
         profile = replace(profile, model=replace(profile.model, name=name))
     if devices % node:
-        raise ConfigError(f"hw.num_gpus {devices} does not fill nodes of gpus_per_node {node}.")
+        raise ConfigError(f"hw.num_gpus {devices} is not a multiple of hw.gpus_per_node {node}.")
     limit = int(profile.device.memory_capacity_bytes * (1 - MEMORY_MARGIN))
     cluster = Cluster(num_nodes=devices // node, devices_per_node=node, memory_limit_bytes=limit)
     space = _space(device, stated, held, micro_batch)

@@ -115,7 +115,7 @@ def answer_lines(plan: Plan, tokens: float | None = None) -> list[str]:
 
 
 def _parameters(total: float, active: float) -> str:
-    """``total`` and ``active`` count billions."""
+    """Return `` (30.5 B parameters, 3.3 B active)`` for counts in billions."""
     if not total:
         return ""
     return f" ({total:.1f} B parameters" + (f", {active:.1f} B active)" if 0 < active < 0.95 * total else ")")

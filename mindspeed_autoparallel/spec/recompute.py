@@ -1,8 +1,10 @@
 """Recompute policies, and their text form in profiles and plans.
 
-``none`` everything is kept ``selective`` the host's default modules (Megatron: the core attention)
-``selective:mlp,moe`` these modules of every layer ``full`` each layer separately; its input is kept (Megatron's method
-``block``) ``full:4`` groups of four layers; the input of a group is kept (Megatron's method ``uniform``)
+``none``               everything is kept
+``selective``          the host's default modules (Megatron: the core attention)
+``selective:mlp,moe``  these modules of every layer
+``full``               each layer separately; its input is kept (Megatron's method ``block``)
+``full:4``             groups of four layers; the input of a group is kept (Megatron's method ``uniform``)
 """
 
 from __future__ import annotations

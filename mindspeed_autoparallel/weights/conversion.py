@@ -102,7 +102,7 @@ def resplit(
             return copy_torch_dist(source_folder, folder, progress)
     if hf_folder is None or layout is None:
         raise ConfigError(
-            "resplit needs --hf-dir, the folder with the model's config.json, but from torch_dist to torch_dist."
+            "resplit needs --hf-dir, the folder with the model's config.json, except from torch_dist to torch_dist."
         )
     source = _open(checkpoint, hf_folder, _host(spelling))
     if file_format == DCP:

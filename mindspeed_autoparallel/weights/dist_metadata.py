@@ -124,7 +124,7 @@ def data_file(folder: Path, stored: Any) -> Path:
     name = str(stored.relative_path)
     path = folder / name
     if Path(name).name != name or path.is_symlink():
-        raise ConfigError(f"{folder / METADATA} has data in {shown(name)}, which is no file beside it.")
+        raise ConfigError(f"{folder / METADATA} has data in {shown(name)}, which is not a file next to it.")
     if path.exists():
         check_readable(path, "data of a checkpoint")
     return path

@@ -96,7 +96,7 @@ class HuggingFaceSource:
             return
         if not tensors.same_bits(self._read(head), self._read(embedding)):
             raise ConfigError(
-                f"{self.folder}: config.json says tie_word_embeddings, but lm_head.weight differs from the embedding. "
+                f"{self.folder}: config.json sets tie_word_embeddings, but lm_head.weight differs from the embedding. "
                 'Set "tie_word_embeddings": false there to keep it (and --untie-embeddings-and-output-weights in '
                 "training), or remove lm_head.weight from the file to drop it."
             )
@@ -138,7 +138,7 @@ def shard_of_tensor(folder: Path) -> dict[str, Path]:
             raise ConfigError(f"{folder / INDEX} has no 'weight_map'. Download it again.")
         odd = [file for file in weight_map.values() if not _is_file_name(file)]
         if odd:
-            raise ConfigError(f"{folder / INDEX} names a shard {shown(odd[0])}, which is no plain file name.")
+            raise ConfigError(f"{folder / INDEX} names a shard {shown(odd[0])}, which is not a plain file name.")
         absent = sorted({file for file in weight_map.values() if not (folder / file).exists()})
         if absent:
             raise ConfigError(

@@ -35,8 +35,7 @@ def write_huggingface(
 
     ``original`` provides config and tokenizer files, the naming form, and the parts that are never converted (Omni's
     talker). ``as_dcp``: the same tensors as a checkpoint of torch.distributed, as FSDP2 trainings load it. Holds one
-    tensor in
-    memory, and its parts.
+    tensor in memory, and its parts.
     """
     architecture = source.architecture
     entries = [
@@ -103,7 +102,7 @@ def refuse_differing_tie(source: TensorSource) -> None:
     stored = [source.load(entry) for entry in entries.values() if source.has(entry)]
     if len(stored) == 2 and not tensors.same_bits(*stored):
         raise ConfigError(
-            "config.json says tie_word_embeddings, but the output layer of the checkpoint differs from its "
+            "config.json sets tie_word_embeddings, but the output layer of the checkpoint differs from its "
             'embedding: it was trained untied. Set "tie_word_embeddings": false in config.json of --hf-dir.'
         )
 

@@ -50,8 +50,7 @@ class ModuleLayout:
 class CheckpointLayout:
     """A layout per module. ``vocab_multiple``: the embedding is padded to a multiple of this times the tensor size;
     None: not padded. ``expert_size``: parts of the list of experts; ``expert_tensor_size``: parts of each expert, None
-    for as
-    many as of the text module."""
+    for as many as of the text module."""
 
     modules: Mapping[str, ModuleLayout]
     vocab_multiple: int | None = None
@@ -86,8 +85,7 @@ class CheckpointLayout:
         """Return (tensor rank, expert rank) of every file of a pipeline stage.
 
         Megatron numbers a stage's ranks tensor rank first, and expert tensor rank before expert rank: with an expert
-        tensor size
-        below the tensor size not every pair of numbers belongs to a rank.
+        tensor size below the tensor size not every pair of numbers belongs to a rank.
         """
         width, expert_width = self.tensor_size, self.expert_tensor_size or self.tensor_size
         period = math.lcm(width, expert_width * self.expert_size)

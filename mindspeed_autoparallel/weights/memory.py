@@ -10,8 +10,8 @@ from typing import Any
 def empty(shape: Sequence[int], dtype: Any) -> Any:
     """Return an uninitialised CPU tensor with its own memory.
 
-    numpy requests huge pages for large allocations, torch only with an environment variable;
-    with small pages a conversion spends most of its time on page faults (docs/validation/weights.md).
+    numpy requests huge pages for large allocations, torch only with an environment variable; with small pages a
+    conversion spends most of its time on page faults (docs/validation/weights.md).
     """
     import numpy as np
     import torch

@@ -1,10 +1,8 @@
 """Rules: one per tensor, from the tables of ``families``; and the forms in which Hugging Face files name tensors.
 
-``{n}`` is the layer, ``{e}`` the expert. Sources are written in the classic form (``visual.*``,
-``model.*``); newer
+``{n}`` is the layer, ``{e}`` the expert. Sources are written in the classic form (``visual.*``, ``model.*``); newer
 releases of transformers nest them (``model.visual.*``, ``model.language_model.*``), LLaVA's descendants put
-``language_model.`` in
-front, and Omni ``thinker.``.
+``language_model.`` in front, and Omni ``thinker.``.
 """
 
 from __future__ import annotations
@@ -46,10 +44,8 @@ class Rule:
     """One tensor (of every layer, where ``place`` is ``layer``; else in the first or last chunk of its module).
 
     ``shapes``: of the sources, without the dimension of the experts. ``groups``: heads or query groups that rows are
-    ordered by.
-    ``sections``: rows of the parts of the target, each of which is cut for itself. ``when``: words that a layer must
-    have, or
-    must not have (``not word``).
+    ordered by. ``sections``: rows of the parts of the target, each of which is cut for itself. ``when``: words that a
+    layer must have, or must not have (``not word``).
     """
 
     module: str

@@ -39,9 +39,8 @@ class Entry:
         )
 
     def local_name(self, start: int, first_expert: int = 0) -> str:
-        """Return the name in the file of a chunk whose first layer is ``start`` (layers count from 0 in every chunk)
-        on an
-        expert rank whose first expert is ``first_expert``."""
+        """Return the name in the file of a chunk whose first layer is ``start`` (layers count from 0 in every chunk) on
+        an expert rank whose first expert is ``first_expert``."""
         name = self.rule.target.replace("{n}", str(self.layer - start))
         return name.replace("{e}", str(self.expert - first_expert))
 
@@ -76,8 +75,7 @@ def chunk_entries(
     architecture: Architecture, layout: CheckpointLayout, virtual: int, stage: int
 ) -> Iterator[tuple[Entry, int]]:
     """Yield (entry, first layer of the chunk) of every tensor in a chunk: tied output layers where they need a copy,
-    and the
-    embedding once more where layers for multi-token prediction read it."""
+    and the embedding once more where layers for multi-token prediction read it."""
     for entry in entries_of(architecture):
         placed = layout.modules[entry.rule.module]
         if placed.replicated:

@@ -61,7 +61,7 @@ def chunk_keys(content: Any, path: Path) -> list[str]:
         raise ConfigError(f"{path} has neither 'model' nor 'model0': it holds no weights.")
     for key in keys:
         if not isinstance(content[key], dict) or not all(isinstance(name, str) for name in content[key]):
-            raise ConfigError(f"{path}: {key!r} is no table of tensors by name. The file is damaged.")
+            raise ConfigError(f"{path}: {key!r} is not a table of tensors by name. The file is damaged.")
     return keys
 
 

@@ -29,7 +29,7 @@ def iteration_folder(checkpoint: Path) -> Path:
         raise ConfigError(f"{checkpoint} has neither {TRACKER} nor mp_rank_* folders: it is not a checkpoint.")
     said = read_text(tracker, "tracker file", max_bytes=4096).strip()
     if said != "release" and not re.fullmatch(r"[0-9]{1,12}", said):
-        raise ConfigError(f"{tracker} says {shown(said)!r}; it should say 'release' or a number.")
+        raise ConfigError(f"{tracker} says {shown(said)!r}; expected 'release' or a number.")
     folder = checkpoint / (said if said == "release" else f"iter_{int(said):07d}")
     if not folder.is_dir():
         raise ConfigError(f"{tracker} names {folder.name}, which is not there. The checkpoint is incomplete.")
@@ -278,7 +278,7 @@ class RankFolderSource:
             return 0
         module, width = entry.rule.module, tensors.canonical_shape(entry.rule)[1]
         if len(getattr(shard, "shape", ())) != 2 or not shard.shape[1]:
-            raise ConfigError(f"{self.folder}: {entry.name} of the {module} module is no matrix.")
+            raise ConfigError(f"{self.folder}: {entry.name} of the {module} module is not a matrix.")
         if width % shard.shape[1]:
             raise ConfigError(
                 f"{self.folder}: {entry.name} of the {module} module has {shard.shape[1]} columns, which is "

@@ -100,10 +100,10 @@ class SafetensorsFile:
         size = os.fstat(stream.fileno()).st_size
         length = int.from_bytes(stream.read(8), "little")
         if size < 8 or length > min(size - 8, _HEADER_LIMIT_BYTES):
-            raise ValueError(f"its header says {length} bytes, the file has {size}")
+            raise ValueError(f"its header has a length of {length} bytes, the file has {size} bytes")
         header = loads_json(stream.read(length))
         if not isinstance(header, dict):
-            raise ValueError("its header is no JSON object")
+            raise ValueError("its header is not a JSON object")
         header.pop("__metadata__", None)
         needed = 8 + length + _described_bytes(header)
         if needed != size:
@@ -131,8 +131,8 @@ class SafetensorsFile:
 def _described_bytes(header: dict[str, object]) -> int:
     """Count the bytes of all tensors of ``header``.
 
-    ``ValueError`` unless they are contiguous, each with the length of its shape.
-    The format requires this, and it prevents a header from requesting more memory than the file has.
+    ``ValueError`` unless they are contiguous, each with the length of its shape. The format requires this, and it
+    prevents a header from requesting more memory than the file has.
     """
     places = []
     for name, described in header.items():

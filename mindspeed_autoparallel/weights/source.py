@@ -68,8 +68,7 @@ def refuse_unknown(names_: Iterable[str], known: Collection[str], architecture: 
 
 def checked(entry: Entry, tensor: Any, where: object) -> Any:
     """Return ``tensor`` if it holds weights: ``ConfigError`` for whole numbers and 8-bit floats, which need scales to
-    mean
-    anything, and for an embedding or output layer with values that are not finite."""
+    mean anything, and for an embedding or output layer with values that are not finite."""
     import torch
 
     if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:

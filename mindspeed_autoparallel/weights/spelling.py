@@ -104,8 +104,7 @@ def canonical_name(name: str) -> str:
 
 def _of_one(name: str, value: Any, experts_per_rank: int) -> dict[str, object]:
     """Return the experts in ``weight1`` [hidden, experts x rows] or ``weight2`` [experts x columns, hidden], whose
-    memory is that
-    of [expert, in, out]."""
+    memory is that of [expert, in, out]."""
     number = name[-1]
     shape = (experts_per_rank, value.shape[0], -1) if number == "1" else (experts_per_rank, -1, value.shape[-1])
     begin = name.removesuffix(f"weight{number}")

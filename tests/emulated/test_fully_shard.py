@@ -43,7 +43,7 @@ def compare(trainings, outcomes):
         assert ours.step_ns == outcome["step_ns"], f"case {seed}"
 
 
-def test_a_hundred_random_trainings_take_as_long_as_torch_says():
+def test_a_hundred_random_trainings_take_as_long_as_in_torch():
     trainings = [drawn_training(seed) for seed in range(100)]
     compare(trainings, by_torch(trainings))
 

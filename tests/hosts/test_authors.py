@@ -59,7 +59,7 @@ def checkout(tmp_path):
     return folder
 
 
-def test_scripts_and_configurations_are_read_and_the_checkout_stays_as_it_is(authors, checkout):
+def test_scripts_and_configurations_are_read_and_the_checkout_stays_unchanged(authors, checkout):
     collect, _ = authors
     before = {path: path.read_bytes() for path in checkout.rglob("*") if path.is_file()}
     config, script = sorted(collect.trainings(checkout), key=lambda found: found.source, reverse=False)

@@ -52,7 +52,7 @@ def test_a_function_that_a_feature_replaced_after_the_parse_is_named_before_the_
     assert "train_step" not in done.stdout
 
 
-def test_a_users_own_step_trains_by_a_plan_and_a_line_tells_that_nothing_is_compared():
+def test_a_users_own_step_trains_by_a_plan_and_a_line_notes_that_nothing_is_compared():
     done = run("--auto-parallel-plan", "plan.json", SMALL_HOST_REPLACES="train_step")
     assert done.returncode == 0, done.stderr[-2000:]
     said = json.loads(done.stdout.splitlines()[-1])
@@ -68,14 +68,14 @@ def test_the_hosts_own_hetero_parallel_stays_its_own():
     assert "--hetero-parallel is this host's own and is left to it" in done.stderr
 
 
-def test_ours_is_asked_for_by_a_name_of_its_own():
+def test_our_hetero_flag_leaves_the_hosts_own_off():
     done = run("--auto-parallel-hetero")
     assert done.returncode == 0, done.stderr[-2000:]
     said = json.loads(done.stdout.splitlines()[-1])
     assert (said["handlers"], said["theirs"]) == (["hetero_parallel.entry:prepare"], False)
 
 
-def test_a_measuring_process_sees_the_users_environment_and_no_switch_of_ours(tmp_path):
+def test_a_measuring_process_gets_the_users_environment_and_no_switch_of_ours(tmp_path):
     """It died of `mindspeed.core.auto_parallel`, and of a variable that the user's script reads."""
     words = ["--auto-parallel-mm", "--simulated-nnodes", "1"]
     spec = LaunchSpec(launch_id="small", argv=(str(SMALL / "train.py"), *MODEL, *words), task={"kind": "measure"})

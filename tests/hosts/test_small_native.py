@@ -66,7 +66,7 @@ def test_the_package_named_as_a_plugin_is_refused_with_the_modules_name(tmp_path
         (["--auto-parallel-plan", "missing.json"], {}, "missing.json"),
         (["--auto-paralel-plan", "plan.json"], {}, "nearest is --auto-parallel-plan"),
         (["--auto-parallel-mm"], {}, "--simulated-nnodes"),
-        (["--auto-parallel-plan", "plan.json"], {"/model\n": "/nowhere\n"}, "is no folder"),
+        (["--auto-parallel-plan", "plan.json"], {"/model\n": "/nowhere\n"}, "is not a folder"),
         (["--auto-parallel-plan", "plan.json"], {"apply_modules: [": "apply_modules: ['model.layers.{3}', "}, "{3-3}"),
     ],
 )

@@ -67,7 +67,7 @@ def test_what_megatrons_validator_refuses_is_refused_first() -> None:
     assert STRINGS / 5 < refused < STRINGS
 
 
-def test_prediction_is_timed_where_the_string_has_it() -> None:
+def test_prediction_is_timed_on_the_stage_that_the_string_gives() -> None:
     """Its logits and its loss stay with the loss, as in Megatron."""
     device = find_device("H100")
     efficiency = device.efficiency("megatron-core")

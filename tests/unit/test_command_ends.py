@@ -147,3 +147,46 @@ def test_ctrl_c_at_a_search_with_workers_writes_the_best_plan_and_leaves_no_proc
     plan = Plan.read(tmp_path / "out" / "plan.json")
     assert plan.layout.label() in printed
     assert children and not [child for child in children if Path(f"/proc/{child}/cmdline").exists()]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("plan --nnodes 0 --nproc-per-node 8", "--nnodes must be at least 1, got 0."),
+        ("plan --nnodes 1 --nproc-per-node -2", "--nproc-per-node must be at least 1, got -2."),
+        (
+            "plan --nnodes 1 --nproc-per-node 8 --memory-limit-mib lots",
+            "argument --memory-limit-mib: must be a number, got 'lots'",
+        ),
+        (
+            "plan --nnodes 1 --nproc-per-node 8 --fsdp2 one.json",
+            "one.json is not a configuration of any of MindSpeed-MM",
+        ),
+        ("plan --nnodes 1 --nproc-per-node 8 --fsdp2 one.json", "its top-level keys are id, model"),
+        (
+            "predict --request one.json",
+            'one.json must hold {"requests": [...]}, not an object with the keys id, model.',
+        ),
+        ("predict --request number.json", 'number.json must hold {"requests": [...]}, not a value.'),
+        ("predict --request bytes.json", "cannot read request file bytes.json: byte 0 is not UTF-8 text."),
+        ("preflight plan.json", "the training script is missing: give it and its arguments after --."),
+        ("data describe", "give one of --mm-data, --lengths, --indexed and --table; none was given."),
+        (
+            "data describe --lengths a --table b",
+            "give one of --mm-data, --lengths, --indexed and --table; 2 were given.",
+        ),
+        ("trace --script gone.py", "--script gone.py: there is no such file."),
+    ],
+)
+def test_wrong_input_is_refused_in_one_line(words, line, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("one.json").write_text('{"id": "a", "model": {}}')
+    Path("number.json").write_text("1")
+    Path("bytes.json").write_bytes(b"\x80\x81")
+    try:
+        code = main(words.split())
+    except SystemExit as end:
+        code = end.code
+    printed = capsys.readouterr().err.strip().splitlines()
+    assert (code, len(printed)) == (2, 1), printed
+    assert line in printed[0]

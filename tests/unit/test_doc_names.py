@@ -98,7 +98,7 @@ def test_names_that_are_not_there_are_found() -> None:
                                   "tests/helpers/stale_names.py --strict", "tests/unit/test_gone.py"]  # fmt: skip
 
 
-def test_a_constant_that_a_page_gives_a_value_has_it() -> None:
+def test_a_constant_has_the_value_that_a_page_gives() -> None:
     """``_NAME`` = 12, ``_NAME`` (12 s): the number is the code's."""
     source = "\n".join(path.read_text("utf-8") for path in (ROOT / "mindspeed_autoparallel").rglob("*.py"))
     for page in PAGES:

@@ -61,7 +61,7 @@ def test_a_file_above_64_mib_is_refused_before_it_is_parsed(tmp_path):
 def test_pipes_and_devices_are_not_read(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path("/dev/zero")):
-        with pytest.raises(ConfigError, match="is no regular file"):
+        with pytest.raises(ConfigError, match="is not a regular file"):
             read_json(path, "plan")
 
 

@@ -53,7 +53,7 @@ def test_an_interrupt_ends_with_a_line_and_its_code(capsys):
     assert capsys.readouterr().out.endswith("] interrupted; the traces stay\n")
 
 
-def test_a_command_that_is_told_to_end_says_so():
+def test_a_terminated_command_reports_it():
     code = (
         "import os, signal\nfrom mindspeed_autoparallel.cli import main\n"
         "class Command:\n    run = staticmethod(lambda arguments: os.kill(os.getpid(), signal.SIGTERM))\n"

@@ -11,7 +11,7 @@ from mindspeed_autoparallel.progress import changes_logged, show_progress
 from mindspeed_autoparallel.runtime.features.auto_tuning.traces import num_written
 
 
-def test_one_handler_shows_the_level_that_was_asked_for(capsys):
+def test_one_handler_shows_the_requested_level(capsys):
     logger = logging.getLogger("mindspeed_autoparallel.planner.search")
     show_progress("auto-parallel", "debug")
     show_progress("auto-tuning", "warning")

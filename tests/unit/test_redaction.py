@@ -121,5 +121,5 @@ def test_switches_without_a_value_hide_nothing_else():
         ("NCCL_IB_GID_INDEX", False),
     ],
 )
-def test_variables_are_told_by_their_names(name, secret):
+def test_secret_variables_are_recognised_by_their_names(name, secret):
     assert is_secret_variable(name) is secret

@@ -154,7 +154,9 @@ def _layout(parallel: Mapping[str, object], devices: int) -> tuple[int, int, int
         raise ConfigError(f"tp {tensor} x pp {pipeline} x cp {context} = {shards} does not divide {devices} devices.")
     data = integer(parallel, "dp", devices // shards, "parallel")
     if data * shards != devices:
-        raise ConfigError(f"dp {data} x tp {tensor} x pp {pipeline} x cp {context} is not {devices} devices.")
+        raise ConfigError(
+            f"dp {data} x tp {tensor} x pp {pipeline} x cp {context} = {data * shards} is not {devices} devices."
+        )
     return tensor, pipeline, context, data
 
 

@@ -43,7 +43,7 @@ def read_model(section: Mapping[str, object], noop_layers: int = 0) -> ModelShap
     latent = _latent(section)
     if not head_size and not latent and hidden % heads:
         raise ConfigError(
-            f"model.hidden {hidden} is not divisible by model.heads {heads}; give head_size if it is apart."
+            f"model.hidden {hidden} is not divisible by model.heads {heads}; model.head_size sets another width."
         )
     if heads % kv_heads:
         raise ConfigError(f"model.heads {heads} is not divisible by model.kv_heads {kv_heads}.")

@@ -112,7 +112,7 @@ def _micro_batch(samples: int, num_microbatches: int, wanted: int | None) -> tup
     if wanted and samples % wanted == 0:
         return wanted, []
     if samples % num_microbatches:
-        return 1, [f"{samples} samples of a replica are no multiple of {num_microbatches} microbatches."]
+        return 1, [f"{samples} samples of a replica are not a multiple of {num_microbatches} microbatches."]
     return samples // num_microbatches, []
 
 

@@ -47,8 +47,8 @@ def solve_exact(problem: CutProblem, limits: Limits | None = None) -> list[int]:
     """Return the picks of least cost within ``limits``.
 
     One-hot variables per operator; one variable per pair of made and needed placements of a tensor, whose sums are the
-    one-hots (the local polytope), and one that is paid where any reader has that pair.
-    Raises ``InfeasiblePlan`` when the memory row cannot be met.
+    one-hots (the local polytope), and one that is paid where any reader has that pair. Raises ``InfeasiblePlan`` when
+    the memory row cannot be met.
     """
     limits = limits or Limits()
     picks = _solve(problem, limits, integer=False)

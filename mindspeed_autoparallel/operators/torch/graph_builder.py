@@ -138,7 +138,7 @@ class GraphBuilder:
         operator = short_name(call.target)
         if isinstance(call.target, torch._ops.HigherOrderOperator):
             raise ConfigError(
-                f"{path or 'the module'} runs torch's {operator}, whose branches are no operators of one graph: use "
+                f"{path or 'the module'} runs torch's {operator}, whose branches do not fit into one graph: use "
                 "torch.where, or move that code out of the module and capture what is left."
             )
         # A tensor used twice by one call (x * x) is two operands.

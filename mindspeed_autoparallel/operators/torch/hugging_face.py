@@ -54,7 +54,7 @@ def read_model_config(source: str) -> Any:
         try:
             return transformers.AutoConfig.for_model(kind, **rest)
         except Exception as error:  # its own checks raise any class of error
-            raise ConfigError(f"{path} is no configuration of {kind}: {_first_line(error)}") from error
+            raise ConfigError(f"{path} is not a configuration of {kind}: {_first_line(error)}") from error
     try:
         return transformers.AutoConfig.from_pretrained(source)
     except Exception as error:  # a dozen kinds, from the network to the file

@@ -13,7 +13,7 @@ from mindspeed_autoparallel.interrupts import Stopped
 from mindspeed_autoparallel.planner.best_first import Progress, silent
 from mindspeed_autoparallel.planner.hetero.backbone import backbone_profile
 from mindspeed_autoparallel.planner.hetero.search import EncoderSpace, search_hetero
-from mindspeed_autoparallel.planner.hetero.space import generator_of
+from mindspeed_autoparallel.planner.hetero.space import generator_of, split_modules
 from mindspeed_autoparallel.planner.host_splits import Splits
 from mindspeed_autoparallel.planner.layouts.given_splits import search_given
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
@@ -91,6 +91,7 @@ def compare(
     ``splits``: what the host can run; a hetero plan's backbone then has one stage, unless a generator has a separate
     layout. ``runs``: see ``runnable``.
     """
+    split_modules(profile)  # no search if the model has no encoder
     started, options, how = time.monotonic(), options or SearchOptions(), hetero or HeteroOptions()
 
     def without(one: Profile) -> Plan:

@@ -38,7 +38,7 @@ def check_releases(node: Node) -> Iterable[Finding]:
 
 
 def check_patches(node: Node, patches: Sequence[Patch]) -> Iterable[Finding]:
-    """Check every patch patch against the release it wraps."""
+    """Check every patch against the release that it wraps."""
     unfit = []
     for patch in patches:
         release = node.release_of(patch.distribution)

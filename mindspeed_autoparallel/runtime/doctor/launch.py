@@ -119,7 +119,7 @@ def check_import(node: Node) -> Iterable[Finding]:
         yield problem(
             "import",
             f"{program} {said}",
-            f"{', '.join(given)} is not known to Megatron",
+            f"{', '.join(given)} is unknown to Megatron",
             "put `import mindspeed_autoparallel` above its first import of megatron or mindspeed",
         )
 

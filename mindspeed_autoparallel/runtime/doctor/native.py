@@ -118,7 +118,7 @@ def _prefetch_order(config: NativeConfig) -> Iterator[Finding]:
             "fsdp2 prefetch",
             f"apply_modules lists {order[tower]} before {order[embedding]}, which Qwen3-VL runs first",
             "The last vision module gathers the embedding again, which stays whole until its backward.",
-            f"list {order[embedding]} in front of {order[tower]}",
+            f"list {order[embedding]} before {order[tower]}",
         )
 
 
@@ -127,13 +127,13 @@ def _offload(config: NativeConfig) -> Iterator[Finding]:
     for pattern in offload:
         after = pattern.partition(EVERY_INDEX)[2]
         if after:
-            why = "The trainer drops what stands behind {*} in this list and offloads the members of the stack."
+            why = "The trainer ignores everything after {*} in this list and offloads the members of the stack."
             yield advice("fsdp2 offload", f"activation_offload_plan: {pattern} offloads whole layers", why)
     if offload and not any("{" in pattern or "*" in pattern for pattern in offload) and len(offload) == 1:
-        why = "The last block of the list never travels, so a list of one moves nothing."
+        why = "The last block of the list is never moved, so a list of one moves nothing."
         yield advice("fsdp2 offload", f"activation_offload_plan has {offload[0]} alone", why, "leave offload off")
     elif offload:
-        why = "The input of the last block in the list never travels: of k blocks k - 1 are moved."
+        why = "The input of the last block in the list is never moved: of k blocks k - 1 are."
         yield fine("fsdp2 offload", f"activation_offload_plan: {', '.join(offload)}. {why}")
 
 
@@ -157,7 +157,9 @@ def _chunks(config: NativeConfig) -> Iterator[Finding]:
         for name, listed in (("recompute_plan", features.recompute), ("activation_offload_plan", features.offload)):
             if pattern not in listed:
                 why = "Without recomputation and offload of the same modules, chunks keep what the whole batch keeps."
-                yield advice("fsdp2 chunks", f"chunkmbs_plan has {pattern}, {name} has not", why, f"add it to {name}")
+                yield advice(
+                    "fsdp2 chunks", f"chunkmbs_plan lists {pattern}, which {name} lacks", why, f"add it to {name}"
+                )
 
 
 def _defaults(config: NativeConfig) -> Iterator[Finding]:

@@ -33,7 +33,7 @@ def install() -> None:
             return
         request = read_native_flags(sys.argv[1:])
         if not (request.search or request.preflight or request.plan):
-            say("no flag of mindspeed_autoparallel stands behind the YAML: the training runs as it is")
+            say("no flag of mindspeed_autoparallel follows the YAML: the training is unchanged")
             return
         check_model_folder(native)
         if request.preflight:
@@ -53,4 +53,6 @@ def check_model_folder(native: NativeTrainer) -> None:
     """Raise ``ConfigError`` where the model's folder is missing; a name on the Hugging Face hub is left to the host."""
     path = native.config.model_path
     if path.startswith(("/", ".", "~")) and not Path(path).expanduser().is_dir():
-        raise ConfigError(f"{native.config.path}: model.model_name_or_path {path} is no folder; get the model first.")
+        raise ConfigError(
+            f"{native.config.path}: model.model_name_or_path {path} is not a folder; download the model first."
+        )

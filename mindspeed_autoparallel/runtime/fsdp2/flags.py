@@ -45,7 +45,7 @@ class _Parser(argparse.ArgumentParser):
         self.register("type", int, WholeNumber())
 
     def error(self, message: str) -> None:  # type: ignore[override]  # argparse never returns
-        raise ConfigError(f"behind the YAML: {message}.")
+        raise ConfigError(f"after the YAML: {message}.")
 
 
 def read_native_flags(words: Sequence[str]) -> NativeRequest:
@@ -76,7 +76,7 @@ def read_native_flags(words: Sequence[str]) -> NativeRequest:
         close = difflib.get_close_matches(name, known, 1, 0.75) if name.startswith("--") else []
         if close or name.startswith(("--auto-", "--simulated-")):
             means = f"; the nearest is {close[0]}" if close else ""
-            raise ConfigError(f"{name} is no flag of the native FSDP2 trainer's plugin{means}.")
+            raise ConfigError(f"{name} is not a flag of the native FSDP2 trainer's plugin{means}.")
     _check(arguments)
     preflight = arguments.auto_parallel_preflight
     return NativeRequest(

@@ -55,7 +55,7 @@ def running_trainer() -> NativeTrainer:
         )
     path = next((word for word in sys.argv[1:] if word.endswith((".yaml", ".yml"))), None)
     if path is None:
-        raise ConfigError("no YAML is named behind the trainer's script.")
+        raise ConfigError("the trainer's script is started without a YAML file.")
     return NativeTrainer(module, arguments, read_native(Path(path)))
 
 

@@ -63,7 +63,7 @@ def read_order(order: Any, own: Sequence[str], flags: Collection[str]) -> tuple[
     ``flags``: those that the feature may set in addition to the agent's own. ``LaunchError`` for anything else.
     """
     if not isinstance(order, dict):
-        raise LaunchError(f"node 0 ordered {shown(order)}, which is no launch.")
+        raise LaunchError(f"node 0 ordered {shown(order)}, which is not a launch.")
     words, task, environment = order.get("words"), order.get("task"), order.get("environment")
     port, timeout_s, launch_id = order.get("worker_port"), order.get("timeout_s"), order.get("launch_id")
     if not isinstance(launch_id, str) or not LAUNCH_ID.fullmatch(launch_id):
@@ -94,7 +94,7 @@ def read_outcome(value: Any, node: int) -> LaunchOutcome:
     try:
         return record_of(value, "outcome", LaunchOutcome)
     except ConfigError as error:
-        raise LaunchError(f"node {node} reports {shown(value)}, which is no end of a launch.") from error
+        raise LaunchError(f"node {node} reports {shown(value)}, which is not an outcome of a launch.") from error
 
 
 def _word(word: Any, own: Sequence[str], flags: Collection[str]) -> str:

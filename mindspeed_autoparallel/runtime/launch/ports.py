@@ -16,10 +16,9 @@ _LAST_PORT = 65535
 def reserved_port() -> Iterator[int]:
     """Yield a TCP port of this machine that the system assigns to no other process within the context.
 
-    A process loads torch for seconds before it uses the port; another job's connection may take the port meanwhile,
-    and rank 1 then waits for a foreign store. A socket that is bound but never listens reserves the port; a process
-    with its number can still listen there, because stores (libuv, torchrun, gloo) set
-    SO_REUSEADDR.
+    A process loads torch for seconds before it uses the port; another job's connection may take the port meanwhile, and
+    rank 1 then waits for a foreign store. A socket that is bound but never listens reserves the port; a process with
+    its number can still listen there, because stores (libuv, torchrun, gloo) set SO_REUSEADDR.
     """
     with _reusing_socket() as holder:
         holder.bind(("", 0))
@@ -66,7 +65,7 @@ def check_port_is_free(port: int) -> None:
     """Raise ``ConfigError`` if ``port`` is invalid, or in use on this machine."""
     if not 0 < port <= _LAST_PORT:
         raise ConfigError(
-            f"--master-port {port} is no port: choose one from 1024 to {_LAST_PORT}, the same on every node."
+            f"--master-port {port} is not a port: choose one from 1024 to {_LAST_PORT}, the same on every node."
         )
     with _reusing_socket() as probe:
         try:

@@ -56,8 +56,7 @@ def _each(source: str) -> Iterator[str]:
 def rules_of(
     module: str, family: Family, sizes: Sizes, layers: Collection[frozenset[str]], *, prefix: str, multi_token: bool
 ) -> tuple[Rule, ...]:
-    """Return the rules that some layer of ``layers`` (the conditions of each) has, in writing
-    order.
+    """Return the rules that some layer of ``layers`` (the conditions of each) has, in writing order.
 
     ``prefix``: of Megatron's names, for a language model inside a larger model (``text_decoder.``).
     """

@@ -52,7 +52,7 @@ SINCE_0_13 = {"tp2-sp-output-recompute", "checkpoint"}
 BF16_TOLERANCE, TOLERANCE = 5e-3, 1e-5
 
 
-def test_what_was_sent_arrives_although_its_data_was_given_up():
+def test_sent_data_arrives_although_its_memory_is_freed():
     """Megatron's interleaved schedule up to 0.18 frees what it sends before it waits: a peer got other numbers."""
     results = run_ranks(2, Path(__file__).with_name("freed_sends.py"))
     assert results[1].result == {"wrong": 0}

@@ -217,7 +217,7 @@ def test_evaluation_gives_the_loss_of_one_process(job: dict[str, Any], over_tens
     assert evaluations_of(over_tensor_and_pipeline) == pytest.approx(job["evaluated"], rel=LOSS_TOLERANCE)
 
 
-def test_each_step_says_what_its_phases_took_and_what_moved(over_tensor_and_pipeline: str) -> None:
+def test_each_step_logs_the_time_of_its_phases_and_the_bytes_moved(over_tensor_and_pipeline: str) -> None:
     lines = re.findall(
         r"hetero ms per step on rank 3: (.*?) \| (.*?) \| received MiB per step: (.*)", over_tensor_and_pipeline
     )
@@ -383,7 +383,7 @@ def test_half_precision_and_the_distributed_optimizer_cross_layouts_with_their_s
     assert back[4][1] == pytest.approx(alone[4][1], rel=0.03)
 
 
-def test_when_a_rank_dies_the_others_stop_and_its_name_is_told(tmp_path: Path) -> None:
+def test_when_a_rank_dies_the_others_stop_and_it_is_named(tmp_path: Path) -> None:
     """Long before the time-out of the process groups, which is ten minutes."""
     blocks = {name: block for name, block in DP4_OVER_TP2PP2.items() if name != "generator"}
     model = model_file(tmp_path, "dp4_over_tp2pp2", blocks)

@@ -187,7 +187,7 @@ def test_all_nodes_that_die_at_once_are_named_and_nothing_is_started_without_the
     assert agents[1].communicate(timeout=300)[0].strip() == "1"
 
 
-def test_a_node_that_is_told_to_end_ends_its_processes_and_says_so_at_once(tmp_path, nodes):
+def test_a_terminated_node_ends_its_processes_and_reports_it_at_once(tmp_path, nodes):
     agent = nodes(1)
     main = nodes(0, "hang", silence_s=500)
     pids = wait_for_pids(tmp_path, 2)
@@ -245,7 +245,7 @@ def test_a_second_process_of_one_node_is_refused_and_the_first_goes_on(nodes):
     assert [outcome["status"] for outcome in ended] == ["ok"], error
 
 
-def test_an_agent_without_main_node_says_so(nodes):
+def test_an_agent_without_a_main_node_ends_with_a_reason(nodes):
     _, error = nodes(1, join_timeout_s=1).communicate(timeout=300)
     assert "is not let in by the main node" in error
     assert "MINDSPEED_AUTOPARALLEL_SECRET" in error

@@ -33,7 +33,7 @@ def _search(folder: Path, *words: str) -> subprocess.CompletedProcess:
     )
 
 
-def test_a_cluster_nobody_has_is_planned_without_a_launch_and_the_plan_says_so(tmp_path: Path) -> None:
+def test_an_absent_cluster_is_planned_without_a_launch_and_the_plan_notes_it(tmp_path: Path) -> None:
     pytest.importorskip("megatron.training")
     done = _search(tmp_path, "--profile-device", "910B")
     assert done.returncode == 0, done.stderr[-2000:]
@@ -45,7 +45,7 @@ def test_a_cluster_nobody_has_is_planned_without_a_launch_and_the_plan_says_so(t
     assert sizes["pipeline_size"] * sizes["tensor_size"] * sizes["data_size"] * sizes["context_size"] == 16
 
 
-def test_a_device_that_nobody_knows_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_an_unknown_device_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     pytest.importorskip("megatron.training")
     done = _search(tmp_path, "--profile-device", "TPU")
     assert done.returncode == 2

@@ -19,7 +19,7 @@ _FLAGS = """--use-mcore-models --num-layers 4 --hidden-size 64 --num-attention-h
     --auto-tuning --auto-tuning-ranks 2 --nproc-per-node 2 --profile-source analytic"""
 
 
-def test_the_tuner_works_without_the_device_and_says_so(tmp_path: Path) -> None:
+def test_the_tuner_works_without_the_device_and_notes_it(tmp_path: Path) -> None:
     pytest.importorskip("megatron.training")
     done = subprocess.run(
         [

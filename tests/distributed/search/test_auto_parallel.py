@@ -131,7 +131,7 @@ def test_two_nodes_measure_together(tmp_path, per_node):
     assert {(row["tier"], row["ranks"]) for row in rows} == {("inter", 2)}
 
 
-def test_too_little_memory_says_what_is_missing(tmp_path):
+def test_too_little_memory_is_reported_with_the_missing_amount(tmp_path):
     code, text = finish(search(tmp_path, "--nproc-per-node", 1, "--auto-parallel-memory-limit-mib", 1, batch=1))
     assert code == 3, text[-3000:]
     # One device plays every tensor-parallel size that the heads allow, and the links are the catalogue's.

@@ -63,7 +63,7 @@ def _trace(
     return code, printed.out, printed.err
 
 
-def test_a_custom_layer_is_traced_as_it_is_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_custom_layer_is_traced_unchanged_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ("--tp-size", "2", "--sequence-parallel", "--world", "8", "--cache", str(tmp_path / "kept"))
     code, out, err = _trace(capsys, _EXAMPLE, *flags)
     assert code == 0, err

@@ -62,7 +62,7 @@ def test_children_get_the_announced_variables_and_no_secrets(cold):
     assert not any("hunter2" in path.read_text(errors="replace") for path in files)
 
 
-def test_tensor_ranks_split_experts_unless_told_otherwise(cold):
+def test_tensor_ranks_split_experts_by_default(cold):
     kind, _, work, _ = cold
     if kind == "gpt":
         pytest.skip("no experts")
@@ -77,7 +77,7 @@ def test_tensor_ranks_split_experts_unless_told_otherwise(cold):
     assert num_parameters(wide, "|none") < 0.6 * alone < num_parameters(wide, "whole experts|none")
 
 
-def test_what_is_traced_is_what_real_ranks_hold(cold):
+def test_traced_bytes_equal_those_of_real_ranks(cold):
     """Bytes kept, of parameters and of peaks; gloo copies what it reduces and gathers, so those peaks are higher."""
     _, _, work, _ = cold
     traces, measured = points_of(work / "traces"), points_of(work / "measurements")

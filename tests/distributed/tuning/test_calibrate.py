@@ -52,7 +52,7 @@ def test_bad_input_is_named_before_a_launch(tmp_path, words, said):
     assert (run.returncode, said in run.stderr, "Traceback" in run.stderr) == (2, True, False), run.stderr
 
 
-def test_a_launch_that_dies_leaves_what_it_finished(tmp_path):
+def test_a_launch_that_dies_keeps_its_finished_results(tmp_path):
     """The second operator ends the process, as a driver might."""
     (tmp_path / "sitecustomize.py").write_text(
         "import os\nif 'RANK' in os.environ:\n"

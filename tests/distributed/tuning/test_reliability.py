@@ -131,7 +131,7 @@ def test_a_trace_that_dies_and_a_launch_without_memory_are_passed_over(again):
     assert json.loads(trace.read_text())["status"] == "ok"
 
 
-def test_a_script_that_never_trains_is_told_so(tmp_path):
+def test_a_script_that_never_trains_is_refused_with_the_reason(tmp_path):
     text = SCRIPT.read_text()
     (tmp_path / "no_training.py").write_text(text[: text.index("    pretrain(\n")] + "    parse_and_validate_args()\n")
     code, text = tune(tmp_path / "work", script=tmp_path / "no_training.py")

@@ -232,7 +232,7 @@ def test_packs_are_as_even_as_single_samples(is_filled: bool) -> None:
     assert balance(sizes_of(tokens.tolist()), BOTH, shape).gap < 0.02
 
 
-def test_a_batch_that_no_packs_hold_is_told() -> None:
+def test_a_batch_that_no_packs_hold_is_reported() -> None:
     shape = BatchShape(
         num_replicas=2, num_microbatches=1, micro_batch_size=2, is_padded=False, is_filled=True, max_tokens=10
     )

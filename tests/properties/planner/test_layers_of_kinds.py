@@ -169,7 +169,7 @@ def test_a_plan_from_kinds_beats_the_one_from_their_mean_layer():
     assert exactly < 0.95 * by_mean
 
 
-def test_where_no_layers_fit_the_shortage_is_said():
+def test_where_no_layers_fit_the_shortage_is_reported():
     profile = mixed_profile(random.Random(3), 2_000)
     with pytest.raises(InfeasiblePlan, match="tightest"):
         search(

@@ -44,7 +44,7 @@ def test_ten_thousand_random_profiles(first: int):
         planned(seed)
 
 
-def test_two_encoders_of_which_one_is_read_by_nobody():
+def test_two_encoders_of_which_no_module_reads_one():
     """Four virtual stages of four layers: no boundary of the local search can move."""
     profile = small_profile()
     image, text = profile.model.modules

@@ -36,7 +36,7 @@ def random_problem(drawn):
 
 
 @pytest.mark.parametrize("chains", [True, False])
-def test_below_a_known_time_the_optimum_or_a_proof(monkeypatch, chains):
+def test_below_a_known_time_the_solver_returns_the_optimum_or_a_proof(monkeypatch, chains):
     if not chains:
         monkeypatch.setattr(portfolio, "is_chain", lambda problem: False)
     drawn = random.Random(11)

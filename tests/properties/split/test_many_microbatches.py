@@ -38,7 +38,7 @@ def random_row(drawn):
     )
 
 
-def test_a_long_step_is_timed_and_bounded_as_it_is(monkeypatch):
+def test_a_long_step_is_timed_and_bounded_exactly(monkeypatch):
     drawn, compared, fastest = random.Random(5), 0, 0
     while compared < NUM_PROBLEMS:
         problem = random_row(drawn)

@@ -41,12 +41,12 @@ def test_two_dies_make_a_chip() -> None:
 
 
 @pytest.mark.parametrize("name", ["TPU-v5", "H1000", "RTX A1000", "H20"])
-def test_an_unknown_device_is_refused_with_the_names_known(name: str) -> None:
+def test_an_unknown_device_is_refused_with_the_known_names(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"unknown device '{name}'.*H100.*--device-file"):
         find_device(name)
 
 
-def test_every_device_says_where_its_figures_come_from() -> None:
+def test_every_device_gives_the_source_of_its_figures() -> None:
     for device in known_devices():
         assert len(device.source) > 20
         assert all(efficiency.provenance for efficiency in device.efficiencies.values())

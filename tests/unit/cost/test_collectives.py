@@ -34,7 +34,7 @@ def test_over_many_nodes_or_one_rank_each_the_ring_stays() -> None:
     assert many == pytest.approx(2 * _FABRIC.one_shot_us(1600.0, 8 * 64, 1), rel=0.02)
 
 
-def test_replicas_that_share_a_node_reduce_gradients_at_the_share_that_is_said() -> None:
+def test_replicas_that_share_a_node_reduce_gradients_at_the_given_share() -> None:
     slow = Fabric(**_LINKS, replica_fraction=0.25)
     assert slow.all_reduce_us(1600.0, 16, 1, replicas=True) == pytest.approx(4 * 2 * _FABRIC.one_shot_us(1600.0, 16, 1))
     assert slow.all_reduce_us(1600.0, 4, 8, replicas=True) == _FABRIC.all_reduce_us(1600.0, 4, 8)

@@ -47,7 +47,7 @@ def test_peak_is_the_last_blocks_backward_while_earlier_microbatches_wait() -> N
     assert sum(peak.terms.values()) == peak.peak_bytes
 
 
-def test_recomputed_layer_peaks_by_what_it_brings_back() -> None:
+def test_a_recomputed_layer_peaks_by_its_recomputed_activations() -> None:
     program = make_program("1f1b", 1, 4)
     peak = rank_peak([[block("a", "full"), block("b")]], program[0], Layout(), DEVICE)
     # At b: 110 saved + 30; at a: 10 saved + 140: a is higher.
@@ -110,7 +110,7 @@ def test_side_inputs_live_through_the_forward_and_longer_where_kept_or_recompute
     assert peak("full", 0) == 180 + 20 + 140 + 50 + 7
 
 
-def test_the_batch_stands_on_everything_during_a_forward() -> None:
+def test_the_batch_adds_to_all_other_bytes_during_a_forward() -> None:
     passing = Traffic(batch_bytes=1000)
     peak = rank_peak([[block("a")]], make_program("1f1b", 1, 2)[0], Layout(), DEVICE, [passing])
     assert (peak.point, peak.peak_bytes) == ("forward of a", 90 + 100 + 5 + 1000 + 7)

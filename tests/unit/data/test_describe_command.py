@@ -192,9 +192,9 @@ def test_documents_of_an_index_file(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert words in capsys.readouterr().err
 
 
-def test_which_data_must_be_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_exactly_one_kind_of_data_must_be_given(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "describe"]) == 2
-    assert "give one of --mm-data, --lengths, --indexed and --table; 0 were given" in capsys.readouterr().err
+    assert "give one of --mm-data, --lengths, --indexed and --table; none was given" in capsys.readouterr().err
 
 
 def test_the_example_of_the_readme(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

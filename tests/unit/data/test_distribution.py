@@ -62,7 +62,7 @@ def test_a_broken_file_is_one_line(tmp_path: Path, change: dict[str, Any], words
         Distribution.read(path)
 
 
-def test_intervals_of_quantiles_hold_as_often_as_said() -> None:
+def test_intervals_of_quantiles_hold_with_their_confidence() -> None:
     generator = numpy.random.default_rng(5)
     everything = numpy.round(generator.lognormal(6, 1, 20000)).astype(int)
     true = numpy.sort(everything)[int(0.95 * 20000) - 1]
@@ -74,7 +74,7 @@ def test_intervals_of_quantiles_hold_as_often_as_said() -> None:
     assert 0.925 <= held / 400 <= 0.985
 
 
-def test_what_was_not_seen_is_bounded_as_often_as_said() -> None:
+def test_the_bound_of_unseen_records_holds_with_its_confidence() -> None:
     assert unseen_share(100, 100) == 0
     # The largest of n draws lies below the (1 - share) quantile with probability (1 - share)^n = 5 %.
     assert (1 - unseen_share(200, 1000)) ** 200 == pytest.approx(0.05)

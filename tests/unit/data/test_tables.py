@@ -107,7 +107,7 @@ def test_rows_with_pictures_have_the_sizes_of_their_headers(make, tmp_path, caps
 
 
 @pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "parquet"])
-def test_columns_of_sizes_are_taken_as_they_are(ending, tmp_path, capsys):
+def test_columns_of_sizes_are_used_unchanged(ending, tmp_path, capsys):
     file = tmp_path / f"lengths.{ending}"
     if ending == "parquet":
         pyarrow = pytest.importorskip("pyarrow")

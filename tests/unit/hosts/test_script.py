@@ -36,7 +36,7 @@ chmod 440 logs/train.log
 """
 
 
-def test_a_comment_ends_with_its_line_whatever_it_ends_with() -> None:
+def test_a_comment_ends_with_its_line_even_after_a_backslash() -> None:
     text = (
         '# --trust-remote-code \\\nARGS="--save out \\\n    # --more \\\n    --lr 1"\ntorchrun \\\n    train.py $ARGS\n'
     )
@@ -110,14 +110,14 @@ def test_arrays_defaults_and_positional_words_are_followed() -> None:
     assert (script.launcher, script.program) == ("torchrun", "pretrain_gpt.py")
 
 
-def test_what_a_condition_adds_is_not_known() -> None:
+def test_words_that_a_condition_adds_are_unknown() -> None:
     script = parse_script(ARRAYS)
     assert script.number("--context-parallel-size") is None
     changed = parse_script("TP=2\nif true; then TP=4; fi\npython t.py --tensor-model-parallel-size $TP --nnodes 2")
     assert (changed.number("--tensor-model-parallel-size"), changed.number("--nnodes")) == (None, 2)
 
 
-def test_flags_in_a_variable_that_nobody_sets_leave_the_others_unknown() -> None:
+def test_flags_in_an_unset_variable_leave_the_others_unknown() -> None:
     script = parse_script("torchrun --nproc-per-node 8 t.py --tensor-model-parallel-size 2 $EXTRA_ARGS")
     assert script.unread == ("$EXTRA_ARGS",)
     assert script.number("--tensor-model-parallel-size") == 2

@@ -70,7 +70,7 @@ def test_sizes_are_read_and_written_back_with_everything_else_kept(tmp_path: Pat
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("optimizer: adam\n", "is not a file of MindSpeed-MM fsdp2_config"),
+        ("optimizer: adam\n", "is not a configuration of any of MindSpeed-MM fsdp2_config"),
         ("distributed: {strategy: fsdp2, tp_size: 2, cp_size: 2}\n", "tp_size is 2 with distributed.cp_size"),
         ("distributed: {strategy: fsdp2, tp_size: 2, pp_size: 2}\n", "pp_size is 2"),
         ("sharding_size: auto\nsub_modules_to_wrap: [decoder.blocks]\n", "decoder.blocks matches no module"),

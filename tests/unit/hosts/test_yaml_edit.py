@@ -59,7 +59,7 @@ def test_an_anchored_value_changes_with_what_refers_to_it() -> None:
 
 
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
-def test_random_edits_keep_the_rest_and_mean_what_was_asked_for(ending: str) -> None:
+def test_random_edits_set_their_values_and_keep_the_rest(ending: str) -> None:
     generator = random.Random(11)
     text = TEXT.replace("\n", ending)
     keys = [

@@ -83,7 +83,7 @@ def test_command_keeps_a_limit_of_weights_in_the_exact_mode_only(capfd):
     assert main([*command, "-1"]) == 2
 
 
-def test_shapes_that_nothing_divides_are_searched_and_told():
+def test_shapes_that_nothing_divides_are_searched_and_reported():
     graph = Graph()
     graph.add(source("x", (7, 11)))
     graph.add(source("w", (11, 13), parameter=True))

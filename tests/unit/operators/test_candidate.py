@@ -34,7 +34,7 @@ def test_faster_candidate_is_taken(profile):
     assert taken.layout == best.layout and "faster than the search's plan" in told
 
 
-def test_candidate_that_cannot_run_is_told_with_its_reason(profile):
+def test_a_candidate_that_cannot_run_is_refused_with_the_reason(profile):
     best = search(profile, CLUSTER, 8)
     kept, told = with_candidate(best, Layout(tensor_size=8), profile, CLUSTER, 8)
     assert kept is best and "not possible here" in told and "8 devices" in told

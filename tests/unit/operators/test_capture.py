@@ -98,7 +98,7 @@ def test_operator_without_a_rule_is_named_replicated_and_listed():
     assert any("inv" in note and "replicated" in note for note in plan.notes)
 
 
-def test_branch_on_a_value_is_told_with_its_line_and_a_way_out():
+def test_a_branch_on_a_value_is_refused_with_its_line_and_a_way_out():
     class Branching(torch.nn.Module):
         def forward(self, x):
             if x.sum() > 0:

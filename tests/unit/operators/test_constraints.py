@@ -46,7 +46,7 @@ def test_limits_and_the_layout_of_megatron_are_constraints(capsys):
     assert layout["with_us"] >= layout["without_us"] == limit["with_us"]
 
 
-def test_one_line_says_the_cost_and_a_plan_that_is_missing():
+def test_one_line_gives_the_cost_or_that_a_plan_is_missing():
     lines = ConstraintCost("--pin q:rows=2", 200.0, 150.0, ("q:columns=2",)).lines()
     assert lines == [
         "constraint --pin q:rows=2: costs 50 us of 200 us (25.0%)",

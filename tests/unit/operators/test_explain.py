@@ -33,7 +33,7 @@ def test_value_to_set_cuts_rows():
     assert search_graph(published(), 2, mem_coeff=0.013).degrees() == {"product": {"rows": 2}}
 
 
-def test_command_explains_every_cut_and_names_what_it_cannot(capsys):
+def test_the_command_explains_every_cut_and_names_an_unknown_operator(capsys):
     symbolic = ["--mem-coeff", "0.1"]
     assert main(["operators", "--layers", "1", "--explain", "layers.0.q", *symbolic]) == 0
     printed = capsys.readouterr().out
@@ -43,7 +43,7 @@ def test_command_explains_every_cut_and_names_what_it_cannot(capsys):
     assert main(["operators", "--layers", "1", "--explain", "layers.0.q"]) == 2
     assert "solved to its least modelled time; give --mem-coeff 0.1" in capsys.readouterr().err
     assert main(["operators", "--layers", "1", "--explain", "layers.0.attention", *symbolic]) == 2
-    assert "no matrix product of that search; these are: layers.0.q" in capsys.readouterr().err
+    assert "not a matrix product of that search; these are: layers.0.q" in capsys.readouterr().err
     assert main(["operators", "--layers", "1", "--explain", "layers.0.q", "--devices", "1", *symbolic]) == 2
     assert "on one device nothing is cut" in capsys.readouterr().err
     assert main(["operators", "--layers", "1", "--explain", "layers.0.q", "--search-mode", "exact"]) == 2
@@ -55,6 +55,6 @@ def test_pinned_product_chose_nothing_and_is_not_named():
     assert not any("NOT to cut" in note for note in plan.notes)
 
 
-def test_plan_says_which_products_were_not_cut_and_where_to_look():
+def test_the_plan_names_the_products_that_are_not_cut_and_how_to_explain_them():
     (note,) = (n for n in search_graph(published(), 2, mem_coeff=0.01).notes if "NOT to cut" in n)
     assert note == "product: Choose NOT to cut (cut 1); --explain product gives the mem_coeff to set."

@@ -27,7 +27,7 @@ def two_products(rows=64, width=64):
     return graph
 
 
-def test_a_plan_that_does_not_fit_gives_way_to_one_that_does_and_says_so():
+def test_a_plan_that_does_not_fit_is_replaced_by_one_that_does_with_a_note():
     graph = two_products()
     free = search_graph(graph, 4, search_mode="exact", machine=SLOW_LINKS, memory_limit_bytes=None)
     needed = plan_resident_bytes(free.decisions)
@@ -40,7 +40,7 @@ def test_a_plan_that_does_not_fit_gives_way_to_one_that_does_and_says_so():
     assert found.bound.bound_us <= plan_cost(free, SLOW_LINKS).total_us * (1 + 1e-9)
 
 
-def test_memory_that_no_plan_keeps_to_is_told_with_what_is_needed():
+def test_a_limit_that_no_plan_keeps_to_is_reported_with_the_needed_memory():
     found = search_graph(two_products(), 2, search_mode="exact", memory_limit_bytes=1000)
     assert any("no plan was found that fits" in note for note in found.notes)
 
@@ -86,7 +86,7 @@ def test_a_hugging_face_configuration_is_searched_without_weights(tmp_path, caps
     assert "missing.json" in capsys.readouterr().err
 
 
-def test_a_plan_that_does_not_fit_ends_with_three_and_stands_beside_the_flags(capsys):
+def test_a_plan_that_does_not_fit_ends_with_code_three_and_is_noted_beside_the_flags(capsys):
     sizes = ["operators", "--devices", "2", "--layers", "1", "--batch", "8", "--seq-length", "512"]
     assert main(sizes) == 0
     assert "does not fit" not in capsys.readouterr().out

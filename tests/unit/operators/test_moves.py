@@ -25,7 +25,7 @@ def test_moves_add_up_to_the_bytes_and_the_time_of_the_plan(mode):
     assert max(m.count for m in moves) == 2 and len(moves) < len(sent)
 
 
-def test_a_move_says_the_steps_that_are_taken():
+def test_a_move_lists_its_steps():
     plan = search_graph(preset_graph("llama2-7b", batch=8, sequence=512, num_layers=1), 4, search_mode="exact")
     for move in list_moves(plan):
         assert move.source == plan.decisions.output_placements(move.tensor)
@@ -38,7 +38,7 @@ def test_placements_are_written_as_pytorch_writes_them():
     assert placement_text((0, -1, -2)) == "S(0) R P" and placement_text(()) == "R"
 
 
-def test_the_terminal_says_what_is_left_out(capsys):
+def test_the_terminal_lists_what_is_left_out(capsys):
     plan = search_graph(preset_graph("llama2-7b", batch=8, sequence=512, num_layers=1), 4, search_mode="exact")
     moves = list_moves(plan)
     assert len(move_lines(moves, 2)) == 4 and f"{len(moves) - 2} others" in move_lines(moves, 2)[-1]

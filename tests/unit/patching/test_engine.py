@@ -165,7 +165,7 @@ def test_a_legacy_finder_on_the_path_does_not_break_the_hosts_import(host, monke
     assert importlib.import_module(host).double(1) == 3
 
 
-def test_preparation_hides_no_finder_that_stands_behind_it(host, monkeypatch):
+def test_preparation_hides_no_later_finder(host, monkeypatch):
     asked = []
 
     class Behind:

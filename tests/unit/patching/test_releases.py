@@ -22,7 +22,7 @@ from mindspeed_autoparallel.patching.releases import within
         ("0.20.0rc1", ">=0.12,<0.21", True),
     ],
 )
-def test_releases_are_compared_as_pep_440_says(release, specifier, fits):
+def test_releases_are_compared_by_pep_440(release, specifier, fits):
     assert within(release, specifier) is fits
 
 

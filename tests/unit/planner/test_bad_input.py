@@ -113,10 +113,10 @@ def test_a_file_that_is_no_profile_is_named(tmp_path: Path, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("flag", "value", "word"),
     [
-        ("--nnodes", "0", "num_nodes"),
-        ("--nnodes", "-3", "num_nodes"),
+        ("--nnodes", "0", "--nnodes must be at least 1, got 0"),
+        ("--nnodes", "-3", "--nnodes must be at least 1, got -3"),
         ("--nnodes", str(2**20), "devices are more than"),
-        ("--nproc-per-node", "0", "devices_per_node"),
+        ("--nproc-per-node", "0", "--nproc-per-node must be at least 1, got 0"),
         ("--global-batch-size", "0", "global batch size"),
         ("--global-batch-size", str(2**20), "operations"),
         ("--memory-limit-mib", "0", "above 0"),

@@ -101,7 +101,7 @@ def test_another_round_is_searched_under_another_cutoff() -> None:
     assert search.steps == [1.0, 2.0, 3.0]
 
 
-def test_progress_says_what_is_left_and_what_is_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_lists_the_open_layouts_and_the_proved_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REPORT_EVERY_S", -1.0)
     search, lines = TreeSearch(), []
     best_first(search, [search.opened(0.0, (1000.0, [])), search.opened(0.0, (3000.0, []))], progress=lines.append)

@@ -17,7 +17,7 @@ def test_a_host_that_waits_more_takes_longer():
     assert steps["eager"] <= steps["overlapped"] < steps["freed"]
 
 
-def test_the_profile_tells_how_the_host_sends_and_keeps_it():
+def test_the_profile_records_how_the_host_sends():
     costs = planned(INTERLEAVED, "overlapped").plan.extra.costs
     assert costs["interleaved_sends"] == "overlapped"
 
@@ -30,7 +30,7 @@ def test_sends_follow_schedule_and_profile():
 
 
 @pytest.mark.parametrize("sends", SENDS)
-def test_a_profile_knows_every_kind_of_sends(sends):
+def test_a_profile_accepts_every_kind_of_sends(sends):
     profile = small_profile(interleaved_sends=sends)
     assert Profile.parse(to_json(profile)).interleaved_sends == sends
 

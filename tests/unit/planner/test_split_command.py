@@ -88,7 +88,9 @@ def by_hand(result: dict[str, Any], stage: int, microbatches: int) -> tuple[floa
 
 
 @pytest.mark.parametrize("limit", [1330, 1500, 6000])
-def test_mindspeeds_file_means_what_it_means_there(file: Path, capsys: pytest.CaptureFixture[str], limit: int) -> None:
+def test_mindspeeds_file_is_read_with_mindspeeds_meaning(
+    file: Path, capsys: pytest.CaptureFixture[str], limit: int
+) -> None:
     result = split(file, capsys, memory_limit_mib=limit)
     assert result["status"] == "optimal"
     assert result["step_time_ms"] == result["lower_bound_ms"]
@@ -161,7 +163,7 @@ def test_slower_links_cost_time(file: Path, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     "schedule", [{}, {"schedule": "interleaved", "virtual_pipeline_size": 2, "num_microbatches": 6}]
 )
-def test_where_nothing_fits_the_smallest_limit_that_has_a_plan_is_told(
+def test_where_nothing_fits_the_smallest_limit_with_a_plan_is_reported(
     file: Path, capsys: pytest.CaptureFixture[str], schedule: dict[str, Any]
 ) -> None:
     result = split(file, capsys, code=3, memory_limit_mib=500, **schedule)
@@ -194,7 +196,7 @@ def test_next_best_plans_differ_and_follow_in_order(
     assert max(max(plan["stage_memory_mib"]) for plan in plans) <= 1900
 
 
-def test_what_if_is_what_the_changed_command_says(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_if_equals_the_result_of_the_changed_command(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = split(file, capsys, "--what-if", memory_limit_mib=1330)
     more, twice = result["what_if"]
     assert more["step_time_ms"] == split(file, capsys, memory_limit_mib=2354)["step_time_ms"]

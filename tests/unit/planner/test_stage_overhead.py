@@ -23,7 +23,7 @@ def plan(layout, **device):
     return search(profile, CLUSTER, BATCH, SearchOptions(layouts=[layout]))
 
 
-def test_one_stage_costs_what_it_did():
+def test_one_stage_has_no_stage_overhead():
     layout = Layout(data_size=2)
     costly = plan(layout, stage_overhead=StageOverhead(first_us=1e4, last_us=1e4), pipeline_step_us=1e5)
     assert costly.step == plan(layout).step

@@ -44,7 +44,7 @@ def _analytic(folder: Path, content: object = _MODEL) -> list[str]:
     return [*_PLAN, "--profile-source", "analytic", "--model", _file(folder, content), "--device", "H100"]
 
 
-def test_a_plan_without_any_profile_is_found_and_says_that_nothing_was_measured(
+def test_a_plan_without_any_profile_is_found_and_notes_that_nothing_was_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(_analytic(tmp_path)) == 0
@@ -226,7 +226,7 @@ def test_planning_from_shapes_loads_neither_torch_nor_megatron(tmp_path: Path) -
     assert done.returncode == 0, done.stderr.decode()[-1000:]
 
 
-def test_whole_experts_of_tensor_ranks_cost_what_predict_says(tmp_path: Path) -> None:
+def test_whole_experts_of_tensor_ranks_cost_as_much_as_in_predict(tmp_path: Path) -> None:
     profile = analytic_profile(read_model_file(Path(_file(tmp_path, _EXPERTS))), find_device("B200"), 8)
     cluster, steps = Cluster(num_nodes=1, devices_per_node=8), {}
     placement = ModulePlacement(layers={"text_decoder": (16,)}, recompute={"text_decoder": {}})

@@ -98,15 +98,13 @@ def test_a_value_of_the_wrong_kind_is_named_with_what_may_stand_there(
     assert reason in said
 
 
-def test_keys_that_are_not_known_are_named_for_they_change_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_keys_are_named_because_they_change_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said, _ = _answers([_request("parallel", tpp=8), _request("parallel", tp=1)], tmp_path, capsys)
     assert said.count("note: ") == 1
     assert "note: parallel.tpp: unknown; ignored" in said
 
 
-def test_an_id_cannot_move_the_cursor_and_one_that_comes_twice_is_told(
+def test_an_id_cannot_move_the_cursor_and_a_repeated_one_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     requests = [{**_request("hw"), "id": name} for name in ("a\n\x1b[2J", "twice", "twice", None, None)]
@@ -119,7 +117,7 @@ def test_an_id_cannot_move_the_cursor_and_one_that_comes_twice_is_told(
 
 
 @pytest.mark.parametrize("command", [["predict", "--request"], ["tune", "--request"], ["scoreboard"], ["plan"]])
-def test_json_that_is_too_deep_to_be_read_is_said_to_be(
+def test_json_that_is_nested_too_deeply_is_refused_with_the_reason(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "deep.json"
@@ -129,14 +127,14 @@ def test_json_that_is_too_deep_to_be_read_is_said_to_be(
     assert "nested too deeply" in said
 
 
-def test_no_requests_are_said_to_be_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_list_of_requests_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "requests.json"
     path.write_text('{"requests": []}')
     assert main(["predict", "--request", str(path)]) == 0
     assert "holds no request" in capsys.readouterr().err
 
 
-def test_a_search_where_nothing_is_legal_says_why_with_its_numbers(
+def test_a_search_without_legal_layouts_gives_the_reason_with_its_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "request.json"

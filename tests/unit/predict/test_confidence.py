@@ -57,7 +57,7 @@ def test_models_with_experts_are_never_taken_for_measured_ones() -> None:
     assert extrapolation(work, _device()) == "unmeasured_features"
 
 
-def test_several_nodes_never_narrow_the_interval_and_widen_it_by_what_the_network_is_asked_for() -> None:
+def test_several_nodes_never_narrow_the_interval_and_widen_it_by_the_load_of_the_network() -> None:
     device = _device(intervals={**_WIDTHS, "more_devices": 0.3})
     large = {"hidden": 12288, "heads": 96}
     assert half_width(_work(model=large), device)[0] == 0.1

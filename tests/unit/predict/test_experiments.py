@@ -97,7 +97,7 @@ def test_the_regret_of_a_scenario_is_that_of_the_figures_it_moves() -> None:
     assert regret == pytest.approx(worst, rel=0.35, abs=0.01)  # slopes stand for the curve
 
 
-def test_the_command_says_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_decision(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "request.json"
     path.write_text(json.dumps({**_REQUEST, "parallel": {}}))
     assert main(["tune", "--request", str(path), "--what-to-measure", "--json"]) == 0

@@ -101,13 +101,13 @@ def test_steps_that_ramp_up_or_stall_do_not_count(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("epoch 1 loss 3.2\nepoch 2 loss 3.1", "is no log of Megatron"),
+        ("epoch 1 loss 3.2\nepoch 2 loss 3.1", "is not a log of Megatron"),
         ("\n".join(_step(n, 5.0) for n in range(1, 9)), "has steps but no arguments"),
         (_text(10.0, number=3), "has 3 steps"),
         (_text(10.0, world_size=None), "no world_size"),
         (_text(10.0, use_megatron_fsdp=True), "fully sharded"),
         (_text(10.0, num_distributed_optimizer_instances=2), "several instances"),
-        ("", "is no log of Megatron"),
+        ("", "is not a log of Megatron"),
     ],
 )
 def test_nothing_is_stored_from_what_cannot_be_used(

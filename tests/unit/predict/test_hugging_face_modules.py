@@ -139,7 +139,7 @@ def _layers(module: dict[str, Any]) -> list[float]:
     ("name", "billions"),
     [("qwen2.5-vl", 7.62), ("qwen3-vl", 30.5), ("internvl", 7.61), ("omni", 7.62), ("glm-4.5v", 106.0)],
 )
-def test_decoders_are_as_large_as_their_model_cards_have_it(name: str, billions: float) -> None:
+def test_decoders_have_the_sizes_of_their_model_cards(name: str, billions: float) -> None:
     """Qwen2.5-7B 7.61, Qwen3-30B-A3B 30.5, GLM-4.5-Air 106 billion parameters."""
     decoder = modules_of_config(CONFIGS[name], name, SampleMedia())[-1]
     total = sum(_layers(decoder)) + 2 * decoder["vocab"] * decoder["hidden"]

@@ -40,7 +40,7 @@ def test_command_prints_one_json_document_with_an_answer_per_request(
     assert "unknown device 'Abacus'" in answers[1]["reason"]
 
 
-def test_a_batch_of_which_nothing_could_be_answered_is_bad_input_and_still_says_why_for_each(
+def test_requests_without_any_answer_are_bad_input_and_each_has_its_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = {**_REQUEST, "hw": {"gpu": "Abacus", "num_gpus": 8}}
@@ -51,7 +51,7 @@ def test_a_batch_of_which_nothing_could_be_answered_is_bad_input_and_still_says_
     assert main(["predict", "--request", str(_file(tmp_path)), "--json"]) == 0
 
 
-def test_what_does_not_fit_says_which_stage_and_by_how_much() -> None:
+def test_a_layout_that_does_not_fit_names_the_stage_and_the_excess() -> None:
     request = copy.deepcopy(_REQUEST)
     request["model"] = {"type": "gpt", "num_layers": 96, "hidden": 12288, "heads": 96, "seq": 2048}
     answer = predict([request])["predictions"][0]

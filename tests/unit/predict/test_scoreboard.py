@@ -100,7 +100,7 @@ def test_a_figure_that_is_null_was_not_measured(key: str) -> None:
     assert result["groups"]["g"]["step_time"]["rows"] == 1 and not result["left_out"]
 
 
-def test_a_row_that_does_not_say_what_it_recomputed_gets_the_least_that_fits() -> None:
+def test_a_row_without_its_recompute_gets_the_least_that_fits() -> None:
     silent = {**_ROW, "train": {"gbs": 32, "mbs": 2}}
     assert request_of_row(silent)["train"]["recompute"] == "none"
     large = {"type": "gpt", "num_layers": 56, "hidden": 6144, "heads": 48, "seq": 2048}
@@ -121,7 +121,7 @@ def test_rows_with_megatron_flags_say_how_attention_and_loss_were_computed() -> 
 
 
 @pytest.mark.parametrize("document", [{"rows": []}, {"rows": [1]}, {}, 5])
-def test_command_says_what_the_file_must_hold(
+def test_the_command_names_what_the_file_must_hold(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], document: object
 ) -> None:
     (tmp_path / "rows.json").write_text(json.dumps(document))

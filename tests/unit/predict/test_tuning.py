@@ -105,7 +105,7 @@ def test_what_tune_does_not_search_with_is_refused_by_name(key: str, value: obje
         tune({**_BASE, "model": {**_ODD, "seq": 1024}, "parallel": {"tp": 3}})
 
 
-def test_keys_that_are_not_known_are_noted_in_every_section() -> None:
+def test_unknown_keys_are_noted_in_every_section() -> None:
     base = {**_BASE, "parallel": {"tp": 1, "pp": 1, "tpp": 4}, "train": {"gbs": 32, "lr": 1, "wd": 2}}
     options = SearchOptions(top_k=1, time_limit_s=1, num_workers=1, with_relaxations=False)
     for answer in tune(base, options=options).answers:

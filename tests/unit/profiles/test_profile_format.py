@@ -80,7 +80,7 @@ def test_another_schema_version_is_refused() -> None:
         Profile.parse({**to_json(make_profile()), "schema_version": 99})
 
 
-def test_unmeasured_micro_batch_is_interpolated_and_says_so() -> None:
+def test_an_unmeasured_micro_batch_is_interpolated_and_noted() -> None:
     profile = make_profile((MeasuredAt(micro_batch_size=1), MeasuredAt(micro_batch_size=4)))
     found = profile.at(MeasuredAt(micro_batch_size=2))
     assert found is not None

@@ -23,7 +23,7 @@ def test_flags_of_the_seed_script_are_accepted_and_named_once(capsys: pytest.Cap
     assert capsys.readouterr().err == ""
 
 
-def test_a_flag_the_host_knows_stays_the_host_s() -> None:
+def test_a_flag_that_the_host_has_stays_the_hosts() -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--reuse-fp32-param", action="store_true")
     arguments = foreign_flags.add_foreign_flags(parser).parse_args(["--reuse-fp32-param"])

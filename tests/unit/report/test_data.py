@@ -67,7 +67,7 @@ def test_replay_finds_the_message_time_the_plan_was_made_with() -> None:
     assert found.message_us == pytest.approx(LINK_US, rel=1e-3)
 
 
-def test_replay_of_stages_slower_than_the_plan_says_is_not_bent() -> None:
+def test_a_replay_of_stages_slower_than_the_plan_is_not_fitted() -> None:
     plan = example_plan()
     short = replace(plan, step=replace(plan.step, pipeline_us=plan.step.pipeline_us / 2))
     found = replay(short)

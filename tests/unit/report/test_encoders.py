@@ -34,7 +34,7 @@ def test_page_shows_encoders_and_the_homogeneous_plan(hetero: Plan) -> None:
     assert f"the best homogeneous plan, {hetero.hetero.homogeneous.layout.label()}" in page
 
 
-def test_page_of_the_loser_says_so_and_claims_no_proof_of_all(hetero: Plan) -> None:
+def test_the_page_of_the_slower_plan_notes_it_and_claims_no_overall_proof(hetero: Plan) -> None:
     assert hetero.hetero is not None
     assert hetero.hetero.homogeneous is not None
     assert hetero.step.total_us > hetero.hetero.homogeneous.step_us, "it loses"
@@ -44,7 +44,7 @@ def test_page_of_the_loser_says_so_and_claims_no_proof_of_all(hetero: Plan) -> N
     assert any(text.startswith("The best homogeneous plan is faster") for text in values.warnings)
 
 
-def test_page_of_a_homogeneous_winner_says_how_far_hetero_is_behind() -> None:
+def test_the_page_of_a_faster_homogeneous_plan_gives_the_lag_of_hetero() -> None:
     comparison = compare(small_profile(), FOUR, 8)
     winner = comparison.homogeneous
     assert winner is not None
@@ -76,7 +76,7 @@ def test_parts_of_the_gain_add_up_to_it(hetero: Plan) -> None:
     ]
 
 
-def test_page_of_a_homogeneous_loser_says_how_much_faster_hetero_is() -> None:
+def test_the_page_of_a_slower_homogeneous_plan_gives_the_lead_of_hetero() -> None:
     winner = compare(small_profile(), FOUR, 8).homogeneous
     assert winner is not None
     assert winner.hetero_rival is not None
@@ -106,7 +106,7 @@ def test_page_of_a_homogeneous_plan_has_no_such_section() -> None:
     assert report_data(plan).encoders is None
 
 
-def test_table_says_what_the_encoder_takes_and_what_limits_the_plan(hetero: Plan) -> None:
+def test_the_table_has_the_encoders_time_and_the_limits_of_the_plan(hetero: Plan) -> None:
     table = render_table(hetero)
     assert "image_encoder TP2 DP2 x4 outside the pipeline: 1 batch of up to 4 samples" in table
     assert "hetero (memory upfront): 1.001 times as slow as the best homogeneous plan" in table

@@ -55,7 +55,7 @@ def test_broken_costs_fall_back_to_inferred_messages(plan: Plan) -> None:
     assert says in render_page(broken) and says not in render_page(plan)
 
 
-def test_what_a_pass_takes_outside_of_the_blocks_is_said_beside_the_stages_times(plan: Plan) -> None:
+def test_the_time_of_a_pass_outside_the_blocks_is_noted_beside_the_stages(plan: Plan) -> None:
     costs = plan.extra.costs
     costs = {**costs, "device": {**costs["device"], "operation_overhead_us": 17_000.0}}
     slow = replace(plan, extra=replace(plan.extra, costs=costs))

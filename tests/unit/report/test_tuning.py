@@ -40,7 +40,7 @@ def test_no_answer_hides_a_launch_that_failed(result, shown, purpose, status):
     assert "trace-1" not in page
 
 
-def test_it_says_how_much_slower_the_others_are_and_what_limits_each(result, shown):
+def test_the_text_has_the_lag_and_the_limits_of_each_configuration(result, shown):
     text = shown(result)
     assert "2 is 5.0% slower, 3 is 50.0% slower" in text
     assert text.count("bubble: ranks waiting for others: 10.0% of the step") == 3
@@ -64,7 +64,7 @@ def test_one_configuration_is_compared_with_nothing(result, shown):
     assert "overlap" not in text.replace("overlap of", "")
 
 
-def test_the_first_is_compared_with_the_script_as_it_is(result, shown):
+def test_the_first_configuration_is_compared_with_the_unchanged_script(result, shown):
     assert "your script as it is (PP4 TP1) takes 125.0 ms by the same prediction: 1 takes 20.0% less" in shown(result)
     same = {**result["as_given"], "step_time_ms": 100.0}
     assert "nothing faster was found" in shown({**result, "as_given": same})
@@ -74,7 +74,7 @@ def test_the_first_is_compared_with_the_script_as_it_is(result, shown):
     assert "your script as it is was not predicted: its TP 3 does not divide 4 devices" in text.replace("&#x27;", "'")
 
 
-def test_what_is_proved_is_said(result, shown):
+def test_the_proof_is_stated(result, shown):
     assert "proved by this prediction: nothing that was searched is faster than 1" in shown(result)
     search = {**result["search"], "lower_bound_ms": 90.0}
     assert "not proved: nothing can be faster than 90.0 ms, which is 10.0% below 1" in shown(
@@ -108,7 +108,7 @@ def measured(number, error, note=""):
     }
 
 
-def test_what_was_measured_says_which_is_the_fastest(result, shown):
+def test_the_fastest_configuration_by_measurement_is_named(result, shown):
     items = [measured(1, -0.5), measured(2, 0.0), measured(3, 0.5)]
     line = "by these runs: 3 is the fastest (100.0 ms), 2 is 5.0% slower, 1 is 100.0% slower"
     assert line in shown({**result, "verified": items})

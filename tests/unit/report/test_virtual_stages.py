@@ -35,7 +35,7 @@ def _plan(*virtual_sizes: int) -> Plan:
     return search(_profile(), CLUSTER, 4, options)
 
 
-def test_what_virtual_stages_gain_is_told_against_the_best_plan_without_them() -> None:
+def test_the_gain_of_virtual_stages_is_stated_against_the_best_plan_without_them() -> None:
     both, plain = _plan(1, 2), _plan(1)
     assert both.layout.virtual_size == 2 and plain.layout.virtual_size == 1
     saved = 1 - both.step.total_us / plain.step.total_us
@@ -46,7 +46,7 @@ def test_what_virtual_stages_gain_is_told_against_the_best_plan_without_them() -
     assert text in report_data(both).limits
 
 
-def test_the_group_size_and_the_others_searched_are_told() -> None:
+def test_the_group_size_and_the_other_searched_ones_are_listed() -> None:
     plan = _plan(1, 2)
     size = plan.layout.microbatch_group_size or 2
     (other,) = {2, 4} - {size}
@@ -72,11 +72,11 @@ def test_group_sizes_are_compared_within_one_pipeline_size() -> None:
     assert group_sizes(plan).startswith("3 microbatches of a chunk in a row")
 
 
-def test_without_virtual_stages_nothing_is_said_of_them() -> None:
+def test_without_virtual_stages_the_text_omits_them() -> None:
     assert comparison(_plan(1)) == ""
 
 
-def test_what_was_not_settled_is_said() -> None:
+def test_unsettled_layouts_are_stated() -> None:
     both, plain = _plan(1, 2), _plan(1)
     other = next(v for v in both.search.verdicts if v.layout.virtual_size == 2)
     open_one = replace(other, outcome="unsolved", step_us=None, lower_bound_us=1000.0)

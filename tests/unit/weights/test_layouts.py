@@ -45,7 +45,7 @@ def test_older_and_newer_configs_say_the_same() -> None:
     assert architecture_from_config(FLAT, "") == architecture_from_config(NESTED, "")
 
 
-def test_an_unknown_architecture_is_told_what_is_supported() -> None:
+def test_an_unknown_architecture_is_refused_with_the_supported_ones() -> None:
     with pytest.raises(ConfigError, match=r"'mamba' is not supported. Supported: qwen2_vl, .*llama"):
         architecture_from_config({"model_type": "mamba"}, "config.json")
 
@@ -69,7 +69,7 @@ def test_other_layer_lists_are_refused_by_flag(text: str) -> None:
         parse_layers(text, "--vit-pp-layers")
 
 
-def test_a_wrong_sum_says_which_list_and_by_how_much() -> None:
+def test_a_wrong_sum_names_the_list_and_the_difference() -> None:
     with pytest.raises(ConfigError, match=r"--llm-pp-layers \[\[14, 15\]\] sums to 29; the model has 28 .*1 too many"):
         layout_of(text=((14, 15),))
     with pytest.raises(ConfigError, match=r"--vit-pp-layers .*2 too few"):

@@ -151,7 +151,7 @@ def test_a_nan_in_a_tied_embedding_is_refused_in_both_directions(tmp_path: Path,
 
 @pytest.mark.parametrize("kind", ["llama3", "yarn", "linear"])
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
-def test_scaled_positions_are_told_with_the_flags_of_the_host(
+def test_scaled_positions_are_reported_with_the_flags_of_the_host(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, key: str
 ) -> None:
     model = model_of(tmp_path, "llama", **{key: {"rope_type": kind, "factor": 8.0, "rope_theta": 1e4}})

@@ -72,7 +72,7 @@ def test_an_encoder_of_its_own_is_whole_in_every_stage_and_cut_by_its_own_size(t
     assert (layout.modules[VISION].tensor_size, layout.modules[TEXT].tensor_size) == (2, 4)
 
 
-def test_a_plan_for_another_model_says_which_list_and_by_how_much(tmp_path: Path) -> None:
+def test_a_plan_for_another_model_names_the_list_and_the_difference(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"sums to 80; the model has 78 .*2 too many"):
         layout_from_plan(written(example_plan(), tmp_path), architecture(text_layers=78))
 

@@ -95,7 +95,7 @@ def test_a_checkpoint_trained_untied_does_not_become_a_tied_model(make_model: Ma
 
 
 @pytest.mark.parametrize("file_format", ["mm", "torch_dist"])
-def test_a_checkpoint_of_another_vocabulary_is_refused_and_padding_is_told(
+def test_a_checkpoint_of_another_vocabulary_is_refused_and_padding_is_reported(
     make_model: Make, tmp_path: Path, file_format: str, caplog: pytest.LogCaptureFixture
 ):
     model = make_model()
@@ -342,7 +342,7 @@ def test_a_broken_config_is_one_line_that_names_the_key(make_model: Make, tmp_pa
     assert "\n" not in str(refused.value)
 
 
-def test_rope_scaling_that_the_host_must_be_told_is_said(
+def test_rope_scaling_that_needs_flags_of_the_host_is_reported(
     make_model: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     model = make_model(rope_scaling={"rope_type": "yarn", "factor": 4.0})

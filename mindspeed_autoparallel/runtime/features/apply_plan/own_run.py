@@ -28,7 +28,7 @@ def calibration_file(arguments: argparse.Namespace) -> Path | None:
         return None
     path = Path(given).resolve()
     if not path.parent.is_dir():
-        raise ConfigError(f"{_FLAG} {given}: there is no folder {path.parent}; make it first.")
+        raise ConfigError(f"{_FLAG} {given}: there is no folder {path.parent}; create it first.")
     if path.exists() and not stored_observations(path):
         raise ConfigError(
             f"{_FLAG} {given}: the file holds no observations of runs, so it is not overwritten; give a new name."
@@ -46,7 +46,7 @@ def add_run(path: Path, arguments: argparse.Namespace, plan: Plan, ranks: Sequen
 
 def _added(path: Path, arguments: argparse.Namespace, plan: Plan, ranks: Sequence[MeasuredRank]) -> str:
     if getattr(arguments, "mm_model", None) or len(plan.model.modules) > 1:
-        raise ConfigError("figures are learnt from language models; models with encoders are not predicted.")
+        raise ConfigError("only runs of language models calibrate a device; models with encoders are not predicted.")
     device, num_devices = current_device(), len(ranks)
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", num_devices))
     if device.name == "cpu" and (shared := shared_cores(per_node)):

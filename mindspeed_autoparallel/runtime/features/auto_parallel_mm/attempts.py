@@ -71,7 +71,7 @@ class Attempts:
         if again or outcome.is_the_scripts_own:
             times = f", {len(self._errors) + 1} times now" if again else ""
             raise ProfileError(
-                f"the script ends before the first layout is measured{times}; nothing of it is kept, mend it and start "
+                f"the script ends before the first layout is measured{times}; nothing of it is kept, fix it and start "
                 f"again: {outcome.describe()}"
             )
         self._errors.append(error)
@@ -93,7 +93,7 @@ class Attempts:
         if none_measured:
             raise ProfileError(
                 f"the script fails in the first microbatch of {other.label()} and of {point.label()} alike; no "
-                f"layout will do. Mend it and start again: {outcome.describe()}"
+                f"layout will do. Fix it and start again: {outcome.describe()}"
             )
         return {_layout(met) for met in before}
 

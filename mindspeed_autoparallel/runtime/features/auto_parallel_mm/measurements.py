@@ -112,10 +112,9 @@ class Measurements:
         """Measure the missing points in as few launches as possible; report those that cannot be measured.
 
         A launch that fails before its first point by an error of the script ends the search; for another failure there
-        the launch is retried once with another point first; a second such failure ends the search.
-        So does an error of the script at the first point, when the next point begins with the same one; where others
-        were measured, it ends the attempts at the layouts of both.
-        The ``ProfileError`` contains the launches' messages.
+        the launch is retried once with another point first; a second such failure ends the search. So does an error of
+        the script at the first point, when the next point begins with the same one; where others were measured, it ends
+        the attempts at the layouts of both. The ``ProfileError`` contains the launches' messages.
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         found = self.kept()

@@ -1,8 +1,8 @@
 """The work of a microbatch: operations of every module for the rows that its tensors have.
 
-Only the ratios of the works of microbatches matter. Rows of text are those of the padded ids; rows
-of pictures are patches. Attention of text adds up squares of sequences (of the texts in a packed row), that of pictures
-squares of each.
+Only the ratios of the works of microbatches matter. Rows of text are those of the padded ids; rows of pictures are
+patches. Attention of text adds up squares of sequences (of the texts in a packed row), that of pictures squares of
+each.
 """
 
 from __future__ import annotations

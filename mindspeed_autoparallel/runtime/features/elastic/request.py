@@ -55,10 +55,10 @@ class ElasticRequest:
 def read_request(arguments: argparse.Namespace) -> ElasticRequest:
     """Return the checked request; ``ConfigError`` names what is missing."""
     if not getattr(arguments, "auto_parallel_plan", None):
-        raise ConfigError(f"{_FLAG} goes with --auto-parallel-plan plan.json, the plan for all nodes.")
+        raise ConfigError(f"{_FLAG} needs --auto-parallel-plan plan.json, the plan for all nodes.")
     if not getattr(arguments, "save", None) or not getattr(arguments, "save_interval", None):
         raise ConfigError(
-            f"{_FLAG} goes on from checkpoints: give --save, on storage of all nodes, and --save-interval."
+            f"{_FLAG} continues from checkpoints: give --save, on storage of all nodes, and --save-interval."
         )
     _check_format(arguments)
     plan_file = Path(arguments.auto_parallel_plan)

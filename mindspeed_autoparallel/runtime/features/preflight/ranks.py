@@ -97,7 +97,7 @@ def rank_numbers(wanted: str, world_size: int) -> list[int]:
     for word in wanted.split(","):
         if not word.strip().isdigit() or int(word) >= world_size:
             raise ConfigError(
-                f"--auto-parallel-preflight-ranks {wanted}: {word.strip() or 'an empty word'} is no rank of this "
+                f"--auto-parallel-preflight-ranks {wanted}: {word.strip() or 'an empty word'} is not a rank of this "
                 f"layout, which has ranks 0 to {world_size - 1}. Give numbers, distinct or ends."
             )
         numbers.append(int(word))

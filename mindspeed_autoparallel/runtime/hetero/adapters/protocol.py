@@ -31,8 +31,7 @@ class LocalItem:
 
 
 class ItemAdapter(Protocol):
-    """The items of an encoder's and of a generator's microbatches; tensors keep items
-    along dimension 0."""
+    """The items of an encoder's and of a generator's microbatches; tensors keep items along dimension 0."""
 
     input_shape: tuple[int, ...]
     """Shape of one input row."""
@@ -84,9 +83,8 @@ class SequenceParallelAdapter(EncoderAdapter, Protocol):
 
 
 class GeneratorAdapter(ItemAdapter, Protocol):
-    """The interface of a host's generator. Input rows are those of targets, output rows those of
-    the decoder; an item's ``first_token`` is the token of its first decoder row, which sequence and context
-    parallelism need."""
+    """The interface of a host's generator. Input rows are those of targets, output rows those of the decoder; an item's
+    ``first_token`` is the token of its first decoder row, which sequence and context parallelism need."""
 
     def generate(self, module: Any, hidden: Any, targets: Any, items: Sequence[Any]) -> Any:
         """Return the loss of every row of ``hidden [sum(output_rows), *output_shape]``, fp32 ``[rows]``."""

@@ -56,7 +56,7 @@ class MeasureTask:
         return record_of(data, "measuring task", cls)
 
     def begun_file(self) -> Path:
-        """Name the file that holds the current point of the launch."""
+        """Return the file that holds the current point of the launch."""
         return Path(self.result_dir) / "begun.json"
 
     def result_file(self, point: MeasuredAt) -> Path:

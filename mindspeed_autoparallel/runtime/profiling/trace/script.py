@@ -59,7 +59,7 @@ def trace_script(request: ScriptRequest, cache: Path | None = None, timeout_s: f
     cannot be traced.
     """
     if not request.script.is_file():
-        raise ConfigError(f"--script {request.script} is no file.")
+        raise ConfigError(f"--script {request.script}: there is no such file.")
     stored = None if cache is None else cache / f"{_content_key(request)}.json"
     if stored is not None and stored.exists():
         return ScriptTrace(read_json(stored, "stored trace"))

@@ -24,7 +24,7 @@ def _us(operator: Operator) -> float:
     return operator_us(_H100, _EFFICIENCY, operator)
 
 
-def test_a_large_product_takes_what_the_formula_for_products_says() -> None:
+def test_a_large_product_takes_the_time_of_the_formula() -> None:
     product = _operator("aten.mm.default", (8192, 4096), (4096, 16384))
     assert _us(product) == product_us(_H100, _EFFICIENCY, 8192, 16384, 4096)
 

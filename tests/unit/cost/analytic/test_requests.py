@@ -67,7 +67,7 @@ def test_group_sizes_are_those_that_megatron_runs(size: int, gbs: int, runs: boo
             read_workload(request)
 
 
-def test_embedding_and_loss_count_as_layers_where_told_so() -> None:
+def test_embedding_and_loss_count_as_layers_where_the_request_sets_it() -> None:
     request = _with(model={"num_layers": 14}, parallel={"account_for_embedding": True, "account_for_loss": True})
     assert [stage.num_layers for stage in read_workload(request).stages] == [3, 4, 4, 3]
 

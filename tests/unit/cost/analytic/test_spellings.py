@@ -56,7 +56,7 @@ def test_drawn_names_of_keys_describe_the_same_run() -> None:
     assert {"hidden_size", "vp", "world_size", "overlap_moe_expert_parallel_comm"} <= seen
 
 
-def test_every_other_name_is_that_of_a_known_key_and_no_known_key_itself() -> None:
+def test_every_alias_names_a_known_key_and_is_not_one_itself() -> None:
     for section, names in ALIASES.items():
         assert set(names.values()) <= KNOWN[section]
         assert not set(names) & KNOWN[section]

@@ -168,7 +168,7 @@ def test_quantized_experts_are_padded_by_a_copy_where_the_dispatcher_does_not() 
     assert copied.input_gradient_us - sent.input_gradient_us == pytest.approx(passes_us)
 
 
-def test_mxfp8_recipes_hide_the_exchanges_where_megatron_can_and_nothing_else_is_said() -> None:
+def test_mxfp8_recipes_hide_the_exchanges_by_default_where_megatron_can() -> None:
     def hides(parallel: dict[str, object] | None = None, **train: object) -> bool:
         told = {"gbs": 32, "mbs": 1, "precision": "mxfp8", **train}
         request = {**_EXPERTS, "hw": {"gpu": "GB200", "num_gpus": 16}, "parallel": {"ep": 8, **(parallel or {})}}
@@ -240,7 +240,7 @@ def _experts_ms(section: str, train: dict[str, object] | None = None, **values: 
     return step_ms(work)
 
 
-def test_windowed_attention_saves_time_for_as_many_layers_as_have_it() -> None:
+def test_windowed_attention_saves_time_in_the_layers_that_have_it() -> None:
     plain, half, all_layers = (_experts_ms("model", window=128, windowed_share=share) for share in (0.0, 0.5, 1.0))
     assert all_layers < half < plain == _experts_ms("model")
     assert half == pytest.approx((all_layers + plain) / 2, rel=0.02)
@@ -260,7 +260,7 @@ def test_biases_and_clamps_of_experts_take_passes_over_the_routed_rows() -> None
     assert unfused - plain == pytest.approx(2 * (4 + 5) * passes_ms, rel=0.02)
 
 
-def test_exchanges_of_tokens_hide_behind_computing_but_for_what_it_cannot_cover() -> None:
+def test_exchanges_of_tokens_are_hidden_by_computation_as_far_as_it_lasts() -> None:
     shown, hidden = (_experts_ms("train", moe_a2a_overlap=value) for value in (False, True))
     assert hidden < shown == _experts_ms("train")
     slow = {"hw": {"gpu": "H100", "num_gpus": 32, "inter_node_gbps": 100}, "parallel": {"ep": 16}}
@@ -272,7 +272,7 @@ def test_exchanges_of_tokens_hide_behind_computing_but_for_what_it_cannot_cover(
     assert step_ms(across[True], device) > 0.5 * step_ms(across[False], device)
 
 
-def test_grouped_products_of_experts_take_as_much_longer_as_the_device_says() -> None:
+def test_grouped_products_of_experts_take_longer_by_the_factor_of_the_device() -> None:
     device = find_device("H100")
     changed = dataclasses.replace(device.efficiency("megatron-core"), expert_fraction=1.0)
     fast = dataclasses.replace(device, efficiencies={"megatron-core": changed})
@@ -284,7 +284,7 @@ def test_grouped_products_of_experts_take_as_much_longer_as_the_device_says() ->
         assert step_ms(read_workload(request), device) == step_ms(read_workload(request), fast)
 
 
-def test_a_request_that_says_whether_gradients_overlap_goes_before_what_the_device_was_measured_with() -> None:
+def test_the_overlap_of_gradients_in_a_request_overrides_that_of_the_device() -> None:
     overlapped, plain = (_experts_ms("train", overlap_grad_reduce=value) for value in (True, False))
     assert overlapped < plain
     assert _experts_ms("train") == pytest.approx(overlapped, rel=0.01)  # runs on H100 overlapped

@@ -156,7 +156,7 @@ def test_encoder_sizes_must_divide_its_heads() -> None:
     assert any("3 heads" in reason for reason in reasons)
 
 
-def test_too_little_memory_says_what_the_encoders_hold() -> None:
+def test_too_little_memory_is_reported_with_the_encoders_bytes() -> None:
     with pytest.raises(InfeasiblePlan, match=r"encoders alone hold .* on every device"):
         search_hetero(small_profile(capacity_mib=60), FOUR, 8)
 

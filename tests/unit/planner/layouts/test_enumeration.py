@@ -199,7 +199,7 @@ def test_alternatives_are_the_next_best_layouts() -> None:
     assert [plan.step.total_us, *(other.step_us for other in plan.alternatives)] == pytest.approx(ranking[:4])
 
 
-def test_all_forward_all_backward_is_searched_where_the_host_has_it() -> None:
+def test_all_forward_all_backward_is_searched_on_hosts_that_run_it() -> None:
     profile, cluster = small_profile(), Cluster(num_nodes=1, devices_per_node=4)
     plan = search(profile, cluster, 16, SearchOptions(space=SpaceOptions(schedules=("1f1b", "gpipe")), top_k=100))
     schedules = {layout.schedule for layout in (plan.layout, *(other.layout for other in plan.alternatives))}
@@ -207,7 +207,7 @@ def test_all_forward_all_backward_is_searched_where_the_host_has_it() -> None:
     assert plan.step.total_us <= search(profile, cluster, 16).step.total_us * (1 + 1e-9)
 
 
-def test_virtual_stages_are_searched_unasked_and_left_out_when_not_asked_for() -> None:
+def test_virtual_stages_are_searched_by_default_and_left_out_if_one_chunk_is_requested() -> None:
     profile, cluster = small_profile(), Cluster(num_nodes=1, devices_per_node=2)
     unasked = search(profile, cluster, 8)
     assert any(verdict.layout.virtual_size == 2 and verdict.outcome != "illegal" for verdict in unasked.search.verdicts)

@@ -55,7 +55,7 @@ def test_the_best_split_is_proved_and_equals_enumeration(encoder_mib: int, decod
     assert plan.search.status == "optimal"
 
 
-def test_where_the_last_module_begins_tells_what_every_message_takes() -> None:
+def test_the_start_of_the_last_module_determines_the_time_of_every_message() -> None:
     """The problem's step is the exact one, at any start; without the start it may be too short."""
     profile = profile_of(1, 40)
     layout = Layout(pipeline_size=2, virtual_size=2, schedule="interleaved")

@@ -59,7 +59,7 @@ def test_pairs_are_tried_where_megatron_runs_them_and_no_elsewhere():
         enumerate_layouts(language_profile(experts=(2,)), CLUSTER, 32, PAIRED)
 
 
-def test_the_plan_takes_pairs_where_they_gain_and_says_so_in_megatrons_words():
+def test_the_plan_uses_pairs_where_they_gain_and_sets_megatrons_flag():
     found = {}
     for exchange_us in (1500.0, 0.001):
         options = SearchOptions(space=PAIRED, time_limit_s=10.0, num_workers=1, with_relaxations=False)
@@ -75,7 +75,7 @@ def test_the_plan_takes_pairs_where_they_gain_and_says_so_in_megatrons_words():
 
 
 @pytest.mark.parametrize("sends", ["freed", "blocking"])
-def test_what_the_solver_sees_is_below_every_placement(sends):
+def test_the_solvers_bound_is_below_every_placement(sends):
     profile = replace(profile_with_exchanges(num_layers=6), interleaved_sends=sends)
     layout = Layout(pipeline_size=2, virtual_size=2, data_size=2, expert_size=2, schedule="interleaved", paired=True)
     ((candidate,), _) = enumerate_layouts(profile, CLUSTER, 16, PAIRED, [layout])

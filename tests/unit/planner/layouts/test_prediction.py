@@ -105,7 +105,7 @@ def _holds_prediction(plan: Plan) -> list[int]:
 
 
 @pytest.mark.parametrize("chunks", [1, 2])
-def test_heavy_prediction_lies_apart_from_the_loss_as_megatron_says_it(chunks: int) -> None:
+def test_heavy_prediction_is_apart_from_the_loss_in_megatrons_layout_string(chunks: int) -> None:
     plan = _plan(_language_model(), 3 if chunks > 1 else 4, chunks)
     assert _holds_prediction(plan) == [len(plan.stages) - 2]
     text = pipeline_layout(plan, 1)
@@ -120,7 +120,7 @@ def test_heavy_prediction_lies_apart_from_the_loss_as_megatron_says_it(chunks: i
     assert host.validate_layer_layout(NUM_LAYERS, 1), "Megatron finds it apart"
 
 
-def test_prediction_stays_with_the_loss_where_a_tied_embedding_is_or_the_host_says_so() -> None:
+def test_prediction_stays_with_the_loss_beside_a_tied_embedding_or_if_the_host_requires_it() -> None:
     assert _holds_prediction(_plan(_language_model(tied=True))) == []
     plan = _plan(_language_model(), 2)
     assert _holds_prediction(plan) == []

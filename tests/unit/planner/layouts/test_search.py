@@ -102,7 +102,7 @@ def test_search_equals_enumeration_of_layouts_and_placements(capacity_mib: int, 
     assert all(rank.peak_bytes <= rank.limit_bytes for rank in plan.memory)
 
 
-def test_where_the_decoder_layers_that_get_features_do_not_fit_one_stage_the_answer_says_why() -> None:
+def test_decoder_layers_with_features_that_do_not_fit_one_stage_are_reported() -> None:
     cluster = Cluster(num_nodes=1, devices_per_node=4)
     search(small_profile(capacity_mib=130), cluster, 8)
     with pytest.raises(
@@ -155,7 +155,7 @@ def test_where_nothing_fits_the_message_names_stage_missing_memory_and_a_limit_t
     assert search(profile, cluster, 4).step.total_us > 0
 
 
-def test_batch_that_nobody_divides_is_refused_with_the_reason(profile: Profile) -> None:
+def test_a_batch_that_no_layout_divides_is_refused_with_the_reason(profile: Profile) -> None:
     with pytest.raises(ConfigError, match="not divisible"):
         search(profile, Cluster(num_nodes=1, devices_per_node=8), 7, SearchOptions(layouts=[Layout(data_size=8)]))
 

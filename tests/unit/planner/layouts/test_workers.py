@@ -56,7 +56,7 @@ def test_another_process_finds_the_same() -> None:
 
 
 @pytest.mark.parametrize(("enough", "done"), [(None, 6), (False, 1), (True, 0)])
-def test_tasks_whose_time_has_gone_by_are_left_out_where_a_plan_is_known(enough, done, monkeypatch) -> None:
+def test_late_tasks_are_left_out_once_a_plan_is_known(enough, done, monkeypatch) -> None:
     performed = _counted(monkeypatch)
     late = [replace(task, seconds=0.0) for task in _tasks()]
     with Workers(_request(), 1) as workers:

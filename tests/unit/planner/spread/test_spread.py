@@ -195,7 +195,7 @@ def test_windows_are_those_of_the_programs() -> None:
 
 
 @pytest.mark.parametrize("micro_batch_size", [1, 2])
-def test_runs_of_drawn_data_fail_no_oftener_than_the_bound_says(micro_batch_size: int) -> None:
+def test_runs_of_drawn_data_fail_no_more_often_than_the_bound(micro_batch_size: int) -> None:
     profile, data = profile_of(4000), data_of(long_tail())
     if micro_batch_size > 1:
         measured = [replace(one, at=replace(one.at, micro_batch_size=2)) for one in profile.measurements]
@@ -321,12 +321,12 @@ def test_where_nothing_is_safe_the_longest_sample_is_named(monkeypatch: pytest.M
         choose_plan(profile_of(), data, SpreadOptions(), searched(cluster, 4))
 
 
-def test_a_modality_without_samples_is_said() -> None:
+def test_a_modality_without_samples_is_noted() -> None:
     notes = " ".join(sample_factors(profile_of(), data_of([sample(50), sample(90)])).notes)
     assert "no sample has patches: image_encoder is planned with little or no time" in notes
 
 
-def test_samples_longer_than_the_measured_one_are_said_to_be_extrapolated() -> None:
+def test_samples_longer_than_the_measured_one_are_noted_as_extrapolated() -> None:
     profile = profile_of()
     encoder, decoder = profile.model.modules
     short = replace(profile.model, modules=(encoder, replace(decoder, tokens_per_sample=LENGTH // 4)))
@@ -353,7 +353,7 @@ def plan_command(files: Path, *flags: str) -> int:
     return main(["plan", "--profile", str(files / "profile.json"), *sizes, *flags])
 
 
-def test_the_command_says_what_the_spread_costs(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_cost_of_the_spread(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan_command(files, "--data", str(files / "data.json"), "--out", str(files)) == 0
     printed = capsys.readouterr().out
     for words in ("the spread costs", "would help: rearranged", "chance to run out of memory", "considered: "):

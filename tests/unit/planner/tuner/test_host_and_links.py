@@ -100,7 +100,7 @@ def test_tiers_come_from_the_knowledge_base_with_the_largest_group(tmp_path):
     assert all_reduce_us(SIZES[1], 4, tier) == pytest.approx(3 * (5.0 + SIZES[1] / 1000), rel=1e-6)
 
 
-def test_a_tier_nobody_sampled_is_slower_between_nodes_than_inside():
+def test_a_tier_without_samples_is_slower_between_nodes_than_inside():
     device = find_device("H100")
     inside, between = (catalogue_tier(device, tier, 8).default.bytes_per_s for tier in ("intra", "inter"))
     assert inside > between > 0

@@ -142,7 +142,7 @@ def test_the_search_finds_what_solving_every_configuration_finds():
 
 
 @pytest.mark.parametrize("capacity_mib", [9_000, 13_000, 18_000])
-def test_the_fastest_recompute_that_fits_is_found_whatever_each_kind_of_layers_pays_for_it(capacity_mib):
+def test_the_fastest_recompute_that_fits_is_found_for_any_costs_of_each_kind_of_layers(capacity_mib):
     used = set()
     for seed in range(3):
         configurations = space(profile=random_profile(seed, capacity_mib)).configurations

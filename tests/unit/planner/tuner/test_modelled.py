@@ -62,7 +62,7 @@ def test_tensor_overlap_saves_what_chunks_hide_and_only_with_sequence_parallelis
     assert change(measurement(), {}, 1.0) is None
 
 
-def test_expert_overlap_tells_exchanges_from_computing_and_drops_whole_layer_recompute():
+def test_expert_overlap_separates_exchanges_from_computation_and_drops_whole_layer_recompute():
     before, after = layer(measurement()), layer(expert_overlap(measurement(), LAYER, 0.5))
     assert (after.forward_us, after.backward_us) == (before.forward_us, before.backward_us)
     assert (after.forward_exchange_us, after.backward_exchange_us) == (120, 120)

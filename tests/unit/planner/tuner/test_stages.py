@@ -69,12 +69,12 @@ def figures(cost):
 
 
 @pytest.mark.parametrize("number", [4, 8])
-def test_messages_passes_and_the_end_of_the_step_are_told_apart(number):
+def test_messages_passes_and_the_end_of_the_step_are_separated(number):
     cost = fit(sample(2, message=80.0, passes=[10.0, 200.0, 300.0, 400.0], end=150.0, number=number))
     assert figures(cost) == pytest.approx((80.0, 10.0, 250.0, 400.0, 150.0))
 
 
-def test_a_plain_pipeline_has_no_inner_stage_and_the_last_ones_figure_stands_for_it():
+def test_a_plain_pipeline_has_no_inner_stage_and_uses_the_last_ones_figure():
     cost = fit(sample(1, message=80.0, passes=[10.0, 400.0], end=150.0))
     assert figures(cost) == pytest.approx((80.0, 10.0, 400.0, 400.0, 150.0))
 
@@ -87,7 +87,7 @@ def test_of_several_pipelines_the_middle_counts():
     assert figures(cost) == pytest.approx((100.0, 10.0, 60.0, 400.0, 150.0))
 
 
-def test_messages_of_the_two_schedules_are_told_apart():
+def test_messages_of_the_two_schedules_are_separated():
     plain, interleaved = [
         sample(1, message=60.0, passes=[0, 0], end=0),
         sample(2, message=100.0, passes=[0] * 4, end=0),
@@ -109,6 +109,6 @@ def test_pipelines_faster_than_their_parts_add_nothing():
     )
 
 
-def test_without_a_pipeline_nothing_is_said():
+def test_without_a_pipeline_there_is_no_stage_cost():
     assert fit() is None
     assert PipelineCost().stage.at(0, 2) == 0.0

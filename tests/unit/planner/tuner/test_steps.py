@@ -40,6 +40,6 @@ def test_a_step_faster_than_its_blocks_costs_nothing():
     assert fit_steps([measured(-50.0, -100.0)]) == StepCost()
 
 
-def test_without_whole_steps_nothing_is_said():
+def test_without_whole_steps_there_is_no_step_cost():
     assert fit_steps([]) is None
     assert fit_steps([replace(measured(1.0, 1.0), steps=StepsRecord())]) is None

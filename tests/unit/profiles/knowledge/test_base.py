@@ -210,7 +210,7 @@ def test_command_shows_what_is_stored(tmp_path: Path, capsys: pytest.CaptureFixt
     assert json.loads(capsys.readouterr().out) == {"fingerprints": [{"device": "d", "software": "s", "samples": 1}]}
 
 
-def test_a_writer_that_takes_long_keeps_nobody_from_reading_and_is_named_to_those_who_write(
+def test_a_slow_writer_blocks_no_reader_and_is_named_to_other_writers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mindspeed_autoparallel.profiles.knowledge.base.PATIENCE_S", 0.1)
@@ -229,7 +229,7 @@ def test_a_writer_that_takes_long_keeps_nobody_from_reading_and_is_named_to_thos
     assert len(base.entries()) == 2
 
 
-def test_a_full_disk_is_said_and_loses_nothing_that_was_stored(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_loses_no_stored_sample(tmp_path: Path) -> None:
     path = tmp_path / "base.sqlite"
     base = KnowledgeBase(path)
     base.record("dev", "soft", [(_mm(8, 8, 8), _sample(5.0))])

@@ -31,7 +31,7 @@ def run(code, prelude=PREPARE):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_tensors_asked_for_on_cuda_are_made_on_the_cpu():
+def test_tensors_requested_on_cuda_are_created_on_the_cpu():
     devices = run("""
         x = torch.ones(2)
         module = torch.nn.Linear(2, 2)

@@ -52,7 +52,7 @@ def only(found: Iterable[Finding]) -> Finding:
     return finding
 
 
-def test_a_machine_without_device_is_told_that_planning_still_works(node_with: Make) -> None:
+def test_a_machine_without_a_device_gets_the_note_that_planning_works(node_with: Make) -> None:
     assert "planning does not" in only(machine.check_device(node_with("none"))).why
 
 
@@ -82,7 +82,7 @@ def test_more_processes_than_devices_is_a_problem(node_with: Make) -> None:
         (settings.check_debug_output, {"ASCEND_GLOBAL_LOG_LEVEL": "0"}, "ASCEND_GLOBAL_LOG_LEVEL", "3"),
     ],
 )
-def test_the_variable_a_check_asks_for_satisfies_it(
+def test_the_variable_that_a_check_proposes_satisfies_it(
     node_with: Make, check: Any, environment: dict[str, str], name: str, value: str
 ) -> None:
     finding = only(check(node_with(environment=environment)))
@@ -256,7 +256,7 @@ def test_the_fsdp2_trainer_of_mindspeed_llm_is_recognised(node_with: Make, words
     assert statuses(launch.check_fsdp2_trainer(node_with(script=parse_script(f"torchrun {words}")))) == expected
 
 
-def test_every_check_stands_a_bare_machine(tmp_path: Path) -> None:
+def test_every_check_runs_on_a_bare_machine(tmp_path: Path) -> None:
     node = Node(root=tmp_path)
     for check in CHECKS:
         assert check.__doc__

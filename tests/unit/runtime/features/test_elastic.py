@@ -125,7 +125,7 @@ def test_processes_of_no_torchrun_and_of_unequal_nodes_are_refused(environment: 
         request.read_world(environment)
 
 
-def test_the_newest_checkpoint_is_loaded_whole_and_the_first_start_as_the_script_has_it(
+def test_the_newest_checkpoint_is_loaded_completely_and_the_first_start_follows_the_script(
     tmp_path: Path, plan_file: Path
 ) -> None:
     import torch

@@ -81,7 +81,7 @@ def test_the_files_and_what_each_offers(feature: str) -> None:
 
 
 @pytest.mark.parametrize("feature", doors())
-def test_a_step_knows_none_of_the_steps_behind_it(feature: str) -> None:
+def test_a_step_imports_no_later_step(feature: str) -> None:
     steps = DOORS[doors()[feature]]
     for number, step in enumerate(steps):
         later = {"entry", *steps[number + 1 :]}

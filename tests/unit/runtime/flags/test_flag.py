@@ -25,7 +25,7 @@ class Flags(FlagGroup):
 
 
 @pytest.mark.parametrize("least", [0, 1])
-def test_what_is_no_number_or_too_small_is_told_with_the_least(least, capsys):
+def test_a_value_that_is_not_a_number_or_too_small_is_refused_with_the_minimum(least, capsys):
     parser = argparse.ArgumentParser()
     parser.add_argument("--ranks", type=WholeNumber(least=least))
     assert parser.parse_args(["--ranks", str(least)]).ranks == least
@@ -35,7 +35,7 @@ def test_what_is_no_number_or_too_small_is_told_with_the_least(least, capsys):
         assert f"must be a whole number of at least {least}, got {text!r}" in capsys.readouterr().err
 
 
-def test_the_type_of_a_field_says_what_argparse_is_told():
+def test_the_type_of_a_field_determines_the_type_in_argparse():
     on, ranks, limit, mode, file = flags_of(Flags)
     assert (on.name, on.type, ranks.name, ranks.default) == ("--on", bool, "--num-ranks", 16)
     assert (limit.type, mode.type, mode.choices, file.metavar) == (float, str, ("fast", "slow"), "FILE")

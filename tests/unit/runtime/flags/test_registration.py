@@ -42,7 +42,7 @@ def test_flag_names_are_unique_and_documented():
     assert all(flag.help for group in flag_groups() for flag in flags_of(group))
 
 
-def test_flags_that_the_host_has_are_told():
+def test_flags_that_the_host_has_are_reported():
     parser = argparse.ArgumentParser()
     parser.add_argument("--nproc_per_node", type=int)
     parser.add_argument("--hetero-parallel", action="store_true")

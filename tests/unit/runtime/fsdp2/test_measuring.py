@@ -109,7 +109,7 @@ def test_each_segment_of_a_step_belongs_to_the_innermost_module(monkeypatch: pyt
     assert not timeline.forward and not timeline.backward
 
 
-def test_gradients_that_are_done_are_known_of_the_highest_moment_of_a_backward() -> None:
+def test_finished_gradients_are_recorded_at_the_peak_of_a_backward() -> None:
     """A linear behind a wide product: its weight's gradient is there when the product's operands get theirs."""
     from mindspeed_autoparallel.runtime.devices.cpu.storages import TrackedStorages
     from mindspeed_autoparallel.runtime.fsdp2.timeline import Timeline

@@ -20,7 +20,7 @@ def module(attribute="image_encoder", adapter=None):
     return ModuleLayout("image_encoder", attribute, 1, 1, 1, adapter=adapter)
 
 
-def test_an_encoder_hangs_where_its_attribute_path_says():
+def test_an_encoder_is_attached_at_its_attribute_path():
     host = chunk()
     building._attach(host, module("model.vision"), "built")
     assert host.model.vision == "built"
@@ -42,7 +42,7 @@ def test_an_unknown_attribute_path_names_what_there_is(path):
         ("json:__name__", "adapter 'json:__name__' is a str: name a class"),
     ],
 )
-def test_an_encoder_that_nobody_can_build_is_refused(monkeypatch, adapter, message):
+def test_an_encoder_without_a_builder_is_refused(monkeypatch, adapter, message):
     job = HeteroJob()
     job.layout = HeteroLayout(ModuleLayout("text_decoder", "text_decoder", 1, 1, 1), (module(adapter=adapter),))
     monkeypatch.setattr(building, "current_job", lambda: job)

@@ -79,7 +79,7 @@ def test_generators_go_on_where_they_stopped(job):
     assert same(job.random.states["image_encoder"], saved)
 
 
-def test_another_layout_starts_from_the_seed_and_says_so(job, capsys):
+def test_another_layout_starts_from_the_seed_with_a_log_line(job, capsys):
     checkpoint.save(save_checkpoint, (2, None), {})
     job.layout = HeteroLayout(job.layout.backbone, (encoder(tensor=2),))
     job.random.states["image_encoder"] = now = Random.draw()
@@ -99,7 +99,7 @@ def test_flags_that_leave_random_states_out_are_obeyed(job, tmp_path):
     assert list((tmp_path / "iter_0000002").iterdir()) == []
 
 
-def test_the_file_says_its_version_and_layout(job, tmp_path):
+def test_the_file_has_its_version_and_layout(job, tmp_path):
     checkpoint.save(save_checkpoint, (2, None), {})
     content = json.loads((tmp_path / "iter_0000002" / checkpoint.FILE_NAME).read_text())
     assert content["schema_version"] == 1

@@ -134,13 +134,13 @@ def test_a_script_without_a_model_flag_names_the_file_with_ours(job, tmp_path):
 
 
 @pytest.mark.parametrize("flag", ["mm_model", "hetero_model"])
-def test_a_missing_file_is_told_with_the_flag_that_gave_it(job, tmp_path, flag):
+def test_a_missing_file_is_reported_with_the_flag_that_names_it(job, tmp_path, flag):
     """On Megatron's own scripts the message named --mm-model, which they do not have."""
     with pytest.raises(ConfigError, match=rf"\(--{flag.replace('_', '-')}\) none.json"):
         entry.prepare(arguments(tmp_path, **{"mm_model": None, flag: "none.json"}))
 
 
-def test_it_is_said_which_modules_reduce_their_gradients_after_the_last_backward(job, tmp_path, monkeypatch, capsys):
+def test_modules_that_reduce_their_gradients_after_the_last_backward_are_listed(job, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("RANK", "0")
     entry.prepare(arguments(tmp_path, overlap_grad_reduce=True))
     assert "--overlap-grad-reduce" not in capsys.readouterr().out

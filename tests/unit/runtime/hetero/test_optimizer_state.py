@@ -39,7 +39,7 @@ def test_values_of_the_loaded_group_win_over_the_current_ones():
     assert [group["lr"] for group in found["param_groups"]] == [0.5, 0.1]
 
 
-def test_a_group_that_the_checkpoint_has_not_got_is_named():
+def test_a_group_that_the_checkpoint_lacks_is_named():
     foreign = [{"wd_mult": 3.0, "params": [0]}]
     with pytest.raises(ValueError, match=r"no parameter group .*3\.0"):
         split(join([part("text", 1, 1)]), [foreign])

@@ -20,7 +20,7 @@ LAST = ("Traceback", "  RuntimeError: broken")
         (LaunchStatus.OK, 0, "ok on node 1 after 7 s: RuntimeError: broken"),
     ],
 )
-def test_one_line_tells_how_and_why(status, code, said):
+def test_one_line_gives_the_outcome_and_the_reason(status, code, said):
     outcome = LaunchOutcome(status=status, exit_code=code, node_rank=1, seconds=7.1, last_lines=LAST)
     assert outcome.summary() == said
     assert outcome.describe().splitlines() == [said, "    Traceback", f"    {LAST[1]}"]
@@ -37,7 +37,7 @@ def test_the_cause_comes_first_and_a_long_traceback_is_cut():
     assert len(described) == 33
 
 
-def test_nothing_said_is_no_line():
+def test_an_outcome_without_a_log_quotes_no_line():
     assert LaunchOutcome(status=LaunchStatus.FAILED, exit_code=1).summary() == "failed on node 0 after 0 s, exit code 1"
 
 

@@ -16,7 +16,7 @@ def listener_on(port, reuse):
     return one
 
 
-def test_a_reserved_port_is_refused_to_others_and_open_to_who_knows_of_it():
+def test_a_reserved_port_is_refused_to_others_and_open_to_its_owner():
     with reserved_port() as port, reserved_port() as another:
         assert port != another
         with pytest.raises(OSError, match="in use"):
@@ -42,5 +42,5 @@ def test_a_master_port_in_use_is_an_error_before_anything_starts():
 
 @pytest.mark.parametrize("port", [0, 65536, 99999])
 def test_a_number_that_is_no_port_is_refused_with_those_that_are(port):
-    with pytest.raises(ConfigError, match=f"--master-port {port} is no port: choose one from 1024 to 65535"):
+    with pytest.raises(ConfigError, match=f"--master-port {port} is not a port: choose one from 1024 to 65535"):
         check_port_is_free(port)

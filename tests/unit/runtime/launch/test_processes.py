@@ -52,7 +52,7 @@ def names(path, folder):
         return False
 
 
-def test_every_rank_sees_its_place_and_its_task(tmp_path):
+def test_every_rank_gets_its_place_and_its_task(tmp_path):
     code = (
         "import os, json, pathlib\n"
         "task = json.load(open(os.environ['MINDSPEED_AUTOPARALLEL_TASK']))\n"
@@ -135,12 +135,12 @@ def test_a_killed_rank_is_the_cause_and_not_the_error_of_the_rank_that_lost_it(t
     assert "signal 9" in outcome.describe()
 
 
-def test_out_of_memory_is_told_from_a_crash(tmp_path):
+def test_out_of_memory_is_distinguished_from_a_crash(tmp_path):
     outcome = run(tmp_path, "raise RuntimeError('NPU out of memory. Tried to allocate 2.00 GiB')")
     assert outcome.status is LaunchStatus.OUT_OF_MEMORY
 
 
-def test_a_hanging_launch_is_given_up_and_ended(tmp_path):
+def test_a_hanging_launch_is_ended(tmp_path):
     outcome = run(tmp_path, "import time\ntime.sleep(900)", timeout_s=1.0)
     assert outcome.status is LaunchStatus.TIMED_OUT
     assert_nobody_is_left(tmp_path)

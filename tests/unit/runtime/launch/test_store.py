@@ -186,7 +186,7 @@ def test_a_changed_or_repeated_message_is_not_heard(server):
     assert server.get("launch/0") == b"precious"
 
 
-def test_a_node_with_another_secret_is_told_and_so_is_one_that_meets_a_stranger(server):
+def test_a_node_and_a_store_with_different_secrets_refuse_each_other(server):
     with pytest.raises(PermissionError, match="does not accept this node's secret"):
         StoreClient("localhost", server.port, b"another secret of a node")
     with socket.socket() as stranger:
@@ -253,7 +253,7 @@ def order(**changes: object) -> dict[str, object]:
     return {**orders.order_of(spec, 24002, ("train.py", "--lr", "0.1", "--node-rank", "0")), **changes}
 
 
-def test_an_order_starts_the_agents_own_script_with_its_own_words():
+def test_an_order_starts_the_agents_own_script_with_its_own_arguments():
     own = ("/elsewhere/train.py", "--lr", "0.1", "--node-rank", "1")
     spec, port = orders.read_order(json.loads(json.dumps(order())), own, {"--tensor-model-parallel-size"})
     assert spec.argv == ("/elsewhere/train.py", "--lr", "0.1", "--tensor-model-parallel-size", "2")

@@ -41,7 +41,7 @@ def elsewhere(path, count):
     path.write_text(json.dumps(about).ljust(400))
 
 
-def test_a_second_process_is_refused_and_told_who_is_there(tmp_path, holder):
+def test_a_second_process_is_refused_with_the_process_that_holds_the_lock(tmp_path, holder):
     with pytest.raises(ConfigError, match=f"process {holder.pid} on "), only_one(tmp_path, "--work-dir"):
         pass
 

@@ -61,7 +61,7 @@ def test_layers_come_from_the_pattern_and_stages_of_it_are_layout() -> None:
     assert num_pattern_layers(hybrid_pattern(_arguments(hybrid_layer_pattern="M*|M*/MM/MM"))) == 4
 
 
-def test_patterns_are_cut_where_the_plan_says() -> None:
+def test_patterns_are_cut_by_the_plan() -> None:
     assert cut_pattern("M*M-M/MM/MM", (2, 1, 2)) == "M*|M|-M/MM/MM"
     with pytest.raises(PlanError, match=r"has \[2, 0, 3\] layers on its stages"):
         cut_pattern("M*M-M", (2, 0, 3))

@@ -36,7 +36,7 @@ def test_an_even_split_needs_no_words():
     assert split_arguments([2, 2, 2, 2], 2) == {"num_layers_per_virtual_pipeline_stage": 2}
 
 
-def test_a_list_that_the_command_line_lacks_is_asked_for():
+def test_a_list_that_the_command_line_lacks_is_requested():
     said = split_arguments([1, 3], 1)
     check_list_was_given(said, SimpleNamespace(num_layer_list="1,3"), Path("plan.json"))
     with pytest.raises(PlanError, match=r"\(given: 2,2\)\. Add --num-layer-list 1,3 to the script's flags"):

@@ -36,7 +36,7 @@ def test_a_stage_keeps_its_own_number():
     assert without["text_decoder"] == {"num_layers": 8}
 
 
-def test_all_chunks_of_a_rank_share_its_largest_number_and_that_is_told():
+def test_all_chunks_of_a_rank_share_its_largest_number_with_a_note():
     model = content([[2, 1], [0, 1]])
     assert keep_stage(model, 0) == [0]
     assert model["text_decoder"]["recompute_num_layers"] == 2
@@ -71,7 +71,7 @@ def test_a_later_chunk_with_tied_embeddings_is_refused():
         place_embedding((0, 0, 2, 2), 2, Path("plan.json"))
 
 
-def test_the_model_file_says_whether_embeddings_are_tied():
+def test_the_model_file_determines_whether_embeddings_are_tied():
     """As the host reads it: not said is not tied."""
     assert ties_embeddings({"text_decoder": {"untie_embeddings_and_output_weights": False}})
     assert not ties_embeddings({"text_decoder": {"untie_embeddings_and_output_weights": True}})

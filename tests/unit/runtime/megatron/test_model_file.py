@@ -19,7 +19,7 @@ def modules(content):
     return [(module.name, module.num_layers, module.frozen) for module in modules_of_file(content, FILE)]
 
 
-def test_the_text_decoder_is_last_wherever_the_file_has_it():
+def test_the_text_decoder_is_last_regardless_of_its_place_in_the_file():
     """InternVL, DeepSeek-VL2 and Qwen3-VL write it first; it was planned as the encoder of a text decoder."""
     found = modules({"model_id": "InternVL3", "text_decoder": TEXT, "image_encoder": VISION})
     assert found == [("image_encoder", 24, True), ("text_decoder", 28, False)]

@@ -107,7 +107,7 @@ def job(tmp_path, monkeypatch):
     return write
 
 
-def test_combined_1f1b_reaches_a_host_that_has_it_and_no_other(job):
+def test_combined_1f1b_is_applied_only_to_a_host_that_has_it(job):
     arguments = job(make_plan(TWO, {}, paired=True))
     with pytest.raises(PlanError, match="this Megatron has no --overlap-moe-expert-parallel-comm"):
         prepare(arguments)
@@ -656,7 +656,7 @@ def test_a_grid_of_tensor_ranks_takes_no_sequence_parallelism(flags_job, monkeyp
         prepare(flags_job(split, tp_2d=True, tp_x=2, tp_y=2))
 
 
-def test_recompute_that_the_host_cannot_be_told_is_refused():
+def test_recompute_without_a_flag_of_the_host_is_refused():
     some = make_plan({"text_decoder": [2, 2]}, {"text_decoder": [2, 1]}, kind="selective:mlp")
     with pytest.raises(PlanError, match=r"selective \(mlp\) in some layers only"):
         kind_everywhere(some)
@@ -682,7 +682,7 @@ def test_chunks_that_should_recompute_differently_are_named(tmp_path, monkeypatc
     assert "pipeline ranks [0] recompute more than planned" in capsys.readouterr().out
 
 
-def test_processes_that_share_cores_are_told_that_times_are_not_comparable():
+def test_processes_that_share_cores_get_the_note_that_times_are_not_comparable():
     assert crowding(2, 2) == ""
     assert "4 processes share 2 cores" in crowding(4, 2)
 
@@ -696,9 +696,7 @@ def test_the_comparison_shows_the_worst_rank_of_each_stage():
 
 
 @pytest.mark.parametrize(("planned", "said"), [(0, 2), (2, 2), (1, 1)])
-def test_ranks_that_share_an_expert_are_as_planned_whatever_the_script_says(
-    planned, said, tmp_path, monkeypatch, capsys
-):
+def test_ranks_that_share_an_expert_follow_the_plan_not_the_script(planned, said, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     plan = make_plan({"text_decoder": [8]}, tensor_size=2, expert_tensor_size=planned)

@@ -65,12 +65,12 @@ def test_the_same_plan_counts_once_by_its_newest_run(run, tmp_path):
 @pytest.mark.parametrize(
     ("changed", "cores", "reason"),
     [
-        ({"mm_model": "model.json"}, 8, "figures are learnt from language models"),
+        ({"mm_model": "model.json"}, 8, "only runs of language models calibrate a device"),
         ({"use_torch_fsdp2": True}, 8, "fully sharded parameters are not modelled"),
         ({}, 0, "2 processes share 1 cores"),
     ],
 )
-def test_what_cannot_be_learnt_from_is_said_and_stores_nothing(changed, cores, reason, run, tmp_path, monkeypatch):
+def test_an_unusable_run_is_reported_and_stores_nothing(changed, cores, reason, run, tmp_path, monkeypatch):
     if not cores:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
         monkeypatch.setattr("os.cpu_count", lambda: 1)
@@ -98,7 +98,7 @@ def test_a_file_of_the_users_own_or_a_missing_folder_is_refused_before_the_run(r
 def test_a_model_of_several_modules_is_not_taken_for_its_decoder_alone(run, tmp_path):
     plan = run.plan("DP1", ("vision_model", "language_model"))
     told = add_run(tmp_path / "mine.json", run.arguments, plan, measured(2000.0))
-    assert "figures are learnt from language models" in told
+    assert "only runs of language models calibrate a device" in told
     assert not (tmp_path / "mine.json").exists()
 
 

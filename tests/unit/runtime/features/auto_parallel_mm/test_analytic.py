@@ -107,7 +107,7 @@ def test_experts_of_a_script_are_counted_apart(dense_first: int | None) -> None:
     assert layer.expert.num_parameters == 4 * 3 * 1024 * 512
 
 
-def test_shapes_of_encoders_come_from_model_json_and_what_is_assumed_is_said(tmp_path: Path, logged: list[str]) -> None:
+def test_shapes_of_encoders_come_from_model_json_and_assumptions_are_logged(tmp_path: Path, logged: list[str]) -> None:
     content = {
         "image_encoder": {
             "vision_encoder": {

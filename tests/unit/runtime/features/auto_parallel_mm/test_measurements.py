@@ -134,7 +134,7 @@ def test_a_layout_at_which_the_script_fails_alike_for_two_microbatch_sizes_is_gi
     assert "4 of 8 points were not measured" in caplog.text
 
 
-def test_a_killed_rank_costs_its_point_one_run_and_is_said(
+def test_a_killed_rank_costs_its_point_one_run_and_is_reported(
     measurements: Measurements, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     killed = Coordinator(lambda point: "Killed" if point == POINTS[1] else "ok", tmp_path)

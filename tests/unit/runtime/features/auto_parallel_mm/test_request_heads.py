@@ -102,7 +102,7 @@ def test_one_device_plays_a_rank_of_every_layout(tmp_path, flags, sizes, num_pla
 
 
 @pytest.mark.parametrize(("flags", "name"), [({}, None), ({"profile_device": "H100"}, "H100")])
-def test_a_device_that_measures_alone_may_be_told_whose_links_count(tmp_path, flags, name):
+def test_a_device_that_measures_alone_may_use_the_links_of_a_named_device(tmp_path, flags, name):
     given = {**COMMON, "nproc_per_node": 1, **flags, "auto_parallel_work_dir": str(tmp_path)}
     request = read_request(argparse.Namespace(**given))
     assert (request.link_device.name if request.link_device else None) == name

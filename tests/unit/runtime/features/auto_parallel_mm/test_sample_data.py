@@ -52,7 +52,7 @@ def request_of(folder: Path, **flags: Any) -> SearchRequest:
     return read_request(argparse.Namespace(**{**values, **flags}))
 
 
-def test_what_is_not_said_follows_from_the_script(tmp_path: Path) -> None:
+def test_missing_settings_follow_from_the_script(tmp_path: Path) -> None:
     file = str(write_distribution(tmp_path, [10, 100]))
     assert request_of(tmp_path).sample_data is None
     plain = request_of(tmp_path, auto_parallel_data=file).sample_data

@@ -73,7 +73,7 @@ def test_switches_and_defaults_are_written_as_megatron_reads_them():
     assert words == ["--tensor-model-parallel-size", "1", "--sequence-parallel", "--recompute-num-layers", "1"]
 
 
-def test_a_recompute_kind_is_said_in_megatrons_flags_and_replaces_the_users():
+def test_a_recompute_kind_becomes_megatrons_flags_and_replaces_the_users():
     assert words_of(recompute_arguments("selective:layernorm,mlp", 0)) == [
         "--recompute-granularity",
         "selective",

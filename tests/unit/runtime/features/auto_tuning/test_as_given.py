@@ -71,7 +71,7 @@ def test_stages_chunks_and_recompute_of_the_script_are_those_of_its_flags():
     assert described(every)["label"].endswith(", recompute full")
 
 
-def test_what_does_not_fit_is_told_with_its_figures():
+def test_a_configuration_that_does_not_fit_is_reported_with_its_figures():
     told = described(given(space_of(capacity_mib=3000)))
     assert not told["fits"]
     assert told["peak_bytes"] > told["limit_bytes"]
@@ -91,5 +91,5 @@ def test_what_does_not_fit_is_told_with_its_figures():
         ({"recompute_granularity": "selective", "recompute_modules": ["mlp"]}, "its recompute was not traced"),
     ],
 )
-def test_what_cannot_be_compared_says_why(flags, reason):
+def test_a_script_that_cannot_be_compared_has_a_reason(flags, reason):
     assert reason in described(given(space_of(), **flags))["reason"]

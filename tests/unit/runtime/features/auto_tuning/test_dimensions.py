@@ -68,7 +68,7 @@ def test_a_short_sequence_is_not_split_unless_the_script_splits_it(request_):
     assert sizes(plan_search(replace(short, context_size=2), HOST, "cuda"), "context_size") == [1, 2]
 
 
-def test_context_ranks_that_the_ranks_cannot_hold_are_not_said_to_be_searched(request_):
+def test_context_sizes_that_the_ranks_cannot_hold_are_not_listed_as_searched(request_):
     plan = plan_search(replace(request_, context_size=64), HOST, "cuda")
     assert plan.searched["context parallel"] == "1, 2, 4, 8"
     assert plan.left_out["context parallel 64"] == "16 ranks are not a multiple of it"
@@ -165,7 +165,7 @@ def test_rows_of_attention_are_exchanged_for_heads_where_context_and_tensor_rank
     assert "cannot be traced" in plan_search(request_, other, "cuda").left_out["exchanges of context parallelism"]
 
 
-def test_fused_rearrangement_of_tokens_says_why_it_is_not_searched(request_):
+def test_fused_rearrangement_of_tokens_has_a_reason_why_it_is_not_searched(request_):
     moe = replace(request_, num_experts=4)
     name = "fused token rearrangement (--moe-permute-fusion)"
     has = argparse.Namespace(**vars(HOST), moe_permute_fusion=False)

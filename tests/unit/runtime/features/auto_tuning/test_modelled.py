@@ -119,7 +119,7 @@ def test_an_npu_is_offered_what_mindspeed_has():
     assert question.left_out["ZeRO-2/3 (Megatron FSDP)"] == "needs NVIDIA GPUs"
 
 
-def test_the_cpu_is_offered_nothing_and_told_why():
+def test_the_cpu_gets_no_modelled_switch_and_the_reason():
     question = asked("cpu", experts=8)
     assert not offered(question)
     assert set(question.left_out) == {
@@ -167,7 +167,7 @@ def _without(package):
         ),
     ],
 )
-def test_whatever_is_lacking_is_the_reason(question, target, title, words):
+def test_the_reason_names_what_is_missing(question, target, title, words):
     assert title not in {name.split(" (core")[0] for name in offered(question, target)}
     assert words in question.left_out[title]
 
@@ -237,7 +237,7 @@ class PricedAt(Prices):
         return Estimate(time_us=float(operator.sizes[0]), relative_error=0.0, exact=True)
 
 
-def test_parts_of_a_trace_are_told_apart_by_operator_and_group():
+def test_parts_of_a_trace_are_separated_by_operator_and_group():
     tier = LinkTier(default=Collective(latency_us=0.0, bytes_per_s=1e6))
     prices = PricedAt(base=None, device="", software="", tiers={"intra": tier, "inter": tier}, devices_per_node=4)
     products = Operator(name="aten.mm.default", signature=Signature.of_json(""), sizes=(7,))

@@ -93,7 +93,7 @@ def priced(figures):
     return _device_cost(costs, {PLAIN: ModelRecord()}, 2**30)
 
 
-def test_what_pipelines_told_is_part_of_every_price(of_model):
+def test_the_measured_overhead_of_pipelines_is_part_of_every_price(of_model):
     of_model("a").keep(**FIGURES)
     device = priced(of_model("a"))
     assert (device.message_us("1f1b"), device.message_us("interleaved"), device.pipeline_step_us) == (5.0, 9.0, 70.0)
@@ -119,7 +119,7 @@ def test_where_none_was_run_nothing_is_added(of_model):
     assert (device.message_us("1f1b"), device.pipeline_step_us, device.stage_overhead) == (0.0, 0.0, StageOverhead())
 
 
-def test_what_one_model_told_of_messages_is_enough_for_another(of_model):
+def test_the_message_overhead_of_one_model_serves_another(of_model):
     assert not of_model("a").pipelines_are_known
     of_model("a").keep(message=5.0)
     assert of_model("b").pipelines_are_known

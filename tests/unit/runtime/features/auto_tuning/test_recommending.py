@@ -106,7 +106,7 @@ def test_modelled_ones_have_flags_variables_a_wider_interval_and_a_mark(picks):
     assert sum("modelled, not measured: overlap" in line for line in lines) == 2
 
 
-def test_pages_of_the_others_name_the_faster_ones_and_no_page_says_that_time_ran_out(recommended):
+def test_pages_of_slower_configurations_name_the_faster_ones_and_no_page_reports_a_time_limit(recommended):
     plans = [pick.plan for pick in recommended.picks]
     for plan in plans:
         assert sorted(other.step_us for other in plan.alternatives) == sorted(

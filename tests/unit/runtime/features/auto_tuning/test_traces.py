@@ -160,7 +160,7 @@ def test_a_point_that_its_process_dies_at_whenever_it_is_tried_is_left_out_alone
     assert list(failed(crashed.found)) == [2]
 
 
-def test_a_script_that_ends_well_without_training_is_told_so(tracing):
+def test_a_script_that_ends_without_training_is_refused_with_the_reason(tracing):
     with pytest.raises(ProfileError, match="ended without coming to training"):
         tracing(set_up="sys.exit(0)")
 
@@ -193,7 +193,7 @@ CHANGE_WHAT_IS_TRACED = {
 """Flags of ours that train the model another way: all others must leave finished traces as they are."""
 
 
-def test_of_every_flag_of_ours_it_is_known_whether_it_makes_other_traces() -> None:
+def test_every_flag_of_ours_is_classified_by_whether_it_changes_traces() -> None:
     ours = {flag.name for group in flag_groups() for flag in flags_of(group)}
     model = ["--num-layers", "4"]
     changing = {name for name in ours if without_places([*model, name, "1"]) != model}

@@ -11,7 +11,7 @@ def _point(tensor: int, batch: int) -> MeasuredAt:
     )
 
 
-def test_layouts_are_told_once_per_reason_and_fate() -> None:
+def test_layouts_are_listed_once_per_reason_and_outcome() -> None:
     points = [_point(tensor, batch) for tensor in (1, 2, 4) for batch in (1, 2)]
     found = {point: TraceResult(summary="asks for data" if point.tensor_size < 4 else "too large") for point in points}
     notes, left_out = tell_untraced(points, points[:3], found)
@@ -24,11 +24,11 @@ def test_layouts_are_told_once_per_reason_and_fate() -> None:
     ]
 
 
-def test_nothing_is_told_where_all_was_traced() -> None:
+def test_nothing_is_listed_where_all_was_traced() -> None:
     assert tell_untraced([], [], {}) == ([], {})
 
 
-def test_what_megatron_refuses_is_told_once_per_reason():
+def test_layouts_that_megatron_refuses_are_listed_once_per_reason():
     points = [MeasuredAt(context_size=2, micro_batch_size=size) for size in (1, 2)]
     assert tell_refused({point: TraceResult(summary="AssertionError: no") for point in points}) == {
         f"2 layouts ({points[0].label()} to {points[1].label()})": "Megatron refuses it: AssertionError: no"

@@ -141,7 +141,7 @@ def test_a_microbatch_without_sizes_is_named(batch: Any, words: str) -> None:
         work.of(batch)
 
 
-def test_the_log_says_how_even_the_batch_is() -> None:
+def test_the_log_has_the_balance_of_the_batch() -> None:
     line = describe(share([[4.0, 4.0], [1.0, 1.0]]), True, 1.25)
     assert line == (
         "data balance: slowest replica 1.000 times the mean work (1.600 as loaded), 0.00% above the batch's bound, "

@@ -79,7 +79,7 @@ def test_model_that_flags_do_not_describe_is_refused(given, told):
         read_shape(parsed(**given))
 
 
-def test_devices_are_those_told_then_the_simulated_cluster_then_the_processes(monkeypatch):
+def test_devices_are_the_given_number_then_the_simulated_cluster_then_the_processes(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert read_work(parsed()).devices == 2
     simulated = ("--simulated-nnodes", "2", "--simulated-nproc-per-node", "8")

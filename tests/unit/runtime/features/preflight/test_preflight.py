@@ -114,7 +114,7 @@ def test_a_thousand_ranks_are_as_many_kinds_as_stages() -> None:
 def test_numbers_select_the_ranks_that_stand_for_them() -> None:
     kinds = kinds_of_ranks(LAYOUT, False)
     assert [kind.rank for kind in selected(kinds, "3, 2, 1", None, LAYOUT)] == [2, 0]
-    with pytest.raises(ConfigError, match="8 is no rank of this layout, which has ranks 0 to 7"):
+    with pytest.raises(ConfigError, match="8 is not a rank of this layout, which has ranks 0 to 7"):
         selected(kinds, "0,8", None, LAYOUT)
     with pytest.raises(ConfigError, match="worst is no rank"):
         selected(kinds, "worst", None, LAYOUT)
@@ -177,7 +177,7 @@ def test_a_finished_pre_flight_is_compared_with_another_limit(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["plan.json"], "nothing is not a file"),
+        (["plan.json"], "the training script is missing"),
         (["no_script.py"], "no_script.py is not a file"),
         (["plan.json", "--", __file__], "plan.json"),
         (["--devices", "8", "plan.json", "--", __file__], "has its own number of devices"),
@@ -237,7 +237,7 @@ def test_the_layouts_of_encoders_are_those_of_model_json(tmp_path: Path) -> None
     ("values", "said"),
     [
         ({"simulated_nproc_per_node": 6}, "does not divide the 6 devices"),
-        ({"auto_parallel_preflight_ranks": "12"}, "12 is no rank of this layout, which has ranks 0 to 3"),
+        ({"auto_parallel_preflight_ranks": "12"}, "12 is not a rank of this layout, which has ranks 0 to 3"),
         ({"auto_parallel_preflight_imbalance": 0.5}, "must be at least 1, got 0.5"),
         ({"auto_parallel_memory_limit_mib": -1.0}, "above 0 and at most"),
         ({"auto_parallel_memory_limit_mib": float("inf")}, "above 0 and at most"),

@@ -137,7 +137,7 @@ def test_links_that_nodes_have_measured_stand_beside_the_catalogue_s():
     assert said == "between nodes measured, one rank of each; inside a node of H100, from the device catalogue"
 
 
-def test_assumed_links_are_said():
+def test_assumed_links_are_noted():
     alone = replace(result(module("text_decoder", "llm")), links={})
     _, notes = device_cost({POINT: alone})
     assert any("assumed" in note for note in notes)

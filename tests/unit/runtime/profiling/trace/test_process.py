@@ -64,7 +64,7 @@ def test_answers_come_in_the_order_of_the_requests(tracing) -> None:
     assert [answer["hidden"] for answer in answers] == [192, 192, 64, 64, 128, 128]
 
 
-def test_a_process_that_dies_is_told_with_its_last_words(tracing) -> None:
+def test_a_process_that_dies_is_reported_with_its_last_lines(tracing) -> None:
     tracing("sys.exit('no such layer')")
     with pytest.raises(LaunchError, match=r"exit code 1.*\n.*no such layer"):
         process.trace(TraceRequest(**_LAYER))
