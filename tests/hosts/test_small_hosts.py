@@ -75,6 +75,7 @@ def test_our_hetero_flag_leaves_the_hosts_own_off():
     assert (said["handlers"], said["theirs"]) == (["hetero_parallel.entry:prepare"], False)
 
 
+@pytest.mark.usefixtures("forked_starts")
 def test_a_measuring_process_gets_the_users_environment_and_no_switch_of_ours(tmp_path):
     """It died of `mindspeed.core.auto_parallel`, and of a variable that the user's script reads."""
     words = ["--auto-parallel-mm", "--simulated-nnodes", "1"]
@@ -89,6 +90,7 @@ def test_a_measuring_process_gets_the_users_environment_and_no_switch_of_ours(tm
     assert (said["search"], said["variable"]) == (False, "here")
 
 
+@pytest.mark.usefixtures("forked_starts")
 def test_tied_embeddings_of_a_language_model_behind_a_stage_of_images_alone_are_one(tmp_path):
     """MindSpeed-MM: the first rank was in their group, never called it, and the job hung until its timeout."""
     spec = LaunchSpec(launch_id="tied", argv=(str(SMALL / "tied_embeddings.py"),), timeout_s=200)

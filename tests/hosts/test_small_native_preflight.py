@@ -77,6 +77,7 @@ def test_a_rank_alone_has_the_peak_of_a_real_one(case: str, tmp_path: Path, monk
     assert "loss:" not in log
 
 
+@pytest.mark.usefixtures("forked_starts")
 def test_the_front_reports_a_limit_below_the_peak_and_what_would_help(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from typing import TypeVar
 
+import numpy
+
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.hetero.encoder_costs import EncoderCosts
@@ -162,13 +164,12 @@ def _undominated(found: list[HeteroRecord]) -> list[HeteroRecord]:
 
 def _unbeaten(found: Sequence[T], weights: Callable[[T], tuple[float, ...]]) -> list[T]:
     """Return the items of ``found``, in order, except those that an earlier one matches or beats in every weight."""
-    kept: list[T] = []
-    known: list[tuple[float, ...]] = []
-    for one in found:
-        own = weights(one)
-        if not any(all(a <= b for a, b in zip(other, own, strict=True)) for other in known):
-            kept.append(one)
-            known.append(own)
+    rows = numpy.array([weights(one) for one in found], dtype=numpy.float64)
+    kept, left = list[T](), numpy.arange(len(found))
+    while len(left):
+        first, left = left[0], left[1:]
+        kept.append(found[first])
+        left = left[(rows[left] < rows[first]).any(axis=1)]
     return kept
 
 
