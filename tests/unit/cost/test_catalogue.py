@@ -126,7 +126,7 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
         read_device(path)
 
 
-def test_what_a_file_of_before_does_not_say_has_a_default(tmp_path: Path) -> None:
+def test_missing_keys_of_an_earlier_file_have_defaults(tmp_path: Path) -> None:
     data = json.loads(_H100.read_text())
     del data["workspace_mib"]
     for efficiency in data["efficiencies"].values():

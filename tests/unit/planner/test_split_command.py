@@ -1,4 +1,4 @@
-"""The split command: MindSpeed's file means what it means there, the JSON, no plan, bad input."""
+"""The split command: MindSpeed's file with MindSpeed's meaning, the JSON, infeasible input, bad input."""
 
 from __future__ import annotations
 
