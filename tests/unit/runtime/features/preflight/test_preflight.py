@@ -116,7 +116,7 @@ def test_numbers_select_the_ranks_that_stand_for_them() -> None:
     assert [kind.rank for kind in selected(kinds, "3, 2, 1", None, LAYOUT)] == [2, 0]
     with pytest.raises(ConfigError, match="8 is not a rank of this layout, which has ranks 0 to 7"):
         selected(kinds, "0,8", None, LAYOUT)
-    with pytest.raises(ConfigError, match="worst is no rank"):
+    with pytest.raises(ConfigError, match="worst is not a rank"):
         selected(kinds, "worst", None, LAYOUT)
 
 
