@@ -74,7 +74,7 @@ def test_the_rule_is_named(text: str, words: str) -> None:
 
 @pytest.mark.parametrize(("pipeline", "layers"), [(2, 6), (2, 7), (3, 12), (3, 10), (4, 16)])
 def test_splits_without_a_layout_string_equal_those_that_megatron_builds(pipeline: int, layers: int) -> None:
-    """Every row that is searched for such a release, said in flags and read back by Megatron's own function."""
+    """Every row that is searched for such a release, as flags, parsed by Megatron's own function."""
     from megatron.core.transformer.transformer_block import get_num_layers_to_build
 
     searched = runnable_splits(argparse.Namespace(num_layers=layers), describe(argparse.Namespace(num_layers=layers)))

@@ -84,7 +84,7 @@ ODD_CASES = {
 
 
 def cases_of(release, odd):
-    """The cases that a release has: combined 1F1B came with 0.14."""
+    """The cases that a release supports: combined 1F1B exists from 0.14 on."""
     place = Path("megatron/core/pipeline_parallel/combined_1f1b.py")
     folders = release or [Path(importlib.util.find_spec("megatron.core").origin).parents[2]]
     has_pairs = any((folder / place).exists() for folder in folders)

@@ -166,7 +166,7 @@ class ElasticJob:
         )
 
     def finished(self) -> bool:
-        """Tell whether all nodes ended well."""
+        """Return whether all nodes ended well."""
         return all(agent.poll() == 0 for agent in self.agents.values())
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Reads our words for uneven splits with MindSpeed-LLM's own features; prints what it understood as JSON."""
+"""Reads our flags for uneven splits with MindSpeed-LLM's own features; prints the resulting layers as JSON."""
 
 import itertools
 import json

@@ -168,6 +168,17 @@ def test_native_programs_begin_with_the_patches_taken_back(authors, monkeypatch,
         assert lines[len(begin) + 1 :] == ["    import same_start", "    same_start.install()", "    main()"]
 
 
+def test_one_process_keeps_no_layout_but_sizes_of_one(authors, monkeypatch):
+    monkeypatch.syspath_prepend(str(HERE.parent))
+    import train
+
+    words = (
+        "--swiglu --tensor-model-parallel-size 4 --sequence-parallel --use-ascend-mc2 --context-parallel-size 2 --lr 1"
+    )
+    flags = train.flags_of(tuple(words.split()))
+    assert train.of_one_process(flags) == ["--swiglu", "--lr", "1", "--tensor-model-parallel-size", "1"]
+
+
 def test_a_host_does_not_import_from_the_working_directory(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(HERE.parent))
     import forked_host

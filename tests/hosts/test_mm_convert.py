@@ -1,4 +1,4 @@
-"""Our checkpoints of FSDP2 trainings against those of MindSpeed-MM's own ``mm-convert``, which is run as it is."""
+"""Our checkpoints of FSDP2 trainings against those of MindSpeed-MM's own, unchanged ``mm-convert``."""
 
 from __future__ import annotations
 

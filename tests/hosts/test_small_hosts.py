@@ -77,7 +77,7 @@ def test_our_hetero_flag_leaves_the_hosts_own_off():
 
 @pytest.mark.usefixtures("forked_starts")
 def test_a_measuring_process_gets_the_users_environment_and_no_switch_of_ours(tmp_path):
-    """It died of `mindspeed.core.auto_parallel`, and of a variable that the user's script reads."""
+    """The child needs the variables that the user's script reads; `mindspeed.core.auto_parallel` breaks it."""
     words = ["--auto-parallel-mm", "--simulated-nnodes", "1"]
     spec = LaunchSpec(launch_id="small", argv=(str(SMALL / "train.py"), *MODEL, *words), task={"kind": "measure"})
     parent = environment(A_VARIABLE_OF_THE_SCRIPT="here")
@@ -92,7 +92,7 @@ def test_a_measuring_process_gets_the_users_environment_and_no_switch_of_ours(tm
 
 @pytest.mark.usefixtures("forked_starts")
 def test_tied_embeddings_of_a_language_model_behind_a_stage_of_images_alone_are_one(tmp_path):
-    """MindSpeed-MM: the first rank was in their group, never called it, and the job hung until its timeout."""
+    """MindSpeed-MM: a first rank in the embeddings' group that never calls its collective hangs the job."""
     spec = LaunchSpec(launch_id="tied", argv=(str(SMALL / "tied_embeddings.py"),), timeout_s=200)
     parent = environment(SMALL_HOST_LAYERS="0,2,1", OMP_NUM_THREADS="1")
     outcome = run_local_processes(spec, LocalRanks(num_processes=3), log_dir=tmp_path, parent_environment=parent)

@@ -1,4 +1,4 @@
-"""What an engineer knows of every prediction, on every device of the catalogue, whatever the figures are."""
+"""Properties that an engineer expects of every prediction, on every device of the catalogue."""
 
 import copy
 import itertools

@@ -46,7 +46,7 @@ def refused_by_us(text: str, pipeline: int, virtual: int, num_layers: int, num_m
     return False
 
 
-def test_what_megatrons_validator_refuses_is_refused_first() -> None:
+def test_layout_strings_that_megatrons_validator_refuses_are_refused_first() -> None:
     layouts = pytest.importorskip("megatron.core.transformer.pipeline_parallel_layer_layout")
     drawn = random.Random(0)
     refused = 0

@@ -1,4 +1,4 @@
-"""A process that is told to end ends what it started, whoever tells it."""
+"""A process that gets a signal ends the processes that it started."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ def test_a_signal_raises_once_and_its_handler_is_given_back():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_what_is_ignored_stays_ignored():
+def test_ignored_signals_stay_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with ended_like_ctrl_c():

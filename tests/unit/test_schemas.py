@@ -53,7 +53,7 @@ def test_schemas_are_schemas_and_name_their_version() -> None:
 
 
 @pytest.mark.parametrize("name", ["profile", "plan", "report", "result", "request"])
-def test_what_is_written_is_valid(name: str, written: dict[str, Any]) -> None:
+def test_written_files_are_valid(name: str, written: dict[str, Any]) -> None:
     _check(name, written[name])
 
 

@@ -36,7 +36,7 @@ def samples(count, text_only=()):
 
 
 def batches(data, num_microbatches, micro_batch_size, replica, num_replicas):
-    """Microbatch m of replica d holds samples (m * replicas + d) * size and on, whatever the layout."""
+    """Microbatch m of replica d holds the samples from (m * replicas + d) * size on, in every layout."""
     for m in range(num_microbatches):
         first = (m * num_replicas + replica) * micro_batch_size
         yield data[first : first + micro_batch_size]
@@ -277,7 +277,7 @@ class GeneratorAdapter(ImageAdapter):
 
 
 def fill(module, *, tensor, rank, layer_offset=0, prefix=""):
-    """Weights by global name, then this rank's slice; the same model whatever the layout."""
+    """Weights by global name, then this rank's slice; the same model in every layout."""
     for name, parameter in module.named_parameters():
         parts = (prefix + name).split(".")
         if "layers" in parts:

@@ -1,4 +1,4 @@
-"""Start a script of this folder on several real processes and compare what it recorded with the reference."""
+"""Start a script of this folder on several real processes and compare its records with the reference."""
 
 from pathlib import Path
 

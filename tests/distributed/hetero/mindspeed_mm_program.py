@@ -78,7 +78,7 @@ class VLMModel(VisionLanguageModel):
 
 
 def model_provider(pre_process=True, post_process=True, modules=None, vp_stage=None):
-    """As in MindSpeed-MM's script: builds the modules it is told to, under the parallel state that is current."""
+    """As in MindSpeed-MM's script: builds the requested modules under the current parallel state."""
     args, model = get_args(), TRAINER[0].model
     base = core_transformer_config_from_args(args)
     base.num_layers, base.variable_seq_lengths = model.text.stack.num_layers, args.pipeline_model_parallel_size > 1

@@ -77,7 +77,7 @@ else:
 
 @pytest.fixture
 def nodes(tmp_path):
-    """Starts a coordinator or an agent; ends whatever is left."""
+    """Starts a coordinator or an agent; ends all of them after the test."""
     (tmp_path / "node.py").write_text(NODE)
     started = []
 

@@ -1,4 +1,4 @@
-"""``--auto-parallel-preflight`` on a user's script: a report, or one line that says why there is none."""
+"""``--auto-parallel-preflight`` on a user's script: a report, or one line with the reason for a missing one."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_script_that_cannot_run_alone_is_reported_in_a_line(beginning: str, sa
         (["--auto-parallel-preflight", "--auto-parallel-memory-limit-mib", "-1"], "above 0"),
     ],
 )
-def test_what_cannot_be_right_ends_before_anything_starts(words: list[str], said: str, tmp_path: Path) -> None:
+def test_wrong_input_ends_before_anything_starts(words: list[str], said: str, tmp_path: Path) -> None:
     example_plan().write(tmp_path / "other_model.json")
     sizes = ShardSizes(num_devices=8, fully_shard_size=8, expert_shard_size=8)
     plan_of(ShardedDecisions(sizes=sizes, groups=(), policies={})).write(tmp_path / "other_trainer.json")

@@ -1,4 +1,4 @@
-"""``--auto-tuning --profile-source analytic``: three configurations for a device nobody has at hand."""
+"""``--auto-tuning --profile-source analytic``: three configurations for an absent device."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""``--auto-tuning`` end to end: cold, warm, verified; what it traces is what real ranks measure."""
+"""``--auto-tuning`` end to end: cold, warm, verified; traces equal the measurements of real ranks."""
 
 import json
 import os

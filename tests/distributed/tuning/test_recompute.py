@@ -9,7 +9,7 @@ LONGER = ["--num-layers", "4", "--num-attention-heads", "1", "--seq-length", "25
 LIMIT_MIB = 2
 
 
-def test_what_fits_by_computing_again_is_found_and_keeps_what_was_predicted(tmp_path):
+def test_a_plan_that_fits_by_recomputation_is_found_and_holds_the_predicted_bytes(tmp_path):
     pytest.importorskip("megatron.training")
     code, text = tune(tmp_path, *LONGER, "--auto-tuning-memory-limit-mib", LIMIT_MIB, "--auto-tuning-verify", model=GPT)
     assert code == 0, text[-4000:]

@@ -1,4 +1,4 @@
-"""What goes wrong is recorded and passed over, or named; nothing finished is lost, and nobody shares a work dir."""
+"""Failures are recorded and skipped, or named; no finished result is lost, and no two runs share a work dir."""
 
 import json
 import os
@@ -167,7 +167,7 @@ def test_an_interrupted_trace_is_gone_on_with_and_a_second_tuner_is_refused(agai
         first.kill()
 
 
-def test_what_a_measuring_launch_had_finished_when_it_was_cut_off_is_not_measured_again(again, tmp_path):
+def test_finished_results_of_an_interrupted_launch_are_not_measured_again(again, tmp_path):
     work = again.copy("knowledge.sqlite", "measurements", "launches.json")
     stuck = tmp_path / "stuck"
     again.hook(

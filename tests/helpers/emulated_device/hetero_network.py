@@ -29,7 +29,8 @@ class HeteroNetwork(EmulatedNetwork):
         return self
 
     def link_of(self, data: torch.Tensor) -> int:
-        """Shapes, and rows between an encoder's stages; otherwise the backbone's messages, told by their size."""
+        """Shapes, and rows between an encoder's stages; otherwise the backbone's messages, distinguished by
+        their size."""
         if data.dtype == torch.int64:
             return self._case.encoder_latency_ns
         if data.shape[0] != SHAPE[0]:

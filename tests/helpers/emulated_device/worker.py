@@ -1,4 +1,4 @@
-"""One rank: runs case after case through Megatron's schedule and returns what it saw."""
+"""One rank: runs the cases one after another through Megatron's schedule and returns its observations."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from forked_host import run_ranks
 from kept_rows import TOLERANCE
-from shrink import flags_of
+from shrink import Flags, flags_of
 
 from mindspeed_autoparallel.spec.plan import Plan
 
@@ -27,9 +27,11 @@ _LAYOUT = (
     *("--microbatch-group-size-per-virtual-pipeline-stage", "--overlap-p2p-communication-warmup-flush"),
     *("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"),
     *("--no-overlap-p2p-communication", "--defer-embedding-wgrad-compute", "--wgrad-deferral-limit"),
+    *("--use-ascend-mc2", "--recompute-in-advance", "--tp-2d", "--tp-x", "--tp-y", "--num-layer-list"),
 )
 """What one process does without."""
-
+_COMPILED = ("--use-fused-rotary-pos-emb",)
+"""Kernels of MindSpeed's that are compiled where they are first called; arguments are checked with them."""
 
 UNDO = "mindspeed_autoparallel.patching.ENGINE.undo_all()\n"
 _NATIVE = re.compile(r"^as native flags: (.*)$", re.MULTILINE)
@@ -43,8 +45,9 @@ def trained(row: dict[str, Any]) -> dict[str, Any]:
         script, bare = (script_of(Path(row["file"]), folder, undo=undo) for undo in ("", UNDO))
         if (own := str(Path(row["file"]).parent)) not in sys.path:
             sys.path.append(own)
-        flags = flags_of(tuple(row["words"]))
-        alone = [word for name, values in flags.items() if name not in _LAYOUT for word in (name, *values)]
+        words = [word for word in row["words"] if word not in _COMPILED]
+        flags = flags_of(tuple(words))
+        alone = of_one_process(flags)
         one = found["alone"] = _run(script, alone, 1, folder)
         for name, stage in row["stages"].items():
             # What one process does not train has nothing to be compared with.
@@ -53,7 +56,7 @@ def trained(row: dict[str, Any]) -> dict[str, Any]:
             plan = Plan.parse(json.loads(stage.pop("plan")))
             plan.write(folder / "plan.json")
             world = plan.layout.num_devices
-            by_plan = _run(script, [*row["words"], "--auto-parallel-plan", "plan.json"], world, folder)
+            by_plan = _run(script, [*words, "--auto-parallel-plan", "plan.json"], world, folder)
             by_plan |= {"layout": plan.layout.label(), "difference": _difference(by_plan, one)}
             native = _NATIVE.search(by_plan["output"])
             if native and (by_plan["difference"] or 0) > TOLERANCE:
@@ -61,6 +64,13 @@ def trained(row: dict[str, Any]) -> dict[str, Any]:
                 by_plan["native"] = _difference(ran, by_plan)
             found[name] = by_plan
     return found
+
+
+def of_one_process(flags: Flags) -> list[str]:
+    """Return the words of ``flags`` for one process. Sizes stay, as 1: MindSpeed reads some that only a flag gives."""
+    sizes = {name: ["1"] for name in flags if name in _LAYOUT and name.endswith("-model-parallel-size")}
+    others = {name: values for name, values in flags.items() if name not in _LAYOUT}
+    return [word for name, values in {**others, **sizes}.items() for word in (name, *values)]
 
 
 def _difference(run: dict[str, Any], other: dict[str, Any]) -> float | None:

@@ -140,13 +140,13 @@ def transposed_sums():
 
 
 def test_sums_of_a_tensor_and_its_transpose_are_proved_over_all_cuts():
-    """Numbers of cuts do not see that the transpose wants them in another order: by them a gap is left."""
+    """The transpose needs the tensor in another order, which numbers of cuts do not show: by them a gap remains."""
     plan = search_graph(transposed_sums(), 16, search_mode="exact", machine=Machine(1e4, 1e3, 1e2))
     assert plan.bound is not None and (plan.bound.gap, plan.bound.method) == (pytest.approx(0, abs=1e-9), "all cuts")
 
 
 def test_sums_without_a_gradient_are_priced_where_a_tensor_has_no_table():
-    """Nothing flows back to the whole tensor, which nobody wants either."""
+    """Nothing flows back to the whole tensor, and no operator reads it."""
     graph = Graph()
     given = (graph.add(source("x", (6, 6))), graph.add(source("w", (6, 6), parameter=True, frozen=True)))
     made = graph.add(matrix_product("m", given, 6, 6, 6, gradient=False))
@@ -155,7 +155,7 @@ def test_sums_without_a_gradient_are_priced_where_a_tensor_has_no_table():
 
 
 def test_every_count_has_an_order_in_blocks_or_all_of_its_orders():
-    """On 5 x 3 x 2 devices the dims of 5 and 2 are no neighbours: a graph was left without any choice."""
+    """On 5 x 3 x 2 devices the dims of 5 and 2 are not neighbours: the graph must still have a choice."""
     node, mesh, none = matrix_product("m", ("a", "b"), 60, 60, 60), (5, 3, 2), (None, None, None)
     for counts in all_cut_counts(node, mesh, none):
         assert arranged(node, mesh, none, [counts], in_blocks=True)

@@ -132,7 +132,7 @@ def test_the_same_problem_gets_the_same_plan():
 
 
 def leave_the_search_to_means(monkeypatch):
-    """Small problems end before the linear program is asked: here nothing else finds or proves a thing first."""
+    """Small problems end before the linear program is used: here no other part may find or prove the result first."""
     monkeypatch.setitem(vars(SETTINGS), "chain_beam", 0)
     monkeypatch.setitem(vars(SETTINGS), "chain_quick_effort", -1)
     monkeypatch.setitem(vars(SETTINGS), "chain_first_effort", 1)

@@ -1,4 +1,4 @@
-"""Problems of few placements are solved exactly, whatever their shape: against a plain loop over all placements."""
+"""Problems of few placements of any shape are solved exactly: against a plain loop over all placements."""
 
 import itertools
 import random

@@ -1,4 +1,4 @@
-"""Long interleaved steps, searched with fewer microbatches: the plan is timed as it is, and the bound holds."""
+"""Long interleaved steps, searched with fewer microbatches: the plan is timed exactly, and the bound holds."""
 
 import random
 

@@ -128,7 +128,7 @@ def test_the_same_effort_finds_the_same():
 
 @pytest.mark.parametrize("group", [0, 3, 4])
 def test_no_moment_of_the_schedule_is_fuller_than_the_fullest(group):
-    """Chunks' copies at any moment are within one of the moments told, in every chunk."""
+    """In every chunk, copies at any moment are within one of those at a listed moment."""
     program = make_program("interleaved", 2, 8, 3, group)
     for actions, moments in zip(program, fullest_moments(program), strict=True):
         now = [0] * 3

@@ -64,7 +64,7 @@ def one_stack(drawn, stages, chunks, layers):
 
 
 def every_plan(problem):
-    """Yield every placement, whatever it needs."""
+    """Yield every placement, regardless of its memory."""
     stack = next(s for s in problem.segments if len(s.kinds) > 1)
     num, one = problem.num_virtual, len(problem.segments) == 1
     fewest = 0 if not one and problem.segments[0].beside is None else 1

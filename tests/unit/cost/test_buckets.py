@@ -51,7 +51,7 @@ def test_without_overlap_all_of_both_shows():
     assert shown(whole, held, alone(1e9, 1e9)) == pytest.approx(all_reduce_us(16 * ELEMENTS, 4, LINK))
 
 
-def test_of_a_long_backward_and_forward_the_last_and_the_first_bucket_show():
+def test_only_the_last_and_the_first_bucket_are_exposed_beside_a_long_backward_and_forward():
     bucket_us, part_us = reduce_scatter_us(4 * ELEMENTS, 4, LINK), all_gather_us(2 * ELEMENTS, 4, LINK)
     assert shown(BOTH, [[[BLOCK] * 4]], alone(1e9, 1e9)) == pytest.approx(bucket_us + part_us)
     # Nothing to hide behind: buckets only add latencies.

@@ -69,7 +69,7 @@ def test_a_file_of_ones_own_comes_first(tmp_path: Path) -> None:
         ("workspace_mib", "much", "workspace_mib is 'much'"),
         ("workspace_mib", 1e308, "workspace_mib is 1e.308"),
         ("peak_tflops", "fast", "peak_tflops is 'fast'"),
-        ("peak_tflops", float("nan"), "no number of JSON"),
+        ("peak_tflops", float("nan"), "not a JSON number"),
         ("name", "", "name is ''"),
         ("aliases", "H100", "aliases must be a list"),
         ("colour", "green", "unknown keys colour"),
@@ -126,7 +126,7 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
         read_device(path)
 
 
-def test_what_a_file_of_before_does_not_say_has_a_default(tmp_path: Path) -> None:
+def test_missing_keys_of_an_earlier_file_have_defaults(tmp_path: Path) -> None:
     data = json.loads(_H100.read_text())
     del data["workspace_mib"]
     for efficiency in data["efficiencies"].values():

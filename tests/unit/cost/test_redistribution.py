@@ -109,7 +109,7 @@ STAGED = [
 
 
 @pytest.mark.parametrize("sequence", [False, True], ids=["whole", "sequence-parallel"])
-def test_of_encoders_in_stages_too(sequence: bool) -> None:
+def test_exchanges_of_encoders_in_stages_are_counted_rank_by_rank(sequence: bool) -> None:
     for world, tp, cp, pp, etp, ecp, epp in STAGED:
         layout, _ = sizes_of((world, tp, cp, pp, etp, ecp), sequence)
         own = ModuleLayout(tensor_size=etp, context_size=ecp, pipeline_size=epp, data_size=world // (etp * ecp * epp))

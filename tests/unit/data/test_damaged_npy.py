@@ -1,4 +1,4 @@
-"""Damaged .npy files of lengths: one line, whatever their header has."""
+"""Damaged .npy files of lengths end in one line, for any header."""
 
 import io
 import random

@@ -1,4 +1,4 @@
-"""``data describe``: what it prints, writes and refuses."""
+"""``data describe``: its output, its files and its refusals."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_frames_are_those_that_the_autoencoder_takes_and_pixels_those_of_the_cro
     assert described(tmp_path, "t2v", [GOOD], hunyuan)[0].rows[0][0] == 13 * 30 * 52
 
 
-def test_what_training_leaves_out_is_left_out_and_counted(tmp_path):
+def test_records_that_training_leaves_out_are_left_out_and_counted(tmp_path):
     others = [
         {**GOOD, "cap": None},
         {**GOOD, "resolution": {"height": 100, "width": 90}},
@@ -114,7 +114,7 @@ def test_features_that_would_run_code_are_refused(tmp_path):
         ({"data_storage_mode": "standard"}, "data_storage_mode"),
     ],
 )
-def test_what_is_not_read_is_refused_by_name(tmp_path, changes, word):
+def test_unsupported_files_are_refused_by_name(tmp_path, changes, word):
     with pytest.raises(ConfigError, match=word):
         described(tmp_path, "t2v", [GOOD], **changes)
 

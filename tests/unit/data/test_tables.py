@@ -149,7 +149,7 @@ def test_columns_of_sizes_are_used_unchanged(ending, tmp_path, capsys):
         ("a.txt", "1", "is not a table or a folder of tables"),
     ],
 )
-def test_what_cannot_be_read_is_refused_in_one_line(name, content, words, tmp_path, capsys):
+def test_unreadable_tables_are_refused_in_one_line(name, content, words, tmp_path, capsys):
     (tmp_path / name).write_text(content)
     assert main(["data", "describe", "--table", str(tmp_path / name)]) == 2
     error = capsys.readouterr().err
@@ -192,7 +192,7 @@ def prepared(folder, split, name="split.yaml"):
         ('{"split_parts": {"train": ["shard-0{1..2}.tar"]}}', "split.json", [20, 30]),
     ],
 )  # fmt: skip
-def test_of_a_data_set_of_energon_the_training_part_is_read(split, name, tokens, tmp_path, capsys):
+def test_the_training_part_of_an_energon_data_set_is_read(split, name, tokens, tmp_path, capsys):
     folder = prepared(tmp_path, split, name)
     rows, source = described(capsys, tmp_path, "--table", folder)
     assert source["num_records"] == 2

@@ -59,7 +59,7 @@ def test_without_grouping_the_host_pads_every_sample(tmp_path):
         described(tmp_path, [record], group_by_length=False)
 
 
-def test_what_training_leaves_out_is_counted(tmp_path):
+def test_records_that_training_leaves_out_are_counted(tmp_path):
     good = {"image": "square.png", "conversations": TURNS}
     beyond = {"image": ["square.png"], "conversations": TURNS}
     options = DescribeOptions(bytes_per_token=1.0, seq_length=100)
@@ -84,6 +84,6 @@ def test_what_training_leaves_out_is_counted(tmp_path):
         ({}, {"dataset_type": "bagel"}, "packs samples to max_num_tokens"),
     ],
 )
-def test_what_is_not_read_is_named(tmp_path, record, changes, word):
+def test_unsupported_records_and_settings_are_named(tmp_path, record, changes, word):
     with pytest.raises(ConfigError, match=word):
         described(tmp_path, [{"conversations": TURNS, **record}], **changes)

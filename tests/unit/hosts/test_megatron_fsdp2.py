@@ -1,4 +1,5 @@
-"""Megatron's --use-torch-fsdp2 and --use-megatron-fsdp from a launch script: what it decides, a plan's flags, and what is refused."""
+"""Megatron's --use-torch-fsdp2 and --use-megatron-fsdp in a launch script: its decisions, a plan's flags,
+and refusals."""
 
 from __future__ import annotations
 
@@ -95,7 +96,7 @@ def test_drawn_plans_are_read_back_from_their_flags(tmp_path: Path) -> None:
         ("--fsdp2-config-path none/fsdp2_config.yaml", "in none of the script's parent folders"),
     ],
 )
-def test_what_a_plan_cannot_describe_is_named_in_a_line(tmp_path: Path, extra: str, words: str) -> None:
+def test_settings_that_a_plan_cannot_describe_are_named_in_a_line(tmp_path: Path, extra: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as error:
         opened(tmp_path, extra).decisions(MODULES, 8, False)
     assert "\n" not in str(error.value)
@@ -167,7 +168,7 @@ def test_a_small_embedding_shares_its_bucket(tmp_path: Path) -> None:
         (f"{UNIT} --suggested-communication-unit-size $UNKNOWN", "write the number"),
     ],
 )
-def test_what_is_not_replayed_of_megatron_fsdp_is_refused_in_a_line(tmp_path: Path, extra: str, words: str) -> None:
+def test_unreplayed_settings_of_megatron_fsdp_are_refused_in_a_line(tmp_path: Path, extra: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as error:
         own(tmp_path, extra).decisions(MODULES, 8, False)
     assert "\n" not in str(error.value)

@@ -117,7 +117,9 @@ def test_a_plan_that_one_file_cannot_hold_is_refused(tmp_path: Path) -> None:
         ("- model.layers.{*}  # the", "- model.layers.{1}  # the", "the trainer refuses the module pattern"),
     ],
 )
-def test_what_the_trainer_refuses_is_refused_in_a_line(tmp_path: Path, old: str, new: str, words: str) -> None:
+def test_settings_that_the_trainer_refuses_are_refused_in_a_line(
+    tmp_path: Path, old: str, new: str, words: str
+) -> None:
     assert old in TEXT
     with pytest.raises(ConfigError, match=words) as error:
         read_decisions(config(tmp_path, TEXT.replace(old, new)), modules(), 8, npu=False)

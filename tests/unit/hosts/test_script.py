@@ -62,7 +62,7 @@ def test_variables_are_followed_into_flags() -> None:
     assert script.launcher == "python"
 
 
-def test_what_cannot_be_read_without_running_is_none() -> None:
+def test_values_that_need_a_run_of_the_script_are_none() -> None:
     script = parse_script("python t.py --nnodes $(hostname | wc -l)")
     assert script.number("--nnodes") is None
     assert script.number("--master-port", 3) == 3

@@ -78,7 +78,7 @@ def test_sizes_are_read_and_written_back_with_everything_else_kept(tmp_path: Pat
         ("distributed: {strategy: fsdp2, cp_size: two}\n", "whole number"),
     ],
 )
-def test_what_is_not_understood_is_named_in_a_line(tmp_path: Path, text: str, words: str) -> None:
+def test_unsupported_files_and_settings_are_named_in_a_line(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as error:
         read(tmp_path, text).sizes(8)
         open_host_file(tmp_path / "config.yaml").decisions(modules(), 8, False)

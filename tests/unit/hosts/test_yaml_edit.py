@@ -1,4 +1,4 @@
-"""Values are set in a YAML text; every other character stays, and the text means what was asked for."""
+"""Values are set in a YAML text; every other character stays, and the text parses to the requested values."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_random_edits_set_their_values_and_keep_the_rest(ending: str) -> None:
         ("a: &x 1\nb: &x 2\n", "a", "duplicate anchor"),
     ],
 )
-def test_what_cannot_be_edited_is_refused_in_a_line(text: str, key: str, words: str) -> None:
+def test_texts_that_cannot_be_edited_are_refused_in_a_line(text: str, key: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as error:
         with_values(text, {key: 5}, "x.yaml")
     assert "\n" not in str(error.value) and "x.yaml" in str(error.value)

@@ -1,4 +1,4 @@
-"""Without in-place changes one trace is enough, and it says what the second one would."""
+"""Without in-place changes one trace is enough: it equals the second one."""
 
 import pytest
 

@@ -73,7 +73,7 @@ def with_accumulate_hook():
         (with_accumulate_hook, r"first\.weight has a post-accumulate-grad hook, .* Register it after"),
     ],
 )
-def test_what_changes_gradients_beside_the_operators_is_refused_with_its_line(make, message):
+def test_code_that_changes_gradients_outside_operators_is_refused_with_its_line(make, message):
     with pytest.raises(ConfigError, match=message):
         capture_program(make(), (torch.randn(2, 8),))
 
@@ -123,7 +123,7 @@ def into_slices(value):
     ],
     ids=lambda change: str(change.__code__.co_firstlineno),
 )
-def test_what_torch_rewrites_draws_or_cannot_derive_for_its_inputs_is_captured(change):
+def test_operators_that_torch_rewrites_draws_or_cannot_derive_for_their_inputs_are_captured(change):
     captured = capture_program(Layers(change), (torch.randn(2, 8),))
     assert captured.is_compared
 

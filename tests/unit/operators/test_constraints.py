@@ -1,4 +1,4 @@
-"""The cost of a constraint is that of the plan without it, searched, and the pins say what it is then."""
+"""The cost of a constraint is that of the plan searched without it; the pins give that plan's cuts."""
 
 import json
 

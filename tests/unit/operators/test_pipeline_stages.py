@@ -1,4 +1,4 @@
-"""Stages are chosen by memory, suggested when not asked for, and never above the microbatches."""
+"""Stages are chosen by memory, suggested if they are not requested, and never above the microbatches."""
 
 import dataclasses
 import json
@@ -47,7 +47,7 @@ def test_the_largest_number_of_stages_whose_plan_fits_is_kept():
         assert plan.stages >= max(stages for stages, needed in needs.items() if needed <= limit)
 
 
-def test_nothing_that_fits_is_infeasible_with_the_nearest_number():
+def test_no_fitting_number_of_stages_is_infeasible_with_the_nearest_one():
     with pytest.raises(InfeasiblePlan, match=r"GiB per device with \d+ pipeline stages"):
         search_pipelined(GRAPH, 16, auto_pipeline=True, pipeline=Pipeline(1, 4, 8, 10))
 

@@ -71,7 +71,7 @@ def test_a_replacement_that_goes_on_to_the_one_it_imported_passes(host, tmp_path
 
 
 @pytest.mark.parametrize("name", ["replacing", "replacing_with_wraps"])
-def test_who_replaced_a_wrapped_function_is_named(host, name):
+def test_the_plugin_that_replaced_a_wrapped_function_is_named(host, name):
     engine = installed(("chain_host:train_step", ""))
     module = importlib.import_module("chain_host")
     plugin = importlib.import_module("chain_plugin")

@@ -1,4 +1,4 @@
-"""What plan refuses: exit code 2, one line that says what is wrong, never a traceback, never a hang."""
+"""Refusals of plan: exit code 2 and one line with the fault, never a traceback, never a hang."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_memory_is_what_is_in_flight_and_recompute_comes_where_it_must():
         split(profile_of(), limit_mib=100)
 
 
-def test_what_mindspeed_refuses_or_would_leave_out():
+def test_sizes_that_mindspeed_refuses_or_leaves_out_are_refused():
     with pytest.raises(ConfigError, match="would drop 2"):
         split(profile_of(num_layers=18), size=4)
     with pytest.raises(ConfigError, match="at least 7 microbatches"):

@@ -1,4 +1,4 @@
-"""The split command: MindSpeed's file means what it means there, the JSON, no plan, bad input."""
+"""The split command: MindSpeed's file with MindSpeed's meaning, the JSON, infeasible input, bad input."""
 
 from __future__ import annotations
 
@@ -275,16 +275,16 @@ def edited(*path: str, to: Any) -> dict[str, Any]:
     ("content", "says"),
     [
         (edited("llm", "fwd_time", to=-1.0), "llm.fwd_time"),
-        (edited("llm", "bwd_time", to=math.nan), "no number of JSON"),
-        (edited("vit", "fwd_time", to=math.inf), "no number of JSON"),
+        (edited("llm", "bwd_time", to=math.nan), "not a JSON number"),
+        (edited("vit", "fwd_time", to=math.inf), "not a JSON number"),
         (edited("vit", "act_mem", to="100"), "vit.act_mem"),
         (edited("vit", "act_mem", to=None), "vit.act_mem"),
         (edited("llm", "module_param", to=[1, 2]), "module_param"),
         (edited("llm_post", to=None), "llm_post"),
         (edited("text_decoder", to=None), "text_decoder"),
         (edited("text_decoder", "num_layers", to=0), "num_layers"),
-        (edited("text_decoder", "num_layers", to=math.nan), "no number of JSON"),
-        (edited("text_decoder", "num_layers", to=math.inf), "no number of JSON"),
+        (edited("text_decoder", "num_layers", to=math.nan), "not a JSON number"),
+        (edited("text_decoder", "num_layers", to=math.inf), "not a JSON number"),
         (edited("text_decoder", "num_layers", to=2.5), "num_layers"),
         (edited("text_decoder", "num_layers", to=10**6), "num_layers"),
         (edited("text_decoder", "num_layers", to=4000), "at most 1024"),

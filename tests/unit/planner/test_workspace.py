@@ -29,7 +29,7 @@ def test_every_rank_holds_it():
     assert [rank.peak_bytes + 100 * MIB for rank in without.memory] == [rank.peak_bytes for rank in with_it.memory]
 
 
-def test_it_leaves_less_room_to_the_layers():
+def test_the_workspace_leaves_less_room_to_the_layers():
     without = plan(0, 1000)
     limit_mib = max(rank.peak_bytes for rank in without.memory) // MIB + 1
     assert num_recomputed(plan(0, limit_mib)) == 0

@@ -47,7 +47,7 @@ def _device(**values: object) -> Device:
         ({"train": {"recompute": "none"}}, "unseen_shape"),
     ],
 )
-def test_what_was_never_measured_decides_the_width(changes: dict, kind: str) -> None:
+def test_unmeasured_properties_determine_the_width(changes: dict, kind: str) -> None:
     assert half_width(_work(**changes), _device()) == (_WIDTHS[kind], kind)
 
 

@@ -1,4 +1,4 @@
-"""Training logs teach a device's figures; what cannot be used is said, and nothing is stored from it."""
+"""Training logs calibrate a device's figures; unusable ones are reported, and nothing is stored from them."""
 
 import dataclasses
 import gzip
@@ -110,9 +110,7 @@ def test_steps_that_ramp_up_or_stall_do_not_count(tmp_path: Path) -> None:
         ("", "is not a log of Megatron"),
     ],
 )
-def test_nothing_is_stored_from_what_cannot_be_used(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
-) -> None:
+def test_unusable_logs_store_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str) -> None:
     path, output = _written(tmp_path / "x.log", text), tmp_path / "device.json"
     assert main(["calibrate", "--from-log", str(path), "--device", "H100", "--output", str(output)]) != 0
     assert said in capsys.readouterr().err

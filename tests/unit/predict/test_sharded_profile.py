@@ -1,4 +1,4 @@
-"""plan --fsdp2 on computed costs: what it prints, writes and refuses."""
+"""plan --fsdp2 on computed costs: its output, its files and its refusals."""
 
 import json
 

@@ -96,7 +96,7 @@ def test_a_network_rate_that_is_none_is_refused_in_one_line(rate: object) -> Non
 
 
 @pytest.mark.parametrize("key, value", [("microbatch_group_size", 6), ("cp_type", "ulysses"), ("fsdp", True)])
-def test_what_tune_does_not_search_with_is_refused_by_name(key: str, value: object) -> None:
+def test_settings_that_tune_does_not_search_with_are_refused_by_name(key: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"parallel.{key} is .*use predict"):
         tune({**_BASE, "parallel": {"tp": 2, key: value}})
     with pytest.raises(ConfigError, match="schedule is 'gpipe'"):
@@ -113,7 +113,7 @@ def test_unknown_keys_are_noted_in_every_section() -> None:
 
 
 @pytest.mark.slow
-def test_what_the_request_names_is_held() -> None:
+def test_sizes_that_the_request_names_are_held() -> None:
     base = {**_BASE, "parallel": {"tp": 2, "pp": 2}, "train": {"gbs": 32, "recompute": "none", "mbs": 2}}
     for plan in tune(base).plans:
         assert (plan.layout.tensor_size, plan.layout.pipeline_size, plan.layout.micro_batch_size) == (2, 2, 2)

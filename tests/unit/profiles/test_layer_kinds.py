@@ -57,7 +57,7 @@ def test_changing_layers_changes_every_kind_by_its_block_and_the_mean_with_them(
     assert PLAIN.with_layers(lambda block, cost: replace(cost, forward_us=9.0)).layer.forward_us == 9.0
 
 
-def test_they_survive_the_file_and_are_interpolated_one_by_one():
+def test_kinds_of_layers_survive_the_file_and_are_interpolated_separately():
     measurements = tuple(
         replace(item, modules={name: mixed(module) for name, module in item.modules.items()})
         for item in PROFILE.measurements

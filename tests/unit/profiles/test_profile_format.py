@@ -1,4 +1,4 @@
-"""The profile file: round trip, refusals, interpolation that says so, MindSpeed's file."""
+"""The profile file: round trip, refusals, noted interpolation, MindSpeed's file."""
 
 import json
 from dataclasses import replace

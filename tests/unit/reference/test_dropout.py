@@ -1,4 +1,4 @@
-"""Dropout drops the same elements whatever the layout: they are told by who they are, not by who draws first."""
+"""Dropout drops the same elements in every layout: masks depend on the elements, not on the order of draws."""
 
 from types import SimpleNamespace
 

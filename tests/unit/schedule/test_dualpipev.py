@@ -40,7 +40,7 @@ def test_the_bubble_is_smaller_than_that_of_1f1b():
     assert count * 60 < step < plain
 
 
-def test_what_mindspeed_refuses():
+def test_sizes_that_mindspeed_refuses_are_refused():
     with pytest.raises(ConfigError, match="at least 7 microbatches"):
         dualpipev_program(4, 6)
     with pytest.raises(ConfigError, match="2 pipeline ranks or more, got 1"):

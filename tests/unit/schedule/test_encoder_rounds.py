@@ -31,7 +31,7 @@ def test_a_last_shorter_batch_does_not_wait_longer_than_it_must() -> None:
     assert backward_us(runs((2, 10.0, 3.0), (1, 4.0, 1.0))) == pytest.approx(27.0)
 
 
-def test_nothing_to_encode_takes_no_time() -> None:
+def test_an_empty_batch_takes_no_time() -> None:
     assert forward_us([]) == backward_us([]) == 0.0
 
 

@@ -52,7 +52,7 @@ def test_stages_wait_for_one_another_at_every_batch() -> None:
     assert window_step_us(BACKBONE, [batches(1)]) > window_step_us(BACKBONE, []) + together
 
 
-def test_nothing_that_travels_lets_bubbles_be_filled() -> None:
+def test_encoders_without_transfers_fill_bubbles() -> None:
     free = batches(1, outputs_us=0.0, gradients_us=0.0)
     assert window_step_us(BACKBONE, [free]) < window_step_us(BACKBONE, [batches(1)])
 

@@ -167,7 +167,7 @@ def test_a_pickle_that_would_run_code_is_refused_by_name(
 def test_a_torchscript_archive_is_refused_and_not_loaded(
     make_model: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch.load passes such a file on to torch.jit.load, whatever reads its pickle."""
+    """torch.load passes such a file on to torch.jit.load, with any reader of its pickle."""
     model = make_model()
     path = converted(model, tmp_path / "mm") / "release" / "mp_rank_00" / "model_optim_rng.pt"
     torch.save(torch.load(path, weights_only=True), path, pickle_protocol=4)

@@ -316,7 +316,7 @@ def test_distributed_metadata_reads_no_file_elsewhere(make_model: Make, tmp_path
     for info in metadata.storage_data.values():
         object.__setattr__(info, "relative_path", "../../elsewhere")
     path.write_bytes(pickle.dumps(metadata))
-    with pytest.raises(ConfigError, match=r"no file beside it"):
+    with pytest.raises(ConfigError, match=r"not a file next to it"):
         conversion.checkpoint_to_huggingface(tmp_path / "ck", model, tmp_path / "back")
 
 

@@ -178,7 +178,7 @@ def test_state_that_cannot_follow_stays_with_a_reason(
     assert reason in caplog.text and "--format torch_dist takes" in caplog.text
 
 
-def test_what_decides_places_in_a_way_that_is_unknown_is_refused(make_model: Make, tmp_path: Path) -> None:
+def test_settings_with_an_unknown_effect_on_places_are_refused(make_model: Make, tmp_path: Path) -> None:
     model = make_model(**LLAMA)
     overlapped = trained(model, tmp_path / "overlapped", distributed=True, overlap_grad_reduce=True)
     with pytest.raises(ConfigError, match=r"--overlap-grad-reduce.*--weights-only"):

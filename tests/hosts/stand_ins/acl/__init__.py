@@ -1,4 +1,4 @@
-"""Stand in for CANN's acl on a machine without NPU: MindSpeed-LLM asks it for the chip alone."""
+"""Stand in for CANN's acl on a machine without NPU: MindSpeed-LLM only reads the chip's name from it."""
 
 
 def get_soc_name() -> str:

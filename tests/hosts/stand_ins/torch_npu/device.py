@@ -1,4 +1,4 @@
-"""``torch.npu``: the answers of ``torch.cuda``, which is the plugin's CPU facade by the time anybody asks."""
+"""``torch.npu``: the answers of ``torch.cuda``, which is the plugin's CPU facade when it is called."""
 
 import importlib.machinery
 import sys

@@ -1,4 +1,4 @@
-"""Names that hosts import and keep, and whose values no training on CPU asks for."""
+"""Names that hosts import and keep, and whose values are not used in training on CPU."""
 
 import importlib.machinery
 import sys

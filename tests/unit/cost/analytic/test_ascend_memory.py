@@ -98,7 +98,7 @@ def test_activation_functions_that_are_no_single_kernel_keep_what_their_backward
     assert kept["gelu_tanh"] - kept["fused"] == 4 * width
 
 
-def test_what_attention_keeps_on_ascend_beyond_other_devices() -> None:
+def test_attention_keeps_more_on_ascend_than_on_other_devices() -> None:
     on_ascend = layer_activation_bytes(read_workload(_QWEN3))
     elsewhere = layer_activation_bytes(read_workload(_with(_QWEN3, "hw", gpu="H100")))
     # Two statistics of eight fp32 per head in place of one, and four tables of a head's width.

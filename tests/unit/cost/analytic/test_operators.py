@@ -1,4 +1,4 @@
-"""Prices of traced operators: what must hold whatever the device's figures are."""
+"""Prices of traced operators: properties that hold for any device figures."""
 
 import pytest
 

@@ -44,7 +44,7 @@ def test_the_newest_mxfp8_recipes_capture_whole_iterations_and_earlier_ones_all_
     assert _work("26.06", precision="bf16") == _work("26.04", precision="bf16")
 
 
-def test_what_a_request_states_goes_before_its_container() -> None:
+def test_stated_releases_of_a_request_override_its_container() -> None:
     stated = {"moe_a2a_overlap": False, "cuda_graph": "none", "attention": "fused", "cross_entropy_fusion": True}
     stated |= {"fp8_dot_product_attention": False}
     each = {_work(name, model={"dispatcher": "alltoall"}, **stated) for name in (None, "25.04", "26.02", "26.06")}

@@ -126,7 +126,7 @@ def test_a_source_names_the_container_where_the_request_does_not(source: str, so
     assert _work({**stated, "source": source}) == _work(stated)
 
 
-def test_what_is_beside_the_sections_is_named_unless_it_is_information() -> None:
+def test_keys_beside_the_sections_are_named_unless_they_are_information() -> None:
     answer = predict_one({**_REQUEST, "measured": {"iter_time_ms": 3}, "family": "MoE", "paralel": {}})
     assert "paralel: unknown; ignored" in answer["notes"]
     megatron = {"hidden_size": 2048, "num_attention_heads": 16, "num_layers": 16, "seq_length": 4096, "misspelt": 1}

@@ -1,4 +1,4 @@
-"""Step time: what must hold whatever the calibration says."""
+"""Step time: properties that hold for any calibration."""
 
 import copy
 import dataclasses
@@ -96,7 +96,7 @@ def test_a_collective_across_nodes_is_slower_than_inside_one() -> None:
         ("hw", {"gpu": None}, "hw.gpu is missing"),
     ],
 )
-def test_what_no_run_could_be_started_with_is_refused_with_the_rule(section: str, values: dict, word: str) -> None:
+def test_requests_that_no_run_can_start_with_are_refused_with_the_rule(section: str, values: dict, word: str) -> None:
     request = copy.deepcopy(_REQUEST)
     request[section].update(values)
     with pytest.raises(ConfigError, match=word):
@@ -107,7 +107,7 @@ def test_what_no_run_could_be_started_with_is_refused_with_the_rule(section: str
     ("stack", "sequence_parallel", "share"),
     [("megatron-2021", False, 4), ("megatron-core", True, 4), ("megatron-core", False, 1)],
 )
-def test_what_crosses_a_stage_boundary_is_split_over_tensor_ranks_where_the_software_splits_it(
+def test_messages_between_stages_are_split_over_tensor_ranks_where_the_software_splits_them(
     stack: str, sequence_parallel: bool, share: int
 ) -> None:
     request = copy.deepcopy(_REQUEST)
@@ -305,6 +305,6 @@ def test_collectives_of_tensor_parallelism_show_less_where_they_overlap() -> Non
         ("train", {"attention": "flash"}, "must be fused or unfused"),
     ],
 )
-def test_what_no_run_could_mean_is_refused(section: str, values: dict, said: str) -> None:
+def test_contradicting_requests_are_refused(section: str, values: dict, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         _experts_ms(section, **values)

@@ -147,7 +147,7 @@ def test_stages_of_the_plan_hold_what_their_ranks_have() -> None:
     assert all(sum(rank.terms.values()) == rank.peak_bytes for rank in plan.memory)
 
 
-def test_what_runs_again_keeps_the_inputs_it_was_measured_with() -> None:
+def test_a_recomputed_encoder_keeps_its_measured_inputs() -> None:
     profile = small_profile(capacity_mib=2000)
     measurements = [
         replace(m, modules={**m.modules, "image_encoder": replace(m.modules["image_encoder"], input_bytes=7 * MIB)})

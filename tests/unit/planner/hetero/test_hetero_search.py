@@ -1,4 +1,4 @@
-"""The hetero search against enumeration of every choice, and what it says where nothing fits."""
+"""The hetero search against enumeration of every choice, and its error if nothing fits."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def brute_force(profile, by_stage):
 
 @pytest.mark.parametrize("by_stage", [True, False])
 @pytest.mark.parametrize("capacity_mib", [60_000, 14_000, 9_000])
-def test_nothing_listed_is_faster(capacity_mib, by_stage):
+def test_no_listed_split_is_faster(capacity_mib, by_stage):
     profile = language_profile(num_layers=LAYERS, tensor=(1, 2), batches=(1, 2), capacity_mib=capacity_mib)
     best = brute_force(profile, by_stage)
     if best == float("inf"):

@@ -33,7 +33,7 @@ def test_no_placement_takes_less_than_its_states() -> None:
             assert max(rank.peak_bytes for rank in found.memory) >= least > 0
 
 
-def test_what_states_rule_out_is_named_with_their_bytes() -> None:
+def test_layouts_that_their_states_rule_out_are_named_with_their_bytes() -> None:
     profile, cluster = small_profile(), Cluster(num_nodes=1, devices_per_node=4, memory_limit_bytes=60 * MIB)
     candidates, _ = enumerate_layouts(profile, cluster, 16, SpaceOptions())
     left, full, verdicts = too_full(profile, cluster, candidates)

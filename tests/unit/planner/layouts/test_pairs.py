@@ -1,4 +1,4 @@
-"""Combined 1F1B in the outer search: where it is legal, what it gains, and bounds that hold."""
+"""Combined 1F1B in the outer search: its legal layouts, its gain, and valid bounds."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The search against enumeration, its verdicts, and what it says where nothing fits."""
+"""The search against enumeration, its verdicts, and its error if nothing fits."""
 
 from __future__ import annotations
 

@@ -224,7 +224,7 @@ def test_runs_of_drawn_data_fail_no_more_often_than_the_bound(micro_batch_size: 
     assert out_of_memory(profile, enough, data, factors, 10**6).probability == 0
 
 
-def test_what_was_not_read_is_no_certificate() -> None:
+def test_too_many_unread_records_rule_out_a_safe_bound() -> None:
     profile, data = profile_of(), data_of(long_tail(100), num_records=10**6)
     plan = one_plan(profile)
     assert out_of_memory(profile, plan, data, sample_factors(profile, data), 100).probability == 1

@@ -24,7 +24,7 @@ def test_every_sharding_has_both_ends_before_any_has_a_middle():
     assert len(chosen) == MAX_ANCHORS
 
 
-def test_of_many_shardings_the_farthest_apart_are_taken():
+def test_the_farthest_apart_of_many_shardings_are_chosen():
     chosen = choose(space((1, 2, 4, 8), (1, 2, 4), (1, 2, 4)))
     assert len(chosen) == MAX_ANCHORS
     assert {1, 8} <= {point.tensor_size for point in chosen}

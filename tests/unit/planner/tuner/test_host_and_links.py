@@ -1,4 +1,4 @@
-"""Rates are found again in what was made with them; what nobody sampled comes from the datasheet."""
+"""Rates are recovered from samples made with them; tiers without samples come from the datasheet."""
 
 import pytest
 

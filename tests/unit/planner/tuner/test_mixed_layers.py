@@ -161,7 +161,7 @@ def test_the_fastest_recompute_that_fits_is_found_for_any_costs_of_each_kind_of_
     assert len(used) > 1
 
 
-def test_what_adds_less_to_the_mean_layer_may_be_slower_where_the_slowest_stage_pays_for_it():
+def test_a_kind_that_adds_less_on_average_may_be_slower_on_the_slowest_stage():
     """One heavy layer in eight is alone on its stage: what costs it nothing wins, though the others pay more."""
 
     def mix(module):

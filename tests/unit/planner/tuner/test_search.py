@@ -1,4 +1,4 @@
-"""The search gives what trying everything gives, and says what it left out."""
+"""The search equals trying all configurations, and lists the omitted ones."""
 
 import pytest
 from language_profile import language_profile
@@ -92,14 +92,14 @@ def test_less_memory_brings_recomputation_of_as_few_layers_as_fit():
     assert kinds[60_000] == "none" != kinds[17_000]
 
 
-def test_nothing_fits_names_what_needs_least():
+def test_an_infeasible_search_names_the_layout_that_needs_least():
     cluster, dimensions = Cluster(num_nodes=1, devices_per_node=2), Dimensions()
     space = enumerate_space(variants(capacity_mib=100), cluster, 8, dimensions)
     with pytest.raises(InfeasiblePlan, match=r"The one that needs least memory: PP.* needs .* of 100.0 MiB"):
         search(space, cluster, 8, dimensions)
 
 
-def test_nothing_legal_names_the_rules():
+def test_a_search_without_legal_layouts_names_the_rules():
     cluster, dimensions = Cluster(num_nodes=1, devices_per_node=4), Dimensions()
     space = enumerate_space(variants(tensor=(1,), batches=(8,)), cluster, 7, dimensions)
     with pytest.raises(ConfigError, match="global batch N is not divisible"):

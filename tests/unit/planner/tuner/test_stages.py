@@ -79,7 +79,7 @@ def test_a_plain_pipeline_has_no_inner_stage_and_uses_the_last_ones_figure():
     assert figures(cost) == pytest.approx((80.0, 10.0, 400.0, 400.0, 150.0))
 
 
-def test_of_several_pipelines_the_middle_counts():
+def test_the_median_of_several_pipelines_counts():
     cost = fit(
         sample(1, message=60.0, passes=[0.0, 300.0], end=100.0),
         sample(2, message=100.0, passes=[20.0, 50.0, 70.0, 500.0], end=200.0),

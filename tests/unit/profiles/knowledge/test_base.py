@@ -29,7 +29,7 @@ def _write(path: Path, worker: int) -> None:
         base.record("dev", "soft", [(_mm(worker + 1, index + 1, 8), _sample(1.0 + index))])
 
 
-def test_what_was_recorded_is_found_again_and_only_under_its_fingerprints(tmp_path: Path) -> None:
+def test_recorded_samples_are_found_again_only_under_their_fingerprints(tmp_path: Path) -> None:
     base = KnowledgeBase(tmp_path / "base.sqlite")
     base.record("dev", "soft", [(_mm(8, 8, 8), _sample(5.0))])
     found = KnowledgeBase(tmp_path / "base.sqlite").find("dev", "soft", _mm(8, 8, 8))
@@ -173,7 +173,7 @@ def test_an_export_holds_no_json_as_text_and_one_of_an_earlier_release_is_read(t
         [["x"], {"map": 0.5}],
     ],
 )
-def test_what_is_no_signature_is_named_in_a_line(tmp_path: Path, signature: object) -> None:
+def test_an_invalid_signature_is_named_in_a_line(tmp_path: Path, signature: object) -> None:
     entry = {"device": "d", "software": "s", "name": "aten.mm", "signature": signature, "sizes": []}
     (tmp_path / "all.json").write_text(json.dumps({"schema_version": 2, "samples": [entry]}))
     with pytest.raises(ProfileError, match=r"sample 0 is broken: .* is not a signature of an operator"):

@@ -1,4 +1,4 @@
-"""The torch.cuda facade: what it answers, what it leaves alone, and that undo leaves nothing behind."""
+"""The torch.cuda facade: its answers, functions that it leaves unchanged, and a complete undo."""
 
 import json
 import subprocess

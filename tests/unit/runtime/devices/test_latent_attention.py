@@ -10,7 +10,7 @@ from mindspeed_autoparallel.runtime.devices.cpu.latent_attention import let_loca
 
 
 class LocalAttention:
-    """As Megatron's: one head size, views of key and value, and a result as wide as it was told at construction."""
+    """Like Megatron's: one head size, views of key and value, and a result of the width given at construction."""
 
     def __init__(self, config, attention_dropout=None):
         self.num_attention_heads_per_partition = config["heads"]

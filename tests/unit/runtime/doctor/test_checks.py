@@ -1,4 +1,4 @@
-"""Every check on a made-up node: what it says when all is well, and when not."""
+"""Every check on a made-up node: its findings without and with a fault."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ def test_report_gives_each_reason_and_the_same_exports_in_every_form(node_with: 
         ("--tensor-model-parallel-size 7 --num-attention-heads 32 --mm-model model.json", None),
     ],
 )
-def test_what_megatron_would_refuse_is_a_problem(node_with: Make, flags: str, said: str | None) -> None:
+def test_settings_that_megatron_refuses_are_problems(node_with: Make, flags: str, said: str | None) -> None:
     found = list(launch.check_model_sizes(node_with(script=parse_script(f"torchrun t.py {flags}"))))
     assert statuses(found) == ([PROBLEM] if said else [])
     assert said is None or said in found[0].what

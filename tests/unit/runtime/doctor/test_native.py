@@ -36,7 +36,7 @@ def found(folder: Path, text: str) -> list[tuple[str, str, str]]:
         ("data:", "dat:", "problem", "no section 'data'"),
     ],
 )
-def test_what_a_file_does_unseen_is_found(tmp_path: Path, old: str, new: str, status: str, words: str) -> None:
+def test_settings_with_unnoticed_effects_are_found(tmp_path: Path, old: str, new: str, status: str, words: str) -> None:
     # A stack inside another one, listed in front of it; a size of one is DistributedDataParallel.
     text = TEXT.replace(STACK, "      - model.layers.{*}.mlp\n" + STACK) if "prefetch" in new else TEXT
     text = text.replace("size: auto", "size: 1") if "meta" in old else text

@@ -1,4 +1,4 @@
-"""`--auto-parallel-elastic` before anything starts: what it needs, the plan it takes, and spare processes."""
+"""`--auto-parallel-elastic` before anything starts: its requirements, the chosen plan, and spare processes."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_plan_that_no_training_takes_is_not_written(plan_file: Path, tmp_path:
         ({"ckpt_format": "torch"}, "torch_dist"),
     ],
 )
-def test_what_is_missing_is_named(changes: dict[str, Any], words: str, plan_file: Path, tmp_path: Path) -> None:
+def test_missing_flags_are_named(changes: dict[str, Any], words: str, plan_file: Path, tmp_path: Path) -> None:
     given = {
         "auto_parallel_plan": str(plan_file),
         "save": str(tmp_path),

@@ -1,4 +1,4 @@
-"""Fields of a dataclass as flags: what argparse is told, what a host made of them, and what is refused."""
+"""Fields of a dataclass as flags: their argparse options, values set by a host, and refusals."""
 
 import argparse
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ def test_the_type_of_a_field_determines_the_type_in_argparse():
     assert ranks.convert("3") == 3
 
 
-def test_what_the_host_registered_itself_is_read_all_the_same():
+def test_flags_that_the_host_registered_itself_are_read_as_well():
     read = read_flags(Flags, argparse.Namespace(num_ranks="8", limit=2, mode=None, other=1))
     assert read == Flags(num_ranks=8, limit=2.0)
 

@@ -36,7 +36,7 @@ def test_flags_are_read_beside_words_of_the_trainer() -> None:
         (["--auto-parallel-preflight", "p", "--auto-parallel-preflight-steps", "2"], "at least 3, got 2"),
         (["--auto-parallel-preflight", "p", "--auto-parallel-preflight-imbalance", "nan"], "at least 1, got nan"),
         (["--auto-parallel-memory-limit-mib", "-1", "--auto-parallel-preflight", "p"], "at least 1, got -1"),
-        (["--auto-tuning"], "no flag of the native"),
+        (["--auto-tuning"], "not a flag of the native"),
         (["--simulated-nnodes", "two"], "must be a whole number, got 'two'"),
         (["--auto-parallel-plan", "p", "--auto-parallel-check-steps", "0"], "at least 1"),
     ],

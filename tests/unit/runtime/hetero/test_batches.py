@@ -43,7 +43,7 @@ def test_every_chunk_of_a_rank_has_its_own_batches() -> None:
     assert list(batches) == [None, None]
 
 
-def test_who_lets_go_later_has_a_copy() -> None:
+def test_a_reader_that_releases_later_has_a_copy() -> None:
     batches, taken = pull(iter("ab"), 2)
     assert batches is not None
     other = batches.copy()

@@ -59,7 +59,7 @@ def test_an_adapter_named_in_the_file_comes_before_the_hosts_own(monkeypatch):
 
 
 def test_mindspeed_mm_needs_no_word_of_ours_in_its_model_file(monkeypatch):
-    """Its users had to name our adapter in model.json, and a file without it died on every rank."""
+    """Without an adapter in model.json MindSpeed-MM's own one is used."""
     pytest.importorskip("torch")
     monkeypatch.setitem(sys.modules, "mindspeed_mm", types.ModuleType("mindspeed_mm"))
     monkeypatch.setattr(building, "current_job", HeteroJob)

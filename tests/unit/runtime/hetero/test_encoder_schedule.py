@@ -17,7 +17,7 @@ from mindspeed_autoparallel.runtime.hetero.schedules import WindowedSchedule
 
 
 class Recorded:
-    """Stands in for one encoder's macro-batches; writes down what is asked of it."""
+    """Stands in for one encoder's macro-batches; records the calls."""
 
     def __init__(self, log, name, num_microbatches, scale):
         self.log, self.name, self.scale, self.total = log, name, scale, num_microbatches
@@ -139,7 +139,7 @@ def test_no_stage_waits_in_a_circle(num_stages, num_microbatches):
 
 
 def no_circle(steps):
-    """Messages and meetings both wait for the other side; the replay must not stop, whatever waits."""
+    """Messages and meetings both wait for the other side; the replay must not stop."""
     posted, met = set(), {}
 
     def take(stage, step):

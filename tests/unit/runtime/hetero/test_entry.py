@@ -1,4 +1,4 @@
-"""--hetero-parallel before anything is built: what it sets, and everything it refuses."""
+"""--hetero-parallel before anything is built: the arguments that it sets, and its refusals."""
 
 import argparse
 import json
@@ -113,7 +113,7 @@ def test_the_backbones_sizes_become_the_hosts_arguments(job, tmp_path):
         ({"model": {**MODEL, "text_decoder": {"tp": 3}}}, "8 ranks are not a multiple of tp 3"),
     ],
 )
-def test_what_cannot_be_is_refused_with_its_numbers(job, tmp_path, changes, message):
+def test_impossible_sizes_are_refused_with_their_numbers(job, tmp_path, changes, message):
     model = changes.pop("model", MODEL)
     with pytest.raises(ConfigError, match=message):
         entry.prepare(arguments(tmp_path, model, **changes))

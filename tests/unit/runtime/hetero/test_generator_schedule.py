@@ -82,7 +82,7 @@ def steps_of(stage: int, num_stages: int, num_microbatches: int, diagonal: bool)
 def test_every_stage_reaches_every_exchange_between_the_last_stages_forward_and_backward(
     num_stages: int, more: int, diagonal: bool
 ) -> None:
-    """Messages and exchanges both wait for the other side; the replay must not stop, whatever waits."""
+    """Messages and exchanges both wait for the other side; the replay must not stop."""
     steps = [steps_of(stage, num_stages, num_stages + more, diagonal) for stage in range(num_stages)]
     arrived, forwards = [0] * num_stages, 0
     posted: set[object] = set()

@@ -1,4 +1,4 @@
-"""Which sample an image or a clip belongs to and where its tokens lie, told from the tokens."""
+"""The sample of an image or a clip and the places of its tokens, derived from the tokens."""
 
 import pytest
 

@@ -41,7 +41,7 @@ def test_an_outcome_without_a_log_quotes_no_line():
     assert LaunchOutcome(status=LaunchStatus.FAILED, exit_code=1).summary() == "failed on node 0 after 0 s, exit code 1"
 
 
-def test_what_bindings_say_at_every_end_does_not_hide_the_error(tmp_path):
+def test_output_of_bindings_at_exit_does_not_hide_the_error(tmp_path):
     leaks = [f' - leaked {kind} "x"' for kind in ("type", "function", "instance")] * 30
     log = tmp_path / "log"
     log.write_text(

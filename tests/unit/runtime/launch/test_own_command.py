@@ -1,4 +1,4 @@
-"""Children start with the command line that the user typed, whatever the script has made of it since."""
+"""Children start with the command line that the user typed, even if the script has changed it since."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Reserved ports: nobody else's, and still usable."""
+"""Reserved ports: refused to other processes, and still usable."""
 
 import socket
 

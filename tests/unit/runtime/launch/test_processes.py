@@ -38,7 +38,7 @@ def alive(pid):
 
 
 def assert_nobody_is_left(tmp_path):
-    """No process has ``tmp_path`` among its words, killed ones that nobody has asked after aside."""
+    """No process has ``tmp_path`` among its words, except killed ones that are not yet reaped."""
     deadline = time.monotonic() + 120
     while processes := [path for path in Path("/proc").glob("[0-9]*/cmdline") if names(path, tmp_path)]:
         assert time.monotonic() < deadline, processes
@@ -165,7 +165,7 @@ def test_stopping_on_request_ends_the_children(tmp_path):
 
 
 def test_children_see_what_the_users_training_would_see():
-    """Seen on MindSpeed-MM: a launch script's own variable was missing, and every measuring launch died of it."""
+    """A launch script's own variables reach every measuring process, for example on MindSpeed-MM."""
     parent = {
         "PATH": "/bin",
         "MY_DATA": "/data",

@@ -1,4 +1,4 @@
-"""What the user described: modules, layers, and a hash that knows the model from its layout."""
+"""The user's description: modules, layers, and a hash that depends on the model and not on its layout."""
 
 import argparse
 import json
@@ -104,13 +104,13 @@ GPT = {"num_layers": 8, "hidden_size": 64, "num_attention_heads": 4, "num_query_
     ],
     ids=str,
 )
-def test_what_shapes_a_language_model_is_in_its_hash(change):
+def test_all_sizes_of_a_language_model_are_in_its_hash(change):
     plain, other = (describe(argparse.Namespace(**{**GPT, **more})) for more in ({}, change))
     assert plain.model_hash != other.model_hash
 
 
 @pytest.mark.parametrize("change", [{"num_query_groups": 4}, {"kv_lora_rank": 32}, {"moe_layer_freq": 1}], ids=str)
-def test_what_is_switched_off_is_not(change):
+def test_switched_off_arguments_are_not_in_the_hash(change):
     plain, other = (describe(argparse.Namespace(**{**GPT, **more})) for more in ({}, change))
     assert plain.model_hash == other.model_hash
 

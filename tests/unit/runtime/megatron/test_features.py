@@ -86,7 +86,7 @@ def test_a_second_parse_starts_nothing_and_gives_the_same_arguments(started):
     assert second.tensor_model_parallel_size == 2
 
 
-def test_who_keeps_the_arguments_keeps_those_of_the_last_parse(started):
+def test_kept_arguments_are_those_of_the_last_parse(started):
     from mindspeed_autoparallel.runtime.hetero.job import current_job
 
     job = current_job()

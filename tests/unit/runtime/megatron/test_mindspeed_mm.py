@@ -50,7 +50,7 @@ def test_a_file_for_all_ranks_has_the_largest_number():
 
 @pytest.mark.parametrize(("layers", "ranks"), [((0, 4), [12]), ((0, 3, 1), [11, 12]), ((0, 0, 4), [12])])
 def test_the_embedding_is_tied_from_the_stage_where_the_language_model_begins(layers, ranks):
-    """Images alone on the first stage: its rank was in the group, never called it, and the job hung for its timeout."""
+    """With images alone on the first stage its rank must not be in the group: it never calls the collective."""
     place_embedding(layers, len(layers), Path("plan.json"))
     given = tie_first_and_last(lambda *args, **kwargs: kwargs, (), {"order": "tp", "get_embedding_ranks": None})
     assert given["order"] == "tp"
@@ -72,7 +72,7 @@ def test_a_later_chunk_with_tied_embeddings_is_refused():
 
 
 def test_the_model_file_determines_whether_embeddings_are_tied():
-    """As the host reads it: not said is not tied."""
+    """As in the host, a missing key means untied."""
     assert ties_embeddings({"text_decoder": {"untie_embeddings_and_output_weights": False}})
     assert not ties_embeddings({"text_decoder": {"untie_embeddings_and_output_weights": True}})
     assert not ties_embeddings({"text_decoder": {}})

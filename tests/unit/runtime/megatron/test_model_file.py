@@ -20,7 +20,7 @@ def modules(content):
 
 
 def test_the_text_decoder_is_last_regardless_of_its_place_in_the_file():
-    """InternVL, DeepSeek-VL2 and Qwen3-VL write it first; it was planned as the encoder of a text decoder."""
+    """InternVL, DeepSeek-VL2 and Qwen3-VL list it first, but it is not an encoder."""
     found = modules({"model_id": "InternVL3", "text_decoder": TEXT, "image_encoder": VISION})
     assert found == [("image_encoder", 24, True), ("text_decoder", 28, False)]
 

@@ -1,4 +1,4 @@
-"""Around a host's parse_args: flags join, features see the training's arguments and nobody else's."""
+"""Around a host's parse_args: flags join, and features get the training's arguments only."""
 
 import argparse
 import sys

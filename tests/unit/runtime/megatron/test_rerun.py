@@ -18,7 +18,7 @@ def test_batches_are_kept_outside_only(monkeypatch):
     assert data.saved_microbatches == [0, 2]
 
 
-def test_what_is_kept_of_the_step_before_is_let_go_of(monkeypatch):
+def test_objects_of_the_previous_step_are_released(monkeypatch):
     machine = machines.RerunStateMachine(mode=machines.RerunMode.REPORT_DETERMINISM_STATS)
     monkeypatch.setattr(machines, "_GLOBAL_RERUN_STATE_MACHINE", machine)
     alone, replayed = (machines.RerunDataIterator(iter(range(10))) for _ in range(2))

@@ -138,7 +138,7 @@ def test_sizes_layers_and_recompute_reach_the_host(job, tmp_path):
 
 @pytest.fixture
 def flags_job(job, monkeypatch):
-    """Arguments of a language model described by flags, and the command line they came from."""
+    """Arguments of a language model described by flags, and their command line."""
     arguments = job(make_plan({"text_decoder": [1, 3]}, tensor_size=1))
     del arguments.mm_model
 
@@ -196,7 +196,7 @@ def test_the_scripts_combined_1f1b_stays_where_megatron_allows_it(
 
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_gathering_along_with_the_step_stays_on_with_virtual_stages_alone(flags_job, capsys, chunks):
-    """A functional test of 0.19 searched, and its training by the plan ended in Megatron's assertion."""
+    """Otherwise the training ends in an assertion of Megatron (a functional test of 0.19)."""
     plan = make_plan({"text_decoder": [1] * 2 * chunks}, virtual_size=chunks, distributed_optimizer=True)
     name = "overlap_param_gather_with_optimizer_step"
     arguments = flags_job(plan, overlap_grad_reduce=True, overlap_param_gather=True, **{name: True})
@@ -208,7 +208,7 @@ def test_gathering_along_with_the_step_stays_on_with_virtual_stages_alone(flags_
 
 
 def test_no_gather_is_hidden_beside_the_legacy_models_of_0_12(flags_job, capsys):
-    """Four functional tests of 0.12 ended in Megatron's assertion."""
+    """Otherwise the training ends in an assertion of Megatron (four functional tests of 0.12)."""
     overlaps = {"overlap_gradient_reduce": True, "overlap_parameter_gather": True, "distributed_optimizer": True}
     for legacy in (False, True):
         arguments = flags_job(make_plan({"text_decoder": [1, 3]}, **overlaps), use_legacy_models=legacy)
@@ -220,7 +220,7 @@ def test_no_gather_is_hidden_beside_the_legacy_models_of_0_12(flags_job, capsys)
 
 @pytest.mark.parametrize(("sizes", "stay"), [([2, 2], False), ([1, 1], True)])
 def test_a_hierarchy_of_context_parallel_ranks_stays_with_its_own_size_alone(flags_job, capsys, sizes, stay):
-    """A functional test of four releases ended in Megatron's assertion of the product."""
+    """Otherwise Megatron's assertion of the product ends the training (a functional test of four releases)."""
     arguments = flags_job(hierarchical_context_parallel_sizes=sizes, cp_comm_type=["a2a+p2p"])
     prepare(arguments)
     assert arguments.hierarchical_context_parallel_sizes == (sizes if stay else None)
@@ -237,7 +237,8 @@ def test_recomputation_in_advance_is_not_left_on_under_a_plan(flags_job, capsys)
 
 @pytest.mark.parametrize("split", [[1, 3], [4]])
 def test_switches_of_pipelines_stay_on_under_a_plan_with_such_a_pipeline_alone(flags_job, capsys, split):
-    """Functional tests of four releases ended in Megatron's checks of its configuration, behind those of arguments."""
+    """Otherwise Megatron's checks of its configuration, after those of arguments, end functional tests of four
+    releases."""
     arguments = flags_job(
         make_plan({"text_decoder": split}, tensor_size=3 - len(split)),
         overlap_p2p_comm_warmup_flush=True,
@@ -252,7 +253,7 @@ def test_switches_of_pipelines_stay_on_under_a_plan_with_such_a_pipeline_alone(f
 
 
 def test_ranks_that_share_an_expert_follow_the_plan_in_a_model_without_experts(flags_job, capsys):
-    """Functional tests of three releases ended where Megatron divides the world by them."""
+    """Otherwise functional tests of three releases end where Megatron divides the world by them."""
     arguments = flags_job(expert_tensor_parallel_size=4)
     prepare(arguments)
     assert arguments.expert_tensor_parallel_size is None
@@ -340,7 +341,7 @@ def test_a_plan_with_lost_layers_is_refused(job):
 
 
 def test_mindspeed_mm_gets_the_number_of_its_own_stage(job, monkeypatch):
-    """Its blocks compare a layer with one number: a list per stage died in the first forward, on every rank."""
+    """Its blocks compare a layer with one number: a list per stage fails in the first forward, on every rank."""
     monkeypatch.setitem(sys.modules, "mindspeed_mm", ModuleType("mindspeed_mm"))
     arguments = job(make_plan(TWO, {"text_decoder": [0, 2]}))
     decoders = {}
@@ -608,7 +609,7 @@ def test_mindspeed_needs_context_parallelism_on_the_command_line(flags_job, monk
     ids=str,
 )
 def test_a_training_that_would_end_at_its_first_checkpoint_does_not_begin(flags_job, accepted):
-    """Megatron 0.16, 0.19 and 0.20 end there with an assertion, whatever laid out the stages."""
+    """Megatron 0.16, 0.19 and 0.20 end there with an assertion, for any layout of stages."""
     given = {
         "save": "out",
         "ckpt_format": "torch_dist",

@@ -1,4 +1,4 @@
-"""A training that was watched teaches a device file, once per plan; what cannot be learnt from is said."""
+"""A watched training calibrates a device file, once per plan; unusable runs are reported."""
 
 import argparse
 import json

@@ -218,7 +218,7 @@ def _with_light_selective(_: str, layer: BlockCost) -> BlockCost:
 
 
 def test_a_plan_recomputes_what_flags_can_give(tmp_path: Path) -> None:
-    """Full in some layers and selective in others is in no flag of Megatron's: its own plan was refused."""
+    """Megatron has no flag for full recompute in some layers and selective in others: such a plan is refused."""
     given = {"seq_length": 4096, "num_layers": 16, "context_parallel_size": 1, "auto_parallel_work_dir": str(tmp_path)}
     arguments = _arguments(
         **{**_SEARCH, **given, "simulated_nproc_per_node": 1, "auto_parallel_memory_limit_mib": 7000}

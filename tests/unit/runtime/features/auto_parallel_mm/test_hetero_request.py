@@ -1,4 +1,4 @@
-"""A hetero search as it is asked for: refused before anything is measured, and written to a model.json of its own."""
+"""A request for a hetero search: refused before anything is measured, or written to a separate model.json."""
 
 from __future__ import annotations
 
@@ -176,7 +176,8 @@ def test_written_model_has_the_plan_sizes_and_nothing_of_the_old_layout(tmp_path
 def test_the_file_for_mindspeed_mm_keeps_its_adapter_and_names_the_flag_that_is_ours_there(
     tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file lost an adapter named on the encoder as a whole, and asked for the host's own hetero parallel."""
+    """The file keeps an adapter that is named on the encoder as a whole, and leaves the host's own hetero
+    parallel off."""
     words = {"adapter": "mindspeed_autoparallel.runtime.hetero.adapters.mindspeed_mm:ImageEncoder"}
     for place in ("image_encoder", "vision_encoder"):
         content = copy.deepcopy(MODEL)
@@ -234,7 +235,7 @@ def _light_selective(_: str, layer: BlockCost) -> BlockCost:
 
 @pytest.mark.parametrize("samples", [False, True])
 def test_both_kinds_of_plan_recompute_what_model_json_can_give(tmp_path: Path, samples: bool) -> None:
-    """No key of model.json holds layers of several kinds: the search ended once it had found such a plan."""
+    """No key of model.json holds layers of several kinds: the search must not choose such a plan."""
     model_file(tmp_path)
     arguments = with_samples(tmp_path) if samples else asked(tmp_path)
     profile = small_profile(capacity_mib=240 if samples else 180)
@@ -285,9 +286,7 @@ def test_where_stages_are_refused_the_best_plan_of_one_is_searched(
 @pytest.mark.parametrize(
     ("refused", "kept"), [({"use_torch_fsdp2": True}, "homogeneous"), (_ENDS_AT_A_CHECKPOINT, "hetero")]
 )
-def test_of_two_plans_the_one_that_its_training_takes_is_kept(
-    tmp_path: Path, refused: dict[str, Any], kept: str
-) -> None:
+def test_the_plan_that_its_training_accepts_is_kept_of_two(tmp_path: Path, refused: dict[str, Any], kept: str) -> None:
     model_file(tmp_path)
     request, profile = read_request(asked(tmp_path)), small_profile(capacity_mib=150)
     found = search(request, profile, asked(tmp_path, **refused))

@@ -1,4 +1,4 @@
-"""Only what was measured, or really ran out of memory, is kept; a failed launch is nobody's measurement."""
+"""Only measurements and real shortages of memory are kept; a failed launch leaves no result."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_script_that_fails_in_its_first_microbatch_is_launched_twice_and_not_o
 def test_a_layout_at_which_the_script_fails_alike_for_two_microbatch_sizes_is_given_up(
     measurements: Measurements, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    """Every microbatch size of a layout that the script cannot run cost two launches of its own."""
+    """Otherwise every microbatch size of a layout that the script cannot run costs two launches."""
     points = tuple(replace(point, micro_batch_size=size) for point in POINTS[:2] for size in (1, 2, 4, 8))
     measurements._task = replace(measurements._task, points=points)
     error = "RuntimeError: shape '[2, 7]' is invalid for input of size 9"
@@ -154,14 +154,14 @@ def test_a_process_that_dies_once_is_tried_again(measurements: Measurements, tmp
     assert statuses(measurements.measure(coordinator)) == ["ok"] * 3
 
 
-def test_what_really_ran_out_of_memory_is_kept(measurements: Measurements, tmp_path: Path):
+def test_points_that_ran_out_of_memory_are_kept(measurements: Measurements, tmp_path: Path):
     full = Coordinator(lambda point: "out_of_memory" if point == POINTS[0] else "ok", tmp_path)
     assert statuses(measurements.measure(full)) == ["out_of_memory", "ok", "ok"]
     assert list(measurements.kept()) == list(POINTS)
 
 
 def test_a_shortage_of_the_machines_memory_is_tried_again_and_never_kept(measurements: Measurements, tmp_path: Path):
-    """Another program held it at that moment: larger microbatches were left untried, and the next run believed it."""
+    """Another program holds the memory at that moment: larger microbatches are still tried, now and in the next run."""
     points = tuple(replace(POINTS[0], micro_batch_size=size) for size in (1, 2, 4))
     measurements._task = replace(measurements._task, points=points)
     once = iter([HOST_SHORTAGE])
@@ -184,7 +184,7 @@ def test_a_full_disk_ends_the_search_and_is_named(measurements: Measurements, tm
     assert list(measurements.kept()) == [POINTS[0]]
 
 
-def test_what_the_process_refuses_is_tried_again_by_the_next_run(measurements: Measurements, tmp_path: Path):
+def test_points_that_the_process_refuses_are_retried_by_the_next_run(measurements: Measurements, tmp_path: Path):
     refused = Coordinator(lambda point: "refused" if point == POINTS[2] else "ok", tmp_path)
     assert statuses(measurements.measure(refused)) == ["ok", "ok", "failed"]
     assert POINTS[2] not in measurements.kept()

@@ -44,8 +44,8 @@ def test_tensor_parallel_experts_are_measured_with_sequence_parallelism(tmp_path
 
 @pytest.mark.parametrize(("expert_size", "sizes"), [(1, {1, 2, 4}), (2, {1, 2}), (4, {1})])
 def test_experts_and_tensor_ranks_are_measured_on_the_devices_that_are_there(tmp_path, expert_size, sizes):
-    """Megatron gives every expert TP ranks of its own: two devices could not measure TP 2 with EP 2, and the search
-    ended there with what it had measured."""
+    """Megatron gives every expert TP ranks of its own: two devices cannot measure TP 2 with EP 2, and the search must
+    leave that point out."""
     flags = {"num_experts": 4, "expert_model_parallel_size": expert_size}
     request = read_request(argparse.Namespace(**COMMON, **flags, auto_parallel_work_dir=str(tmp_path)))
     assert {point.tensor_size for point in request.points()} == sizes

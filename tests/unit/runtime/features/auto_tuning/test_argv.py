@@ -40,7 +40,7 @@ USER = [
 ]
 
 
-def test_what_is_tuned_replaces_the_users_and_the_rest_stays():
+def test_tuned_flags_replace_the_users_and_the_rest_stays():
     words = words_of({"tensor_model_parallel_size": 2, "micro_batch_size": 1, "sequence_parallel": False})
     command = with_configuration(USER, words)
     assert command == [
@@ -149,7 +149,7 @@ LAYOUTS = [
 @pytest.mark.parametrize("num_experts", [0, 8])
 @pytest.mark.parametrize("sizes", LAYOUTS, ids=str)
 def test_the_launched_values_are_the_predicted_ones(sizes, num_experts, settings):
-    """Megatron's own parser reads back what a configuration was priced with, whatever the script has of its own."""
+    """Megatron's own parser reads back the priced values, with any other flags in the script."""
     arguments_module = pytest.importorskip("megatron.training.arguments")
     own = ["train.py", *(word for words in OWN.values() for word in words)]
     parser = arguments_module.add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))

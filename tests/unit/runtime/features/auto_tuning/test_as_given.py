@@ -1,4 +1,4 @@
-"""What the script would do by its own flags is found among what was searched, or the reason is said."""
+"""The script's own configuration is found among the searched ones, or the reason is given."""
 
 import argparse
 

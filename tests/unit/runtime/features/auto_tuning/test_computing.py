@@ -81,6 +81,6 @@ def test_structure_and_collectives_tell_kinds_apart_too():
     assert kinds([a], [a], [a], collectives=(None, gather, None)) == (0, 1, 0)
 
 
-def test_what_the_first_layer_makes_for_all_is_no_kind_of_its_own():
+def test_tensors_that_the_first_layer_makes_for_all_form_no_kind_of_their_own():
     a, b = call("mm"), call("softmax")
     assert kinds([a], [a], [b], [a], once=[call("triu"), call("bitwise_not")]) == (0, 0, 1, 0)

@@ -1,4 +1,4 @@
-"""What is searched follows from model, ranks and host; whatever is not searched says why."""
+"""The searched dimensions follow from model, ranks and host; each omitted one has a reason."""
 
 import argparse
 from dataclasses import replace
@@ -115,7 +115,7 @@ def test_modules_of_experts_are_recomputed_where_megatron_can(request_):
     assert not any({"moe", "moe_act"} <= set(kind.split(":")[1].split(",")) for kind in kinds)
 
 
-def test_what_host_or_device_lack_is_left_out_with_the_reason(request_):
+def test_switches_that_host_or_device_lack_are_left_out_with_the_reason(request_):
     plan = plan_search(request_, argparse.Namespace(), "cpu")
     assert plan.dimensions.recompute == ("none",)
     assert not plan.dimensions.uneven_stages

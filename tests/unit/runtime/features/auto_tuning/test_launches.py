@@ -1,4 +1,4 @@
-"""What a run says of its launches."""
+"""The notes of a run on its launches."""
 
 import sys
 from types import SimpleNamespace

@@ -45,7 +45,7 @@ def test_none_where_devices_or_layers_do_not_make_two_stages(case):
     assert chunks(**case) == []
 
 
-def test_of_several_layouts_the_first_that_the_devices_hold_is_cut():
+def test_the_first_of_several_layouts_that_the_devices_hold_is_cut():
     wide, narrow = MeasuredAt(tensor_size=4), MeasuredAt(tensor_size=2)
     request = SimpleNamespace(num_measuring=4, num_layers=4)
     assert {item.at for item in pipelines_of(request, [wide, narrow], "freed")} == {narrow}
@@ -82,7 +82,7 @@ def of_model(tmp_path):
 
 
 def priced(figures):
-    """The device cost of a run that knows ``figures``."""
+    """The device cost of a run with known ``figures``."""
     tier = LinkTier(default=Collective(latency_us=1.0, bytes_per_s=1e9))
     costs = SimpleNamespace(
         step=StepCost(),
@@ -100,7 +100,7 @@ def test_the_measured_overhead_of_pipelines_is_part_of_every_price(of_model):
     assert device.stage_overhead == StageOverhead(first_us=1.0, inner_us=2.0, last_us=3.0)
 
 
-def test_what_is_kept_of_a_pipeline_is_read_back(of_model):
+def test_kept_results_of_a_pipeline_are_read_back(of_model):
     for interleaved in (None, 9.0):
         cost = PipelineCost(message_us=5.0, interleaved_message_us=interleaved, stage=StageOverhead(last_us=3.0))
         of_model(str(interleaved)).keep_pipeline_cost(cost)

@@ -59,7 +59,8 @@ POINTS = tuple(MeasuredAt(micro_batch_size=size) for size in (1, 2, 3, 4))
 
 @pytest.fixture
 def tracing(tmp_path, monkeypatch):
-    """Traces ``POINTS`` with a script that does as told before it takes a point, and at each; returns what came of it."""
+    """Traces ``POINTS`` with a script that runs the given steps before it takes a point, and at each; returns the
+    results."""
 
     def run(set_up="pass", trace="pass", num_processes=2, timeout_s=600.0):
         script = tmp_path / "script.py"
@@ -86,7 +87,7 @@ def failed(found):
     return {point.micro_batch_size: result.failure.reason for point, result in found.items() if result.failure}
 
 
-def test_who_is_free_takes_the_next_point(tracing):
+def test_a_free_process_takes_the_next_point(tracing):
     # Whoever has the first point waits there for the second, which only the other process can do meanwhile.
     second = "task.result_file(next(point for point in task.points if point.micro_batch_size == 2))"
     done = tracing(trace=f"wait_for({second}) if size == 1 else None")
@@ -96,7 +97,7 @@ def test_who_is_free_takes_the_next_point(tracing):
     assert by[1] == 1 - by[0]
 
 
-def test_of_two_processes_that_both_set_up_one_may_die_and_the_other_does_everything(tracing):
+def test_one_of_two_processes_may_die_after_the_set_up_and_the_other_does_everything(tracing):
     done = tracing(set_up="die(signal.SIGSEGV) if process == 0 else None")
     assert done.rounds == ["failed", "ok"]
     assert not failed(done.found)
@@ -112,7 +113,7 @@ def test_processes_that_all_die_before_their_first_point_are_started_once_more(t
     assert not failed(done.found)
 
 
-def test_of_points_that_the_script_cannot_be_set_up_in_only_those_are_left_out(tracing):
+def test_only_points_that_the_script_cannot_be_set_up_in_are_left_out(tracing):
     done = tracing(
         set_up="die(signal.SIGSEGV) if task.points[0].micro_batch_size == 1 else None",
         trace="die(signal.SIGSEGV) if size == 1 else None",

@@ -1,4 +1,4 @@
-"""A reason that many layouts share is told once."""
+"""A reason that many layouts share is listed once."""
 
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.profiles.records import TraceResult

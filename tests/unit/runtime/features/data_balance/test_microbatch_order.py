@@ -128,7 +128,7 @@ def test_without_the_flags_the_hosts_schedule_is_returned_itself() -> None:
         ({"data_balance": True, "use_gloo_process_groups": False}, "leave out --disable-gloo-process-groups"),
     ],
 )
-def test_what_would_not_be_the_same_training_is_refused(flags: dict[str, Any], words: str) -> None:
+def test_settings_that_would_change_the_training_are_refused(flags: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         prepared(**flags)
 

@@ -1,4 +1,4 @@
-"""Which ranks a pre-flight runs, what it concludes, and how it reports."""
+"""The ranks that a pre-flight runs, its verdict, and its report."""
 
 from __future__ import annotations
 
@@ -116,11 +116,11 @@ def test_numbers_select_the_ranks_that_stand_for_them() -> None:
     assert [kind.rank for kind in selected(kinds, "3, 2, 1", None, LAYOUT)] == [2, 0]
     with pytest.raises(ConfigError, match="8 is not a rank of this layout, which has ranks 0 to 7"):
         selected(kinds, "0,8", None, LAYOUT)
-    with pytest.raises(ConfigError, match="worst is no rank"):
+    with pytest.raises(ConfigError, match="worst is not a rank"):
         selected(kinds, "worst", None, LAYOUT)
 
 
-def test_it_fits_where_every_kind_does_and_the_step_is_replayed() -> None:
+def test_a_layout_fits_if_every_kind_of_ranks_does_and_the_step_is_replayed() -> None:
     result = conclude(request(), reports())
     assert result.verdict == "fits" and "20.0 MiB to spare on the fullest rank, 0" in result.verdict_text
     # 1F1B of two equal stages and four microbatches: (4 + 1) x (100 + 200), and the optimizer.

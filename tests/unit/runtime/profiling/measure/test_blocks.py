@@ -254,7 +254,7 @@ def test_hooks_are_gone_after_a_failure():
 
 @pytest.mark.parametrize(("said", "flag", "tied"), [(True, True, True), (False, False, False), (None, True, False)])
 def test_the_built_model_determines_whether_its_embeddings_are_tied(said, flag, tied):
-    """MindSpeed-MM's model.json said untied, the flags said nothing: plans had an all-reduce that training lacks."""
+    """MindSpeed-MM's model.json decides, not the flags: a plan must not have an all-reduce that training lacks."""
     import types
 
     model = torch.nn.ModuleList([torch.nn.Linear(2, 2)])

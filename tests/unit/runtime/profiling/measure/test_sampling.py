@@ -20,13 +20,13 @@ def test_the_largest_of_the_next_batches_is_given_alone():
     assert num_bytes(next(batches)) == num_bytes(batch(9))
 
 
-def test_what_is_given_is_a_copy_that_no_loader_keeps():
+def test_the_returned_batch_is_a_copy_that_no_loader_keeps():
     kept = [batch(2)]
     (given,) = largest_of_next(iter(kept), 16)
     assert given["images"][0].data_ptr() != kept[0]["images"][0].data_ptr()
 
 
-def test_what_was_read_is_let_go_of_before_the_copy_is_used():
+def test_the_read_batch_is_released_before_the_copy_is_used():
     storages = []
 
     def batches():

@@ -1,4 +1,4 @@
-"""Tracing processes share the work, answer in order, and end whatever happens."""
+"""Tracing processes share the work, answer in order, and end in every case."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def tracing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return put
 
 
-def test_what_is_kept_is_not_traced_again(tracing, tmp_path: Path) -> None:
+def test_kept_traces_are_not_repeated(tracing, tmp_path: Path) -> None:
     tracing()
     request = TraceRequest(**_LAYER)
     first = process.trace(request, tmp_path)
@@ -70,7 +70,7 @@ def test_a_process_that_dies_is_reported_with_its_last_lines(tracing) -> None:
         process.trace(TraceRequest(**_LAYER))
 
 
-def test_what_a_process_dies_at_is_tried_once_more_and_costs_nothing_else(tracing, tmp_path: Path) -> None:
+def test_a_request_at_which_a_process_dies_is_retried_once_and_costs_nothing_else(tracing, tmp_path: Path) -> None:
     tracing(
         "if request['hidden'] == 128: sys.exit('no such layer')\n"
         "        if request['hidden'] == 192 and not os.path.exists(sys.argv[0] + 'x'):\n"
