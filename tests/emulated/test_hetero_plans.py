@@ -26,6 +26,8 @@ from emulated_device.hetero_plans import (
 from emulated_device.launching import run_hetero
 
 pytestmark = [pytest.mark.emulated, pytest.mark.megatron, pytest.mark.torch]
+EIGHT = replace(LOADS[1], global_batch_size=8)
+"""Fewer samples, of which every odd scale still leaves a remainder."""
 
 
 @functools.cache
@@ -58,12 +60,11 @@ def test_speed_up_of_hetero_is_predicted_within_two_percent() -> None:
 def forced_and_measured() -> list[tuple[Forced, float]]:
     """Choices that no search would make, and their steps on the device in microseconds; one launch."""
     pytest.importorskip("megatron.core")
-    load = LOADS[1]
     choices = [
-        *forced(load, [hetero_plan(load, 1, layouts=[layout]) for layout in (TP2_PP2, PP4)]),
-        *forced_data_parallel(load),
-        *forced_stages(load)[::2],
-        *forced_window(load)[::2],
+        *forced(EIGHT, [hetero_plan(EIGHT, 1, layouts=[layout]) for layout in (TP2_PP2, PP4)]),
+        *forced_data_parallel(LOADS[1]),
+        *forced_stages(EIGHT)[::2],
+        *forced_window(EIGHT)[::2],
     ]
     choices += [replace(choice, sequential=True) for choice in choices[:6]]
     measured = run_hetero([choice.case() for choice in choices])
@@ -80,7 +81,7 @@ def test_odd_scales_memory_modes_own_pipelines_and_slow_transfers_are_predicted(
 
 def test_steps_with_a_generator_of_its_own_layout_are_predicted() -> None:
     pytest.importorskip("megatron.core")
-    choices = forced_generators(LOADS[1])
+    choices = forced_generators(EIGHT)
     measured = run_hetero([choice.case() for choice in choices], timeout_s=580)
     for choice, step_ns in zip(choices, measured, strict=True):
         rel = 5e-4 if choice.inputs_travel else 1e-6

@@ -10,6 +10,7 @@ the largest relative difference of a gradient and where, and the error where the
 import mindspeed_autoparallel  # noqa: F401  # first: before megatron
 
 # isort: split
+import argparse
 import copy
 import json
 import sys
@@ -19,7 +20,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import num_microbatches_calculator, rerun_state_machine
 from megatron.core import parallel_state as mpu
-from megatron.training import global_vars
+from megatron.training import arguments, ft_integration, global_vars
 from megatron.training import training as host
 from ranks import leave_with
 
@@ -33,6 +34,8 @@ SMALL = 1e-4
 """Of the model's largest gradient: a parameter's whose own is smaller is compared with this."""
 GROUPS = states.GroupMemo()
 """One for all cases: every gloo group has threads of its own."""
+FLAGS = arguments.add_megatron_arguments(argparse.ArgumentParser(add_help=False))
+"""Megatron's, which take longer to add than a case takes to train: added once for all cases and ranks."""
 found = {}
 
 
@@ -42,6 +45,8 @@ def main():
     pristine = {name: _copied(value) for name, value in vars(mpu).items() if name[0] == "_"}
     states.GroupMemo = lambda: GROUPS
     job.watch_ranks = lambda: None
+    arguments.add_megatron_arguments = lambda parser: argparse.ArgumentParser(parents=[FLAGS], allow_abbrev=False)
+    ft_integration.setup = lambda: None  # reads the flags again, for a package that is not there
     original = host.setup_model_and_optimizer
     host.setup_model_and_optimizer = lambda *given, **named: _observed(original(*given, **named))
     results = {}

@@ -121,7 +121,7 @@ def main():
     draws = [None] * 4
     dist.all_gather_object(draws, [first, outside, second, third])
     found["draws"] = draws
-    rounds = 20000
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 20000
     # Time of this process: others that run beside it are not its business.
     started = time.process_time()
     for _ in range(rounds):
