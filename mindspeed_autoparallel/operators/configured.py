@@ -83,9 +83,7 @@ def explain(plan: OperatorPlan, operator: str) -> list[str]:
     return lines
 
 
-def _of_operator(
-    repeat: Callable[[float], list[ExplainedCut]], operator: str, mem_coeff: float
-) -> list[ExplainedCut]:
+def _of_operator(repeat: Callable[[float], list[ExplainedCut]], operator: str, mem_coeff: float) -> list[ExplainedCut]:
     """Search again and keep the decisions of one operator."""
     return [entry for entry in repeat(mem_coeff) if entry.operator == operator]
 
