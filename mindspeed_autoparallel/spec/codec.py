@@ -12,7 +12,7 @@ import functools
 import math
 import types
 from collections.abc import Callable
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from mindspeed_autoparallel.errors import AutoParallelError, ConfigError
 
@@ -37,7 +37,7 @@ def to_json(value: Any) -> Any:
 def from_json(kind: type[T], value: Any, where: str, error: type[AutoParallelError] = ConfigError) -> T:
     """Convert ``value`` (parsed JSON) to a ``kind``; ``where`` starts the path in messages; bad input raises
     ``error``."""
-    result: T = _decoder(kind)(value, where, error)
+    result: T = _decoder(cast("Any", kind))(value, where, error)
     return result
 
 

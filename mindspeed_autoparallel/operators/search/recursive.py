@@ -36,7 +36,8 @@ class ExplainedCut:
 
 
 Neighbours = tuple[Collection[str], int, int]
-"""Products that a tensor reaches: their names, this product's tensor, and theirs; 0 is A, 1 is B and 2 is C."""
+"""Products that a tensor reaches: their names (a tuple for a single later one), this product's tensor, and theirs; 0 is
+A, 1 is B and 2 is C."""
 
 
 def main_neighbours(graph: Graph, *, later: bool = True) -> dict[str, list[Neighbours]]:
@@ -110,6 +111,34 @@ def _cut_of(node: Node, axis: int) -> str:
     return "I" if axis in rows else "J" if axis == j else "K" if axis == k else "none"
 
 
+def _rest_costs(
+    neighbours: Sequence[Neighbours],
+    volumes: tuple[int, int, int],
+    decided: Mapping[str, str],
+    counted: dict[int, Counter[str | None]] | None,
+) -> tuple[float, float, float, float]:
+    """Return the redistribution from and to decided neighbours for each of ``_CUTS``.
+
+    ``counted``: cuts of shared groups, all of them decided; None: they are counted each time.
+    """
+    rest = [0.0, 0.0, 0.0, 0.0]
+    for others, mine, theirs in neighbours:
+        if isinstance(others, tuple):
+            counts: Mapping[str | None, int] = {decided.get(others[0]): 1}
+        elif counted is None:
+            counts = Counter(map(decided.get, others))
+        else:
+            if id(others) not in counted:
+                counted[id(others)] = Counter(map(decided.get, others))
+            counts = counted[id(others)]
+        for theirs_cut, number in counts.items():
+            if theirs_cut is not None:
+                wanted, cost = _CUTS[theirs_cut][theirs], number * REDISTRIBUTION_WEIGHT * volumes[mine]
+                for index, vectors in enumerate(_CUTS.values()):
+                    rest[index] += cost if vectors[mine] != wanted else 0
+    return rest[0], rest[1], rest[2], rest[3]
+
+
 def cut_main_operators(
     decisions: Decisions,
     mem_coeff: float,
@@ -137,15 +166,7 @@ def cut_main_operators(
     for node in order:
         i, j, k = sizes[node.name]
         volumes = (i * k, k * j, i * j)
-        rest = [0.0, 0.0, 0.0, 0.0]
-        for others, mine, theirs in neighbours[node.name]:
-            if by_weight or id(others) not in counted:
-                # In graph order all of them are decided, once for every product that shares the group.
-                counted[id(others)] = Counter(map(decided.get, others))
-            for theirs_cut, number in counted[id(others)].items():
-                for index, cut in enumerate(_CUTS):
-                    if theirs_cut is not None and _CUTS[cut][mine] != _CUTS[theirs_cut][theirs]:
-                        rest[index] += number * REDISTRIBUTION_WEIGHT * volumes[mine]
+        rest = _rest_costs(neighbours[node.name], volumes, decided, None if by_weight else counted)
         before = {_cut_of(node, axis) for axis, _ in decisions.cuts(node.name)}
         row_parts = math.prod(n for axis, n in decisions.cuts(node.name) if _cut_of(node, axis) == "I")
         costs = cut_costs(
@@ -153,7 +174,7 @@ def cut_main_operators(
             j,
             k,
             mem_coeff,
-            rest=(rest[0], rest[1], rest[2], rest[3]),
+            rest=rest,
             j_is_cut="J" in before,
             k_is_cut="K" in before,
             i_is_allowed=most_row_parts is None or 2 * row_parts <= most_row_parts,

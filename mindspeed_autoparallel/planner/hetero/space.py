@@ -168,7 +168,7 @@ def _unbeaten(found: Sequence[T], weights: Callable[[T], tuple[float, ...]]) -> 
     kept, left = list[T](), numpy.arange(len(found))
     while len(left):
         first, left = left[0], left[1:]
-        kept.append(found[first])
+        kept.append(found[int(first)])
         left = left[(rows[left] < rows[first]).any(axis=1)]
     return kept
 

@@ -54,7 +54,7 @@ def train(folder: Path, *words: str, until: int = UNTIL, tied: bool = False) -> 
     model = MODEL.replace("--ckpt-format torch_dist", "")
     if tied:
         model = model.replace("--untie-embeddings-and-output-weights", "")
-    given = f"{model} {LLAMA} --global-batch-size 8 {' '.join(words)} --train-iters {until} --lr-decay-iters {UNTIL}"
+    given = f"{model} {LLAMA} --global-batch-size 4 {' '.join(words)} --train-iters {until} --lr-decay-iters {UNTIL}"
     ranks = run_ranks(2, SCRIPT, *given.split(), timeout_s=500, cwd=folder)
     text = "\n".join(rank.stdout for rank in ranks)
     return {int(step): float(loss) for step, loss in re.findall(r"^STEP (\d+) (\S+) \d+$", text, re.MULTILINE)}
