@@ -123,6 +123,7 @@ def _computed(arguments: argparse.Namespace, file: HostFile) -> ShardedProfile:
         micro_batch_size=file.micro_batch,
         bytes_of=file.bytes_of,
         eager=file.eager,
+        loops_experts=file.loops_experts,
         tensor_size=file.tensor_size,
         sequence_parallel=file.sequence_parallel,
     )

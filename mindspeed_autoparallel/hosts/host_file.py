@@ -37,6 +37,8 @@ class HostFile:
     sequence_parallel: bool = False
     eager: bool = False
     """Whether attention is unfused and keeps its matrices."""
+    loops_experts: bool = False
+    """Whether experts run one after another."""
     tokens: int
     """Tokens of the longest sample; 0: not in the file."""
     tokens_key: str

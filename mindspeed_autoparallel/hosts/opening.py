@@ -97,6 +97,7 @@ def _of_trainer(file: TrainerFile) -> HostFile:
     return HostFile(
         path=file.path,
         micro_batch=file.size(keys.micro_batch) or file.given.get("micro_batch_size", 1),
+        loops_experts=_loops_experts(file),
         tensor_size=file.tensor_size,
         notes=(ADAPTERS,) if values.tree.get("peft") else (),
         sequence_parallel=bool(keys.sequence_parallel) and values.switch(keys.sequence_parallel, False),
@@ -108,6 +109,13 @@ def _of_trainer(file: TrainerFile) -> HostFile:
         decisions=lambda modules, devices, npu: trainer_decisions(file, modules, devices),
         written=written,
     )
+
+
+def _loops_experts(file: TrainerFile) -> bool:
+    """Return whether MindSpeed-LLM runs experts one after another, as its defaults do."""
+    grouped = file.values.switch("optimization.moe_grouped_gemm", False)
+    dispatcher = file.values.text("parallel.ep_dispatcher")
+    return file.trainer.name == "MindSpeed-LLM" and not grouped and dispatcher in ("", "eager")
 
 
 def _integer(values: Values, key: str) -> int:

@@ -87,7 +87,7 @@ def decoder_kinds(
             kinds[f"{name}: experts"] = ModuleKind(
                 parameters=tuple(math.prod(shape) for shape in shapes) or (round(counted.expert),),
                 shapes=shapes,
-                costs=tuple(_experts(point, work, device, kind) for point, work in works.items()),
+                costs=tuple(_experts(point, work, device, kind, stacked_experts) for point, work in works.items()),
             )
     return kinds
 
@@ -173,7 +173,7 @@ def layer_costs(point: CostPoint, work: Workload, device: Device, kind: LayerKin
     )
 
 
-def _experts(point: CostPoint, work: Workload, device: Device, kind: LayerKind) -> ModuleCosts:
+def _experts(point: CostPoint, work: Workload, device: Device, kind: LayerKind, is_stacked: bool) -> ModuleCosts:
     efficiency = device.efficiency(work.stack)
     own = LayerKind(kind.mixer, "none")
     whole = layer_time(work, device, efficiency, _NO_EXCHANGE, kind, recomputed=False)
@@ -181,14 +181,18 @@ def _experts(point: CostPoint, work: Workload, device: Device, kind: LayerKind) 
     saved = layer_activation_bytes(work, kind, recomputed=False) - layer_activation_bytes(work, own, recomputed=False)
     hidden = _hidden_bytes(work)
     gradients = layer_parameters(work, kind).expert * work.element_bytes
+    indexed = work.model.num_experts // work.expert_size if is_stacked and not work.grouped_products else 0
+    # The gradient of one indexed expert is as large as that of all: zeros are written, and then added to those before.
+    passes = max(0, 4 * indexed - 3)
     return ModuleCosts(
         at=point,
         forward_us=max(0.0, whole.forward_us - rest.forward_us),
-        backward_us=max(0.0, whole.backward_us - rest.backward_us),
+        backward_us=max(0.0, whole.backward_us - rest.backward_us)
+        + memory_pass_us(device, efficiency, passes * gradients),
         output_bytes=hidden,
         input_bytes=hidden,
         kept_bytes=max(0, round(saved) - hidden),
-        backward_transient_bytes=round(backward_transient_bytes(work, kind) + gradients),
+        backward_transient_bytes=round(backward_transient_bytes(work, kind) + gradients * (1 + (indexed > 1))),
         made_gradient_bytes=round(gradients),
         expert_sent_bytes=round(work.routed_rows * work.model.expert_width * work.element_bytes),
     )

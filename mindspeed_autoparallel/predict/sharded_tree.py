@@ -58,6 +58,8 @@ class Described:
     """Whether these share the hidden state between blocks, too."""
     eager: bool = False
     """Whether attention keeps its matrices (``attn_implementation: eager``)."""
+    loops_experts: bool = False
+    """Whether experts run one after another, each indexed from the tensors of all."""
 
 
 @dataclass(frozen=True)
@@ -201,6 +203,7 @@ class _Points:
         self.micro_batches = sorted({*_MICRO_BATCHES, described.micro_batch_size})
         self.tensor, self.parallel = described.tensor_size, {"sp": described.sequence_parallel}
         self.train: dict[str, object] = {"attention": "unfused", "dropout": False} if described.eager else {}
+        self.train |= {"grouped_gemm": False} if described.loops_experts else {}
 
     def works(self) -> Iterator[tuple[CostPoint, Workload]]:
         """Yield the decoder at every point that its shape allows; the plain one first."""

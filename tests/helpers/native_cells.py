@@ -33,6 +33,9 @@ class Kind:
     template: str = "qwen3_vl_nothink"
     collate: str = "qwen3vl"
     prefixes: tuple[str, str] = ("model.visual", "model.language_model")
+    attention: str = "sdpa"
+    recomputes_tower: bool = True
+    """Whether the trainer can recompute blocks of the tower: it hands MiMo's a cache that they do not take."""
 
 
 MEDIA = {"text": "", "pictures": "images: images, ", "sounds": "images: images, audios: audios, "}
@@ -42,6 +45,14 @@ KINDS = {
     "omni": Kind("qwen3_omni_moe", "qwen3omni", TRANSFORMERS_5, "qwen3_omni_nothink", "qwen3omni", ("visual", "model")),
     "linear": Kind("qwen3_5", "qwen3_5", TRANSFORMERS_5_2),
     "linear-moe": Kind("qwen3_5_moe", "qwen3_5_moe", TRANSFORMERS_5_2),
+    "mimo": Kind(
+        "mimo_v25",
+        "mimov2_5",
+        TRANSFORMERS_5_2,
+        prefixes=("visual", "model"),
+        attention="eager",
+        recomputes_tower=False,
+    ),
 }
 
 
@@ -133,7 +144,9 @@ def environment() -> dict[str, str]:
 def write_model(folder: Path, kind: str) -> None:
     """Write model and data by the host's own libraries."""
     command = [os.environ[KINDS[kind].python], str(HERE / "tiny_native.py"), str(folder), kind]
-    variables = {**environment(), "PYTHONPATH": str(HERE / "native_stand_ins"), "NON_MEGATRON": ""}
+    variables = environment()
+    if kind != "mimo":  # the others are transformers' own classes, which the trainer's patches are not for
+        variables |= {"PYTHONPATH": str(HERE / "native_stand_ins"), "NON_MEGATRON": ""}
     subprocess.run(command, check=True, env=variables, capture_output=True)
 
 
@@ -141,9 +154,10 @@ def write_config(folder: Path, kind: str, values: Mapping[str, Value], plugin: b
     """Write the configuration of a model that ``write_model`` wrote, with ``values`` set."""
     text, own = (HERE / "native_host.yaml").read_text("utf-8"), KINDS[kind]
     words = {"FOLDER": str(folder), "MODEL_ID": own.model_id, "MODULE": own.module, "TEMPLATE": own.template}
-    words |= {"COLLATE": own.collate, "DATA": data, "MEDIA, ": MEDIA[data]}
+    words |= {"COLLATE": own.collate, "DATA": data, "MEDIA, ": MEDIA[data], "sdpa": own.attention}
     for word, replacement in words.items():
         text = text.replace(word, replacement)
+    text = text if own.recomputes_tower else text.replace("      - model.visual.blocks.{*}  # of the tower, too\n", "")
     text = text.replace("model.visual", own.prefixes[0]).replace("model.language_model", own.prefixes[1])
     text = text if plugin else text.replace(OWN_PLUGIN, "")
     path = folder / "config.yaml"

@@ -49,6 +49,8 @@ CELLS = [
     *(("omni", "sounds", plan) for plan in (SHARDED, HYBRID, PREFETCHED)),
     *(("linear", "pictures", plan) for plan in (SHARDED, HYBRID, ULYSSES)),
     *(("linear-moe", "pictures", plan) for plan in (SHARDED, EXPERTS, EXPERTS_HYBRID)),
+    ("mimo", "text", SHARDED),
+    *(("mimo", "pictures", plan) for plan in (SHARDED, EXPERTS, EXPERTS_HYBRID)),
 ]
 
 
@@ -103,25 +105,26 @@ def test_plans_train_as_one_process_does(prepared, kind, data, name):
     close(done.steps, expected)
 
 
-def test_a_search_writes_a_plan_and_a_yaml_that_train_as_one_process_does(prepared):
-    kind = "moe"
+@pytest.mark.parametrize("kind", ["moe", "mimo"])
+def test_a_search_writes_a_plan_and_a_yaml_that_train_as_one_process_does(prepared, kind):
     folder, _expected = prepared(kind, "text")
     config = write_config(folder, kind, {"training.gradient_accumulation_steps": 2})
     text = config.read_text("utf-8")
     words = ["--auto-parallel-mm", "--simulated-nnodes", "1", "--simulated-nproc-per-node", "4"]
-    found = run_native_host(2, config, *words)
+    python = KINDS[kind].python
+    found = run_native_host(2, config, *words, python=python)
     assert found.status == 0, found.output[-3000:]
     assert config.read_text("utf-8") == text
     sizes = json.loads((folder / "plan.json").read_text())["decisions"]["sizes"]
     written = folder / "config.planned.yaml"
     assert "# the whole world" in written.read_text("utf-8") and "# every layer" in written.read_text("utf-8")
     assert sizes["num_devices"] == 4
-    planned = run_native_host(4, config, "--auto-parallel-plan", "plan.json")
-    by_yaml = run_native_host(4, write_plain(written))
+    planned = run_native_host(4, config, "--auto-parallel-plan", "plan.json", python=python)
+    by_yaml = run_native_host(4, write_plain(written), python=python)
     # The trainer averages over micro batches, so one process trains in micro batches of the plan's size.
     size = sizes["micro_batch_size"]
     batch = {"training.micro_batch_size": size, "training.gradient_accumulation_steps": 8 // size}
-    alone = run_native_host(1, write_config(folder, kind, batch, plugin=False))
+    alone = run_native_host(1, write_config(folder, kind, batch, plugin=False), python=python)
     assert planned.status == by_yaml.status == alone.status == 0, planned.output[-3000:] + by_yaml.output[-3000:]
     close(planned.steps, alone.steps)
     close(by_yaml.steps, alone.steps)

@@ -1,13 +1,15 @@
 """Write a four-layer model of MindSpeed-MM's native trainer with random weights, a tokenizer of bytes, and talks.
 
-python tiny_native.py FOLDER KIND       needs transformers 4.57 (moe, dense), 5.0 (omni) or 5.2 (linear, linear-moe)
+python tiny_native.py FOLDER KIND       needs transformers 4.57 (moe, dense), 5.0 (omni) or 5.2 (linear, linear-moe, mimo)
 
-``moe`` is Qwen3-VL with experts, ``dense`` the one without, ``omni`` the thinker of Qwen3-Omni, ``linear`` and ``linear-moe`` Qwen3.5. Data:
+``moe`` is Qwen3-VL with experts, ``dense`` the one without, ``omni`` the thinker of Qwen3-Omni, ``linear`` and ``linear-moe`` Qwen3.5, ``mimo``
+MiMo-V2.5 without sound, whose classes are the trainer's own. Data:
 ``text.json``, ``pictures.json`` with one picture in each talk, and ``sounds.json`` with a picture and half a second.
 """
 
 import json
 import random
+import shutil
 import struct
 import sys
 import wave
@@ -65,6 +67,22 @@ VISION = {
     "num_position_embeddings": 64,
     "deepstack_visual_indexes": [0, 1],
 }
+MIMO = {
+    **{key: value for key, value in TEXT.items() if key != "rope_scaling"},
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    "partial_rotary_factor": 0.5,
+    "v_head_dim": 8,
+    "sliding_window": 16,
+    "add_swa_attention_sink_bias": True,
+    "hybrid_layer_pattern": [0, 1, 1, 0],
+    "moe_layer_freq": [False, True, True, True],
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "n_group": 1,
+    "topk_group": 1,
+}
+"""Full and sliding attention, a sink in the latter, values of another width than keys; one dense layer, then experts."""
 AUDIO = {
     "encoder_layers": 2,
     "encoder_attention_heads": 2,
@@ -102,6 +120,20 @@ def write_tokenizer(folder, kind):
     return {name: tokenizer.convert_tokens_to_ids(name) for name in SPECIAL}
 
 
+def write_mimo(folder, numbers):
+    """Write the trainer's own code of MiMo's configuration; return the class of its model, and the configuration."""
+    from mindspeed_mm.fsdp.models.mimov2_5 import configuration_mimo_v2, modeling_mimo_v2
+
+    vision = {key: value for key, value in VISION.items() if key != "deepstack_visual_indexes"}
+    vision |= {"hidden_act": "silu", "qk_channels": 16, "num_key_value_heads": 1, "use_sink": True}
+    vision |= {"visual_token_window_size": 4, "fullatt_block_indexes": [1], "vit_window_attn_types": [1, -1]}
+    tokens = {"image_token_id": numbers["<|image_pad|>"], "video_token_id": numbers["<|video_pad|>"]}
+    config = configuration_mimo_v2.MiMoV2Config(**MIMO, **tokens, vision_config=vision)
+    config.auto_map = {"AutoConfig": "configuration_mimo_v2.MiMoV2Config"}
+    shutil.copy(configuration_mimo_v2.__file__, folder)
+    return modeling_mimo_v2.MiMoV2ForCausalLM, config
+
+
 def write_model(folder, kind):
     """Write a model with weights of a fixed seed."""
     numbers = write_tokenizer(folder, kind)
@@ -120,6 +152,7 @@ def write_model(folder, kind):
         "omni": "Qwen3OmniMoe",
         "linear": "Qwen3_5",
         "linear-moe": "Qwen3_5Moe",
+        "mimo": "MiMoV2",
     }
     if kind == "omni":
         # transformers 5.0.0 reads the attribute before it sets it, as native_stand_ins/sitecustomize.py says.
@@ -138,6 +171,9 @@ def write_model(folder, kind):
             }
         )
         module, inner = transformers.Qwen3OmniMoeThinkerForConditionalGeneration, config.thinker_config
+    elif kind == "mimo":
+        module, inner = write_mimo(folder, numbers)
+        config = inner
     else:
         text = {"moe": TEXT | EXPERTS, "dense": TEXT, "linear": LINEAR, "linear-moe": LINEAR | EXPERTS}[kind]
         text = text | ({"shared_expert_intermediate_size": 64} if kind == "linear-moe" else {})
@@ -147,8 +183,8 @@ def write_model(folder, kind):
         module = getattr(transformers, f"{names[kind]}ForConditionalGeneration")
     torch.manual_seed(7)
     model = module(inner).float()
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1 or name.endswith(("correction_bias", "sink_bias")):  # the latter start empty
             torch.nn.init.normal_(parameter, std=0.05)
     config.architectures = [f"{names[kind]}ForConditionalGeneration"]
     config.save_pretrained(folder)  # of the whole model, where the host trains its thinker alone
