@@ -23,7 +23,7 @@ def _on_cpu(function):
 
 
 def _make_everything_on_cpu():
-    """Wrap what makes a tensor; a mode, which sees every operation, takes a quarter of a small training."""
+    """Wrap what makes a tensor; a mode, which sees every operation, takes a sixth of a small training."""
     factories = {getattr(function, "__name__", "") for function in _device_constructors()}
     for name in {*factories, *_LIKE, "tensor", "as_tensor", "asarray"}:
         function = getattr(torch, name, None)

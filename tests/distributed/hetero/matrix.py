@@ -35,7 +35,7 @@ SMALL = 1e-4
 GROUPS = states.GroupMemo()
 """One for all cases: every gloo group has threads of its own."""
 FLAGS = arguments.add_megatron_arguments(argparse.ArgumentParser(add_help=False))
-"""Megatron's, which take longer to add than a case takes to train: added once for all cases and ranks."""
+"""Megatron's, added once for all cases and ranks."""
 found = {}
 
 

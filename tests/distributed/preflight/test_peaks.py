@@ -149,7 +149,7 @@ FEATURES = [
 
 
 def test_a_rank_played_alone_has_the_peak_of_a_real_one() -> None:
-    found = errors(4, SHORT, [])
+    found = errors(4, [{"batch": 4, **case} for case in SHORT], [])
     assert len(found) == 16
     assert found[0][0] <= TOLERANCE, found[:5]
 

@@ -269,7 +269,7 @@ def main():
     dist.init_process_group("fake", rank=0, world_size=WORLD, store=FakeStore())
     clock_main.use_device()
     gc.collect()
-    gc.freeze()  # what is imported holds no tensor of a case; a look at all objects takes longer than a step
+    gc.freeze()  # what is imported holds no tensor of a case, and every look at all objects would pass through it
     for seed in map(int, sys.argv[1:]):
         torch.manual_seed(seed)
         print(json.dumps(run(seed)), flush=True)

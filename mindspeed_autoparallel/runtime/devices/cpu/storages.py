@@ -114,7 +114,7 @@ class TrackedStorages(TorchDispatchMode):
 
         gc.collect()
         kinds = _with_subclasses(torch.Tensor)
-        # isinstance on arbitrary proxies runs foreign code; type() does not, and takes a tenth of issubclass.
+        # isinstance on arbitrary proxies runs foreign code; type() does not.
         for thing in [thing for thing in gc.get_objects() if type(thing) in kinds]:
             self._add(thing)
             with contextlib.suppress(RuntimeError):  # a tensor that C++ has released has no autograd state

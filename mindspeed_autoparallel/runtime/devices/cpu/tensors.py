@@ -71,7 +71,7 @@ def _let_scripts_know(edits: Edits, function: Any, wrapper: Any) -> None:
 def _on_cpu(function: Callable[..., Any]) -> Any:
     @functools.wraps(function)
     def made_on_cpu(*args: Any, **kwargs: Any) -> Any:
-        if names_accelerator(kwargs.get("device")):
+        if "device" in kwargs and names_accelerator(kwargs["device"]):
             kwargs["device"] = "cpu"
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False  # pinning needs an accelerator
