@@ -163,7 +163,9 @@ def live(shape, problem, decisions, training, policy):
             model(**batch).backward()
         optimizer.step()
 
-    step()
+    saved = set[int]()
+    with torch.autograd.graph.saved_tensors_hooks(partial(address_of, saved), lambda tensor: tensor):
+        step()
     optimizer.zero_grad()
     gc.collect()
     with TrackedStorages(let_go_s=0.0) as storages:
@@ -171,8 +173,18 @@ def live(shape, problem, decisions, training, policy):
         storages.take_peak_bytes()
         step()
         peak = storages.take_peak_bytes()
-    own = sum(tensor.numel() * tensor.element_size() for tensor in batch.values() if tensor is not None)
-    return between - own, peak - own
+    tensors = [tensor for tensor in batch.values() if tensor is not None]
+    own = sum(tensor.nbytes for tensor in tensors)
+    # The replay counts what modules save of the batch, such as pictures, and no more of it.
+    unsaved = sum(tensor.nbytes for tensor in tensors if tensor.data_ptr() not in saved)
+    return between - own, peak - unsaved
+
+
+def address_of(addresses, tensor):
+    """Note the address of what autograd saves, and return it."""
+    if tensor.layout == torch.strided:
+        addresses.add(tensor.untyped_storage().data_ptr())
+    return tensor
 
 
 def recomputing(forward, keep_attention):
