@@ -172,9 +172,7 @@ def test_one_process_keeps_no_layout_but_sizes_of_one(authors, monkeypatch):
     monkeypatch.syspath_prepend(str(HERE.parent))
     import train
 
-    words = (
-        "--swiglu --tensor-model-parallel-size 4 --sequence-parallel --use-ascend-mc2 --context-parallel-size 2 --lr 1"
-    )
+    words = "--swiglu --tensor-model-parallel-size 4 --sequence-parallel --recompute-in-advance --context-parallel-size 2 --lr 1"
     flags = train.flags_of(tuple(words.split()))
     assert train.of_one_process(flags) == ["--swiglu", "--lr", "1", "--tensor-model-parallel-size", "1"]
 

@@ -27,11 +27,11 @@ _LAYOUT = (
     *("--microbatch-group-size-per-virtual-pipeline-stage", "--overlap-p2p-communication-warmup-flush"),
     *("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"),
     *("--no-overlap-p2p-communication", "--defer-embedding-wgrad-compute", "--wgrad-deferral-limit"),
-    *("--use-ascend-mc2", "--recompute-in-advance", "--tp-2d", "--tp-x", "--tp-y", "--num-layer-list"),
+    *("--recompute-in-advance", "--tp-2d", "--tp-x", "--tp-y", "--num-layer-list"),
 )
 """What one process does without."""
-_COMPILED = ("--use-fused-rotary-pos-emb",)
-"""Kernels of MindSpeed's that are compiled where they are first called; arguments are checked with them."""
+_KERNELS = ("--use-fused-rotary-pos-emb", "--use-ascend-mc2")
+"""MindSpeed's that are compiled where they are first called, or communicate by HCCL; arguments are checked with them."""
 
 UNDO = "mindspeed_autoparallel.patching.ENGINE.undo_all()\n"
 _NATIVE = re.compile(r"^as native flags: (.*)$", re.MULTILINE)
@@ -45,7 +45,7 @@ def trained(row: dict[str, Any]) -> dict[str, Any]:
         script, bare = (script_of(Path(row["file"]), folder, undo=undo) for undo in ("", UNDO))
         if (own := str(Path(row["file"]).parent)) not in sys.path:
             sys.path.append(own)
-        words = [word for word in row["words"] if word not in _COMPILED]
+        words = [word for word in row["words"] if word not in _KERNELS]
         flags = flags_of(tuple(words))
         alone = of_one_process(flags)
         one = found["alone"] = _run(script, alone, 1, folder)
