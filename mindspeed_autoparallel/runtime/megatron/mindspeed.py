@@ -16,6 +16,7 @@ LIST_ARGUMENT, NOOP_ARGUMENT = "num_layer_list", "noop_layers"
 
 _NUMBER = "recompute_num_layers"
 _KEYS = ("recompute_granularity", "recompute_method", _NUMBER)
+_VIRTUAL_STAGES_ALONE = ("recompute_in_advance", "recompute_in_bubble")
 
 
 def is_mindspeed_llm(arguments: argparse.Namespace) -> bool:
@@ -96,6 +97,19 @@ def check_tensor_size(arguments: argparse.Namespace, layout: Layout, path: Path)
             f"{' with sequence parallelism' if layout.sequence_parallel else ''}, and --tp-2d runs on --tp-x "
             f"{arguments.tp_x} times --tp-y {arguments.tp_y} ranks, without sequence parallelism. Change these two and "
             "search again, or leave --tp-2d out of the script."
+        )
+
+
+def check_schedule(arguments: argparse.Namespace, layout: Layout, path: Path) -> None:
+    """Raise ``PlanError`` if MindSpeed has replaced the schedule by one that needs virtual stages and the plan has none.
+
+    It does so on import, by the flags of the command line, which a plan can only switch off later.
+    """
+    given = [f"--{name.replace('_', '-')}" for name in _VIRTUAL_STAGES_ALONE if getattr(arguments, name, False)]
+    if given and layout.virtual_size == 1 and "mindspeed" in sys.modules:
+        raise PlanError(
+            f"{path} has 1 virtual stage per pipeline stage, and MindSpeed's schedule for {' and '.join(given)} needs 2 "
+            "or more. Leave that flag out of the script."
         )
 
 

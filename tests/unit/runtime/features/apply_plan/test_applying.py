@@ -235,6 +235,15 @@ def test_recomputation_in_advance_is_not_left_on_under_a_plan(flags_job, capsys)
     assert "replaced by the plan: --recompute-in-advance, True in the script, False now" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("flag", ["recompute_in_advance", "recompute_in_bubble"])
+def test_a_plan_without_virtual_stages_is_refused_beside_mindspeeds_schedule_for_them(flags_job, monkeypatch, flag):
+    """MindSpeed replaces the schedule on import; switched off later, it ended with a TypeError in the first step."""
+    monkeypatch.setitem(sys.modules, "mindspeed", types.ModuleType("mindspeed"))
+    line = rf"has 1 virtual stage .* schedule for --{flag.replace('_', '-')} needs 2 or more. Leave that flag out"
+    with pytest.raises(PlanError, match=line):
+        prepare(flags_job(**{flag: True}))
+
+
 @pytest.mark.parametrize("split", [[1, 3], [4]])
 def test_switches_of_pipelines_stay_on_under_a_plan_with_such_a_pipeline_alone(flags_job, capsys, split):
     """Otherwise Megatron's checks of its configuration, after those of arguments, end functional tests of four
