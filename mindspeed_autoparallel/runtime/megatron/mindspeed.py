@@ -101,15 +101,15 @@ def check_tensor_size(arguments: argparse.Namespace, layout: Layout, path: Path)
 
 
 def check_schedule(arguments: argparse.Namespace, layout: Layout, path: Path) -> None:
-    """Raise ``PlanError`` if MindSpeed has replaced the schedule by one that needs virtual stages and the plan has none.
+    """Raise ``PlanError`` if MindSpeed's schedule needs virtual stages and the plan has none.
 
-    It does so on import, by the flags of the command line, which a plan can only switch off later.
+    MindSpeed chooses its schedule on import, by the flags of the command line, which a plan can only change later.
     """
     given = [f"--{name.replace('_', '-')}" for name in _VIRTUAL_STAGES_ALONE if getattr(arguments, name, False)]
     if given and layout.virtual_size == 1 and "mindspeed" in sys.modules:
         raise PlanError(
-            f"{path} has 1 virtual stage per pipeline stage, and MindSpeed's schedule for {' and '.join(given)} needs 2 "
-            "or more. Leave that flag out of the script."
+            f"{path} has 1 virtual stage per pipeline stage, and MindSpeed's schedule for {' and '.join(given)} needs "
+            "2 or more. Leave that flag out of the script."
         )
 
 
