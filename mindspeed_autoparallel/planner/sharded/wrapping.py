@@ -127,14 +127,27 @@ def wrappings(problem: Problem, decisions: ShardedDecisions) -> Iterator[Sharded
     """Yield ``decisions`` with every other choice of units, except for the longest stack of layers.
 
     Patterns with parameters that have no gradients, split experts (which are always units), and the head of a chunked
-    loss stay unchanged.
+    loss stay unchanged. A part of a stack, such as its embedding, may be called from outside of the stack: it is a
+    unit, or belongs to the root's, or to the one that it belongs to in ``decisions``.
     """
     free = _free_patterns(problem, decisions)
+    parts = {one.pattern for one in problem.profile.modules if not (one.is_layer or one.holds_experts)}
     for chosen in itertools.product((True, False), repeat=len(free)):
         wanted = [pattern for pattern, wrapped in zip(free, chosen, strict=True) if wrapped]
         other = _with_units(problem, decisions, free, wanted)
+        if any(_holder(problem, part, other) not in (part, "", _holder(problem, part, decisions)) for part in parts):
+            continue
         if other.groups != decisions.groups and any(group.pattern for group in other.groups):
             yield other
+
+
+def _holder(problem: Problem, pattern: str, decisions: ShardedDecisions) -> str:
+    """Return the pattern of the unit that holds the parameters of a module of ``pattern``."""
+    units = {group.pattern for group in decisions.groups if group.wrapped}
+    module = next(one for one in problem.profile.modules if one.pattern == pattern)
+    while module.name and module.pattern not in units:
+        module = problem.by_name[module.parent]
+    return module.pattern if module.name else ""
 
 
 def _with_units(

@@ -142,6 +142,20 @@ def test_other_modules_are_wrapped_where_that_is_faster():
     assert better
 
 
+def test_a_part_of_a_stack_stays_a_unit_inside_a_unit():
+    """Trainers call a stack's embedding from outside of it, where the stack's own parameters are not gathered."""
+    problem, decisions, _ = drawn_problem(0)
+    modules = list(problem.profile.modules)
+    embed, at = next(one for one in modules if one.name == "embed"), [one.name for one in modules].index("model")
+    modules.insert(at + 1, replace(embed, parent="model"))
+    modules.remove(embed)
+    inside = Problem(replace(problem.profile, modules=tuple(modules)), problem.host, 4)
+    for other in wrappings(inside, decisions):
+        units = {group.pattern for group in other.groups}
+        assert "embed" in units or "model" not in units
+    assert any("embed" not in {group.pattern for group in other.groups} for other in wrappings(problem, decisions))
+
+
 def test_the_bound_over_units_is_never_above_any_choice_of_them():
     """All units and policies of two layers, with a tower or without, where memory is short and where it is not."""
     shares = []
