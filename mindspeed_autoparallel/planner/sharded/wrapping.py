@@ -131,23 +131,24 @@ def wrappings(problem: Problem, decisions: ShardedDecisions) -> Iterator[Sharded
     unit, or belongs to the root's, or to the one that it belongs to in ``decisions``.
     """
     free = _free_patterns(problem, decisions)
-    parts = {one.pattern for one in problem.profile.modules if not (one.is_layer or one.holds_experts)}
+    given = _holders(problem, decisions)
     for chosen in itertools.product((True, False), repeat=len(free)):
         wanted = [pattern for pattern, wrapped in zip(free, chosen, strict=True) if wrapped]
         other = _with_units(problem, decisions, free, wanted)
-        if any(_holder(problem, part, other) not in (part, "", _holder(problem, part, decisions)) for part in parts):
+        if any(unit not in (part, "", given[part]) for part, unit in _holders(problem, other).items()):
             continue
         if other.groups != decisions.groups and any(group.pattern for group in other.groups):
             yield other
 
 
-def _holder(problem: Problem, pattern: str, decisions: ShardedDecisions) -> str:
-    """Return the pattern of the unit that holds the parameters of a module of ``pattern``."""
-    units = {group.pattern for group in decisions.groups if group.wrapped}
-    module = next(one for one in problem.profile.modules if one.pattern == pattern)
-    while module.name and module.pattern not in units:
-        module = problem.by_name[module.parent]
-    return module.pattern if module.name else ""
+def _holders(problem: Problem, decisions: ShardedDecisions) -> dict[str, str]:
+    """Return the pattern of the unit that holds the parameters, by pattern of modules outside layers and experts."""
+    units = problem.units(decisions)
+    return {
+        module.pattern: units.modules[place].pattern
+        for module, place in zip(problem.profile.modules, units.holders, strict=True)
+        if not (module.is_layer or module.holds_experts)
+    }
 
 
 def _with_units(
