@@ -25,6 +25,8 @@ class Sums(NamedTuple):
     gather of forward starts after it.
     """
 
+    computing: int
+    """Computation of both phases, without copies and recomputation."""
     before: int
     """Computation before the border."""
     after: int
@@ -77,11 +79,13 @@ def _sums(lowering: Lowering, again_ns: int) -> Sums:
     # Backward frees every unit. Forward frees the resharded units, except the root in torch 2.7.
     gathered_again = [(unit, count) for unit, count in reducing if unit.reshard_after_forward and unit.name != "root"]
     before, after = _computing_ns(lowering)
+    computing = before + after
     before += sum(unit.copy_out_ns * count for unit, count in units)
     after += again_ns + sum(unit.pack_ns * count for unit, count in reducing)
     after += sum(unit.copy_out_ns * count for unit, count in gathered_again)
     depth = max((max(one.forward_prefetch, one.backward_prefetch) for one in lowering.decisions.groups), default=0)
     return Sums(
+        computing=computing,
         before=before,
         after=after,
         whole=before + after,
@@ -113,7 +117,7 @@ def _step_ns(lowering: Lowering, sums: Sums, ends: Ends) -> int:
     begun = forward * (lowering.problem.host.variant == "torch" or not more)
     step = max(phases + later * more, forward + sums.reduces * (more + 1))
     step = max(step, later * more + begun + max(sums.reduces, sums.all_reduces))
-    step = max(step, sum(_computing_ns(lowering)) * (more + 1) + ends.lead + ends.tail)
+    step = max(step, sums.computing * (more + 1) + ends.lead + ends.tail)
     return step + lowering.optimizer_ns
 
 
