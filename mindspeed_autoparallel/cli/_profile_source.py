@@ -182,8 +182,6 @@ def _check_analytic(arguments: argparse.Namespace) -> None:
             raise ConfigError(f"--profile-source analytic needs --{flag}.")
     if arguments.network_gbit_per_s is not None and not 0 < arguments.network_gbit_per_s < float("inf"):
         raise ConfigError(f"--network-gbit-per-s must be above 0, got {arguments.network_gbit_per_s:g}.")
-    if arguments.nproc_per_node < 1:
-        raise ConfigError(f"--nproc-per-node must be at least 1, got {arguments.nproc_per_node}.")
     if arguments.seq_length is not None and arguments.seq_length < 1:
         raise ConfigError(f"--seq-length must be at least 1, got {arguments.seq_length}.")
 
