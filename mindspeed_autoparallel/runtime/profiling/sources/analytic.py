@@ -82,7 +82,17 @@ def useful_work_of(arguments: argparse.Namespace, description: Description) -> U
         return None
 
 
-_NEEDED = {"hidden": "hidden_size", "heads": "num_attention_heads"}
+_KEYS = {
+    "num_layers": "num_layers",
+    "hidden": "hidden_size",
+    "head_size": "kv_channels",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_query_groups",
+    "ffn": "ffn_hidden_size",
+    "num_experts": "num_moe_experts",
+}
+"""model.json's spelling of a request's keys."""
+_NEEDED = ("hidden", "heads")
 
 
 def _sections(arguments: argparse.Namespace, description: Description) -> tuple[Section, ...]:
@@ -98,7 +108,7 @@ def _sections(arguments: argparse.Namespace, description: Description) -> tuple[
     for module in description.modules:
         is_last = module is description.modules[-1]
         shape = _of_block(description.block_of(module), arguments, is_last=is_last)
-        if missing := [spelled for name, spelled in _NEEDED.items() if name not in shape]:
+        if missing := [_KEYS[name] for name in _NEEDED if name not in shape]:
             raise ConfigError(
                 f"model.json has no {' and '.join(missing)} of {module.name}, from which costs are computed: measure "
                 "the training (--profile-source measured)."
@@ -122,13 +132,7 @@ def _of_block(block: Mapping[str, object], arguments: argparse.Namespace, *, is_
         "swiglu": bool(block.get("gated_linear_unit", False)),
         "causal": is_last,
         **_given(
-            num_layers=block.get("num_layers"),
-            hidden=block.get("hidden_size"),
-            head_size=block.get("kv_channels"),
-            heads=block.get("num_attention_heads"),
-            kv_heads=block.get("num_query_groups"),
-            ffn=block.get("ffn_hidden_size"),
-            num_experts=block.get("num_moe_experts"),
+            **{name: block.get(key) for name, key in _KEYS.items()},
             topk=block.get("moe_router_topk") if block.get("num_moe_experts") else None,
         ),
     }
