@@ -120,6 +120,13 @@ def test_sizes_shrink_and_every_other_flag_stays(authors):
     assert int(flags["--global-batch-size"][0]) % (small.num_processes // 4) == 0
 
 
+@pytest.mark.parametrize("path", ["/work/run-1/a.json", "(/work/run-1/a.json)", "'/work/run-1/a.json'"])
+def test_a_kept_line_has_no_folder_of_the_machine(authors, path):
+    import kept_rows
+
+    assert kept_rows.short(f"OSError: [Errno 2] no such file: {path}") == "OSError: [Errno N] no such file:"
+
+
 def test_the_table_counts_trainings_by_whose_losses_they_have(authors, tmp_path):
     import kept_rows
     import table

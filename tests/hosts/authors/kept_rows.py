@@ -62,5 +62,5 @@ def _run(run: Row) -> Row:
 def short(line: str) -> str:
     """Return ``line`` without folders and figures, so that equal reasons are equal lines."""
     line = re.sub(r"^\S+\.py: error: ", "", line)
-    line = re.sub(r" \(?/\S+|\d+(\.\d+)?", lambda found: "" if "/" in found[0] else "N", line.replace("|", "/"))
+    line = re.sub(r" [('\"]?/\S+|\d+(\.\d+)?", lambda found: "" if "/" in found[0] else "N", line.replace("|", "/"))
     return line if len(line) <= 110 else line[:107] + "..."
