@@ -61,13 +61,14 @@ ALLGATHER = {**MOE, "moe_token_dispatcher_type": "allgather"}
 
 CASES: dict[str, Case] = {
     "dense": {},
+    "dense-eight": {"batch": 8},
     "tp2-pp2": {"tp": 2, "pp": 2},
     "tp2-sp-dp2": {"tp": 2, "config": {"sequence_parallel": True}},
     "tp2-sp-rms-norm": {"tp": 2, "config": {"sequence_parallel": True, "normalization": "RMSNorm"}},
     "dp4-distributed-optimizer": {"shard": True},
     "dp4-distributed-optimizer-overlapped": {"shard": True, "overlap": True},
     "pp2-vpp2-dp2": {"pp": 2, "vpp": 2},
-    "tp2-pp2-vpp2-groups-of-4": {"tp": 2, "pp": 2, "vpp": 2, "config": {"microbatch_group_size_per_vp_stage": 4}},
+    "pp2-vpp2-dp2-groups-of-4": {"pp": 2, "vpp": 2, "batch": 8, "config": {"microbatch_group_size_per_vp_stage": 4}},
     "tp2-pp2-full-recompute": {"tp": 2, "pp": 2, "config": FULL},
     "tp2-selective-recompute": {"tp": 2, "config": SELECTIVE},
     "tp2-sp-output-recompute": {"tp": 2, "config": {**OUTPUTS, "sequence_parallel": True}, "since": (0, 13)},

@@ -17,13 +17,13 @@ REFERENCES = {
         "dp4-distributed-optimizer",
         "dp4-distributed-optimizer-overlapped",
         "pp2-vpp2-dp2",
-        "tp2-pp2-vpp2-groups-of-4",
         "tp2-pp2-full-recompute",
         "tp2-selective-recompute",
         "tp2-sp-output-recompute",
         "packed-tp2-sp-dp2",
         "packed-cp2-tp2",
     ],
+    "dense-eight": ["pp2-vpp2-dp2-groups-of-4"],
     "dense-rms-norm": ["tp2-sp-rms-norm"],
     "dense-tied": ["tp2-pp2-tied"],
     "moe": [
@@ -38,7 +38,7 @@ REFERENCES = {
 BETWEEN = {
     "tp2-sp-dp2",
     "dp4-distributed-optimizer-overlapped",
-    "tp2-pp2-vpp2-groups-of-4",
+    "pp2-vpp2-dp2-groups-of-4",
     "tp2-pp2-full-recompute",
     "tp2-sp-output-recompute",
     "packed-cp2-tp2",
