@@ -21,7 +21,7 @@ LATE_IMAGES = list(range(8))
 EARLY_IN_ONE_REPLICA = [10, 11, 14, 15]
 """Text only: the last macro-batch of the second replica's ranks is then empty, that of the first's is not."""
 REFERENCES = [
-    {"name": "reference", "steps": 2},
+    {"name": "reference", "steps": 3},
     {"name": "reference_tokens", "per_token": True},
     {"name": "reference_no_images", "text_only": NO_IMAGES},
     {"name": "reference_late_images", "text_only": LATE_IMAGES},
@@ -33,8 +33,8 @@ REFERENCES = [
 ]
 DP4_TP2 = {"encoder": {"tp": 1}, "backbone": {"tp": 2}}
 CASES = [
-    {"name": "dp4_over_tp2_scale2", **DP4_TP2, "scale": 2, "steps": 2},
-    {"name": "dp4_over_tp2pp2_scale4", "encoder": {"tp": 1}, "backbone": {"tp": 2, "pp": 2}, "scale": 4, "steps": 2},
+    {"name": "dp4_over_tp2_scale2", **DP4_TP2, "scale": 2, "steps": 3},
+    {"name": "dp4_over_tp2pp2_scale4", "encoder": {"tp": 1}, "backbone": {"tp": 2, "pp": 2}, "scale": 4, "steps": 3},
     {"name": "tp2_over_pp2", "encoder": {"tp": 2}, "backbone": {"pp": 2}, "evaluate": True},
     {"name": "items_from_several_ranks", "encoder": {"tp": 2}, "backbone": {"pp": 2}, "scale": 3},
     {"name": "cp2_over_cp2tp2_sequence", "encoder": {"cp": 2}, "backbone": {"cp": 2, "tp": 2}, "sp": True},
@@ -75,7 +75,7 @@ CASES = [
         **DP4_TP2,
         "recompute": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
     },
-    {"name": "distributed_optimizer", **DP4_TP2, "distributed_optimizer": True, "steps": 2},
+    {"name": "distributed_optimizer", **DP4_TP2, "distributed_optimizer": True, "steps": 3},
     {"name": "global_balance", **DP4_TP2, "balance": "global"},
     {"name": "no_balance", **DP4_TP2, "balance": "off"},
     {"name": "only_first_tensor_rank_reads", **DP4_TP2, "first_tensor_rank_holds": True},
@@ -116,7 +116,7 @@ CASES = [
 ]
 PP2_OVER_TP2 = {"encoder": {"pp": 2}, "backbone": {"tp": 2}}
 CASES += [
-    {"name": "encoder_pp2_over_tp2_scale2", **PP2_OVER_TP2, "scale": 2, "steps": 2, "evaluate": True},
+    {"name": "encoder_pp2_over_tp2_scale2", **PP2_OVER_TP2, "scale": 2, "steps": 3, "evaluate": True},
     {
         "name": "encoder_tp2pp2_over_pp2_recompute",
         "encoder": {"tp": 2, "pp": 2},
@@ -195,10 +195,10 @@ CASES += [
 ]
 # Drawn numbers differ between layouts: only what holds within one run can be compared.
 DROPOUT = [
-    {"name": "dropout", **DP4_TP2, "dropout": 0.3, "steps": 2},
-    {"name": "dropout_recompute", **DP4_TP2, "dropout": 0.3, "steps": 2, "memory": "recompute"},
-    {"name": "dropout_pp2", **PP2_OVER_TP2, "dropout": 0.3, "steps": 2},
-    {"name": "dropout_pp2_recompute", **PP2_OVER_TP2, "dropout": 0.3, "steps": 2, "memory": "recompute"},
+    {"name": "dropout", **DP4_TP2, "dropout": 0.3, "steps": 3},
+    {"name": "dropout_recompute", **DP4_TP2, "dropout": 0.3, "steps": 3, "memory": "recompute"},
+    {"name": "dropout_pp2", **PP2_OVER_TP2, "dropout": 0.3, "steps": 3},
+    {"name": "dropout_pp2_recompute", **PP2_OVER_TP2, "dropout": 0.3, "steps": 3, "memory": "recompute"},
 ]
 CONTROLS = [
     {"name": "control_one_ddp", **DP4_TP2, "one_ddp": True},

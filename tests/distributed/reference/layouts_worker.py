@@ -53,7 +53,7 @@ from reference_vlm.model.vlm import VisionLanguageModel, current_chunk  # noqa: 
 from reference_vlm.pretrain_vlm import Trainer  # noqa: E402
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "qwen2vl_tiny"
-AMOUNT, VOCABULARY = (2, 4), 512
+VOCABULARY = 512
 
 Values = dict[str, Any]
 
@@ -131,10 +131,9 @@ LAYOUTS: dict[str, Values] = {
 }
 
 
-AMOUNTS = {"ten": (3, 8), "tokens": (3, 8)}
-"""Steps and microbatches of a batch, where batches are rearranged; others take ``AMOUNT``: one microbatch per stage of PP4."""
-AMOUNTS_ON_REQUEST = dict.fromkeys(("ten", "pairs", "tokens"), (10, 8))
-"""Where words of the command line choose the layouts."""
+REARRANGED = {"ten", "pairs", "tokens"}
+"""Families of eight microbatches, whose samples are rearranged: three steps, or ten where words of the command line choose
+them. The others train two steps of four microbatches, one per stage of PP4."""
 BALANCED = {"balance": True}
 """By the reference training's own stream."""
 EXCHANGED = {"exchange": True}
@@ -414,8 +413,7 @@ def main() -> None:
     results = {}
     for name, layout in (LAYOUTS | (ON_REQUEST if chosen else {})).items():
         if not chosen or any(word in name for word in chosen):
-            amounts = AMOUNTS_ON_REQUEST if chosen else AMOUNTS
-            num_steps, num_microbatches = amounts.get(name.split("/")[0], AMOUNT)
+            num_steps, num_microbatches = (10 if chosen else 3, 8) if name.split("/")[0] in REARRANGED else (2, 4)
             results[name] = run_layout(name, {**layout, "microbatches": num_microbatches}, folder, num_steps)
             if dist.get_rank() == 0:
                 (folder / "results.json").write_text(json.dumps(results))
