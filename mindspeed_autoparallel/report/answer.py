@@ -88,7 +88,7 @@ def answer_of(plan: Plan) -> Answer:
         plain_us=plain_us,
         plain_layout=plain.layout.label() if plain is not None and plain.layout is not None else "",
         unoverlapped_us=plan.extra.unoverlapped_us,
-        parameters=_parameters(model.num_parameters / 1e9, model.num_active_parameters / 1e9),
+        parameters=_parameters(model.num_parameters, model.num_active_parameters),
         plain_loss=None if plain_us is None else plain_us / step_us - 1,
         days_per_trillion=TRILLION / tokens_per_s / _DAY_S,
         headroom_bytes=fullest.limit_bytes - fullest.peak_bytes,
@@ -114,11 +114,13 @@ def answer_lines(plan: Plan, tokens: float | None = None) -> list[str]:
     return [*lines, f"  memory: {answer.memory}", *([_plain_line(answer)] if answer.plain_us else [])]
 
 
-def _parameters(total: float, active: float) -> str:
-    """Return `` (30.5 B parameters, 3.3 B active)`` for counts in billions."""
+def _parameters(total: int, active: int) -> str:
+    """Return `` (30.5 B parameters, 3.3 B active)``, or millions (`` M``) below 0.1 B."""
     if not total:
         return ""
-    return f" ({total:.1f} B parameters" + (f", {active:.1f} B active)" if 0 < active < 0.95 * total else ")")
+    unit, name = (1e9, "B") if total >= 1e8 else (1e6, "M")
+    some = f", {active / unit:.1f} {name} active" if 0 < active < 0.95 * total else ""
+    return f" ({total / unit:.1f} {name} parameters{some})"
 
 
 def amount(tokens: float) -> str:

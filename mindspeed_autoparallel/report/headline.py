@@ -106,8 +106,13 @@ def proof(plan: Plan) -> str:
         return f"best of its kind, proved in {search.seconds:.1f} s{of_what}; one of the other kind is faster"
     if search.status == "optimal":
         return f"proved optimal in {search.seconds:.1f} s{of_what}"
-    gap = f"{search.gap_fraction * 100:.1f} %"
+    gap = gap_percent(search.gap_fraction)
     return f"not proved: at most {gap} from the best possible, after {search.seconds:.1f} s{of_what}"
+
+
+def gap_percent(fraction: float) -> str:
+    """Return ``6.4 %``; two digits below 0.1 %, where ``0.0 %`` would look like a proof. A proof has 1e-6 at most."""
+    return f"{fraction * 100:.2g} %" if 1e-6 < fraction < 0.001 else f"{fraction * 100:.1f} %"
 
 
 def _loses(plan: Plan) -> bool:
@@ -141,7 +146,7 @@ def warnings(plan: Plan) -> list[str]:
         why = "The search stopped before a proof"
         if plan.search.status == "improved":
             why = "Layers of pipelines were moved between stages step by step"
-        found.append(f"{why}: a plan up to {plan.search.gap_fraction * 100:.1f} % faster may exist.")
+        found.append(f"{why}: a plan up to {gap_percent(plan.search.gap_fraction)} faster may exist.")
     unknown = sum(verdict.outcome == "unmeasured" for verdict in plan.search.verdicts)
     if unknown:
         found.append(f"{_count(unknown, 'configuration')} not covered by the profile: not part of the proof.")

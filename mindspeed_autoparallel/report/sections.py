@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mindspeed_autoparallel.report.data import Report
+from mindspeed_autoparallel.report.headline import gap_percent
 from mindspeed_autoparallel.report.markup import (
     colour,
     draw_tiles,
@@ -58,7 +59,7 @@ def headline(values: Report) -> str:
         ("1 T tokens", f"{answer.days_per_trillion:,.1f} days", "of training"),
         ("Memory left", format_bytes(answer.headroom_bytes), answer.memory),
         ("Bubble", percent(head.bubble_fraction), "of the pipeline, average rank"),
-        *([("Gap to the bound", percent(head.gap_fraction), bound)] if head.searched else []),
+        *([("Gap to the bound", gap_percent(head.gap_fraction), bound)] if head.searched else []),
         *([("Without a search", *gain)] if values.baselines[1:] else []),
     ]
     notes = "".join(element("li", text(warning)) for warning in head.warnings)

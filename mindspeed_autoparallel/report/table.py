@@ -34,8 +34,9 @@ def render_table(plan: Plan, tokens: float | None = None, *, with_verdicts: bool
     if not head.searched:
         lines.append("edited by hand: proofs and comparisons of the searched plan do not hold for this one")
     elif not head.proved:
-        gap = f"{head.gap_fraction * 100:.1f} %"
-        lines.append(f"no plan is faster than {format_us(head.lower_bound_us)}: gap {gap}")
+        lines.append(
+            f"no plan is faster than {format_us(head.lower_bound_us)}: gap {headline.gap_percent(head.gap_fraction)}"
+        )
     lines += filter(None, (virtual_stages.comparison(plan), virtual_stages.group_sizes(plan)))
     lines += [f"limited by: {limit}" for limit in plan.search.limits[:NUM_LIMITS]]
     for item in search_data.relaxations(plan)[:NUM_LIMITS]:

@@ -98,6 +98,8 @@ def main():
         _signal.signal(number, pass_on)
     ended = server.recv(4)
     code = int.from_bytes(ended, sys.byteorder, signed=True) if ended else -9
+    if not ended:
+        posix.write(2, b"the server of forked programs ended without this program's status\n")
     if code < 0:
         if -code != 9:
             _signal.signal(-code, _signal.SIG_DFL)

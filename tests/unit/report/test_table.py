@@ -35,6 +35,20 @@ def test_unproved_plan_prints_bound_and_gap() -> None:
     assert "no plan is faster than 10.00 s: gap 2.1 %" in text
 
 
+def test_a_gap_below_a_tenth_of_a_percent_is_not_printed_as_none() -> None:
+    plan = example_plan()
+    search = replace(plan.search, status="feasible", gap_fraction=0.00013, lower_bound_us=10_000_000.0)
+    text = render_table(replace(plan, search=search))
+    assert "at most 0.013 % from the best possible" in text
+    assert "gap 0.013 %" in text
+
+
+def test_small_models_count_parameters_in_millions() -> None:
+    plan = example_plan()
+    model = replace(plan.model, num_parameters=12_340_000, num_active_parameters=3_100_000)
+    assert "(12.3 M parameters, 3.1 M active)" in render_table(replace(plan, model=model))
+
+
 def test_names_cannot_move_the_cursor_or_add_lines() -> None:
     plan = example_plan()
     hostile = replace(plan, model=replace(plan.model, name="a\x1b[2J\nb"))
