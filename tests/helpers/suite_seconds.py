@@ -2,14 +2,16 @@
 
 Seconds are the test's own and those of all processes it started and waited for, those forked by ``forked_python``
 included; on a busy machine they say more than the clock does. ``tests/seconds.json`` holds those of every file, by
-which workers (``-n``) get the long files first, and of every test of half a second and more, which
-``LEAVE_OUT_FROM_S=0.5`` leaves out; ``SECONDS_TO=tests/seconds.json pytest ...`` writes what ran again.
+which workers (``-n``) get the long files first, and of every test of a fifth of a second and more.
+``SECONDS_TO=tests/seconds.json pytest ...`` writes what ran again. ``LEAVE_OUT_FROM_S=0.2`` leaves out tests of so many
+seconds, and files that import torch, Megatron or transformers, which takes longer than their short tests.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +21,7 @@ from forked_python import server_seconds
 
 KEPT = Path(__file__).parents[1] / "seconds.json"
 NUM_SHOWN = 30
-_NAMED_FROM_S = 0.5
+_NAMED_FROM_S = 0.2
 """Tests of this many seconds and more stand in ``seconds.json`` by themselves."""
 _KEY = "processor_seconds"
 _measured: dict[str, float] = defaultdict(float)
@@ -52,6 +54,18 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     for name, value in report.user_properties:
         if name == _KEY:
             _measured[report.nodeid] += float(str(value))
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out files with slow imports, where ``LEAVE_OUT_FROM_S`` is set."""
+    if "LEAVE_OUT_FROM_S" in os.environ and collection_path.suffix == ".py":
+        return True if _SLOW_IMPORT.search(collection_path.read_text("utf-8")) else None
+    return None
+
+
+_SLOW_IMPORT = re.compile(
+    r"^(?:(?:import|from) |(?:\w+ = )?pytest\.importorskip\(\")(?:torch|megatron|mbridge|transformers)\b", re.MULTILINE
+)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

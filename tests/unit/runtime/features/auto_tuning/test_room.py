@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 from language_profile import language_profile
 
+pytest.importorskip("torch")
+
 from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, ProfileVariant, enumerate_space
 from mindspeed_autoparallel.planner.tuner.placements import evaluate_placement, even_or_balanced_splits
 from mindspeed_autoparallel.profiles.records import BlockTrace, record_of

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from example_plan import example_plan
 
+pytest.importorskip("torch")
+
 from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import write_json_atomic
@@ -27,7 +29,6 @@ LAYOUT = Layout(pipeline_size=2, tensor_size=2, data_size=2)
 
 @pytest.fixture(autouse=True)
 def _cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torch")
     monkeypatch.setenv("MINDSPEED_AUTOPARALLEL_DEVICE", "cpu")
 
 
