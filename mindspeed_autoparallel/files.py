@@ -11,10 +11,11 @@ import stat
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mindspeed_autoparallel.errors import ConfigError
 
+T = TypeVar("T")
 MAX_INPUT_BYTES = 64 * 1024**2
 """Size limit of a file that is read whole: parsed JSON takes up to twenty times its size."""
 _MAX_DIGITS = 300
@@ -174,6 +175,17 @@ def read_json(path: Path, what: str) -> Any:
         where = f"line {error.lineno}, column {error.colno}"
         raise ConfigError(f"{what} {path} is not valid JSON: {where}: {error.msg}.") from error
     except ValueError as error:
+        raise ConfigError(f"{what} {path} cannot be used: {error}.") from error
+
+
+def read_as(path: Path, what: str, kind: type[T]) -> T:
+    """Return the JSON in ``path`` as a ``kind`` of msgspec; ``ConfigError`` names ``what``, the file and what is
+    wrong."""
+    import msgspec
+
+    try:
+        return msgspec.json.decode(read_bytes(path, what), type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{what} {path} cannot be used: {error}.") from error
 
 

@@ -27,11 +27,6 @@ class Unit:
     """Of its gradients, after each backward."""
 
 
-def is_unit(block: PlacedBlock) -> bool:
-    """Return whether its parameters are released after use: a layer, in any name a plan gives it."""
-    return not block.name.endswith((" pre", " post"))
-
-
 def sharded_state(blocks: Sequence[PlacedBlock], layout: Layout) -> dict[str, int]:
     """Return F1: bytes alive during the whole step. A block without unit has its shard and the gathered whole."""
     assert layout.sharding is not None
@@ -40,7 +35,7 @@ def sharded_state(blocks: Sequence[PlacedBlock], layout: Layout) -> dict[str, in
         for state, group in replicas_of(block, layout):
             if layout.sharding.parameters:
                 terms["parameters"] += _share(state.parameter_bytes, group)
-                terms["parameters"] += 0 if is_unit(block) else state.parameter_bytes
+                terms["parameters"] += 0 if block.is_layer else state.parameter_bytes
             else:
                 terms["parameters"] += state.parameter_bytes
             terms["gradients"] += _share(state.gradient_bytes, group)
@@ -63,7 +58,7 @@ def reach_of(blocks: Sequence[PlacedBlock], sharding: Sharding) -> Reach:
 
     Embedding and head lie before all units in Megatron's order: they look ahead in forward only.
     """
-    sizes = [_elements(block) if is_unit(block) else 0 for block in blocks]
+    sizes = [_elements(block) if block.is_layer else 0 for block in blocks]
     last, first = list[int](), list[int]()
     for place, block in enumerate(blocks):
         end, ahead = place, 0
@@ -72,7 +67,7 @@ def reach_of(blocks: Sequence[PlacedBlock], sharding: Sharding) -> Reach:
             ahead += sizes[end]
         last.append(end)
         begin, ahead = place, 0
-        while begin > 0 and ahead < sharding.communication_unit // 2 and is_unit(block):
+        while begin > 0 and ahead < sharding.communication_unit // 2 and block.is_layer:
             begin -= 1
             ahead += sizes[begin]
         first.append(begin)
@@ -83,7 +78,7 @@ def gathered_bytes(blocks: Sequence[PlacedBlock], sharding: Sharding) -> dict[st
     """Return F2: parameters of units gathered while each block runs, forward (``F``) and backward (``B``)."""
     if not sharding.parameters:
         return {kind: [0] * len(blocks) for kind in "FB"}
-    sizes = [_parameter_bytes(block) if is_unit(block) else 0 for block in blocks]
+    sizes = [_parameter_bytes(block) if block.is_layer else 0 for block in blocks]
     reach = reach_of(blocks, sharding)
     return {
         "F": [sum(sizes[place : last + 1]) for place, last in enumerate(reach.last)],
@@ -116,7 +111,7 @@ def units_of(
     units: list[Unit] = []
     for block, (forward_us, backward_us) in zip(blocks, times_us, strict=True):
         states = replicas_of(block, layout)
-        gathers = layout.sharding.parameters and is_unit(block)
+        gathers = layout.sharding.parameters and block.is_layer
         units.append(
             Unit(
                 forward_us=forward_us,
@@ -135,7 +130,7 @@ def once_us(blocks: Sequence[PlacedBlock], layout: Layout, link: LinkTier) -> fl
     return sum(
         all_gather_us(state.parameter_bytes, group, link)
         for block in blocks
-        if not (layout.sharding.parameters and is_unit(block))
+        if not (layout.sharding.parameters and block.is_layer)
         for state, group in replicas_of(block, layout)
         if state.gradient_bytes or layout.sharding.parameters
     )

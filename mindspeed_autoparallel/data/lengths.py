@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy
 
+from mindspeed_autoparallel.data.sample import Array
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_bytes, read_json, read_text, shown
 
-Array = Any
-"""A numpy array."""
 MAX_LIST_BYTES = 2**30
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")

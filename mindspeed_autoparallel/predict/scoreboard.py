@@ -79,15 +79,6 @@ def measured_peak_gib(row: Mapping[str, object]) -> float | None:
     return None
 
 
-def measured_workload(row: Mapping[str, object]) -> Workload | None:
-    """Return the workload behind a measured row, or ``None`` where it is incomplete or not modelled."""
-    try:
-        request = request_of_row(row)
-        return None if request is None else read_workload(request)
-    except ConfigError:
-        return None
-
-
 def group_key(row: Mapping[str, object]) -> tuple[Any, ...]:
     """Return a key that is the same for rows that a user would choose among: of one model, devices and batch."""
     model, train = part(row, "model"), part(row, "train")

@@ -187,7 +187,6 @@ class BlockTrace(ModelRecord):
 
     operators: tuple[Operator, ...] = ()
     """The distinct ones, in the order that blocks refer to them."""
-    trained_parameter_bytes: int = 0
 
 
 class VariantName(NamedTuple):

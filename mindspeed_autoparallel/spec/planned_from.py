@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import Any
-
-from mindspeed_autoparallel.errors import PlanError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,13 +18,3 @@ class PlannedFrom:
     """Planned forward and backward time of every virtual stage, to detect edits."""
     unoverlapped_us: float = 0.0
     """Step of the same layers in the same layout without ``--tp-comm-overlap``, if the plan was priced with it."""
-
-
-def without_text(extra: Any, where: str) -> Any:
-    """Return ``extra`` of a plan file; earlier releases wrote its values as JSON text."""
-    if not isinstance(extra, dict):
-        return extra
-    try:
-        return {name: json.loads(value) if isinstance(value, str) else value for name, value in extra.items()}
-    except (ValueError, RecursionError) as error:
-        raise PlanError(f"{where}: extra of the plan is broken: {error}.") from error

@@ -290,7 +290,7 @@ def edited(*path: str, to: Any) -> dict[str, Any]:
         (edited("text_decoder", "num_layers", to=4000), "at most 1024"),
         (edited("micro_batch_size", to=0), "micro_batch_size"),
         (edited("micro_batch_size", to=1e308), "micro_batch_size"),
-        (edited("llm", "fwd_time", to=1e300), "too long"),
+        (edited("llm", "fwd_time", to=1e300), "llm.fwd_time"),
         (edited("llm", "fwd_time", to=1e308), "llm.fwd_time"),
         ([1, 2], ""),
     ],
