@@ -13,17 +13,34 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
-from mindspeed_autoparallel.errors import ProfileError
+from mindspeed_autoparallel.errors import ConfigError, ProfileError
+from mindspeed_autoparallel.files import read_json
 from mindspeed_autoparallel.profiles.blocks import BlockCost, ModuleCost, RecomputeCost, StateBytes, mean_layer
 from mindspeed_autoparallel.profiles.device import Collective, DeviceCost, LinkTier
 from mindspeed_autoparallel.profiles.measurement import MeasuredAt, Measurement
 from mindspeed_autoparallel.profiles.profile import Profile, Provenance
 from mindspeed_autoparallel.spec.model import Model, Module
 from mindspeed_autoparallel.units import GIB, MAX_DURATION_US, MIB, US_PER_MS
+
+
+def read_profile(path: Path, *, tensor_size: int = 1, p2p_gbps: float = 25.0) -> Profile:
+    """Return the profile in ``path``; ``ProfileError`` if it is foreign or broken.
+
+    ``tensor_size`` and ``p2p_gbps`` (GiB/s) only complete MindSpeed's file, which holds neither.
+    """
+    try:
+        value = read_json(path, "profile")
+    except ConfigError as error:
+        raise ProfileError(str(error)) from error
+    if is_mindspeed_profile(value):
+        return parse_mindspeed_profile(value, str(path), tensor_size=tensor_size, p2p_gbps=p2p_gbps)
+    return Profile.parse(value, str(path))
+
 
 MOST_LAYERS = 100_000
 MAX_BLOCK_BYTES = 2**50

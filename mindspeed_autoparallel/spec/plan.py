@@ -26,6 +26,7 @@ from mindspeed_autoparallel.spec.plan_records import (
     ROUNDING,
     Alternative,
     Baseline,
+    PlannedFrom,
     ProfileRecord,
     RankMemory,
     Relaxation,
@@ -34,7 +35,6 @@ from mindspeed_autoparallel.spec.plan_records import (
     StepTime,
     Verdict,
 )
-from mindspeed_autoparallel.spec.planned_from import PlannedFrom
 from mindspeed_autoparallel.spec.recompute import is_known
 from mindspeed_autoparallel.units import MAX_DURATION_US
 

@@ -1,7 +1,6 @@
 """Plans for data with samples of unequal size: steps wait for the slowest replica, and memory must hold any batch.
 
-factors          time and memory of a module for a sample, relative to the profile's point
-measured_work    time of a module as a function of a sample's rows, fitted to measurements
+factors          time and memory of a module for a sample, relative to the profile's point, also fitted to measurements
 scaled           a profile at the mean sample
 draws            global batches drawn from the distribution
 drawn_steps      steps of a plan over drawn global batches, in order and rearranged

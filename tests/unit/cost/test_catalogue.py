@@ -110,7 +110,7 @@ def test_a_broken_efficiency_is_named_with_its_stack_and_key(
     data["efficiencies"]["megatron-core"][key] = value
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(data))
-    with pytest.raises(ConfigError, match=rf"mine.json: efficiencies.megatron-core.*{word}"):
+    with pytest.raises(ConfigError, match=rf"mine.json.efficiencies.megatron-core.*{word}"):
         read_device(path)
 
 
