@@ -75,7 +75,7 @@ def _check_figures(record: Device | Efficiency, where: str) -> None:
             if isinstance(number, (int, float)) and not 0 <= number <= _MOST:
                 raise ConfigError(f"{where}.{name} is {number!r}, must be a number of at least 0, at most {_MOST:g}.")
         if name in ("name", "source", "provenance") and not value.strip():
-            raise ConfigError(f"{where}.{name} is {value!r}, must say where the figures come from.")
+            raise ConfigError(f"{where}.{name} is {value!r}, must name the source of the figures.")
 
 
 def write_device(path: Path, device: Device, observations: Sequence[object] = ()) -> None:

@@ -1,4 +1,4 @@
-"""ZeRO-2 and ZeRO-3 through Megatron's FSDP: what is kept, gathered and waiting, and what of its traffic shows.
+"""ZeRO-2 and ZeRO-3 through Megatron's FSDP: bytes kept, gathered and waiting, and the exposed traffic.
 
 Formulas F1-F5 in docs/cost-model.md, read off megatron.core.distributed.fsdp (0.16 to 0.19). One pipeline stage; a unit
 is a layer; embedding, head and final norm belong to no unit and stay gathered.
@@ -152,7 +152,7 @@ def passes_us(
 def microbatch_us(units: Sequence[Unit], reach: Reach) -> tuple[float, float]:
     """Return F5: forward and backward of one microbatch where two queues run beside each other, computing and the link.
 
-    A gather is asked for when a block begins, and starts once what was asked for before has been computed; a reduction
+    A gather is requested when a block begins, and starts once the blocks before it are computed; a reduction starts
     when the block has ended. The link takes one at a time, in that order. The backward ends with its last reduction.
     """
     lanes = _Lanes()
@@ -177,7 +177,7 @@ class _Lanes:
     """When the parameters of a gathered unit are there."""
 
     def run(self, place: int, wanted: Iterable[int], units: Sequence[Unit], time_us: float) -> None:
-        """Run the block at ``place``, after asking for ``wanted``; its parameters are released afterwards."""
+        """Run the block at ``place`` after the gathers of ``wanted`` are requested; then release its parameters."""
         for other in wanted:
             if units[other].gather_us and other not in self.ready:
                 self.link = max(self.link, self.computed) + units[other].gather_us

@@ -154,7 +154,7 @@ def layer_block(kind: int) -> str:
 
 
 def mean_layer(kinds: Sequence[BlockCost], pattern: Sequence[int]) -> BlockCost:
-    """Return times and bytes of the mean layer; a transient is that of the worst, for it is not spread over layers."""
+    """Return times and bytes of the mean layer; a transient is the largest of all kinds."""
     shares = [pattern.count(kind) / len(pattern) for kind in range(len(kinds))]
 
     def mean(values: Iterable[float]) -> float:

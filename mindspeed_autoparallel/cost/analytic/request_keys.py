@@ -1,4 +1,4 @@
-"""Keys of a prediction request: what is modelled, what changes no figure, and what is refused by name."""
+"""Keys of a prediction request: modelled keys, keys that change no figure, and refused ones."""
 
 from __future__ import annotations
 
@@ -67,8 +67,7 @@ OPTIMIZERS = ("adam", "adamw")
 
 
 def unknown_keys(request: Mapping[str, object]) -> list[str]:
-    """Return keys of the request and its sections that nothing is known about, such as misspelt ones: they change
-    nothing."""
+    """Return unknown keys of the request and its sections, such as misspelt ones, which have no effect."""
     beside = [str(key) for key in request if key not in KNOWN and key not in INFORMATION]
     return beside + [
         f"{section}.{key}"

@@ -1,4 +1,4 @@
-"""Megatron's fully sharded data parallelism as predictions see it: what a rank holds, and what it sends."""
+"""Megatron's fully sharded data parallelism in predictions: bytes that a rank holds, and bytes that it sends."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Memory mode window with a solved pipeline: the step replayed with the encoders' batches inside the schedule.
 
 It is tried with splits that were found for the other modes, which need not be the best for it. If such a choice wins,
-every other choice in this mode is bounded too, for any split (``encoders_at_least_us``), and tried if it may be faster. If
-none wins, the proof covers the other modes only.
+every other choice in this mode is bounded too, for any split (``encoders_at_least_us``), and tried if it may be faster.
+If none wins, the proof covers the other modes only.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def test_a_broken_file_is_named_with_its_key(tmp_path: Path, key: str, value: ob
         ("tensor_exposed", -1, "tensor_exposed is -1"),
         ("launch_us", -5, "launch_us is -5"),
         ("launch_us", "short", "launch_us: expected float, got 'short'"),
-        ("provenance", "", "must say where"),
+        ("provenance", "", "must name the source"),
         ("overlap_norm", 0.5, "overlap_norm"),
         ("corrections", [[1, 2]], "rows of 5 numbers"),
         ("intervals", [0.1], "intervals: expected an object"),
