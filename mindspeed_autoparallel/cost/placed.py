@@ -1,4 +1,4 @@
-"""A block on a stage, and the ranks that hold the same state as it."""
+"""A block on a stage, the ranks that hold the same state as it, and blocks recomputed in groups (formula M8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MindSpeed's ``model_profile.json``: six blocks measured under one TP and micro batch size.
+"""Reads a profile file: ours, or MindSpeed's ``model_profile.json`` of six blocks at one TP and micro batch size.
 
 ``fwd_time`` and ``bwd_time`` are ms, ``act_mem`` and ``module_param`` ([parameters, optimizer, gradients]) MiB. Its
 memory rule is kept as it is there (``memory_semantics`` "mindspeed"): stage memory = (activations - recomputed

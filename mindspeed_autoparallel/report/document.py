@@ -1,4 +1,8 @@
-"""A page as one file: no network, no other files, one script that the page's policy names, in English and Chinese."""
+"""A page as one file: no network, no other files, one script that the page's policy names, in English and Chinese.
+
+``static/zh.json`` maps English templates to Chinese ones. ``{}`` stands for any text, which is translated in turn if it
+can be; the Chinese template inserts it in order, or by position (``{1}``).
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from mindspeed_autoparallel.cost.analytic.kernels import linear_us
 from mindspeed_autoparallel.cost.analytic.layer_time import LayerTime, head_time, layer_time
 from mindspeed_autoparallel.cost.analytic.model_shape import LayerKind, ModelShape
 from mindspeed_autoparallel.cost.analytic.parameters import adapter_parameters, layer_parameters, stage_parameters
-from mindspeed_autoparallel.cost.analytic.sharded import shown_us
+from mindspeed_autoparallel.cost.analytic.states import shown_us
 from mindspeed_autoparallel.cost.analytic.workload import OPERAND_BYTES, Workload
 from mindspeed_autoparallel.cost.collectives import Fabric
 from mindspeed_autoparallel.cost.device import Device, Efficiency

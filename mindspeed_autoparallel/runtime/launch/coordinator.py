@@ -106,7 +106,6 @@ class _Agent:
         self.store.set(f"outcome/{number}/{self.node_rank}", json.dumps(outcome.to_json()))
 
 
-_POLL_S = 0.2
 _SHUTDOWN_S = 15.0
 """An agent may be ending processes, which takes up to 10 s."""
 
