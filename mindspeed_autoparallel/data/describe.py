@@ -57,14 +57,6 @@ class DescribeOptions:
             raise ConfigError(f"--bytes-per-token must be above 0, got {self.bytes_per_token:g}.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Found:
-    """Samples by name, and records that were broken."""
-
-    samples: list[tuple[str, SampleSize]]
-    broken: list[str]
-
-
 def describe_records(
     data_file: Path, model_file: Path, options: DescribeOptions, known: Distribution | None, progress: Progress
 ) -> tuple[Distribution, tuple[str, ...]]:
@@ -86,7 +78,7 @@ def describe_records(
         return known, ()
     size_of, tokens_by = data.open(options)
     chosen = _chosen(len(records.records), options)
-    found = _read(size_of, (records.records[index] for index in chosen), options, len(chosen), progress)
+    found, broken = _read(size_of, (records.records[index] for index in chosen), options, len(chosen), progress)
     source = DataSource(
         kind="records",
         files=tuple(map(str, data.files)),
@@ -94,10 +86,10 @@ def describe_records(
         tokens_by=tokens_by,
         num_records=len(records.records),
         num_read=len(chosen),
-        num_broken=len(found.broken),
+        num_broken=len(broken),
         fingerprint=fingerprint,
     )
-    return _distribution(source, found.samples, options, model, model_file), tuple(found.broken)
+    return _distribution(source, found, options, model, model_file), tuple(broken)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,7 +229,8 @@ def _read(
     options: DescribeOptions,
     number: int,
     progress: Progress,
-) -> _Found:
+) -> tuple[list[tuple[str, SampleSize]], list[str]]:
+    """Return samples by name, and records that were broken."""
     found, broken, reported = [], [], time.monotonic()
 
     def read(record: tuple[str, bytes]) -> tuple[str, SampleSize] | ConfigError:
@@ -260,7 +253,7 @@ def _read(
                 progress(f"{len(found) + len(broken)} of {number} records read, {len(broken)} broken")
     if not found:
         raise ConfigError(f"all {number} records are broken or skipped; the first: {broken[0]}")
-    return _Found(samples=found, broken=broken)
+    return found, broken
 
 
 def _check_length(options: DescribeOptions, model: MediaSizes, model_file: Path | None) -> None:

@@ -278,7 +278,7 @@ def edited(*path: str, to: Any) -> dict[str, Any]:
         (edited("llm", "bwd_time", to=math.nan), "not a JSON number"),
         (edited("vit", "fwd_time", to=math.inf), "not a JSON number"),
         (edited("vit", "act_mem", to="100"), "vit.act_mem"),
-        (edited("vit", "act_mem", to=None), "vit.act_mem"),
+        (edited("vit", "act_mem", to=None), "`act_mem` - at `$.vit`"),
         (edited("llm", "module_param", to=[1, 2]), "module_param"),
         (edited("llm_post", to=None), "llm_post"),
         (edited("text_decoder", to=None), "text_decoder"),
