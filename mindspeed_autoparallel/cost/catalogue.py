@@ -20,15 +20,8 @@ SCHEMA_VERSION = 1
 _FOLDER = Path(__file__).parent / "catalogue_data"
 _CORRECTION_COLUMNS = 5
 _SHARES = (
-    "gemm_fraction",
-    "attention_fraction",
-    "memory_fraction",
-    "link_fraction",
-    "inter_fraction",
-    "optimizer_fraction",
-    "expert_fraction",
-    "replica_fraction",
-    "fp8_fraction",
+    *("gemm_fraction", "attention_fraction", "memory_fraction", "link_fraction", "inter_fraction"),
+    *("optimizer_fraction", "expert_fraction", "replica_fraction", "fp8_fraction"),
 )
 """Efficiencies that divide: neither 0 nor above the datasheet's whole."""
 _OPTIONAL = ("host_link_gb_per_s", "workspace_mib", "peak_fp8_tflops", "peak_fp4_tflops", "mesh_peers", "link_domain")

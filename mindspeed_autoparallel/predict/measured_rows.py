@@ -44,19 +44,9 @@ _GRAPH_NAMES = {True: "transformer_engine", False: "none"}
 
 
 MEASURED_NUMBERS = (
-    "iter_time_ms",
-    "step_time_ms",
-    "iter_time_s",
-    "iter_time_s_median_second_half",
-    "tokens_per_s_per_gpu",
-    "tflops_per_gpu",
-    "peak_alloc_gib",
-    "peak_memory_gib",
-    "peak_gib",
-    "mem_max_allocated_bytes",
-    "activations_gib",
-    "activation_pct_of_tp_baseline",
-    "params_plus_optimizer_gib",
+    *("iter_time_ms", "step_time_ms", "iter_time_s", "iter_time_s_median_second_half", "tokens_per_s_per_gpu"),
+    *("tflops_per_gpu", "peak_alloc_gib", "peak_memory_gib", "peak_gib", "mem_max_allocated_bytes", "activations_gib"),
+    *("activation_pct_of_tp_baseline", "params_plus_optimizer_gib"),
 )
 """Figures of a row's ``measured`` that are compared with a prediction."""
 

@@ -17,15 +17,8 @@ _COPIES = "fp32_from_fp16_params"
 _RESHARDABLE = "param_state"
 _STEP = "common_step"
 _IDENTIFIERS = (
-    "end_wd",
-    "max_lr",
-    "min_lr",
-    "optimizer",
-    "start_wd",
-    "wd_mult",
-    "lr_mult",
-    "is_expert_parallel",
-    "is_decoupled_lr",
+    *("end_wd", "max_lr", "min_lr", "optimizer", "start_wd", "wd_mult", "lr_mult"),
+    *("is_expert_parallel", "is_decoupled_lr"),
 )
 
 

@@ -102,41 +102,16 @@ CURRENT = Stream()
 
 _RNG = ("get_rng_state", "set_rng_state", "manual_seed", "manual_seed_all", "initial_seed")
 _MEMORY_COUNTERS = (
-    "memory_allocated",
-    "max_memory_allocated",
-    "memory_reserved",
-    "max_memory_reserved",
-    "memory_cached",
-    "max_memory_cached",
-    "device_memory_used",
-    "utilization",
-    "temperature",
-    "power_draw",
-    "clock_rate",
+    *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_cached"),
+    *("max_memory_cached", "device_memory_used", "utilization", "temperature", "power_draw", "clock_rate"),
 )
 _NOTHING = (
-    "set_device",
-    "synchronize",
-    "empty_cache",
-    "init",
-    "_lazy_init",
-    "ipc_collect",
-    "set_stream",
-    "check_error",
-    "reset_peak_memory_stats",
-    "reset_max_memory_allocated",
-    "reset_accumulated_memory_stats",
-    "_sleep",
+    *("set_device", "synchronize", "empty_cache", "init", "_lazy_init", "ipc_collect", "set_stream", "check_error"),
+    *("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_accumulated_memory_stats", "_sleep"),
 )
 _TENSOR_TYPES = (
-    "FloatTensor",
-    "HalfTensor",
-    "BFloat16Tensor",
-    "LongTensor",
-    "IntTensor",
-    "ByteTensor",
-    "DoubleTensor",
-    "BoolTensor",
+    *("FloatTensor", "HalfTensor", "BFloat16Tensor", "LongTensor", "IntTensor", "ByteTensor"),
+    *("DoubleTensor", "BoolTensor"),
 )
 
 
@@ -159,15 +134,8 @@ def install(edits: Edits, total_memory_bytes: int) -> None:
     for name in _RNG:
         edits.set(cuda.random, name, getattr(cuda, name))
     for name in (
-        "memory_allocated",
-        "max_memory_allocated",
-        "memory_stats",
-        "empty_cache",
-        "mem_get_info",
-        "memory_reserved",
-        "max_memory_reserved",
-        "memory_snapshot",
-        "reset_peak_memory_stats",
+        *("memory_allocated", "max_memory_allocated", "memory_stats", "empty_cache", "mem_get_info", "memory_reserved"),
+        *("max_memory_reserved", "memory_snapshot", "reset_peak_memory_stats"),
     ):
         edits.set(cuda.memory, name, getattr(cuda, name))
     # --record-memory-history
