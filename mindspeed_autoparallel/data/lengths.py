@@ -17,10 +17,7 @@ MAX_LIST_BYTES = 2**30
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
 _LARGEST = 2**40
-_NPY_HEADERS = {
-    (1, 0): numpy.lib.format.read_array_header_1_0,
-    (2, 0): numpy.lib.format.read_array_header_2_0,
-}
+_NPY_HEADERS = {(1, 0): numpy.lib.format.read_array_header_1_0, (2, 0): numpy.lib.format.read_array_header_2_0}
 
 
 def read_lengths(file: Path) -> Array:

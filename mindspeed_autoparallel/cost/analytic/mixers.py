@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mindspeed_autoparallel.cost.analytic.kernels import (
-    NOTHING,
-    Times,
-    attention_operations,
-    linear_us,
-    memory_pass_us,
-)
+from mindspeed_autoparallel.cost.analytic.kernels import NOTHING, Times, attention_operations, linear_us, memory_pass_us
 from mindspeed_autoparallel.cost.analytic.model_shape import LayerKind
 from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.collectives import Fabric
@@ -218,11 +212,7 @@ def _mamba(work: Workload, device: Device, efficiency: Efficiency) -> Mixing:
         memory_pass_us(device, efficiency, tokens * sum(w * size for w, size in zip(widths, moved, strict=True)))
         for moved in (_SCAN_BYTES, _SCAN_BACKWARD_BYTES)
     )
-    return Mixing(
-        projections=into.plus(out),
-        core=Times(scan + forward, 2.5 * scan + backward),
-        launches=0.6,
-    )
+    return Mixing(projections=into.plus(out), core=Times(scan + forward, 2.5 * scan + backward), launches=0.6)
 
 
 def _linear_attention(work: Workload, device: Device, efficiency: Efficiency) -> Mixing:

@@ -79,10 +79,7 @@ def bytes_per_parameter(work: Workload, *, quantized: bool) -> ParameterBytes:
         stored += _quantized_extra(work)
     gathered = min(stored, float(work.element_bytes))
     return ParameterBytes(
-        gathered=gathered,
-        copies=stored - gathered,
-        gradient=float(work.gradient_bytes),
-        optimizer=work.optimizer_bytes,
+        gathered=gathered, copies=stored - gathered, gradient=float(work.gradient_bytes), optimizer=work.optimizer_bytes
     )
 
 

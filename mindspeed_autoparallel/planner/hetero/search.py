@@ -144,9 +144,7 @@ def search_hetero(
     verdicts = (*ruled_out, *choices.verdicts.values())
     proof = Proof(step_us=best.step_us, lower_bound_us=bound_us, seconds=time.monotonic() - started)
     record = proof.record(
-        num_configurations=len(verdicts),
-        num_solved=len({found.solver.label for found in ranking}),
-        verdicts=verdicts,
+        num_configurations=len(verdicts), num_solved=len({found.solver.label for found in ranking}), verdicts=verdicts
     )
     progress(
         f"best hetero: {best.layout.label()}, {best.step_us / 1000:.2f} ms, gap {proof.gap_fraction:.3%}, "

@@ -142,10 +142,7 @@ def sizes_beside(
 
 
 def explore_window(
-    solvers: Sequence[BackboneSolver],
-    costs: Sequence[Sequence[EncoderCosts]],
-    best: Solved,
-    deadline: float,
+    solvers: Sequence[BackboneSolver], costs: Sequence[Sequence[EncoderCosts]], best: Solved, deadline: float
 ) -> tuple[float, list[Solved]]:
     """Try every choice in this mode that may be faster than ``best``: return a bound of all of them, and the faster
     ones, fastest first. When time runs out, the pipeline alone bounds the rest."""

@@ -48,11 +48,7 @@ def join(parts: Sequence[StateDict]) -> StateDict:
         for group, own in zip(part["optimizer"]["param_groups"], part[_COPIES], strict=True):
             copies.setdefault(identity(group), []).extend(own)
     # One loss scaler serves all parts.
-    return {
-        **parts[0],
-        "optimizer": _join_plain([part["optimizer"] for part in parts]),
-        _COPIES: list(copies.values()),
-    }
+    return {**parts[0], "optimizer": _join_plain([part["optimizer"] for part in parts]), _COPIES: list(copies.values())}
 
 
 def num_parameters(part: StateDict) -> int:

@@ -96,10 +96,7 @@ class _Agent:
 
         spec, worker_port = read_order(order, own, flags)
         outcome = run_local_processes(
-            spec,
-            self.nodes.ranks_of(self.node_rank, worker_port),
-            log_dir=self.log_dir,
-            should_stop=should_stop,
+            spec, self.nodes.ranks_of(self.node_rank, worker_port), log_dir=self.log_dir, should_stop=should_stop
         )
         if outcome.status is not LaunchStatus.OK:
             self.store.set(aborted, "1")
@@ -226,9 +223,5 @@ class Coordinator:
             "more: look at the output and the machine there, then start the same command on all nodes again"
         )
         return LaunchOutcome(
-            status=status,
-            node_rank=self._lost[0],
-            exit_code=-1,
-            last_lines=(*lines, *left, line),
-            seconds=seconds,
+            status=status, node_rank=self._lost[0], exit_code=-1, last_lines=(*lines, *left, line), seconds=seconds
         )

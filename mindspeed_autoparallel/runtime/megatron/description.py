@@ -38,13 +38,7 @@ _SHAPE_ARGUMENTS = (
 """Arguments of Megatron that shape the model by themselves."""
 _SHAPE_UNDER_A_SWITCH = {
     "group_query_attention": ("num_query_groups",),
-    "multi_latent_attention": (
-        "q_lora_rank",
-        "kv_lora_rank",
-        "qk_head_dim",
-        "qk_pos_emb_head_dim",
-        "v_head_dim",
-    ),
+    "multi_latent_attention": ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"),
     "num_experts": (
         "moe_router_topk",
         "moe_ffn_hidden_size",

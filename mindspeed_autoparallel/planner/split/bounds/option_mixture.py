@@ -37,12 +37,7 @@ class Mixture:
     """One linear program. ``cuts`` are shared by all, and grow."""
 
     def __init__(
-        self,
-        table: StageOptions,
-        choice: Choice,
-        cuts: dict[Cut, None] | None,
-        simulator: BatchSimulator,
-        unit: float,
+        self, table: StageOptions, choice: Choice, cuts: dict[Cut, None] | None, simulator: BatchSimulator, unit: float
     ) -> None:
         """Begin with the choice's cuts; without others, with ``None``, those are all."""
         self.table, self.choice, self.known, self.simulator, self.unit = table, choice, cuts, simulator, unit

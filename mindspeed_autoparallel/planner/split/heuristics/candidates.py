@@ -15,11 +15,7 @@ from mindspeed_autoparallel.planner.split.model.layer_row import LayerRow
 from mindspeed_autoparallel.planner.split.model.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.model.rank_kinds import RankKinds, RankWays
 from mindspeed_autoparallel.planner.split.model.recompute_choice import Array
-from mindspeed_autoparallel.planner.split.model.solution import (
-    Placement,
-    batch_simulator,
-    tails_of,
-)
+from mindspeed_autoparallel.planner.split.model.solution import Placement, batch_simulator, tails_of
 from mindspeed_autoparallel.planner.split.settings import SETTINGS
 from mindspeed_autoparallel.schedule import BatchSimulator
 

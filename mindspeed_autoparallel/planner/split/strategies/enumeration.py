@@ -16,11 +16,7 @@ from mindspeed_autoparallel.planner.split.bounds.whole_ranks import rank_cuts
 from mindspeed_autoparallel.planner.split.model.cuts import Cut
 from mindspeed_autoparallel.planner.split.model.problem import LayerKind, SplitProblem
 from mindspeed_autoparallel.planner.split.model.rank_kinds import RankKinds
-from mindspeed_autoparallel.planner.split.model.solution import (
-    batch_simulator,
-    longest_step,
-    tails_of,
-)
+from mindspeed_autoparallel.planner.split.model.solution import batch_simulator, longest_step, tails_of
 from mindspeed_autoparallel.planner.split.settings import SETTINGS
 from mindspeed_autoparallel.planner.split.state import State
 

@@ -64,8 +64,7 @@ class _Search:
         work = sum(s.num_layers * (s.forward + s.backward) for s in problem.segments)
         num, microbatches = problem.num_stages, problem.num_microbatches
         self.alike = max(
-            state.unit,
-            (work / num + 2 * problem.per_operation) * (microbatches + num - 1) + 2 * sum(problem.link),
+            state.unit, (work / num + 2 * problem.per_operation) * (microbatches + num - 1) + 2 * sum(problem.link)
         )
         """Step of stages that are all alike."""
         self.columns_of: dict[Cut, list[tuple[int, int]]] = {}

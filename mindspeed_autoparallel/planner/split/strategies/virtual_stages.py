@@ -61,8 +61,7 @@ class _Solve:
             return
         if self._started() and self._is_promising:
             self.search.improve(
-                int(min(SETTINGS.virtual_most_simulated, self.effort * SETTINGS.effort_replays)),
-                state.lower_bound,
+                int(min(SETTINGS.virtual_most_simulated, self.effort * SETTINGS.effort_replays)), state.lower_bound
             )
             self.take_over()
         if not state.closed and self.effort > SETTINGS.virtual_little_effort:
