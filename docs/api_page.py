@@ -103,7 +103,8 @@ def _class(name: str, thing: type) -> list[str]:
         for field in dataclasses.fields(thing):
             note = notes.get(field.name, "")
             lines.append(f"| `{field.name}` | {_cell(str(field.type))} | {note.replace('|', chr(92) + '|')} |")
-    for member, value in vars(thing).items():
+    own = [base for base in thing.__mro__[::-1] if base.__module__.startswith("mindspeed_autoparallel")]
+    for member, value in {name: value for base in own for name, value in vars(base).items()}.items():
         function = getattr(value, "fget", None) or getattr(value, "__func__", value)
         if member.startswith("_") or not inspect.isfunction(function) or not inspect.getdoc(function):
             continue

@@ -11,13 +11,16 @@ import stat
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.errors import ConfigError, first_line
 
+T = TypeVar("T")
 MAX_INPUT_BYTES = 64 * 1024**2
 """Size limit of a file that is read whole: parsed JSON takes up to twenty times its size."""
 _MAX_DIGITS = 300
+_MOST_VALUES = 100_000
+"""Most values of a YAML file, with every alias written out."""
 _HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -175,6 +178,57 @@ def read_json(path: Path, what: str) -> Any:
         raise ConfigError(f"{what} {path} is not valid JSON: {where}: {error.msg}.") from error
     except ValueError as error:
         raise ConfigError(f"{what} {path} cannot be used: {error}.") from error
+
+
+def read_as(path: Path, what: str, kind: type[T]) -> T:
+    """Return the JSON in ``path`` as a ``kind`` of msgspec; ``ConfigError`` names ``what``, the file and what is
+    wrong."""
+    import msgspec
+
+    try:
+        return msgspec.json.decode(read_bytes(path, what), type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{what} {path} cannot be used: {error}.") from error
+
+
+def parse_yaml(text: str, name: str) -> Any:
+    """Return what ``yaml.safe_load`` reads in ``text``; ``ConfigError`` has ``name`` and the line of a syntax error."""
+    try:
+        import yaml
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"reading {name} needs PyYAML: pip install mindspeed-autoparallel[yaml]") from error
+    try:
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        parts = (getattr(error, "context", None), getattr(error, "problem", None))
+        problem = ": ".join(part.partition("; first")[0] for part in parts if part) or type(error).__name__
+        if mark and "duplicate anchor" in problem:
+            key = text.splitlines()[mark.line].strip().partition(":")[0]
+            problem += f" at {key!r}; the trainer's parser accepts an anchor once: remove or rename the second"
+        raise ConfigError(f"{name} is not valid YAML: {where}{problem}.") from error
+    except (RecursionError, ValueError, OverflowError) as error:
+        raise ConfigError(f"{name} is not valid YAML: {first_line(error)}.") from error
+    if _expanded_size(tree) > _MOST_VALUES:
+        raise ConfigError(f"{name} has aliases (*name) that stand for more than {_MOST_VALUES} values; write them out.")
+    return tree
+
+
+def _expanded_size(tree: Any) -> float:
+    """Return the number of values of ``tree`` with every alias written out; infinity for an alias that contains
+    itself."""
+    sizes: dict[int, float] = {}
+
+    def size(value: Any) -> float:
+        if not isinstance(value, (dict, list)):
+            return 1
+        if id(value) not in sizes:
+            sizes[id(value)] = float("inf")  # until its items are counted
+            sizes[id(value)] = 1 + sum(size(item) for item in (value.values() if isinstance(value, dict) else value))
+        return sizes[id(value)]
+
+    return size(tree)
 
 
 def printable(text: str) -> str:

@@ -17,20 +17,8 @@ _WHOLE = frozenset({("token",), ("ak",), ("sk",), ("pat",)})
 """``--ak`` and ``--sk`` are the access and secret key of Huawei Cloud."""
 _OWNERS = frozenset(
     {
-        "access",
-        "account",
-        "api",
-        "auth",
-        "encryption",
-        "hf",
-        "hub",
-        "huggingface",
-        "modelscope",
-        "private",
-        "refresh",
-        "session",
-        "swanlab",
-        "wandb",
+        *("access", "account", "api", "auth", "encryption", "hf", "hub", "huggingface", "modelscope", "private"),
+        *("refresh", "session", "swanlab", "wandb"),
     }
 )
 """Services whose keys and tokens are secret; other tokens belong to language models (``--fim-eod-token``)."""

@@ -44,11 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seq-length", type=LARGE, default=0, help="length at which training cuts texts (default: none)"
     )
     parser.add_argument(
-        "--max-read",
-        type=LARGE,
-        default=0,
-        metavar="N",
-        help="read N randomly drawn records (default: all)",
+        "--max-read", type=LARGE, default=0, metavar="N", help="read N randomly drawn records (default: all)"
     )
     parser.add_argument("--seed", type=LARGE, default=0, help="seed for drawing the records of --max-read")
     parser.add_argument(
@@ -128,13 +124,7 @@ def _describe(arguments: argparse.Namespace, known: Distribution | None) -> Dist
         return data
     if arguments.mm_model is None:
         raise ConfigError("--mm-data needs --mm-model, which has the patch and audio window sizes.")
-    data, broken = describe_records(
-        arguments.mm_data,
-        arguments.mm_model,
-        options,
-        known,
-        progress_of(arguments),
-    )
+    data, broken = describe_records(arguments.mm_data, arguments.mm_model, options, known, progress_of(arguments))
     _print_broken(broken)
     for line in _empty_modalities(arguments.mm_model, data):
         print(line, file=sys.stderr)
@@ -182,7 +172,7 @@ def text_lines(data: Distribution) -> list[str]:
     source = data.source
     lines = [
         f"{', '.join(source.files)}: {source.num_records} samples, "
-        + ("all read" if source.is_whole else f"{source.num_read} read, drawn at random"),
+        + ("all read" if source.is_whole else f"{source.num_read} read, drawn at random")
     ]
     if source.num_broken or source.num_cut:
         cut = f"{source.num_cut} texts cut at {source.longest_tokens} tokens" if source.num_cut else "no text cut"

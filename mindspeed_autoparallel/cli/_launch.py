@@ -47,11 +47,7 @@ def launch_flags(plan: Plan, host: str, num_mtp_layers: int = 0, release: tuple[
     trains such a plan), and ``ConfigError`` for what the release cannot train.
     """
     from mindspeed_autoparallel.errors import PlanError
-    from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
-        group_arguments,
-        native_flags,
-        stage_arguments,
-    )
+    from mindspeed_autoparallel.runtime.megatron.layout_arguments import group_arguments, native_flags, stage_arguments
 
     tensor = plan.layout.tensor_size
     for module in plan.model.modules:

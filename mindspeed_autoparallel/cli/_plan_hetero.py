@@ -20,12 +20,7 @@ if TYPE_CHECKING:
     from mindspeed_autoparallel.planner.wanted import Wanted
 
 
-def run_hetero(
-    arguments: argparse.Namespace,
-    profile: Profile,
-    wanted: Wanted,
-    finish: Callable[[Plan], None],
-) -> int:
+def run_hetero(arguments: argparse.Namespace, profile: Profile, wanted: Wanted, finish: Callable[[Plan], None]) -> int:
     """Search, print, write; return the exit code. ``finish`` writes and prints a plan without hetero layouts."""
     from mindspeed_autoparallel.planner.hetero.compare import (
         Comparison,

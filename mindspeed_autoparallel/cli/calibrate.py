@@ -32,11 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="devices of this node (default 1)")
     parser.add_argument(
-        "--timeout-s",
-        type=LARGE,
-        default=1800,
-        metavar="S",
-        help="seconds after which the launch is stopped",
+        "--timeout-s", type=LARGE, default=1800, metavar="S", help="seconds after which the launch is stopped"
     )
     parser.add_argument("--json", action="store_true", help="print JSON only")
     _add_log_flags(parser)

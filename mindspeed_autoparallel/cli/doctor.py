@@ -27,9 +27,7 @@ _NO_SCRIPTS = (".json", ".py", ".toml", ".ini")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--script",
-        type=Path,
-        help="a shell launch script, or a YAML of MindSpeed-MM's native trainer; read, not run",
+        "--script", type=Path, help="a shell launch script, or a YAML of MindSpeed-MM's native trainer; read, not run"
     )
     parser.add_argument("--peers", default="", help="other nodes, comma separated, whose clocks to compare through ssh")
     parser.add_argument("--format", choices=("text", "json", "export"), default="text")

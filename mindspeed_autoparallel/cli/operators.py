@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--model",
-        default="llama2-7b",
-        metavar="NAME",
-        help="A preset, e.g. llama2-70b, or hf:NAME_OR_CONFIG.json.",
+        "--model", default="llama2-7b", metavar="NAME", help="A preset, e.g. llama2-70b, or hf:NAME_OR_CONFIG.json."
     )
     parser.add_argument("--devices", type=WholeNumber(most=2**16), default=8, metavar="N")
     parser.add_argument("--batch", type=LARGE, metavar="N", help="Samples over all devices (default: 16).")
@@ -47,10 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stages", type=int, metavar="N", help="Pipeline stages without --auto-pipeline (default: 1).")
     parser.add_argument("--servers", type=int, default=1, metavar="N")
     parser.add_argument(
-        "--micro-batch-num",
-        type=LARGE,
-        metavar="N",
-        help="Microbatches; bounds the stages (default: 1).",
+        "--micro-batch-num", type=LARGE, metavar="N", help="Microbatches; bounds the stages (default: 1)."
     )
     parser.add_argument("--memory-gib", type=float, metavar="GIB", help="Memory of one device (default: 64).")
     parser.add_argument(

@@ -104,7 +104,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.fsdp2 is not None:
         if arguments.train:
             raise ConfigError("--train applies to Megatron layouts; the YAML of --fsdp2 has the training's switches.")
-        return _run_sharded(arguments, cluster)
+        from mindspeed_autoparallel.cli._plan_sharded import run_sharded
+
+        return run_sharded(arguments, cluster)
     if arguments.global_batch_size is None:
         raise ConfigError("--global-batch-size, the samples per step, is missing.")
     profile = _profile_source.read_profile_of(arguments)
@@ -164,12 +166,6 @@ def _cluster(arguments: argparse.Namespace) -> Cluster:
         devices_per_node=arguments.nproc_per_node,
         memory_limit_bytes=_limit_bytes(arguments),
     )
-
-
-def _run_sharded(arguments: argparse.Namespace, cluster: Cluster) -> int:
-    from mindspeed_autoparallel.cli._plan_sharded import run_sharded
-
-    return run_sharded(arguments, cluster)
 
 
 def _options(arguments: argparse.Namespace, profile: Profile, virtual_sizes: tuple[int, ...] | None) -> SearchOptions:

@@ -72,13 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     if note:
         print(note, file=sys.stderr)
     found = replan(
-        old,
-        profile,
-        cluster,
-        rates,
-        window,
-        time_limit_s=arguments.time_limit_s,
-        progress=progress_of(arguments),
+        old, profile, cluster, rates, window, time_limit_s=arguments.time_limit_s, progress=progress_of(arguments)
     )
     lines = _orders(arguments, old, found, saved)
     if arguments.out is not None:

@@ -52,7 +52,7 @@ def step_tails(
     cluster: Cluster,
     device: DeviceCost,
 ) -> tuple[tuple[PostPipelineTime, ...], PostPipelineTime]:
-    """Return what every rank does after its own last backward, and what shows of it in the step.
+    """Return the time of every rank after its own last backward, and the exposed part of it in the step.
 
     All ranks wait for each other before the optimizer (gradient norm). ``ranks``: the blocks of every rank by chunk.
     """

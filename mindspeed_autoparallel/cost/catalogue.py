@@ -6,163 +6,75 @@ One JSON file per device lies in ``catalogue_data``; a user's own file of the sa
 from __future__ import annotations
 
 import functools
-import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeGuard
 
 from mindspeed_autoparallel.cost.device import Device, Efficiency
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_json, write_json_atomic
+from mindspeed_autoparallel.spec.codec import from_json
 
 SCHEMA_VERSION = 1
 _FOLDER = Path(__file__).parent / "catalogue_data"
 _CORRECTION_COLUMNS = 5
 _SHARES = (
-    "gemm_fraction",
-    "attention_fraction",
-    "memory_fraction",
-    "link_fraction",
-    "inter_fraction",
-    "optimizer_fraction",
-    "expert_fraction",
-    "replica_fraction",
-    "fp8_fraction",
+    *("gemm_fraction", "attention_fraction", "memory_fraction", "link_fraction", "inter_fraction"),
+    *("optimizer_fraction", "expert_fraction", "replica_fraction", "fp8_fraction"),
 )
 """Efficiencies that divide: neither 0 nor above the datasheet's whole."""
-_OPTIONAL_SHARES = (
-    *("tensor_exposed", "overlapped_exposed", "expert_fraction", "replica_fraction", "fp8_fraction"),
-    "dispatch_fraction",
-)
-_OPTIONAL = ("corrections", "intervals", "measured_recompute", "measured_features", "uncertainty", *_OPTIONAL_SHARES)
-_OPTIONAL_FIGURES = ("host_link_gb_per_s", "workspace_mib", "peak_fp8_tflops", "peak_fp4_tflops")
-_OPTIONAL_COUNTS = ("mesh_peers", "link_domain")
-
-
-def _read_efficiency(values: Any, where: str) -> Efficiency:
-    if not _is_object(values):
-        raise ConfigError(f"{where} must be an object of efficiencies.")
-    known = {item.name for item in fields(Efficiency)}
-    if set(values) - known:
-        raise ConfigError(f"{where} has unknown keys {sorted(set(values) - known)}; known: {sorted(known)}.")
-    missing = sorted(item.name for item in fields(Efficiency) if item.name not in {*values, *_OPTIONAL})
-    if missing:
-        raise ConfigError(f"{where} lacks {', '.join(missing)}; copy a file of the catalogue and change it.")
-    data: dict[str, Any] = {
-        name: _text(value, f"{where}.{name}") if name == "provenance" else _number(value, f"{where}.{name}")
-        for name, value in values.items()
-        if name not in _OPTIONAL
-    }
-    rows = values.get("corrections", [])
-    if not _is_list(rows) or not all(_is_list(row) and len(row) == _CORRECTION_COLUMNS for row in rows):
-        raise ConfigError(f"{where}.corrections must be a list of rows of {_CORRECTION_COLUMNS} numbers.")
-    data["corrections"] = tuple(
-        tuple(_number(value, f"{where}.corrections", lowest=-math.inf) for value in row)
-        for row in filter(_is_list, rows)
-    )
-    data["uncertainty"] = _half_widths(values, "uncertainty", where)
-    data["intervals"] = _half_widths(values, "intervals", where)
-    for name in ("measured_recompute", "measured_features"):
-        names = values.get(name, [])
-        if not _is_list(names) or not all(isinstance(item, str) for item in names):
-            raise ConfigError(f"{where}.{name} must be a list of names.")
-        data[name] = tuple(names)
-    for name in set(_OPTIONAL_SHARES) & set(values):
-        data[name] = _number(values[name], f"{where}.{name}")
-    return Efficiency(**data)
-
-
+_OPTIONAL = ("host_link_gb_per_s", "workspace_mib", "peak_fp8_tflops", "peak_fp4_tflops", "mesh_peers", "link_domain")
+"""Figures of a device that a file leaves out where they are unknown."""
 _MOST = 1e18
 """No figure of a device is larger, and products of such do not overflow."""
 
 
-def _half_widths(values: dict[str, object], key: str, where: str) -> dict[str, float]:
-    widths = values.get(key, {})
-    if not _is_object(widths):
-        raise ConfigError(f"{where}.{key} must be an object of half widths.")
-    return {kind: _number(width, f"{where}.{key}.{kind}") for kind, width in widths.items()}
-
-
-def _is_object(value: object) -> TypeGuard[dict[str, object]]:
-    return isinstance(value, dict)
-
-
-def _is_list(value: object) -> TypeGuard[list[object]]:
-    return isinstance(value, list)
-
-
-def _number(value: Any, where: str, lowest: float = 0.0) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not lowest <= value <= _MOST:
-        least = "" if lowest else " of at least 0"
-        raise ConfigError(f"{where} is {value!r}, must be a number{least}, at most {_MOST:g}.")
-    return float(value)
-
-
-def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise ConfigError(f"{where} is {value!r}, must say where the figures come from.")
-    return value
-
-
 def read_device(path: Path) -> Device:
     """Return the device in ``path``; raises ``ConfigError`` naming the file and key."""
-    data = read_json(path, "device file")
-    if not _is_object(data) or data.get("schema_version") != SCHEMA_VERSION:
-        raise ConfigError(f"device file {path} must be an object with schema_version {SCHEMA_VERSION}.")
-    missing = [item.name for item in fields(Device) if item.name not in {*data, *_OPTIONAL_FIGURES, *_OPTIONAL_COUNTS}]
-    if missing:
-        raise ConfigError(f"device file {path} lacks {', '.join(missing)}; copy a file of the catalogue and change it.")
-    unknown = sorted(set(data) - {item.name for item in fields(Device)} - {"schema_version", "observations"})
-    if unknown:
-        raise ConfigError(f"device file {path} has unknown keys {', '.join(unknown)}.")
-    aliases, stacks = data["aliases"], data["efficiencies"]
-    if not _is_list(aliases) or not all(isinstance(alias, str) and alias for alias in aliases):
-        raise ConfigError(f"device file {path}: aliases must be a list of names.")
-    if not _is_object(stacks) or not stacks:
-        raise ConfigError(f"device file {path}: efficiencies is empty, give at least one software stack.")
-    device = Device(
-        name=_text(data["name"], f"device file {path}: name"),
-        aliases=tuple(map(str, aliases)),
-        source=_text(data["source"], f"device file {path}: source"),
-        num_cores=int(_positive(data, "num_cores", path)),
-        peak_tflops=_positive(data, "peak_tflops", path),
-        memory_gib=_positive(data, "memory_gib", path),
-        memory_bandwidth_gb_per_s=_positive(data, "memory_bandwidth_gb_per_s", path),
-        link_gb_per_s=_positive(data, "link_gb_per_s", path),
-        network_gbit_per_s=_positive(data, "network_gbit_per_s", path),
-        link_domain=int(_positive(data, "link_domain", path)) if "link_domain" in data else 0,
-        mesh_peers=int(_positive(data, "mesh_peers", path)) if "mesh_peers" in data else 0,
-        **{name: _positive(data, name, path) for name in _OPTIONAL_FIGURES if name in data},
-        efficiencies={
-            stack: _read_efficiency(values, f"device file {path}: efficiencies.{stack}")
-            for stack, values in stacks.items()
-        },
-    )
+    data, where = read_json(path, "device file"), f"device file {path}"
+    if not isinstance(data, dict) or data.get("schema_version") != SCHEMA_VERSION:
+        raise ConfigError(f"{where} must be an object with schema_version {SCHEMA_VERSION}.")
+    figures = {key: value for key, value in data.items() if key not in ("schema_version", "observations")}
+    device = from_json(Device, figures, where)
+    _check_figures(device, where)
+    for name in vars(device):
+        if name in figures and getattr(device, name) == 0:
+            raise ConfigError(f"{where}.{name} is 0, must be above 0.")
+    if not device.efficiencies:
+        raise ConfigError(f"{where}.efficiencies is empty, give at least one software stack.")
     for stack, efficiency in device.efficiencies.items():
-        for name in _SHARES:
-            if not 0 < getattr(efficiency, name) <= 1:
-                raise ConfigError(
-                    f"device file {path}: efficiencies.{stack}.{name} is {getattr(efficiency, name)}, must be above 0 "
-                    "and at most 1: a share of the datasheet's figure."
-                )
-        if efficiency.overlap_norm < 1:
-            raise ConfigError(f"device file {path}: efficiencies.{stack}.overlap_norm must be at least 1.")
+        _check_efficiency(efficiency, f"{where}.efficiencies.{stack}")
     return device
 
 
-def _positive(data: Mapping[str, object], name: str, path: Path) -> float:
-    value = _number(data[name], f"device file {path}: {name}")
-    if value == 0:
-        raise ConfigError(f"device file {path}: {name} is 0, must be above 0.")
-    return value
+def _check_efficiency(efficiency: Efficiency, where: str) -> None:
+    _check_figures(efficiency, where)
+    for name in _SHARES:
+        if not 0 < getattr(efficiency, name) <= 1:
+            raise ConfigError(
+                f"{where}.{name} is {getattr(efficiency, name)}, must be above 0 and at most 1: a share of the "
+                "datasheet's figure."
+            )
+    if efficiency.overlap_norm < 1:
+        raise ConfigError(f"{where}.overlap_norm must be at least 1.")
+    if any(len(row) != _CORRECTION_COLUMNS for row in efficiency.corrections):
+        raise ConfigError(f"{where}.corrections must be a list of rows of {_CORRECTION_COLUMNS} numbers.")
+
+
+def _check_figures(record: Device | Efficiency, where: str) -> None:
+    for name, value in vars(record).items():
+        for number in value.values() if name in ("intervals", "uncertainty") else (value,):
+            if isinstance(number, (int, float)) and not 0 <= number <= _MOST:
+                raise ConfigError(f"{where}.{name} is {number!r}, must be a number of at least 0, at most {_MOST:g}.")
+        if name in ("name", "source", "provenance") and not value.strip():
+            raise ConfigError(f"{where}.{name} is {value!r}, must name the source of the figures.")
 
 
 def write_device(path: Path, device: Device, observations: Sequence[object] = ()) -> None:
     """Write ``device`` as a device file, atomically; ``observations``: what its figures were calibrated from."""
     document = {"schema_version": SCHEMA_VERSION, **asdict(device)}
-    for name in (*_OPTIONAL_FIGURES, *_OPTIONAL_COUNTS):
+    for name in _OPTIONAL:
         if not document[name]:
             del document[name]
     write_json_atomic(path, {**document, "observations": list(observations)})

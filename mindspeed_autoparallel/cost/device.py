@@ -1,4 +1,4 @@
-"""What is known of one accelerator: datasheet figures, and what software reaches of them."""
+"""One accelerator: datasheet figures, and the share of them that software reaches."""
 
 from __future__ import annotations
 

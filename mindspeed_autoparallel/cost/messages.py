@@ -1,4 +1,4 @@
-"""What a rank's schedule refers to of messages beside microbatches in flight and the pass at work (M6).
+"""Messages that a rank's schedule still refers to, beside microbatches in flight and the running pass (M6).
 
 Lists, receive buffers, variables and message handles of Megatron's ``schedules.py`` decide it, and what model chunks
 were given last. Held against the schedules themselves, pass by pass: ``tests/contract/test_messages_alive.py``.

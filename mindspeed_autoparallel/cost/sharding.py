@@ -1,4 +1,4 @@
-"""ZeRO-2 and ZeRO-3 through Megatron's FSDP: what is kept, gathered and waiting, and what of its traffic shows.
+"""ZeRO-2 and ZeRO-3 through Megatron's FSDP: bytes kept, gathered and waiting, and the exposed traffic.
 
 Formulas F1-F5 in docs/cost-model.md, read off megatron.core.distributed.fsdp (0.16 to 0.19). One pipeline stage; a unit
 is a layer; embedding, head and final norm belong to no unit and stay gathered.
@@ -27,11 +27,6 @@ class Unit:
     """Of its gradients, after each backward."""
 
 
-def is_unit(block: PlacedBlock) -> bool:
-    """Return whether its parameters are released after use: a layer, in any name a plan gives it."""
-    return not block.name.endswith((" pre", " post"))
-
-
 def sharded_state(blocks: Sequence[PlacedBlock], layout: Layout) -> dict[str, int]:
     """Return F1: bytes alive during the whole step. A block without unit has its shard and the gathered whole."""
     assert layout.sharding is not None
@@ -40,7 +35,7 @@ def sharded_state(blocks: Sequence[PlacedBlock], layout: Layout) -> dict[str, in
         for state, group in replicas_of(block, layout):
             if layout.sharding.parameters:
                 terms["parameters"] += _share(state.parameter_bytes, group)
-                terms["parameters"] += 0 if is_unit(block) else state.parameter_bytes
+                terms["parameters"] += 0 if block.is_layer else state.parameter_bytes
             else:
                 terms["parameters"] += state.parameter_bytes
             terms["gradients"] += _share(state.gradient_bytes, group)
@@ -63,7 +58,7 @@ def reach_of(blocks: Sequence[PlacedBlock], sharding: Sharding) -> Reach:
 
     Embedding and head lie before all units in Megatron's order: they look ahead in forward only.
     """
-    sizes = [_elements(block) if is_unit(block) else 0 for block in blocks]
+    sizes = [_elements(block) if block.is_layer else 0 for block in blocks]
     last, first = list[int](), list[int]()
     for place, block in enumerate(blocks):
         end, ahead = place, 0
@@ -72,7 +67,7 @@ def reach_of(blocks: Sequence[PlacedBlock], sharding: Sharding) -> Reach:
             ahead += sizes[end]
         last.append(end)
         begin, ahead = place, 0
-        while begin > 0 and ahead < sharding.communication_unit // 2 and is_unit(block):
+        while begin > 0 and ahead < sharding.communication_unit // 2 and block.is_layer:
             begin -= 1
             ahead += sizes[begin]
         first.append(begin)
@@ -83,7 +78,7 @@ def gathered_bytes(blocks: Sequence[PlacedBlock], sharding: Sharding) -> dict[st
     """Return F2: parameters of units gathered while each block runs, forward (``F``) and backward (``B``)."""
     if not sharding.parameters:
         return {kind: [0] * len(blocks) for kind in "FB"}
-    sizes = [_parameter_bytes(block) if is_unit(block) else 0 for block in blocks]
+    sizes = [_parameter_bytes(block) if block.is_layer else 0 for block in blocks]
     reach = reach_of(blocks, sharding)
     return {
         "F": [sum(sizes[place : last + 1]) for place, last in enumerate(reach.last)],
@@ -116,7 +111,7 @@ def units_of(
     units: list[Unit] = []
     for block, (forward_us, backward_us) in zip(blocks, times_us, strict=True):
         states = replicas_of(block, layout)
-        gathers = layout.sharding.parameters and is_unit(block)
+        gathers = layout.sharding.parameters and block.is_layer
         units.append(
             Unit(
                 forward_us=forward_us,
@@ -135,7 +130,7 @@ def once_us(blocks: Sequence[PlacedBlock], layout: Layout, link: LinkTier) -> fl
     return sum(
         all_gather_us(state.parameter_bytes, group, link)
         for block in blocks
-        if not (layout.sharding.parameters and is_unit(block))
+        if not (layout.sharding.parameters and block.is_layer)
         for state, group in replicas_of(block, layout)
         if state.gradient_bytes or layout.sharding.parameters
     )
@@ -157,7 +152,7 @@ def passes_us(
 def microbatch_us(units: Sequence[Unit], reach: Reach) -> tuple[float, float]:
     """Return F5: forward and backward of one microbatch where two queues run beside each other, computing and the link.
 
-    A gather is asked for when a block begins, and starts once what was asked for before has been computed; a reduction
+    A gather is requested when a block begins, and starts once the blocks before it are computed; a reduction starts
     when the block has ended. The link takes one at a time, in that order. The backward ends with its last reduction.
     """
     lanes = _Lanes()
@@ -182,7 +177,7 @@ class _Lanes:
     """When the parameters of a gathered unit are there."""
 
     def run(self, place: int, wanted: Iterable[int], units: Sequence[Unit], time_us: float) -> None:
-        """Run the block at ``place``, after asking for ``wanted``; its parameters are released afterwards."""
+        """Run the block at ``place`` after the gathers of ``wanted`` are requested; then release its parameters."""
         for other in wanted:
             if units[other].gather_us and other not in self.ready:
                 self.link = max(self.link, self.computed) + units[other].gather_us

@@ -10,7 +10,8 @@ def data_parallel_link(layout: Layout, cluster: Cluster, device: DeviceCost) -> 
     """Return the slowest link inside a data x context group: its ranks are ``tensor_size`` apart within one pipeline
     stage."""
     span = layout.tensor_size * layout.context_size * layout.data_size
-    return device.intra if _inside_nodes(span, cluster) else device.inter
+    # Consecutive blocks of so many ranks never straddle a node where they divide it.
+    return device.inter if cluster.devices_per_node % span else device.intra
 
 
 def boundary_link(layout: Layout, cluster: Cluster, device: DeviceCost, boundary: int) -> LinkTier:
@@ -28,8 +29,3 @@ def boundary_link(layout: Layout, cluster: Cluster, device: DeviceCost, boundary
 def embedding_link(layout: Layout, cluster: Cluster, device: DeviceCost) -> LinkTier:
     """Return the ranks of a pipeline, first to last."""
     return device.intra if cluster.num_nodes == 1 or layout.pipeline_size == 1 else device.inter
-
-
-def _inside_nodes(span: int, cluster: Cluster) -> bool:
-    """Return whether consecutive blocks of ``span`` ranks never straddle a node."""
-    return cluster.devices_per_node % span == 0

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy
 
 from mindspeed_autoparallel.data.packs import equal_packs, filled_packs
 from mindspeed_autoparallel.data.partition import cost_of, loads_of, lower_bound, partition
-from mindspeed_autoparallel.data.sample import COLUMNS
+from mindspeed_autoparallel.data.sample import COLUMNS, Array
 from mindspeed_autoparallel.data.work import WorkModel
 from mindspeed_autoparallel.errors import ConfigError
 
-Array = Any
-"""A numpy array."""
 _TOKENS = COLUMNS.index("tokens")
 
 

@@ -9,7 +9,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -57,14 +57,6 @@ class DescribeOptions:
             raise ConfigError(f"--bytes-per-token must be above 0, got {self.bytes_per_token:g}.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Found:
-    """Samples by name, and records that were broken."""
-
-    samples: list[tuple[str, SampleSize]]
-    broken: list[str]
-
-
 def describe_records(
     data_file: Path, model_file: Path, options: DescribeOptions, known: Distribution | None, progress: Progress
 ) -> tuple[Distribution, tuple[str, ...]]:
@@ -86,8 +78,7 @@ def describe_records(
         return known, ()
     size_of, tokens_by = data.open(options)
     chosen = _chosen(len(records.records), options)
-    found = _read(size_of, (records.records[index] for index in chosen), options, len(chosen), progress)
-    samples, num_cut = _cut(found.samples, options, model, model_file)
+    found, broken = _read(size_of, (records.records[index] for index in chosen), options, len(chosen), progress)
     source = DataSource(
         kind="records",
         files=tuple(map(str, data.files)),
@@ -95,14 +86,10 @@ def describe_records(
         tokens_by=tokens_by,
         num_records=len(records.records),
         num_read=len(chosen),
-        num_broken=len(found.broken),
-        num_cut=num_cut,
-        longest_tokens=options.seq_length,
-        seed=options.seed,
+        num_broken=len(broken),
         fingerprint=fingerprint,
-        longest_record=max(found.samples, key=lambda item: item[1].tokens)[0],
     )
-    return make_distribution(source, samples), tuple(found.broken)
+    return _distribution(source, found, options, model, model_file), tuple(broken)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +153,6 @@ def describe_lengths(
         return known
     chosen = _chosen(len(lengths), options)
     found = [(f"{file}[{index}]", SampleSize(tokens=int(lengths[index]))) for index in chosen]
-    samples, num_cut = _cut(found, options, model, model_file)
     source = DataSource(
         kind=kind,
         files=(str(file),),
@@ -174,13 +160,9 @@ def describe_lengths(
         tokens_by="given",
         num_records=len(lengths),
         num_read=len(chosen),
-        num_cut=num_cut,
-        longest_tokens=options.seq_length,
-        seed=options.seed,
         fingerprint=fingerprint,
-        longest_record=max(found, key=lambda item: item[1].tokens)[0],
     )
-    return make_distribution(source, samples)
+    return _distribution(source, found, options, model, model_file)
 
 
 def describe_table(
@@ -217,7 +199,6 @@ def describe_table(
             broken.append(str(error))
     if not found:
         raise ConfigError(f"{path} has no usable rows; {broken[0] if broken else 'it is empty'}.")
-    samples, num_cut = _cut(found, options, model, model_file)
     source = DataSource(
         kind="table",
         files=tuple(map(str, files)),
@@ -226,13 +207,9 @@ def describe_table(
         num_records=num_rows,
         num_read=num_read,
         num_broken=len(broken),
-        num_cut=num_cut,
-        longest_tokens=options.seq_length,
-        seed=options.seed,
         fingerprint=fingerprint,
-        longest_record=max(found, key=lambda item: item[1].tokens)[0],
     )
-    return make_distribution(source, samples), tuple(broken)
+    return _distribution(source, found, options, model, model_file), tuple(broken)
 
 
 def _fingerprint(*parts: object) -> str:
@@ -252,7 +229,8 @@ def _read(
     options: DescribeOptions,
     number: int,
     progress: Progress,
-) -> _Found:
+) -> tuple[list[tuple[str, SampleSize]], list[str]]:
+    """Return samples by name, and records that were broken."""
     found, broken, reported = [], [], time.monotonic()
 
     def read(record: tuple[str, bytes]) -> tuple[str, SampleSize] | ConfigError:
@@ -275,7 +253,7 @@ def _read(
                 progress(f"{len(found) + len(broken)} of {number} records read, {len(broken)} broken")
     if not found:
         raise ConfigError(f"all {number} records are broken or skipped; the first: {broken[0]}")
-    return _Found(samples=found, broken=broken)
+    return found, broken
 
 
 def _check_length(options: DescribeOptions, model: MediaSizes, model_file: Path | None) -> None:
@@ -285,16 +263,26 @@ def _check_length(options: DescribeOptions, model: MediaSizes, model_file: Path 
         )
 
 
-def _cut(
-    samples: list[tuple[str, SampleSize]], options: DescribeOptions, model: MediaSizes, model_file: Path | None
-) -> tuple[list[SampleSize], int]:
-    """Return the samples as trained, and the number of texts that training cuts."""
+def _distribution(
+    source: DataSource,
+    found: list[tuple[str, SampleSize]],
+    options: DescribeOptions,
+    model: MediaSizes,
+    model_file: Path | None,
+) -> Distribution:
+    """Return the distribution of the samples as trained: texts are cut at ``--seq-length``."""
     limit = options.seq_length or model.max_tokens
-    longer = [(name, size) for name, size in samples if limit and size.tokens > limit]
-    if longer and not options.seq_length:
-        name, size = max(longer, key=lambda item: item[1].tokens)
+    longest, longest_size = max(found, key=lambda item: item[1].tokens)
+    num_longer = sum(size.tokens > limit for _, size in found) if limit else 0
+    if num_longer and not options.seq_length:
         raise ConfigError(
-            f"{len(longer)} of {len(samples)} samples are longer than max_position_embeddings {limit} of {model_file}; "
-            f"the longest, {name}, has {size.tokens} tokens. Give the training's --seq-length, at which texts are cut."
+            f"{num_longer} of {len(found)} samples are longer than max_position_embeddings {limit} of {model_file}; "
+            f"the longest, {longest}, has {longest_size.tokens} tokens. Give the training's --seq-length, at which "
+            "texts are cut."
         )
-    return [size._replace(tokens=min(size.tokens, limit or size.tokens)) for _, size in samples], len(longer)
+    source = replace(
+        source, num_cut=num_longer, longest_tokens=options.seq_length, seed=options.seed, longest_record=longest
+    )
+    return make_distribution(
+        source, [size._replace(tokens=min(size.tokens, limit or size.tokens)) for _, size in found]
+    )

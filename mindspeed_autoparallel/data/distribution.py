@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy
 
-from mindspeed_autoparallel.data.sample import COLUMNS, SampleSize
+from mindspeed_autoparallel.data.sample import COLUMNS, Array, SampleSize
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.files import read_json, shown, write_json_atomic
-from mindspeed_autoparallel.spec.codec import from_json, to_json
+from mindspeed_autoparallel.files import shown
+from mindspeed_autoparallel.spec.json_file import JsonFile
 
-Array = Any
-"""A numpy array."""
 FORMAT = "mindspeed-autoparallel/data"
 SCHEMA_VERSION = 1
 KINDS = ("records", "lengths", "indexed", "table")
@@ -67,9 +61,12 @@ class DataSource:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Distribution:
+class Distribution(JsonFile):
     """Weighted samples: ``rows`` are distinct sizes (the columns of ``SampleSize``), ``weights`` their numbers of
     samples."""
+
+    WHAT, ERROR = "data distribution", ConfigError
+    AGAIN = "Create one with: mindspeed-autoparallel data describe."
 
     source: DataSource
     columns: tuple[str, ...]
@@ -105,29 +102,6 @@ class Distribution:
         values, weights = self.sizes()[:, COLUMNS.index(name)], numpy.array(self.weights)
         found, place = numpy.unique(values, return_inverse=True)
         return found, numpy.bincount(place, weights=weights).astype(numpy.int64)
-
-    def sha256(self) -> str:
-        """Return a hash of the content, independent of the file's formatting."""
-        return hashlib.sha256(json.dumps(to_json(self), sort_keys=True).encode()).hexdigest()
-
-    def write(self, path: Path) -> None:
-        """Write the distribution as JSON, atomically."""
-        write_json_atomic(path, to_json(self))
-
-    @classmethod
-    def read(cls, path: Path) -> Distribution:
-        """Read and check a file of ``data describe``; raises ``ConfigError`` for a foreign or broken file."""
-        value = read_json(path, "data distribution")
-        if not isinstance(value, dict) or value.get("format") != FORMAT:
-            raise ConfigError(
-                f"{path} is not a data distribution (create one with: mindspeed-autoparallel data describe)."
-            )
-        if value.get("schema_version") != SCHEMA_VERSION:
-            raise ConfigError(
-                f"{path} has schema_version {shown(value.get('schema_version'))}; this release reads {SCHEMA_VERSION}. "
-                "Describe the data again."
-            )
-        return from_json(cls, value, str(path))
 
 
 def make_distribution(source: DataSource, samples: Iterable[SampleSize]) -> Distribution:

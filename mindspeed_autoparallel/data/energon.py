@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from mindspeed_autoparallel.errors import ConfigError, first_line
-from mindspeed_autoparallel.files import read_json, read_text, shown
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.files import parse_yaml, read_json, read_text, shown
 
 MOST_TARS = 1_000_000
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -46,15 +46,7 @@ def _read(file: Path) -> object:
     what = "split of an Energon data set"
     if file.suffix == ".json":
         return read_json(file, what)
-    text = read_text(file, what)
-    try:
-        import yaml
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{file} needs the package pyyaml: pip install pyyaml.") from error
-    try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"cannot read {file}: {first_line(error)}") from error
+    return parse_yaml(read_text(file, what), f"{what} {file}")
 
 
 def _names(file: Path, listed: object) -> list[str]:

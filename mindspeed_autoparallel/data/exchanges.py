@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy
 
-Array = Any
-"""A numpy array."""
+from mindspeed_autoparallel.data.sample import Array
+
 _NUM_ROUNDS = 16
 """Rounds of exchanges in pairs of bins."""
 _NUM_EVEN_ROUNDS = 4

@@ -17,7 +17,7 @@ from mindspeed_autoparallel.data.sample import SampleSize
 from mindspeed_autoparallel.data.torch_headers import shape_in
 from mindspeed_autoparallel.data.video_parameters import FixedSize, Steps, Video
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.files import read_bytes, read_text, shown
+from mindspeed_autoparallel.files import read_as, read_bytes, read_text, shown
 
 KINDS = ("t2v", "feature")
 PROCESSOR = "OpensoraplanVideoProcessor"
@@ -61,7 +61,6 @@ class _AnyData(msgspec.Struct):
 
 class _Predictor(msgspec.Struct):
     patch_size: list[int] = msgspec.field(default_factory=list)
-    in_dim: int = 0
     out_dim: int = 0
 
 
@@ -98,10 +97,7 @@ class LatentSizes:
 
 def read_latent_sizes(file: Path) -> LatentSizes:
     """Read ``file``, a model.json with a ``predictor``; raises ``ConfigError`` if it has no sizes."""
-    try:
-        model = msgspec.json.decode(read_bytes(file, "model description (--mm-model)"), type=_Model)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"model description {file} cannot be used: {error}.") from error
+    model = read_as(file, "model description (--mm-model)", _Model)
     predictor = model.predictor or _Predictor()
     if len(predictor.patch_size) != 3 or min(predictor.patch_size) < 1:
         raise ConfigError(
@@ -122,10 +118,7 @@ class VideoRecords:
 
     def __init__(self, file: Path, model: LatentSizes) -> None:
         """Read data.json and its records; raises ``ConfigError`` for unsupported values."""
-        try:
-            found = msgspec.json.decode(read_bytes(file, "data description (--mm-data)"), type=_Data).dataset_param
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"data description {file} cannot be used: {error}.") from error
+        found = read_as(file, "data description (--mm-data)", _Data).dataset_param
         self._kind, self._video, self._model = found.dataset_type, found.preprocess_parameters, model
         self.settings = repr(found)
         """The values of data.json that affect sizes."""

@@ -9,19 +9,15 @@ from typing import Any
 
 import numpy
 
+from mindspeed_autoparallel.data.sample import Array
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_bytes, read_json, read_text, shown
 
-Array = Any
-"""A numpy array."""
 MAX_LIST_BYTES = 2**30
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
 _LARGEST = 2**40
-_NPY_HEADERS = {
-    (1, 0): numpy.lib.format.read_array_header_1_0,
-    (2, 0): numpy.lib.format.read_array_header_2_0,
-}
+_NPY_HEADERS = {(1, 0): numpy.lib.format.read_array_header_1_0, (2, 0): numpy.lib.format.read_array_header_2_0}
 
 
 def read_lengths(file: Path) -> Array:

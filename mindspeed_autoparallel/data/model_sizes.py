@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.files import read_bytes
+from mindspeed_autoparallel.files import read_as
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +51,7 @@ class _Model(msgspec.Struct):
 
 def read_media_sizes(file: Path) -> MediaSizes:
     """Read ``file``, a model.json; raises ``ConfigError`` for invalid JSON or sizes."""
-    try:
-        model = msgspec.json.decode(read_bytes(file, "model description (--mm-model)"), type=_Model)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"model description {file} cannot be used: {error}.") from error
+    model = read_as(file, "model description (--mm-model)", _Model)
     vision = model.image_encoder.vision_encoder if model.image_encoder else None
     audio = model.audio_encoder.audio_encoder if model.audio_encoder else None
     sizes = MediaSizes(

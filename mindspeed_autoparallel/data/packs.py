@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import heapq
-from typing import Any
 
 import numpy
 
 from mindspeed_autoparallel.data.partition import partition
+from mindspeed_autoparallel.data.sample import Array
 
-Array = Any
-"""A numpy array."""
 ABSENT = -1
 """Fills up packs with fewer samples than the largest one."""
 

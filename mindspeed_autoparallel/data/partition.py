@@ -13,15 +13,13 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
-from typing import Any
 
 import numpy
 
 from mindspeed_autoparallel.data.exchanges import exchange_along_heaviest, exchange_in_pairs
+from mindspeed_autoparallel.data.sample import Array
 from mindspeed_autoparallel.errors import ConfigError
 
-Array = Any
-"""A numpy array."""
 MAX_EXCHANGES = 96
 _FEW = 16
 _EXCHANGES = ((_FEW, 5e-3), (MAX_EXCHANGES, 1.8e-2))

@@ -14,7 +14,7 @@ from mindspeed_autoparallel.data.model_sizes import MediaSizes
 from mindspeed_autoparallel.data.sample import SampleSize
 from mindspeed_autoparallel.data.sizes import Counter, SampleSizes
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.files import read_bytes, shown
+from mindspeed_autoparallel.files import read_as, read_bytes, shown
 
 MAX_RECORD_BYTES = 16 * 2**30
 """Most bytes of one file of records."""
@@ -79,10 +79,7 @@ class RecordFormat:
 
 def read_format(file: Path) -> RecordFormat:
     """Read ``file``, a data.json; raises ``ConfigError`` for invalid values or an unsupported data set type."""
-    try:
-        parameters = msgspec.json.decode(read_bytes(file, "data description (--mm-data)"), type=_Data).dataset_param
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"data description {file} cannot be used: {error}.") from error
+    parameters = read_as(file, "data description (--mm-data)", _Data).dataset_param
     prepare, basic, names = parameters.preprocess_parameters, parameters.basic_parameters, parameters.attr
     listed = [Path(name.strip()) for name in (basic.dataset or "").split(",") if name.strip()]
     if parameters.dataset_type != "huggingface" or not listed:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+Array = Any
+"""A numpy array."""
 
 
 class SampleSize(NamedTuple):

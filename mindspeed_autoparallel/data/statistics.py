@@ -10,10 +10,8 @@ from typing import Any
 import numpy
 
 from mindspeed_autoparallel.data.distribution import Distribution
-from mindspeed_autoparallel.data.sample import SHOWN_COLUMNS
+from mindspeed_autoparallel.data.sample import SHOWN_COLUMNS, Array
 
-Array = Any
-"""A numpy array."""
 CONFIDENCE = 0.95
 _DEVIATIONS = 1.959964
 """Standard deviations of a two-sided 95 % interval of the normal distribution."""

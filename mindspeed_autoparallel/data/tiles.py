@@ -18,7 +18,7 @@ from mindspeed_autoparallel.data.records import RecordSet, read_records
 from mindspeed_autoparallel.data.sample import SampleSize
 from mindspeed_autoparallel.data.sizes import Counter
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.files import read_bytes, shown
+from mindspeed_autoparallel.files import read_as, shown
 
 KIND = "multimodal"
 _MARK, _AROUND_PICTURE, _AROUND_TURN = "<image>", 2, 2
@@ -65,10 +65,7 @@ class TiledRecords:
 
     def __init__(self, file: Path) -> None:
         """Read data.json and its records; raises ``ConfigError`` for unsupported values."""
-        try:
-            given = msgspec.json.decode(read_bytes(file, "data description (--mm-data)"), type=_Data).dataset_param
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"data description {file} cannot be used: {error}.") from error
+        given = read_as(file, "data description (--mm-data)", _Data).dataset_param
         if given.template_name not in _SYSTEM:
             raise ConfigError(
                 f"{file}: template_name {shown(given.template_name)} is not read, only {', '.join(_SYSTEM)}. Give the "

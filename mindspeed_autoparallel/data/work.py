@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy
 
-from mindspeed_autoparallel.data.sample import COLUMNS
+from mindspeed_autoparallel.data.sample import COLUMNS, Array
 from mindspeed_autoparallel.errors import ConfigError
 
-Array = Any
-"""A numpy array."""
 _ROWS = {"tokens": None, "patches": "squared_patches", "frames": "squared_frames"}
 """Rows of a module, and the column with their squares (of ``tokens``: each sample is one row of attention)."""
 

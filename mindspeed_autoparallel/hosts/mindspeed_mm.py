@@ -45,8 +45,6 @@ class NativeSharding:
     backward_prefetch: int = 0
     cpu_offload: bool = False
     expert_modules: tuple[str, ...] = ()
-    expert_shard_modules: tuple[str, ...] = ()
-    """Experts that are sharded among ranks with the same experts; those of ``expert_modules`` by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +76,6 @@ class NativeConfig:
     model_id: str
     model_path: str
     frozen: tuple[str, ...]
-    plugins: tuple[str, ...]
     meta_init: bool
 
     def with_values(self, values: Mapping[str, Value]) -> str:
@@ -110,7 +107,6 @@ def read_native(path: Path) -> NativeConfig:
         model_id=values.text("model.model_id"),
         model_path=values.text("model.model_name_or_path"),
         frozen=(*values.texts("model.freeze"), *_frozen_parts(values)),
-        plugins=values.texts("training.plugin"),
         meta_init=values.switch("training.init_model_with_meta_device", False),
     )
 
@@ -142,8 +138,7 @@ def _sizes(values: Values) -> NativeSizes:
 
 
 def _sharding(values: Values) -> NativeSharding:
-    plan, experts = "parallel.fsdp_plan", "parallel.ep_plan"
-    expert_modules = values.texts(f"{experts}.apply_modules")
+    plan = "parallel.fsdp_plan"
     return NativeSharding(
         apply_modules=values.texts(f"{plan}.apply_modules"),
         ignored_modules=values.texts(f"{plan}.ignored_modules"),
@@ -154,8 +149,7 @@ def _sharding(values: Values) -> NativeSharding:
         forward_prefetch=values.integer(f"{plan}.num_to_forward_prefetch", 0),
         backward_prefetch=values.integer(f"{plan}.num_to_backward_prefetch", 0),
         cpu_offload=values.switch(f"{plan}.cpu_offload", False),
-        expert_modules=expert_modules,
-        expert_shard_modules=values.texts(f"{experts}.apply_efsdp_modules") or expert_modules,
+        expert_modules=values.texts("parallel.ep_plan.apply_modules"),
     )
 
 

@@ -14,62 +14,22 @@ from mindspeed_autoparallel.hosts.mindspeed_mm import NativeConfig
 
 _PLAN = "parallel.fsdp_plan"
 KNOWN: dict[str, frozenset[str]] = {
-    "parallel": frozenset(
-        [
-            "data_parallel_size",
-            "fully_shard_parallel_size",
-            "fsdp_plan",
-            "tensor_parallel_size",
-            "tp_plan",
-            "ring_attention_size",
-            "ulysses_parallel_size",
-            "expert_parallel_size",
-            "expert_fully_shard_parallel_size",
-            "ep_plan",
-            "recompute",
-            "recompute_plan",
-        ]
-    ),
-    _PLAN: frozenset(
-        [
-            "ignored_modules",
-            "apply_modules",
-            "param_dtype",
-            "reduce_dtype",
-            "output_dtype",
-            "cast_forward_inputs",
-            "reshard_after_forward",
-            "num_to_forward_prefetch",
-            "num_to_backward_prefetch",
-            "pregather",
-            "hook_modules",
-            "cpu_offload",
-        ]
-    ),
-    "parallel.ep_plan": frozenset(["apply_modules", "use_npu_fused_ops", "dispatcher", "apply_efsdp_modules"]),
-    "features": frozenset(
-        [
-            "recompute",
-            "recompute_plan",
-            "loss_cfg",
-            "enable_chunk_loss",
-            "enable_dynamic_chunk_loss",
-            "chunkloss_plan",
-            "enable_activation_offload",
-            "activation_offload_plan",
-            "enable_chunk_mbs",
-            "chunkmbs_plan",
-            "enable_ep_balance",
-            "ep_balance_plan",
-            "skip_moe_pad_tokens",
-        ]
-    ),
-    "features.recompute_plan": frozenset(("apply_modules", "use_reentrant")),
-    "features.activation_offload_plan": frozenset(("apply_modules",)),
-    "features.chunkloss_plan": frozenset(("apply_module", "chunk_size", "total_chunk_size")),
-    "features.chunkmbs_plan": frozenset(
-        ("apply_modules", "chunk_mbs", "batch_dim", "chunk_arg_indexs", "chunk_kwarg_names")
-    ),
+    section: frozenset(names.split())
+    for section, names in {
+        "parallel": "data_parallel_size fully_shard_parallel_size fsdp_plan tensor_parallel_size tp_plan "
+        "ring_attention_size ulysses_parallel_size expert_parallel_size expert_fully_shard_parallel_size ep_plan "
+        "recompute recompute_plan",
+        _PLAN: "ignored_modules apply_modules param_dtype reduce_dtype output_dtype cast_forward_inputs "
+        "reshard_after_forward num_to_forward_prefetch num_to_backward_prefetch pregather hook_modules cpu_offload",
+        "parallel.ep_plan": "apply_modules use_npu_fused_ops dispatcher apply_efsdp_modules",
+        "features": "recompute recompute_plan loss_cfg enable_chunk_loss enable_dynamic_chunk_loss chunkloss_plan "
+        "enable_activation_offload activation_offload_plan enable_chunk_mbs chunkmbs_plan enable_ep_balance "
+        "ep_balance_plan skip_moe_pad_tokens",
+        "features.recompute_plan": "apply_modules use_reentrant",
+        "features.activation_offload_plan": "apply_modules",
+        "features.chunkloss_plan": "apply_module chunk_size total_chunk_size",
+        "features.chunkmbs_plan": "apply_modules chunk_mbs batch_dim chunk_arg_indexs chunk_kwarg_names",
+    }.items()
 }
 _MOVED = {
     "parallel.pregather": f"{_PLAN}.pregather",

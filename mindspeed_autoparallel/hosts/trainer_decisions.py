@@ -10,15 +10,7 @@ from mindspeed_autoparallel.hosts.patterns import matching_names
 from mindspeed_autoparallel.hosts.trainers import EMBEDDING, HEAD, LAYERS, UNTIED_EMBEDDING, TrainerFile
 from mindspeed_autoparallel.hosts.yaml_edit import Value
 from mindspeed_autoparallel.profiles.sharded import ShardedModule
-from mindspeed_autoparallel.spec.sharded import (
-    ALL,
-    EACH,
-    KEEP,
-    RECOMPUTE,
-    GroupChoice,
-    ShardedDecisions,
-    ShardingHost,
-)
+from mindspeed_autoparallel.spec.sharded import ALL, EACH, KEEP, RECOMPUTE, GroupChoice, ShardedDecisions, ShardingHost
 
 _FSDP2 = ("fsdp2", "")
 

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from mindspeed_autoparallel.errors import ConfigError, first_line
-
-_MOST_VALUES = 100_000
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.files import parse_yaml
 
 
 @dataclass
@@ -45,44 +44,10 @@ def load_tree(text: str, name: str) -> dict[str, object]:
 
     Raises ``ConfigError`` with the line of a syntax error, and for a document that is not a mapping.
     """
-    try:
-        import yaml
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"reading {name} needs PyYAML: pip install mindspeed-autoparallel[yaml]") from error
-    try:
-        tree = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        parts = (getattr(error, "context", None), getattr(error, "problem", None))
-        problem = ": ".join(part.partition("; first")[0] for part in parts if part) or type(error).__name__
-        if mark and "duplicate anchor" in problem:
-            key = text.splitlines()[mark.line].strip().partition(":")[0]
-            problem += f" at {key!r}; the trainer's parser accepts an anchor once: remove or rename the second"
-        raise ConfigError(f"{name} is not valid YAML: {where}{problem}.") from error
-    except (RecursionError, ValueError) as error:
-        raise ConfigError(f"{name} is not valid YAML: {first_line(error)}.") from error
+    tree = parse_yaml(text, name)
     if not isinstance(tree, dict):
         raise ConfigError(f"{name} has no sections: it must be a mapping of parallel, model, data, training ...")
-    if _expanded_size(tree) > _MOST_VALUES:
-        raise ConfigError(f"{name} has aliases (*name) that stand for more than {_MOST_VALUES} values; write them out.")
     return tree
-
-
-def _expanded_size(tree: Any) -> float:
-    """Return the number of values of ``tree`` with every alias written out; infinity for an alias that contains
-    itself."""
-    sizes: dict[int, float] = {}
-
-    def size(value: Any) -> float:
-        if not isinstance(value, (dict, list)):
-            return 1
-        if id(value) not in sizes:
-            sizes[id(value)] = float("inf")  # until its items are counted
-            sizes[id(value)] = 1 + sum(size(item) for item in (value.values() if isinstance(value, dict) else value))
-        return sizes[id(value)]
-
-    return size(tree)
 
 
 def _value(text: str, event: Any, events: Iterator[Any]) -> Place:

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.files import read_text, shown
+from mindspeed_autoparallel.files import parse_yaml, read_text, shown
 
 _MAX_BYTES = 65536
-_MOST_ALIASES = 20
 _KEYS: dict[str, set[str]] = {
     "": {"use_parallel", "parallel", "parallel_config", "micro_batch_interleave_num"},
     "parallel": {"parallel_mode", "search_mode", "auto_pipeline", "full_batch", "gradients_mean"},
@@ -77,24 +76,7 @@ class OperatorConfig:
 
 def read_config(path: Path) -> OperatorConfig:
     """Return the block in a YAML file; ``ConfigError`` if it cannot be read or is invalid."""
-    try:
-        import yaml
-    except ImportError as error:
-        raise ConfigError("reading YAML needs pyyaml: pip install 'mindspeed-autoparallel[yaml]'.") from error
-    try:
-        text = read_text(path, "configuration", max_bytes=_MAX_BYTES)
-        # Aliases multiply their content. MindFormers' files have two; loading shares them, and the keys below are read
-        # one by one and printed only if they are plain values.
-        if sum(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)) > _MOST_ALIASES:
-            raise ConfigError(f"{path} has an alias (*name) in more than {_MOST_ALIASES} places; write the values out.")
-        given = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        # Its own text takes several lines: the parser's position, the expected token, and its position.
-        raise ConfigError(f"{path} is not valid YAML: {shown(' '.join(str(error).split()), 200)}.") from error
-    except (ValueError, RecursionError, OverflowError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"{path} cannot be used: {shown(str(error), 200)}.") from error
+    given = parse_yaml(read_text(path, "configuration", max_bytes=_MAX_BYTES), str(path))
     return config_from_mapping({} if given is None else given, str(path))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_autoparallel.operators.pipeline import search_pipelined
@@ -31,12 +30,10 @@ def search_strategies(
     """
     from mindspeed_autoparallel.operators.torch.capture import capture
 
-    started = time.perf_counter()
     graph = capture(model, example_inputs)
-    captured = time.perf_counter() - started
     plan = search_pipelined(graph, devices, search_mode=search_mode, mem_coeff=mem_coeff, pins=pins, **options)
     notes = list(plan.notes)
     if graph.unknown:
         listed = ", ".join(f"{name} ({kind})" for name, kind in graph.unknown.items())
         notes.append(f"no rule for {listed}: treated as replicated.")
-    return dataclasses.replace(plan, notes=tuple(notes), capture_s=captured)
+    return dataclasses.replace(plan, notes=tuple(notes))

@@ -57,7 +57,6 @@ class OperatorPlan:
     explained: tuple[ExplainedCut, ...]
     search_s: float
     notes: tuple[str, ...] = ()
-    capture_s: float = 0.0
     stages: int = 1
     num_microbatches: int = 1
     bound: Bound | None = None

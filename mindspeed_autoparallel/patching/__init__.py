@@ -5,13 +5,7 @@ true; ``require(flag)`` raises if a patch that the flag needs could not be insta
 original.
 """
 
-from mindspeed_autoparallel.patching.engine import (
-    ENGINE,
-    Engine,
-    InstalledPatch,
-    LateImportWarning,
-    PatchState,
-)
+from mindspeed_autoparallel.patching.engine import ENGINE, Engine, InstalledPatch, LateImportWarning, PatchState
 from mindspeed_autoparallel.patching.imports import call_after_import, call_before_import
 from mindspeed_autoparallel.patching.patch import Calls, Patch, Wrapper
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mindspeed_autoparallel.cost.groups import grouped_layer
 from mindspeed_autoparallel.cost.memory import PlacedBlock
+from mindspeed_autoparallel.cost.placed import grouped_layer
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.profiles import BlockCost, Measurement, ModuleCost
 from mindspeed_autoparallel.spec import Layout, Model, Plan

@@ -24,8 +24,7 @@ from mindspeed_autoparallel.cost.analytic.parameters import (
     padded_vocabulary,
     prediction_parameters,
 )
-from mindspeed_autoparallel.cost.analytic.sharded import gathered_layer_bytes, shards_of
-from mindspeed_autoparallel.cost.analytic.states import bytes_per_parameter
+from mindspeed_autoparallel.cost.analytic.states import bytes_per_parameter, gathered_layer_bytes, shards_of
 from mindspeed_autoparallel.cost.analytic.step_time import beside_layer, encoder_layer_time, prediction_time
 from mindspeed_autoparallel.cost.analytic.workload import RECOMPUTE, Workload
 from mindspeed_autoparallel.cost.collectives import Fabric

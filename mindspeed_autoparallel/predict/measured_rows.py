@@ -16,7 +16,7 @@ from mindspeed_autoparallel.predict.arguments import Arguments
 from mindspeed_autoparallel.predict.megatron_arguments import own_masks, request_of_arguments
 from mindspeed_autoparallel.predict.predict import predict_one
 
-_NAMES = {
+SIZE_NAMES = {
     "num_layers": ("num_layers", "num_blocks"),
     "hidden": ("hidden", "hidden_size"),
     "heads": ("heads", "head_num", "attn_heads"),
@@ -44,19 +44,9 @@ _GRAPH_NAMES = {True: "transformer_engine", False: "none"}
 
 
 MEASURED_NUMBERS = (
-    "iter_time_ms",
-    "step_time_ms",
-    "iter_time_s",
-    "iter_time_s_median_second_half",
-    "tokens_per_s_per_gpu",
-    "tflops_per_gpu",
-    "peak_alloc_gib",
-    "peak_memory_gib",
-    "peak_gib",
-    "mem_max_allocated_bytes",
-    "activations_gib",
-    "activation_pct_of_tp_baseline",
-    "params_plus_optimizer_gib",
+    *("iter_time_ms", "step_time_ms", "iter_time_s", "iter_time_s_median_second_half", "tokens_per_s_per_gpu"),
+    *("tflops_per_gpu", "peak_alloc_gib", "peak_memory_gib", "peak_gib", "mem_max_allocated_bytes", "activations_gib"),
+    *("activation_pct_of_tp_baseline", "params_plus_optimizer_gib"),
 )
 """Figures of a row's ``measured`` that are compared with a prediction."""
 
@@ -76,17 +66,6 @@ def broken_part(row: Mapping[str, object]) -> str | None:
         if value is not None and not number:
             return f"measured.{key} is {shown(value)}, must be a number above 0"
     return None
-
-
-def states_a_run(row: Mapping[str, object]) -> bool:
-    """Return whether ``row`` has model, layout and device, so that it could be answered."""
-    model, hardware, parallel, train = (part(row, name) for name in ("model", "hw", "parallel", "train"))
-    sizes = {**model, **part(model, "config"), **part(row, "megatron_args")}
-    named = all(any(sizes.get(name) for name in _NAMES[key]) for key in ("num_layers", "hidden", "heads", "seq"))
-    layout = any(parallel.get(key) for key in ("tp", "pp", "dp", "fsdp"))
-    batch = train.get("gbs") or train.get("micro_batch_count")
-    known = hardware.get("gpu") and "unknown" not in str(hardware["gpu"]) and isinstance(hardware.get("num_gpus"), int)
-    return bool(named and layout and batch and known)
 
 
 def _check_counts(hardware: Mapping[str, object], parallel: Mapping[str, object]) -> None:
@@ -173,18 +152,18 @@ def _model(row: Mapping[str, object]) -> dict[str, object] | None:
             if key not in fields and key not in _NOT_SIZES and key not in SILENT["model"]
         }
     )
-    for key, names in _NAMES.items():
+    for key, names in SIZE_NAMES.items():
         value = next((merged[name] for name in names if merged.get(name) is not None), None)
         fields.pop(key, None)
         if value is not None:
             fields[key] = value
     # A source that trains fewer layers than the named model gives their number in addition to the configuration.
     fields["num_layers"] = next(
-        (source[name] for name in _NAMES["num_layers"] if source.get(name)), None
+        (source[name] for name in SIZE_NAMES["num_layers"] if source.get(name)), None
     ) or config.get("layer_num")
     fields.pop("head_dim", None)
     for name in (
-        *(other for names in _NAMES.values() for other in names if other not in _NAMES),
+        *(other for names in SIZE_NAMES.values() for other in names if other not in SIZE_NAMES),
         "text_decoder",
         "vision_projector",
     ):

@@ -79,15 +79,6 @@ def measured_peak_gib(row: Mapping[str, object]) -> float | None:
     return None
 
 
-def measured_workload(row: Mapping[str, object]) -> Workload | None:
-    """Return the workload behind a measured row, or ``None`` where it is incomplete or not modelled."""
-    try:
-        request = request_of_row(row)
-        return None if request is None else read_workload(request)
-    except ConfigError:
-        return None
-
-
 def group_key(row: Mapping[str, object]) -> tuple[Any, ...]:
     """Return a key that is the same for rows that a user would choose among: of one model, devices and batch."""
     model, train = part(row, "model"), part(row, "train")
@@ -189,11 +180,6 @@ def _activation_pair(row: Mapping[str, object], work: Workload) -> tuple[float, 
     return None
 
 
-def _measured_state_gib(row: Mapping[str, object]) -> float | None:
-    """Return parameters and optimizer state where a source gives them apart."""
-    return _measured(part(row, "measured"), "params_plus_optimizer_gib")
-
-
 def scoreboard(rows: Sequence[Mapping[str, object]]) -> Scoreboard:
     """Return every figure by data group, with how many rows were left out and why.
 
@@ -220,7 +206,7 @@ def scoreboard(rows: Sequence[Mapping[str, object]]) -> Scoreboard:
             pair = _activation_pair(row, work)
             if pair:
                 activations[group].append(pair)
-            if (state_gib := _measured_state_gib(row)) is not None:
+            if (state_gib := _measured(part(row, "measured"), "params_plus_optimizer_gib")) is not None:
                 count = layer_parameters(work).shared * work.model.num_layers / work.pipeline_size
                 weights[group].append((18 * count / _GIB, state_gib))
             step, peak = measured_step_ms(row), measured_peak_gib(row)

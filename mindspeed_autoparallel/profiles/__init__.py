@@ -11,8 +11,8 @@ from mindspeed_autoparallel.profiles.blocks import (
 )
 from mindspeed_autoparallel.profiles.device import Collective, DeviceCost, GradientExchange, LinkTier, NodeNetwork
 from mindspeed_autoparallel.profiles.measurement import MeasuredAt, Measurement
+from mindspeed_autoparallel.profiles.mindspeed import read_profile
 from mindspeed_autoparallel.profiles.profile import PROFILE_SCHEMA_VERSION, Profile, Provenance, VariableData
-from mindspeed_autoparallel.profiles.reading import read_profile
 
 __all__ = [
     "PROFILE_SCHEMA_VERSION",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import ClassVar
 
 from mindspeed_autoparallel.errors import ProfileError
 from mindspeed_autoparallel.spec.recompute import RECOMPUTE_KINDS, is_known
@@ -67,8 +66,6 @@ class BlockCost:
     forward_exchange_us: float = 0.0
     """All-to-alls of tokens between experts, part of ``forward_us``; 0 where they are unknown."""
     backward_exchange_us: float = 0.0
-    RETIRED_KEYS: ClassVar[frozenset[str]] = frozenset({"paired_saving_us"})
-    """Keys in files of earlier releases."""
 
     def __post_init__(self) -> None:
         _check_sizes(self, "block")
@@ -157,7 +154,7 @@ def layer_block(kind: int) -> str:
 
 
 def mean_layer(kinds: Sequence[BlockCost], pattern: Sequence[int]) -> BlockCost:
-    """Return times and bytes of the mean layer; a transient is that of the worst, for it is not spread over layers."""
+    """Return times and bytes of the mean layer; a transient is the largest of all kinds."""
     shares = [pattern.count(kind) / len(pattern) for kind in range(len(kinds))]
 
     def mean(values: Iterable[float]) -> float:

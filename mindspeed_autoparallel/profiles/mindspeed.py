@@ -1,4 +1,4 @@
-"""MindSpeed's ``model_profile.json``: six blocks measured under one TP and micro batch size.
+"""Reads a profile file: ours, or MindSpeed's ``model_profile.json`` of six blocks at one TP and micro batch size.
 
 ``fwd_time`` and ``bwd_time`` are ms, ``act_mem`` and ``module_param`` ([parameters, optimizer, gradients]) MiB. Its
 memory rule is kept as it is there (``memory_semantics`` "mindspeed"): stage memory = (activations - recomputed
@@ -13,9 +13,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
-from mindspeed_autoparallel.errors import ProfileError
+import msgspec
+
+from mindspeed_autoparallel.errors import ConfigError, ProfileError
+from mindspeed_autoparallel.files import read_json
 from mindspeed_autoparallel.profiles.blocks import BlockCost, ModuleCost, RecomputeCost, StateBytes, mean_layer
 from mindspeed_autoparallel.profiles.device import Collective, DeviceCost, LinkTier
 from mindspeed_autoparallel.profiles.measurement import MeasuredAt, Measurement
@@ -23,15 +27,51 @@ from mindspeed_autoparallel.profiles.profile import Profile, Provenance
 from mindspeed_autoparallel.spec.model import Model, Module
 from mindspeed_autoparallel.units import GIB, MAX_DURATION_US, MIB, US_PER_MS
 
-BLOCKS = ("vit_pre", "vit", "vit_post", "llm_pre", "llm", "llm_post")
+
+def read_profile(path: Path, *, tensor_size: int = 1, p2p_gbps: float = 25.0) -> Profile:
+    """Return the profile in ``path``; ``ProfileError`` if it is foreign or broken.
+
+    ``tensor_size`` and ``p2p_gbps`` (GiB/s) only complete MindSpeed's file, which holds neither.
+    """
+    try:
+        value = read_json(path, "profile")
+    except ConfigError as error:
+        raise ProfileError(str(error)) from error
+    if is_mindspeed_profile(value):
+        return parse_mindspeed_profile(value, str(path), tensor_size=tensor_size, p2p_gbps=p2p_gbps)
+    return Profile.parse(value, str(path))
+
+
 MOST_LAYERS = 100_000
+MAX_BLOCK_BYTES = 2**50
+"""Sums over layers and microbatches then stay within 64 bits."""
+_Ms = Annotated[float, msgspec.Meta(ge=0, le=MAX_DURATION_US / US_PER_MS)]
+_MiB = Annotated[float, msgspec.Meta(ge=0, le=MAX_BLOCK_BYTES / MIB)]
 DEFAULT_CAPACITY_BYTES = 62000 * MIB
 """MindSpeed's own fixed limit, used when no --memory-limit-mib is given."""
 
 
+class _Block(msgspec.Struct):
+    fwd_time: _Ms
+    bwd_time: _Ms
+    act_mem: _MiB
+    module_param: tuple[_MiB, _MiB, _MiB]
+
+
+class _Blocks(msgspec.Struct):
+    vit_pre: _Block
+    vit: _Block
+    vit_post: _Block
+    llm_pre: _Block
+    llm: _Block
+    llm_post: _Block
+
+
 def is_mindspeed_profile(value: Any) -> bool:
     """Return whether the JSON has at least one of MindSpeed's blocks on top and is not our format."""
-    return isinstance(value, dict) and "format" not in value and any(block in value for block in BLOCKS)
+    return (
+        isinstance(value, dict) and "format" not in value and any(block in value for block in _Blocks.__struct_fields__)
+    )
 
 
 def parse_mindspeed_profile(value: dict[str, object], where: str, *, tensor_size: int, p2p_gbps: float) -> Profile:
@@ -47,7 +87,12 @@ def parse_mindspeed_profile(value: dict[str, object], where: str, *, tensor_size
         raise ProfileError(
             f"{where}: text_decoder.seq_length x micro_batch_size x text_decoder.hidden_size must be below 2^49 values."
         )
-    blocks = {name: _block(value, name, where, boundary_bytes) for name in BLOCKS}
+    try:
+        read = msgspec.structs.asdict(msgspec.convert(value, _Blocks))
+    except msgspec.ValidationError as error:
+        raise ProfileError(f"{where}: {error}.") from error
+    splits = bool(value.get("use_distributed_optimizer"))
+    blocks = {name: _block_cost(block, boundary_bytes, splits) for name, block in read.items()}
     modules, costs = [], {}
     for name, key, count, before in (
         ("image_encoder", "vit", "image_encoder.vision_encoder.num_layers", ()),
@@ -104,49 +149,14 @@ def _integer(value: dict[str, object], key: str, where: str) -> int:
     return int(number)
 
 
-def _number(value: Any, what: str, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-        raise ProfileError(f"{where}: {what} must be a finite number of at least 0, got {value!r}.")
-    return float(value)
-
-
-MAX_BLOCK_BYTES = 2**50
-"""Sums over layers and microbatches then stay within 64 bits."""
-
-
-def _bytes(mib: Any, what: str, where: str) -> int:
-    size = _number(mib, what, where) * MIB
-    if size > MAX_BLOCK_BYTES:
-        raise ProfileError(f"{where}: {what} must be a size in MiB below 1 PiB, got {mib!r}.")
-    return round(size)
-
-
-def _microseconds(ms: Any, what: str, where: str) -> float:
-    duration_us = _number(ms, what, where) * US_PER_MS
-    if duration_us > MAX_DURATION_US:
-        raise ProfileError(f"{where}: {what} must be at most {MAX_DURATION_US / US_PER_MS:g} ms, got {ms!r}: too long.")
-    return duration_us
-
-
-def _block(value: dict[str, object], name: str, where: str, output_bytes: int) -> BlockCost:
-    block = value.get(name)
-    if not isinstance(block, dict):
-        raise ProfileError(f"{where}: block {name!r} is missing; needed: {', '.join(BLOCKS)}.")
-    for key in ("fwd_time", "bwd_time", "act_mem", "module_param"):
-        if key not in block:
-            raise ProfileError(f"{where}: {name}.{key} is missing.")
-    forward_us = _microseconds(block["fwd_time"], f"{name}.fwd_time", where)
-    saved = _bytes(block["act_mem"], f"{name}.act_mem", where)
-    parameters = block["module_param"]
-    if not isinstance(parameters, (list, tuple)) or len(parameters) != 3:
-        raise ProfileError(f"{where}: {name}.module_param must be [parameters, optimizer, gradients] in MiB.")
-    weights, optimizer, gradients = (_bytes(part, f"{name}.module_param", where) for part in parameters)
+def _block_cost(block: _Block, output_bytes: int, splits_optimizer: bool) -> BlockCost:
+    weights, optimizer, gradients = (round(part * MIB) for part in block.module_param)
     # 12 bytes per parameter, whole. A distributed optimizer keeps 4 of them on every rank and splits 8.
-    kept = optimizer // 3 if value.get("use_distributed_optimizer") else optimizer
+    kept = optimizer // 3 if splits_optimizer else optimizer
     return BlockCost(
-        forward_us=forward_us,
-        backward_us=_microseconds(block["bwd_time"], f"{name}.bwd_time", where),
-        recompute={"none": RecomputeCost(saved_bytes=saved)},
+        forward_us=block.fwd_time * US_PER_MS,
+        backward_us=block.bwd_time * US_PER_MS,
+        recompute={"none": RecomputeCost(saved_bytes=round(block.act_mem * MIB))},
         output_bytes=output_bytes,
         dense=StateBytes(
             num_parameters=weights // 2,

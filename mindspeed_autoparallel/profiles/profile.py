@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Container
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from mindspeed_autoparallel.errors import ProfileError
-from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.profiles.blocks import BlockCost
 from mindspeed_autoparallel.profiles.device import DeviceCost
 from mindspeed_autoparallel.profiles.interpolation import interpolate
 from mindspeed_autoparallel.profiles.measurement import MeasuredAt, Measurement
-from mindspeed_autoparallel.spec.codec import from_json, to_json
+from mindspeed_autoparallel.spec.json_file import JsonFile
 from mindspeed_autoparallel.spec.model import Model
 
 PROFILE_SCHEMA_VERSION = 2
-_READABLE_VERSIONS = (1, 2)
-"""Releases that write 1 place the mean layer where layers differ."""
 PROFILE_FORMAT = "mindspeed-autoparallel/profile"
 INTERLEAVED_SENDS = ("eager", "blocking", "freed", "overlapped", "flushed", "flushed-freed")
 SOURCES = ("measured", "analytic", "imported")
@@ -64,8 +58,10 @@ class VariableData:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profile:
+class Profile(JsonFile):
     """Everything the planner needs; see docs/profile.md for the JSON."""
+
+    WHAT, AGAIN, ERROR = "profile of this tool", "Measure again with this release.", ProfileError
 
     model: Model
     device: DeviceCost
@@ -142,23 +138,3 @@ class Profile:
             for one in self.measurements
         )
         return replace(self, measurements=measurements)
-
-    def sha256(self) -> str:
-        """Return a hash of the content, independent of the file's formatting."""
-        return hashlib.sha256(json.dumps(to_json(self), sort_keys=True).encode()).hexdigest()
-
-    def write(self, path: Path) -> None:
-        """Write the profile as JSON, atomically."""
-        write_json_atomic(path, to_json(self))
-
-    @classmethod
-    def parse(cls, value: object, where: str = "profile") -> Profile:
-        """Return a profile from parsed JSON; ``ProfileError`` names the file, key and value that is wrong."""
-        if not isinstance(value, dict) or value.get("format") != PROFILE_FORMAT:
-            raise ProfileError(f"{where} is not a profile of this tool (key 'format' should be {PROFILE_FORMAT!r}).")
-        if value.get("schema_version") not in _READABLE_VERSIONS:
-            raise ProfileError(
-                f"{where} has schema_version {value.get('schema_version')!r}; this release reads "
-                f"{' and '.join(map(str, _READABLE_VERSIONS))}. Measure again with this release."
-            )
-        return from_json(cls, {**value, "schema_version": PROFILE_SCHEMA_VERSION}, where, ProfileError)

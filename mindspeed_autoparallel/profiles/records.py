@@ -1,4 +1,4 @@
-"""What measuring and tracing processes write about one layout of a model, as records; and how their files are read.
+"""Records that measuring and tracing processes write about one layout of a model, and the readers of their files.
 
 A name that ends in ``_us`` counts microseconds, one in ``_bytes`` bytes, both on one rank and for one microbatch.
 """
@@ -187,7 +187,6 @@ class BlockTrace(ModelRecord):
 
     operators: tuple[Operator, ...] = ()
     """The distinct ones, in the order that blocks refer to them."""
-    trained_parameter_bytes: int = 0
 
 
 class VariantName(NamedTuple):
@@ -244,7 +243,7 @@ class TraceResult:
 def read_record(path: Path, what: str, kind: type[Record]) -> Record:
     """Return the ``kind`` in the JSON of ``path``; ``ConfigError`` names ``what``, the file and the place of an error.
 
-    Keys that ``kind`` has not got are passed over: another release may have written them.
+    Keys that ``kind`` lacks are ignored: another release may have written them.
     """
     return record_of(read_json(path, what), f"{what} {path}", kind)
 

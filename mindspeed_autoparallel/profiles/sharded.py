@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from mindspeed_autoparallel.errors import ConfigError, ProfileError
-from mindspeed_autoparallel.files import read_json, write_json_atomic
+from mindspeed_autoparallel.errors import ProfileError
 from mindspeed_autoparallel.profiles.device import DeviceCost
 from mindspeed_autoparallel.profiles.profile import Provenance
-from mindspeed_autoparallel.spec.codec import from_json, to_json
+from mindspeed_autoparallel.spec.json_file import JsonFile
 
 SHARDED_PROFILE_FORMAT = "mindspeed-autoparallel/sharded-profile"
 SHARDED_PROFILE_SCHEMA_VERSION = 1
@@ -159,8 +155,10 @@ class HeadCost:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardedProfile:
+class ShardedProfile(JsonFile):
     """Everything the planner needs of a model and a device; ``modules`` in the order of forward, parents first."""
+
+    WHAT, AGAIN, ERROR = "profile of a sharded training", "Measure again with this release.", ProfileError
 
     model: str
     modules: tuple[ShardedModule, ...]
@@ -204,33 +202,3 @@ class ShardedProfile:
     def named(self, pattern: str) -> tuple[ShardedModule, ...]:
         """Return the modules that ``pattern`` names, in order."""
         return tuple(module for module in self.modules if module.pattern == pattern)
-
-    def sha256(self) -> str:
-        """Hash of the content, whatever the file's formatting."""
-        return hashlib.sha256(json.dumps(to_json(self), sort_keys=True).encode()).hexdigest()
-
-    def write(self, path: Path) -> None:
-        """Write the profile as JSON, whole or not at all."""
-        write_json_atomic(path, to_json(self))
-
-    @classmethod
-    def read(cls, path: Path) -> ShardedProfile:
-        """Read and check a profile; ``ProfileError`` names what is foreign, of another version, or broken."""
-        try:
-            return cls.parse(read_json(path, "profile"), str(path))
-        except ConfigError as error:
-            raise ProfileError(str(error)) from error
-
-    @classmethod
-    def parse(cls, value: object, where: str = "profile") -> ShardedProfile:
-        """Return a profile from parsed JSON; ``where`` names it in messages."""
-        if not isinstance(value, dict) or value.get("format") != SHARDED_PROFILE_FORMAT:
-            raise ProfileError(
-                f"{where} is not a profile of a sharded training (key 'format': {SHARDED_PROFILE_FORMAT!r})."
-            )
-        if value.get("schema_version") != SHARDED_PROFILE_SCHEMA_VERSION:
-            raise ProfileError(
-                f"{where} has schema_version {value.get('schema_version')!r}; this release reads "
-                f"{SHARDED_PROFILE_SCHEMA_VERSION}. Measure again with this release."
-            )
-        return from_json(cls, value, where, ProfileError)

@@ -50,11 +50,7 @@ def headline(values: Report) -> str:
     bound = "no faster plan in the space" if head.proved else f"bound {format_us(head.lower_bound_us)}"
     tiles = [
         ("Step time", format_us(head.step_us), spread),
-        (
-            "Throughput",
-            f"{answer.tokens_per_s:,.0f}",
-            f"tokens/s; {answer.tokens_per_s_per_device:,.0f} a device",
-        ),
+        ("Throughput", f"{answer.tokens_per_s:,.0f}", f"tokens/s; {answer.tokens_per_s_per_device:,.0f} a device"),
         *([("MFU", percent(answer.mfu), "of the 16-bit peak, no recompute")] if answer.mfu else []),
         ("1 T tokens", f"{answer.days_per_trillion:,.1f} days", "of training"),
         ("Memory left", format_bytes(answer.headroom_bytes), answer.memory),

@@ -1,8 +1,8 @@
 """Dataclasses to JSON values and back, with errors that name the key, the value and the expected type.
 
-Supports dataclasses, ``str``, ``int``, ``float``, ``bool``, ``tuple[T, ...]``, ``dict[str, T]`` and ``T | None``.
-Unknown keys (other than a class's ``RETIRED_KEYS``, which earlier files have), missing keys and non-finite numbers are
-errors: a partly read file would give a wrong plan.
+Supports dataclasses, ``str``, ``int``, ``float``, ``bool``, ``tuple[T, ...]``, ``dict[str, T]`` (also as
+``Mapping``) and ``T | None``. Unknown keys, missing keys and non-finite
+numbers are errors: a partly read file would give a wrong plan.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from mindspeed_autoparallel.errors import AutoParallelError, ConfigError
@@ -51,7 +51,7 @@ def _decoder(kind: Any) -> Decoder:
         return functools.partial(_decode_optional, _decoder(next(one for one in arguments if one is not type(None))))
     if origin is tuple:
         return functools.partial(_decode_tuple, _decoder(arguments[0]))
-    if origin is dict:
+    if origin in (dict, Mapping):
         return functools.partial(_decode_dict, _decoder(arguments[1]))
     return functools.partial(_decode_scalar, kind)
 
@@ -103,7 +103,7 @@ def _decode_dataclass(kind: Any, value: Any, where: str, error: type[AutoParalle
     if not isinstance(value, dict):
         raise error(f"{where}: expected an object ({kind.__name__}), got {_short(value)}.")
     fields = _fields(kind)
-    unknown = sorted(value.keys() - fields.keys() - getattr(kind, "RETIRED_KEYS", frozenset()))
+    unknown = sorted(value.keys() - fields.keys())
     if unknown:
         raise error(f"{where}: unknown key {unknown[0]!r}; known: {', '.join(fields)}.")
     arguments = {}

@@ -9,12 +9,7 @@ from mindspeed_autoparallel.errors import ConfigError
 MAX_LAYERS = 4096
 GENERATOR = "_generator"
 """Suffix of the name of a module after the backbone."""
-RESULT_KEYS = {
-    "image_encoder": "vit",
-    "text_decoder": "llm",
-    "audio_encoder": "audio",
-    "image_generator": "generator",
-}
+RESULT_KEYS = {"image_encoder": "vit", "text_decoder": "llm", "audio_encoder": "audio", "image_generator": "generator"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any
 
 from mindspeed_autoparallel.errors import PlanError
-from mindspeed_autoparallel.files import json_text, read_json, write_text_atomic
 from mindspeed_autoparallel.spec.cluster import Cluster
-from mindspeed_autoparallel.spec.codec import from_json, to_json
+from mindspeed_autoparallel.spec.codec import to_json
 from mindspeed_autoparallel.spec.data import DataRecord
 from mindspeed_autoparallel.spec.hetero import HeteroBest, HeteroRecord
+from mindspeed_autoparallel.spec.json_file import JsonFile
 from mindspeed_autoparallel.spec.layout import Layout
 from mindspeed_autoparallel.spec.model import Model
 from mindspeed_autoparallel.spec.plan_consistency import (
@@ -26,6 +26,7 @@ from mindspeed_autoparallel.spec.plan_records import (
     ROUNDING,
     Alternative,
     Baseline,
+    PlannedFrom,
     ProfileRecord,
     RankMemory,
     Relaxation,
@@ -34,7 +35,6 @@ from mindspeed_autoparallel.spec.plan_records import (
     StepTime,
     Verdict,
 )
-from mindspeed_autoparallel.spec.planned_from import PlannedFrom, without_text
 from mindspeed_autoparallel.spec.recompute import is_known
 from mindspeed_autoparallel.units import MAX_DURATION_US
 
@@ -65,8 +65,10 @@ MOST_OPERATIONS = 400_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(JsonFile):
     """``plan.json``."""
+
+    WHAT, AGAIN, ERROR = "plan of this tool", "Plan again with this release.", PlanError
 
     model: Model
     cluster: Cluster
@@ -108,30 +110,10 @@ class Plan:
             for stage in self.stages
         )
 
-    def write(self, path: Path) -> None:
-        """Write the plan as JSON, atomically."""
-        write_text_atomic(path, self.text())
-
-    def text(self) -> str:
-        """Return the plan as ``write`` writes it."""
-        return json_text(to_json(self))
-
     @classmethod
-    def read(cls, path: Path) -> Plan:
-        """Read and check a plan; raises ``PlanError`` for a foreign file, another version, or broken contents."""
-        return cls.parse(read_json(path, "plan"), str(path))
-
-    @classmethod
-    def parse(cls, value: object, where: str = "plan") -> Plan:
-        """Return a plan from parsed JSON; ``where`` names it in messages."""
-        if not isinstance(value, dict) or value.get("format") != PLAN_FORMAT:
-            raise PlanError(f"{where} is not a plan of this tool (key 'format' should be {PLAN_FORMAT!r}).")
-        if value.get("schema_version") != PLAN_SCHEMA_VERSION:
-            raise PlanError(
-                f"{where} has schema_version {value.get('schema_version')!r}; "
-                f"this release reads {PLAN_SCHEMA_VERSION}. Plan again with this release."
-            )
-        plan = from_json(cls, {**value, "extra": without_text(value.get("extra", {}), where)}, where, PlanError)
+    def parse(cls, value: Any, where: str = "plan") -> Plan:
+        """Return a plan from parsed JSON, checked; ``where`` names it in messages."""
+        plan = super().parse(value, where)
         plan.check(where)
         return plan
 

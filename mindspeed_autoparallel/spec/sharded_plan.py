@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from mindspeed_autoparallel.errors import PlanError
-from mindspeed_autoparallel.files import json_text, read_json, write_text_atomic
 from mindspeed_autoparallel.spec.cluster import Cluster
-from mindspeed_autoparallel.spec.codec import from_json, to_json
+from mindspeed_autoparallel.spec.json_file import JsonFile
 from mindspeed_autoparallel.spec.plan import ProfileRecord
 from mindspeed_autoparallel.spec.sharded import ShardedDecisions, ShardSizes
 
@@ -89,8 +87,10 @@ class ShardedSearch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardedPlan:
+class ShardedPlan(JsonFile):
     """``plan.json`` of a sharded training."""
+
+    WHAT, AGAIN, ERROR = "plan of a sharded training", "Plan again with this release.", PlanError
 
     model: str
     cluster: Cluster
@@ -108,28 +108,3 @@ class ShardedPlan:
     """Input files of the plan: the YAML, the model's config.json."""
     format: str = SHARDED_PLAN_FORMAT
     schema_version: int = SHARDED_PLAN_SCHEMA_VERSION
-
-    def text(self) -> str:
-        """Return the plan as ``write`` writes it."""
-        return json_text(to_json(self))
-
-    def write(self, path: Path) -> None:
-        """Write the plan as JSON, atomically."""
-        write_text_atomic(path, self.text())
-
-    @classmethod
-    def read(cls, path: Path) -> ShardedPlan:
-        """Read and check a plan; raises ``PlanError`` for a foreign file, another version, or broken contents."""
-        return cls.parse(read_json(path, "plan"), str(path))
-
-    @classmethod
-    def parse(cls, value: object, where: str = "plan") -> ShardedPlan:
-        """Return a plan from parsed JSON; ``where`` names it in messages."""
-        if not isinstance(value, dict) or value.get("format") != SHARDED_PLAN_FORMAT:
-            raise PlanError(f"{where} is not a plan of a sharded training (key 'format': {SHARDED_PLAN_FORMAT!r}).")
-        if value.get("schema_version") != SHARDED_PLAN_SCHEMA_VERSION:
-            raise PlanError(
-                f"{where} has schema_version {value.get('schema_version')!r}; this release reads "
-                f"{SHARDED_PLAN_SCHEMA_VERSION}. Plan again with this release."
-            )
-        return from_json(cls, value, where, PlanError)

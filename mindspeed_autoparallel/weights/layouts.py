@@ -155,10 +155,7 @@ def make_layout(
         tensor_size = tensor_sizes.get(module) or tensor_sizes.get(TEXT) or 1
         modules[module] = ModuleLayout(layers=rows, tensor_size=tensor_size, replicated=hetero and module != TEXT)
     layout = CheckpointLayout(
-        modules=modules,
-        vocab_multiple=vocab_multiple,
-        expert_size=expert_size,
-        expert_tensor_size=expert_tensor_size,
+        modules=modules, vocab_multiple=vocab_multiple, expert_size=expert_size, expert_tensor_size=expert_tensor_size
     )
     check_layout(layout, architecture)
     return layout

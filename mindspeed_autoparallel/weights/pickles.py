@@ -17,16 +17,8 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import check_readable, shown
 
 _PLAIN_PACKAGES = (
-    "argparse",
-    "types",
-    "pathlib",
-    "signal",
-    "datetime",
-    "numpy",
-    "megatron",
-    "mindspeed",
-    "mindspeed_mm",
-    "mindspeed_llm",
+    *("argparse", "types", "pathlib", "signal", "datetime", "numpy", "megatron", "mindspeed"),
+    *("mindspeed_mm", "mindspeed_llm"),
 )
 _OF_TENSORS = (
     "builtins.dict",

@@ -72,11 +72,7 @@ def layout_of(plan: Plan, architecture: Architecture, vocab_multiple: int | None
         if own is not None:
             sizes[mine] = own.tensor_size
     return make_layout(
-        architecture,
-        layers=layers,
-        tensor_sizes=sizes,
-        vocab_multiple=vocab_multiple,
-        hetero=bool(plan.layout.modules),
+        architecture, layers=layers, tensor_sizes=sizes, vocab_multiple=vocab_multiple, hetero=bool(plan.layout.modules)
     )
 
 

@@ -15,7 +15,7 @@ from host_runs import Ran
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
-from mindspeed_autoparallel.profiles.reading import read_profile
+from mindspeed_autoparallel.profiles.mindspeed import read_profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan
 
 HERE = Path(__file__).parent

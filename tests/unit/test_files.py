@@ -82,6 +82,6 @@ def test_yaml_aliases_cannot_multiply(tmp_path):
     with pytest.raises(ConfigError, match="aliases"):
         load_tree("a: &a [*a]", "config.yaml")
     (tmp_path / "config.yaml").write_text(text)
-    with pytest.raises(ConfigError, match="has an alias"):
+    with pytest.raises(ConfigError, match=r"aliases .* more than 100000 values"):
         read_config(tmp_path / "config.yaml")
     assert load_tree("a: &a {b: 1}\nc: *a", "config.yaml") == {"a": {"b": 1}, "c": {"b": 1}}

@@ -15,7 +15,7 @@ from mindspeed_autoparallel.cost.collectives import Fabric
 from mindspeed_autoparallel.cost.device import Device, Efficiency
 
 _EXCHANGE_EXPOSED = 0.1
-"""Share of experts' exchanges that shows at least where they overlap: the first and last microbatch have no other."""
+"""Least exposed share of overlapped expert exchanges: the first and last microbatch have nothing to overlap with."""
 _PASSES = {"megatron-core": 10, "megatron-2021": 14}
 """Passes over the hidden state for norms, residual adds, dropout and bias, by software."""
 _DEPTH_BYTES = 40
@@ -133,7 +133,7 @@ def _gathered_again_us(work: Workload, fabric: Fabric) -> float:
     """Return what a backward pass gathers beyond a forward pass: the inputs of both column-parallel products, kept in
     shares.
 
-    Today's software hides that behind the products for the input's gradient.
+    Current software hides it behind the products for the input's gradient.
     """
     if not work.sequence_parallel or work.stack == "megatron-core":
         return 0.0

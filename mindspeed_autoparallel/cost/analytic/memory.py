@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from mindspeed_autoparallel.cost.analytic.parameters import (
-    padded_vocabulary,
-)
+from mindspeed_autoparallel.cost.analytic.parameters import padded_vocabulary
 from mindspeed_autoparallel.cost.analytic.workload import Workload
 
 _MIB = 2**20

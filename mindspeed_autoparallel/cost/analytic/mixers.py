@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mindspeed_autoparallel.cost.analytic.kernels import (
-    NOTHING,
-    Times,
-    attention_operations,
-    linear_us,
-    memory_pass_us,
-)
+from mindspeed_autoparallel.cost.analytic.kernels import NOTHING, Times, attention_operations, linear_us, memory_pass_us
 from mindspeed_autoparallel.cost.analytic.model_shape import LayerKind
 from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.collectives import Fabric
@@ -30,7 +24,7 @@ _QUANTIZED_ATTENTION = 1.34
 1.38 on GB300, over 4,096 tokens. With grouped heads of 128 it is 0.98 to 1.02 times as fast, which is not counted. Both
 in NVIDIA/cudnn-frontend@3929da2, ``benchmark/sdpa_benchmark_training``."""
 _RING_LAUNCHES = 1.0
-"""Host time of one ring step, in layers: a pair of messages, attention on its part, joining it with what is there.
+"""Host time of one ring step, in layers: a pair of messages, attention on its part, and merging the two results.
 About one by short sequences on four Ascend ranks."""
 _ROTARY_PASSES = 10
 """Passes over queries and keys that rotating them takes beyond a fused kernel's two: two products, halves exchanged and
@@ -40,8 +34,8 @@ _ROTARY_LAUNCHES = 0.4
 _GATE_PASSES = 5
 """Passes over attention's output to gate it: a sigmoid reads and writes, the product reads both and writes."""
 _RING_UPDATE_BYTES = 14
-"""Bytes per element of the output that a ring step moves to join its part with what is there: two in the training
-precision, the running output in fp32 read and written."""
+"""Bytes per element of the output that a ring step moves to merge its part: two in the training precision, and the
+running output in fp32, read and written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,11 +212,7 @@ def _mamba(work: Workload, device: Device, efficiency: Efficiency) -> Mixing:
         memory_pass_us(device, efficiency, tokens * sum(w * size for w, size in zip(widths, moved, strict=True)))
         for moved in (_SCAN_BYTES, _SCAN_BACKWARD_BYTES)
     )
-    return Mixing(
-        projections=into.plus(out),
-        core=Times(scan + forward, 2.5 * scan + backward),
-        launches=0.6,
-    )
+    return Mixing(projections=into.plus(out), core=Times(scan + forward, 2.5 * scan + backward), launches=0.6)
 
 
 def _linear_attention(work: Workload, device: Device, efficiency: Efficiency) -> Mixing:

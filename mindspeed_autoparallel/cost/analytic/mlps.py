@@ -106,11 +106,7 @@ def _experts(work: Workload, device: Device, efficiency: Efficiency) -> Widening
     aside = _beside_products_us(work, device, efficiency)
     beside = Times(between + shuffle + aside[0], 2 * between + shuffle + aside[1])
     return Widening(
-        products=products,
-        beside=beside,
-        activation_us=activation,
-        launches=launches,
-        expert_launches=expert_launches,
+        products=products, beside=beside, activation_us=activation, launches=launches, expert_launches=expert_launches
     )
 
 

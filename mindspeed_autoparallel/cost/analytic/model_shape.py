@@ -85,7 +85,7 @@ class SparseAttention:
     topk: int
     """Number of tokens that attention reads."""
     fused: bool = True
-    """Whether kernels of its own read these tokens only; else scores of all are masked in memory."""
+    """Whether dedicated kernels read only these tokens; otherwise all scores are masked in memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +148,7 @@ class ModelShape(DecoderSizes):
     capped_logits: bool = False
     """Whether logits go through a tanh before the loss, whose output is kept."""
     capacity_factor: float = 0.0
-    """Rows that each expert takes, over the balanced number; 0: whatever is routed to it."""
+    """Most rows of an expert, over the balanced number; 0: no limit."""
 
     @property
     def expert_width(self) -> int:

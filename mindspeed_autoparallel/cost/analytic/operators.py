@@ -69,7 +69,7 @@ def _arithmetic_us(device: Device, efficiency: Efficiency, name: str, tensors: l
 
 
 def _moved_bytes(tensors: list[Tensor]) -> float:
-    """Return every argument is read, and a result as large as the largest of them is written."""
+    """Return the bytes that a call moves: it reads every argument and writes a result as large as the largest."""
     sizes = [math.prod(shape) * _BYTES.get(dtype, 4) for shape, dtype in tensors]
     return sum(sizes) + max(sizes)
 

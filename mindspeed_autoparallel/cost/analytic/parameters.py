@@ -129,7 +129,7 @@ def encoder_parameters(work: Workload) -> float:
 def stage_parameters(work: Workload, stage: int) -> RankParameters:
     """Count pipeline stage ``stage`` (from 0): its layers, and the embedding and head where they live.
 
-    Frozen encoders are not counted here, for they have neither gradients nor optimizer.
+    Frozen encoders are not counted: they have neither gradients nor optimizer state.
     """
     model, place = work.model, work.stages[stage]
     shared = expert = 0.0

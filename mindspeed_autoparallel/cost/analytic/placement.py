@@ -33,7 +33,7 @@ class PlacementRequest:
 
 
 def place_layers(model: ModelShape, request: PlacementRequest) -> tuple[StageLayers, ...]:
-    """Return the layers of every stage; raises ``ConfigError`` where they cannot be split as asked."""
+    """Return the layers of every stage; raises ``ConfigError`` where they cannot be split as requested."""
     chunks = _chunks(model, request)
     encoder = model.encoder
     split = encoder.layers_per_stage if encoder else ()

@@ -117,7 +117,7 @@ def network_rate(hardware: Mapping[str, object]) -> float | None:
 
 
 def _documents(model: ModelShape, train: Mapping[str, object]) -> ModelShape:
-    """Return ``model`` with the mean length of what is packed, or of what a batch is padded to, where it is said.
+    """Return ``model`` with the mean length of packed documents, or of padded batches, if the request states it.
 
     Batches of varying length and packed examples without a mean: ``VARIABLE_TOKENS``, as instruction data has them.
     """
@@ -234,7 +234,7 @@ def _sharding(parallel: Mapping[str, object], ranks: int, gpu: str) -> dict[str,
         raise ConfigError(f"parallel.sharding_strategy is {strategy!r}, known: {', '.join(_STRATEGIES)}.")
     if size in (None, 0, 1):
         if parallel.get("sharding_strategy"):
-            raise ConfigError("parallel.sharding_strategy says what fsdp shards, but parallel.fsdp is missing.")
+            raise ConfigError("parallel.sharding_strategy selects what fsdp shards, but parallel.fsdp is missing.")
         return {}
     assert size is not None
     if is_ascend(gpu):
@@ -255,7 +255,7 @@ def _grid(parallel: Mapping[str, object], tensor: int) -> tuple[int, int] | None
 
 
 def _expert_tensor(parallel: Mapping[str, object], tensor: int, expert: int, replicas: int) -> int:
-    """Return what is asked for; else the tensor size as Megatron takes it, or 1 where only that leaves room for
+    """Return the requested size; by default the tensor size, as in Megatron, or 1 if only that leaves room for
     ``expert``."""
     if parallel.get("etp") is not None:
         return integer(parallel, "etp", None, "parallel")

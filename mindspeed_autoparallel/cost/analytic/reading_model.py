@@ -150,7 +150,7 @@ def _frequency_list(text: str) -> list[int]:
 
 
 def _window(section: Mapping[str, object]) -> dict[str, Any]:
-    """Return size and share of the layers with windowed attention: all of them where only the size is said."""
+    """Return the window and the share of the layers that have it: all of them if only the size is given."""
     size = integer(section, "window", 0, "model", 0)
     share = number(section, "windowed_share", 1.0 if size else 0.0, "model", 0.0, 1.0)
     if share and not size:
@@ -199,8 +199,8 @@ def _state_space(section: Mapping[str, object], layers: Sequence[LayerKind]) -> 
 def _refuse_without_layers(section: Mapping[str, object], key: str, symbol: str) -> None:
     if section.get(key):
         raise ConfigError(
-            f"model.{key} is given, but no layer has it: say which do in model.layer_pattern ({symbol}, Megatron's "
-            "hybrid pattern)."
+            f"model.{key} is given, but no layer has it: list these layers in model.layer_pattern ({symbol}, "
+            "Megatron's hybrid pattern)."
         )
 
 
@@ -225,7 +225,7 @@ def _sparse(section: Mapping[str, object]) -> SparseAttention | None:
     values = optional_section(section, "dsa", "model")
     if values is None:
         return None
-    # Sizes of DeepSeek-V3.2's indexer where nothing is said.
+    # By default the sizes of DeepSeek-V3.2's indexer.
     return SparseAttention(
         heads=integer(values, "heads", 64, "model.dsa"),
         head_size=integer(values, "head_dim", 128, "model.dsa"),

@@ -14,12 +14,7 @@ _BYTES = {
     **dict.fromkeys(("fp16", "bf16", "float16", "bfloat16", *OPERAND_BYTES), 2),
     **dict.fromkeys(("fp32", "float32"), 4),
 }
-GRAPHS = {
-    "none": (0.0, True),
-    "local": (0.9, True),
-    "full_iteration": (0.95, True),
-    "transformer_engine": (0.9, False),
-}
+GRAPHS = {"none": (0.0, True), "local": (0.9, True), "full_iteration": (0.95, True), "transformer_engine": (0.9, False)}
 """Share of launches that a captured graph replays, and whether experts are captured: Transformer Engine captures
 attention, dense layers and the router of expert layers, and no rows whose number the host has to wait for."""
 _OFFLOADS = ("swap-optimizer", "swap-attention")

@@ -1,4 +1,4 @@
-"""Keys of a prediction request: what is modelled, what changes no figure, and what is refused by name."""
+"""Keys of a prediction request: modelled keys, keys that change no figure, and refused ones."""
 
 from __future__ import annotations
 
@@ -10,60 +10,25 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import shown
 
 KNOWN = {
-    "model": frozenset(
-        {
-            *("type", "num_layers", "hidden", "heads", "kv_heads", "head_size", "ffn", "seq", "vocab", "swiglu"),
-            *(
-                "num_experts",
-                "topk",
-                "moe_ffn",
-                "shared_expert_ffn",
-                "tied_embeddings",
-                "causal",
-                "window",
-                "attention_gate",
-            ),
-            *("windowed_share", "expert_bias", "expert_clamp", "num_dense_layers", "moe_layer_freq", "mla"),
-            *("mtp_layers", "layer_pattern", "mamba", "linear_attention", "dsa", "qk_norm", "post_norm", "mean_seq"),
-            *("vision_encoder", "capacity_factor", "dispatcher", "activation", "logit_softcap"),
-            *("moe_latent", "residual_blocks", "linear_bias"),
-        }
-    ),
-    "hw": frozenset({"gpu", "num_gpus", "gpus_per_node", "inter_node_gbps"}),
-    "parallel": frozenset(
-        {
-            *("tp", "pp", "dp", "cp", "ep", "etp", "vpp", "sp", "dist_opt", "cp_type", "ulysses_degree"),
-            *("num_layer_list", "pipeline_layout", "noop_layers", "first_stage_layers", "last_stage_layers"),
-            *("account_for_embedding", "account_for_loss", "microbatch_group_size", "tp_2d", "encoder_layer_list"),
-            *("layers_per_chunk", "fsdp", "sharding_strategy"),
-        }
-    ),
-    "train": frozenset(
-        {
-            *("gbs", "mbs", "recompute", "precision", "stack", "attention", "cross_entropy_fusion"),
-            *("overlap_grad_reduce", "tp_comm_overlap", "moe_a2a_overlap", "recompute_method"),
-            *("recompute_num_layers", "recompute_modules", "recompute_per_pp_rank", "recompute_extra"),
-            *(
-                "reuse_fp32_param",
-                "offload",
-                "lora",
-                "packing",
-                "mean_document",
-                "variable_seq",
-                "task",
-                "dropout",
-                "loss_slices",
-                "loss_in_place",
-                "own_masks",
-                "rope_fusion",
-                "bias_activation_fusion",
-            ),
-            *("grad_reduce_in_bf16", "fp8_param_gather", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"),
-            *("optimizer_cpu_offload", "optimizer_offload_fraction", "cpu_offloading_num_layers"),
-            *("grouped_gemm", "gradient_accumulation_fusion", "cuda_graph", "routing_imbalance", "optimizer"),
-            *("software", "fp8_dot_product_attention"),
-        }
-    ),
+    section: frozenset(names.split())
+    for section, names in {
+        "model": "type num_layers hidden heads kv_heads head_size ffn seq mean_seq vocab swiglu causal tied_embeddings "
+        "num_experts topk moe_ffn shared_expert_ffn expert_bias expert_clamp num_dense_layers moe_layer_freq "
+        "moe_latent capacity_factor dispatcher mla mtp_layers layer_pattern mamba linear_attention dsa window "
+        "windowed_share attention_gate qk_norm post_norm activation logit_softcap residual_blocks linear_bias "
+        "vision_encoder",
+        "hw": "gpu num_gpus gpus_per_node inter_node_gbps",
+        "parallel": "tp pp dp cp ep etp vpp sp dist_opt cp_type ulysses_degree num_layer_list pipeline_layout "
+        "noop_layers first_stage_layers last_stage_layers account_for_embedding account_for_loss "
+        "microbatch_group_size tp_2d encoder_layer_list layers_per_chunk fsdp sharding_strategy",
+        "train": "gbs mbs recompute recompute_method recompute_num_layers recompute_modules recompute_per_pp_rank "
+        "recompute_extra precision stack software attention cross_entropy_fusion overlap_grad_reduce tp_comm_overlap "
+        "moe_a2a_overlap reuse_fp32_param offload lora packing mean_document variable_seq task dropout loss_slices "
+        "loss_in_place own_masks rope_fusion bias_activation_fusion grad_reduce_in_bf16 fp8_param_gather "
+        "fp8_dot_product_attention main_params_dtype exp_avg_dtype exp_avg_sq_dtype optimizer optimizer_cpu_offload "
+        "optimizer_offload_fraction cpu_offloading_num_layers grouped_gemm gradient_accumulation_fusion cuda_graph "
+        "routing_imbalance",
+    }.items()
 }
 """Keys of a request's sections that describe the run."""
 
@@ -102,8 +67,7 @@ OPTIMIZERS = ("adam", "adamw")
 
 
 def unknown_keys(request: Mapping[str, object]) -> list[str]:
-    """Return keys of the request and its sections that nothing is known about, such as misspelt ones: they change
-    nothing."""
+    """Return unknown keys of the request and its sections, such as misspelt ones, which have no effect."""
     beside = [str(key) for key in request if key not in KNOWN and key not in INFORMATION]
     return beside + [
         f"{section}.{key}"

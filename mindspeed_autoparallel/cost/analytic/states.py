@@ -1,10 +1,58 @@
-"""Bytes of model state per parameter: weights in a recipe's form, gradients, and what the optimizer keeps."""
+"""Bytes of model state per parameter, and Megatron's fully sharded data parallelism: bytes on a rank, and bytes sent.
+
+State is weights in a recipe's form, gradients, and what the optimizer keeps.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mindspeed_autoparallel.cost.analytic.workload import Workload
+from mindspeed_autoparallel.cost.analytic.parameters import RankParameters
+from mindspeed_autoparallel.cost.analytic.workload import OPERAND_BYTES, Workload
+from mindspeed_autoparallel.cost.collectives import Fabric
+
+_LAYERS_AT_ONCE = 2
+"""Layers whose parameters are whole at once: the one that runs and the one gathered ahead of it (double buffer)."""
+_SHOWN_AT_LEAST = 0.1
+"""Share of the collectives that shows however long computing is: the first gather and the last reduction have nothing
+beside them; the share that overlapped reductions of gradients show on H100."""
+
+
+def shards_of(work: Workload) -> tuple[float, float]:
+    """Return the numbers of ranks over which shared and experts' parameters are cut up."""
+    replicas = work.sharding_replicas
+    return max(1.0, work.data_size * work.context_size / replicas), max(1.0, work.expert_data / replicas)
+
+
+def gathered_layer_bytes(work: Workload, parameters: RankParameters) -> int:
+    """Return parameters and gradients of layers like this one that are whole on a rank at once."""
+    if work.sharding != "parameters":
+        return 0
+    count = parameters.shared + parameters.expert
+    return round(_LAYERS_AT_ONCE * count * (work.element_bytes + work.gradient_bytes))
+
+
+def shown_us(
+    work: Workload, fabric: Fabric, parameters: RankParameters, forward_us: float, backward_us: float
+) -> tuple[float, float]:
+    """Return what gathering a layer's parameters and reducing its gradients adds to its forward and its backward.
+
+    Parameters are gathered before the forward and again before the backward, in the recipe's form where they exist in
+    it only; gradients are reduced after every backward. All of it runs beside computing of neighbouring layers.
+    """
+    if work.sharding != "parameters":
+        return 0.0, 0.0
+    sent = OPERAND_BYTES[work.recipe] if work.recipe and work.quantized_parameters else float(work.element_bytes)
+    shards, expert_shards = shards_of(work)
+    stride = work.expert_size * work.expert_tensor_size
+
+    def moved(each: float) -> float:
+        time = fabric.one_shot_us(parameters.shared * each, int(shards), work.tensor_size, replicas=True)
+        return time + fabric.one_shot_us(parameters.expert * each, int(expert_shards), stride, replicas=True)
+
+    gathering, both = moved(sent), moved(sent + work.gradient_bytes)
+    forward = max(_SHOWN_AT_LEAST * gathering, gathering - forward_us)
+    return forward, max(_SHOWN_AT_LEAST * both, both - backward_us)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +79,7 @@ def bytes_per_parameter(work: Workload, *, quantized: bool) -> ParameterBytes:
         stored += _quantized_extra(work)
     gathered = min(stored, float(work.element_bytes))
     return ParameterBytes(
-        gathered=gathered,
-        copies=stored - gathered,
-        gradient=float(work.gradient_bytes),
-        optimizer=work.optimizer_bytes,
+        gathered=gathered, copies=stored - gathered, gradient=float(work.gradient_bytes), optimizer=work.optimizer_bytes
     )
 
 

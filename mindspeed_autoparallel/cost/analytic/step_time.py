@@ -11,13 +11,13 @@ from mindspeed_autoparallel.cost.analytic.kernels import linear_us
 from mindspeed_autoparallel.cost.analytic.layer_time import LayerTime, head_time, layer_time
 from mindspeed_autoparallel.cost.analytic.model_shape import LayerKind, ModelShape
 from mindspeed_autoparallel.cost.analytic.parameters import adapter_parameters, layer_parameters, stage_parameters
-from mindspeed_autoparallel.cost.analytic.sharded import shown_us
+from mindspeed_autoparallel.cost.analytic.states import shown_us
 from mindspeed_autoparallel.cost.analytic.workload import OPERAND_BYTES, Workload
 from mindspeed_autoparallel.cost.collectives import Fabric
 from mindspeed_autoparallel.cost.device import Device, Efficiency
 
 EXPOSED_WHEN_OVERLAPPED = 0.1
-"""Share of the reduction of gradients that shows in runs that overlap it; 0.09 by seven published on H100."""
+"""Exposed share of the gradient reduction in runs that overlap it; seven runs published on H100 have 0.09."""
 HOST_LINK_GB_PER_S = 24.0
 """Between a device and its host where the catalogue has none: PCIe 4 x16, as measured in one direction."""
 _HOST_MEMORY_GB_PER_S = 38.4
@@ -191,8 +191,8 @@ def stage_times_us(
 def beside_layer(
     work: Workload, device: Device, fabric: Fabric, kind: LayerKind, plain: LayerTime, kept: bool = True
 ) -> LayerTime:
-    """Return what FSDP's collectives and copies of saved activations to the host and back add to a layer, of whose
-    computing they run beside.
+    """Return the time that FSDP's collectives and the copies of saved activations to the host and back add to a layer,
+    beside whose computing they run.
 
     ``kept``: whether the layer saves its activations; one that runs again saves too little to wait for.
     """

@@ -17,7 +17,7 @@ OPERAND_BYTES: dict[Recipe, float] = {
 }
 """Bytes of one quantized element with its share of the scale: fp32 per 128 elements, a byte per 32, a byte per 16."""
 RECOMPUTE = ("none", "selective", "full")
-"""From keeping all to keeping a layer's input only."""
+"""Recompute policies, from keeping everything to keeping only a layer's input."""
 
 
 def is_ascend(gpu: str) -> bool:
@@ -27,7 +27,7 @@ def is_ascend(gpu: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class RecomputeDetail:
-    """What of ``full`` or ``selective`` is computed again, beyond Megatron's defaults."""
+    """Details of ``full`` or ``selective`` recompute beyond Megatron's defaults."""
 
     method: str = "uniform"
     """``uniform``: all layers, in groups of ``num_layers``; ``block``: the first ``num_layers`` of each chunk."""
@@ -80,7 +80,7 @@ class Workload:
     context_size: int
     expert_size: int
     expert_tensor_size: int
-    """Ranks that share one expert's matrices; Megatron takes the tensor size where nothing is said."""
+    """Ranks that share one expert's matrices; the tensor size by default, as in Megatron."""
     virtual_size: int
     sequence_parallel: bool
     distributed_optimizer: bool
@@ -155,7 +155,7 @@ class Workload:
     preference: str = ""
     """``dpo``: pairs, and a forward pass of a frozen reference; ``simpo``: pairs."""
     supervised: bool = False
-    """Whether a trained model is tuned on examples of what it is to say."""
+    """Whether the run is supervised fine-tuning."""
     dropout: bool = True
     """Whether dropout is on, whose masks are kept."""
     fused_activation: bool = True

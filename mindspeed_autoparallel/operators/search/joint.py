@@ -138,12 +138,7 @@ def all_cut_counts(node: Node, mesh: tuple[int, ...], fixed: Sequence[int | None
 
 
 def arranged(
-    node: Node,
-    mesh: tuple[int, ...],
-    fixed: Sequence[int | None],
-    counts: Sequence[Choice],
-    *,
-    in_blocks: bool = False,
+    node: Node, mesh: tuple[int, ...], fixed: Sequence[int | None], counts: Sequence[Choice], *, in_blocks: bool = False
 ) -> list[Choice]:
     """List the choices of ``node`` with these ``counts``, up to one more than the limit.
 

@@ -32,12 +32,7 @@ class Proof:
 
 
 def prove(
-    decisions: Decisions,
-    cost_us: float,
-    machine: Machine,
-    pins: Sequence[Mapping[str, int]],
-    *,
-    tied: bool,
+    decisions: Decisions, cost_us: float, machine: Machine, pins: Sequence[Mapping[str, int]], *, tied: bool
 ) -> Proof | None:
     """Improve ``decisions`` (of ``cost_us``) over all cuts at once and bound the remaining gap; None for too many
     choices.

@@ -113,10 +113,7 @@ def _shapes_as_styled(model: torch.nn.Module, styles: Mapping[str, ParallelStyle
         def after(_: Any, given: Any, made: Any, style: ParallelStyle = style) -> Any:
             return _left(made, style, parts)
 
-        handles += [
-            module.register_forward_pre_hook(before, with_kwargs=True),
-            module.register_forward_hook(after),
-        ]
+        handles += [module.register_forward_pre_hook(before, with_kwargs=True), module.register_forward_hook(after)]
     try:
         yield
     finally:

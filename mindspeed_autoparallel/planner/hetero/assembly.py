@@ -75,11 +75,7 @@ def _memory(rank: RankMemory, record: HeteroRecord, num_stages: int, limit_bytes
     at_first = record.first_stage_bytes if rank.pipeline_rank == 0 else 0
     own = record.memory_on(rank.pipeline_rank, num_stages)
     reserved_bytes = own.state_bytes + own.kept_bytes
-    held = {
-        "encoder_state": own.state_bytes,
-        "encoder_activations": own.kept_bytes,
-        "encoder_outputs": at_first,
-    }
+    held = {"encoder_state": own.state_bytes, "encoder_activations": own.kept_bytes, "encoder_outputs": at_first}
     terms = dict(rank.terms)
     if at_first:
         # The pipeline's problem counts it as state of the first block, or as a lower limit.

@@ -108,13 +108,7 @@ def compare(
         elif splits is not None:
             left = replace(left, layouts=one_stage_layouts(one, cluster, global_batch_size))
         return search_hetero(
-            one,
-            cluster,
-            global_batch_size,
-            left,
-            progress=progress,
-            balance=how.balance,
-            encoder_space=space,
+            one, cluster, global_batch_size, left, progress=progress, balance=how.balance, encoder_space=space
         )
 
     return best_of_both(

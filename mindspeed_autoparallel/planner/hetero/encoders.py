@@ -192,10 +192,7 @@ def _forward_us(runs: Sequence[StagedRounds]) -> _Time:
         total_us = forward_us(
             [
                 Rounds(
-                    count=run.count,
-                    compute_us=run.forward_us[0],
-                    transfer_us=run.outputs_us,
-                    inputs_us=run.inputs_us,
+                    count=run.count, compute_us=run.forward_us[0], transfer_us=run.outputs_us, inputs_us=run.inputs_us
                 )
                 for run in runs
             ]

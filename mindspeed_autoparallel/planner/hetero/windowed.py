@@ -1,8 +1,8 @@
 """Memory mode window with a solved pipeline: the step replayed with the encoders' batches inside the schedule.
 
 It is tried with splits that were found for the other modes, which need not be the best for it. If such a choice wins,
-every other choice in this mode is bounded too, for any split (``window_bounds``), and tried if it may be faster. If
-none wins, the proof covers the other modes only.
+every other choice in this mode is bounded too, for any split (``encoders_at_least_us``), and tried if it may be faster.
+If none wins, the proof covers the other modes only.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from dataclasses import replace
 from itertools import product
 from math import inf
 
+from mindspeed_autoparallel.cost.collectives import p2p_us
+from mindspeed_autoparallel.cost.topology import boundary_link
 from mindspeed_autoparallel.planner.evaluate import Evaluation
 from mindspeed_autoparallel.planner.hetero.backbone import BackboneSolver
 from mindspeed_autoparallel.planner.hetero.device_work import own_work_at_least_us
@@ -21,12 +23,56 @@ from mindspeed_autoparallel.planner.hetero.encoders import WINDOW, encoder_phase
 from mindspeed_autoparallel.planner.hetero.solved import Solved, reserved_by
 from mindspeed_autoparallel.planner.hetero.space import distinct_scales
 from mindspeed_autoparallel.planner.hetero.tight import search_tight
-from mindspeed_autoparallel.planner.hetero.window_bounds import encoders_at_least_us, longest_message_us
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US, beside_blocks_ns
 from mindspeed_autoparallel.profiles import Profile
-from mindspeed_autoparallel.schedule.window import BackboneTimes, MacroBatchTimes, ticks_of, window_step_us
+from mindspeed_autoparallel.schedule.window import BackboneTimes, MacroBatchTimes, Tick, ticks_of, window_step_us
 from mindspeed_autoparallel.spec import Layout, ModuleLayout
 from mindspeed_autoparallel.spec.hetero import HeteroRecord
+
+Chosen = Sequence[tuple[EncoderCosts, ModuleLayout]]
+"""Costs and sizes of every encoder."""
+
+
+def encoders_at_least_us(
+    ticks: Sequence[Tick], num_stages: int, link_us: float, encoders: Sequence[Sequence[MacroBatchTimes]]
+) -> float:
+    """Return the time that encoders add to a bound of the pipeline alone, for any split. ``ticks``: those of its
+    schedule; ``link_us``: time of its longest message.
+
+    No operation of a stage before a tick waits for an operation after it, so every chain of operations through the
+    pipeline crosses each tick once. At a tick with transfers all stages synchronize: any later operation has waited for
+    the transfers and for one stage's computation. The message that may overlap with it is subtracted.
+    """
+    total = 0.0
+    for own in encoders:
+        for k, batch in enumerate(own):
+            encoding_us = batch.inputs_us + min(batch.forward_us) + batch.outputs_us
+            if not k or num_stages == 1:
+                total += encoding_us
+            elif batch.inputs_us + batch.outputs_us > 0:
+                total += max(0.0, encoding_us - link_us)
+            returning_us = batch.gradients_us + min(batch.backward_us)
+            if batch.last > ticks[-1].last_done or num_stages == 1:
+                total += returning_us
+            elif batch.gradients_us > 0:
+                total += max(0.0, returning_us - link_us)
+    return total
+
+
+def longest_message_us(solver: BackboneSolver) -> float:
+    """Return an upper bound of the time of messages between the backbone's stages."""
+    layout, device = solver.candidate.layout, solver.backbone.device
+    blocks = [
+        block
+        for cost in solver.candidate.measurement.modules.values()
+        for block in (cost.pre, *cost.distinct_layers, cost.post)
+        if block is not None
+    ]
+    # Rows of other modules may travel together with the stream.
+    size = sum(block.output_bytes for block in blocks)
+    links = [boundary_link(layout, solver.cluster, device, stage) for stage in range(layout.num_virtual_stages - 1)]
+    return max((p2p_us(size, link) for link in links), default=0.0) + device.message_us(layout.schedule)
+
 
 MOST_REPLAYS = 2000
 """Most replays of windows in one search."""
@@ -96,10 +142,7 @@ def sizes_beside(
 
 
 def explore_window(
-    solvers: Sequence[BackboneSolver],
-    costs: Sequence[Sequence[EncoderCosts]],
-    best: Solved,
-    deadline: float,
+    solvers: Sequence[BackboneSolver], costs: Sequence[Sequence[EncoderCosts]], best: Solved, deadline: float
 ) -> tuple[float, list[Solved]]:
     """Try every choice in this mode that may be faster than ``best``: return a bound of all of them, and the faster
     ones, fastest first. When time runs out, the pipeline alone bounds the rest."""

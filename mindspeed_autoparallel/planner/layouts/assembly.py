@@ -15,7 +15,7 @@ from mindspeed_autoparallel.planner.results import release
 from mindspeed_autoparallel.profiles import Measurement, Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan, to_json
 from mindspeed_autoparallel.spec.plan import Alternative, Baseline, ProfileRecord, RankMemory, SearchRecord
-from mindspeed_autoparallel.spec.planned_from import PlannedFrom
+from mindspeed_autoparallel.spec.plan_records import PlannedFrom
 from mindspeed_autoparallel.units import format_bytes
 
 

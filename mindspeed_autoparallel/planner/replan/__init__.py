@@ -2,8 +2,7 @@
 
 from mindspeed_autoparallel.planner.replan.choose import Option, Replanned, Window, best_plan, replan
 from mindspeed_autoparallel.planner.replan.moving import Move, MoveRates
-from mindspeed_autoparallel.planner.replan.remaining import cluster_after_loss, cluster_of_nodes
-from mindspeed_autoparallel.planner.replan.sources import costs_of
+from mindspeed_autoparallel.planner.replan.sources import cluster_after_loss, cluster_of_nodes, costs_of
 
 __all__ = [
     "Move",

@@ -24,10 +24,7 @@ def mean_profile(profile: Profile, data: Distribution, factors: SampleFactors, s
     for size in sorted({measurement.at.micro_batch_size for measurement in profile.measurements}):
         times, sizes = factors.mean(data, size)
         sizes = sizes + share * (largest - sizes)
-        scales[size] = (
-            dict(zip(names, times.tolist(), strict=True)),
-            dict(zip(names, sizes.tolist(), strict=True)),
-        )
+        scales[size] = (dict(zip(names, times.tolist(), strict=True)), dict(zip(names, sizes.tolist(), strict=True)))
     return scaled_profile(profile, scales)
 
 

@@ -48,9 +48,7 @@ class Prices:
             found = self.operator(trace.operators[place])
             total += found.time_us * count if found is not None else 0.0
         return BlockSums(
-            operators_us=total,
-            num_calls=calls.num_calls,
-            communication_us=self._communication_us(calls.collectives),
+            operators_us=total, num_calls=calls.num_calls, communication_us=self._communication_us(calls.collectives)
         )
 
     def _communication_us(self, collectives: Iterable[CollectiveCalls]) -> dict[str, float]:

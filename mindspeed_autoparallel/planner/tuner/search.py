@@ -118,9 +118,7 @@ def search(
         num_bounded=running.num_bounded,
         num_out_of_memory=running.num_out_of_memory,
         proof=Proof(
-            step_us=step_us,
-            lower_bound_us=min(running.lower_bound_us, step_us),
-            seconds=time.monotonic() - started,
+            step_us=step_us, lower_bound_us=min(running.lower_bound_us, step_us), seconds=time.monotonic() - started
         ),
     )
 

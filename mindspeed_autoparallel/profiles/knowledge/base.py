@@ -33,8 +33,6 @@ _TABLES = (
     """,
 )
 EXPORT_SCHEMA_VERSION = 2
-_READ = (1, EXPORT_SCHEMA_VERSION)
-"""Version 1 has signatures as text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,10 +234,10 @@ def export_knowledge(base: KnowledgeBase, path: Path) -> int:
 def import_knowledge(base: KnowledgeBase, path: Path) -> int:
     """Read an export into ``base``; nothing is stored when any entry is broken. Returns how many were read."""
     document = read_json(path, "knowledge export")
-    if not isinstance(document, dict) or document.get("schema_version") not in _READ:
+    if not isinstance(document, dict) or document.get("schema_version") != EXPORT_SCHEMA_VERSION:
         version = document.get("schema_version") if isinstance(document, dict) else None
         raise ConfigError(
-            f"knowledge export {path} has schema_version {version}, this release reads {', '.join(map(str, _READ))}."
+            f"knowledge export {path} has schema_version {version}, this release reads {EXPORT_SCHEMA_VERSION}."
         )
     grouped: dict[tuple[str, str], list[tuple[Operator, Sample]]] = defaultdict(list)
     samples = document.get("samples")

@@ -100,7 +100,7 @@ class Signature:
 
     @classmethod
     def of_json(cls, value: Any) -> Signature:
-        """Read what ``json`` gives, or the text of the column, which files had before; ``ProfileError`` for others."""
+        """Read what ``json`` gives, or the text of the column; ``ProfileError`` for others."""
         if isinstance(value, str) and value[:1] in ("[", "{"):
             try:
                 value = json.loads(value)

@@ -12,15 +12,9 @@ from mindspeed_autoparallel.runtime.doctor.finding import Finding, advice, fine,
 from mindspeed_autoparallel.runtime.doctor.node import Node
 
 _OWN_SPLITS = (
-    "--pipeline-model-parallel-layout",
-    "--decoder-first-pipeline-num-layers",
-    "--decoder-last-pipeline-num-layers",
-    "--account-for-embedding-in-pipeline-split",
-    "--account-for-loss-in-pipeline-split",
-    "--hybrid-layer-pattern",
-    "--num-layer-list",
-    "--noop-layers",
-    "--heterogeneous-layers-config-path",
+    *("--pipeline-model-parallel-layout", "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"),
+    *("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split", "--hybrid-layer-pattern"),
+    *("--num-layer-list", "--noop-layers", "--heterogeneous-layers-config-path"),
 )
 """Flags under which stages need not hold equally many layers."""
 _SWITCHES = ("--auto-parallel-mm", "--auto-parallel-plan", "--auto-tuning", "--operator-search", "--operator-plan")

@@ -50,10 +50,7 @@ class NodeFlags(FlagGroup):
     nproc_per_node: int = flag(1, "Devices used on each of these nodes.", least=1)
     master_addr: str = flag("localhost", "Address of the main node (rank 0).")
     master_port: int = flag(
-        6000,
-        "Port on the main node where the other nodes meet it; the same on every node.",
-        least=1,
-        most=65535,
+        6000, "Port on the main node where the other nodes meet it; the same on every node.", least=1, most=65535
     )
     node_rank: int = flag(0, "This node: 0 is the main node, then 1, 2.", least=0)
 

@@ -178,12 +178,7 @@ class MacroBatch:
     def _travel(self, pieces: Sequence[Piece], rows_of: Callable[[Piece], torch.Tensor], kind: str) -> Transfer:
         adapter = self._encoder.adapter
         return self._exchange.start(
-            pieces,
-            rows_of,
-            row_shape=adapter.output_shape,
-            dtype=adapter.output_dtype,
-            device=self._device,
-            kind=kind,
+            pieces, rows_of, row_shape=adapter.output_shape, dtype=adapter.output_dtype, device=self._device, kind=kind
         )
 
     def _arrived(self) -> Arrived:

@@ -141,12 +141,7 @@ class GeneratorWork:
         first = self._first[piece.item]
         return rows[first + piece.start : first + piece.stop]
 
-    def start(
-        self,
-        targets: dict[int, torch.Tensor],
-        given: GivenRows | None,
-        places: Places,
-    ) -> None:
+    def start(self, targets: dict[int, torch.Tensor], given: GivenRows | None, places: Places) -> None:
         """Send targets, rows and weights to their owners."""
         adapter, plans = self._adapter, self._plans
 

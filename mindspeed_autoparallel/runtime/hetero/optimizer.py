@@ -15,20 +15,9 @@ from mindspeed_autoparallel.runtime.hetero.modules import Encoder, frozen
 from mindspeed_autoparallel.runtime.hetero.states import ModuleStates
 
 _METHODS = (
-    "prepare_grads",
-    "step_with_ready_grads",
-    "step",
-    "get_grad_norm",
-    "get_main_grads_for_grad_norm",
-    "count_zeros",
-    "zero_grad",
-    "state_dict",
-    "sharded_state_dict",
-    "load_state_dict",
-    "reload_model_params",
-    "get_parameter_state_dp_zero",
-    "load_parameter_state_from_dp_zero",
-    "prepare_model_params_for_param_sync",
+    *("prepare_grads", "step_with_ready_grads", "step", "get_grad_norm", "get_main_grads_for_grad_norm", "count_zeros"),
+    *("zero_grad", "state_dict", "sharded_state_dict", "load_state_dict", "reload_model_params"),
+    *("get_parameter_state_dp_zero", "load_parameter_state_from_dp_zero", "prepare_model_params_for_param_sync"),
 )
 
 

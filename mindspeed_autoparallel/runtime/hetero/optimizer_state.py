@@ -17,15 +17,8 @@ _COPIES = "fp32_from_fp16_params"
 _RESHARDABLE = "param_state"
 _STEP = "common_step"
 _IDENTIFIERS = (
-    "end_wd",
-    "max_lr",
-    "min_lr",
-    "optimizer",
-    "start_wd",
-    "wd_mult",
-    "lr_mult",
-    "is_expert_parallel",
-    "is_decoupled_lr",
+    *("end_wd", "max_lr", "min_lr", "optimizer", "start_wd", "wd_mult", "lr_mult"),
+    *("is_expert_parallel", "is_decoupled_lr"),
 )
 
 
@@ -55,11 +48,7 @@ def join(parts: Sequence[StateDict]) -> StateDict:
         for group, own in zip(part["optimizer"]["param_groups"], part[_COPIES], strict=True):
             copies.setdefault(identity(group), []).extend(own)
     # One loss scaler serves all parts.
-    return {
-        **parts[0],
-        "optimizer": _join_plain([part["optimizer"] for part in parts]),
-        _COPIES: list(copies.values()),
-    }
+    return {**parts[0], "optimizer": _join_plain([part["optimizer"] for part in parts]), _COPIES: list(copies.values())}
 
 
 def num_parameters(part: StateDict) -> int:

@@ -129,11 +129,7 @@ def _encoder_schedule(
 
 
 def _generator_schedule(
-    session: HeteroSession,
-    steps: list[GeneratorStep],
-    num_microbatches: int,
-    num_chunks: int,
-    forward_only: bool,
+    session: HeteroSession, steps: list[GeneratorStep], num_microbatches: int, num_chunks: int, forward_only: bool
 ) -> GeneratorSchedule:
     if steps and num_chunks > 1:
         raise ConfigError(

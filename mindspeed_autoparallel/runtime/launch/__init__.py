@@ -4,8 +4,7 @@
 launch that fails, hangs or runs out of memory, because that is a data point.
 """
 
-from mindspeed_autoparallel.runtime.launch.agent import run_agent
-from mindspeed_autoparallel.runtime.launch.coordinator import Coordinator
+from mindspeed_autoparallel.runtime.launch.coordinator import Coordinator, run_agent
 from mindspeed_autoparallel.runtime.launch.outcome import LaunchOutcome, LaunchSpec, LaunchStatus
 from mindspeed_autoparallel.runtime.launch.rendezvous import Nodes
 

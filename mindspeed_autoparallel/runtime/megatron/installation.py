@@ -29,14 +29,9 @@ _SWITCHES = frozenset(
 """Flags that need functions of Megatron; the others only refine one of these."""
 
 _PARTS = (
-    "core/parallel_state",
-    "core/pipeline_parallel/schedules",
-    "core/transformer/transformer_config",
-    "training/arguments",
-    "training/checkpointing",
-    "training/global_vars",
-    "training/initialize",
-    "training/training",
+    *("core/parallel_state", "core/pipeline_parallel/schedules", "core/transformer/transformer_config"),
+    *("training/arguments", "training/checkpointing", "training/global_vars"),
+    *("training/initialize", "training/training"),
 )
 """Modules that every supported release has and that the features work through."""
 

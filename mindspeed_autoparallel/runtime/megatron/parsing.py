@@ -21,12 +21,7 @@ from mindspeed_autoparallel.runtime.flags import (
     keys_given,
     missing_flags,
 )
-from mindspeed_autoparallel.runtime.megatron.features import (
-    FEATURES,
-    TASK_VARIABLE,
-    after_parsing,
-    flags_that_are_true,
-)
+from mindspeed_autoparallel.runtime.megatron.features import FEATURES, TASK_VARIABLE, after_parsing, flags_that_are_true
 
 ParserHook = Callable[[argparse.ArgumentParser], argparse.ArgumentParser]
 

@@ -14,8 +14,10 @@ import dataclasses
 import json
 from pathlib import Path
 
+from fitting import measured_workload
+
 from mindspeed_autoparallel.cost.analytic.workload import Workload
-from mindspeed_autoparallel.predict.scoreboard import measured_step_ms, measured_workload
+from mindspeed_autoparallel.predict.scoreboard import measured_step_ms
 
 
 def main() -> None:

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fitting import FREE_DEVIATION, NEUTRAL, PRIOR_DEVIATION, fit, fitted_names, predict
+from fitting import FREE_DEVIATION, NEUTRAL, PRIOR_DEVIATION, fit, fitted_names, measured_workload, predict
 
 from mindspeed_autoparallel.cost import catalogue
 from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.device import Device
-from mindspeed_autoparallel.predict.scoreboard import measured_step_ms, measured_workload, ranking_by_group
+from mindspeed_autoparallel.predict.scoreboard import measured_step_ms, ranking_by_group
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,11 +15,14 @@ from typing import Any
 import numpy as np
 
 from mindspeed_autoparallel.cost.analytic.layer_time import LayerTime, correction_key, layer_time
+from mindspeed_autoparallel.cost.analytic.reading import read_workload
 from mindspeed_autoparallel.cost.analytic.step_time import closed_form_us
 from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.collectives import Fabric
 from mindspeed_autoparallel.cost.device import Device
+from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.predict.fitting import least_squares
+from mindspeed_autoparallel.predict.measured_rows import request_of_row
 
 FREE = {
     "megatron-2021": (
@@ -200,3 +203,12 @@ def _fit_corrections(device: Device, stack: str, works: Sequence[Workload], meas
         rows = tuple((*key, round(value, 4)) for key, value in sorted(table.items()))
         device = with_values(device, stack, {"corrections": rows})
     return device
+
+
+def measured_workload(row: Mapping[str, object]) -> Workload | None:
+    """Return the workload behind a measured row, or ``None`` where it is incomplete or not modelled."""
+    try:
+        request = request_of_row(row)
+        return None if request is None else read_workload(request)
+    except ConfigError:
+        return None

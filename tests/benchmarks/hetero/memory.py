@@ -23,7 +23,7 @@ from mindspeed_autoparallel.planner.hetero.solved import Solved, reserved_by
 from mindspeed_autoparallel.planner.hetero.space import costs_of
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions, enumerate_layouts
 from mindspeed_autoparallel.profiles import Profile
-from mindspeed_autoparallel.profiles.reading import read_profile
+from mindspeed_autoparallel.profiles.mindspeed import read_profile
 from mindspeed_autoparallel.spec import Cluster, Layout, ModuleLayout, Plan
 from mindspeed_autoparallel.spec.hetero import HeteroRecord
 from mindspeed_autoparallel.spec.plan import SearchRecord

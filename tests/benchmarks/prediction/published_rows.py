@@ -14,17 +14,30 @@ import collections
 import json
 import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mindspeed_autoparallel.cost.analytic.fields import part
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.predict.measured_rows import request_of_row, states_a_run
+from mindspeed_autoparallel.predict.measured_rows import SIZE_NAMES, request_of_row
 from mindspeed_autoparallel.predict.predict import predict_one
 from mindspeed_autoparallel.predict.scoreboard import measured_peak_gib, measured_step_ms
 
 NUM_TIMED = 1500
+
+
+def states_a_run(row: Mapping[str, object]) -> bool:
+    """Return whether ``row`` has model, layout and device, so that it could be answered."""
+    model, hardware, parallel, train = (part(row, name) for name in ("model", "hw", "parallel", "train"))
+    sizes = {**model, **part(model, "config"), **part(row, "megatron_args")}
+    named = all(any(sizes.get(name) for name in SIZE_NAMES[key]) for key in ("num_layers", "hidden", "heads", "seq"))
+    layout = any(parallel.get(key) for key in ("tp", "pp", "dp", "fsdp"))
+    batch = train.get("gbs") or train.get("micro_batch_count")
+    known = hardware.get("gpu") and "unknown" not in str(hardware["gpu"]) and isinstance(hardware.get("num_gpus"), int)
+    return bool(named and layout and batch and known)
 
 
 def asked(row: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any] | None, str]:

@@ -14,7 +14,7 @@ from forked_python import forked_python
 
 from mindspeed_autoparallel.planner.hetero.search import EncoderSpace, search_hetero
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
-from mindspeed_autoparallel.profiles.reading import read_profile
+from mindspeed_autoparallel.profiles.mindspeed import read_profile
 from mindspeed_autoparallel.spec import Cluster, Layout
 
 pytestmark = [

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindspeed_autoparallel.planner.hetero.device_work import PipelineWork, own_work_at_least_us
-from mindspeed_autoparallel.planner.hetero.window_bounds import encoders_at_least_us
+from mindspeed_autoparallel.planner.hetero.windowed import encoders_at_least_us
 from mindspeed_autoparallel.schedule import SENDS
 from mindspeed_autoparallel.schedule.window import BackboneTimes, MacroBatchTimes, ticks_of, window_step_us
 

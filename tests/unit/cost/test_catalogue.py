@@ -66,13 +66,13 @@ def test_a_file_of_ones_own_comes_first(tmp_path: Path) -> None:
         ("schema_version", 99, "schema_version 1"),
         ("memory_gib", -1, "memory_gib is -1"),
         ("memory_gib", 0, "must be above 0"),
-        ("workspace_mib", "much", "workspace_mib is 'much'"),
+        ("workspace_mib", "much", "workspace_mib: expected float, got 'much'"),
         ("workspace_mib", 1e308, "workspace_mib is 1e.308"),
-        ("peak_tflops", "fast", "peak_tflops is 'fast'"),
+        ("peak_tflops", "fast", "peak_tflops: expected float, got 'fast'"),
         ("peak_tflops", float("nan"), "not a JSON number"),
         ("name", "", "name is ''"),
-        ("aliases", "H100", "aliases must be a list"),
-        ("colour", "green", "unknown keys colour"),
+        ("aliases", "H100", "aliases: expected a list"),
+        ("colour", "green", "unknown key 'colour'"),
         ("efficiencies", {}, "is empty"),
     ],
 )
@@ -93,14 +93,14 @@ def test_a_broken_file_is_named_with_its_key(tmp_path: Path, key: str, value: ob
         ("expert_fraction", 1.5, "expert_fraction is 1.5, must be above 0 and at most 1"),
         ("tensor_exposed", -1, "tensor_exposed is -1"),
         ("launch_us", -5, "launch_us is -5"),
-        ("launch_us", "short", "launch_us is 'short'"),
-        ("provenance", "", "must say where"),
+        ("launch_us", "short", "launch_us: expected float, got 'short'"),
+        ("provenance", "", "must name the source"),
         ("overlap_norm", 0.5, "overlap_norm"),
         ("corrections", [[1, 2]], "rows of 5 numbers"),
-        ("intervals", [0.1], "intervals must be an object"),
-        ("intervals", {"seen": "narrow"}, "intervals.seen is 'narrow'"),
-        ("measured_recompute", "full", "measured_recompute must be a list"),
-        ("colour", 1, "unknown keys"),
+        ("intervals", [0.1], "intervals: expected an object"),
+        ("intervals", {"seen": "narrow"}, "intervals.seen: expected float, got 'narrow'"),
+        ("measured_recompute", "full", "measured_recompute: expected a list"),
+        ("colour", 1, "unknown key 'colour'"),
     ],
 )
 def test_a_broken_efficiency_is_named_with_its_stack_and_key(
@@ -110,7 +110,7 @@ def test_a_broken_efficiency_is_named_with_its_stack_and_key(
     data["efficiencies"]["megatron-core"][key] = value
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(data))
-    with pytest.raises(ConfigError, match=rf"mine.json: efficiencies.megatron-core.*{word}"):
+    with pytest.raises(ConfigError, match=rf"mine.json.efficiencies.megatron-core.*{word}"):
         read_device(path)
 
 
@@ -119,10 +119,10 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
     del data["num_cores"], data["efficiencies"]["megatron-core"]["launch_us"]
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(data))
-    with pytest.raises(ConfigError, match="lacks num_cores; copy a file"):
+    with pytest.raises(ConfigError, match="key 'num_cores' is missing"):
         read_device(path)
     path.write_text(json.dumps({**data, "num_cores": 132}))
-    with pytest.raises(ConfigError, match=r"megatron-core lacks launch_us"):
+    with pytest.raises(ConfigError, match=r"megatron-core: key 'launch_us' is missing"):
         read_device(path)
 
 

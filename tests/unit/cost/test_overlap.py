@@ -9,10 +9,11 @@ from mindspeed_autoparallel.cost.overlap import (
     Offload,
     Pass,
     offloaded,
+    pair_saving_us,
+    pair_savings_us,
     paired_savings_us,
     pipelined_saving_us,
 )
-from mindspeed_autoparallel.cost.pairing import pair_saving_us, pair_savings_us
 from mindspeed_autoparallel.cost.placed import PlacedBlock
 from mindspeed_autoparallel.profiles import BlockCost, RecomputeCost
 

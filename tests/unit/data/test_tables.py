@@ -211,7 +211,7 @@ def test_the_training_part_of_an_energon_data_set_is_read(split, name, tokens, t
         ("split_parts: {train: ['{x}.tar']}", "is not a pattern"),
         ("split_parts: {train: ['{3..0}.tar']}", "is not a pattern"),
         ("split_parts: {train: ['{a,b{0..2}}.tar']}", "is not a pattern"),
-        ("split_parts: [", "cannot read"),
+        ("split_parts: [", "is not valid YAML"),
         ("- a", "needs lists of names"),
     ],
 )

@@ -102,8 +102,8 @@ def test_shapes_that_nothing_divides_are_searched_and_reported():
         ("parallel_config: {mem_coeff: -1}", "mem_coeff is -1; give a positive number"),
         ("use_parallel: false", "use_parallel is false"),
         ("- a list", "expected a mapping"),
-        ("a: [\n", "is not valid YAML: while parsing"),
-        ("parallel: {search_mode: exact\nparallel_config:\n  mem_coeff: 1\n", "is not valid YAML: while parsing"),
+        ("a: [\n", "is not valid YAML: line"),
+        ("parallel: {search_mode: exact\nparallel_config:\n  mem_coeff: 1\n", "is not valid YAML: line"),
     ],
 )
 def test_command_refuses_a_wrong_yaml_file_with_exit_code_two(tmp_path, capsys, block, words):

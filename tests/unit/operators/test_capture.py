@@ -69,7 +69,6 @@ def test_repeated_layers_are_tied():
 @pytest.mark.parametrize("mode", ["recursive_programming", "exact"])
 def test_module_is_cut_by_its_batch_where_nothing_needs_more(mode):
     plan = search_strategies(Tiny(), tokens(64), devices=8, search_mode=mode)
-    assert plan.capture_s > 0
     assert {next(iter(parts)) for parts in plan.degrees().values()} == {"rows0"} or mode == "exact"
     assert all(len(choice) == 3 for choice in plan.decisions.choices.values())
 

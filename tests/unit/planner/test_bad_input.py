@@ -91,7 +91,7 @@ def test_times_too_long_for_nanoseconds_are_named(tmp_path: Path, capsys: pytest
     [
         (("llm", "fwd_time"), -1, "llm.fwd_time"),
         (("llm", "fwd_time"), float("nan"), "llm.fwd_time"),
-        (("vit_pre",), REMOVED, "'vit_pre' is missing"),
+        (("vit_pre",), REMOVED, "missing required field `vit_pre`"),
         (("text_decoder", "num_layers"), 0, "num_layers"),
         (("text_decoder", "num_layers"), 10**6, "num_layers"),
         (("text_decoder",), REMOVED, "is missing"),

@@ -85,8 +85,3 @@ def test_a_pattern_of_another_length_than_the_model_is_refused():
     )
     with pytest.raises(ProfileError, match="4 layers, the model 5"):
         replace(PROFILE, measurements=measurements)
-
-
-def test_files_of_the_version_before_are_read():
-    file = {**to_json(PROFILE), "schema_version": 1}
-    assert Profile.parse(file) == PROFILE

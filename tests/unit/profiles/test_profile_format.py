@@ -52,12 +52,6 @@ def test_a_written_profile_reads_back_equal(tmp_path: Path) -> None:
     assert again.sha256() == profile.sha256()
 
 
-def test_a_key_that_earlier_files_have_is_passed_over() -> None:
-    raw = to_json(make_profile())
-    raw["measurements"][0]["modules"]["text_decoder"]["layer"]["paired_saving_us"] = 0.0
-    assert Profile.parse(raw) == make_profile()
-
-
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
@@ -129,7 +123,7 @@ def test_mindspeed_sizes_beyond_every_memory_are_refused(change: dict[str, objec
     value = mindspeed_file()
     value["llm"] = {**value["llm"], **change}  # type: ignore[dict-item]
     (tmp_path / "model_profile.json").write_text(json.dumps(value))
-    with pytest.raises(ProfileError, match=rf"llm.{next(iter(change))} must be a size in MiB"):
+    with pytest.raises(ProfileError, match=rf"llm.{next(iter(change))}"):
         read_profile(tmp_path / "model_profile.json")
 
 

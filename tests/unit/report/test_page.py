@@ -19,8 +19,8 @@ from example_pages import KINDS, example_page
 from example_plan import _step_us, example_plan
 
 from mindspeed_autoparallel.report import render_page
+from mindspeed_autoparallel.report.document import in_chinese, texts_of
 from mindspeed_autoparallel.report.markup import term_colour
-from mindspeed_autoparallel.report.words import in_chinese, texts_of
 from mindspeed_autoparallel.spec.plan import EDITED, Plan
 
 VOID = {"meta", "input", "br", "link", "img"}

@@ -38,8 +38,7 @@ def bottleneck(cuts: Iterable[Cut], times: Sequence[tuple[Array, Array]], floor:
 
 
 def halves(paths: Paths) -> tuple[Paths, Paths] | None:
-    """Return paths whose largest extra is below a middle value, and those where it is not; ``None``: nothing to tell
-    apart.
+    """Return paths whose largest extra is below a middle value, and those where it is not; ``None``: all are alike.
 
     The latter have that value as a cut, which holds for them alone: cuts and means of both are their own.
     """

@@ -22,7 +22,7 @@ from mindspeed_autoparallel.planner.split.settings import SETTINGS
 
 
 def best_mean(problem: SplitProblem, paths: Paths, limit: int, deadline: float) -> Array | None:
-    """Return weights of the cuts (of ``paths.cuts``, which may gain some) whose cheapest path is the dearest found.
+    """Return the weights of the cuts whose cheapest path costs most of all tried; ``paths.cuts`` may grow.
 
     Stops when that is above ``limit``. ``None`` when the linear solver fails before any was found.
     """

@@ -37,12 +37,7 @@ class Mixture:
     """One linear program. ``cuts`` are shared by all, and grow."""
 
     def __init__(
-        self,
-        table: StageOptions,
-        choice: Choice,
-        cuts: dict[Cut, None] | None,
-        simulator: BatchSimulator,
-        unit: float,
+        self, table: StageOptions, choice: Choice, cuts: dict[Cut, None] | None, simulator: BatchSimulator, unit: float
     ) -> None:
         """Begin with the choice's cuts; without others, with ``None``, those are all."""
         self.table, self.choice, self.known, self.simulator, self.unit = table, choice, cuts, simulator, unit
@@ -73,7 +68,7 @@ class Mixture:
     def _rows_of_counts(self) -> tuple[Array, Array]:
         """Return rows over counts, ``[row, stage, segment]``, and what they add up to: all layers of a segment.
 
-        Then those that are at most so much: a segment's share before a boundary beside the share of one that it waits
+        Rows with an upper limit alone follow: a segment's share before a boundary minus that of a segment that it waits
         for, and joints.
         """
         segments, num = self.problem.segments, self.problem.num_stages
@@ -150,7 +145,7 @@ class Mixture:
         return best, mixed
 
     def used(self, prices: Prices) -> None:
-        """Leave in ``choice`` what a search of some of its options should begin with."""
+        """Store in ``choice`` the cuts and columns with which a search of some of its options begins."""
         num = len(prices.weights)
         ones = (1,) * self.problem.num_stages
         self.choice.cuts = [
@@ -248,7 +243,7 @@ class Mixture:
         return mixed
 
     def _separate(self, columns: list[tuple[int, int, Any]], shares: Array, value: float) -> bool:
-        """Add cuts that are longer than the program's value at its mixture; whether there were any."""
+        """Add cuts that are longer than the program's value at its mixture. Return whether there were any."""
         table, num = self.table, self.problem.num_stages
         times: Array = numpy.zeros((3, num))
         forward, backward, tail = times

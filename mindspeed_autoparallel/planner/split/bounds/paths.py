@@ -57,7 +57,7 @@ class Paths:
         """Some stage's extra (``bottlenecks.py``) is known to be no less."""
 
     def copy(self) -> Paths:
-        """Return arcs of its own, the same cuts."""
+        """Return a copy with its own arcs and the same cuts."""
         other = Paths([replace(ranges) for ranges in self.ranges], self.num_nodes - 1)
         other.cuts, other.means, other.floor = self.cuts, self.means, self.floor
         return other
@@ -142,7 +142,7 @@ class Paths:
         return found
 
     def prune(self, limit: int) -> bool:
-        """Drop arcs that no path of at most ``limit`` takes. Whether any path is left."""
+        """Drop arcs that no path of at most ``limit`` takes. Return whether any path is left."""
         while True:
             before = sum(map(len, self.ranges))
             starts = self.from_start()
@@ -159,7 +159,7 @@ class Paths:
                 return True
 
     def bound(self) -> int:
-        """Return the cost that no path goes below."""
+        """Return a lower bound of the cost of every path."""
         return int((self.constant + self.to_end[0][0]).max())
 
     def root(self) -> Labels:

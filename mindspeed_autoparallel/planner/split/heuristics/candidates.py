@@ -15,12 +15,7 @@ from mindspeed_autoparallel.planner.split.model.layer_row import LayerRow
 from mindspeed_autoparallel.planner.split.model.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.model.rank_kinds import RankKinds, RankWays
 from mindspeed_autoparallel.planner.split.model.recompute_choice import Array
-from mindspeed_autoparallel.planner.split.model.solution import (
-    Placement,
-    batch_simulator,
-    placement_of,
-    tails_of,
-)
+from mindspeed_autoparallel.planner.split.model.solution import Placement, batch_simulator, tails_of
 from mindspeed_autoparallel.planner.split.settings import SETTINGS
 from mindspeed_autoparallel.schedule import BatchSimulator
 
@@ -265,12 +260,4 @@ class Evaluator:
 
     def placement(self, one: Candidates) -> Placement:
         """Return the rows of the first candidate."""
-        problem, held = self.problem, self.row.held(one.ends[:1])[0]
-        columns: list[list[tuple[int, ...]]] = [[] for _ in range(problem.num_virtual)]
-        for rank in range(problem.num_stages):
-            ways = self.ways_of(rank, held)
-            way = int((ways.extra == one.extra[0, rank :: problem.num_stages]).all(axis=1).argmax())
-            for chunk, edges in enumerate(ways.edges(way)):
-                v = rank + chunk * problem.num_stages
-                columns[v] = self.kinds.rows(tuple(held[v].tolist()), edges)
-        return placement_of(columns)
+        return self.kinds.placement(self.row.held(one.ends[:1])[0], one.extra[0])

@@ -13,7 +13,7 @@ import numpy
 from mindspeed_autoparallel.planner.split.model.cuts import Cut
 from mindspeed_autoparallel.planner.split.model.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.model.recompute_choice import Array, RecomputeChoice
-from mindspeed_autoparallel.planner.split.model.solution import batch_simulator, tail_lengths
+from mindspeed_autoparallel.planner.split.model.solution import batch_simulator, held_times
 from mindspeed_autoparallel.planner.split.settings import SETTINGS
 
 IMPOSSIBLE = 2.0**50
@@ -32,8 +32,6 @@ class LayerMoves:
         self.best_time, self.replays = numpy.inf, 0
         self._drawn = random.Random(seed)
         self._known: dict[tuple[int, tuple[int, ...]], tuple[float, float, float]] = {}
-        self._forward = [s.forward for s in problem.segments]
-        self._backward = [s.backward for s in problem.segments]
         self._shifts = self._all_shifts()
         num = problem.num_stages
         pairs = [(a, b) for a in range(num) for b in range(num) if a != b]
@@ -148,19 +146,8 @@ class LayerMoves:
         return found
 
     def _looked_up(self, stage: int, held: tuple[int, ...]) -> tuple[float, float, float]:
-        segments, none = self.problem.segments, (IMPOSSIBLE, IMPOSSIBLE, 0.0)
-        solid = any(n for n, s in zip(held, segments, strict=True) if s.beside is None)
-        if min(held) < 0 or not (solid or self.problem.allow_empty_stages):
-            return none
-        if any(s.beside is not None and n > held[s.beside] for n, s in zip(held, segments, strict=True)):
-            return none
-        kinds = self.choice.best(stage, held)
-        if kinds is None:
-            return none
-        tail = tail_lengths(self.problem.tails_at(stage), numpy.array(held))
-        forward = sum(n * t for n, t in zip(held, self._forward, strict=True))
-        backward = sum(n * t for n, t in zip(held, self._backward, strict=True)) + kinds[0]
-        return float(forward), float(backward), float(tail)
+        found = held_times(self.choice, stage, held) if min(held) >= 0 else None
+        return (IMPOSSIBLE, IMPOSSIBLE, 0.0) if found is None else (float(found[0]), float(found[1]), float(found[2]))
 
     def _steps(self, counts: Array) -> Array:
         times = numpy.array([[self._times(v, row) for v, row in enumerate(rows)] for rows in counts])

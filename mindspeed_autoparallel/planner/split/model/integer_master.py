@@ -117,12 +117,7 @@ class IntegerMaster:
         self.model.add_bool_or(differs)
 
     def solve(
-        self,
-        seconds: float,
-        seed: int,
-        best: Placement | None,
-        limit: int | None,
-        effort: float | None,
+        self, seconds: float, seed: int, best: Placement | None, limit: int | None, effort: float | None
     ) -> tuple[str, int, list[Placement]]:
         """Return (optimal, feasible, unknown or infeasible; bound in ticks; every plan met on the way)."""
         variables = [v for kinds in self.x for row in kinds for v in row]

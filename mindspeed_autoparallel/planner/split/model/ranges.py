@@ -14,8 +14,13 @@ import numpy
 from mindspeed_autoparallel.planner.split.model.layer_row import is_one_row
 from mindspeed_autoparallel.planner.split.model.problem import MOST_MEMORY, SplitProblem
 from mindspeed_autoparallel.planner.split.model.recompute_choice import Array as Array
-from mindspeed_autoparallel.planner.split.model.recompute_choice import RecomputeChoice, Rows
-from mindspeed_autoparallel.planner.split.model.solution import Placement, placement_of, tail_lengths
+from mindspeed_autoparallel.planner.split.model.recompute_choice import RecomputeChoice
+from mindspeed_autoparallel.planner.split.model.solution import (
+    Placement,
+    held_times,
+    placement_that_holds,
+    tail_lengths,
+)
 
 NEVER = 2**60
 UNUSABLE = 2 * MOST_MEMORY
@@ -193,32 +198,13 @@ class Chain:
 
     def times(self, stage: int, start: int, end: int) -> tuple[int, int, int] | None:
         """Forward, backward (with the least recomputation) and tail; ``None``: the range cannot be on that stage."""
-        segments = self.problem.segments
         if not 0 <= start <= end <= self.num_layers or self._broken[start] or self._broken[end]:
             return None
-        held = tuple((self.counts[:, end] - self.counts[:, start]).tolist())
-        if any(s.beside is not None and held[k] > held[s.beside] for k, s in enumerate(segments)):
-            return None
-        if not self.problem.allow_empty_stages and not any(
-            count for count, segment in zip(held, segments, strict=True) if segment.beside is None
-        ):
-            return None
-        kinds = self.choice.best(stage, held)
-        if kinds is None:
-            return None
-        forward = sum(count * segment.forward for count, segment in zip(held, segments, strict=True))
-        backward = sum(count * segment.backward for count, segment in zip(held, segments, strict=True))
-        return forward, backward + kinds[0], int(self._tails(stage, start, end))
+        return held_times(self.choice, stage, tuple((self.counts[:, end] - self.counts[:, start]).tolist()))
 
     def placement(self, ends: list[int]) -> Placement:
         """Return the plan whose stage s holds the layers up to ``ends[s]``."""
-        columns: list[Rows] = []
-        for stage, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
-            held = tuple((self.counts[:, end] - self.counts[:, start]).tolist())
-            kinds = self.choice.best(stage, held)
-            assert kinds is not None  # its range was kept
-            columns.append(kinds[1])
-        return placement_of(columns)
+        return placement_that_holds(self.choice, numpy.diff(self.counts[:, [0, *ends]], axis=1).T)
 
     def ends_of(self, placement: Placement) -> list[int]:
         """Return layers done after each stage."""

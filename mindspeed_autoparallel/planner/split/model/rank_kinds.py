@@ -16,10 +16,13 @@ from mindspeed_autoparallel.planner.split.model.problem import LayerKind, SplitP
 from mindspeed_autoparallel.planner.split.model.recompute_choice import (
     Array,
     Edges,
+    Rows,
     edges_of_a_row,
-    row_of_kinds,
+    rows_of_kinds,
+    stacks_held,
     sum_over_kinds,
 )
+from mindspeed_autoparallel.planner.split.model.solution import Placement, placement_of
 from mindspeed_autoparallel.planner.split.settings import SETTINGS
 
 _MANY_WAYS = 4096
@@ -77,19 +80,18 @@ class RankKinds:
             self._ways[key] = self._find(rank, held)
         return self._ways[key]
 
-    def rows(self, held: Held, edges: tuple[Edges, ...]) -> list[tuple[int, ...]]:
-        """Return layers by segment and kind of one virtual stage."""
-        segments = self.problem.segments
-        rows: list[tuple[int, ...]] = [(0,) * len(s.kinds) for s in segments]
-        for group, cut in zip(self._present(held), edges, strict=True):
-            start = 0
-            for k in group:
-                rows[k] = row_of_kinds(len(segments[k].kinds), cut, start, start + held[k])
-                start += held[k]
-        return rows
-
-    def _present(self, held: Held) -> list[tuple[int, ...]]:
-        return [group for group in self.problem.groups if any(held[k] for k in group)]
+    def placement(self, held: Array, extra: Array) -> Placement:
+        """Return the placement that holds these layers, ``[virtual stage, segment]``, with this added backward time by
+        virtual stage."""
+        size = self.problem.num_stages
+        columns: list[Rows] = [()] * self.problem.num_virtual
+        for rank in range(size):
+            rows: list[Held] = list(map(tuple, held[rank::size].tolist()))
+            ways = self.ways(rank, tuple(rows))
+            way = int((ways.extra == extra[rank::size]).all(axis=1).argmax())
+            for chunk, (row, edges) in enumerate(zip(rows, ways.edges(way), strict=True)):
+                columns[rank + chunk * size] = rows_of_kinds(self.problem, stacks_held(self.problem, row), row, edges)
+        return placement_of(columns)
 
     def _find(self, rank: int, held: tuple[Held, ...]) -> RankWays:
         extras: list[Array] = [numpy.zeros((0, self.problem.num_chunks), dtype=numpy.int64)]
@@ -140,7 +142,7 @@ class RankKinds:
             most = max(moment[v // self.problem.num_stages] for moment in moments)
             nothing: Array = numpy.zeros(1, dtype=numpy.int64)
             front = _Front(nothing, nothing, nothing, ((),))
-            for group in self._present(held):
+            for group in stacks_held(self.problem, held):
                 front = _product(front, self._group_front(group, held, v, peak), most)
             self._fronts[key] = front
         return self._fronts[key]

@@ -47,9 +47,8 @@ class RecomputeChoice:
     def _find(self, stage: int, held: tuple[int, ...]) -> tuple[int, Rows] | None:
         segments = self.problem.segments
         # Long fronts last: the last one is searched, not multiplied out.
-        present = sorted(
-            self._present(held), key=lambda group: (len(segments[group[0]].kinds) > 1, sum(held[k] for k in group))
-        )
+        present = stacks_held(self.problem, held)
+        present.sort(key=lambda group: (len(segments[group[0]].kinds) > 1, sum(held[k] for k in group)))
         best: Option | None = None
         for peak in self._transients(held):
             # Plans with a smaller peak are charged ``peak`` here, and exactly in their own iteration.
@@ -63,16 +62,7 @@ class RecomputeChoice:
                 best = front[0]
         if best is None:
             return None
-        rows: list[tuple[int, ...]] = [(0,) * len(s.kinds) for s in segments]
-        for group, edges in zip(present, best[2], strict=True):
-            start = 0
-            for k in group:
-                rows[k] = row_of_kinds(len(segments[k].kinds), edges, start, start + held[k])
-                start += held[k]
-        return best[1], tuple(rows)
-
-    def _present(self, held: tuple[int, ...]) -> list[tuple[int, ...]]:
-        return [group for group in self.problem.groups if any(held[k] for k in group)]
+        return best[1], rows_of_kinds(self.problem, present, held, best[2])
 
     def _transients(self, held: tuple[int, ...]) -> list[int]:
         segments = zip(self.problem.segments, held, strict=True)
@@ -131,7 +121,25 @@ def _edges_of_a_row(total: int, num_kinds: int) -> Array:
     return numpy.array([(0, *cut, total) for cut in cuts], dtype=numpy.int64)
 
 
-def row_of_kinds(num_kinds: int, edges: Edges, start: int, end: int) -> tuple[int, ...]:
+def stacks_held(problem: SplitProblem, held: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return the stacks of which there are layers among ``held``, by segment."""
+    return [group for group in problem.groups if any(held[k] for k in group)]
+
+
+def rows_of_kinds(
+    problem: SplitProblem, stacks: Sequence[tuple[int, ...]], held: Sequence[int], edges: Sequence[Edges]
+) -> Rows:
+    """Return the layers of one stage by segment and kind. ``edges``: by stack."""
+    rows: list[tuple[int, ...]] = [(0,) * len(s.kinds) for s in problem.segments]
+    for group, cut in zip(stacks, edges, strict=True):
+        start = 0
+        for k in group:
+            rows[k] = _row_of_kinds(len(rows[k]), cut, start, start + held[k])
+            start += held[k]
+    return tuple(rows)
+
+
+def _row_of_kinds(num_kinds: int, edges: Edges, start: int, end: int) -> tuple[int, ...]:
     """Return the number of layers ``start`` to ``end`` by kind."""
     row = [0] * num_kinds
     for q, (low, high) in zip(order_of_kinds(num_kinds), itertools.pairwise(edges), strict=True):

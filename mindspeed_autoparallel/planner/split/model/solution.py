@@ -12,7 +12,7 @@ from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.split.model.cuts import Cut
 from mindspeed_autoparallel.planner.split.model.linear import memory_rows
 from mindspeed_autoparallel.planner.split.model.problem import PostPipelineTime, SplitProblem
-from mindspeed_autoparallel.planner.split.model.recompute_choice import Array
+from mindspeed_autoparallel.planner.split.model.recompute_choice import Array, RecomputeChoice, Rows
 from mindspeed_autoparallel.schedule import (
     BatchSimulator,
     Program,
@@ -176,6 +176,33 @@ def time_of(problem: SplitProblem, placement: Counts) -> float:
 def fits(problem: SplitProblem, placement: Placement) -> bool:
     """Return whether every stage's peak is within its limit."""
     return all(a <= b for a, b in zip(stage_memory(problem, placement), problem.memory_limit, strict=True))
+
+
+def held_times(choice: RecomputeChoice, stage: int, held: tuple[int, ...]) -> tuple[int, int, int] | None:
+    """Return forward, backward (with the least recomputation) and tail of a stage that holds these layers by segment;
+    ``None``: it cannot."""
+    problem = choice.problem
+    segments = problem.segments
+    if any(s.beside is not None and count > held[s.beside] for count, s in zip(held, segments, strict=True)):
+        return None
+    if not problem.allow_empty_stages and not any(n for n, s in zip(held, segments, strict=True) if s.beside is None):
+        return None
+    kinds = choice.best(stage, held)
+    if kinds is None:
+        return None
+    forward = sum(count * segment.forward for count, segment in zip(held, segments, strict=True))
+    backward = sum(count * segment.backward for count, segment in zip(held, segments, strict=True))
+    return forward, backward + kinds[0], int(tail_lengths(problem.tails_at(stage), numpy.array(held)))
+
+
+def placement_that_holds(choice: RecomputeChoice, held: Array) -> Placement:
+    """Return the placement of layers ``[stage, segment]``, which fit, with the least recomputation."""
+    columns: list[Rows] = []
+    for stage, row in enumerate(held.tolist()):
+        kinds = choice.best(stage, tuple(row))
+        assert kinds is not None  # it fits
+        columns.append(kinds[1])
+    return placement_of(columns)
 
 
 def placement_of(columns: Sequence[Sequence[Sequence[int]]]) -> Placement:

@@ -12,8 +12,8 @@ import numpy
 
 from mindspeed_autoparallel.planner.split.model.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.model.ranges import NEVER
-from mindspeed_autoparallel.planner.split.model.recompute_choice import Array, RecomputeChoice, Rows
-from mindspeed_autoparallel.planner.split.model.solution import Placement, placement_of, tail_lengths
+from mindspeed_autoparallel.planner.split.model.recompute_choice import Array, RecomputeChoice
+from mindspeed_autoparallel.planner.split.model.solution import Placement, placement_that_holds, tail_lengths
 from mindspeed_autoparallel.planner.split.settings import SETTINGS
 
 
@@ -140,9 +140,4 @@ class StageOptions:
 
     def placement(self, held: Array) -> Placement:
         """Return the plan that holds these layers (``[stage, segment]``), each of which fits."""
-        columns: list[Rows] = []
-        for stage, row in enumerate(held.tolist()):
-            kinds = self.choice.best(stage, tuple(row))
-            assert kinds is not None  # it fits
-            columns.append(kinds[1])
-        return placement_of(columns)
+        return placement_that_holds(self.choice, held)

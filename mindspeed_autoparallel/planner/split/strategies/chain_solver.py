@@ -116,7 +116,7 @@ class _Search:
                 return False
 
     def _strengthen(self, paths: Paths, target: int) -> bool:
-        """Add means of cuts while they drop many arcs. Whether any path is left."""
+        """Add means of cuts while they drop many arcs. Return whether any path is left."""
         while True:
             before = paths.num_arcs()
             mean = best_mean(self.problem, paths, target, self.deadline)

@@ -16,13 +16,7 @@ from mindspeed_autoparallel.planner.split.bounds.whole_ranks import rank_cuts
 from mindspeed_autoparallel.planner.split.model.cuts import Cut
 from mindspeed_autoparallel.planner.split.model.problem import LayerKind, SplitProblem
 from mindspeed_autoparallel.planner.split.model.rank_kinds import RankKinds
-from mindspeed_autoparallel.planner.split.model.solution import (
-    Placement,
-    batch_simulator,
-    longest_step,
-    placement_of,
-    tails_of,
-)
+from mindspeed_autoparallel.planner.split.model.solution import batch_simulator, longest_step, tails_of
 from mindspeed_autoparallel.planner.split.settings import SETTINGS
 from mindspeed_autoparallel.planner.split.state import State
 
@@ -162,7 +156,8 @@ class _Search:
             self._replay(*candidates)
             bounds = self._raised(bounds, left, list(self.cuts)[known:])
         if self.best is not None:
-            self.state.offer(self._placement(*self.best), self.best_time)
+            place, extra = self.best
+            self.state.offer(self.kinds.placement(self.held[place], extra), self.best_time)
         self.state.raise_bound(self.best_time)
         return True
 
@@ -275,14 +270,3 @@ class _Search:
                 bounds[left] = numpy.maximum(bounds[left], raised)
             self._learn(fresh)
             left = left[bounds[left] < self.best_time]
-
-    def _placement(self, place: int, extra: Integers) -> Placement:
-        problem, size = self.problem, self.problem.num_stages
-        columns: list[list[tuple[int, ...]]] = [[] for _ in range(problem.num_virtual)]
-        for rank in range(size):
-            held = [tuple(row) for row in self.held[place, rank::size].tolist()]
-            ways = self.kinds.ways(rank, tuple(held))
-            way = int((ways.extra == extra[rank::size]).all(axis=1).argmax())
-            for chunk, edges in enumerate(ways.edges(way)):
-                columns[rank + chunk * size] = self.kinds.rows(held[chunk], edges)
-        return placement_of(columns)

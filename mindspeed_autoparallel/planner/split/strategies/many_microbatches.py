@@ -1,6 +1,6 @@
 """Interleaved steps of very many microbatches: searched with fewer, then timed and bounded as they are.
 
-What a rank does for a microbatch is all that counts in a long step, and its first and last microbatches are the same.
+A long step repeats the middle of a shorter one: its first and its last microbatches are the same.
 """
 
 from __future__ import annotations

@@ -64,8 +64,7 @@ class _Search:
         work = sum(s.num_layers * (s.forward + s.backward) for s in problem.segments)
         num, microbatches = problem.num_stages, problem.num_microbatches
         self.alike = max(
-            state.unit,
-            (work / num + 2 * problem.per_operation) * (microbatches + num - 1) + 2 * sum(problem.link),
+            state.unit, (work / num + 2 * problem.per_operation) * (microbatches + num - 1) + 2 * sum(problem.link)
         )
         """Step of stages that are all alike."""
         self.columns_of: dict[Cut, list[tuple[int, int]]] = {}
@@ -88,7 +87,7 @@ class _Search:
         return int(min(self.state.limit, 2 * LONGEST))
 
     def run(self, ceiling: int) -> bool:
-        """Search plans of at most ``ceiling``; whether their options could be listed."""
+        """Search plans of at most ``ceiling``. Return whether their options could be listed."""
         ceiling = min(ceiling, self._limit())
         self.table = StageOptions(self.problem, ceiling)
         self.moves.choice = self.table.choice
@@ -180,8 +179,8 @@ class _Search:
                 return mixed
 
     def _narrowed_by_each(self, choice: Choice, target: int) -> bool:
-        """Drop options by every cut alone: what a mixture may exceed where it is balanced elsewhere. Whether any plan
-        is left."""
+        """Drop options by every cut alone, which a mixture may exceed if others balance it. Return whether any plan is
+        left."""
         for cut in choice.cuts:
             if cut in self.futile:
                 continue

@@ -43,8 +43,8 @@ class _Solve:
         )
         self.exhausted = False
         self.cuts: dict[Cut, None] = {}
-        """Of the relaxations and of plans of whole layers. What the local search learns lies near its plans, and makes
-        queries below them no easier."""
+        """Of the relaxations and of plans of whole layers. Cuts of the local search lie near its plans; no query
+        below them gets easier by them."""
 
     def run(self) -> None:
         """Relax, search locally, relax again below the plan found, then search whole layers."""
@@ -61,8 +61,7 @@ class _Solve:
             return
         if self._started() and self._is_promising:
             self.search.improve(
-                int(min(SETTINGS.virtual_most_simulated, self.effort * SETTINGS.effort_replays)),
-                state.lower_bound,
+                int(min(SETTINGS.virtual_most_simulated, self.effort * SETTINGS.effort_replays)), state.lower_bound
             )
             self.take_over()
         if not state.closed and self.effort > SETTINGS.virtual_little_effort:
@@ -71,7 +70,7 @@ class _Solve:
                 self._search_whole_layers()
 
     def _relax_again(self) -> None:
-        """Bound what is faster than the plan known, by its cuts and by whole layers per rank."""
+        """Raise the bound of plans faster than the known one, by the cuts known and by whole layers per rank."""
         state, limit = self.state, self.state.limit
         if limit == inf:
             return
@@ -96,7 +95,7 @@ class _Solve:
 
     @property
     def _is_promising(self) -> bool:
-        """Return whether the first placements come near what is to be beaten."""
+        """Return whether the first placements come near the step to beat."""
         found, below = self.search.best, self.state.limits.below
         return below is None or (found is not None and found.step <= below * (1 + SETTINGS.virtual_hopeless))
 

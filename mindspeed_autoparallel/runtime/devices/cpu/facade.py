@@ -4,50 +4,114 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 import types
 from collections.abc import Callable
 from typing import Any
 
 from mindspeed_autoparallel.runtime.devices.cpu.edits import Edits
-from mindspeed_autoparallel.runtime.devices.cpu.streams import CURRENT, Event, Stream, StreamContext
+
+
+class Event:
+    """A time."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.time = 0.0
+
+    def record(self, stream: Any = None) -> None:
+        """Take the time now."""
+        self.time = time.perf_counter()
+
+    def wait(self, stream: Any = None) -> None:
+        """Return at once."""
+
+    def synchronize(self) -> None:
+        """Return at once."""
+
+    def query(self) -> bool:
+        """Return True: it is done."""
+        return True
+
+    def elapsed_time(self, other: Event) -> float:
+        """Return milliseconds from this event to ``other``."""
+        return (other.time - self.time) * 1e3
+
+
+class Stream:
+    """The only stream there is; all its instances are equal."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.stream_id = self.cuda_stream = self.device_index = 0
+
+    def wait_stream(self, stream: Any) -> None:
+        """Return at once."""
+
+    def wait_event(self, event: Any) -> None:
+        """Return at once."""
+
+    def synchronize(self) -> None:
+        """Return at once."""
+
+    def query(self) -> bool:
+        """Return True: it is done."""
+        return True
+
+    def is_capturing(self) -> bool:
+        """Return False: there are no graphs."""
+        return False
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """Return an event recorded now."""
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        return None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream)
+
+    def __hash__(self) -> int:
+        return 0
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """Return the priorities that CUDA returns."""
+        return (0, -1)
+
+
+class StreamContext(contextlib.AbstractContextManager[Any]):
+    """``with torch.cuda.stream(...)`` and ``with torch.cuda.device(...)``."""
+
+    def __init__(self, stream: Any = None) -> None:
+        self.stream = stream
+
+    def __enter__(self) -> Any:
+        return self.stream
+
+    def __exit__(self, *exception: object) -> None:
+        return None
+
+
+CURRENT = Stream()
+
 
 _RNG = ("get_rng_state", "set_rng_state", "manual_seed", "manual_seed_all", "initial_seed")
 _MEMORY_COUNTERS = (
-    "memory_allocated",
-    "max_memory_allocated",
-    "memory_reserved",
-    "max_memory_reserved",
-    "memory_cached",
-    "max_memory_cached",
-    "device_memory_used",
-    "utilization",
-    "temperature",
-    "power_draw",
-    "clock_rate",
+    *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_cached"),
+    *("max_memory_cached", "device_memory_used", "utilization", "temperature", "power_draw", "clock_rate"),
 )
 _NOTHING = (
-    "set_device",
-    "synchronize",
-    "empty_cache",
-    "init",
-    "_lazy_init",
-    "ipc_collect",
-    "set_stream",
-    "check_error",
-    "reset_peak_memory_stats",
-    "reset_max_memory_allocated",
-    "reset_accumulated_memory_stats",
-    "_sleep",
+    *("set_device", "synchronize", "empty_cache", "init", "_lazy_init", "ipc_collect", "set_stream", "check_error"),
+    *("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_accumulated_memory_stats", "_sleep"),
 )
 _TENSOR_TYPES = (
-    "FloatTensor",
-    "HalfTensor",
-    "BFloat16Tensor",
-    "LongTensor",
-    "IntTensor",
-    "ByteTensor",
-    "DoubleTensor",
-    "BoolTensor",
+    *("FloatTensor", "HalfTensor", "BFloat16Tensor", "LongTensor", "IntTensor", "ByteTensor"),
+    *("DoubleTensor", "BoolTensor"),
 )
 
 
@@ -70,15 +134,8 @@ def install(edits: Edits, total_memory_bytes: int) -> None:
     for name in _RNG:
         edits.set(cuda.random, name, getattr(cuda, name))
     for name in (
-        "memory_allocated",
-        "max_memory_allocated",
-        "memory_stats",
-        "empty_cache",
-        "mem_get_info",
-        "memory_reserved",
-        "max_memory_reserved",
-        "memory_snapshot",
-        "reset_peak_memory_stats",
+        *("memory_allocated", "max_memory_allocated", "memory_stats", "empty_cache", "mem_get_info", "memory_reserved"),
+        *("max_memory_reserved", "memory_snapshot", "reset_peak_memory_stats"),
     ):
         edits.set(cuda.memory, name, getattr(cuda, name))
     # --record-memory-history

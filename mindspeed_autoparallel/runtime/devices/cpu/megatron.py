@@ -13,8 +13,10 @@ from typing import Any
 from mindspeed_autoparallel.patching import call_after_import
 from mindspeed_autoparallel.runtime.devices.cpu.dataset_helpers import compile_dataset_helpers
 from mindspeed_autoparallel.runtime.devices.cpu.edits import Edits
-from mindspeed_autoparallel.runtime.devices.cpu.latent_attention import let_local_attention_take_two_head_sizes
-from mindspeed_autoparallel.runtime.devices.cpu.packed_attention import let_local_attention_take_packed_sequences
+from mindspeed_autoparallel.runtime.devices.cpu.local_attention import (
+    let_local_attention_take_packed_sequences,
+    let_local_attention_take_two_head_sizes,
+)
 
 
 def install(edits: Edits) -> None:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.files import write_json_atomic
-from mindspeed_autoparallel.runtime.features.apply_plan.applicable import check_applies
+from mindspeed_autoparallel.runtime.features.apply_plan.applicable import SCRIPT_SIZES, check_applies
 from mindspeed_autoparallel.runtime.features.apply_plan.check import MeasuredRank, PlanCheck
-from mindspeed_autoparallel.runtime.features.apply_plan.hetero import apply_hetero
+from mindspeed_autoparallel.runtime.features.apply_plan.hetero_model import write_hetero_model
 from mindspeed_autoparallel.runtime.features.apply_plan.overlaps import (
     flags_of_other_layouts,
     kept_overlap,
@@ -57,6 +57,32 @@ from mindspeed_autoparallel.runtime.megatron.mindspeed import (
 from mindspeed_autoparallel.runtime.megatron.shared_embedding import place_embedding
 from mindspeed_autoparallel.runtime.state import of_process
 from mindspeed_autoparallel.spec.plan import Plan
+
+
+def apply_hetero(plan: Plan, description: Description, arguments: argparse.Namespace, path: Path) -> None:
+    """Write the modules' sizes as a model.json beside the plan and set ``arguments`` to train with it.
+
+    The feature of ``--auto-parallel-hetero`` runs next: it reads the file and sets the backbone's sizes.
+    """
+    record = plan.hetero
+    assert record is not None
+    # Every rank writes the same content through a rename, so that none waits for another before torch is up.
+    model_file = write_hetero_model(plan, description, path.parent)
+    for name in SCRIPT_SIZES:
+        setattr(arguments, name, 1)
+    for name in RECOMPUTE_ARGUMENTS:
+        setattr(arguments, name, None)
+    if description.model_file is None:
+        arguments.hetero_model = str(model_file)
+        (recomputed,) = plan.recomputed_of(plan.backbone, "full")
+        for name, value in (recompute_arguments("full", recomputed) if recomputed else {}).items():
+            setattr(arguments, name, value)
+    else:
+        arguments.mm_model = str(model_file)
+    arguments.hetero_memory, arguments.hetero_balance = record.memory, record.balance
+    arguments.auto_parallel_hetero = True
+    print_once(f"training by the plan {path}: {plan.layout.label()}, sizes written to {model_file}")
+
 
 _OWN_SPLITS = (
     LAYOUT_ARGUMENT,

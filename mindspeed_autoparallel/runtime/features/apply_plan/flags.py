@@ -17,10 +17,7 @@ class ApplyPlanFlags(FlagGroup):
         metavar="FILE",
     )
     auto_parallel_check_steps: int = flag(
-        5,
-        "Print predicted against measured step time and peak memory after this many steps.",
-        metavar="N",
-        least=1,
+        5, "Print predicted against measured step time and peak memory after this many steps.", metavar="N", least=1
     )
     auto_parallel_calibrate: str | None = flag(
         None,

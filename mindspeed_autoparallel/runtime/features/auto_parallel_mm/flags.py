@@ -53,8 +53,5 @@ class AutoParallelFlags(FlagGroup):
         metavar="FILE",
     )
     auto_parallel_launch_timeout_s: int = flag(
-        1800,
-        "Time limit of a measuring launch, and of waiting for the other nodes, in seconds.",
-        metavar="S",
-        least=1,
+        1800, "Time limit of a measuring launch, and of waiting for the other nodes, in seconds.", metavar="S", least=1
     )

@@ -51,10 +51,7 @@ class Measurements:
     """
 
     def __init__(
-        self,
-        request: SearchRequest,
-        device_fingerprint: Mapping[str, object],
-        between_nodes: LinkTier | None = None,
+        self, request: SearchRequest, device_fingerprint: Mapping[str, object], between_nodes: LinkTier | None = None
     ) -> None:
         self.request = request
         key = {
@@ -211,10 +208,7 @@ def _played_world(request: SearchRequest, device_name: str, between_nodes: LinkT
         return None
     tiers, source = played_links(device_name, request.link_device, request.cluster_devices_per_node, between_nodes)
     return PlayedWorld(
-        num_ranks=request.num_played,
-        devices_per_node=request.cluster_devices_per_node,
-        tiers=tiers,
-        links_from=source,
+        num_ranks=request.num_played, devices_per_node=request.cluster_devices_per_node, tiers=tiers, links_from=source
     )
 
 

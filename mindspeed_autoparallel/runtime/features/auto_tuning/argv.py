@@ -101,11 +101,7 @@ _PLACES = (
 
 
 def values_of(
-    plan: Plan,
-    settings: Mapping[str, object],
-    recompute: str,
-    num_recomputed: int,
-    arguments: argparse.Namespace,
+    plan: Plan, settings: Mapping[str, object], recompute: str, num_recomputed: int, arguments: argparse.Namespace
 ) -> dict[str, object]:
     """Return destinations and values of all arguments that the configuration sets, including switches that are off.
 

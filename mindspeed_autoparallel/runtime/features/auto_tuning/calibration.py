@@ -155,8 +155,7 @@ class Calibration:
     def _launch(self, launches: Launches, missing: Missing) -> LaunchOutcome:
         request = self._request
         write_json_atomic(
-            request.work_dir / MISSING_FILE,
-            {"schema_version": 1, "operators": json_of(missing.coverage.missing)},
+            request.work_dir / MISSING_FILE, {"schema_version": 1, "operators": json_of(missing.coverage.missing)}
         )
         _LOGGER.info(
             f"one launch on {request.num_nodes} x {request.num_processes_per_node} devices: "

@@ -23,18 +23,13 @@ class AutoTuningFlags(FlagGroup):
         metavar="DIR",
     )
     auto_tuning_ranks: int = flag(
-        16,
-        "Devices of the training to tune for; may exceed the number of measuring devices.",
-        metavar="N",
-        least=1,
+        16, "Devices of the training to tune for; may exceed the number of measuring devices.", metavar="N", least=1
     )
     auto_tuning_log_level: Literal["warning", "info", "debug"] = flag(
-        "info",
-        "What is printed: problems only, also progress, or also every launch and trace.",
+        "info", "What is printed: problems only, also progress, or also every launch and trace."
     )
     auto_tuning_verify: bool = flag(
-        False,
-        "Run the three configurations for a few steps and compare step time and memory with the prediction.",
+        False, "Run the three configurations for a few steps and compare step time and memory with the prediction."
     )
     auto_tuning_knowledge_base: str | None = flag(
         None,
@@ -47,8 +42,5 @@ class AutoTuningFlags(FlagGroup):
         metavar="MIB",
     )
     auto_tuning_launch_timeout_s: int = flag(
-        1800,
-        "Time limit of a launch, and of waiting for the other nodes, in seconds.",
-        metavar="S",
-        least=1,
+        1800, "Time limit of a launch, and of waiting for the other nodes, in seconds.", metavar="S", least=1
     )

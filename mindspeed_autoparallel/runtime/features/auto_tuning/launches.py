@@ -89,10 +89,7 @@ class Launches:
             "trace",
             spec,
             lambda: run_local_processes(
-                spec,
-                LocalRanks(),
-                log_dir=self.coordinator.log_dir,
-                should_stop=self._stopping.is_set,
+                spec, LocalRanks(), log_dir=self.coordinator.log_dir, should_stop=self._stopping.is_set
             ),
         )
 

@@ -87,8 +87,7 @@ def _priced(
     if policy_of(kind).kind == "selective":
         wanted = set(policy_of(kind).modules)
         kind = next(
-            (name for name in known if policy_of(name).modules and set(policy_of(name).modules) == wanted),
-            kind,
+            (name for name in known if policy_of(name).modules and set(policy_of(name).modules) == wanted), kind
         )
     if (policy_of(kind).kind if policy_of(kind).layers_per_group else kind) not in known:
         return "its recompute was not traced"

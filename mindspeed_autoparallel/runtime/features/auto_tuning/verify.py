@@ -51,11 +51,7 @@ def verify(request: TuningRequest, picks: Sequence[Recommendation], launches: La
 
 
 def _verified(
-    request: TuningRequest,
-    pick: Recommendation,
-    number: int,
-    launches: Launches,
-    sources: list[Any],
+    request: TuningRequest, pick: Recommendation, number: int, launches: Launches, sources: list[Any]
 ) -> Verified:
     layout = pick.plan.layout
     world = request.num_measuring

@@ -61,10 +61,7 @@ def describe(recommendation: Recommendation, number: int) -> Configuration:
         "environment": dict(found.configuration.variant.environment),
         "modelled": list(recommendation.modelled),
         "layers_per_stage": list(plan.layers_of(module)),
-        "recompute": {
-            "kind": policy_of(found.recompute).words,
-            "layers_per_stage": list(plan.recomputed_of(module)),
-        },
+        "recompute": {"kind": policy_of(found.recompute).words, "layers_per_stage": list(plan.recomputed_of(module))},
         "step_time_ms": step_ms,
         "step_time_interval_ms": [
             step_ms * recommendation.ends[0] / (1 + spread),

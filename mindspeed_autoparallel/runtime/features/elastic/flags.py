@@ -17,8 +17,5 @@ class ElasticFlags(FlagGroup):
         "processes and resume from the newest checkpoint. Nodes may leave and come back.",
     )
     auto_parallel_elastic_time_limit_s: int = flag(
-        20,
-        "Time limit of the search for a new plan, in seconds.",
-        metavar="S",
-        least=1,
+        20, "Time limit of the search for a new plan, in seconds.", metavar="S", least=1
     )

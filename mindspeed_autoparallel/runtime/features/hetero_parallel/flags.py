@@ -24,9 +24,7 @@ class HeteroFlags(FlagGroup):
         "is left to such a host.",
     )
     hetero_model: str | None = flag(
-        None,
-        "model.json with the modules' sizes, for training scripts that have no --mm-model.",
-        metavar="FILE",
+        None, "model.json with the modules' sizes, for training scripts that have no --mm-model.", metavar="FILE"
     )
     hetero_encoder_mbs_scale: int = flag(
         1,

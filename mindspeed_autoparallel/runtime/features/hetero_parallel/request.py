@@ -109,9 +109,7 @@ def check_layouts(
         if getattr(arguments, name, None):
             raise ConfigError(f"--hetero-parallel does not go with --{name.replace('_', '-')}: {why}.")
     check_script_sizes(
-        arguments.tensor_model_parallel_size,
-        arguments.pipeline_model_parallel_size,
-        arguments.context_parallel_size,
+        arguments.tensor_model_parallel_size, arguments.pipeline_model_parallel_size, arguments.context_parallel_size
     )
     layout = read_layout(model, world_size=world_size, source=source)
     backbone = layout.backbone

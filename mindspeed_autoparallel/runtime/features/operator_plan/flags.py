@@ -12,7 +12,5 @@ class OperatorPlanFlags(FlagGroup):
     TITLE = "operator-plan: train by the derived configuration"
 
     operator_plan: str | None = flag(
-        None,
-        "Train by the Megatron configuration in this operator_plan.json.",
-        metavar="FILE",
+        None, "Train by the Megatron configuration in this operator_plan.json.", metavar="FILE"
     )

@@ -17,9 +17,7 @@ class OperatorSearchFlags(FlagGroup):
         "the Megatron configuration derived from it, and exit before training.",
     )
     operator_config: str | None = flag(
-        None,
-        "YAML with use_parallel, parallel and parallel_config; the flags below override it.",
-        metavar="YAML",
+        None, "YAML with use_parallel, parallel and parallel_config; the flags below override it.", metavar="YAML"
     )
     parallel_mode: int | None = flag(None, "Data parallel, pins spread, or searched (default).", metavar="0|1|2")
     search_mode: str | None = flag(None, "recursive_programming (default), sharding_propagation or exact.")
@@ -30,14 +28,10 @@ class OperatorSearchFlags(FlagGroup):
         "default each split takes the least modelled time.",
     )
     operator_pin: str | None = flag(
-        None,
-        "Operators to fix, such as 'layers.*.q:rows=4,columns=2;output:columns=8'.",
-        metavar="OP:AXIS=PARTS[;..]",
+        None, "Operators to fix, such as 'layers.*.q:rows=4,columns=2;output:columns=8'.", metavar="OP:AXIS=PARTS[;..]"
     )
     operator_explain: str | None = flag(
-        None,
-        "Print the costs of each split of this operator, and the mem_coeff to set.",
-        metavar="OP",
+        None, "Print the costs of each split of this operator, and the mem_coeff to set.", metavar="OP"
     )
     operator_devices: int | None = flag(
         None,

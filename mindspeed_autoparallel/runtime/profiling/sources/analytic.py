@@ -35,10 +35,7 @@ def kind_of(device: Device) -> str:
 
 
 def computed_profile(
-    arguments: argparse.Namespace,
-    description: Description,
-    device: Device,
-    devices_per_node: int,
+    arguments: argparse.Namespace, description: Description, device: Device, devices_per_node: int
 ) -> Profile:
     """Return costs of every module of ``description`` for ``device``, with the script's own switches (precision, fused
     kernels, overlaps) and with its context-parallel size among others; assumptions are logged. Raises

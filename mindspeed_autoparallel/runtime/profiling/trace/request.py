@@ -107,17 +107,8 @@ def read_request(values: Mapping[str, object]) -> TraceRequest:
 
 def _check(request: TraceRequest) -> None:
     for name in (
-        "hidden",
-        "heads",
-        "sequence",
-        "micro_batch",
-        "num_layers",
-        "tensor",
-        "context",
-        "expert",
-        "pipeline",
-        "virtual",
-        "num_microbatches",
+        *("hidden", "heads", "sequence", "micro_batch", "num_layers", "tensor", "context", "expert", "pipeline"),
+        *("virtual", "num_microbatches"),
     ):
         if getattr(request, name) < 1:
             raise ConfigError(f"{name} is {getattr(request, name)}, must be at least 1.")

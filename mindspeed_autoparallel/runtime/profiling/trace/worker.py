@@ -256,7 +256,6 @@ def _trace(
         bytes_per_trained_parameter=ratio,
         workspace_bytes=workspace_bytes(),
         host_bytes=max(0, tracked.marks["forward begin"].live_bytes - resident),
-        trained_parameter_bytes=sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad),
         tied_embeddings=ties_embeddings(model, arguments),
     )
 

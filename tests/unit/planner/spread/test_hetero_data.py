@@ -17,8 +17,7 @@ from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES
 from mindspeed_autoparallel.planner.hetero.search import search_hetero
 from mindspeed_autoparallel.planner.spread.choose import SpreadOptions
 from mindspeed_autoparallel.planner.spread.factors import sample_factors
-from mindspeed_autoparallel.planner.spread.hetero_choice import choose_hetero
-from mindspeed_autoparallel.planner.spread.hetero_steps import HeteroPlanUnderData
+from mindspeed_autoparallel.planner.spread.hetero_choice import HeteroPlanUnderData, choose_hetero
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan
 

@@ -22,14 +22,13 @@ from mindspeed_autoparallel.planner.hetero.search import search_hetero
 from mindspeed_autoparallel.profiles import BlockCost, Collective, LinkTier
 from mindspeed_autoparallel.runtime import state
 from mindspeed_autoparallel.runtime.features.apply_plan.applicable import refusal
-from mindspeed_autoparallel.runtime.features.apply_plan.check import MeasuredRank, comparison
+from mindspeed_autoparallel.runtime.features.apply_plan.check import MeasuredRank, comparison, predicted_us
 from mindspeed_autoparallel.runtime.features.apply_plan.entry import prepare
 from mindspeed_autoparallel.runtime.features.apply_plan.hetero_model import (
     hetero_model,
     training_flags,
     write_hetero_model,
 )
-from mindspeed_autoparallel.runtime.features.apply_plan.phases import predicted_us
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.request import read_request
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.search import search
 from mindspeed_autoparallel.runtime.hetero.layouts import read_layout
