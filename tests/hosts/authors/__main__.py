@@ -88,7 +88,8 @@ def _try(checkout: Path, options: argparse.Namespace) -> None:
             )
     drawn = [row for row in _spread(_unlike(tasks)) if row["flags"] not in tried][: options.count]
     variables = environment(checkout, options.path)
-    worker = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("stages.py")), *["mindspeed"] * mindspeed]
+    worker = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("stages.py")), str(options.rows)]
+    worker += ["mindspeed"] * mindspeed
     # From a file: with two pipes, each side would wait for the other once both are full.
     with tempfile.TemporaryFile("w+") as lines:
         lines.writelines(json.dumps(task) + "\n" for task in drawn)

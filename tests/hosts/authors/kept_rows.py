@@ -55,8 +55,12 @@ def _end(stage: Row) -> list[object]:
 def _run(run: Row) -> Row:
     kept = {"layout": run["layout"]} if "layout" in run else {}
     kept |= {name: float(f"{run[name]:.2g}") for name in ("difference", "native") if run.get(name) is not None}
-    steps = {"steps": len(run["losses"])} if run["losses"] else {}
-    return {**kept, **steps, "seconds": run["seconds"], **({"error": short(run["error"])} if run["error"] else {})}
+    kept |= {"steps": run["steps"]} if run["steps"] else {}
+    if "as" in run:
+        return {**kept, "as": run["as"]}
+    kept |= {"key": run["key"]} if "key" in run else {}
+    kept |= {"losses": run["losses"]} if "key" in run and "layout" not in run else {}  # others are compared with them
+    return {**kept, "seconds": run["seconds"], **({"error": short(run["error"])} if run["error"] else {})}
 
 
 def short(line: str) -> str:
