@@ -184,7 +184,12 @@ def test_a_training_whose_checked_arguments_another_row_has_is_not_repeated(auth
     key = train.key_of("a.py", 1, given)
     assert train.key_of("a.py", 1, {**given, "ckpt_format": "torch_dist"}) == key, "nothing is saved or loaded"
     saving = {**given, "save": "folder"}
-    others = [("b.py", 1, given), ("a.py", 2, given), ("a.py", 1, {**given, "num_layers": "3"}), ("a.py", 1, given, "PP2")]
+    others = [
+        ("b.py", 1, given),
+        ("a.py", 2, given),
+        ("a.py", 1, {**given, "num_layers": "3"}),
+        ("a.py", 1, given, "PP2"),
+    ]
     others += [("a.py", 1, saving), ("a.py", 1, {**saving, "ckpt_format": "torch_dist"})]
     assert len({key, *(train.key_of(*other) for other in others)}) == 1 + len(others)
 
@@ -194,8 +199,8 @@ def test_a_training_whose_checked_arguments_another_row_has_is_not_repeated(auth
     for flags in ("first", "second", "third"):
         row = {"host": "H", "flags": flags, "source": "a.sh", "scripts": 1, "program": "a.py", "devices": 2}
         row["stages"] = {"alone": {"end": "accepted", "seconds": 0.1, "line": "", "key": key}}
-        failing = {**run, "error": "exit code 1", "exit_code": 1}
-        trained = train._once(runs, row, "alone", lambda flags=flags: failing if flags == "first" else dict(run))
+        ended = {"error": "exit code 1", "exit_code": 1} if flags == "first" else {}
+        trained = train._once(runs, row, "alone", lambda ended=ended: run | ended)
         kept_rows.add(file, kept_rows.compact({**row, "trained": {"alone": trained}}, "c0ffee00"))
         runs = train.kept_runs(kept_rows.read(file).values())
     first, second, third = (row["trained"]["alone"] for row in kept_rows.read(file).values())

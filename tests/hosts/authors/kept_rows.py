@@ -26,6 +26,13 @@ def read(file: Path) -> dict[tuple[str, str], Row]:
     return {(row["host"], row["flags"]): row for row in map(json.loads, lines)}
 
 
+def depth(row: Row) -> int:
+    """Return how far a row goes: 0 as far as a plan, 1 through every stage, 2 through trainings, or its host refuses it."""
+    if "trained" in row or row["stages"]["alone"][0] != "accepted":
+        return 2
+    return int("tuning" in row["stages"])
+
+
 def add(file: Path, row: Row) -> None:
     """Append ``row``, so that a campaign that is interrupted goes on behind it."""
     with file.open("a") as stream:

@@ -48,9 +48,7 @@ def main() -> None:
     for line in sys.stdin:
         task = json.loads(line)
         if runs is None:
-            runs = train.kept_runs(
-                row for (host, _), row in kept_rows.read(Path(kept)).items() if host == task["host"]
-            )
+            runs = train.kept_runs(row for (host, _), row in kept_rows.read(Path(kept)).items() if host == task["host"])
         row = {**task, "stages": stages(task)}
         if task["keep_plans"]:
             row["trained"] = train.trained(row, runs) if "plan" in row["stages"] else {}
@@ -94,11 +92,13 @@ def _stages(task: dict[str, Any], folder: Path) -> dict[str, Any]:
     places = ["--auto-parallel-work-dir", "work", "--auto-parallel-output-dir", "out"]
     search = ["--auto-parallel-mm", *cluster, *places, "--auto-parallel-time-limit-s", "5"]
     computed = ["--profile-source", "analytic", "--profile-device", "H100"]
-    found["measured search"] = _stage(task, folder, "measured", search, 1)
-    found["tuning"] = _stage(task, folder, "tuning", ["--auto-tuning", "--auto-tuning-ranks", "4", *cluster[:-4]], 1)
+    if not task["brief"]:
+        found["measured search"] = _stage(task, folder, "measured", search, 1)
+        tuning = ["--auto-tuning", "--auto-tuning-ranks", "4", *cluster[:-4]]
+        found["tuning"] = _stage(task, folder, "tuning", tuning, 1)
     found["search"] = _stage(task, folder, "search", [*search, *computed], 1)
     _train_by_plan("plan", task, folder, found)
-    if _lean_search(task, folder, search, found):
+    if not task["brief"] and _lean_search(task, folder, search, found):
         _train_by_plan("lean plan", task, folder, found)
     if task["keep_plans"] and "plan" in found:
         _name_trainings(task, folder, found)

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+import kept_rows
 from kept_rows import TOLERANCE, Row
 
 _BEGIN, _END = "<!-- trainings of authors: generated -->\n", "<!-- end of trainings of authors -->\n"
-_PLANS = ("plan", "lean plan")
 _REASONS = 10
 """Lines of refusals that are listed."""
 _BAD = ("traceback", "timeout", "host")
@@ -80,7 +80,8 @@ def _end(row: Row) -> str:
     ends = {name: stage[0] for name, stage in row["stages"].items() if name != "alone"}
     if any(end in _BAD for end in ends.values()):
         return "bad"
-    return "planned" if all(ends.get(name) == "accepted" for name in _PLANS) else "refused"
+    plans = ("plan", "lean plan") if kept_rows.depth(row) else ("plan",)
+    return "planned" if all(ends.get(name) == "accepted" for name in plans) else "refused"
 
 
 def _by_reason(rows: list[Row]) -> str:
