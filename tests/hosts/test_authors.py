@@ -132,7 +132,7 @@ def test_the_table_counts_trainings_by_whose_losses_they_have(authors, tmp_path)
     import table
 
     stage = {"end": "accepted", "seconds": 0.1, "line": ""}
-    stages = dict.fromkeys(("alone", "plan", "lean plan"), stage)
+    stages = dict.fromkeys(("alone", "tuning", "plan", "lean plan"), stage)
     search = {"search": {**stage, "end": "planned"}}
     alone = {"losses": [6.0, 5.0], "steps": 2, "seconds": 1.0, "error": ""}
     page = tmp_path / "page.md"
@@ -145,11 +145,24 @@ def test_the_table_counts_trainings_by_whose_losses_they_have(authors, tmp_path)
         row = {"host": "H", "flags": f"{number}", "source": "a.sh", "scripts": 2, "program": "p.py", "devices": 2}
         row |= {"stages": {**stages, **search}, "trained": trained}
         kept_rows.add(tmp_path / "rows.jsonl", kept_rows.compact(row, "c0ffee00"))
+    untrained = {name: value for name, value in row.items() if name != "trained"}
+    brief = untrained | {"flags": "brief", "stages": {"alone": stage, **search, "plan": stage}}
+    shared = row | {
+        "flags": "shared",
+        "trained": dict.fromkeys(("alone", "plan"), alone | {"as": "0", "difference": 0.0}),
+    }
+    refused = untrained | {
+        "flags": "refused",
+        "stages": {"alone": stage, "search": {**stage, "end": "refused", "line": "no"}},
+    }
+    for more in (brief, shared, refused):
+        kept_rows.add(tmp_path / "rows.jsonl", kept_rows.compact(more, "c0ffee00"))
     kept_rows.sort(tmp_path / "rows.jsonl")
     table.write(list(kept_rows.read(tmp_path / "rows.jsonl").values()), [page])
     text = page.read_text()
     assert (
-        "| H | 4 (8) | 4 (8) | 4 | 4 | 0 | 0 | 0 | none | 0.1 s, at most 0.1 s | 4 of 4 | 1 | 1 | 2 | 2.0e-07 |" in text
+        "| H | 7 (14) | 7 (14) | 6 | 6 (5) | 1 | 0 | 0 | 0.1 s | 0.1 s, at most 0.1 s | 5 of 5 | 2 | 1 | 2 | 2.0e-07 | 12, 2 |"
+        in text
     )
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
 
