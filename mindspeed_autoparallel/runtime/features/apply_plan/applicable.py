@@ -29,6 +29,7 @@ from mindspeed_autoparallel.runtime.megatron.mindspeed import (
     ties_embeddings,
 )
 from mindspeed_autoparallel.runtime.megatron.shared_embedding import first_stage
+from mindspeed_autoparallel.runtime.megatron.unsearched import refuse_batch_schedule
 from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.spec.recompute import RecomputePolicy, policy_of
 
@@ -41,6 +42,7 @@ def check_applies(plan: Plan, description: Description, arguments: argparse.Name
 
     ``arguments``: parsed by the host but not yet validated; not modified. ``path``: the plan's file.
     """
+    refuse_batch_schedule(arguments, "--auto-parallel-plan")
     check_pairs(plan, arguments)
     check_context_was_given(int(getattr(arguments, "context_parallel_size", 1) or 1), plan.layout.context_size, path)
     check_tensor_size(arguments, plan.layout, path)

@@ -569,6 +569,14 @@ def test_a_language_model_recomputes_modules_or_groups_of_layers_as_planned(kind
     assert (*found, arguments.recompute_modules) == expected
 
 
+def test_a_batch_that_changes_during_the_training_is_refused(flags_job):
+    """The plan's batch beside it would end in Megatron's ValueError."""
+    with pytest.raises(
+        ConfigError, match=r"--auto-parallel-plan is for one global batch, and --step-batch-size-schedule"
+    ):
+        prepare(flags_job(make_plan({"text_decoder": [2, 2]}), step_batch_size_schedule="0:4 1B:8"))
+
+
 @pytest.mark.parametrize("given", [{"mtp_num_layers": 1}, {"hybrid_layer_pattern": "M*M*/M"}])
 def test_groups_of_layers_beside_multi_token_prediction_are_refused(flags_job, given):
     plan = make_plan({"text_decoder": [2, 2]}, {"text_decoder": [2, 2]}, kind="full:2")

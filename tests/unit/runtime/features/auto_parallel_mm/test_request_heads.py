@@ -148,3 +148,12 @@ def test_a_search_recomputes_whole_layers_where_megatron_can(tmp_path, monkeypat
     found = searching._what_the_host_runs(read_request(arguments), profile, arguments)
     kinds = {kind for module in found.measurements[0].modules.values() for kind in module.layer.recompute}
     assert "none" in kinds and ("full" in kinds) == whole
+
+
+def test_a_batch_that_changes_during_the_training_is_refused_by_its_flag(tmp_path):
+    """Megatron takes no --global-batch-size beside it: naming that one would end in its ValueError."""
+    given = {**COMMON, "global_batch_size": None, "step_batch_size_schedule": "0:384 200B:768"}
+    with pytest.raises(
+        ConfigError, match=r"--auto-parallel-mm is for one .* --step-batch-size-schedule 0:384 200B:768 "
+    ):
+        read_request(argparse.Namespace(**given, auto_parallel_work_dir=str(tmp_path)))
