@@ -53,7 +53,7 @@ def main() -> None:
             importlib.import_module(name)
     sys.addaudithook = add_hook
     remember_sources()
-    _share_gloo_devices()
+    share_gloo_devices()
     _import_also(also)
     warnings.resetwarnings()
     listening = socket.socket(socket.AF_UNIX)
@@ -74,7 +74,7 @@ def main() -> None:
         program(client)
 
 
-def _share_gloo_devices() -> None:
+def share_gloo_devices() -> None:
     """Have torch's own function for a gloo group, but for the device: that of the process."""
     from torch.distributed import distributed_c10d as c10d
 

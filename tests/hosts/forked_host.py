@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from host_runs import Ran
+from python_server import share_gloo_devices
+from remembered_sources import remember_sources
 
 _GRACE_S = 10.0
 """Ranks that wait for one that has failed are ended after this."""
@@ -50,6 +52,8 @@ def import_megatron(*, features: bool = True) -> None:
     for name in ("megatron.core.tokenizers.text", *builders):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    remember_sources()
+    share_gloo_devices()
     _keep_collections_away()
 
 

@@ -132,9 +132,9 @@ def test_the_table_counts_trainings_by_whose_losses_they_have(authors, tmp_path)
     import table
 
     stage = {"end": "accepted", "seconds": 0.1, "line": ""}
-    stages = dict.fromkeys(("alone", "plan", "lean plan"), stage)
+    stages = dict.fromkeys(("alone", "tuning", "plan", "lean plan"), stage)
     search = {"search": {**stage, "end": "planned"}}
-    alone = {"losses": [6.0, 5.0], "seconds": 1.0, "error": ""}
+    alone = {"losses": [6.0, 5.0], "steps": 2, "seconds": 1.0, "error": ""}
     page = tmp_path / "page.md"
     page.write_text(f"before\n{table._BEGIN}old\n{table._END}after\n")
     for number, plan in enumerate(
@@ -145,11 +145,24 @@ def test_the_table_counts_trainings_by_whose_losses_they_have(authors, tmp_path)
         row = {"host": "H", "flags": f"{number}", "source": "a.sh", "scripts": 2, "program": "p.py", "devices": 2}
         row |= {"stages": {**stages, **search}, "trained": trained}
         kept_rows.add(tmp_path / "rows.jsonl", kept_rows.compact(row, "c0ffee00"))
+    untrained = {name: value for name, value in row.items() if name != "trained"}
+    brief = untrained | {"flags": "brief", "stages": {"alone": stage, **search, "plan": stage}}
+    shared = row | {
+        "flags": "shared",
+        "trained": dict.fromkeys(("alone", "plan"), alone | {"as": "0", "difference": 0.0}),
+    }
+    refused = untrained | {
+        "flags": "refused",
+        "stages": {"alone": stage, "search": {**stage, "end": "refused", "line": "no"}},
+    }
+    for more in (brief, shared, refused):
+        kept_rows.add(tmp_path / "rows.jsonl", kept_rows.compact(more, "c0ffee00"))
     kept_rows.sort(tmp_path / "rows.jsonl")
     table.write(list(kept_rows.read(tmp_path / "rows.jsonl").values()), [page])
     text = page.read_text()
     assert (
-        "| H | 4 (8) | 4 (8) | 4 | 4 | 0 | 0 | 0 | none | 0.1 s, at most 0.1 s | 4 of 4 | 1 | 1 | 2 | 2.0e-07 |" in text
+        "| H | 7 (14) | 7 (14) | 6 | 6 (5) | 1 | 0 | 0 | 0.1 s | 0.1 s, at most 0.1 s | 5 of 5 | 2 | 1 | 2 | 2.0e-07 | 12, 2 |"
+        in text
     )
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
 
@@ -173,6 +186,40 @@ def test_native_programs_begin_with_the_patches_taken_back(authors, monkeypatch,
         ]
         assert lines[: len(begin)] == begin
         assert lines[len(begin) + 1 :] == ["    import same_start", "    same_start.install()", "    main()"]
+
+
+def test_a_training_whose_checked_arguments_another_row_has_is_not_repeated(authors, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(HERE.parent))
+    import kept_rows
+    import train
+
+    given = {"save": "None", "load": "None", "ckpt_format": "torch", "num_layers": "2"}
+    key = train.key_of("a.py", 1, given)
+    assert train.key_of("a.py", 1, {**given, "ckpt_format": "torch_dist"}) == key, "nothing is saved or loaded"
+    saving = {**given, "save": "folder"}
+    others = [
+        ("b.py", 1, given),
+        ("a.py", 2, given),
+        ("a.py", 1, {**given, "num_layers": "3"}),
+        ("a.py", 1, given, "PP2"),
+    ]
+    others += [("a.py", 1, saving), ("a.py", 1, {**saving, "ckpt_format": "torch_dist"})]
+    assert len({key, *(train.key_of(*other) for other in others)}) == 1 + len(others)
+
+    run = {"losses": [6.0, 5.0], "steps": 2, "seconds": 1.0, "error": "", "exit_code": 0}
+    runs: dict = {}
+    file = tmp_path / "rows.jsonl"
+    for flags in ("first", "second", "third"):
+        row = {"host": "H", "flags": flags, "source": "a.sh", "scripts": 1, "program": "a.py", "devices": 2}
+        row["stages"] = {"alone": {"end": "accepted", "seconds": 0.1, "line": "", "key": key}}
+        ended = {"error": "exit code 1", "exit_code": 1} if flags == "first" else {}
+        trained = train._once(runs, row, "alone", lambda ended=ended: run | ended)
+        kept_rows.add(file, kept_rows.compact({**row, "trained": {"alone": trained}}, "c0ffee00"))
+        runs = train.kept_runs(kept_rows.read(file).values())
+    first, second, third = (row["trained"]["alone"] for row in kept_rows.read(file).values())
+    assert "error" in first and "as" not in second, "what failed is tried again"
+    assert third == {"steps": 2, "as": "second"}
+    assert runs[key]["losses"] == [6.0, 5.0], "plans of later rows are compared with them"
 
 
 def test_one_process_keeps_no_layout_but_sizes_of_one(authors, monkeypatch):

@@ -19,6 +19,7 @@ from mindspeed_autoparallel.runtime.flags.shared import NodeFlags, ProfileSource
 from mindspeed_autoparallel.runtime.launch import Coordinator, Nodes, run_agent
 from mindspeed_autoparallel.runtime.launch.ports import check_port_is_free
 from mindspeed_autoparallel.runtime.megatron.description import Description
+from mindspeed_autoparallel.runtime.megatron.unsearched import refuse_batch_schedule
 from mindspeed_autoparallel.units import MIB
 
 _LOGGER = logging.getLogger(__name__)
@@ -86,6 +87,7 @@ def read_measuring(
         )
     if memory_limit_mib is not None:
         check_memory_limit(memory_limit_mib)
+    refuse_batch_schedule(arguments, feature)
     return MeasuringRequest(
         description=description,
         num_nodes=nodes.nnodes,

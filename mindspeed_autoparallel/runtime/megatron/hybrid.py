@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Sequence
 
 from mindspeed_autoparallel.errors import PlanError
+from mindspeed_autoparallel.patching.releases import release_of, within
 
 PATTERN_ARGUMENT = "hybrid_layer_pattern"
 OLD_ARGUMENT = "hybrid_override_pattern"
@@ -30,6 +31,15 @@ def predicts_further_tokens(arguments: argparse.Namespace) -> bool:
     """Return whether the model has layers of multi-token prediction: by their flag, or in the pattern, from which
     Megatron reads their number while it validates."""
     return bool(getattr(arguments, "mtp_num_layers", None)) or _PREDICTION in hybrid_pattern(arguments)
+
+
+def recomputes_whole_layers(arguments: argparse.Namespace) -> bool:
+    """Return whether this Megatron trains the model with whole layers recomputed.
+
+    Release 0.18 passes a padding mask to the recompute of multi-token prediction, which does not take one.
+    """
+    release = release_of("megatron-core")
+    return not (release and within(release, ">=0.18,<0.19") and predicts_further_tokens(arguments))
 
 
 def set_pattern(arguments: argparse.Namespace, pattern: str) -> None:

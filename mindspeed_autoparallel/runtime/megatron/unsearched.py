@@ -92,6 +92,15 @@ def refuse_sharded_parameters(arguments: argparse.Namespace, flag: str) -> None:
     )
 
 
+def refuse_batch_schedule(arguments: argparse.Namespace, flag: str) -> None:
+    """Refuse a global batch that changes during the training; Megatron accepts no --global-batch-size beside it."""
+    if schedule := getattr(arguments, "step_batch_size_schedule", None):
+        raise ConfigError(
+            f"{flag} is for one global batch, and --step-batch-size-schedule {schedule} changes it during the "
+            "training. Replace it by --global-batch-size with the batch to plan for."
+        )
+
+
 def refuse_hybrid_command(flags: Collection[str], argv: Sequence[str]) -> None:
     """End the process if ``flags`` has the operator search and ``argv`` describes a hybrid model.
 

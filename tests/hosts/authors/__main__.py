@@ -43,6 +43,9 @@ def main() -> None:
     parser.add_argument("--path", default="", help="more folders for PYTHONPATH, separated by ':'")
     parser.add_argument("--only", default="", help="sources that match this expression")
     parser.add_argument("--count", type=int, help="no more than so many of each checkout")
+    parser.add_argument(
+        "--brief", action="store_true", help="search by computed costs and check the plan's arguments alone"
+    )
     parser.add_argument("--train", action="store_true", help="train each by its plan for two devices as well")
     parser.add_argument("--renew", action="store_true", help="try again what has a row of another commit")
     parser.add_argument("--table", action="store_true", help="write the tables of docs/hosts.md from the rows")
@@ -64,7 +67,7 @@ def _try(checkout: Path, options: argparse.Namespace) -> None:
         flags
         for (of_host, flags), row in kept_rows.read(options.rows).items()
         if of_host == host
-        and ("trained" in row or not options.train)
+        and kept_rows.depth(row) >= (0 if options.brief else 2 if options.train else 1)
         and not (options.renew and row["commit"] != commit)
     }
     tasks = []
@@ -84,11 +87,13 @@ def _try(checkout: Path, options: argparse.Namespace) -> None:
                     "processes": small.num_processes,
                     "devices": math.lcm(2 if options.train else 4, _context_size(small.words) if mindspeed else 1),
                     "keep_plans": options.train,
+                    "brief": options.brief,
                 }
             )
     drawn = [row for row in _spread(_unlike(tasks)) if row["flags"] not in tried][: options.count]
     variables = environment(checkout, options.path)
-    worker = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("stages.py")), *["mindspeed"] * mindspeed]
+    worker = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("stages.py")), str(options.rows)]
+    worker += ["mindspeed"] * mindspeed
     # From a file: with two pipes, each side would wait for the other once both are full.
     with tempfile.TemporaryFile("w+") as lines:
         lines.writelines(json.dumps(task) + "\n" for task in drawn)

@@ -26,6 +26,13 @@ def read(file: Path) -> dict[tuple[str, str], Row]:
     return {(row["host"], row["flags"]): row for row in map(json.loads, lines)}
 
 
+def depth(row: Row) -> int:
+    """Return how far a row goes: 0 as far as a plan, 1 through every stage, 2 through trainings, or its host refuses it."""
+    if "trained" in row or row["stages"]["alone"][0] != "accepted":
+        return 2
+    return int("tuning" in row["stages"])
+
+
 def add(file: Path, row: Row) -> None:
     """Append ``row``, so that a campaign that is interrupted goes on behind it."""
     with file.open("a") as stream:
@@ -55,8 +62,12 @@ def _end(stage: Row) -> list[object]:
 def _run(run: Row) -> Row:
     kept = {"layout": run["layout"]} if "layout" in run else {}
     kept |= {name: float(f"{run[name]:.2g}") for name in ("difference", "native") if run.get(name) is not None}
-    steps = {"steps": len(run["losses"])} if run["losses"] else {}
-    return {**kept, **steps, "seconds": run["seconds"], **({"error": short(run["error"])} if run["error"] else {})}
+    kept |= {"steps": run["steps"]} if run["steps"] else {}
+    if "as" in run:
+        return {**kept, "as": run["as"]}
+    kept |= {"key": run["key"]} if "key" in run else {}
+    kept |= {"losses": run["losses"]} if "key" in run and "layout" not in run else {}  # others are compared with them
+    return {**kept, "seconds": run["seconds"], **({"error": short(run["error"])} if run["error"] else {})}
 
 
 def short(line: str) -> str:

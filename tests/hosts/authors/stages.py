@@ -1,6 +1,6 @@
 """Runs trainings up to their checked arguments, forked from one process that has imported what they share.
 
-``python stages.py [mindspeed] < trainings.jsonl > rows.jsonl`` with the checkout on PYTHONPATH. A fork for each training
+``python stages.py KEPT [mindspeed] < trainings.jsonl > rows.jsonl``, KEPT being the rows of before, with the checkout on PYTHONPATH. A fork for each training
 runs the authors' own program up to its call of ``main()`` with their command line; every stage is a fork of that: alone,
 then under the flags of this project. It ends where Megatron has accepted the arguments, or where a first launch would begin.
 MindSpeed chooses its patches while it is imported, so ``mindspeed`` imports neither it nor Megatron in front of the forks.
@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import kept_rows
 import train
 from forked_host import become, exit_code_of, fork, import_libraries, import_megatron
 from forked_ranks import Program
@@ -41,12 +42,16 @@ class Reached(BaseException):
 
 def main() -> None:
     """Serve one checkout."""
-    (import_libraries if sys.argv[1:] == ["mindspeed"] else import_megatron)()
+    kept, *mindspeed = sys.argv[1:]
+    (import_libraries if mindspeed else import_megatron)()
+    runs: dict[str, train.Run] | None = None
     for line in sys.stdin:
         task = json.loads(line)
+        if runs is None:
+            runs = train.kept_runs(row for (host, _), row in kept_rows.read(Path(kept)).items() if host == task["host"])
         row = {**task, "stages": stages(task)}
         if task["keep_plans"]:
-            row["trained"] = train.trained(row) if "plan" in row["stages"] else {}
+            row["trained"] = train.trained(row, runs) if "plan" in row["stages"] else {}
         print(json.dumps(row), flush=True)
 
 
@@ -87,12 +92,16 @@ def _stages(task: dict[str, Any], folder: Path) -> dict[str, Any]:
     places = ["--auto-parallel-work-dir", "work", "--auto-parallel-output-dir", "out"]
     search = ["--auto-parallel-mm", *cluster, *places, "--auto-parallel-time-limit-s", "5"]
     computed = ["--profile-source", "analytic", "--profile-device", "H100"]
-    found["measured search"] = _stage(task, folder, "measured", search, 1)
-    found["tuning"] = _stage(task, folder, "tuning", ["--auto-tuning", "--auto-tuning-ranks", "4", *cluster[:-4]], 1)
+    if not task["brief"]:
+        found["measured search"] = _stage(task, folder, "measured", search, 1)
+        tuning = ["--auto-tuning", "--auto-tuning-ranks", "4", *cluster[:-4]]
+        found["tuning"] = _stage(task, folder, "tuning", tuning, 1)
     found["search"] = _stage(task, folder, "search", [*search, *computed], 1)
     _train_by_plan("plan", task, folder, found)
-    if _lean_search(task, folder, search, found):
+    if not task["brief"] and _lean_search(task, folder, search, found):
         _train_by_plan("lean plan", task, folder, found)
+    if task["keep_plans"] and "plan" in found:
+        _name_trainings(task, folder, found)
     for row in found.values():
         row.pop("arguments", None)
         row.pop("output", None)
@@ -110,6 +119,20 @@ def _train_by_plan(name: str, task: dict[str, Any], folder: Path, found: dict[st
     if task["keep_plans"]:
         found[name]["plan"] = file.read_text()
     found[name]["silent"] = _silent(task, found["alone"], found[name])
+
+
+def _name_trainings(task: dict[str, Any], folder: Path, found: dict[str, Any]) -> None:
+    """Give the trainings of ``task`` their keys: those of one process, and of its plans beside it."""
+    words = train.of_one_process(train.flags_of(tuple(task["words"])))
+    one = _stage({**task, "words": words}, folder, "one process", [], 1)
+    if "arguments" not in one:
+        return
+    alone = found["alone"]["key"] = train.key_of(task["program"], 1, one["arguments"])
+    for name in ("plan", "lean plan"):
+        if "arguments" in found.get(name, {}):
+            plan = json.loads(found[name]["plan"])
+            more = (alone, plan["layout"], plan["stages"])
+            found[name]["key"] = train.key_of(task["program"], 2, found[name]["arguments"], *more)
 
 
 def _lean_search(task: dict[str, Any], folder: Path, search: list[str], found: dict[str, Any]) -> bool:

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+import kept_rows
 from kept_rows import TOLERANCE, Row
 
 _BEGIN, _END = "<!-- trainings of authors: generated -->\n", "<!-- end of trainings of authors -->\n"
-_PLANS = ("plan", "lean plan")
 _REASONS = 10
 """Lines of refusals that are listed."""
 _BAD = ("traceback", "timeout", "host")
@@ -27,11 +27,12 @@ def write(rows: list[Row], pages: Iterable[Path]) -> None:
 
 def _by_host(rows: list[Row]) -> str:
     lines = [
-        "| host | sets of flags (scripts) | accepted by the host alone | searched | arguments of both plans accepted "
+        "| host | sets of flags (scripts) | accepted by the host alone | searched | plan's arguments accepted (those of both plans) "
         "| refused in a line | ended otherwise | flags changed without a line | slowest refusal "
         "| from flag to plan, computed costs | train in one process | by both plans with its losses "
-        "| as native flags do | with other losses or not | largest difference |",
-        "|" + " --- |" * 15,
+        "| as native flags do | with other losses or not | largest difference "
+        "| trainings run, taken from a row with equal arguments |",
+        "|" + " --- |" * 16,
     ]
     for host in sorted({row["host"] for row in rows}):
         own = [row for row in rows if row["host"] == host]
@@ -44,10 +45,16 @@ def _by_host(rows: list[Row]) -> str:
         times = sorted(stage[1] for stage in found if stage[0] == "planned")
         spread = f"{statistics.median(times):.1f} s, at most {times[-1]:.1f} s" if times else "none"
         lines.append(
-            f"| {host} | {_count(own)} | {_count(begun)} | {len(times)} | {ends['planned']} | {ends['refused']} "
+            f"| {host} | {_count(own)} | {_count(begun)} | {len(times)} | {_planned(begun)} | {ends['refused']} "
             f"| {ends['bad']} | {silent} | {slowest} | {spread} | {_trained(own)} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _planned(rows: list[Row]) -> str:
+    """Return how many have a plan whose arguments the host accepts, and how many of these have two."""
+    own = [row for row in rows if _end(row) == "planned"]
+    return f"{len(own)} ({sum('lean plan' in row['stages'] for row in own)})"
 
 
 def _count(rows: list[Row]) -> str:
@@ -61,7 +68,12 @@ def _trained(rows: list[Row]) -> str:
     ends = Counter(max(map(_likeness, own), default=0) for own in plans)
     equal = [run["difference"] for own in plans for run in own if _likeness(run) == 0]
     largest = f"{max(equal):.1e}" if equal else "none"
-    return f"{len(plans)} of {sum('trained' in row for row in rows)} | {ends[0]} | {ends[1]} | {ends[2]} | {largest}"
+    runs = [run for row in rows for run in row.get("trained", {}).values()]
+    shared = sum("as" in run for run in runs)
+    return (
+        f"{len(plans)} of {sum('trained' in row for row in rows)} | {ends[0]} | {ends[1]} | {ends[2]} | {largest} "
+        f"| {len(runs) - shared}, {shared}"
+    )
 
 
 def _trains(row: Row) -> bool:
@@ -80,7 +92,8 @@ def _end(row: Row) -> str:
     ends = {name: stage[0] for name, stage in row["stages"].items() if name != "alone"}
     if any(end in _BAD for end in ends.values()):
         return "bad"
-    return "planned" if all(ends.get(name) == "accepted" for name in _PLANS) else "refused"
+    plans = ("plan", "lean plan") if kept_rows.depth(row) else ("plan",)
+    return "planned" if all(ends.get(name) == "accepted" for name in plans) else "refused"
 
 
 def _by_reason(rows: list[Row]) -> str:

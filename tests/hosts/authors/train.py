@@ -5,16 +5,18 @@ Where they differ, the plan's layout is trained by native flags, too, without a 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shlex
 import sys
 import tempfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from forked_host import run_ranks
-from kept_rows import TOLERANCE
+from kept_rows import TOLERANCE, Row
 from shrink import Flags, flags_of
 
 from mindspeed_autoparallel.spec.plan import Plan
@@ -33,12 +35,29 @@ _LAYOUT = (
 _KERNELS = ("--use-fused-rotary-pos-emb", "--use-ascend-mc2")
 """MindSpeed's that are compiled where they are first called, or communicate by HCCL; arguments are checked with them."""
 
+_CHECKPOINTS = re.compile(
+    r"ckpt_|async_|dist_ckpt_|use_dist_ckpt|no_load_|no_save_|save_|verify_|use_checkpoint_|override_opt|exit_on_missing"
+)
+"""Arguments without an effect in a training that neither loads nor saves."""
+Run = dict[str, Any]
+
 UNDO = "mindspeed_autoparallel.patching.ENGINE.undo_all()\n"
 _NATIVE = re.compile(r"^as native flags: (.*)$", re.MULTILINE)
 
 
-def trained(row: dict[str, Any]) -> dict[str, Any]:
-    """Return how one process and every plan in ``row`` trained, and the largest relative difference of their losses."""
+def key_of(program: str, world: int, arguments: dict[str, str], *more: object) -> str:
+    """Return what trainings of one program have in common that do the same: checked arguments, processes, and ``more``."""
+    lost = {"None"} >= {arguments.get("save", ""), arguments.get("load", "")}
+    kept = {name: value for name, value in arguments.items() if not (lost and _CHECKPOINTS.match(name))}
+    text = json.dumps([program, world, kept, more], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def trained(row: dict[str, Any], runs: dict[str, Run]) -> dict[str, Any]:
+    """Return how one process and every plan in ``row`` trained, and the largest relative difference of their losses.
+
+    ``runs``: trainings that have succeeded, by ``key_of``; one that is there is not repeated.
+    """
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
@@ -48,22 +67,48 @@ def trained(row: dict[str, Any]) -> dict[str, Any]:
         words = [word for word in row["words"] if word not in _KERNELS]
         flags = flags_of(tuple(words))
         alone = of_one_process(flags)
-        one = found["alone"] = _run(script, alone, 1, folder)
+        one = found["alone"] = _once(runs, row, "alone", lambda: _run(script, alone, 1, folder))
         for name, stage in row["stages"].items():
             # What one process does not train has nothing to be compared with.
             if "plan" not in stage or not one["losses"] or one["exit_code"]:
                 continue
             plan = Plan.parse(json.loads(stage.pop("plan")))
             plan.write(folder / "plan.json")
-            world = plan.layout.num_devices
-            by_plan = _run(script, [*words, "--auto-parallel-plan", "plan.json"], world, folder)
-            by_plan |= {"layout": plan.layout.label(), "difference": _difference(by_plan, one)}
-            native = _NATIVE.search(by_plan["output"])
-            if native and (by_plan["difference"] or 0) > TOLERANCE:
-                ran = _run(bare, [*alone, *shlex.split(native[1])], world, folder)
-                by_plan["native"] = _difference(ran, by_plan)
-            found[name] = by_plan
+
+            def by_plan(plan: Plan = plan) -> Run:
+                world = plan.layout.num_devices
+                run = _run(script, [*words, "--auto-parallel-plan", "plan.json"], world, folder)
+                run |= {"layout": plan.layout.label(), "difference": _difference(run, one)}
+                native = _NATIVE.search(run["output"])
+                if native and (run["difference"] or 0) > TOLERANCE:
+                    ran = _run(bare, [*alone, *shlex.split(native[1])], world, folder)
+                    run["native"] = _difference(ran, run)
+                return run
+
+            found[name] = _once(runs, row, name, by_plan)
     return found
+
+
+def _once(runs: dict[str, Run], row: dict[str, Any], stage: str, train: Callable[[], Run]) -> Run:
+    """Return the training of ``stage``: that of another row with the same key, or a new one."""
+    key = row["stages"][stage].get("key")
+    if key in runs:
+        return runs[key]
+    run = train()
+    if key and not run["error"]:
+        run["key"] = key
+        runs[key] = {**run, "as": row["flags"]}
+    return run
+
+
+def kept_runs(rows: Iterable[Row]) -> dict[str, Run]:
+    """Return the trainings of ``rows`` by their keys."""
+    return {
+        run["key"]: {"losses": [], "exit_code": 0, "error": "", **run, "as": row["flags"]}
+        for row in rows
+        for run in row.get("trained", {}).values()
+        if "key" in run
+    }
 
 
 def of_one_process(flags: Flags) -> list[str]:
@@ -102,6 +147,7 @@ def _run(script: Path, words: list[str], world: int, folder: Path) -> dict[str, 
     return {
         "exit_code": ran.exit_code,
         "losses": ran.losses,
+        "steps": len(ran.losses),
         "error": error,
         "seconds": round(ran.seconds, 1),
         "output": ran.output,

@@ -10,7 +10,7 @@ from mindspeed_autoparallel.patching.releases import release_of, within
 from mindspeed_autoparallel.runtime.features.apply_plan.hetero_model import hetero_model
 from mindspeed_autoparallel.runtime.features.hetero_parallel.request import check_layouts
 from mindspeed_autoparallel.runtime.megatron.description import Description
-from mindspeed_autoparallel.runtime.megatron.hybrid import predicts_further_tokens
+from mindspeed_autoparallel.runtime.megatron.hybrid import predicts_further_tokens, recomputes_whole_layers
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     check_pairs,
     group_arguments,
@@ -29,6 +29,7 @@ from mindspeed_autoparallel.runtime.megatron.mindspeed import (
     ties_embeddings,
 )
 from mindspeed_autoparallel.runtime.megatron.shared_embedding import first_stage
+from mindspeed_autoparallel.runtime.megatron.unsearched import refuse_batch_schedule
 from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.spec.recompute import RecomputePolicy, policy_of
 
@@ -41,6 +42,7 @@ def check_applies(plan: Plan, description: Description, arguments: argparse.Name
 
     ``arguments``: parsed by the host but not yet validated; not modified. ``path``: the plan's file.
     """
+    refuse_batch_schedule(arguments, "--auto-parallel-plan")
     check_pairs(plan, arguments)
     check_context_was_given(int(getattr(arguments, "context_parallel_size", 1) or 1), plan.layout.context_size, path)
     check_tensor_size(arguments, plan.layout, path)
@@ -89,7 +91,18 @@ def _check_recompute(plan: Plan, description: Description, arguments: argparse.N
     elif description.model_file is not None:
         for module in plan.model.modules:
             model_keys(plan, module.name)
-    elif (kind := kind_everywhere(plan)) is not None:
+    else:
+        _check_recompute_flags(plan, arguments)
+
+
+def _check_recompute_flags(plan: Plan, arguments: argparse.Namespace) -> None:
+    kinds = {kind for stage in plan.stages for row in stage.recompute.values() for kind, count in row.items() if count}
+    if any(policy_of(kind).kind == "full" for kind in kinds) and not recomputes_whole_layers(arguments):
+        raise PlanError(
+            "the plan recomputes whole layers, and Megatron 0.18 ends in a TypeError where it recomputes those of "
+            "multi-token prediction. Plan again, or train with another release."
+        )
+    if (kind := kind_everywhere(plan)) is not None:
         _check_groups(plan, policy_of(kind), arguments)
 
 

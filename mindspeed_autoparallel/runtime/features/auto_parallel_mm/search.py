@@ -21,7 +21,9 @@ from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.runtime.features.apply_plan.applicable import gives_recompute, refusal
 from mindspeed_autoparallel.runtime.features.apply_plan.hetero_model import can_stage_encoders
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.request import SearchRequest
+from mindspeed_autoparallel.runtime.megatron.hybrid import recomputes_whole_layers
 from mindspeed_autoparallel.spec import Plan
+from mindspeed_autoparallel.spec.recompute import policy_of
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -32,7 +34,7 @@ def search(request: SearchRequest, profile: Profile, arguments: argparse.Namespa
 
     Raises ``PlanError`` if the host refuses the plan found, and the errors of ``find_plan``.
     """
-    cluster, profile = request.cluster, _what_the_host_runs(request, profile)
+    cluster, profile = request.cluster, _what_the_host_runs(request, profile, arguments)
     _LOGGER.info(
         f"planning for {cluster.num_nodes} x {cluster.devices_per_node} devices, batch {request.global_batch_size}"
     )
@@ -109,7 +111,11 @@ def _what_applies(found: Plan | Comparison, request: SearchRequest, arguments: a
     return found
 
 
-def _what_the_host_runs(request: SearchRequest, profile: Profile) -> Profile:
+def _what_the_host_runs(request: SearchRequest, profile: Profile, arguments: argparse.Namespace) -> Profile:
+    if not recomputes_whole_layers(arguments):
+        modules = (module for measured in profile.measurements for module in measured.modules.values())
+        kinds = {kind for module in modules for kind in module.layer.recompute}
+        profile = profile.with_recompute({kind for kind in kinds if policy_of(kind).kind != "full"})
     kept = tuple(measured for measured in profile.measurements if request.runs(measured.at))
     per_node = request.cluster_devices_per_node
     if not any(one.at.tensor_size <= per_node for one in kept):

@@ -9,6 +9,7 @@ from typing import Any
 
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
+from mindspeed_autoparallel.runtime.megatron.hybrid import recomputes_whole_layers
 from mindspeed_autoparallel.spec.recompute import RecomputePolicy
 
 
@@ -122,6 +123,9 @@ def recompute_kinds(context: SearchContext) -> tuple[str, ...]:
     if reason := context.missing("recompute_granularity"):
         context.left_out["recompute"] = reason
         return ("none",)
+    if not recomputes_whole_layers(context.arguments):
+        context.left_out["recompute of whole layers"] = "this Megatron fails in that of multi-token prediction"
+        return ("none", "selective")
     return ("none", "selective", "full")
 
 

@@ -15,6 +15,7 @@ from mindspeed_autoparallel.errors import ConfigError, PlanError
 from mindspeed_autoparallel.runtime.features.apply_plan import applicable, apply, overlaps
 from mindspeed_autoparallel.runtime.features.apply_plan.check import comparison, crowding
 from mindspeed_autoparallel.runtime.features.apply_plan.entry import prepare
+from mindspeed_autoparallel.runtime.megatron import hybrid
 from mindspeed_autoparallel.runtime.megatron.description import describe
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     group_arguments,
@@ -568,11 +569,36 @@ def test_a_language_model_recomputes_modules_or_groups_of_layers_as_planned(kind
     assert (*found, arguments.recompute_modules) == expected
 
 
+def test_a_batch_that_changes_during_the_training_is_refused(flags_job):
+    """The plan's batch beside it would end in Megatron's ValueError."""
+    with pytest.raises(
+        ConfigError, match=r"--auto-parallel-plan is for one global batch, and --step-batch-size-schedule"
+    ):
+        prepare(flags_job(make_plan({"text_decoder": [2, 2]}), step_batch_size_schedule="0:4 1B:8"))
+
+
 @pytest.mark.parametrize("given", [{"mtp_num_layers": 1}, {"hybrid_layer_pattern": "M*M*/M"}])
 def test_groups_of_layers_beside_multi_token_prediction_are_refused(flags_job, given):
     plan = make_plan({"text_decoder": [2, 2]}, {"text_decoder": [2, 2]}, kind="full:2")
     with pytest.raises(PlanError, match=r"full \(groups of 2\), and Megatron recomputes layers of multi-token"):
         prepare(flags_job(plan, **given))
+
+
+@pytest.mark.parametrize(
+    ("release", "depths", "accepted"), [("0.18.2", 1, False), ("0.18.2", 0, True), ("0.19.0", 1, True)]
+)
+def test_whole_layers_beside_multi_token_prediction_are_refused_where_megatron_fails(
+    flags_job, monkeypatch, release, depths, accepted
+):
+    monkeypatch.setattr(hybrid, "release_of", lambda distribution: release)
+    plan = make_plan({"text_decoder": [2, 2]}, {"text_decoder": [2, 2]}, kind="full")
+    arguments = flags_job(plan, mtp_num_layers=depths)
+    if accepted:
+        prepare(arguments)
+        assert arguments.recompute_granularity == "full"
+        return
+    with pytest.raises(PlanError, match=r"recomputes whole layers, and Megatron 0.18 ends in a TypeError"):
+        prepare(arguments)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,10 @@ from search_arguments import SEARCH_ARGUMENTS
 from small_profile import small_profile
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.runtime.features.auto_parallel_mm import search as searching
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.request import read_request
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.search import search
+from mindspeed_autoparallel.runtime.megatron import hybrid
 
 COMMON = {
     **SEARCH_ARGUMENTS,
@@ -134,3 +136,24 @@ def test_too_few_measuring_devices_are_named_with_all_that_they_must_hold(tmp_pa
         read_request(argparse.Namespace(**arguments))
     # Planning from a profile measures nothing.
     assert read_request(argparse.Namespace(**arguments, auto_parallel_profile_file="p.json")).profile_file
+
+
+@pytest.mark.parametrize(("release", "whole"), [("0.18.2", False), ("0.19.0", True)])
+def test_a_search_recomputes_whole_layers_where_megatron_can(tmp_path, monkeypatch, release, whole):
+    """0.18 fails in those of multi-token prediction."""
+    monkeypatch.setattr(hybrid, "release_of", lambda distribution: release)
+    given = {**COMMON, "mtp_num_layers": 1, "auto_parallel_work_dir": str(tmp_path)}
+    arguments = argparse.Namespace(**given)
+    profile = small_profile(capacity_mib=4000)
+    found = searching._what_the_host_runs(read_request(arguments), profile, arguments)
+    kinds = {kind for module in found.measurements[0].modules.values() for kind in module.layer.recompute}
+    assert "none" in kinds and ("full" in kinds) == whole
+
+
+def test_a_batch_that_changes_during_the_training_is_refused_by_its_flag(tmp_path):
+    """Megatron takes no --global-batch-size beside it: naming that one would end in its ValueError."""
+    given = {**COMMON, "global_batch_size": None, "step_batch_size_schedule": "0:384 200B:768"}
+    with pytest.raises(
+        ConfigError, match=r"--auto-parallel-mm is for one .* --step-batch-size-schedule 0:384 200B:768 "
+    ):
+        read_request(argparse.Namespace(**given, auto_parallel_work_dir=str(tmp_path)))

@@ -9,6 +9,7 @@ import pytest
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions import plan_search
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import read_request
+from mindspeed_autoparallel.runtime.megatron import hybrid
 
 HOST = argparse.Namespace(recompute_granularity=None, recompute_modules=None, pipeline_model_parallel_layout=None)
 
@@ -80,6 +81,14 @@ def test_experts_bring_their_dimensions(request_):
     assert sizes(plan, "expert_size") == [1, 2, 4]
     assert [way.title for way in plan.variants] == ["", "allgather dispatcher", "whole experts"]
     assert all(point.sequence_parallel == (point.tensor_size > 1) for point in plan.points)
+
+
+def test_whole_layers_are_not_recomputed_where_megatron_fails_beside_multi_token_prediction(request_, monkeypatch):
+    host = argparse.Namespace(**vars(HOST), mtp_num_layers=1)
+    for release, whole in (("0.18.2", False), ("0.19.0", True)):
+        monkeypatch.setattr(hybrid, "release_of", lambda distribution, release=release: release)
+        plan = plan_search(request_, host, "cuda")
+        assert ("full" in plan.dimensions.recompute, "recompute of whole layers" in plan.left_out) == (whole, not whole)
 
 
 def test_modules_are_recomputed_alone_and_together_with_what_is_cheap(request_):
