@@ -99,7 +99,7 @@ class RankKinds:
         present = {k for row in held for k, count in enumerate(row) if count}
         for peak in sorted({kind.transient for k in present for kind in segments[k].kinds}) or [0]:
             fronts = tuple(
-                self._front(rank + chunk * self.problem.num_stages, row, peak) for chunk, row in enumerate(held)
+                self.front(rank + chunk * self.problem.num_stages, row, peak) for chunk, row in enumerate(held)
             )
             if all(len(front.memory) for front in fronts):
                 most = int(SETTINGS.ways_most_combined ** (1 / max(1, len(fronts) - 1)))
@@ -133,7 +133,7 @@ class RankKinds:
         which = fits.any(axis=1)
         return numpy.concatenate([grid[which], place[which][:, None]], axis=1)
 
-    def _front(self, v: int, held: Held, peak: int) -> _Front:
+    def front(self, v: int, held: Held, peak: int) -> _Front:
         key = (v, held, peak)
         if key not in self._fronts:
             moments = self.problem.moments(v % self.problem.num_stages)
