@@ -56,6 +56,16 @@ def _profile(arguments: argparse.Namespace, per_node: int = 8) -> Profile:
     return computed_profile(arguments, describe(arguments), find_device("910B"), per_node)
 
 
+@pytest.mark.parametrize(("dispatcher", "sizes"), [("alltoall", {0, 1}), ("alltoall_seq", {0})])
+def test_whole_experts_have_no_costs_where_the_dispatcher_takes_the_tensor_size_alone(
+    dispatcher: str, sizes: set[int]
+) -> None:
+    """Megatron ends with an error beside such a plan: "alltoall_seq dispatcher not support different TP size"."""
+    experts = {"num_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 512}
+    given = _arguments(**experts, moe_token_dispatcher_type=dispatcher, expert_tensor_parallel_size=None)
+    assert {one.at.expert_tensor_size for one in _profile(given).measurements} == sizes
+
+
 def test_measuring_stays_the_default() -> None:
     assert target_device(argparse.Namespace()) is None
 
