@@ -59,8 +59,8 @@ def computed_profile(
         device,
         devices_per_node,
         command=" ".join(masked_words([Path(sys.argv[0]).name, *sys.argv[1:]])),
-        model_hash=description.model_hash,
         train=switches_of_arguments(vars(arguments)),
+        tensor_grid=(int(arguments.tp_x), int(arguments.tp_y)) if tensor_grid(arguments) else None,
     )
     profile = computed()
     own, points = int(getattr(arguments, "context_parallel_size", 1) or 1), [one.at for one in profile.measurements]
@@ -75,7 +75,8 @@ def computed_profile(
         # Short sequences are split only if the script splits them.
         whole = [point for point in points if point.context_size == 1]
         profile = computed(points=[*points, *(replace(point, context_size=own) for point in whole)])
-    return replace(profile, interleaved_sends=interleaved_sends(arguments))
+    provenance = replace(profile.provenance, model_hash=description.model_hash)
+    return replace(profile, interleaved_sends=interleaved_sends(arguments), provenance=provenance)
 
 
 def useful_work_of(arguments: argparse.Namespace, description: Description) -> UsefulWork | None:

@@ -198,6 +198,16 @@ def test_a_search_keeps_what_mindspeed_has_chosen_while_it_was_imported(
     assert {plan.layout.context_size} | {verdict.layout.context_size for verdict in plan.search.verdicts} == contexts
 
 
+def test_a_grid_of_tensor_ranks_has_its_own_costs() -> None:
+    """Groups of 2 x 2 ranks have two each; sides of 4 x 1 and 1 x 4 gather and reduce tensors of different widths."""
+    times = set()
+    for x, y in ((2, 2), (4, 1), (1, 4)):
+        profile = _profile(_arguments(tp_2d=True, tp_x=x, tp_y=y))
+        (one,) = (row for row in profile.measurements if row.at.tensor_size == 4 and row.at.micro_batch_size == 1)
+        times.add(one.modules["text_decoder"].layer.forward_us)
+    assert len(times) == 3
+
+
 @pytest.mark.parametrize(
     ("given", "tensor_sizes", "words"),
     [
