@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -53,27 +54,27 @@ def analytic_profile(
     *,
     network_gbit_per_s: float | None = None,
     command: str = "",
-    model_hash: str = "",
     train: Mapping[str, object] | None = None,
     points: Iterable[MeasuredAt] | None = None,
+    tensor_grid: tuple[int, int] | None = None,
 ) -> Profile:
     """Return costs of every module in every tensor, context, expert and micro-batch size worth trying, or of
     ``points``.
 
     The last section is the text decoder: it has the embedding, the head and the loss. ``train``: switches as a
-    prediction request has them (``predict.switches``). Raises ``ConfigError`` where a section's shape is impossible
-    whatever the layout.
+    prediction request has them (``predict.switches``). ``tensor_grid``: sides of MindSpeed's ``--tp-2d``. Raises
+    ``ConfigError`` where a section's shape is impossible whatever the layout.
     """
     efficiency = device.efficiency(_STACK)
     fabric = Fabric.of(device, efficiency, devices_per_node, network_gbit_per_s)
-    runs = _Runs(sections, device, devices_per_node, dict(train or {}))
+    runs = _Runs(sections, device, devices_per_node, dict(train or {}), tensor_grid)
     whole = runs.at(MeasuredAt())
-    measurements = []
     tried = list(_points(whole, devices_per_node, {}) if points is None else points)
-    for point in tried:
-        works = runs.at_if_legal(point)
-        if works is not None:
-            measurements.append(Measurement(at=point, modules=_modules(sections, works, device, fabric)))
+    measurements = [
+        Measurement(at=point, modules=_modules(sections, works, device, fabric))
+        for point in tried
+        if (works := runs.at_if_legal(point)) is not None
+    ]
     if not measurements:
         for point in tried:
             runs.at(point)
@@ -87,7 +88,6 @@ def analytic_profile(
             source="analytic",
             device=device.name,
             created_utc=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            model_hash=model_hash,
             software={"stack": _STACK, "efficiencies": efficiency.provenance},
             train={key: value for key, value in runs.train.items() if value is not None},
             command=command,
@@ -101,9 +101,8 @@ def _modules(
     """Return the costs of every module; an encoder that a decoder's section describes is one, too."""
     alone = len(sections) == 1 and works[-1].model.encoder is None
     costs = {ENCODER: encoder_cost(works[-1], device, fabric)} if works[-1].model.encoder else {}
-    for section, work in zip(sections, works, strict=True):
-        is_last = section is sections[-1]
-        costs[section.name] = module_cost(work, device, fabric, section.frozen, is_last=is_last, alone=alone)
+    for at, (section, work) in enumerate(zip(sections, works, strict=True), start=1):
+        costs[section.name] = module_cost(work, device, fabric, section.frozen, is_last=at == len(works), alone=alone)
     return costs
 
 
@@ -128,6 +127,7 @@ class _Runs:
     device: Device
     devices_per_node: int
     train: Mapping[str, object]
+    grid: tuple[int, int] | None = None
 
     def at(self, point: MeasuredAt) -> list[Workload]:
         """Return every section at ``point``; raises ``ConfigError`` where one of them cannot be laid out so."""
@@ -135,14 +135,15 @@ class _Runs:
 
     def at_if_legal(self, point: MeasuredAt) -> list[Workload] | None:
         """Return every section at ``point``, or ``None`` where one of them cannot be laid out so."""
-        try:
+        with contextlib.suppress(ConfigError):
             return self.at(point)
-        except ConfigError:
-            return None
+        return None
 
     def _run(self, section: Section, point: MeasuredAt) -> Workload:
         ranks = point.tensor_size * point.context_size * point.expert_size
-        parallel = {"tp": point.tensor_size, "cp": point.context_size, "sp": point.sequence_parallel, "dist_opt": True}
+        grid = self.grid if self.grid is not None and point.tensor_size == self.grid[0] * self.grid[1] else ()
+        sizes = {"tp": point.tensor_size, "cp": point.context_size, "sp": point.sequence_parallel, "dist_opt": True}
+        parallel = {**sizes, **({"tp_2d": dict(zip("xy", grid, strict=True))} if grid else {})}
         if section.shape.get("num_experts"):
             parallel |= {"ep": point.expert_size, "etp": point.expert_tensor_size or point.tensor_size}
         batch = {"gbs": point.micro_batch_size * ranks, "mbs": point.micro_batch_size, "recompute": "none"}
@@ -199,8 +200,7 @@ def _shared_by(whole: Sequence[Workload], tensor: int) -> tuple[int, ...]:
 
 def _model(sections: Sequence[Section], whole: Sequence[Workload], plain: Measurement) -> Model:
     modules, total = [], 0
-    encoder = whole[-1].model.encoder
-    if encoder is not None:
+    if (encoder := whole[-1].model.encoder) is not None:
         modules.append(
             Module(
                 name=ENCODER,
@@ -234,10 +234,9 @@ def _model(sections: Sequence[Section], whole: Sequence[Workload], plain: Measur
                 deepstack_layers=section.deepstack_layers,
             )
         )
-    text = whole[-1].model
-    useful = useful_work(whole, [section.frozen for section in sections])
+    text, useful = whole[-1].model, useful_work(whole, [section.frozen for section in sections])
     return Model(
-        name=sections[-1].name if len(sections) == 1 else "+".join(section.name for section in sections),
+        name="+".join(section.name for section in sections),
         modules=tuple(modules),
         sequence_length=text.sequence,
         vocab_size=text.vocabulary,
@@ -270,7 +269,6 @@ def device_cost(work: Workload, device: Device, fabric: Fabric) -> DeviceCost:
     inside = 1 / fabric.send_us(1.0, 1) if fabric.devices_per_node > 1 else fabric.link_bytes_per_us
     rate = device.memory_bandwidth_gb_per_s * 1e3 * efficiency.optimizer_fraction
     stored = bytes_per_parameter(work, quantized=True).gathered
-    each_us = update_us(work, device, rate) / stored
     sent = work.gradient_bytes if work.stack == "megatron-core" else work.element_bytes
     # Gradients in two bytes meet the optimizer in fp32, a shard at a time where it is precision-aware.
     cast = work.half_precision or (work.reduced_in_two_bytes and work.master_bytes + work.moment_bytes == 12)
@@ -279,7 +277,7 @@ def device_cost(work: Workload, device: Device, fabric: Fabric) -> DeviceCost:
         runtime_overhead_bytes=device.workspace_bytes,
         intra=tier(fabric.link_latency_us, fabric.link_bytes_per_us, inside),
         inter=tier(fabric.inter_latency_us, across, across),
-        optimizer_step_us_per_byte=each_us,
+        optimizer_step_us_per_byte=update_us(work, device, rate) / stored,
         optimizer_step_fixed_us=efficiency.step_us,
         optimizer_peak_bytes_per_parameter_byte=4.0 / stored if cast else 0.0,
         gradient_norm_us_per_byte=6 / stored / rate,

@@ -120,6 +120,16 @@ def test_sizes_shrink_and_every_other_flag_stays(authors):
     assert int(flags["--global-batch-size"][0]) % (small.num_processes // 4) == 0
 
 
+@pytest.mark.parametrize(("mindspeed", "stays"), [(True, True), (False, False)])
+def test_a_kernel_that_mindspeed_checks_for_beside_an_overlap_stays(authors, mindspeed, stays):
+    _, shrink = authors
+    words = ("--num-layers", "4", "--moe-fb-overlap", "--moe-grouped-gemm", "--moe-permute-fusion")
+    small = shrink.shrink(words, release="0.12", mindspeed=mindspeed)
+    assert ("--moe-grouped-gemm" in small.words) == stays
+    assert "--moe-permute-fusion" not in small.words
+    assert "--moe-grouped-gemm" not in shrink.shrink(words[3:], release="0.12", mindspeed=mindspeed).words
+
+
 @pytest.mark.parametrize("path", ["/work/run-1/a.json", "(/work/run-1/a.json)", "'/work/run-1/a.json'"])
 def test_a_kept_line_has_no_folder_of_the_machine(authors, path):
     import kept_rows

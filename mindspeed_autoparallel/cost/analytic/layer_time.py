@@ -27,6 +27,8 @@ _NORM_PASSES = 4
 _UNFUSED_GRADIENT_BYTES = 10
 """Per parameter and microbatch where products do not add weight gradients themselves: a gradient in two bytes is read,
 the buffer's four are read and written."""
+_SUM_BYTES = 4
+"""Of a token's sum of squares, in fp32."""
 _FUSED_LOSS_PASSES = (3, 2)
 """Passes over the logits of Transformer Engine's loss: it reads them for the largest, reads them again and writes the
 gradient in their place; the backward multiplies that (``cross_entropy.py`` at v2.9)."""
@@ -107,8 +109,8 @@ def _tensor_us(work: Workload, fabric: Fabric, kind: LayerKind) -> tuple[float, 
         # and a reduce-scatter in place of each; routed experts have their own collectives, below.
         reduced = (kind.mixer != "none") + (kind.mlp == "dense" or (kind.mlp == "experts" and model.shared_ffn > 0))
         if work.tensor_grid:
-            each = _grid_us(work, fabric, full)
-        elif work.sequence_parallel:
+            return _grid_us(work, fabric, kind)
+        if work.sequence_parallel:
             # Gathered as the products read it, reduced and scattered in the training precision.
             each = fabric.one_shot_us(full * work.operand_bytes / work.element_bytes, work.tensor_size, 1)
             each += fabric.one_shot_us(full, work.tensor_size, 1)
@@ -121,12 +123,27 @@ def _tensor_us(work: Workload, fabric: Fabric, kind: LayerKind) -> tuple[float, 
     return time, own
 
 
-def _grid_us(work: Workload, fabric: Fabric, full_bytes: float) -> float:
-    """Return one block's collectives on a grid of tensor ranks: gathered along one side, reduced along the other,
-    twice."""
+def _grid_us(work: Workload, fabric: Fabric, kind: LayerKind) -> tuple[float, float]:
+    """Return a layer's collectives on a grid of x by y tensor ranks, as MindSpeed's ``Linear2DSplitAlongFirstDim`` has
+    them: those of products, and the norms' own.
+
+    A product's input is gathered along one side, its output reduced and scattered along the other. Into a block and
+    out of it go rows gathered over x, 1 / y of the hidden state wide; between its two products the sides change.
+    """
     assert work.tensor_grid is not None
-    x, y = work.tensor_grid
-    return 2 * (fabric.one_shot_us(full_bytes / y, x, 1) + fabric.one_shot_us(full_bytes / x, y, x))
+    (x, y), model = work.tensor_grid, work.model
+    between: list[tuple[int, int]] = []
+    if kind.mixer != "none":
+        between.append((model.query_size + 2 * model.kv_size, model.query_size))
+    if kind.mlp != "none":
+        between.append(((2 if model.gated else 1) * model.ffn, model.ffn))
+    rows = work.tokens * work.element_bytes
+    time = own = 0.0
+    for made, read in between:
+        moved = (model.hidden / y, x, 1), (made / x, y, x), (read / x, y, x), (model.hidden / y, x, 1)
+        time += sum(fabric.one_shot_us(rows * width, ranks, stride) for width, ranks, stride in moved)
+        own += fabric.all_reduce_us(_SUM_BYTES * work.tokens / x, y, x)
+    return time, own
 
 
 def _gathered_again_us(work: Workload, fabric: Fabric) -> float:

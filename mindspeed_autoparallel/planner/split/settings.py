@@ -34,8 +34,10 @@ class Settings:
     """Order ideals with three virtual stages or more, where there are about as many placements as pairs of ideals."""
     enumeration_most_events: int = 50_000
     """Forwards and backwards of one step: sorting more of them takes more than half a second."""
-    enumeration_most_collections: int = 3_000
-    """Sets of layers on one rank, some of which must be recomputed: about 0.1 ms each."""
+    enumeration_most_collections: int = 30_000
+    """Sets of layers on one rank, some of which must be recomputed: about 0.02 ms each."""
+    enumeration_most_ways: int = 500_000
+    """Ways to recompute the layers of one rank that are compared together: about 20 MiB."""
     enumeration_first_block: int = 256
     enumeration_replayed: int = 64
     """Placements examined together, doubled each round; candidates replayed together."""

@@ -74,6 +74,17 @@ def check_context_was_given(given: int, planned: int, path: Path) -> None:
         )
 
 
+def expert_tensor_sizes(arguments: argparse.Namespace) -> tuple[int, ...]:
+    """Return the script's own size, or 0 (all tensor ranks share an expert) and 1 (whole experts) if both can run."""
+    given = getattr(arguments, "expert_tensor_parallel_size", None)
+    if given is not None:
+        return (int(given),)
+    # MindSpeed replaces Megatron's dispatchers, and Megatron's oldest takes no other size than TP.
+    runs_whole = hasattr(arguments, "expert_tensor_parallel_size") and "mindspeed" not in sys.modules
+    runs_whole = runs_whole and getattr(arguments, "moe_token_dispatcher_type", None) != "alltoall_seq"
+    return (0, 1) if getattr(arguments, "num_experts", None) and runs_whole else (0,)
+
+
 def tensor_grid(arguments: argparse.Namespace) -> int:
     """Return the ranks of MindSpeed's ``--tp-2d``, which a plan's tensor-parallel size must equal; 0 without it."""
     if not getattr(arguments, "tp_2d", False):

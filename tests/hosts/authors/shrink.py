@@ -108,6 +108,8 @@ _ACCELERATOR = (
 )
 """Kernels, precisions and libraries that the CPU lacks; what they need instead is in ``_ADDED``."""
 _STANDS_IN = ("--use-flash-attn",)
+_GROUPED = ("--moe-fb-overlap", "--moe-alltoall-overlap-comm", "--moe-allgather-overlap-comm")
+"""MindSpeed checks for ``--moe-grouped-gemm`` beside one of these: it stays there, and arguments are checked with it."""
 _ADDED = (
     *("--distributed-backend", "gloo", "--transformer-impl", "local", "--no-gradient-accumulation-fusion"),
     *("--no-masked-softmax-fusion", "--no-persist-layer-norm", "--no-rope-fusion"),
@@ -147,8 +149,11 @@ def shrink(words: tuple[str, ...], *, release: str, mindspeed: bool = False) -> 
     """
     flags = flags_of(words)
     given = {name: list(values) for name, values in flags.items()}
+    kept = _STANDS_IN if mindspeed else ()
+    if mindspeed and any(name in flags for name in _GROUPED):
+        kept = (*kept, "--moe-grouped-gemm")
     for name in (*_FILES, *_ACCELERATOR):
-        if not (mindspeed and name in _STANDS_IN):
+        if name not in kept:
             flags.pop(name, None)
     _shrink_layers(flags)
     _shrink_widths(flags)

@@ -32,7 +32,9 @@ _LAYOUT = (
     *("--recompute-in-advance", "--tp-2d", "--tp-x", "--tp-y", "--num-layer-list"),
 )
 """What one process does without."""
-_KERNELS = ("--use-fused-rotary-pos-emb", "--use-ascend-mc2")
+_KERNELS = (
+    *("--use-fused-rotary-pos-emb", "--use-ascend-mc2", "--use-ascend-coc", "--use-fused-ring-attention-update"),
+)
 """MindSpeed's that are compiled where they are first called, or communicate by HCCL; arguments are checked with them."""
 
 _CHECKPOINTS = re.compile(

@@ -5,6 +5,7 @@ The enumeration knows layers by their place and recomputes the first of a stage;
 
 import itertools
 import random
+import time
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,8 @@ from mindspeed_autoparallel.planner.split import LayerKind, Segment, SplitProble
 from mindspeed_autoparallel.planner.split.analysis import least_excess
 from mindspeed_autoparallel.planner.split.heuristics import baselines as simple_splits
 from mindspeed_autoparallel.planner.split.model.recompute_choice import RecomputeChoice
+from mindspeed_autoparallel.planner.split.state import Limits, State
+from mindspeed_autoparallel.planner.split.strategies.virtual_stages import search_row
 from mindspeed_autoparallel.schedule import StepTimes, make_program, simulate
 
 SHAPES = [("1f1b", 1, 1), ("1f1b", 2, 1), ("1f1b", 3, 1), ("gpipe", 2, 1), ("interleaved", 2, 2)]
@@ -193,13 +196,40 @@ def test_the_layers_recomputed_are_the_first_of_their_stage(shape):
             placement = solve(problem).placement
         except InfeasiblePlan:
             continue
-        for group in problem.groups:
-            num = len(problem.segments[group[0]].kinds)
-            for v in range(problem.num_virtual):
-                row = [q for k in group for q in [*range(1, num), 0] for _ in range(placement[k][q][v])]
-                assert row == sorted(row, key=lambda q: (q - 1) % num)
-                checked += len(set(row)) > 1
+        checked += check_order(problem, placement)
     assert checked
+
+
+def check_order(problem, placement):
+    """Check every stack's layers on every virtual stage; return how many hold layers of two kinds or more."""
+    checked = 0
+    for group in problem.groups:
+        num = len(problem.segments[group[0]].kinds)
+        for v in range(problem.num_virtual):
+            row = [q for k in group for q in [*range(1, num), 0] for _ in range(placement[k][q][v])]
+            assert row == sorted(row, key=lambda q: (q - 1) % num)
+            checked += len(set(row)) > 1
+    return checked
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_search_for_a_row_keeps_the_order_of_kinds(seed):
+    """It is for problems too large to enumerate; its rows of whole layers recompute any layer of a stage."""
+    drawn = random.Random(seed)
+    segments = random_stack(drawn, "text", 4, 3, 0, [drawn.randrange(4) for _ in range(10)], frozen=False)
+    memory = sum(segment.num_layers * max(segment.kinds[0].memory) for segment in segments)
+    problem = SplitProblem(
+        segments=tuple(segments),
+        num_stages=2,
+        schedule="interleaved",
+        num_chunks=2,
+        num_microbatches=2,
+        memory_limit=(round(drawn.uniform(0.25, 0.375) * memory),) * 2,
+        link=(1, 1, 1),
+    )
+    state = State(problem=problem, limits=Limits(time_limit_s=20, effort=0.3))
+    search_row(state, time.monotonic() + 20)
+    assert check_order(problem, state.placement)
 
 
 def test_a_kind_that_may_not_come_first_is_not_used_though_it_would_fit():

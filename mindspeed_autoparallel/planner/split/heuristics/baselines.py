@@ -117,12 +117,12 @@ def _freeze(rows: list[list[list[int]]]) -> Placement:
 
 def best_baseline(problem: SplitProblem) -> Baseline | None:
     """Return the faster of the simple splits that fit and are plans, ``None`` where neither is."""
-    plans = [item for item in baselines(problem) if item.fits and _is_plan(problem, item.placement)]
+    plans = [item for item in baselines(problem) if item.fits and is_plan(problem, item.placement)]
     return min(plans, key=lambda item: item.step_time, default=None)
 
 
-def _is_plan(problem: SplitProblem, placement: Placement) -> bool:
-    """Return whether a baseline keeps the order, its companions' places, and leaves no stage empty."""
+def is_plan(problem: SplitProblem, placement: Placement) -> bool:
+    """Return whether a placement keeps every order, of kinds too, its companions' places, and leaves no stage empty."""
     segments, num = problem.segments, problem.num_virtual
     here = [[sum(row[v] for row in kinds) for v in range(num)] for kinds in placement]
     for k, segment in enumerate(segments):

@@ -7,8 +7,9 @@ them is best depends on the rest of the pipeline, so the search tries them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy
 
@@ -84,14 +85,9 @@ class RankKinds:
         """Return the placement that holds these layers, ``[virtual stage, segment]``, with this added backward time by
         virtual stage."""
         size = self.problem.num_stages
-        columns: list[Rows] = [()] * self.problem.num_virtual
-        for rank in range(size):
-            rows: list[Held] = list(map(tuple, held[rank::size].tolist()))
-            ways = self.ways(rank, tuple(rows))
-            way = int((ways.extra == extra[rank::size]).all(axis=1).argmax())
-            for chunk, (row, edges) in enumerate(zip(rows, ways.edges(way), strict=True)):
-                columns[rank + chunk * size] = rows_of_kinds(self.problem, stacks_held(self.problem, row), row, edges)
-        return placement_of(columns)
+        rows = [tuple(row) for row in held.tolist()]
+        ways = [self.ways(rank, tuple(rows[rank::size])) for rank in range(size)]
+        return placement_of_ways(self.problem, held, extra, ways)
 
     def _find(self, rank: int, held: tuple[Held, ...]) -> RankWays:
         extras: list[Array] = [numpy.zeros((0, self.problem.num_chunks), dtype=numpy.int64)]
@@ -101,7 +97,7 @@ class RankKinds:
         present = {k for row in held for k, count in enumerate(row) if count}
         for peak in sorted({kind.transient for k in present for kind in segments[k].kinds}) or [0]:
             fronts = tuple(
-                self._front(rank + chunk * self.problem.num_stages, row, peak) for chunk, row in enumerate(held)
+                self.front(rank + chunk * self.problem.num_stages, row, peak) for chunk, row in enumerate(held)
             )
             if all(len(front.memory) for front in fronts):
                 most = int(SETTINGS.ways_most_combined ** (1 / max(1, len(fronts) - 1)))
@@ -135,7 +131,7 @@ class RankKinds:
         which = fits.any(axis=1)
         return numpy.concatenate([grid[which], place[which][:, None]], axis=1)
 
-    def _front(self, v: int, held: Held, peak: int) -> _Front:
+    def front(self, v: int, held: Held, peak: int) -> _Front:
         key = (v, held, peak)
         if key not in self._fronts:
             moments = self.problem.moments(v % self.problem.num_stages)
@@ -197,3 +193,28 @@ def _undominated(extras: Array) -> list[int]:
         kept.append(int(left[0]))
         left = left[(extras[left] < extras[kept[-1]]).any(axis=1)]
     return kept
+
+
+class Ways(Protocol):
+    """Recompute choices of the layers of one rank."""
+
+    @property
+    def extra(self) -> Array:
+        """``[way, chunk]``: added backward time."""
+
+    def edges(self, way: int) -> list[tuple[Edges, ...]]:
+        """Return by chunk and stack held where each kind's layers begin."""
+
+
+def placement_of_ways(problem: SplitProblem, held: Array, extra: Array, ways: Sequence[Ways]) -> Placement:
+    """Return the placement that holds these layers, ``[virtual stage, segment]``, and adds ``extra`` by virtual stage.
+
+    ``ways``: by rank, those of its layers; ``extra`` is among them.
+    """
+    columns: list[Rows] = [()] * problem.num_virtual
+    for rank, choices in enumerate(ways):
+        way = int((choices.extra == extra[rank :: len(ways)]).all(axis=1).argmax())
+        for chunk, edges in enumerate(choices.edges(way)):
+            row = tuple(held[rank + chunk * len(ways)].tolist())
+            columns[rank + chunk * len(ways)] = rows_of_kinds(problem, stacks_held(problem, row), row, edges)
+    return placement_of(columns)

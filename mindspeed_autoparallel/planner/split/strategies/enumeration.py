@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mindspeed_autoparallel.planner.split.bounds.whole_ranks import rank_cuts
 from mindspeed_autoparallel.planner.split.model.cuts import Cut
 from mindspeed_autoparallel.planner.split.model.problem import LayerKind, SplitProblem
-from mindspeed_autoparallel.planner.split.model.rank_kinds import RankKinds
+from mindspeed_autoparallel.planner.split.model.rank_ways import AllRankWays
 from mindspeed_autoparallel.planner.split.model.solution import batch_simulator, longest_step, tails_of
 from mindspeed_autoparallel.planner.split.settings import SETTINGS
 from mindspeed_autoparallel.planner.split.state import State
@@ -124,7 +124,7 @@ class _Search:
 
     def __init__(self, state: State, prefixes: Integers) -> None:
         self.state, self.problem = state, state.problem
-        problem, self.kinds = self.problem, RankKinds(self.problem)
+        problem, self.ways = self.problem, AllRankWays(self.problem)
         self.held: Integers = numpy.diff(prefixes, axis=1)
         """``[placement, virtual stage, segment]``."""
         self.forward: Integers = self.held @ numpy.array([s.forward for s in problem.segments])
@@ -157,7 +157,9 @@ class _Search:
             bounds = self._raised(bounds, left, list(self.cuts)[known:])
         if self.best is not None:
             place, extra = self.best
-            self.state.offer(self.kinds.placement(self.held[place], extra), self.best_time)
+            self.state.offer(
+                self.ways.placement(self.held[place], extra, SETTINGS.enumeration_most_ways), self.best_time
+            )
         self.state.raise_bound(self.best_time)
         return True
 
@@ -184,15 +186,14 @@ class _Search:
         """Return placements with all recompute policies that fit: places, and added backward time by virtual stage;
         ``None``: too many."""
         problem, size = self.problem, self.problem.num_stages
-        by_rank: list[tuple[list[Integers], Integers]] = []
+        by_rank: list[tuple[Integers, Integers, Integers]] = []
+        choices: Integers = numpy.ones(len(which), dtype=numpy.int64)
         for rank in range(size):
             found = self._extras(rank, which)
             if found is None:
                 return None
             by_rank.append(found)
-        numbers = [numpy.array(list(map(len, extras))) for extras, _ in by_rank]
-        choices: Integers = numpy.ones(len(which), dtype=numpy.int64)
-        for number, (_, inverse) in zip(numbers, by_rank, strict=True):
+            _, number, inverse = found
             choices *= number[inverse]
             if choices.sum() > SETTINGS.enumeration_most_placements:
                 return None
@@ -202,34 +203,35 @@ class _Search:
         rows: Integers = numpy.repeat(numpy.arange(len(which)), choices)
         place = numpy.arange(len(rows)) - numpy.repeat(numpy.cumsum(choices) - choices, choices)
         extra: Integers = numpy.zeros((len(rows), problem.num_virtual), dtype=numpy.int64)
-        for rank, ((extras, inverse), number) in enumerate(zip(by_rank, numbers, strict=True)):
+        for rank, (every, number, inverse) in enumerate(by_rank):
             if len(rows):
                 first = numpy.cumsum(number) - number
-                every = numpy.concatenate(extras)
                 kind = inverse[rows]
                 extra[:, rank::size] = every[first[kind] + place % number[kind]]
                 place //= number[kind]
         return which[rows], extra
 
-    def _extras(self, rank: int, which: Integers) -> tuple[list[Integers], Integers] | None:
-        """Return the recompute policies of every collection of layers that a rank holds in some placements, each as
-        ``[way, chunk]`` of added backward time, and which collection each placement has; ``None``: too many."""
+    def _extras(self, rank: int, which: Integers) -> tuple[Integers, Integers, Integers] | None:
+        """Return the recompute policies of every collection of layers that a rank holds in some placements, ``[way,
+        chunk]`` of added backward time, how many each collection has, and which one each placement has; ``None``: too
+        many."""
         size, chunks = self.problem.num_stages, self.problem.num_chunks
         held = self.held[which, rank::size].reshape(len(which), -1)
         different, inverse = numpy.unique(held, axis=0, return_inverse=True)
         different = different.reshape(len(different), chunks, len(self.problem.segments))
-        extras: list[Integers] = []
-        nothing: Integers = numpy.zeros((1, chunks), dtype=numpy.int64)
-        for one, fits in zip(different.tolist(), self._fits_plainly(rank, different), strict=True):
-            if fits:
-                extras.append(nothing)
-                continue
-            ways = self.kinds.ways(rank, tuple(map(tuple, one)))
-            self.num_collections += 1
-            if not ways.complete or self.num_collections > SETTINGS.enumeration_most_collections:
-                return None
-            extras.append(ways.extra)
-        return extras, inverse.reshape(-1)
+        plain = self._fits_plainly(rank, different)
+        (fitting,), (others,) = numpy.nonzero(plain), numpy.nonzero(~plain)
+        nothing: Integers = numpy.zeros((len(different), chunks), dtype=numpy.int64)
+        if not len(others):
+            return nothing, numpy.ones(len(different), dtype=numpy.int64), inverse.reshape(-1)
+        ways = self.ways.of(rank, different[others], SETTINGS.enumeration_most_ways)
+        self.num_collections += len(others)
+        if ways is None or self.num_collections > SETTINGS.enumeration_most_collections:
+            return None
+        owner = numpy.concatenate([fitting, others[ways.owner]])
+        extra = numpy.concatenate([nothing[fitting], ways.extra])
+        number = numpy.bincount(owner, minlength=len(different))
+        return extra[numpy.argsort(owner, kind="stable")], number, inverse.reshape(-1)
 
     def _fits_plainly(self, rank: int, held: Integers) -> NDArray[numpy.bool_]:
         """Return which collections, ``[collection, chunk, segment]``, fit a rank with nothing recomputed."""

@@ -11,6 +11,7 @@ from math import inf
 from mindspeed_autoparallel.planner.split.bounds.relaxation import cut_of, relaxed_cuts
 from mindspeed_autoparallel.planner.split.bounds.whole_layers import Queries, query
 from mindspeed_autoparallel.planner.split.bounds.whole_ranks import rank_caps, whole_ranks_bound
+from mindspeed_autoparallel.planner.split.heuristics.baselines import is_plan
 from mindspeed_autoparallel.planner.split.heuristics.candidates import Evaluator, OutOfTime
 from mindspeed_autoparallel.planner.split.heuristics.local_search import LocalSearch
 from mindspeed_autoparallel.planner.split.model.cut_model import whole_counts
@@ -137,7 +138,8 @@ class _Solve:
             cut, step = cut_of(self.problem, point)
             self.evaluator.know([cut])
             self.cuts[cut] = None
-        if fits(self.problem, placement):
+        # Rows of whole layers leave out which layers of a stack are recomputed first.
+        if fits(self.problem, placement) and is_plan(self.problem, placement):
             self.state.offer(placement, step)
         ends = self.evaluator.row.ends_of(placement)
         if self.evaluator.row.is_cut(ends[None])[0]:

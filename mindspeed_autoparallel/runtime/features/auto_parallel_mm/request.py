@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,11 +31,10 @@ from mindspeed_autoparallel.runtime.launch.work_dir import private_work_dir
 from mindspeed_autoparallel.runtime.megatron.description import Description, describe
 from mindspeed_autoparallel.runtime.megatron.hybrid import hybrid_pattern
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
-    EXPERT_TENSOR_ARGUMENT,
     GROUP_ARGUMENT,
     LAYOUT_ARGUMENT,
 )
-from mindspeed_autoparallel.runtime.megatron.mindspeed import context_is_fixed, tensor_grid
+from mindspeed_autoparallel.runtime.megatron.mindspeed import context_is_fixed, expert_tensor_sizes, tensor_grid
 from mindspeed_autoparallel.runtime.megatron.splits import runnable_splits
 from mindspeed_autoparallel.runtime.megatron.unsearched import refuse_hybrid, refuse_sharded_parameters
 from mindspeed_autoparallel.runtime.profiling.measure.structure import choices_of_layers
@@ -192,7 +190,7 @@ def read_request(arguments: argparse.Namespace) -> SearchRequest:
         cluster_num_nodes=needed(arguments, _FEATURE, "simulated_nnodes"),
         cluster_devices_per_node=devices_per_node,
         expert_size=int(getattr(arguments, "expert_model_parallel_size", 1) or 1),
-        expert_tensor_sizes=_expert_tensor_sizes(arguments),
+        expert_tensor_sizes=expert_tensor_sizes(arguments),
         # Megatron trains experts with TP above 1 only so.
         sequence_parallel=bool(arguments.sequence_parallel or getattr(arguments, "num_experts", None)),
         distributed_optimizer=bool(arguments.use_distributed_optimizer),
@@ -246,17 +244,6 @@ def _check_points(request: SearchRequest) -> None:
             f"{request.num_processes_per_node} per node) with "
             f"{', '.join(map(str, request.num_heads))} attention heads{experts}: measure on more (--nproc-per-node)."
         )
-
-
-def _expert_tensor_sizes(arguments: argparse.Namespace) -> tuple[int, ...]:
-    """Return the script's own size, or 0 (all tensor ranks share an expert) and 1 (whole experts) if both can run."""
-    given = getattr(arguments, EXPERT_TENSOR_ARGUMENT, None)
-    if given is not None:
-        return (int(given),)
-    # MindSpeed replaces Megatron's dispatchers, and Megatron's oldest takes no other size than TP.
-    runs_whole = hasattr(arguments, EXPERT_TENSOR_ARGUMENT) and "mindspeed" not in sys.modules
-    runs_whole = runs_whole and getattr(arguments, "moe_token_dispatcher_type", None) != "alltoall_seq"
-    return (0, 1) if getattr(arguments, "num_experts", None) and runs_whole else (0,)
 
 
 def _hetero_balance(arguments: argparse.Namespace, description: Description) -> str | None:

@@ -21,7 +21,7 @@ from mindspeed_autoparallel.predict.useful_work import UsefulWork
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.redaction import masked_words
 from mindspeed_autoparallel.runtime.megatron.description import Description
-from mindspeed_autoparallel.runtime.megatron.mindspeed import tensor_grid
+from mindspeed_autoparallel.runtime.megatron.mindspeed import expert_tensor_sizes, tensor_grid
 from mindspeed_autoparallel.runtime.megatron.sends import interleaved_sends
 
 _LOGGER = logging.getLogger(__name__)
@@ -56,19 +56,24 @@ def computed_profile(
         device,
         devices_per_node,
         command=" ".join(masked_words([Path(sys.argv[0]).name, *sys.argv[1:]])),
-        model_hash=description.model_hash,
         train=switches_of_arguments(vars(arguments)),
+        tensor_grid=(int(arguments.tp_x), int(arguments.tp_y)) if tensor_grid(arguments) else None,
     )
     profile = computed()
     own, points = int(getattr(arguments, "context_parallel_size", 1) or 1), [one.at for one in profile.measurements]
+    every = points
     if tensor_grid(arguments):
         points = [replace(point, sequence_parallel=False) for point in points]
+    if expert_tensor_sizes(arguments) == (0,):
+        points = [point for point in points if not point.expert_tensor_size]
+    if points != every:
         profile = computed(points=points)
     if own not in {point.context_size for point in points}:
         # Short sequences are split only if the script splits them.
         whole = [point for point in points if point.context_size == 1]
         profile = computed(points=[*points, *(replace(point, context_size=own) for point in whole)])
-    return replace(profile, interleaved_sends=interleaved_sends(arguments))
+    provenance = replace(profile.provenance, model_hash=description.model_hash)
+    return replace(profile, interleaved_sends=interleaved_sends(arguments), provenance=provenance)
 
 
 def useful_work_of(arguments: argparse.Namespace, description: Description) -> UsefulWork | None:

@@ -56,6 +56,16 @@ def _profile(arguments: argparse.Namespace, per_node: int = 8) -> Profile:
     return computed_profile(arguments, describe(arguments), find_device("910B"), per_node)
 
 
+@pytest.mark.parametrize(("dispatcher", "sizes"), [("alltoall", {0, 1}), ("alltoall_seq", {0})])
+def test_whole_experts_have_no_costs_where_the_dispatcher_takes_the_tensor_size_alone(
+    dispatcher: str, sizes: set[int]
+) -> None:
+    """Megatron ends with an error beside such a plan: "alltoall_seq dispatcher not support different TP size"."""
+    experts = {"num_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 512}
+    given = _arguments(**experts, moe_token_dispatcher_type=dispatcher, expert_tensor_parallel_size=None)
+    assert {one.at.expert_tensor_size for one in _profile(given).measurements} == sizes
+
+
 def test_measuring_stays_the_default() -> None:
     assert target_device(argparse.Namespace()) is None
 
@@ -186,6 +196,16 @@ def test_a_search_keeps_what_mindspeed_has_chosen_while_it_was_imported(
     arguments = _arguments(**{**_SEARCH, **given}, auto_parallel_work_dir=str(tmp_path))
     plan = search(read_request(arguments), _profile(arguments), arguments)
     assert {plan.layout.context_size} | {verdict.layout.context_size for verdict in plan.search.verdicts} == contexts
+
+
+def test_a_grid_of_tensor_ranks_has_its_own_costs() -> None:
+    """Groups of 2 x 2 ranks have two each; sides of 4 x 1 and 1 x 4 gather and reduce tensors of different widths."""
+    times = set()
+    for x, y in ((2, 2), (4, 1), (1, 4)):
+        profile = _profile(_arguments(tp_2d=True, tp_x=x, tp_y=y))
+        (one,) = (row for row in profile.measurements if row.at.tensor_size == 4 and row.at.micro_batch_size == 1)
+        times.add(one.modules["text_decoder"].layer.forward_us)
+    assert len(times) == 3
 
 
 @pytest.mark.parametrize(

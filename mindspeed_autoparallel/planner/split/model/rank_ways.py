@@ -1,0 +1,155 @@
+"""Recompute choices of many collections of layers of one rank at once, all of them: enumerations compare collections.
+
+Choices are multiplied out chunk by chunk for all collections together. What cannot fit is dropped on the way, and at
+the end what another choice of the same layers equals or beats in every chunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy
+
+from mindspeed_autoparallel.planner.split.model.problem import SplitProblem
+from mindspeed_autoparallel.planner.split.model.rank_kinds import Held, RankKinds, placement_of_ways
+from mindspeed_autoparallel.planner.split.model.recompute_choice import Array, Edges
+from mindspeed_autoparallel.planner.split.model.solution import Placement
+
+
+@dataclass(frozen=True)
+class ManyWays:
+    """The recompute choices that fit, in the order of the collections."""
+
+    owner: Array
+    """Collection of every way."""
+    extra: Array
+    """``[way, chunk]``: added backward time."""
+    chosen: Array
+    """``[way, chunk]``: places in the chunks' choices."""
+    choices: tuple[list[tuple[Edges, ...]], ...]
+
+    def edges(self, way: int) -> list[tuple[Edges, ...]]:
+        """Return by chunk and stack held where each kind's layers begin."""
+        return [edges[place] for edges, place in zip(self.choices, self.chosen[way].tolist(), strict=True)]
+
+
+class _Choices(NamedTuple):
+    """Of one virtual stage's layers."""
+
+    memory: Array
+    saved: Array
+    extra: Array
+    transient: Array
+    edges: list[tuple[Edges, ...]]
+
+
+class AllRankWays:
+    """The choices of every virtual stage, cached."""
+
+    def __init__(self, problem: SplitProblem) -> None:
+        self.problem, self.kinds = problem, RankKinds(problem)
+        self._choices: dict[tuple[int, Held], _Choices] = {}
+
+    def of(self, rank: int, held: Array, most: int) -> ManyWays | None:
+        """Return the ways of every collection, ``held[collection, chunk, segment]``; ``None``: more than ``most`` would
+        have to be compared."""
+        tables = [self._table(rank, chunk, held[:, chunk]) for chunk in range(self.problem.num_chunks)]
+        # What the chunks behind need at least.
+        rest = sum(table.least[table.kind] for table in tables)
+        owner: Array = numpy.arange(len(held))
+        used: Array = numpy.zeros_like(rest)
+        peak: Array = numpy.zeros_like(owner)
+        chosen: Array = numpy.zeros((len(held), 0), dtype=numpy.int64)
+        for table in tables:
+            rest = rest - table.least[table.kind]
+            count = table.count[table.kind[owner]]
+            if count.sum() > most:
+                return None
+            parent: Array = numpy.repeat(numpy.arange(len(owner)), count)
+            place = numpy.arange(len(parent)) - numpy.repeat(numpy.cumsum(count) - count, count)
+            choice = table.first[table.kind[owner[parent]]] + place
+            used, owner = used[parent] + table.used[choice], owner[parent]
+            peak = numpy.maximum(peak[parent], table.transient[choice])
+            fits = (used + rest[owner] + peak[:, None] <= self.problem.memory_limit[rank]).all(axis=1)
+            chosen = numpy.concatenate([chosen[parent], choice[:, None]], axis=1)[fits]
+            used, owner, peak = used[fits], owner[fits], peak[fits]
+        extra = numpy.stack([table.extra[chosen[:, chunk]] for chunk, table in enumerate(tables)], axis=1)
+        kept = _undominated(owner, extra)
+        return ManyWays(owner[kept], extra[kept], chosen[kept], tuple(table.edges for table in tables))
+
+    def placement(self, held: Array, extra: Array, most: int) -> Placement:
+        """Return the placement that holds these layers, ``[virtual stage, segment]``, with this added backward time by
+        virtual stage; both are of ways that ``of`` has returned."""
+        size = self.problem.num_stages
+        ways = [self.of(rank, held[rank::size][None], most) for rank in range(size)]
+        return placement_of_ways(self.problem, held, extra, [one for one in ways if one is not None])
+
+    def _table(self, rank: int, chunk: int, held: Array) -> _Table:
+        rows, kind = numpy.unique(held, axis=0, return_inverse=True)
+        moments = numpy.array(self.problem.moments(rank))[:, chunk]
+        choices = [self._choices_of(rank + chunk * self.problem.num_stages, tuple(row)) for row in rows.tolist()]
+        used = [each.memory[:, None] + each.saved[:, None] * moments for each in choices]
+        count = numpy.array(list(map(len, used)))
+        return _Table(
+            kind=kind.reshape(-1),
+            count=count,
+            first=numpy.cumsum(count) - count,
+            least=numpy.array([each.min(axis=0) for each in used]),
+            used=numpy.concatenate(used),
+            extra=numpy.concatenate([each.extra for each in choices]),
+            transient=numpy.concatenate([each.transient for each in choices]),
+            edges=[edges for each in choices for edges in each.edges],
+        )
+
+    def _choices_of(self, v: int, held: Held) -> _Choices:
+        """Return the choices of a virtual stage that no other one equals or beats in memory, time and transients."""
+        if (v, held) not in self._choices:
+            kinds = [s.kinds for s, count in zip(self.problem.segments, held, strict=True) if count]
+            peaks = sorted({kind.transient for row in kinds for kind in row}) or [0]
+            fronts = [self.kinds.front(v, held, peak) for peak in peaks]
+            memory, saved, extra = (
+                numpy.concatenate([getattr(front, name) for front in fronts]) for name in ("memory", "saved", "extra")
+            )
+            transient: Array = numpy.repeat(peaks, [len(front.memory) for front in fronts])
+            beaten: Array = numpy.tri(len(memory), k=-1, dtype=bool)
+            for values in (memory, saved, extra):
+                beaten &= values[:, None] >= values
+            kept = numpy.flatnonzero(~beaten.any(axis=1))
+            edges = [row for front in fronts for row in front.edges]
+            self._choices[v, held] = _Choices(
+                memory[kept], saved[kept], extra[kept], transient[kept], [edges[place] for place in kept]
+            )
+        return self._choices[v, held]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Table:
+    """The choices of one chunk of a rank, those of equal layers one behind the other."""
+
+    kind: Array
+    """Number of every collection's layers among the different ones."""
+    count: Array
+    first: Array
+    """By different layers: how many choices, and the first one's place."""
+    least: Array
+    """``[different layers, moment]``: memory at least."""
+    used: Array
+    """``[choice, moment]``."""
+    extra: Array
+    transient: Array
+    edges: list[tuple[Edges, ...]]
+
+
+def _undominated(owner: Array, extra: Array) -> Array:
+    """Return ways that no other one of the same owner equals or beats in every chunk, in the order of owners."""
+    left = numpy.lexsort((extra.sum(axis=1), owner))
+    kept: list[Array] = []
+    while len(left):
+        first = numpy.flatnonzero(numpy.diff(owner[left], prepend=-1))
+        best: Array = numpy.repeat(left[first], numpy.diff(numpy.append(first, len(left))))
+        kept.append(left[first])
+        left = left[(extra[left] < extra[best]).any(axis=1)]
+    every = numpy.concatenate([left, *kept])
+    ordered: Array = every[numpy.argsort(owner[every], kind="stable")]
+    return ordered
