@@ -38,8 +38,7 @@ class Unit:
     """Communication context: units hooked at one module have several (MindSpeed-MM)."""
     shard_ranks: int = 2
     elements: int = 0
-    """Of its parameters, as Megatron-FSDP counts what it gathers ahead; of a unit whose parameters ``fully_shard``
-    ignores (``empty``), those on this device."""
+    """Of its parameters, padded, those of all shards; a unit whose parameters ``fully_shard`` ignores is ``empty``."""
     flat_bytes: int = 0
     """The shard in the gathered type, during the copy-in."""
     gathered_bytes: int = 0
