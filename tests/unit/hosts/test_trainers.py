@@ -197,7 +197,11 @@ def test_tensor_parallelism_of_automodel_stays_and_the_ranks_that_share_paramete
     [
         ("distributed: {strategy: fsdp2, ep_size: 4}\n", True, False),
         ("distributed: {strategy: fsdp2, ep_size: 4, defer_fsdp_grad_sync: false}\n", False, False),
-        ("distributed: {strategy: fsdp2, ep_size: 4}\nmodel: {backend: {enable_fsdp_optimizations: true}}\n", True, True),
+        (
+            "distributed: {strategy: fsdp2, ep_size: 4}\nmodel: {backend: {enable_fsdp_optimizations: true}}\n",
+            True,
+            True,
+        ),
         ("train: {accelerator: {fsdp_config: {reshard_after_backward: false}}}\n", False, True),
         ("train: {accelerator: {ulysses_size: 1}}\n", False, False),
     ],
