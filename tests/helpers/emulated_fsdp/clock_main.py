@@ -274,16 +274,21 @@ def run(case):
     return {"step_ns": DEVICE.compute.now, "spans": DEVICE.spans}
 
 
+def use_host(path):
+    """Put a host's own copy of fully_shard in torch's place, as MindSpeed-MM's ops/fully_shard/fully_shard.py."""
+    spec = importlib.util.spec_from_file_location("host_fully_shard", path)
+    host = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(host)
+    host.apply_fully_shard_patch()
+    host._get_device_handle = lambda *_: DEVICE
+
+
 def main():
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", rank=0, world_size=8, store=FakeStore())
-    if len(sys.argv) > 1:  # a host's own copy of fully_shard, as MindSpeed-MM's ops/fully_shard/fully_shard.py
-        spec = importlib.util.spec_from_file_location("host_fully_shard", sys.argv[1])
-        host = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(host)
-        host.apply_fully_shard_patch()
-        host._get_device_handle = lambda *_: DEVICE
+    if len(sys.argv) > 1:
+        use_host(sys.argv[1])
     patch()
     print(json.dumps([run(case) for case in json.load(sys.stdin)]))
 
