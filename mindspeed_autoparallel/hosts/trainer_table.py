@@ -73,6 +73,8 @@ class Trainer:
     """The sharding strategy: only ``fsdp2`` (or nothing) is supported."""
     reduced: str = ""
     """Data type of reductions; fp32 if missing."""
+    stored: str = ""
+    """Data type of parameters and moments, bf16 if missing or automatic; without this key they are fp32."""
     tokens: str = ""
     """Tokens of the longest sample."""
     words: Mapping[str, str] = field(default_factory=dict)
@@ -163,6 +165,7 @@ TRAINERS = (
         reshard=("distributed.reshard_after_forward", "distributed.moe.reshard_after_forward"),
         last_layer_stays=True,
         divided_experts_stay=True,
+        stored="model.torch_dtype",
         deferred="distributed.defer_fsdp_grad_sync",
         frees_once="model.backend.enable_fsdp_optimizations",
         forward_prefetch="distributed.fsdp2_forward_prefetch_depth",

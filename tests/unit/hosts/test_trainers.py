@@ -214,6 +214,16 @@ def test_reductions_and_frees_of_a_step_are_those_of_the_file(
     assert (host.defers_reduction, host.stays_gathered) == (defers, stays)
 
 
+@pytest.mark.parametrize(("line", "stored"), [("", 2), ("auto", 2), ("torch.bfloat16", 2), ("float32", 4), ("fp32", 4)])
+def test_automodel_stores_parameters_and_moments_in_the_type_that_it_loads(
+    tmp_path: Path, line: str, stored: int
+) -> None:
+    model = f"model: {{torch_dtype: {line}}}\n" if line else ""
+    (tmp_path / "config.yaml").write_text(f"distributed: {{strategy: fsdp2}}\n{model}")
+    found = open_host_file(tmp_path / "config.yaml").bytes_of
+    assert (found.sharded, found.optimizer, found.gathered, found.reduced) == (stored, 2 * stored, 2, 4)
+
+
 def test_divided_experts_of_automodel_stay_gathered_and_whole_ones_are_not_sharded(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     for lines, reshards in (
