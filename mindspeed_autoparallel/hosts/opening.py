@@ -21,7 +21,7 @@ from mindspeed_autoparallel.spec.sharded import ShardedDecisions
 
 NATIVE_TOKENS = "data.dataset_param.basic_parameters.cutoff_len"
 ADAPTERS = "peft: adapters are not priced; every parameter is taken to be trained, which needs more memory and time"
-_REDUCED = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2}
+_BYTES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2}
 
 
 def open_host_file(path: Path) -> HostFile:
@@ -79,7 +79,7 @@ def _native(config: NativeConfig) -> HostFile:
         eager=config.values.text("model.attn_implementation") == "eager",
         tokens=config.values.integer(NATIVE_TOKENS, 0),
         tokens_key=NATIVE_TOKENS,
-        bytes_of=ElementBytes(reduced=_REDUCED.get(config.sharding.reduce_dtype, 4)),
+        bytes_of=ElementBytes(reduced=_BYTES.get(config.sharding.reduce_dtype, 4)),
         states_batch=True,
         host=lambda npu: sharding_host(config, npu),
         decisions=lambda modules, devices, npu: read_decisions(config, modules, devices, npu),
@@ -103,12 +103,19 @@ def _of_trainer(file: TrainerFile) -> HostFile:
         sequence_parallel=bool(keys.sequence_parallel) and values.switch(keys.sequence_parallel, False),
         tokens=_integer(values, keys.tokens) or file.given.get("tokens", 0),
         tokens_key=keys.tokens or "length of samples",
-        bytes_of=ElementBytes(reduced=_REDUCED.get(values.text(keys.reduced), 4) if keys.reduced else 4),
+        bytes_of=_bytes_of(file),
         states_batch=bool(file.size(keys.global_batch) or file.size(keys.accumulation)),
         host=lambda npu: trainer_host(file),
         decisions=lambda modules, devices, npu: trainer_decisions(file, modules, devices),
         written=written,
     )
+
+
+def _bytes_of(file: TrainerFile) -> ElementBytes:
+    keys, values = file.trainer, file.values
+    reduced = _BYTES.get(values.text(keys.reduced), 4) if keys.reduced else 4
+    stored = _BYTES.get(values.text(keys.stored).removeprefix("torch."), 2) if keys.stored else 4
+    return ElementBytes(sharded=stored, optimizer=2 * stored, reduced=reduced)
 
 
 def _loops_experts(file: TrainerFile) -> bool:

@@ -7,10 +7,20 @@ from collections.abc import Callable, Sequence
 from mindspeed_autoparallel.errors import ConfigError, PlanError
 from mindspeed_autoparallel.hosts.module_lists import changed_list, layers_of, wrapped_patterns
 from mindspeed_autoparallel.hosts.patterns import matching_names
-from mindspeed_autoparallel.hosts.trainers import EMBEDDING, HEAD, LAYERS, UNTIED_EMBEDDING, TrainerFile
+from mindspeed_autoparallel.hosts.trainer_table import EMBEDDING, HEAD, LAYERS, UNTIED_EMBEDDING
+from mindspeed_autoparallel.hosts.trainers import TrainerFile
 from mindspeed_autoparallel.hosts.yaml_edit import Value
 from mindspeed_autoparallel.profiles.sharded import ShardedModule
-from mindspeed_autoparallel.spec.sharded import ALL, EACH, KEEP, RECOMPUTE, GroupChoice, ShardedDecisions, ShardingHost
+from mindspeed_autoparallel.spec.sharded import (
+    ALL,
+    EACH,
+    KEEP,
+    RECOMPUTE,
+    GroupChoice,
+    ShardedDecisions,
+    ShardingHost,
+    ShardSizes,
+)
 
 _FSDP2 = ("fsdp2", "")
 
@@ -34,16 +44,20 @@ def trainer_host(file: TrainerFile) -> ShardingHost:
         ulysses=bool(keys.ulysses or "ulysses_size" in keys.words) and file.tensor_size == 1,
         expert_parallel=bool(keys.expert) and keys.plans_experts and file.tensor_size == 1,
         lists_units=bool(keys.wrap),
+        defers_reduction=bool(keys.deferred) and file.values.switch(keys.deferred, True),
+        stays_gathered=_frees_once(file),
+        ignores_whole_experts=keys.divided_experts_stay,
     )
 
 
 def trainer_decisions(file: TrainerFile, modules: Sequence[ShardedModule], num_devices: int) -> ShardedDecisions:
     """Return the file's decisions on ``num_devices`` devices; ``ConfigError`` for settings that a plan cannot
     describe."""
-    keys, values = file.trainer, file.values
+    keys = file.trainer
     _check(file)
     recomputed = _recomputed(file, modules)
-    reshard = values.switch(_reshard_key(file), keys.reshard_default) if keys.reshard else keys.reshard_default
+    sizes = file.sizes(num_devices)
+    reshard = _reshards(file, sizes)
     depths = _depths(file)
     patterns = [*_wrapped(file, modules), ""]
     groups = [
@@ -60,7 +74,7 @@ def trainer_decisions(file: TrainerFile, modules: Sequence[ShardedModule], num_d
         for pattern, layers in layers_of(modules).items()
     }
     return ShardedDecisions(
-        sizes=file.sizes(num_devices),
+        sizes=sizes,
         groups=tuple(groups),
         policies={pattern: layers for pattern, layers in policies.items() if set(layers) != {KEEP}},
         offload_optimizer=_offloads(file),
@@ -82,7 +96,8 @@ def trainer_values(
         if name != "recompute" and getattr(decisions.sizes, name) != getattr(present.sizes, name)
     ]
     chosen, before = decisions.groups[0], present.groups[0]
-    if chosen.reshard_after_forward != before.reshard_after_forward:
+    reshards = _reshards(file, decisions.sizes) and not (keys.root_stays and not chosen.pattern)
+    if chosen.reshard_after_forward != reshards:
         values[_reshard_key(file)] = chosen.reshard_after_forward
     values |= _depth_values(file, chosen, before)
     wrapped, listed = ([group.pattern for group in one.groups if group.pattern] for one in (decisions, present))
@@ -197,6 +212,19 @@ def _wrapped(file: TrainerFile, modules: Sequence[ShardedModule]) -> tuple[str, 
 def _reshard_key(file: TrainerFile) -> str:
     keys = file.trainer.reshard
     return next((key for key in keys if file.values.has(key)), keys[0])
+
+
+def _reshards(file: TrainerFile, sizes: ShardSizes) -> bool:
+    """Return whether units are freed after forward at ``sizes``."""
+    keys = file.trainer
+    default = keys.reshard_default and not (keys.divided_experts_stay and sizes.expert_size > 1)
+    return file.values.switch(_reshard_key(file), default) if keys.reshard else default
+
+
+def _frees_once(file: TrainerFile) -> bool:
+    keys, values = file.trainer, file.values
+    once = bool(keys.frees_once) and values.switch(keys.frees_once, False)
+    return once or (bool(keys.frees_each) and not values.switch(keys.frees_each, True))
 
 
 def _offloads(file: TrainerFile) -> bool:

@@ -42,6 +42,8 @@ class LogitBytes:
 
     kept: int = KEPT_PER_LOGIT
     transient: int = TRANSIENT_PER_LOGIT
+    divided: bool = False
+    """Whether tensor parallel ranks compute the loss of their slices of the logits; else they gather all of them."""
 
 
 def joined_kinds(layers: Sequence[LayerKind]) -> tuple[LayerKind, ...]:
@@ -129,11 +131,14 @@ def _embedding(works: Mapping[CostPoint, Workload], table: int) -> Iterator[Modu
 def _head(works: Mapping[CostPoint, Workload], device: Device, table: int, held: LogitBytes) -> Iterator[ModuleCosts]:
     for point, work in works.items():
         time = head_time(work, device, device.efficiency(work.stack))
-        # Tensor parallel ranks make slices of the logits and gather them for a loss of whole rows.
+        # Tensor parallel ranks make slices of the logits; they gather them unless the loss takes slices.
         logits, fabric = work.tokens * work.model.vocabulary, _fabric(work, device)
+        logits //= work.tensor_size if held.divided else 1
         whole = memory_pass_us(device, device.efficiency(work.stack), logits * work.element_bytes)
         slices = whole * device.efficiency(work.stack).head_passes * (1 - 1 / work.tensor_size)
         gathered = fabric.one_shot_us(logits * work.element_bytes, work.tensor_size, 1)
+        if held.divided:
+            slices, gathered = 0.0, 0.0
         yield ModuleCosts(
             at=point,
             forward_us=time.forward_us + slices + gathered,

@@ -162,6 +162,12 @@ class ShardingHost:
     expert_parallel: bool = True
     strided_experts: bool = True
     """Whether experts of several expert ranks are cut along their second dimension, as ``Shard(1)``."""
+    defers_reduction: bool = False
+    """Whether gradients wait, unsharded, for the last micro batch of a step, which alone reduces them."""
+    stays_gathered: bool = False
+    """Whether backward frees parameters in the last micro batch alone."""
+    ignores_whole_experts: bool = False
+    """Whether experts that are divided by expert parallelism alone are no parameters of ``fully_shard``."""
     loss_chunks: tuple[int, ...] = (0,)
     """Chunk sizes to choose among, in tokens; 0: whole."""
     micro_batch_chunks: tuple[int, ...] = (0,)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import emulated_fsdp
 import pytest
-from emulated_fsdp.drawn import drawn_training
+from emulated_fsdp.drawn import deferring_training, drawn_training
 from forked_python import forked_python
 
 from mindspeed_autoparallel.cost.catalogue import find_device
@@ -45,6 +45,12 @@ def compare(trainings, outcomes):
 
 def test_a_hundred_random_trainings_take_as_long_as_in_torch():
     trainings = [drawn_training(seed) for seed in range(100)]
+    compare(trainings, by_torch(trainings))
+
+
+def test_trainings_that_reduce_or_free_once_a_step_take_as_long_as_in_torch():
+    """With ``set_requires_gradient_sync``, ``set_reshard_after_backward`` or both, as NeMo Automodel and VeOmni."""
+    trainings = [deferring_training(seed) for seed in range(100)]
     compare(trainings, by_torch(trainings))
 
 

@@ -113,9 +113,13 @@ def _step_ns(lowering: Lowering, sums: Sums, ends: Ends) -> int:
         # Every queue runs all of its own work; parameters outside layers are gathered once per step.
         gathers += 2 * sums.gathers_again * more
         return max(sums.whole * (more + 1), gathers, sums.reduces * (more + 1)) + lowering.optimizer_ns
+    if lowering.problem.host.stays_gathered or lowering.problem.host.defers_reduction:
+        # Other micro batches than one may gather, copy and reduce nothing.
+        later = sums.computing
     # Reductions start in the first backward and may end in the next forward; those of the last step end in its own.
     begun = forward * (lowering.problem.host.variant == "torch" or not more)
-    step = max(phases + later * more, forward + sums.reduces * (more + 1))
+    reductions = 1 if lowering.problem.host.defers_reduction else more + 1
+    step = max(phases + later * more, forward + sums.reduces * reductions)
     step = max(step, later * more + begun + max(sums.reduces, sums.all_reduces))
     step = max(step, sums.computing * (more + 1) + ends.lead + ends.tail)
     return step + lowering.optimizer_ns

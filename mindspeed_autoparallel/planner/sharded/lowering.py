@@ -74,11 +74,9 @@ class Lowering:
     def _costs(self, kind: str, point: CostPoint) -> ModuleCosts:
         record = self.profile.kinds[kind]
         found = record.at(point)
-        if found is not None:
-            return found
-        if record.costs:
+        if record.costs and found is None:
             raise Unmeasured(f"{kind or 'the root'} has no costs at {point.label()}")
-        return ModuleCosts(at=point, forward_us=0.0, backward_us=0.0)
+        return found or ModuleCosts(at=point, forward_us=0.0, backward_us=0.0)
 
     def _parts(self) -> tuple[int, dict[str, str]]:
         """Return one part if a unit is inside a layer: before torch 2.14 it is not gathered for a second part."""
@@ -95,11 +93,8 @@ class Lowering:
     def _divide(self) -> None:
         """Replace the costs of divided layers by the sum over their parts; ``part_costs`` keeps those of one part."""
         point = replace(self.point, micro_batch_size=self.decisions.micro_batch_chunk)
-        divided = {
-            module.kind
-            for module, layer in zip(self.profile.modules, self.problem.layer_names, strict=True)
-            if layer in self.forced
-        }
+        pairs = zip(self.profile.modules, self.problem.layer_names, strict=True)
+        divided = {module.kind for module, layer in pairs if layer in self.forced}
         self.part_costs = {kind: self._costs(kind, point) for kind in divided}
         for kind, part in self.part_costs.items():
             times = {name: getattr(part, name) * self.parts for name in vars(part) if name.endswith("_us")}
@@ -150,7 +145,10 @@ class Lowering:
         shard = frozen.shard(ranks) + (frozen_experts.numel // ranks if strided else frozen_experts.shard(ranks))
         shard += owned
         gathered, reduced = shard * ranks * of.gathered, owned * ranks * of.reduced
-        casts = of.gathered != of.sharded
+        casts, waits = of.gathered != of.sharded, of.gathered != of.reduced
+        own_bytes = owned * of.sharded
+        if self.problem.host.ignores_whole_experts and experts and ranks * replicas == 1 and not casts:
+            return Unit(name=module.name, empty=True, shard_ranks=1, elements=shard, sharded_gradient_bytes=own_bytes)
         return Unit(
             name=module.name or "root",
             copy_in_ns=ns(self.copy_us(shard * (of.sharded + (3 if casts else 1) * of.gathered))),
@@ -164,12 +162,16 @@ class Lowering:
             has_gradients=trainable > 0,
             replicated=replicas > 1,
             shard_ranks=ranks,
+            elements=shard * ranks,
             flat_bytes=shard * of.gathered if casts else 0,
             gathered_bytes=gathered,
             gradient_bytes=trainable * of.gathered,
+            accumulated_bytes=trainable * of.reduced if waits else 0,
+            upcast_ns=ns(self.copy_us(trainable * (of.gathered + of.reduced))),
+            add_ns=ns(self.copy_us(trainable * (of.gathered + 2 * of.reduced))),
             reduced_bytes=reduced,
             output_bytes=owned * of.reduced,
-            sharded_gradient_bytes=owned * of.sharded,
+            sharded_gradient_bytes=own_bytes,
             cast_gradient=of.reduced != of.sharded,
             strided=strided,
         )
@@ -179,16 +181,17 @@ class Lowering:
         modules = []
         for module, layer in zip(self.profile.modules, self.problem.layer_names, strict=True):
             policy = self.forced.get(layer) or policies.get(layer, KEEP) if layer else KEEP
-            known = self._built.get((module.name, policy))
-            if known is None:
-                known = self._built[module.name, policy] = self._module(module, policy)
-            modules.append(known)
+            if (module.name, policy) not in self._built:
+                self._built[module.name, policy] = self._module(module, policy)
+            modules.append(self._built[module.name, policy])
         return StreamTraining(
             modules=tuple(modules),
             units=self.relisted_units if any(one.recomputes for one in modules) else self.units,
             accumulation=self.sizes.accumulation,
             variant=self.problem.host.variant,
             last_offload_stays=self.problem.host.last_offload_stays,
+            defers_reduction=self.problem.host.defers_reduction,
+            stays_gathered=self.problem.host.stays_gathered,
             static_bytes=self.static_bytes,
             optimizer_ns=self.optimizer_ns,
         )
@@ -207,9 +210,8 @@ class Lowering:
             again -= costs.attention_us
             kept = costs.attention_bytes
         trainable = sum(self.profile.kinds[module.kind].parameters)
-        gradients = (
-            trainable // (self.sizes.expert_size if module.holds_experts else 1) * self.profile.bytes_of.gathered
-        )
+        experts = self.sizes.expert_size if module.holds_experts else 1
+        gradients = trainable // experts * self.profile.bytes_of.gathered
         link = self.profile.host_link_bytes_per_s
         record = StreamModule(
             name=module.name,
@@ -283,10 +285,8 @@ class Lowering:
     @property
     def static_bytes(self) -> int:
         """Return the bytes that are live between steps."""
-        of = self.profile.bytes_of
-        kinds = self.kinds.values()
-        elements = sum(unit.gathered_bytes // (unit.shard_ranks * of.gathered) * count for unit, count in kinds)
-        shards = elements * of.sharded
+        of, kinds = self.profile.bytes_of, self.kinds.values()
+        shards = sum(unit.elements // unit.shard_ranks * count for unit, count in kinds) * of.sharded
         states = 0 if self.decisions.offload_optimizer else self.owned_elements * of.optimizer
         return shards + states + self.profile.device.runtime_overhead_bytes
 

@@ -22,7 +22,7 @@ class Passed:
     head_us: float = 0.0
     tail_us: float = 0.0
     head_bytes: int = 0
-    """Transient bytes: in forward above the level at the end, in backward above the level at the beginning."""
+    """Transient bytes: in a forward that saves tensors above the level at the end, else above that at the beginning."""
     tail_bytes: int = 0
     head_made_bytes: int = 0
     """Part of ``head_bytes``: parameter gradients, which later parts of a micro batch add to those of the first."""
@@ -35,17 +35,19 @@ class _Segment:
     us: float = 0.0
     transient_bytes: int = 0
     later_bytes: int = 0
-    """``transient_bytes`` if finished parameter gradients are already allocated."""
+    """``transient_bytes`` in a later part of a micro batch, which adds finished gradients to existing ones."""
 
     @property
     def made_bytes(self) -> int:
-        """Return the part of ``transient_bytes`` in finished gradients."""
-        return self.transient_bytes - self.later_bytes
+        """Return the part of ``transient_bytes`` that existing gradients save."""
+        return max(0, self.transient_bytes - self.later_bytes)
 
 
 @dataclass
 class _Frame:
     name: str
+    saves: bool = True
+    """Whether forward saves tensors for a backward."""
     segments: list[_Segment] = field(default_factory=lambda: [_Segment()])
 
 
@@ -130,7 +132,8 @@ class Timeline:
                 self._follow_gradients(module)
             if name not in self.order:
                 self.order.append(name)
-            self._push(name)
+            trains = bool(waiting) or any(one.requires_grad for one in module.parameters())
+            self._push(name, saves=trains)
 
         return hook
 
@@ -165,8 +168,16 @@ class Timeline:
                 self._handles.append(parameter.register_post_accumulate_grad_hook(self._made_gradient))
 
     def _made_gradient(self, parameter: Any) -> None:
+        # A unit inside a module is hooked sharded, too: its reductions belong to no module.
+        if self.probe is None or self._since is None or not self._stack:
+            return
+        size = parameter.numel() * parameter.element_size()
         self._note_peak(self._base_bytes)
-        self._made_bytes += parameter.numel() * parameter.element_size()
+        # A later part's gradient, those of the parts before, and their sum are live together.
+        added = self.probe.current_bytes() - self._base_bytes - self._made_bytes + size
+        segment = self._stack[-1].segments[-1]
+        segment.later_bytes = max(segment.later_bytes, added)
+        self._made_bytes += size
 
     # Backward: gather again, enter, leave, reduced.
 
@@ -214,7 +225,8 @@ class Timeline:
             segment = self._stack[-1].segments[-1]
             segment.us += (time.perf_counter() - self._since) * 1e6
             if self.probe is not None:
-                self._note_peak(self.probe.current_bytes() if self._done is self.forward else self._base_bytes)
+                saves = self._done is self.forward and self._stack[-1].saves
+                self._note_peak(self.probe.current_bytes() if saves else self._base_bytes)
         self._since = None
 
     def _note_peak(self, stays_bytes: int) -> None:
@@ -231,9 +243,9 @@ class Timeline:
             self._base_bytes, self._made_bytes = self.probe.current_bytes(), 0
         self._since = time.perf_counter()
 
-    def _push(self, name: str) -> None:
+    def _push(self, name: str, *, saves: bool = True) -> None:
         self._pause()
-        self._stack.append(_Frame(name))
+        self._stack.append(_Frame(name, saves))
         self._resume()
 
     def _pop_to(self, name: str) -> None:

@@ -88,12 +88,16 @@ class _Step:
         self.communication.pre_forward(module.units)
         self.copies.before_forward(index)
         self.memory.hold(index, self._input_bytes(module))
+        # Its caller holds the input of a module that saves none.
+        waiting = 0 if module.needs_backward else module.input_bytes
+        self.memory.add("temporary", waiting)
         for _ in range(module.chunks):
             self._forward_part(index)
             self.memory.add("temporary", self._part_bytes(module))
         if module.chunks > 1:
             self.memory.touch("temporary", module.output_bytes)  # the parts, joined
             self.memory.add("temporary", -module.chunks * self._part_bytes(module))
+        self.memory.add("temporary", -waiting)
         self.communication.post_forward(module.units)
 
     def _forward_part(self, index: int) -> None:

@@ -6,20 +6,20 @@ patched copy of 2.7 (``mindspeed-mm``).
 
 from __future__ import annotations
 
-from mindspeed_autoparallel.schedule.sharded.queues import ALL_REDUCE, COMPUTE, COPY_IN, GATHER, REDUCE, Bytes, Queues
+from mindspeed_autoparallel.schedule.sharded.gathers import Gathers
+from mindspeed_autoparallel.schedule.sharded.queues import ALL_REDUCE, COMPUTE, COPY_IN, REDUCE, Bytes, Queues
 from mindspeed_autoparallel.schedule.sharded.states import FORWARD, IDLE, POST_BACKWARD, PRE_BACKWARD, Context, State
 from mindspeed_autoparallel.schedule.sharded.training import StreamTraining
 
 
-class Communication:
+class Communication(Gathers):
     """All units of one step."""
 
     def __init__(self, training: StreamTraining, queues: Queues, memory: Bytes, start_gradients: bool) -> None:
-        self.variant = training.variant
-        self.queues, self.memory = queues, memory
-        self.states = [State(unit, index) for index, unit in enumerate(training.units)]
-        self.contexts = [Context() for _ in range(1 + max((unit.context for unit in training.units), default=0))]
-        self.modules_of = {unit: module.name for module in training.modules for unit in module.units}
+        super().__init__(training, queues, memory)
+        self.defers, self.stays = training.defers_reduction, training.stays_gathered
+        self.micro_batches = 0
+        """Micro batches that have begun."""
         self.done: list[State] = []
         """Units in the order in which their forwards ended."""
         self.last_reduced: dict[str, int] = {}
@@ -30,11 +30,17 @@ class Communication:
             for state in self.states:
                 self._add_sharded_gradient(state)
 
+    @property
+    def ends_backward(self) -> bool:
+        """Return whether torch's last backward of a step, as the host declares it, ends with this micro batch."""
+        return self.is_last or (self.defers and not self.stays)
+
     # Forward
 
     def begin(self, *, is_last: bool) -> None:
         """Start a micro batch."""
         self.is_last = is_last
+        self.micro_batches += 1
 
     def pre_forward(self, units: tuple[int, ...]) -> None:
         """Gather the units of a forward; ``units`` in the order of their hooks."""
@@ -89,72 +95,6 @@ class Communication:
     def use(self, unit: int) -> None:
         """Note that a module with parameters runs: torch's hooks have waited for its unit."""
 
-    # Gathering
-
-    def _gather(self, state: State, *, alone: bool = False) -> None:
-        """Gather a unit, overlapping computing or ``alone``."""
-        unit = state.unit
-        if state.pending is not None or state.gathered:
-            return
-        if unit.shard_ranks == 1 and self.variant == "torch":
-            state.pending = self.queues.now[COMPUTE]
-            return
-        queues = self.queues
-        self.memory.add("gather buffers", unit.flat_bytes)
-        copying, gathering = (COMPUTE, COMPUTE) if alone else (COPY_IN, GATHER)
-        queues.run(copying, ("copy in", unit.name), unit.copy_in_ns)
-        self.memory.add("gather buffers", unit.gathered_bytes)
-        self.memory.add("gather buffers", -unit.flat_bytes)
-        queues.wait(gathering, queues.now[copying])
-        state.pending = queues.run(gathering, ("gather", unit.name), unit.gather_ns)
-
-    def _wait(self, state: State) -> None:
-        if state.pending is None:
-            return
-        unit, queues = state.unit, self.queues
-        forward = state.group == FORWARD
-        if forward:
-            contexts = self.contexts if self.variant == "mindspeed-mm" else [self.contexts[unit.context]]
-            for context in contexts:
-                other = context.copied_out
-                if other and (self.variant != "mindspeed-mm" or not self._same_hook(other[2], state)):
-                    self._release(context)
-        alone = unit.shard_ranks == 1 and self.variant == "torch"
-        if not alone:
-            queues.wait(COMPUTE, state.pending)
-        self.memory.add("gathered parameters", unit.gathered_bytes)
-        if unit.strided:
-            self.memory.touch("gather buffers", unit.gathered_bytes)
-        done = queues.run(COMPUTE, ("copy out", unit.name), unit.copy_out_ns)
-        state.gathered, state.pending = True, None
-        buffer = 0 if alone else unit.gathered_bytes
-        if forward and not alone:
-            context = self.contexts[unit.context]
-            if context.copied_out is not None:
-                self.memory.add("gather buffers", -context.copied_out[1])
-            context.copied_out = (done, buffer, state)
-        else:
-            self._hold_gathers(done)
-            self.memory.add("gather buffers", -buffer)
-
-    def _same_hook(self, one: State, other: State) -> bool:
-        return self.modules_of[one.index] == self.modules_of[other.index]
-
-    def _hold_gathers(self, moment: int) -> None:
-        self.queues.wait(COPY_IN, moment)
-        self.queues.wait(GATHER, moment)
-
-    def _release(self, context: Context) -> None:
-        if context.copied_out is not None:
-            self._hold_gathers(context.copied_out[0])
-            self.memory.add("gather buffers", -context.copied_out[1])
-            context.copied_out = None
-
-    def _free(self, state: State) -> None:
-        if state.gathered:
-            state.gathered = False
-            self.memory.add("gathered parameters", -state.unit.gathered_bytes)
-
     # Backward
 
     def pre_backward(self, units: tuple[int, ...]) -> None:
@@ -179,8 +119,13 @@ class Communication:
 
         With several parts of a micro batch they exist from the first part on, and reach the unit with the last part.
         """
-        if unit >= 0 and size:
-            self.states[unit].gradient_bytes += size * is_last
+        if unit < 0 or not size:
+            return
+        state = self.states[unit]
+        # Later micro batches add to gradients that no reduction took and no cast replaced.
+        adds = self.micro_batches > 1 and (state.unit.empty or (self.defers and not state.unit.accumulated_bytes))
+        if not adds:
+            state.gradient_bytes += size * is_last
             self.memory.add("gradients", size * is_first)
 
     def post_backward(self, units: tuple[int, ...]) -> None:
@@ -192,8 +137,15 @@ class Communication:
     def _post_backward(self, state: State) -> None:
         unit, queues = state.unit, self.queues
         state.group = POST_BACKWARD
-        self._free(state)
-        has_gradients = unit.has_gradients and state.gradient_bytes > 0
+        if state.accumulated_bytes and state.gradient_bytes:
+            queues.run(COMPUTE, ("add", unit.name), unit.add_ns)
+            self._drop_gradients(state)
+        if self.is_last or not self.stays:
+            self._free(state)
+        if self.defers and not self.is_last:
+            self._accumulate(state)
+            return
+        has_gradients = unit.has_gradients and state.gradient_bytes + state.accumulated_bytes > 0
         if self.variant == "torch" or has_gradients:
             self._wait_for_reductions(state)
         if not has_gradients:
@@ -201,13 +153,27 @@ class Communication:
         self._wait_for_own(state)
         self.memory.add("reduction buffers", unit.reduced_bytes)
         queues.run(COMPUTE, ("pack", unit.name), unit.pack_ns)
-        self.memory.add("gradients", -state.gradient_bytes)
-        state.gradient_bytes = 0
+        self._drop_gradients(state)
+        self.memory.add("gradients", -state.accumulated_bytes)
+        state.accumulated_bytes = 0
         queues.wait(REDUCE, queues.now[COMPUTE])
         self.memory.add("sharded gradients", unit.output_bytes)
         done = queues.run(REDUCE, ("reduce", unit.name), unit.reduce_ns)
         self.contexts[unit.context].reducing = (done, unit.reduced_bytes, state)
         self._finish(state, done)
+
+    def _drop_gradients(self, state: State) -> None:
+        self.memory.add("gradients", -state.gradient_bytes)
+        state.gradient_bytes = 0
+
+    def _accumulate(self, state: State) -> None:
+        """Keep gradients for the last micro batch, cast to the reduction's type."""
+        size = state.unit.accumulated_bytes
+        if size and state.gradient_bytes:
+            self.queues.run(COMPUTE, ("upcast", state.unit.name), state.unit.upcast_ns)
+            self.memory.add("gradients", size)
+            state.accumulated_bytes = size
+            self._drop_gradients(state)
 
     def _finish(self, state: State, done: int) -> None:
         """Reduce over replicas, and add the shard to the gradients."""
@@ -269,9 +235,9 @@ class Communication:
             if not state.unit.empty and state.group != POST_BACKWARD:
                 self._post_backward(state)
             state.group = state.training = IDLE
-            if self.is_last and not state.unit.empty:
+            if self.ends_backward and not state.unit.empty:
                 self._finalize(state)
-        if self.is_last:
+        if self.ends_backward:
             self.done.clear()
             for context in self.contexts:
                 self._drop_reduction(context)

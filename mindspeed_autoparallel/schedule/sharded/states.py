@@ -27,6 +27,8 @@ class State:
     held_output: int = 0
     """Bytes of the all-reduced buffer that is held until then."""
     gradient_bytes: int = 0
+    accumulated_bytes: int = 0
+    """Gradients of earlier micro batches in the reduction's type."""
     partial: bool = False
     has_sharded_gradient: bool = False
     order: list[int] = field(default_factory=list)

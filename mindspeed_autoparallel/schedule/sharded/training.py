@@ -38,12 +38,18 @@ class Unit:
     """Communication context: units hooked at one module have several (MindSpeed-MM)."""
     shard_ranks: int = 2
     elements: int = 0
-    """Of its parameters, as Megatron-FSDP counts what it gathers ahead."""
+    """Of its parameters, padded, those of all shards; a unit whose parameters ``fully_shard`` ignores is ``empty``."""
     flat_bytes: int = 0
     """The shard in the gathered type, during the copy-in."""
     gathered_bytes: int = 0
     """The gather's buffer, and likewise the parameters."""
     gradient_bytes: int = 0
+    accumulated_bytes: int = 0
+    """Gradients that wait for the last micro batch's, in the reduction's type; 0 if gradients have it anyway."""
+    upcast_ns: int = 0
+    """From gradients to ``accumulated_bytes``, on the compute queue."""
+    add_ns: int = 0
+    """Adding gradients to ``accumulated_bytes``, on the compute queue."""
     reduced_bytes: int = 0
     """The reduction's buffer."""
     output_bytes: int = 0
@@ -130,6 +136,10 @@ class StreamTraining:
     unit_elements: int = 0
     """Megatron-FSDP's unit size: half of it is gathered ahead, and all of it waits for its reduction."""
     last_offload_stays: bool = True
+    defers_reduction: bool = False
+    """Whether gradients are reduced once a step, in the last micro batch."""
+    stays_gathered: bool = False
+    """Whether backward frees parameters in the last micro batch alone, which then is also torch's last backward."""
     static_bytes: int = 0
     """Bytes that are always alive: shards of parameters, optimizer state, buffers."""
     optimizer_ns: int = 0

@@ -177,6 +177,7 @@ def patch():
 
     for name in ("unshard", "wait_for_unshard", "post_backward"):
         within(name)
+    charge_accumulation()
 
     def charged(owner, name, word, key):
         inner = getattr(owner, name)
@@ -197,6 +198,31 @@ def patch():
     charged(dist, "reduce_scatter_single" if new else "reduce_scatter_tensor", "reduce", "reduce_ns")
     charged(dist, "all_reduce", "all-reduce", "all_reduce_ns")
     charged(collectives, "_to_dtype_if_needed", "finish", "finish_ns")
+
+
+def charge_accumulation():
+    """Charge what a group's gradients take that wait for the last micro batch, with its first parameter."""
+    parameter = importlib.import_module(PACKAGE + "_fsdp_param").FSDPParam
+    for name, word, key in (
+        ("accumulate_unsharded_grad_if_needed", "add", "add_ns"),
+        ("to_accumulated_grad_if_needed", "upcast", "upcast_ns"),
+    ):
+        inner = getattr(parameter, name)
+
+        def call(self, inner=inner, word=word, key=key):
+            before = self.unsharded_accumulated_grad
+            made = hasattr(self, "_unsharded_param") and self._unsharded_param.grad is not None
+            inner(self)
+            span = [word, ACTING[-1]["name"]]
+            if made and (word == "upcast" or before is not None) and span not in CHARGED:
+                CHARGED.append(span)
+                charge(word, key)
+
+        setattr(parameter, name, call)
+
+
+CHARGED = []
+"""Additions and casts of this micro batch."""
 
 
 def run(case):
@@ -238,22 +264,31 @@ def run(case):
             raise AssertionError(f"unit {unit['name']}: empty or not")
     for step in range(case["accumulation"]):
         last = step == case["accumulation"] - 1
-        root.set_is_last_backward(last)
+        root.set_is_last_backward(last or (case["defers_reduction"] and not case["stays_gathered"]))
         root.set_requires_all_reduce(last)
+        root.set_reshard_after_backward(last or not case["stays_gathered"])
+        if case["defers_reduction"]:
+            root.set_requires_gradient_sync(last)
+        CHARGED.clear()
         root(torch.zeros(2, 16)).sum().backward()
     return {"step_ns": DEVICE.compute.now, "spans": DEVICE.spans}
+
+
+def use_host(path):
+    """Put a host's own copy of fully_shard in torch's place, as MindSpeed-MM's ops/fully_shard/fully_shard.py."""
+    spec = importlib.util.spec_from_file_location("host_fully_shard", path)
+    host = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(host)
+    host.apply_fully_shard_patch()
+    host._get_device_handle = lambda *_: DEVICE
 
 
 def main():
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", rank=0, world_size=8, store=FakeStore())
-    if len(sys.argv) > 1:  # a host's own copy of fully_shard, as MindSpeed-MM's ops/fully_shard/fully_shard.py
-        spec = importlib.util.spec_from_file_location("host_fully_shard", sys.argv[1])
-        host = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(host)
-        host.apply_fully_shard_patch()
-        host._get_device_handle = lambda *_: DEVICE
+    if len(sys.argv) > 1:
+        use_host(sys.argv[1])
     patch()
     print(json.dumps([run(case) for case in json.load(sys.stdin)]))
 

@@ -117,3 +117,20 @@ def drawn_training(seed, variant="torch"):
     return StreamTraining(
         modules=tuple(tree.modules), units=tuple(tree.units), accumulation=drawn.randint(1, 3), variant=variant
     )
+
+
+def deferring_training(seed):
+    """Return a random training that reduces, or frees in backward, in the last of several micro batches alone."""
+    training, drawn = drawn_training(seed), random.Random(-1 - seed)
+    units = [
+        replace(unit, upcast_ns=drawn.randint(1, 9_000), add_ns=drawn.randint(1, 9_000), accumulated_bytes=2)
+        for unit in training.units
+    ]
+    defers, stays = drawn.choice(((True, True), (True, False), (False, True)))
+    return replace(
+        training,
+        units=tuple(units),
+        accumulation=drawn.randint(2, 4),
+        defers_reduction=defers,
+        stays_gathered=stays,
+    )

@@ -2,11 +2,12 @@
 
 import random
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 
 @dataclass(frozen=True)
@@ -196,3 +197,19 @@ features:
   recompute_plan: {{apply_modules: {stacks}}}
 training: {{micro_batch_size: 1, gradient_accumulation_steps: 1, init_model_with_meta_device: true}}
 """
+
+
+def recomputing(forward, keep_attention):
+    def keeps(context, operator, *args, **kwargs):
+        saved = keep_attention and "scaled_dot_product" in str(operator)
+        return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+    contexts = {"context_fn": partial(create_selective_checkpoint_contexts, keeps)} if keep_attention else {}
+    return lambda *args: checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **contexts)
+
+
+def parted(forward, parts):
+    part = recomputing(forward, keep_attention=False)
+    # Sliced as the host does: the gradient of a slice is as large as the whole input's.
+    size = lambda x: x.shape[0] // parts
+    return lambda x: torch.cat([part(x[at : at + size(x)]) for at in range(0, x.shape[0], size(x))])

@@ -2,12 +2,15 @@
 
 Seeds stand on the command line; a line of JSON for each: predicted and live bytes between steps and at the peak.
 From 1000 on layers are recomputed by reentrant checkpoints around them; from 2000 on the decoder's layers run a micro
-batch in two parts, each recomputed.
+batch in two parts, each recomputed. From 3000 on gradients are reduced, or parameters freed in backward, in the last
+micro batch alone. From 4000 on experts are units that are hooked at their layer, by MindSpeed-MM's copy of
+``fully_shard`` (the checkout of ``MINDSPEED_MM``, under torch 2.7.1).
 """
 
 import dataclasses
 import gc
 import json
+import os
 import random
 import sys
 import tempfile
@@ -18,12 +21,12 @@ from types import SimpleNamespace
 import clock_main
 import torch
 import torch.distributed as dist
-from drawn_models import Model, batch_of, configuration, drawn_shape
+from drawn_models import Model, batch_of, configuration, drawn_shape, parted, recomputing
+from torch.distributed import fsdp
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from mindspeed_autoparallel.hosts.mindspeed_mm import read_native
 from mindspeed_autoparallel.hosts.mindspeed_mm_decisions import read_decisions
@@ -66,7 +69,7 @@ class TrainEngine:
         self.model(**next(batches)).backward()
 
 
-def sharded(model, wrapped, policy, training=None, modules=(), expert_size=1):
+def sharded(model, wrapped, policy, training=None, hooked=False, expert_size=1):
     """Apply ``fully_shard`` to the modules of ``wrapped`` (in pre-order), children first, as units of ``training``."""
     clock_main.DEVICE.begin()
     meshes = {
@@ -85,7 +88,9 @@ def sharded(model, wrapped, policy, training=None, modules=(), expert_size=1):
             values = {"mesh": mesh, "reshard_after_forward": unit.reshard_after_forward}
             if expert_size > 1 and name.endswith("experts"):
                 values["shard_placement_fn"] = lambda parameter: Shard(1)
-        fully_shard(model.get_submodule(name), mp_policy=policy, **({"mesh": meshes[WORLD]} | values))
+            if hooked and name.endswith("experts"):
+                values["hook_module"] = model.get_submodule(name.removesuffix(".mlp.experts"))
+        fsdp.fully_shard(model.get_submodule(name), mp_policy=policy, **({"mesh": meshes[WORLD]} | values))
     for name, unit in zip(wrapped, units, strict=True):
         if unit is not None:
             module = model.get_submodule(name)
@@ -152,7 +157,7 @@ def live(shape, problem, decisions, training, policy):
             module.forward = parted(module.forward, record.chunks)
     structure = problem.units(decisions)
     wrapped = [module.name for module in structure.modules]
-    optimizer = sharded(model, wrapped, policy, training, expert_size=expert_size)
+    optimizer = sharded(model, wrapped, policy, training, bool(decisions.hooks), expert_size)
     batch = batch_of(shape)
 
     def step():
@@ -160,6 +165,9 @@ def live(shape, problem, decisions, training, policy):
             last = number == decisions.sizes.accumulation - 1
             model.set_is_last_backward(last)
             model.set_requires_all_reduce(last)
+            model.set_reshard_after_backward(last or not training.stays_gathered)
+            if training.defers_reduction:
+                model.set_requires_gradient_sync(last)
             model(**batch).backward()
         optimizer.step()
 
@@ -187,43 +195,38 @@ def address_of(addresses, tensor):
     return tensor
 
 
-def recomputing(forward, keep_attention):
-    def keeps(context, operator, *args, **kwargs):
-        saved = keep_attention and "scaled_dot_product" in str(operator)
-        return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
-
-    contexts = {"context_fn": partial(create_selective_checkpoint_contexts, keeps)} if keep_attention else {}
-    return lambda *args: checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **contexts)
-
-
-def parted(forward, parts):
-    part = recomputing(forward, keep_attention=False)
-    # Sliced as the host does: the gradient of a slice is as large as the whole input's.
-    size = lambda x: x.shape[0] // parts
-    return lambda x: torch.cat([part(x[at : at + size(x)]) for at in range(0, x.shape[0], size(x))])
-
-
 def run(seed):
     drawn = random.Random(seed)
     shape = drawn_shape(drawn)
-    is_reentrant, has_parts = seed // 1000 == 1, seed // 1000 == 2
-    if is_reentrant or has_parts:  # few logits, so that the peak is inside the layers
+    is_reentrant, has_parts, defers, has_hooks = (seed // 1000 == one for one in range(1, 5))
+    if seed >= 1000:  # few logits, so that the peak is inside the layers
         shape = dataclasses.replace(shape, samples=max(2, shape.samples), vocabulary=32)
     coin = lambda chance=0.5: drawn.random() < chance
     param, reduce = drawn.choice((("bf16", "fp32"), ("bf16", "bf16"), ("fp32", "fp32")))
+    if has_hooks:
+        shape = dataclasses.replace(shape, experts=(True, *shape.experts[1:]))
     policy = MixedPrecisionPolicy(param_dtype=DTYPES[param], reduce_dtype=DTYPES[reduce])
     listed = ["visual.blocks.{*}", "visual"] if shape.tower else []
     listed += ["language_model.embed_tokens", "language_model.layers.{*}", "language_model", "lm_head"]
+    listed += ["language_model.layers.{*}.mlp.experts"] if has_hooks else []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.yaml"
         path.write_text(configuration(shape, listed, param, reduce))
         config = read_native(path)
-    expert_size = 2 if any(shape.experts) and coin() and not has_parts else 1
+    expert_size = 2 if any(shape.experts) and coin() and not (has_parts or has_hooks) else 1
     profile = in_parts(shape, config, policy) if has_parts else measured(shape, config, policy, expert_size)
     gc.collect()
     foreign = live_now()
     policies = (KEEP, RECOMPUTE, *(() if is_reentrant else (RECOMPUTE_KEEP_ATTENTION,)))
-    host = ShardingHost(name="drawn", variant="torch", policies=policies, reentrant=is_reentrant)
+    once = drawn.choice(((True, True), (True, False), (False, True))) if defers else (False, False)
+    host = ShardingHost(
+        name="drawn",
+        variant="mindspeed-mm" if has_hooks else "torch",
+        policies=policies,
+        reentrant=is_reentrant,
+        defers_reduction=once[0],
+        stays_gathered=once[1],
+    )
     shipped = read_decisions(config, profile.modules, WORLD, npu=False)
     reshard, depth = coin(0.7), drawn.choice((0, 0, 1, 2))
     groups = tuple(
@@ -243,9 +246,10 @@ def run(seed):
         expert_size=expert_size,
         expert_shard_size=WORLD // expert_size if expert_size > 1 else 1,
         micro_batch_size=2 if has_parts else 1,
-        accumulation=drawn.randint(1, 3),
+        accumulation=drawn.randint(1 + defers, 3),
     )
-    decisions = dataclasses.replace(shipped, sizes=sizes, groups=groups, policies=policies)
+    hooks = (DECODER,) if has_hooks else ()
+    decisions = dataclasses.replace(shipped, sizes=sizes, groups=groups, policies=policies, hooks=hooks)
     if has_parts:
         policies.pop(DECODER, None)
         decisions = dataclasses.replace(decisions, micro_batch_chunk=1, chunked=(DECODER,))
@@ -279,6 +283,8 @@ def live_now():
 
 def main():
     dist.init_process_group("fake", rank=0, world_size=WORLD, store=FakeStore())
+    if any(int(seed) >= 4000 for seed in sys.argv[1:]):
+        clock_main.use_host(os.environ["MINDSPEED_MM"] + "/mindspeed_mm/fsdp/ops/fully_shard/fully_shard.py")
     clock_main.use_device()
     gc.collect()
     gc.freeze()  # what is imported holds no tensor of a case, and every look at all objects would pass through it

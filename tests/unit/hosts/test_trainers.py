@@ -15,6 +15,7 @@ from mindspeed_autoparallel.hosts.opening import open_host_file
 from mindspeed_autoparallel.hosts.trainers import TrainerFile, read_trainer_file
 from mindspeed_autoparallel.planner.sharded.lowering import Lowering
 from mindspeed_autoparallel.planner.sharded.problem import Problem
+from mindspeed_autoparallel.profiles.sharded import CostPoint, ElementBytes
 from mindspeed_autoparallel.spec.sharded import ALL, KEEP, ShardedDecisions, ShardingHost
 
 FILES = {
@@ -189,6 +190,64 @@ def test_tensor_parallelism_of_automodel_stays_and_the_ranks_that_share_paramete
     changed = replace(decisions.sizes, micro_batch_size=2, accumulation=1, fully_shard_size=2)
     text = file.written(replace(decisions, sizes=changed), modules()).text
     assert "tp_size: 2  # as is" in text and "local_batch_size: 2" in text and "dp_replicate_size: 2" in text
+
+
+@pytest.mark.parametrize(
+    ("lines", "defers", "stays"),
+    [
+        ("distributed: {strategy: fsdp2, ep_size: 4}\n", True, False),
+        ("distributed: {strategy: fsdp2, ep_size: 4, defer_fsdp_grad_sync: false}\n", False, False),
+        (
+            "distributed: {strategy: fsdp2, ep_size: 4}\nmodel: {backend: {enable_fsdp_optimizations: true}}\n",
+            True,
+            True,
+        ),
+        ("train: {accelerator: {fsdp_config: {reshard_after_backward: false}}}\n", False, True),
+        ("train: {accelerator: {ulysses_size: 1}}\n", False, False),
+    ],
+)
+def test_reductions_and_frees_of_a_step_are_those_of_the_file(
+    tmp_path: Path, lines: str, defers: bool, stays: bool
+) -> None:
+    (tmp_path / "config.yaml").write_text(lines)
+    host = open_host_file(tmp_path / "config.yaml").host(False)
+    assert (host.defers_reduction, host.stays_gathered) == (defers, stays)
+
+
+@pytest.mark.parametrize(("line", "stored"), [("", 2), ("auto", 2), ("torch.bfloat16", 2), ("float32", 4), ("fp32", 4)])
+def test_automodel_stores_parameters_and_moments_in_the_type_that_it_loads(
+    tmp_path: Path, line: str, stored: int
+) -> None:
+    model = f"model: {{torch_dtype: {line}}}\n" if line else ""
+    (tmp_path / "config.yaml").write_text(f"distributed: {{strategy: fsdp2}}\n{model}")
+    found = open_host_file(tmp_path / "config.yaml").bytes_of
+    assert (found.sharded, found.optimizer, found.gathered, found.reduced) == (stored, 2 * stored, 2, 4)
+
+
+def test_divided_experts_of_automodel_stay_gathered_and_whole_ones_are_not_sharded(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    for lines, reshards in (
+        ("ep_size: 1", True),
+        ("ep_size: 2", False),
+        ("ep_size: 2\n  moe: {reshard_after_forward: true}", True),
+    ):
+        path.write_text(f"distributed:\n  strategy: fsdp2\n  {lines}\n")
+        file = open_host_file(path)
+        group = next(one for one in file.decisions(modules(), 8, False).groups if one.pattern)
+        assert group.reshard_after_forward == reshards
+    narrow = ElementBytes(sharded=2, optimizer=4)
+    profile = drawn_profile(random.Random(0), 2, experts=True, points=(CostPoint(expert_size=8),))
+    path.write_text("distributed:\n  strategy: fsdp2\n  ep_size: 8\n")
+    file = open_host_file(path)
+    decisions = file.decisions(profile.modules, 8, False)
+    for sizes, is_empty in ((narrow, True), (ElementBytes(), False)):
+        lowering = Lowering(Problem(replace(profile, bytes_of=sizes), file.host(False), 8), decisions)
+        units = [unit for unit in lowering.units if unit.name.endswith("experts")]
+        assert len(units) == 2 and all(unit.empty == is_empty for unit in units)
+        # A layer's experts have 80 million elements, of which a device has an eighth.
+        elements = [unit.elements // unit.shard_ranks for unit in units]
+        assert elements == [10_000_000, 10_000_000]
+        assert lowering.static_bytes >= sum(elements) * (sizes.sharded + sizes.optimizer)
 
 
 @pytest.mark.parametrize(("key", "stays"), [("", ["model.layers.1"]), ("  reshard_after_forward: true\n", [])])

@@ -11,6 +11,7 @@ from mindspeed_autoparallel.hosts.opening import ADAPTERS
 from mindspeed_autoparallel.planner.sharded.lowering import Lowering
 from mindspeed_autoparallel.planner.sharded.problem import Problem
 from mindspeed_autoparallel.planner.sharded.search import search_sharded
+from mindspeed_autoparallel.predict.sharded_costs import LogitBytes
 from mindspeed_autoparallel.predict.sharded_profile import sharded_profile
 from mindspeed_autoparallel.predict.sharded_tree import Described
 from mindspeed_autoparallel.spec.cluster import Cluster
@@ -215,8 +216,9 @@ def test_a_tensor_rank_holds_and_computes_its_share_and_waits_for_the_others():
     config = {"model_type": "qwen3", **TEXT, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
     config |= {"intermediate_size": 12288, "head_dim": 128}
 
-    def kinds(size, shared=False):
-        described = Described(sequence=4096, tensor_size=size, sequence_parallel=shared)
+    def kinds(size, shared=False, divided=False):
+        logits = LogitBytes(divided=divided)
+        described = Described(sequence=4096, tensor_size=size, sequence_parallel=shared, logits=logits)
         return sharded_profile(config, "c", described, find_device("H100"), 8).kinds
 
     whole, half, spread = kinds(1), kinds(2), kinds(2, True)
@@ -229,6 +231,9 @@ def test_a_tensor_rank_holds_and_computes_its_share_and_waits_for_the_others():
     assert three.input_bytes == one.input_bytes // 2 == two.input_bytes // 2
     assert three.kept_bytes < two.kept_bytes < one.kept_bytes
     assert half[head].costs[0].kept_bytes == whole[head].costs[0].kept_bytes
+    slices = kinds(2, divided=True)[head].costs[0]
+    assert slices.kept_bytes == whole[head].costs[0].kept_bytes // 2
+    assert slices.forward_us < half[head].costs[0].forward_us
 
 
 def test_tensor_parallelism_of_experts_is_refused():

@@ -105,3 +105,22 @@ def test_no_drawn_policies_are_faster_than_keeping_or_than_the_bounds_of_their_m
             search.limit = outcome.peak_bytes
             for bound in (step_bound_ns(search.lowering, search.limit), search.path_bound_ns(kept)):
                 assert bound is not None and bound <= outcome.step_ns, (seed, chosen, bound)
+
+
+@pytest.mark.parametrize(("defers", "stays"), [(True, True), (True, False), (False, True)])
+def test_trainers_that_reduce_or_free_once_a_step_equal_brute_force(defers, stays):
+    for seed in range(40):
+        problem = limited(seed).lowering.problem
+        host = replace(problem.host, defers_reduction=defers, stays_gathered=stays)
+        decisions = drawn_problem(seed)[1]
+        decisions = replace(decisions, sizes=replace(decisions.sizes, accumulation=2 + seed % 3))
+        search = LayerSearch(Lowering(replace(problem, host=host), decisions), 2**60)
+        peaks = [search.run(search.all(policy)).peak_bytes for policy in host.policies]
+        search.limit = int(min(peaks) + seed / 40 * (max(peaks) - min(peaks)))
+        best, found = brute_force(search), search.solve()
+        assert (found is None) == (best is None), seed
+        for bound in (step_bound_ns(search.lowering, search.limit), search.path_bound_ns(search.run({}))):
+            assert best is None or (bound is not None and bound <= best), (seed, bound, best)
+        if found is not None:
+            assert found.bound_ns <= best <= found.replayed.step_ns <= best * 1.0001, seed
+            assert found.replayed.peak_bytes <= search.limit
