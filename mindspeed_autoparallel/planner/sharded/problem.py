@@ -123,14 +123,14 @@ class Problem:
     @functools.cache  # noqa: B019 - a problem lives as long as its search
     def free_patterns(self, *, split_experts: bool, chunked_loss: bool) -> list[str]:
         """Return the patterns that may be units or not: not the longest stack of layers, the root, parameters without
-        gradients, split experts, and the head of a chunked loss."""
+        gradients, split experts, what no code calls as a whole, and the head of a chunked loss."""
         found = dict.fromkeys(module.pattern for module in self.profile.modules)
         stacks = Counter(module.pattern for module in self.profile.modules if module.is_layer)
         fixed = {pattern for pattern, _ in stacks.most_common(1)}
         for module in self.profile.modules:
             frozen = not module.needs_backward or bool(self.profile.kinds[module.kind].frozen_parameters)
             split = module.holds_experts and split_experts
-            if not module.name or frozen or split or (module.is_head and chunked_loss):
+            if not (module.name and module.may_be_unit) or frozen or split or (module.is_head and chunked_loss):
                 fixed.add(module.pattern)
         return [pattern for pattern in found if pattern not in fixed]
 

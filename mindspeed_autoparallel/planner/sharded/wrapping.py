@@ -167,13 +167,18 @@ def wrappings(problem: Problem, decisions: ShardedDecisions) -> Iterator[Sharded
 
 
 def _holders(problem: Problem, decisions: ShardedDecisions) -> dict[str, str]:
-    """Return the pattern of the unit that holds the parameters, by pattern of modules outside layers and experts."""
-    units = problem.units(decisions)
-    return {
-        module.pattern: units.modules[place].pattern
-        for module, place in zip(problem.profile.modules, units.holders, strict=True)
-        if not (module.is_layer or module.holds_experts)
-    }
+    """Return the pattern of the unit that holds the parameters, by pattern of modules outside layers and experts.
+
+    It is the one around by name: the parent of a module that code outside of a stack calls is the caller.
+    """
+    units, found = problem.units(decisions), {}
+    for module in problem.profile.modules:
+        if module.pattern not in found and not (module.is_layer or module.holds_experts):
+            name = module.name
+            while name not in units.place:
+                name = name.rpartition(".")[0]
+            found[module.pattern] = units.modules[units.place[name]].pattern
+    return found
 
 
 def _with_units(
