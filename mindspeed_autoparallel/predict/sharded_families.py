@@ -71,7 +71,7 @@ def qwen_tts_front(parts: Parts, talker: Values, where: str) -> None:
     hidden = _size(talker, "hidden_size", None, where)
     unused = width * width + width + width * hidden + hidden
     parts.add("talker.text_projection", Block(), Ends(), parent="talker", unused=unused)
-    parts.add("talker.text_embedding", Block(weights=words * width), Ends(), parent="talker")
+    parts.add("talker.model.text_embedding", Block(weights=words * width), Ends())
     parts.notes.append("the speaker's encoder, 1 % of the parameters and without gradient, is left out")
 
 
@@ -100,6 +100,7 @@ def qwen_tts_back(parts: Parts, talker: Values, where: str, tokens: int) -> int:
     )
     ends = Ends(inputs=tokens * read, outputs=rows * hidden)
     parts.add("talker.code_predictor", block, ends, parent="talker", tail=heads)
+    parts.keep_from_units()  # the model calls its tables, and the talker its ``forward_finetune``
     return codes
 
 

@@ -41,6 +41,10 @@ class Parts:
         self._kind(name, block, ends, unused, tail)
         self._module(name, name, parent, is_layer=False)
 
+    def keep_from_units(self) -> None:
+        """Keep the last module from becoming a unit: code outside uses its parameters without calling it."""
+        self.modules[-1] = replace(self.modules[-1], may_be_unit=False)
+
     def stack(self, pattern: str, count: int, block: Block, ends: Ends, unused: int = 0) -> None:
         """Add ``count`` layers named as ``pattern``, in the module that its name begins with."""
         self._kind(pattern, block, ends, unused, None)

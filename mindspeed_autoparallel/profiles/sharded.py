@@ -126,6 +126,8 @@ class ShardedModule:
     """Whether it makes logits: chunked loss runs it in pieces."""
     is_tied: bool = False
     """Of an embedding: whether the head uses its table."""
+    may_be_unit: bool = True
+    """False where code outside uses its parameters without calling it: the hooks that gather them would not run."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from mindspeed_autoparallel.planner.sharded.lowering import Lowering, ns
-from mindspeed_autoparallel.planner.sharded.passes import Ends, ends_ns, pass_ns
+from mindspeed_autoparallel.planner.sharded.passes import ROUNDING_NS, Ends, ends_ns, passes_ns
 from mindspeed_autoparallel.schedule.sharded import Unit
 from mindspeed_autoparallel.spec.sharded import (
     KEEP,
@@ -59,14 +59,19 @@ def units_bound_ns(finest: Lowering, coarsest: Lowering, limit_bytes: int) -> in
     again = _again_ns(coarsest if coarsest.parts > 1 else finest, limit_bytes)
     if again is None:
         # A unit holds its full gradients until they are reduced; if a shard takes more, a choice in between may fit.
-        if all(unit.gradient_bytes >= unit.sharded_gradient_bytes for unit, _ in finest.kinds.values()):
+        if finest.static_bytes > limit_bytes or shards_are_small(finest):
             return None
         again = 0
     sums = _sums(coarsest, again)
     latest = sums.whole if coarsest.parts > 1 else _sums(finest, again).before
-    rounding = _ROUNDING_NS * len(finest.structure.modules) * finest.sizes.accumulation
+    rounding = ROUNDING_NS * len(finest.structure.modules) * finest.sizes.accumulation
     sums = sums._replace(after=max(0, sums.whole - latest))
     return max(0, _step_ns(coarsest, sums, ends_ns(finest, merged=True)) - rounding)
+
+
+def shards_are_small(lowering: Lowering) -> bool:
+    """Return whether no unit's full gradients take less memory than their shard."""
+    return all(unit.gradient_bytes >= unit.sharded_gradient_bytes for unit, _ in lowering.kinds.values())
 
 
 def _again_ns(lowering: Lowering, limit_bytes: int) -> int | None:
@@ -127,14 +132,14 @@ def _step_ns(lowering: Lowering, sums: Sums, ends: Ends) -> int:
 
 def _forced_ns(lowering: Lowering) -> int:
     """Return the recomputation time of layers that run a micro batch in parts: they have no choice of policy."""
+    again = {kind: sum(passes[:2]) for kind, passes in passes_ns(lowering).items()}
     modules = zip(lowering.profile.modules, lowering.problem.layer_names, strict=True)
-    kinds = (module.kind for module, layer in modules if layer in lowering.forced)
-    return sum(sum(pass_ns(lowering, lowering.costs[kind])[:2]) for kind in kinds)
+    return sum(again[module.kind] for module, layer in modules if layer in lowering.forced)
 
 
 def _computing_ns(lowering: Lowering) -> tuple[int, int]:
     """Return a micro batch's computation before and after the copy-out of the last unit in forward."""
-    kinds = {name: pass_ns(lowering, costs) for name, costs in lowering.costs.items()}
+    kinds = passes_ns(lowering)
     chunked = bool(lowering.decisions.loss_chunk)
     alone = [lowering.kinds[like][0] for like in lowering.structure.like]
     torch = lowering.problem.host.variant == "torch"
@@ -150,11 +155,8 @@ def _computing_ns(lowering: Lowering) -> tuple[int, int]:
         for (kind, needs_backward), count in lowering.problem.module_counts.items()
     )
     # A chunked head runs forward, backward and the loss in forward; their times are rounded together.
-    total -= _ROUNDING_NS * chunked
+    total -= ROUNDING_NS * chunked
     return before, max(0, total - before)
-
-
-_ROUNDING_NS = 4
 
 
 def _recomputation_ns(lowering: Lowering, limit_bytes: int) -> int | None:
@@ -271,7 +273,7 @@ def _policy_points(lowering: Lowering, kind: str, kinds: tuple[str, ...]) -> lis
     costs = [lowering.costs[name] for name in kinds]
     own = lowering.costs[kind].input_bytes
     whole = sum(one.input_bytes + one.kept_bytes + one.tail_kept_bytes for one in costs)
-    again = sum(sum(pass_ns(lowering, one)[:2]) for one in costs)
+    again = sum(sum(passes_ns(lowering)[name][:2]) for name in kinds)
     attention = sum(one.attention_bytes for one in costs)
     points = {
         KEEP: (whole, 0),

@@ -10,53 +10,24 @@ import heapq
 import itertools
 import time
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mindspeed_autoparallel.planner.sharded.bounds import step_bound_ns
 from mindspeed_autoparallel.planner.sharded.buckets import lowering_of
+from mindspeed_autoparallel.planner.sharded.entries import Entry, Found, ShardedOptions
 from mindspeed_autoparallel.planner.sharded.layers import LayerSearch
 from mindspeed_autoparallel.planner.sharded.lowering import Lowering
+from mindspeed_autoparallel.planner.sharded.passes import size_bound_ns
 from mindspeed_autoparallel.planner.sharded.pricing import outcome_of, policies_by_pattern, priced
 from mindspeed_autoparallel.planner.sharded.problem import Problem, Unmeasured
 from mindspeed_autoparallel.planner.sharded.program import QUICK, THOROUGH, Solved
 from mindspeed_autoparallel.planner.sharded.space import Switches, decided, lowest_of, sizes_of, switches_of
-from mindspeed_autoparallel.schedule.sharded import Replayed
 from mindspeed_autoparallel.spec.cluster import Cluster
 from mindspeed_autoparallel.spec.sharded import ShardedDecisions, ShardSizes
 from mindspeed_autoparallel.spec.sharded_plan import ShardedOutcome, ShardedVerdict
 
 _POLISH_S = 3.0
 """Processor seconds for polishing when the search has used up its time."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShardedOptions:
-    """Limits of a search."""
-
-    time_limit_s: float = 10.0
-    """Limit in processor seconds; the search always looks for a first plan."""
-    gap: float = 0.002
-    """Sizes whose bound is within this share of the best step time are skipped."""
-    top_k: int = 3
-
-
-@dataclass(frozen=True)
-class Found:
-    """A configuration that fits, with a lower bound for its sizes and switches under any policies."""
-
-    decisions: ShardedDecisions
-    outcome: ShardedOutcome
-    bound_ns: int
-
-
-@dataclass(frozen=True)
-class Entry:
-    """An open choice and what is refined so far: sizes, then switches, units, and the replay with every layer kept."""
-
-    sizes: ShardSizes
-    switches: Switches | None = None
-    search: LayerSearch | None = None
-    kept: Replayed | None = None
 
 
 class Frontier:
@@ -100,7 +71,7 @@ class Frontier:
 
     def run(self, *, offload_optimizer: bool = False) -> None:
         """Refine entries until none can be faster than the best by the requested gap, or time ends."""
-        self._open_sizes(offload_optimizer=offload_optimizer)
+        self._add_sizes()
         while self._heap:
             target = self.target_ns
             if target is not None and self._heap[0][0] >= target:
@@ -114,7 +85,9 @@ class Frontier:
                 self._solve_one()
                 continue
             bound, *_, entry = heapq.heappop(self._heap)
-            if entry.switches is None:
+            if entry.rough:
+                self._open_sizes(entry.sizes, offload_optimizer=offload_optimizer)
+            elif entry.switches is None:
                 self._open_switches(entry.sizes, bound, offload_optimizer=offload_optimizer)
             elif entry.search is None:
                 self._open_path(entry.sizes, entry.switches, bound)
@@ -129,24 +102,36 @@ class Frontier:
     def _lowering(self, sizes: ShardSizes, switches: Switches) -> Lowering:
         return lowering_of(self.problem, decided(self.shipped, self.problem, sizes, switches))
 
-    def _open_sizes(self, *, offload_optimizer: bool) -> None:
-        """Add all sizes whose states fit, with the lowest bound of their switches."""
+    def _add_sizes(self) -> None:
+        """Add all sizes with bounds that need no units."""
         for sizes in sizes_of(self.problem, self.num_devices, self.shipped.sizes.global_batch_size):
-            bounds = []
             try:
-                rows = switches_of(self.problem, sizes, offload_optimizer=offload_optimizer)
-                for switches in lowest_of(rows):
-                    lowering = self._lowering(sizes, switches)
-                    bounds.append(step_bound_ns(lowering, self.limit))
+                self._tried[sizes] = ""
+                self._push(size_bound_ns(self.problem, sizes), Entry(sizes, rough=True))
             except Unmeasured as reason:
-                self.verdicts.append(ShardedVerdict(sizes=sizes, outcome="unmeasured", reason=str(reason)))
-                continue
-            possible = [bound for bound in bounds if bound is not None]
-            self._tried[sizes] = "nothing fits in memory" if possible else "states and the least activations exceed it"
-            if possible:
-                self._push(min(possible), Entry(sizes))
-            else:
-                self._note_peak(lowering.static_bytes)
+                self._leave_unmeasured(sizes, reason)
+
+    def _leave_unmeasured(self, sizes: ShardSizes, reason: Unmeasured) -> None:
+        del self._tried[sizes]
+        self.verdicts.append(ShardedVerdict(sizes=sizes, outcome="unmeasured", reason=str(reason)))
+
+    def _open_sizes(self, sizes: ShardSizes, *, offload_optimizer: bool) -> None:
+        """Add sizes again with the lowest bound of their switches, if their states fit."""
+        bounds = []
+        try:
+            rows = switches_of(self.problem, sizes, offload_optimizer=offload_optimizer)
+            for switches in lowest_of(rows):
+                lowering = self._lowering(sizes, switches)
+                bounds.append(step_bound_ns(lowering, self.limit))
+        except Unmeasured as reason:
+            self._leave_unmeasured(sizes, reason)
+            return
+        possible = [bound for bound in bounds if bound is not None]
+        self._tried[sizes] = "nothing fits in memory" if possible else "states and the least activations exceed it"
+        if possible:
+            self._push(min(possible), Entry(sizes))
+        else:
+            self._note_peak(lowering.static_bytes)
 
     def _open_switches(self, sizes: ShardSizes, bound: int, *, offload_optimizer: bool) -> None:
         """Add the switches of ``sizes`` with bounds from sums, except those whose chunks exceed the memory limit."""
@@ -260,7 +245,7 @@ class Frontier:
             _, bound, sizes, switches = min(waiting, key=lambda item: item[:2])
             done.add((sizes, switches))
             lowering, before = self._lowering(sizes, switches), self.solved[sizes][switches]
-            solved = LayerSearch(lowering, self.limit, replace(THOROUGH, total_s=3.0)).solve()
+            solved = LayerSearch(lowering, self.limit, replace(THOROUGH, total_s=3.0, alike=True)).solve()
             if solved is not None:
                 self._offer(lowering, switches, replace(solved, bound_ns=max(bound, solved.bound_ns)))
                 after = self.solved[sizes][switches]

@@ -6,9 +6,9 @@ import functools
 from dataclasses import replace
 
 from mindspeed_autoparallel.planner.sharded.links import Exchanges
-from mindspeed_autoparallel.planner.sharded.prefetching import explicit_lists, relisted
-from mindspeed_autoparallel.planner.sharded.problem import Problem, Unmeasured
-from mindspeed_autoparallel.profiles.sharded import CostPoint, ModuleCosts, ShardedModule
+from mindspeed_autoparallel.planner.sharded.prefetching import relisted
+from mindspeed_autoparallel.planner.sharded.problem import Problem
+from mindspeed_autoparallel.profiles.sharded import CostPoint, ShardedModule
 from mindspeed_autoparallel.schedule.sharded import StreamModule, StreamTraining, Unit
 from mindspeed_autoparallel.spec.sharded import (
     KEEP,
@@ -16,12 +16,23 @@ from mindspeed_autoparallel.spec.sharded import (
     RECOMPUTE_KEEP_ATTENTION,
     RECOMPUTE_OFFLOAD,
     ShardedDecisions,
+    ShardSizes,
 )
 
 
 def ns(microseconds: float) -> int:
     """Return ``microseconds`` as whole nanoseconds."""
     return round(microseconds * 1000)
+
+
+def point_of(sizes: ShardSizes) -> CostPoint:
+    """Return the profile point of ``sizes``."""
+    return CostPoint(
+        micro_batch_size=sizes.micro_batch_size,
+        ulysses_size=sizes.ulysses_size,
+        ring_size=sizes.ring_size,
+        expert_size=sizes.expert_size,
+    )
 
 
 class Lowering:
@@ -31,14 +42,8 @@ class Lowering:
         self.problem, self.decisions = problem, decisions
         self.profile, self.sizes = problem.profile, decisions.sizes
         self.exchanges = Exchanges.of(self.profile.device, problem.devices_per_node, self.sizes, self.profile.topk)
-        sizes = self.sizes
-        self.point = CostPoint(
-            micro_batch_size=sizes.micro_batch_size,
-            ulysses_size=sizes.ulysses_size,
-            ring_size=sizes.ring_size,
-            expert_size=sizes.expert_size,
-        )
-        self.costs = dict(self._costs_at(self.point))
+        sizes, self.point = self.sizes, point_of(self.sizes)
+        self.costs = dict(problem.costs_at(self.point))
         self.structure = problem.units(decisions)
         self.hooked = self.structure.hooked(decisions.hooks, sizes.expert_size > 1)
         """Units whose hooks are on each module, by module name."""
@@ -52,12 +57,6 @@ class Lowering:
         chunks = (decisions.loss_chunk, decisions.micro_batch_chunk)
         self._built = problem.known_modules.setdefault((id(self.structure), sizes, *chunks, decisions.hooks), {})
 
-    def _costs_at(self, point: CostPoint) -> dict[str, ModuleCosts]:
-        known = self.problem.known_costs
-        if point not in known:
-            known[point] = {name: self._costs(name, point) for name in self.profile.kinds}
-        return known[point]
-
     def _kinds(self) -> dict[int, tuple[Unit, int]]:
         sizes, structure = self.sizes, self.structure
         divided = (sizes.num_devices, sizes.fully_shard_size, sizes.expert_size, sizes.expert_shard_size)
@@ -70,13 +69,6 @@ class Lowering:
                 unit = replace(unit, reshard_after_forward=False)
             found[index] = (unit, count)
         return found
-
-    def _costs(self, kind: str, point: CostPoint) -> ModuleCosts:
-        record = self.profile.kinds[kind]
-        found = record.at(point)
-        if record.costs and found is None:
-            raise Unmeasured(f"{kind or 'the root'} has no costs at {point.label()}")
-        return found or ModuleCosts(at=point, forward_us=0.0, backward_us=0.0)
 
     def _parts(self) -> tuple[int, dict[str, str]]:
         """Return one part if a unit is inside a layer: before torch 2.14 it is not gathered for a second part."""
@@ -92,31 +84,33 @@ class Lowering:
 
     def _divide(self) -> None:
         """Replace the costs of divided layers by the sum over their parts; ``part_costs`` keeps those of one part."""
-        point = replace(self.point, micro_batch_size=self.decisions.micro_batch_chunk)
-        pairs = zip(self.profile.modules, self.problem.layer_names, strict=True)
-        divided = {module.kind for module, layer in pairs if layer in self.forced}
-        self.part_costs = {kind: self._costs(kind, point) for kind in divided}
-        for kind, part in self.part_costs.items():
-            times = {name: getattr(part, name) * self.parts for name in vars(part) if name.endswith("_us")}
-            self.costs[kind] = replace(self.costs[kind], **times)
+        chunk = self.decisions.micro_batch_chunk
+        known = self.problem.known_parts.setdefault((self.point, chunk, self.decisions.chunked), {})
+        if not known:
+            point = replace(self.point, micro_batch_size=chunk)
+            modules = zip(self.profile.modules, self.problem.layer_names, strict=True)
+            for kind in {module.kind for module, layer in modules if layer in self.forced}:
+                part = self.problem.costs_of(kind, point)
+                times = {name: getattr(part, name) * self.parts for name in vars(part) if name.endswith("_us")}
+                known[kind] = part, replace(self.costs[kind], **times)
+        self.part_costs = {kind: part for kind, (part, _) in known.items()}
+        self.costs |= {kind: whole for kind, (_, whole) in known.items()}
 
     @functools.cached_property
     def units(self) -> tuple[Unit, ...]:
         """Return all units with their prefetch lists."""
-        modules, split = self.structure.modules, self.sizes.expert_size > 1
-        # Split experts are listed where a hook gathers them.
-        own = [one for one in modules if not (one.holds_experts and split)]
-        together = self.structure.listed_together(self.hooked, split)
-        forward, backward = explicit_lists(self.decisions.groups, own, together)
-        contexts = {one: at for places in self.hooked.values() for at, one in enumerate(reversed(places))}
-        place, units = self.structure.place, []
-        for module, like in zip(self.structure.modules, self.structure.like, strict=True):
+        structure, units = self.structure, []
+        lists = structure.lists(self.decisions.groups, self.decisions.hooks, self.sizes.expert_size > 1)
+        for module, like, (ahead, behind, context) in zip(structure.modules, structure.like, lists, strict=True):
             unit = self.kinds[like][0]
-            ahead, behind = (tuple(place[one] for one in named.get(module.name, ())) for named in (forward, backward))
-            context = contexts[place[module.name]]
             if module.name != unit.name or ahead or behind or context:
-                unit = replace(unit, name=module.name or "root", context=context)
-                unit = replace(unit, forward_prefetch=ahead, backward_prefetch=behind)
+                unit = replace(
+                    unit,
+                    name=module.name or "root",
+                    context=context,
+                    forward_prefetch=ahead,
+                    backward_prefetch=behind,
+                )
             units.append(unit)
         return tuple(units)
 
@@ -178,14 +172,9 @@ class Lowering:
 
     def training(self, policies: dict[str, str]) -> StreamTraining:
         """Return the step under ``policies`` (layer name to policy; other layers keep everything)."""
-        modules = []
-        for module, layer in zip(self.profile.modules, self.problem.layer_names, strict=True):
-            policy = self.forced.get(layer) or policies.get(layer, KEEP) if layer else KEEP
-            if (module.name, policy) not in self._built:
-                self._built[module.name, policy] = self._module(module, policy)
-            modules.append(self._built[module.name, policy])
+        modules = self.modules(policies)
         return StreamTraining(
-            modules=tuple(modules),
+            modules=modules,
             units=self.relisted_units if any(one.recomputes for one in modules) else self.units,
             accumulation=self.sizes.accumulation,
             variant=self.problem.host.variant,
@@ -195,6 +184,17 @@ class Lowering:
             static_bytes=self.static_bytes,
             optimizer_ns=self.optimizer_ns,
         )
+
+    def modules(self, policies: dict[str, str]) -> tuple[StreamModule, ...]:
+        """Return the modules under ``policies``."""
+        modules = []
+        for module, layer in zip(self.profile.modules, self.problem.layer_names, strict=True):
+            policy = self.forced.get(layer) or policies.get(layer, KEEP) if layer else KEEP
+            known = self._built.get((module.name, policy))
+            if known is None:
+                known = self._built[module.name, policy] = self._module(module, policy)
+            modules.append(known)
+        return tuple(modules)
 
     def _module(self, module: ShardedModule, policy: str) -> StreamModule:
         whole_costs = self.costs[module.kind]

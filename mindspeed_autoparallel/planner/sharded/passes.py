@@ -2,26 +2,83 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
-from mindspeed_autoparallel.planner.sharded.lowering import Lowering, ns
+from mindspeed_autoparallel.planner.sharded.links import Exchanges
+from mindspeed_autoparallel.planner.sharded.lowering import Lowering, ns, point_of
+from mindspeed_autoparallel.planner.sharded.problem import Pass, Problem, Unmeasured
 from mindspeed_autoparallel.profiles.sharded import ModuleCosts
+from mindspeed_autoparallel.spec.sharded import MEGATRON_FSDP, ShardSizes
+
+ROUNDING_NS = 4
+"""Of the times of one module."""
 
 
-class Pass(NamedTuple):
-    """Nanoseconds of one module, rounded as the replay rounds them."""
+def passes_ns(lowering: Lowering) -> dict[str, Pass]:
+    """Return computing and exchanges by kind of module."""
+    known, decisions = lowering.problem.known_passes, lowering.decisions
+    key = lowering.point, (decisions.micro_batch_chunk, decisions.chunked) if lowering.parts > 1 else None
+    if key not in known:
+        known[key] = {name: _pass_ns(lowering, costs) for name, costs in lowering.costs.items()}
+    return known[key]
 
-    forward: int
-    tail: int
-    backward: int
-    tail_backward: int
 
-
-def pass_ns(lowering: Lowering, costs: ModuleCosts) -> Pass:
-    """Return a module's computing and exchanges."""
+def _pass_ns(lowering: Lowering, costs: ModuleCosts) -> Pass:
     sent = lowering.exchanges.forward_us(costs.ulysses_sent_bytes, costs.ring_sent_bytes, costs.expert_sent_bytes)
     backward = ns(costs.backward_us + sent)
     return Pass(ns(costs.forward_us + sent), ns(costs.tail_forward_us), backward, ns(costs.tail_backward_us))
+
+
+def size_bound_ns(problem: Problem, sizes: ShardSizes) -> int:
+    """Return a lower bound of the step time at ``sizes`` that needs no units: computing, and the bytes to transfer.
+
+    Raises ``Unmeasured`` if the profile lacks such costs.
+    """
+    exchanges = Exchanges.of(problem.profile.device, problem.devices_per_node, sizes, problem.profile.topk)
+    of, split, steps = problem.profile.bytes_of, sizes.expert_size > 1, sizes.accumulation
+    step = _least_computing_us(problem, sizes, exchanges) * steps
+    owned = transfers = 0.0
+    for experts in (False, True) if split else (False,):
+        # Cutting loses less than an element per rank and module.
+        ranks = sizes.expert_shard_size if experts else sizes.fully_shard_size
+        less = ranks * len(problem.profile.modules)
+        kinds = [
+            problem.profile.kinds[one.kind]
+            for one in problem.profile.modules
+            if not split or one.holds_experts == experts
+        ]
+        rows = sum(sum(one.parameters) for one in kinds), sum(sum(one.frozen_parameters) for one in kinds)
+        trained, untrained = (max(0.0, row / (sizes.expert_size if experts else 1) - less) for row in rows)
+        owned += trained / ranks
+        transfers += exchanges.shard_us((trained + untrained) * of.gathered, experts=experts)
+        transfers += exchanges.shard_us(trained * of.reduced, experts=experts) * steps
+    # The first reduction starts behind all gathers of forward.
+    step = max(step, transfers * (problem.host.variant != MEGATRON_FSDP))
+    step += owned * problem.profile.optimizer_us_per_element + problem.profile.step_us
+    return max(0, ns(step) - ROUNDING_NS * len(problem.profile.modules) * (steps + 1))
+
+
+def _least_computing_us(problem: Problem, sizes: ShardSizes, exchanges: Exchanges) -> float:
+    """Return a micro batch's computing and exchanges, whole or in the parts that take the least time."""
+    point, micro = point_of(sizes), sizes.micro_batch_size
+    rows = [(1, problem.costs_at(point))]
+    chunks = [size for size in problem.host.micro_batch_chunks if 0 < size < micro and micro % size == 0]
+    try:
+        rows += [(micro // size, problem.costs_at(replace(point, micro_batch_size=size))) for size in chunks]
+    except Unmeasured:
+        return 0.0
+    total = 0.0
+    for (kind, needs_backward), count in problem.module_counts.items():
+        costs = rows[0][1][kind]
+        sent = exchanges.forward_us(costs.ulysses_sent_bytes, costs.ring_sent_bytes, costs.expert_sent_bytes)
+        times = []
+        for parts, found in rows:
+            one = found[kind]
+            back = (one.backward_us + one.tail_backward_us) * needs_backward
+            times.append((one.forward_us + one.tail_forward_us + back) * parts)
+        total += (min(times) + sent * (1 + needs_backward)) * count
+    return total
 
 
 class Ends(NamedTuple):
@@ -40,7 +97,7 @@ def ends_ns(lowering: Lowering, *, merged: bool = False) -> Ends:
     reduced later. Only split experts stay units; the others have no latencies of their own.
     """
     structure, exchanges = lowering.structure, lowering.exchanges
-    kinds = {name: pass_ns(lowering, costs) for name, costs in lowering.costs.items()}
+    kinds = passes_ns(lowering)
     lead = tail = 0
     for place, counts in structure.corners:
         gathers = reduces = all_reduces = gathered = reduced = owned = 0

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from mindspeed_autoparallel.planner.sharded.prefetching import explicit_lists
+from mindspeed_autoparallel.planner.sharded.tensors import Tensors, cut
 from mindspeed_autoparallel.profiles.sharded import CostPoint, ModuleCosts, ShardedModule, ShardedProfile
 from mindspeed_autoparallel.schedule.sharded import StreamModule, Unit
-from mindspeed_autoparallel.spec.sharded import MEGATRON_FSDP, ShardedDecisions, ShardingHost, ShardSizes
+from mindspeed_autoparallel.spec.sharded import MEGATRON_FSDP, GroupChoice, ShardedDecisions, ShardingHost, ShardSizes
 
 
 class Unmeasured(Exception):
     """The profile has no costs for these sizes."""
+
+
+class Pass(NamedTuple):
+    """Nanoseconds of one module's computing and exchanges, rounded as the replay rounds them."""
+
+    forward: int
+    tail: int
+    backward: int
+    tail_backward: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +39,16 @@ class Problem:
     @functools.cached_property
     def known_costs(self) -> dict[CostPoint, dict[str, ModuleCosts]]:
         """Cache: costs by kind of module, by profile point."""
+        return {}
+
+    @functools.cached_property
+    def known_parts(self) -> dict[tuple[CostPoint, int, tuple[str, ...]], dict[str, tuple[ModuleCosts, ModuleCosts]]]:
+        """Cache: costs of one part of a micro batch and of all parts, by kind of module that runs in parts."""
+        return {}
+
+    @functools.cached_property
+    def known_passes(self) -> dict[tuple[CostPoint, tuple[int, tuple[str, ...]] | None], dict[str, Pass]]:
+        """Cache: passes by kind of module, by profile point and by what runs a micro batch in parts."""
         return {}
 
     @functools.cached_property
@@ -99,6 +120,34 @@ class Problem:
         rows = [tuple(row) for row in members.values()]
         return (rows[0], rows[-1]) if rows else None
 
+    @functools.cache  # noqa: B019 - a problem lives as long as its search
+    def free_patterns(self, *, split_experts: bool, chunked_loss: bool) -> list[str]:
+        """Return the patterns that may be units or not: not the longest stack of layers, the root, parameters without
+        gradients, split experts, what no code calls as a whole, and the head of a chunked loss."""
+        found = dict.fromkeys(module.pattern for module in self.profile.modules)
+        stacks = Counter(module.pattern for module in self.profile.modules if module.is_layer)
+        fixed = {pattern for pattern, _ in stacks.most_common(1)}
+        for module in self.profile.modules:
+            frozen = not module.needs_backward or bool(self.profile.kinds[module.kind].frozen_parameters)
+            split = module.holds_experts and split_experts
+            if not (module.name and module.may_be_unit) or frozen or split or (module.is_head and chunked_loss):
+                fixed.add(module.pattern)
+        return [pattern for pattern in found if pattern not in fixed]
+
+    def costs_at(self, point: CostPoint) -> dict[str, ModuleCosts]:
+        """Return costs by kind of module. Raises ``Unmeasured`` if the profile lacks them."""
+        if point not in self.known_costs:
+            self.known_costs[point] = {name: self.costs_of(name, point) for name in self.profile.kinds}
+        return self.known_costs[point]
+
+    def costs_of(self, kind: str, point: CostPoint) -> ModuleCosts:
+        """Return the costs of one kind of module. Raises ``Unmeasured`` if the profile lacks them."""
+        record = self.profile.kinds[kind]
+        found = record.at(point)
+        if found is None and record.costs:
+            raise Unmeasured(f"{kind or 'the root'} has no costs at {point.label()}")
+        return found or ModuleCosts(at=point, forward_us=0.0, backward_us=0.0)
+
     def units(self, decisions: ShardedDecisions) -> Units:
         """Return the units that ``decisions`` wrap."""
         wrapped = frozenset(group.pattern for group in decisions.groups if group.wrapped)
@@ -120,35 +169,9 @@ class Problem:
             holders.append(place[at.name])
             kind, row = self.profile.kinds[module.kind], tensors[place[at.name]]
             offset = 2 * module.holds_experts
-            row[offset].update(_cut(kind.parameters, kind.shapes))
-            row[offset + 1].update(_cut(kind.frozen_parameters, kind.frozen_shapes))
+            row[offset].update(cut(kind.parameters, kind.shapes))
+            row[offset + 1].update(cut(kind.frozen_parameters, kind.frozen_shapes))
         return Units(modules, place, tuple(holders), tuple(tensors), self)
-
-
-class Tensors(Counter[tuple[int, int]]):
-    """Number of tensors by (rows, elements per row); tensors of unknown shape have rows of one element."""
-
-    def __hash__(self) -> int:  # type: ignore[override]
-        return hash(frozenset(self.items()))
-
-    @property
-    def numel(self) -> int:
-        """Return the number of elements of all tensors."""
-        return sum(rows * size * count for (rows, size), count in self.items())
-
-    def shard(self, ranks: int) -> int:
-        """Return the number of elements of one shard: rows are cut and padded so that all ranks have equally many."""
-        return sum(-(-rows // ranks) * size * count for (rows, size), count in self.items())
-
-    def divided(self, ranks: int) -> Tensors:
-        """Return the tensors of one of ``ranks`` ranks, each of which has whole rows of its own."""
-        return Tensors({(-(-rows // ranks), size): count for (rows, size), count in self.items()})
-
-
-def _cut(elements: tuple[int, ...], shapes: tuple[tuple[int, ...], ...]) -> list[tuple[int, int]]:
-    if not shapes:
-        return [(number, 1) for number in elements]
-    return [(shape[0], math.prod(shape[1:])) if shape else (1, 1) for shape in shapes]
 
 
 _Key = tuple[str, bool, tuple[Tensors, Tensors, Tensors, Tensors]]
@@ -216,6 +239,26 @@ class Units:
             if inside:
                 found[layer] = [*split, layer, *(one.name for one in inside if one.name not in split)]
         return found
+
+    @functools.cache  # noqa: B019 - units live as long as their problem
+    def lists(
+        self, groups: tuple[GroupChoice, ...], hooks: tuple[str, ...], split_experts: bool
+    ) -> tuple[tuple[tuple[int, ...], tuple[int, ...], int], ...]:
+        """Return for every unit those that it gathers ahead in forward and in backward, and its communication
+        context."""
+        hooked = self.hooked(hooks, split_experts)
+        # Split experts are listed where a hook gathers them.
+        own = [one for one in self.modules if not (one.holds_experts and split_experts)]
+        named = explicit_lists(groups, own, self.listed_together(hooked, split_experts))
+        contexts = {one: at for places in hooked.values() for at, one in enumerate(reversed(places))}
+
+        def listed(name: str, lists: Mapping[str, tuple[str, ...]]) -> tuple[int, ...]:
+            return tuple(self.place[one] for one in lists.get(name, ()))
+
+        return tuple(
+            (listed(one.name, named[0]), listed(one.name, named[1]), contexts[place])
+            for place, one in enumerate(self.modules)
+        )
 
     @functools.cached_property
     def alike(self) -> tuple[tuple[int, int], ...]:

@@ -7,7 +7,8 @@ import time
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.results import release
 from mindspeed_autoparallel.planner.sharded.baselines import baselines_of
-from mindspeed_autoparallel.planner.sharded.frontier import Found, Frontier, ShardedOptions
+from mindspeed_autoparallel.planner.sharded.entries import Found, ShardedOptions
+from mindspeed_autoparallel.planner.sharded.frontier import Frontier
 from mindspeed_autoparallel.planner.sharded.problem import Problem
 from mindspeed_autoparallel.planner.sharded.wrapping import MOST_PATTERNS, UnitSearch
 from mindspeed_autoparallel.profiles.sharded import ShardedProfile

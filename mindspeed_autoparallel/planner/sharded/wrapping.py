@@ -5,14 +5,16 @@ from __future__ import annotations
 import heapq
 import itertools
 import time
-from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
-from mindspeed_autoparallel.planner.sharded.bounds import step_bound_ns, units_bound_ns
-from mindspeed_autoparallel.planner.sharded.frontier import Entry, Found, Frontier
+from mindspeed_autoparallel.planner.sharded.bounds import shards_are_small, step_bound_ns, units_bound_ns
+from mindspeed_autoparallel.planner.sharded.chain import chain_ns
+from mindspeed_autoparallel.planner.sharded.entries import Entry, Found
+from mindspeed_autoparallel.planner.sharded.frontier import Frontier
 from mindspeed_autoparallel.planner.sharded.layers import LayerSearch
 from mindspeed_autoparallel.planner.sharded.lowering import Lowering
+from mindspeed_autoparallel.planner.sharded.passes import size_bound_ns
 from mindspeed_autoparallel.planner.sharded.pricing import priced
 from mindspeed_autoparallel.planner.sharded.problem import Problem, Unmeasured
 from mindspeed_autoparallel.planner.sharded.program import QUICK
@@ -54,12 +56,16 @@ class UnitSearch:
             frontier.take(Found(better.decisions, better, 0))
         offloads = frontier.best.decisions.offload_optimizer
         for sizes in sizes_of(self.problem, frontier.num_devices, frontier.shipped.sizes.global_batch_size):
-            self._open_sizes(sizes, offload_optimizer=offloads)
+            try:
+                self._push(0, size_bound_ns(self.problem, sizes), Entry(sizes, rough=True))
+            except Unmeasured:
+                continue
         while self._heap and self._heap[0][0] < (frontier.target_ns or 0) and time.process_time() < self.end:
             bound, _, entry = heapq.heappop(self._heap)
-            if entry.switches is None:
-                rows = switches_of(self.problem, entry.sizes, offload_optimizer=offloads)
-                self._push_all(bound, entry.sizes, rows)
+            if entry.rough:
+                self._open_sizes(bound, entry.sizes, offload_optimizer=offloads)
+            elif entry.switches is None:
+                self._push_all(bound, entry.sizes, self._fitting(entry.sizes, offload_optimizer=offloads))
             elif entry.search is None:
                 self._open_units(bound, entry.sizes, entry.switches)
             elif entry.kept is None:
@@ -78,29 +84,48 @@ class UnitSearch:
         for switches in rows:
             self._push(bound, self._bound_ns(sizes, switches), Entry(sizes, switches))
 
-    def _open_sizes(self, sizes: ShardSizes, *, offload_optimizer: bool) -> None:
+    def _fitting(self, sizes: ShardSizes, *, offload_optimizer: bool) -> list[Switches]:
+        """Return the switches of ``sizes``, except those whose chunks exceed the memory limit with the most units,
+        which hold the least at a time."""
+        rows = switches_of(self.problem, sizes, offload_optimizer=offload_optimizer)
+        host, too_large = self.problem.host, set()
+        for switches in rows:
+            if (switches.reshard, switches.prefetch) == (max(host.reshard_choices), min(host.prefetch_depths)):
+                _, finest = self._ends(sizes, switches)
+                whole = not switches.micro_batch_chunk or finest.parts > 1
+                if whole and shards_are_small(finest) and not LayerSearch(finest, self.frontier.limit, QUICK).may_fit():
+                    too_large.add((switches.loss_chunk, switches.micro_batch_chunk))
+        return [one for one in rows if (one.loss_chunk, one.micro_batch_chunk) not in too_large]
+
+    def _open_sizes(self, bound: int, sizes: ShardSizes, *, offload_optimizer: bool) -> None:
         rows = switches_of(self.problem, sizes, offload_optimizer=offload_optimizer)
         try:
             bounds = [self._bound_ns(sizes, one) for one in lowest_of(rows)]
         except Unmeasured:
             return
-        self._push(0, min((one for one in bounds if one is not None), default=None), Entry(sizes))
+        self._push(bound, min((one for one in bounds if one is not None), default=None), Entry(sizes))
 
     def _bound_ns(self, sizes: ShardSizes, switches: Switches) -> int | None:
         """Return a lower bound of all choices of units, or ``None`` if nothing fits."""
-        plain = decided(self.frontier.shipped, self.problem, sizes, switches)
-        free = _free_patterns(self.problem, plain)
-        finest, coarsest = (Lowering(self.problem, _with_units(self.problem, plain, free, one)) for one in (free, ()))
+        coarsest, finest = self._ends(sizes, switches)
         if switches.micro_batch_chunk and coarsest.parts == 1:
             return None  # no choice runs in parts
         return units_bound_ns(finest, coarsest, self.frontier.limit)
+
+    def _ends(self, sizes: ShardSizes, switches: Switches) -> list[Lowering]:
+        """Return the choices with the fewest and with the most units."""
+        plain = decided(self.frontier.shipped, self.problem, sizes, switches)
+        free = _free_patterns(self.problem, plain)
+        return [Lowering(self.problem, _with_units(self.problem, plain, free, wanted)) for wanted in ((), free)]
 
     def _open_units(self, bound: int, sizes: ShardSizes, switches: Switches) -> None:
         for decisions in wrappings(self.problem, decided(self.frontier.shipped, self.problem, sizes, switches)):
             lowering = Lowering(self.problem, decisions)
             if not switches.micro_batch_chunk or lowering.parts > 1:
-                search = LayerSearch(lowering, self.frontier.limit, QUICK)
-                self._push(bound, step_bound_ns(lowering, self.frontier.limit), Entry(sizes, switches, search))
+                lower = step_bound_ns(lowering, self.frontier.limit)
+                if lower is not None and lower < (self.frontier.target_ns or 0):
+                    lower = max(lower, chain_ns(lowering))
+                self._push(bound, lower, Entry(sizes, switches, LayerSearch(lowering, self.frontier.limit, QUICK)))
 
     def _solve(self, bound: int, search: LayerSearch, kept: Replayed) -> None:
         solved = search.solve(self.frontier.target_ns, kept)
@@ -142,13 +167,18 @@ def wrappings(problem: Problem, decisions: ShardedDecisions) -> Iterator[Sharded
 
 
 def _holders(problem: Problem, decisions: ShardedDecisions) -> dict[str, str]:
-    """Return the pattern of the unit that holds the parameters, by pattern of modules outside layers and experts."""
-    units = problem.units(decisions)
-    return {
-        module.pattern: units.modules[place].pattern
-        for module, place in zip(problem.profile.modules, units.holders, strict=True)
-        if not (module.is_layer or module.holds_experts)
-    }
+    """Return the pattern of the unit that holds the parameters, by pattern of modules outside layers and experts.
+
+    It is the one around by name: the parent of a module that code outside of a stack calls is the caller.
+    """
+    units, found = problem.units(decisions), {}
+    for module in problem.profile.modules:
+        if module.pattern not in found and not (module.is_layer or module.holds_experts):
+            name = module.name
+            while name not in units.place:
+                name = name.rpartition(".")[0]
+            found[module.pattern] = units.modules[units.place[name]].pattern
+    return found
 
 
 def _with_units(
@@ -170,13 +200,5 @@ def _stands_before(order: list[str], group: GroupChoice, pattern: str) -> bool:
 
 
 def _free_patterns(problem: Problem, decisions: ShardedDecisions) -> list[str]:
-    profile, found = problem.profile, dict[str, None]()
-    stacks = Counter(module.pattern for module in profile.modules if module.is_layer)
-    fixed = {pattern for pattern, _ in stacks.most_common(1)}
-    for module in profile.modules:
-        found[module.pattern] = None
-        frozen = not module.needs_backward or bool(profile.kinds[module.kind].frozen_parameters)
-        split = module.holds_experts and decisions.sizes.expert_size > 1
-        if not module.name or frozen or split or (module.is_head and decisions.loss_chunk):
-            fixed.add(module.pattern)
-    return [pattern for pattern in found if pattern not in fixed][:MOST_PATTERNS]
+    split, chunked = decisions.sizes.expert_size > 1, bool(decisions.loss_chunk)
+    return problem.free_patterns(split_experts=split, chunked_loss=chunked)[:MOST_PATTERNS]

@@ -11,6 +11,7 @@ from mindspeed_autoparallel.hosts.opening import ADAPTERS
 from mindspeed_autoparallel.planner.sharded.lowering import Lowering
 from mindspeed_autoparallel.planner.sharded.problem import Problem
 from mindspeed_autoparallel.planner.sharded.search import search_sharded
+from mindspeed_autoparallel.planner.sharded.wrapping import wrappings
 from mindspeed_autoparallel.predict.sharded_costs import LogitBytes
 from mindspeed_autoparallel.predict.sharded_profile import sharded_profile
 from mindspeed_autoparallel.predict.sharded_tree import Described
@@ -181,6 +182,21 @@ def test_other_families_have_the_names_of_the_shipped_files_and_a_plan(family):
     )
     plan = search_sharded(profile, Cluster(num_nodes=1, devices_per_node=8), ShardingHost(name="drawn"), decisions)
     assert plan.step.total_us <= plan.baselines[0].step.total_us
+
+
+def test_what_a_talkers_root_calls_itself_is_no_part_of_a_unit_inside():
+    """The root calls both embeddings and the tables of the code predictor, whose own forward no training calls."""
+    profile = sharded_profile(
+        {"model_type": "qwen3_tts", **TALKER}, "qwen3_tts", Described(sequence=512), find_device("910B"), 8
+    )
+    problem = Problem(profile, ShardingHost(name="drawn", lists_units=True), 8)
+    shipped = ShardedDecisions(sizes=ShardSizes(num_devices=8, fully_shard_size=8), groups=(GroupChoice(pattern=""),))
+    chosen = [{group.pattern for group in one.groups} for one in wrappings(problem, shipped)]
+    assert chosen and not any({"talker", "talker.code_predictor"} & units for units in chosen)
+    for units in chosen:
+        tables = {"talker.model.text_embedding", "talker.model.codec_embedding"}
+        assert "talker.model" not in units or tables <= units
+    assert any("talker.model" in units for units in chosen)
 
 
 def _elements(profile, words=""):

@@ -9,8 +9,11 @@ import pytest
 from sharded_profile import decisions_of, drawn_problem, drawn_profile, drawn_sizes
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
-from mindspeed_autoparallel.planner.sharded.bounds import step_bound_ns, units_bound_ns
+from mindspeed_autoparallel.planner.sharded.bounds import shards_are_small, step_bound_ns, units_bound_ns
+from mindspeed_autoparallel.planner.sharded.chain import chain_ns
+from mindspeed_autoparallel.planner.sharded.layers import LayerSearch
 from mindspeed_autoparallel.planner.sharded.lowering import Lowering
+from mindspeed_autoparallel.planner.sharded.passes import size_bound_ns
 from mindspeed_autoparallel.planner.sharded.pricing import policies_by_pattern, priced
 from mindspeed_autoparallel.planner.sharded.problem import Problem
 from mindspeed_autoparallel.planner.sharded.search import ShardedOptions, search_sharded
@@ -178,6 +181,56 @@ def test_the_bound_over_units_is_never_above_any_choice_of_them():
         assert bound is not None and bound <= best, (seed, bound, best)
         shares.append(bound / best)
     assert max(shares) > 0.9 and statistics.median(shares) > 0.7
+
+
+def drawn_lowering(seed):
+    """A problem at drawn sizes, some units left out, some hooked at layers; every variant of the rules."""
+    generator = random.Random(seed)
+    experts, tower = generator.random() < 0.5, generator.choice((0, 1, 3))
+    profile = drawn_profile(
+        generator, generator.randint(2, 5), experts=experts, points=(CostPoint(), CostPoint(expert_size=2)), tower=tower
+    )
+    sizes = drawn_sizes(generator, 2 if experts and generator.random() < 0.6 else 1)
+    sizes = replace(sizes, fully_shard_size=generator.choice((1, 2, 4, 8)))
+    depth = generator.choice((0, 1, 2))
+    switches = {"reshard_after_forward": generator.random() < 0.7, "forward_prefetch": depth}
+    decisions = decisions_of(profile, sizes, **switches, backward_prefetch=generator.choice((0, depth)))
+    groups = [one for one in decisions.groups if one.pattern == "model.layers.{*}" or generator.random() < 0.7]
+    hooks = ("model.layers.{*}",) if generator.random() < 0.5 else ()
+    problem = Problem(profile, ShardingHost(name="drawn", variant=VARIANTS[seed % 3]), 4)
+    return Lowering(problem, replace(decisions, groups=tuple(groups), hooks=hooks))
+
+
+def test_bounds_that_need_no_replay_are_never_above_the_step():
+    """Of queues alone, which are nearly exact for one micro batch, and of sizes, before any units."""
+    shares = []
+    for seed in range(150):
+        lowering = drawn_lowering(seed)
+        step = replay(lowering.training({})).step_ns
+        bound = chain_ns(lowering)
+        assert bound <= step, (seed, bound, step)
+        assert size_bound_ns(lowering.problem, lowering.sizes) <= step, seed
+        if lowering.sizes.accumulation == 1:
+            shares.append(bound / step)
+    assert min(shares) > 0.9 and statistics.median(shares) > 0.999
+
+
+def test_what_exceeds_the_memory_with_the_most_units_fits_with_no_others():
+    """The search drops such sizes before it opens their choices of units."""
+    dropped = 0
+    for seed in range(40):
+        problem, decisions, drawn = drawn_problem(seed)
+        choices = [Lowering(problem, one) for one in (decisions, *wrappings(problem, decisions))]
+        finest = max(choices, key=lambda one: len(one.units))
+        layers = [module.name for module in problem.profile.modules if module.is_layer]
+        least = min(
+            LayerSearch(finest, 2**60).run(dict.fromkeys(layers, one)).peak_bytes for one in problem.host.policies
+        )
+        search = LayerSearch(finest, int(least * drawn.uniform(0.9, 1.0)))
+        if shards_are_small(finest) and not search.may_fit():
+            dropped += 1
+            assert all(fastest(one, search.limit, layers) is None for one in choices), seed
+    assert dropped > 10
 
 
 def test_replicas_sum_gradients_behind_the_backward_in_the_bounds_too():

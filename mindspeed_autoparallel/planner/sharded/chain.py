@@ -1,0 +1,182 @@
+"""The step of one choice of units with every layer kept, from queues alone: a bound that takes a fifth of a replay.
+
+It follows the replay's rules for gathers, waits and reductions of one micro batch, without bytes and without a path.
+"""
+
+from __future__ import annotations
+
+from mindspeed_autoparallel.planner.sharded.lowering import Lowering
+from mindspeed_autoparallel.schedule.sharded import StreamModule, Unit
+from mindspeed_autoparallel.spec.sharded import MEGATRON_FSDP
+
+
+def chain_ns(lowering: Lowering) -> int:
+    """Return a lower bound of the step time; 0 where layers run in parts or are called again, or units are buckets.
+
+    Of further micro batches computing alone is counted: backward may gather what the next forward needs.
+    """
+    host = lowering.problem.host
+    if host.variant == MEGATRON_FSDP or host.reentrant or lowering.parts > 1:
+        return 0
+    chain = _Chain(lowering)
+    chain.forward(0)
+    chain.backward(0)
+    computed, end = chain.end()
+    if more := lowering.sizes.accumulation - 1:
+        modules = chain.modules
+        whole = sum(one.forward_ns + one.tail_forward_ns + one.backward_ns + one.tail_backward_ns for one in modules)
+        end = computed + more * whole
+    return end + lowering.optimizer_ns
+
+
+class _Chain:
+    """The queues of one micro batch."""
+
+    def __init__(self, lowering: Lowering) -> None:
+        structure, host = lowering.structure, lowering.problem.host
+        self.modules = lowering.modules({})
+        self.children: list[list[int]] = [[] for _ in self.modules]
+        for index, module in enumerate(self.modules):
+            if module.parent >= 0:
+                self.children[module.parent].append(index)
+        self.units: list[Unit] = [lowering.kinds[like][0] for like in structure.like]
+        self.lists = structure.lists(
+            lowering.decisions.groups, lowering.decisions.hooks, lowering.sizes.expert_size > 1
+        )
+        self.hook = {unit: name for name, units in lowering.hooked.items() for unit in units}
+        self.torch, self.patched = host.variant == "torch", host.variant == "mindspeed-mm"
+        made = {module.parameters_of for module in self.modules if module.gradient_bytes}
+        self.reduces = [unit.has_gradients and place in made for place, unit in enumerate(self.units)]
+        self.ready: dict[int, int] = {}
+        """End of a unit's gather, until computing waits for it."""
+        self.gathered, self.reduced = set[int](), set[int]()
+        self.copied: dict[int, tuple[int, int]] = {}
+        """Last copy-out in forward by context: its end and its unit."""
+        self.reducing: dict[int, tuple[int, int]] = {}
+        """Last reduction by context: its end and its unit."""
+        self.done: list[int] = []
+        self.outermost = -1
+        self.compute = self.copying = self.gathering = self.reduction = self.summing = 0
+
+    def forward(self, index: int) -> None:
+        """Run a module and those inside it."""
+        module = self.modules[index]
+        self._before_forward(module)
+        self.compute += module.forward_ns
+        for child in self.children[index]:
+            self.forward(child)
+        self.compute += module.tail_forward_ns
+        for place in reversed(module.units):
+            unit = self.units[place]
+            if not unit.empty:
+                if unit.reshard_after_forward and (place > 0 or self.torch):
+                    self.gathered.discard(place)
+                self.done.append(place)
+            if place == self.outermost:
+                for moment, _ in self.copied.values():
+                    self._hold(moment)
+                self.copied.clear()
+
+    def backward(self, index: int) -> None:
+        """Run backward of a module and of those inside it."""
+        module = self.modules[index]
+        if not module.needs_backward:
+            return
+        for place in reversed(module.units):
+            self._before_backward(place)
+        self.compute += module.tail_backward_ns
+        for child in reversed(self.children[index]):
+            self.backward(child)
+        self.compute += module.backward_ns
+        if module.input_requires_grad:
+            for place in reversed(module.units):
+                self._reduce(place)
+
+    def end(self) -> tuple[int, int]:
+        """Return the end of computing, and that of all queues, after units whose inputs need no gradient."""
+        for place in range(len(self.units)):
+            if place not in self.reduced:
+                self._reduce(place)
+        return self.compute, max(self.compute, self.reduction, self.summing)
+
+    def _before_forward(self, module: StreamModule) -> None:
+        for place in module.units:
+            if self.outermost < 0:
+                self.outermost = place
+            if not self.units[place].empty:
+                self._gather(place)
+                self._copy_out(place)
+            for target in self.lists[place][0]:
+                if not self.units[target].empty:
+                    if self.patched:
+                        self.copying = max(self.copying, *(moment for moment, _ in self.copied.values()), 0)
+                    self._gather(target)
+
+    def _copy_out(self, place: int) -> None:
+        if place not in self.ready:
+            return
+        unit, own = self.units[place], self.lists[place][2]
+        for context in list(self.copied) if self.patched else [own]:
+            moment, other = self.copied.get(context, (0, -1))
+            if other >= 0 and not (self.patched and self.hook[other] == self.hook[place]):
+                self._hold(moment)
+                del self.copied[context]
+        alone = self.torch and unit.shard_ranks == 1
+        moment = self.ready.pop(place)
+        self.compute = (self.compute if alone else max(self.compute, moment)) + unit.copy_out_ns
+        self.gathered.add(place)
+        if alone:
+            self._hold(self.compute)
+        else:
+            self.copied[own] = self.compute, place
+
+    def _gather(self, place: int) -> None:
+        if place in self.ready or place in self.gathered:
+            return
+        unit = self.units[place]
+        if self.torch and unit.shard_ranks == 1:
+            self.ready[place] = self.compute
+            return
+        self.copying += unit.copy_in_ns
+        self.gathering = self.ready[place] = max(self.gathering, self.copying) + unit.gather_ns
+
+    def _hold(self, moment: int) -> None:
+        self.copying, self.gathering = max(self.copying, moment), max(self.gathering, moment)
+
+    def _before_backward(self, place: int) -> None:
+        unit, (_, behind, _) = self.units[place], self.lists[place]
+        if not unit.empty:
+            self._gather(place)
+            if place in self.ready:
+                alone, moment = self.torch and unit.shard_ranks == 1, self.ready.pop(place)
+                self.compute = (self.compute if alone else max(self.compute, moment)) + unit.copy_out_ns
+                self.gathered.add(place)
+                self._hold(self.compute)
+            before = self.done.index(place) - 1 if not behind and place in self.done else -1
+            if before >= 0:
+                self._gather(self.done[before])
+        for target in behind:
+            if not self.units[target].empty:
+                self._gather(target)
+
+    def _reduce(self, place: int) -> None:
+        unit, own = self.units[place], self.lists[place][2]
+        self.reduced.add(place)
+        self.gathered.discard(place)
+        if unit.empty:
+            return
+        if self.torch or self.reduces[place]:
+            for context in list(self.reducing) if self.patched else [own]:
+                moment, other = self.reducing.get(context, (0, -1))
+                if context == own or (other >= 0 and self.hook[other] != self.hook[place]):
+                    self.compute = max(self.compute, moment)
+                    self.reducing.pop(context, None)
+        if not self.reduces[place]:
+            return
+        self.compute += unit.pack_ns
+        self.reduction = max(self.reduction, self.compute) + unit.reduce_ns
+        self.reducing[own] = self.reduction, place
+        if unit.replicated:
+            self.summing = max(self.summing, self.reduction) + unit.all_reduce_ns + unit.finish_ns
+        else:
+            self.reduction += unit.finish_ns
