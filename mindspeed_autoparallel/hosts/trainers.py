@@ -76,6 +76,8 @@ class Trainer:
     offload: str = ""
     strategy: str = ""
     """The sharding strategy: only ``fsdp2`` (or nothing) is supported."""
+    older_strategy: str = ""
+    """Value of ``strategy``, also if the key is missing, that a plan replaces by ``fsdp2``."""
     reduced: str = ""
     """Data type of reductions; fp32 if missing."""
     tokens: str = ""
@@ -182,6 +184,8 @@ TRAINERS = (
         wraps=(LAYERS, UNTIED_EMBEDDING),
         reshard=("reshard_after_forward",),
         offload="offload_policy",
+        strategy="strategy",
+        older_strategy="fsdp",
         words={
             "micro_batch_size": "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={}",
             "recompute": "actor_rollout_ref.model.enable_gradient_checkpointing={}",

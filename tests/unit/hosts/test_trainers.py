@@ -147,6 +147,17 @@ def test_drawn_decisions_are_read_back_from_what_is_written(tmp_path: Path, name
         assert "# shards" in text
 
 
+def test_a_file_of_the_older_sharding_is_written_back_for_fsdp2(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"{FILES['verl']}strategy: fsdp # older\n")
+    file, stack = open_host_file(path), modules(blocks=0)
+    decided = file.decisions(stack, 8, False)
+    path.write_text(file.written(decided, stack).text)
+    assert "strategy: fsdp2 # older" in path.read_text()
+    again = open_host_file(path)
+    assert again.written(again.decisions(stack, 8, False), stack).text == path.read_text()
+
+
 def test_recomputed_operators_and_other_strategies_are_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     for line, words in (("activation_checkpointing: selective", "single operators"), ("strategy: ddp", "only fsdp2")):
