@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from mindspeed_autoparallel.errors import ConfigError, PlanError
 from mindspeed_autoparallel.hosts.module_lists import changed_list, layers_of, wrapped_patterns
 from mindspeed_autoparallel.hosts.patterns import matching_names
-from mindspeed_autoparallel.hosts.trainers import EMBEDDING, HEAD, LAYERS, UNTIED_EMBEDDING, TrainerFile
+from mindspeed_autoparallel.hosts.trainer_table import EMBEDDING, HEAD, LAYERS, UNTIED_EMBEDDING
+from mindspeed_autoparallel.hosts.trainers import TrainerFile
 from mindspeed_autoparallel.hosts.yaml_edit import Value
 from mindspeed_autoparallel.profiles.sharded import ShardedModule
 from mindspeed_autoparallel.spec.sharded import (
@@ -168,7 +169,7 @@ def _check(file: TrainerFile) -> None:
 def _switched(file: TrainerFile) -> bool:
     key = file.trainer.recompute
     if not key:
-        return bool(file.trainer.recompute_modules)
+        return file.trainer.recomputes or bool(file.trainer.recompute_modules)
     return file.values.text(key) == "full" or file.values.switch(key, False)
 
 
