@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,8 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import shown
 
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+_LONG, _CLOSE = 8, 0.86
+"""Letters of names that are compared, and how close two are: "ulises_size" and "ulysses_size" 0.87."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,20 @@ class Values:
             value = value.get(part)
             walked.append(part)
         return value
+
+    def refuse_misspelt(self, trainer: str, keys: Collection[str]) -> None:
+        """Raise ``ConfigError`` for a key that differs by a letter or two from a missing one of ``keys``."""
+        for key in keys:
+            section, _, name = key.rpartition(".")
+            beside = self.at(section) if section else self.tree
+            if len(name) < _LONG or not isinstance(beside, Mapping) or name in beside:
+                continue
+            known = {one.rpartition(".")[2] for one in keys}
+            unknown = [str(one) for one in beside if one not in known and name not in str(one)]
+            for found in difflib.get_close_matches(name, unknown, 1, _CLOSE):
+                raise ConfigError(
+                    f"{self.name}: {section or 'it'} has {found}, which {trainer} does not have; {name} is meant."
+                )
 
     def integer(self, key: str, default: int, least: int = 0) -> int:
         """Return a whole number of at least ``least``; digits in quotes count."""

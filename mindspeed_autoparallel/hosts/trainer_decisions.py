@@ -90,6 +90,8 @@ def trainer_values(
     """
     keys, present = file.trainer, trainer_decisions(file, modules, decisions.sizes.num_devices)
     values = file.size_values(decisions.sizes)
+    if keys.older_strategy and file.values.text(keys.strategy) in ("", keys.older_strategy):
+        values[keys.strategy] = _FSDP2[0]
     words = [
         word.format(getattr(decisions.sizes, name))
         for name, word in keys.words.items()
@@ -161,7 +163,7 @@ def _check(file: TrainerFile) -> None:
     """Raise ``ConfigError`` for other sharding strategies, and for recomputation of single operators."""
     keys, values = file.trainer, file.values
     strategy = values.text(keys.strategy) if keys.strategy else ""
-    if strategy not in _FSDP2:
+    if strategy not in (*_FSDP2, keys.older_strategy):
         raise ConfigError(f"{file.path}: {keys.strategy} is {strategy}; only fsdp2 is planned.")
     if keys.recompute and values.text(keys.recompute) == "selective":
         raise ConfigError(
@@ -173,7 +175,7 @@ def _check(file: TrainerFile) -> None:
 def _switched(file: TrainerFile) -> bool:
     key = file.trainer.recompute
     if not key:
-        return bool(file.trainer.recompute_modules)
+        return file.trainer.recomputes or bool(file.trainer.recompute_modules)
     return file.values.text(key) == "full" or file.values.switch(key, False)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 LAYERS, EMBEDDING, UNTIED_EMBEDDING, HEAD = "layers", "embedding", "untied embedding", "head"
 """Modules that a trainer wraps without a list."""
@@ -43,6 +43,8 @@ class Trainer:
     wraps: tuple[str, ...] = (LAYERS,)
     recompute: str = ""
     """A switch, for all layers or for those of ``recompute_modules``."""
+    recomputes: bool = False
+    """Whether all layers are recomputed by default; the file has no key."""
     recompute_modules: str = ""
     """List of patterns."""
     reshard: tuple[str, ...] = ()
@@ -71,6 +73,8 @@ class Trainer:
     offload: str = ""
     strategy: str = ""
     """The sharding strategy: only ``fsdp2`` (or nothing) is supported."""
+    older_strategy: str = ""
+    """Value of ``strategy``, also if the key is missing, that a plan replaces by ``fsdp2``."""
     reduced: str = ""
     """Data type of reductions; fp32 if missing."""
     stored: str = ""
@@ -80,6 +84,14 @@ class Trainer:
     words: Mapping[str, str] = field(default_factory=dict)
     """Fields of ``ShardSizes``, or ``recompute``, that are set only on the command line, with their words; ``{}`` is
     the value."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Return every dotted key of the table."""
+        texts = [getattr(self, one.name) for one in fields(self) if one.type == "str"]
+        named = (*texts, *self.reshard, *(f"{self.section}.{mark}".lstrip(".") for mark in self.marks))
+        own = {"name", "section", "older_strategy"}
+        return tuple(key for key in named if key and key not in {getattr(self, one) for one in own})
 
 
 TRAINERS = (
@@ -184,6 +196,9 @@ TRAINERS = (
         wraps=(LAYERS, UNTIED_EMBEDDING),
         reshard=("reshard_after_forward",),
         offload="offload_policy",
+        strategy="strategy",
+        older_strategy="fsdp",
+        recomputes=True,
         words={
             "micro_batch_size": "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={}",
             "recompute": "actor_rollout_ref.model.enable_gradient_checkpointing={}",

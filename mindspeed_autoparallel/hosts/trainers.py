@@ -120,6 +120,7 @@ def read_trainer_file(path: Path) -> TrainerFile:
     if trainer is None:
         names, keys = ", ".join(one.name for one in TRAINERS), shown(", ".join(map(str, values.tree)), 100)
         raise ConfigError(f"{path} is not a configuration of any of {names}; its top-level keys are {keys}.")
+    values.refuse_misspelt(trainer.name, trainer.keys)
     found = TrainerFile(trainer=trainer, path=path, text=text, values=values)
     for key in (trainer.fully_shard, trainer.ulysses, trainer.expert, trainer.micro_batch, trainer.global_batch):
         found.size(key)

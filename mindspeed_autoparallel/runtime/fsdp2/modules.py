@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -50,7 +51,7 @@ def find_modules(model: Any, config: NativeConfig) -> FoundModules:
     """Return the modules that ``config``'s lists name, and the root; called before ``fully_shard``.
 
     A layer is a member of a stack that a recompute or offload list names, or of a stack of two or more members that
-    ``apply_modules`` names.
+    ``apply_modules`` names and the trainer can recompute.
     """
     parts = dict(model.named_modules())
     names = [name for name in parts if name]
@@ -90,9 +91,16 @@ def _stacked(parts: Mapping[str, torch.nn.Module], names: Iterable[str]) -> set[
         stack, _, index = name.rpartition(".")
         # Norms, mergers and projections come in lists, too; a layer has attention or another mixer besides an MLP.
         children = [child for child, _ in parts[name].named_children()] if index.isdigit() else []
-        if index.isdigit() and len(list(parts[stack].children())) > 1 and len(children) > 2:
+        is_layer = index.isdigit() and len(list(parts[stack].children())) > 1 and len(children) > 2
+        if is_layer and _can_be_recomputed(parts[name]):
             found.add(name)
     return found
+
+
+def _can_be_recomputed(module: torch.nn.Module) -> bool:
+    """Return whether ``module`` takes the cache that the trainer hands every module that it recomputes."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    return any(one.name == "past_key_values" or one.kind is one.VAR_KEYWORD for one in parameters)
 
 
 def _parent(name: str, chosen: set[str]) -> str:

@@ -16,7 +16,7 @@ from mindspeed_autoparallel.hosts.trainers import TrainerFile, read_trainer_file
 from mindspeed_autoparallel.planner.sharded.lowering import Lowering
 from mindspeed_autoparallel.planner.sharded.problem import Problem
 from mindspeed_autoparallel.profiles.sharded import CostPoint, ElementBytes
-from mindspeed_autoparallel.spec.sharded import ALL, KEEP, ShardedDecisions, ShardingHost
+from mindspeed_autoparallel.spec.sharded import ALL, KEEP, RECOMPUTE, ShardedDecisions, ShardingHost
 
 FILES = {
     "MindSpeed-MM fsdp2_config": "sharding_size: 4 # shards\nsub_modules_to_wrap:\n  - model.layers.{*}\n  - lm_head\n"
@@ -141,11 +141,42 @@ def test_drawn_decisions_are_read_back_from_what_is_written(tmp_path: Path, name
         text, words = found.text, found.words
         path.write_text(text)
         again = open_host_file(path).decisions(stack, 8, False)
-        if name == "verl":  # recomputation stands on its command line
-            assert ("enable_gradient_checkpointing=True" in " ".join(words)) == bool(wanted.policies)
+        if name == "verl":  # recomputation stands on its command line, and is on by default
+            assert ("enable_gradient_checkpointing=False" in " ".join(words)) == (not wanted.policies)
             again = replace(again, policies=wanted.policies)
         assert (again.sizes, again.policies, set(again.groups)) == (wanted.sizes, wanted.policies, set(wanted.groups))
         assert "# shards" in text
+
+
+def test_verl_recomputes_every_layer_unless_its_command_line_states_otherwise(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(FILES["verl"])
+    file, stack = open_host_file(path), modules(blocks=0)
+    shipped = file.decisions(stack, 8, False)
+    assert set(shipped.policies["model.layers.{*}"]) == {RECOMPUTE}
+    assert file.written(shipped, stack).words == ()
+    kept = file.written(replace(shipped, policies={}), stack).words
+    assert kept == ("actor_rollout_ref.model.enable_gradient_checkpointing=False",)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "misspelt"),
+    [("VeOmni", "ulysses_size", "ulises_size"), ("MindSpeed-LLM", "recompute_modules", "recompute_moduls")],
+)
+def test_a_misspelt_key_is_named_with_the_right_one(tmp_path: Path, name: str, key: str, misspelt: str) -> None:
+    with pytest.raises(ConfigError, match=f"{misspelt}, which {name} does not have; {key} is meant"):
+        read(tmp_path, FILES[name].replace(key, misspelt))
+
+
+def test_a_file_of_the_older_sharding_is_written_back_for_fsdp2(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"{FILES['verl']}strategy: fsdp # older\n")
+    file, stack = open_host_file(path), modules(blocks=0)
+    decided = file.decisions(stack, 8, False)
+    path.write_text(file.written(decided, stack).text)
+    assert "strategy: fsdp2 # older" in path.read_text()
+    again = open_host_file(path)
+    assert again.written(again.decisions(stack, 8, False), stack).text == path.read_text()
 
 
 def test_recomputed_operators_and_other_strategies_are_refused_by_name(tmp_path: Path) -> None:

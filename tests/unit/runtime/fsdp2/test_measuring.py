@@ -67,6 +67,19 @@ def test_modules_are_those_of_the_files_patterns_with_kinds_and_parents(tmp_path
     assert elements == sum(parameter.numel() for parameter in model.parameters())
 
 
+@pytest.mark.parametrize("takes", [False, True])
+def test_a_stack_that_the_trainer_cannot_recompute_is_planned_without(tmp_path: Path, takes: bool) -> None:
+    from mindspeed_autoparallel.runtime.fsdp2.modules import find_modules
+
+    text = TEXT.replace("mlp.experts", "mlp").replace("    - model.layers.{*}\n", "")
+    (tmp_path / "c.yaml").write_text(text.replace('["model.layers.{*}"]', "[]"))
+    model = tiny()
+    if takes:  # what the trainer hands each module that it recomputes
+        type(model.model.layers[0]).forward = lambda self, x, past_key_values=None: x
+    found = {module.name: module for module in find_modules(model, read_native(tmp_path / "c.yaml")).modules}
+    assert found["model.layers.1"].is_layer == takes
+
+
 def test_each_segment_of_a_step_belongs_to_the_innermost_module(monkeypatch: pytest.MonkeyPatch) -> None:
     from mindspeed_autoparallel.runtime.fsdp2 import timeline as module
     from mindspeed_autoparallel.runtime.fsdp2.saved import saved_bytes
