@@ -18,7 +18,7 @@ COMMAND = (sys.executable, "-m", "mindspeed_autoparallel")
 SMALL = ("operators", "--layers", "1", "--devices", "2")
 
 
-@pytest.mark.parametrize("words", [("--version",), SMALL])
+@pytest.mark.parametrize("words", [("--version",), (*SMALL, "-q")])
 def test_a_full_output_is_one_line(words):
     with Path("/dev/full").open("w") as full:
         run = subprocess.run([*COMMAND, *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=100)
