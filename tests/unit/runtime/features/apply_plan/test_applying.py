@@ -116,6 +116,18 @@ def test_combined_1f1b_is_applied_only_to_a_host_that_has_it(job):
     assert arguments.overlap_moe_expert_parallel_comm is True
 
 
+@pytest.mark.parametrize(
+    "plan", [make_plan(TWO), make_plan({"image_encoder": [4], "text_decoder": [4]}, tensor_size=2)], ids=["two", "one"]
+)
+def test_stages_of_a_multimodal_host_exchange_samples_of_their_own_lengths(job, plan):
+    """MindSpeed-MM's example without --variable-seq-lengths ended in its first step on two stages: a sample is shorter
+    than --seq-length."""
+    arguments = job(plan)
+    arguments.variable_seq_lengths = False
+    prepare(arguments)
+    assert arguments.variable_seq_lengths == (plan.layout.pipeline_size > 1)
+
+
 def test_sizes_layers_and_recompute_reach_the_host(job, tmp_path):
     arguments = job(make_plan(TWO, {"text_decoder": [1, 2]}, micro_batch_size=2))
     prepare(arguments)
