@@ -247,6 +247,13 @@ def test_recomputation_in_advance_is_not_left_on_under_a_plan(flags_job, capsys)
     assert "replaced by the plan: --recompute-in-advance, True in the script, False now" in capsys.readouterr().out
 
 
+def test_a_plan_with_fewer_expert_ranks_than_groups_of_a_token_is_refused(flags_job):
+    """MindSpeed-LLM's groups are the expert ranks; its deepseek2 test ended in an assertion under such a plan."""
+    with pytest.raises(PlanError, match=r"expert-parallel size 1, .* routes each token to 3 of so many groups"):
+        prepare(flags_job(moe_router_load_balancing_type="group_limited_greedy", moe_router_group_topk=3))
+    prepare(flags_job(moe_router_load_balancing_type="aux_loss", moe_router_group_topk=3))
+
+
 @pytest.mark.parametrize("flag", ["recompute_in_advance", "recompute_in_bubble"])
 def test_a_plan_without_virtual_stages_is_refused_beside_mindspeeds_schedule_for_them(flags_job, monkeypatch, flag):
     """MindSpeed replaces the schedule on import; switched off later, it ended with a TypeError in the first step."""
