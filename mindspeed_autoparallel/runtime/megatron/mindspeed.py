@@ -111,6 +111,19 @@ def check_tensor_size(arguments: argparse.Namespace, layout: Layout, path: Path)
         )
 
 
+def check_expert_groups(arguments: argparse.Namespace, layout: Layout, path: Path) -> None:
+    """Raise ``PlanError`` where MindSpeed-LLM routes tokens to groups of experts, which are the expert ranks, and would
+    end with an assertion at the plan's."""
+    limited = getattr(arguments, "moe_router_load_balancing_type", None) == "group_limited_greedy"
+    most = int(getattr(arguments, "moe_router_group_topk", None) or 0)
+    if limited and most >= layout.expert_size:
+        raise PlanError(
+            f"{path} has expert-parallel size {layout.expert_size}, and group_limited_greedy routes each token to "
+            f"{most} of so many groups (--moe-router-group-topk), which must be fewer. Search for devices that hold "
+            f"--expert-model-parallel-size {most + 1} or more."
+        )
+
+
 def check_schedule(arguments: argparse.Namespace, layout: Layout, path: Path) -> None:
     """Raise ``PlanError`` if MindSpeed's schedule needs virtual stages and the plan has none.
 

@@ -16,6 +16,7 @@ from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     ArgumentValue,
     takes_pairs,
 )
+from mindspeed_autoparallel.runtime.megatron.mindspeed import is_mindspeed_mm
 from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.units import format_us
 
@@ -56,12 +57,16 @@ def kept_overlap(plan: Plan, arguments: argparse.Namespace) -> dict[str, Argumen
 
 
 def flags_of_other_layouts(plan: Plan, arguments: argparse.Namespace) -> dict[str, ArgumentValue]:
-    """Return the arguments that switch off the script's flags which hosts accept only with the script's own layout."""
+    """Return the arguments that switch off the script's flags which hosts accept only with the script's own layout, and
+    on what the plan's layout needs."""
     off: dict[str, ArgumentValue] = {}
     sizes = getattr(arguments, "hierarchical_context_parallel_sizes", None)
     if sizes and math.prod(sizes) != plan.layout.context_size:
         kinds = [_RING if kind == _BOTH else kind for kind in getattr(arguments, "cp_comm_type", None) or [_RING]]
         off |= {"hierarchical_context_parallel_sizes": None, "cp_comm_type": kinds}
+    if plan.layout.pipeline_size > 1 and is_mindspeed_mm():
+        # MindSpeed-MM's samples differ in length; without it stages exchange tensors of --seq-length.
+        off |= {"variable_seq_lengths": True} if hasattr(arguments, "variable_seq_lengths") else {}
     if getattr(arguments, "recompute_in_advance", False):
         # MindSpeed asserts virtual stages and the script's own number of recomputed layers, which a plan replaces.
         off["recompute_in_advance"] = False

@@ -117,6 +117,20 @@ def test_combined_1f1b_is_applied_only_to_a_host_that_has_it(job):
     assert arguments.overlap_moe_expert_parallel_comm is True
 
 
+@pytest.mark.parametrize(
+    "plan", [make_plan(TWO), make_plan({"image_encoder": [4], "text_decoder": [4]}, tensor_size=2)], ids=["two", "one"]
+)
+@pytest.mark.parametrize("host_is_mindspeed_mm", [True, False])
+def test_stages_of_mindspeed_mm_exchange_samples_of_their_own_lengths(job, plan, host_is_mindspeed_mm, monkeypatch):
+    """MindSpeed-MM's example without --variable-seq-lengths ended in its first step on two stages: a sample is shorter
+    than --seq-length."""
+    monkeypatch.setattr(overlaps, "is_mindspeed_mm", lambda: host_is_mindspeed_mm)
+    arguments = job(plan)
+    arguments.variable_seq_lengths = False
+    prepare(arguments)
+    assert arguments.variable_seq_lengths == (host_is_mindspeed_mm and plan.layout.pipeline_size > 1)
+
+
 def test_sizes_layers_and_recompute_reach_the_host(job, tmp_path):
     arguments = job(make_plan(TWO, {"text_decoder": [1, 2]}, micro_batch_size=2))
     prepare(arguments)
@@ -234,6 +248,13 @@ def test_recomputation_in_advance_is_not_left_on_under_a_plan(flags_job, capsys)
     prepare(arguments)
     assert not arguments.recompute_in_advance
     assert "replaced by the plan: --recompute-in-advance, True in the script, False now" in capsys.readouterr().out
+
+
+def test_a_plan_with_fewer_expert_ranks_than_groups_of_a_token_is_refused(flags_job):
+    """MindSpeed-LLM's groups are the expert ranks; its deepseek2 test ended in an assertion under such a plan."""
+    with pytest.raises(PlanError, match=r"expert-parallel size 1, .* routes each token to 3 of so many groups"):
+        prepare(flags_job(moe_router_load_balancing_type="group_limited_greedy", moe_router_group_topk=3))
+    prepare(flags_job(moe_router_load_balancing_type="aux_loss", moe_router_group_topk=3))
 
 
 @pytest.mark.parametrize("flag", ["recompute_in_advance", "recompute_in_bubble"])
