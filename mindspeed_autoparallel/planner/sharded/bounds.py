@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from mindspeed_autoparallel.planner.sharded.lowering import Lowering
@@ -60,7 +59,7 @@ def units_bound_ns(finest: Lowering, coarsest: Lowering, limit_bytes: int) -> in
         again = 0
     sums = _sums(coarsest, again)
     latest = sums.whole if coarsest.parts > 1 else _sums(finest, again).before
-    later, reduces = _later_ns(finest), sum(_reduces_ns(coarsest, finest))
+    later, reduces = _later_ns(finest), _reduces_ns(coarsest, finest)
     rounding = ROUNDING_NS * len(finest.structure.modules) * finest.sizes.accumulation
     sums = sums._replace(after=max(0, sums.whole - latest), later=later, reduces=reduces)
     return max(0, _step_ns(coarsest, sums, ends_ns(finest, merged=True)) - rounding)
@@ -94,7 +93,7 @@ def _sums(lowering: Lowering, again_ns: int) -> Sums:
         later=_later_ns(lowering),
         gathers=sum(unit.gather_ns * count for unit, count in units),
         gathers_again=sum(unit.gather_ns * count for unit, count in gathered_again),
-        reduces=sum(_reduces_ns(lowering, lowering)),
+        reduces=_reduces_ns(lowering, lowering),
         all_reduces=sum(unit.all_reduce_ns * count for unit, count in reducing if unit.replicated),
         crossing=2 * (depth + 1) * max((unit.gather_ns for unit, _ in units), default=0),
     )
@@ -124,21 +123,23 @@ def _step_ns(lowering: Lowering, sums: Sums, ends: Ends) -> int:
     return step + lowering.optimizer_ns
 
 
-def _reduces_ns(lowering: Lowering, finest: Lowering) -> Iterator[int]:
-    """Yield the reductions of each module's units, and what is packed for the first of them.
+def _reduces_ns(lowering: Lowering, finest: Lowering) -> int:
+    """Return the reductions, and what is packed between them; ``finest`` may have more units at a module.
 
-    Units at one module do not wait for one another; the first packed are experts that are split. Only MindSpeed-MM's
-    units wait for all of another module; ``finest`` may have more units at a module.
+    Units with hooks at one module do not wait for one another; the first packed are experts that are split. Only
+    MindSpeed-MM's wait for all units of another module.
     """
-    host, of, modules = lowering.problem.host, lowering.structure.like, lowering.structure.modules
-    for name, places in lowering.hooked.items():
-        units = [lowering.kinds[of[place]][0] for place in places]
-        yield sum(unit.reduce_ns for unit in units if unit.has_gradients and not unit.empty)
-        first, alone = units[-1], len(finest.hooked.get(name, ())) == 1
-        split = len(units) > 1 and modules[places[-1]].holds_experts and lowering.sizes.expert_size > 1
-        waits = not lowering.decisions.hooks if host.variant != "mindspeed-mm" else alone or split
-        if waits and first.has_gradients and not first.empty and host.variant != MEGATRON_FSDP:
-            yield first.pack_ns
+    variant = lowering.problem.host.variant
+    reducing = [row for row in lowering.kinds.values() if row[0].has_gradients and not row[0].empty]
+    total = sum(unit.reduce_ns * count for unit, count in reducing)
+    if not lowering.decisions.hooks and variant != MEGATRON_FSDP:
+        return total + sum(unit.pack_ns * count for unit, count in reducing)
+    of, modules = lowering.structure.like, lowering.structure.modules
+    for name, places in lowering.hooked.items() if variant == "mindspeed-mm" else ():
+        first, alone = lowering.kinds[of[places[-1]]][0], len(finest.hooked.get(name, ())) == 1
+        split = len(places) > 1 and modules[places[-1]].holds_experts and lowering.sizes.expert_size > 1
+        total += first.pack_ns * ((alone or split) and first.has_gradients and not first.empty)
+    return total
 
 
 def _later_ns(lowering: Lowering) -> int:
