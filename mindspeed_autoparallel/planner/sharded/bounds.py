@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
-from mindspeed_autoparallel.planner.sharded.lowering import Lowering, ns
+from mindspeed_autoparallel.planner.sharded.lowering import Lowering
+from mindspeed_autoparallel.planner.sharded.memory import recomputation_ns
 from mindspeed_autoparallel.planner.sharded.passes import ROUNDING_NS, Ends, ends_ns, passes_ns
-from mindspeed_autoparallel.schedule.sharded import Unit
-from mindspeed_autoparallel.spec.sharded import (
-    KEEP,
-    MEGATRON_FSDP,
-    OFFLOAD,
-    RECOMPUTE,
-    RECOMPUTE_KEEP_ATTENTION,
-    RECOMPUTE_OFFLOAD,
-)
+from mindspeed_autoparallel.spec.sharded import MEGATRON_FSDP
 
 
 class Sums(NamedTuple):
@@ -33,9 +25,12 @@ class Sums(NamedTuple):
     """Computation after the border, recomputation included."""
     whole: int
     """Computation of both phases."""
+    later: int
+    """Computation between the border and backward."""
     gathers: int
     gathers_again: int
     reduces: int
+    """Reductions, and what is packed between two of them: computing waits for one before it packs for the next."""
     all_reduces: int
     """Of the last micro batch."""
     crossing: int
@@ -64,8 +59,9 @@ def units_bound_ns(finest: Lowering, coarsest: Lowering, limit_bytes: int) -> in
         again = 0
     sums = _sums(coarsest, again)
     latest = sums.whole if coarsest.parts > 1 else _sums(finest, again).before
+    later, reduces = _later_ns(finest), _reduces_ns(coarsest, finest)
     rounding = ROUNDING_NS * len(finest.structure.modules) * finest.sizes.accumulation
-    sums = sums._replace(after=max(0, sums.whole - latest))
+    sums = sums._replace(after=max(0, sums.whole - latest), later=later, reduces=reduces)
     return max(0, _step_ns(coarsest, sums, ends_ns(finest, merged=True)) - rounding)
 
 
@@ -75,7 +71,7 @@ def shards_are_small(lowering: Lowering) -> bool:
 
 
 def _again_ns(lowering: Lowering, limit_bytes: int) -> int | None:
-    return _forced_ns(lowering) if lowering.forced else _recomputation_ns(lowering, limit_bytes)
+    return _forced_ns(lowering) if lowering.forced else recomputation_ns(lowering, limit_bytes)
 
 
 def _sums(lowering: Lowering, again_ns: int) -> Sums:
@@ -94,9 +90,10 @@ def _sums(lowering: Lowering, again_ns: int) -> Sums:
         before=before,
         after=after,
         whole=before + after,
+        later=_later_ns(lowering),
         gathers=sum(unit.gather_ns * count for unit, count in units),
         gathers_again=sum(unit.gather_ns * count for unit, count in gathered_again),
-        reduces=sum(unit.reduce_ns * count for unit, count in reducing),
+        reduces=_reduces_ns(lowering, lowering),
         all_reduces=sum(unit.all_reduce_ns * count for unit, count in reducing if unit.replicated),
         crossing=2 * (depth + 1) * max((unit.gather_ns for unit, _ in units), default=0),
     )
@@ -107,7 +104,7 @@ def _step_ns(lowering: Lowering, sums: Sums, ends: Ends) -> int:
 
     The computation that memory does not force to repeat lasts at least as long as itself and its ``ends``.
     """
-    forward, gathers = max(sums.before, sums.gathers), sums.gathers + sums.gathers_again
+    forward, gathers = max(sums.before, sums.gathers) + sums.later, sums.gathers + sums.gathers_again
     phases = max(sums.whole, sums.before + sums.gathers_again, sums.gathers + sums.after, gathers)
     later = phases
     if lowering.problem.host.variant != "torch":
@@ -128,6 +125,36 @@ def _step_ns(lowering: Lowering, sums: Sums, ends: Ends) -> int:
     step = max(step, later * more + begun + max(sums.reduces, sums.all_reduces))
     step = max(step, sums.computing * (more + 1) + ends.lead + ends.tail)
     return step + lowering.optimizer_ns
+
+
+def _reduces_ns(lowering: Lowering, finest: Lowering) -> int:
+    """Return the reductions, and what is packed between them; ``finest`` may have more units at a module.
+
+    Units with hooks at one module do not wait for one another; the first packed are experts that are split. Only
+    MindSpeed-MM's wait for all units of another module.
+    """
+    variant = lowering.problem.host.variant
+    reducing = [row for row in lowering.kinds.values() if row[0].has_gradients and not row[0].empty]
+    total = sum(unit.reduce_ns * count for unit, count in reducing)
+    if not lowering.decisions.hooks and variant != MEGATRON_FSDP:
+        return total + sum(unit.pack_ns * count for unit, count in reducing)
+    of, modules = lowering.structure.like, lowering.structure.modules
+    for name, places in lowering.hooked.items() if variant == "mindspeed-mm" else ():
+        first, alone = lowering.kinds[of[places[-1]]][0], len(finest.hooked.get(name, ())) == 1
+        split = len(places) > 1 and modules[places[-1]].holds_experts and lowering.sizes.expert_size > 1
+        total += first.pack_ns * ((alone or split) and first.has_gradients and not first.empty)
+    return total
+
+
+def _later_ns(lowering: Lowering) -> int:
+    """Return the computation of forward behind the copy-out of the last unit."""
+    if lowering.parts > 1:
+        return 0
+    kinds = passes_ns(lowering)
+    counts = lowering.problem.module_counts.items()
+    forward = sum((kinds[kind].forward + kinds[kind].tail) * count for (kind, _), count in counts)
+    late = lowering.late_head_ns - 2 * ROUNDING_NS if lowering.decisions.loss_chunk and lowering.profile.head else 0
+    return max(0, forward + late - _computing_ns(lowering)[0])
 
 
 def _forced_ns(lowering: Lowering) -> int:
@@ -157,142 +184,3 @@ def _computing_ns(lowering: Lowering) -> tuple[int, int]:
     # A chunked head runs forward, backward and the loss in forward; their times are rounded together.
     total -= ROUNDING_NS * chunked
     return before, max(0, total - before)
-
-
-def _recomputation_ns(lowering: Lowering, limit_bytes: int) -> int | None:
-    """Return the least recomputation time per micro batch that fits in memory, or ``None`` if nothing fits."""
-    moments = tight_moments(lowering, limit_bytes)
-    needed = [_least_recomputation_ns(lowering, left, running) for left, running in moments or ()]
-    return None if moments is None or None in needed else max(one for one in needed if one is not None)
-
-
-def tight_moments(lowering: Lowering, limit_bytes: int) -> list[tuple[int, tuple[int, ...]]] | None:
-    """Return, for two moments of backward, the bytes left for waiting layers and the modules of the running layer.
-
-    The moments are the backward of the head, while all layers wait, and that of the last layer, whose activations are
-    all live while the others wait. ``None`` if nothing fits at a third moment: the backward of the first layer, when
-    the gradients of all others are live.
-    """
-    units = [(unit, count) for unit, count in lowering.kinds.values() if not unit.empty]
-    left = limit_bytes - lowering.static_bytes
-    if lowering.sizes.accumulation > 1:
-        left -= sum(_gradient_bytes(unit) * count for unit, count in units)
-    layers = lowering.problem.ends
-    in_head = left - _waiting_bytes(lowering, len(lowering.profile.modules)) - _head_bytes(lowering)
-    if left < 0:
-        return None
-    if not layers:
-        return [(in_head, ())]
-    first, last = (_running_bytes(lowering, members) + _waiting_bytes(lowering, members[-1]) for members in layers)
-    if lowering.sizes.accumulation == 1:
-        inside = {lowering.structure.like[place] for place in lowering.structure.places(layers[0])}
-        others = sum(
-            _gradient_bytes(unit) * (count - (index in inside))
-            for index, (unit, count) in lowering.kinds.items()
-            if lowering.structure.modules[index].is_layer or lowering.structure.modules[index].holds_experts
-        )
-        if others + first > left:
-            return None
-    return [(in_head, ()), (left - last, layers[1])]
-
-
-def _waiting_bytes(lowering: Lowering, module: int) -> int:
-    """Return the bytes of parameters that forward leaves gathered in units up to ``module``; backward frees
-    the others."""
-    if all(unit.reshard_after_forward for unit, _ in lowering.kinds.values()):
-        return 0
-    structure, index_of, total = lowering.structure, lowering.problem.index_of, 0
-    for like, holder in zip(structure.like, structure.modules, strict=True):
-        unit = lowering.kinds[like][0]
-        if not unit.empty and not unit.reshard_after_forward and index_of[holder.name] <= module:
-            total += unit.gathered_bytes
-    return total
-
-
-def _gradient_bytes(unit: Unit) -> int:
-    """Return the least size of a unit's reduced gradient in bytes."""
-    if not unit.has_gradients:
-        return 0
-    return min(unit.sharded_gradient_bytes, unit.output_bytes) if unit.replicated else unit.sharded_gradient_bytes
-
-
-def _running_bytes(lowering: Lowering, members: tuple[int, ...]) -> int:
-    """Return the bytes that a layer holds in the backward of its last module: all that it saves under any policy."""
-    modules = lowering.profile.modules
-    costs = [lowering.costs[modules[index].kind] for index in members]
-    saved = sum(one.input_bytes + one.kept_bytes for one in costs) + (
-        costs[0].tail_kept_bytes if len(costs) == 1 else 0
-    )
-    places = lowering.structure.places((members[0], members[-1]))
-    units = (lowering.kinds[lowering.structure.like[place]][0] for place in places)
-    gathered = sum(unit.gathered_bytes for unit in units if unit.reshard_after_forward)
-    return saved + gathered + costs[-1].backward_transient_bytes
-
-
-def _head_bytes(lowering: Lowering) -> int:
-    """Return the bytes that the head holds during its backward."""
-    head = next((module for module in lowering.profile.modules if module.is_head), None)
-    if head is None or lowering.decisions.loss_chunk:
-        return 0
-    costs = lowering.costs[head.kind]
-    return costs.input_bytes + costs.kept_bytes + costs.backward_transient_bytes
-
-
-def _least_recomputation_ns(lowering: Lowering, left_bytes: int, running: tuple[int, ...]) -> int | None:
-    """Return the least recomputation time per micro batch with which waiting layers fit; ``None`` if they never do."""
-    rows = []
-    out = tuple(lowering.profile.modules[index].kind for index in running)
-    for (kind, kinds), number in lowering.problem.layer_groups.items():
-        rows.append((_policy_points(lowering, kind, kinds), number - (kinds == out)))
-    return least_time_ns(rows, left_bytes)
-
-
-def least_time_ns(rows: Iterable[tuple[list[tuple[int, int]], int]], left_bytes: int) -> int | None:
-    """Return the least total time with which all choices fit ``left_bytes``, or ``None`` if none do.
-
-    A row holds the choices (bytes, nanoseconds) of layers that are alike, the first one without time, and the number of
-    these layers. It is a multiple-choice knapsack, relaxed to fractions.
-    """
-    held, steps = 0, []
-    for points, count in rows:
-        held += count * points[0][0]
-        steps += [(time / size, size * count) for size, time in _hull(points)]
-    needed = held - left_bytes
-    total = 0.0
-    for rate, size in sorted(steps):
-        if needed <= 0:
-            break
-        taken = min(size, needed)
-        total += taken * rate
-        needed -= taken
-    return int(total) if needed <= 0 else None
-
-
-def _policy_points(lowering: Lowering, kind: str, kinds: tuple[str, ...]) -> list[tuple[int, int]]:
-    """Return (bytes held, nanoseconds added) for each policy; the first one keeps everything."""
-    costs = [lowering.costs[name] for name in kinds]
-    own = lowering.costs[kind].input_bytes
-    whole = sum(one.input_bytes + one.kept_bytes + one.tail_kept_bytes for one in costs)
-    again = sum(sum(passes_ns(lowering)[name][:2]) for name in kinds)
-    attention = sum(one.attention_bytes for one in costs)
-    points = {
-        KEEP: (whole, 0),
-        RECOMPUTE: (own, again),
-        RECOMPUTE_KEEP_ATTENTION: (own + attention, again - ns(sum(one.attention_us for one in costs)) - 1),
-        OFFLOAD: (whole - own, 0),
-        RECOMPUTE_OFFLOAD: (0, again),
-    }
-    return [points[KEEP], *(points[policy] for policy in lowering.problem.host.policies if policy != KEEP)]
-
-
-def _hull(points: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the steps (bytes freed, nanoseconds added) of the lower hull of ``points``, cheapest first."""
-    at = points[0]
-    steps: list[tuple[int, int]] = []
-    while True:
-        less = [point for point in points if point[0] < at[0]]
-        if not less:
-            return steps
-        best = min(less, key=lambda point: ((point[1] - at[1]) / (at[0] - point[0]), point[0]))
-        steps.append((at[0] - best[0], max(0, best[1] - at[1])))
-        at = best

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from mindspeed_autoparallel.planner.sharded.bounds import least_time_ns, step_bound_ns, tight_moments
+from mindspeed_autoparallel.planner.sharded.bounds import step_bound_ns
 from mindspeed_autoparallel.planner.sharded.lowering import Lowering
+from mindspeed_autoparallel.planner.sharded.memory import least_time_ns, tight_moments
 from mindspeed_autoparallel.planner.sharded.prefixes import every_number, fewest_first
 from mindspeed_autoparallel.planner.sharded.program import THOROUGH, Cuts, Effort, Solved, solve_program
 from mindspeed_autoparallel.profiles.sharded import ShardedModule
@@ -34,10 +35,8 @@ class LayerSearch:
         self.lowering, self.limit, self.effort = lowering, limit_bytes, effort
         self._spent_s = 0.0
         problem = lowering.problem
-        modules = problem.profile.modules
-        self.layers = [
-            one for one in modules if one.is_layer and one.needs_backward and one.name not in lowering.forced
-        ]
+        layers = [one for one in problem.profile.modules if one.is_layer and one.needs_backward]
+        self.layers = [one for one in layers if one.name not in lowering.forced]
         self.members: dict[str, list[int]] = {layer.name: [] for layer in self.layers}
         for index, module in enumerate(problem.profile.modules):
             layer = problem.layer_of(module)
@@ -53,7 +52,7 @@ class LayerSearch:
         """True once a search has proved that nothing fits."""
 
     def _options(self, layer: ShardedModule) -> tuple[str, ...]:
-        profile, found = self.lowering.profile, []
+        profile, found = self.lowering.profile, list[str]()
         for policy in self.lowering.problem.host.policies:
             if policy in (OFFLOAD, RECOMPUTE_OFFLOAD) and not profile.host_link_bytes_per_s:
                 continue

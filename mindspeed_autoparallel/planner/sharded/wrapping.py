@@ -160,24 +160,25 @@ def wrappings(problem: Problem, decisions: ShardedDecisions) -> Iterator[Sharded
     for chosen in itertools.product((True, False), repeat=len(free)):
         wanted = [pattern for pattern, wrapped in zip(free, chosen, strict=True) if wrapped]
         other = _with_units(problem, decisions, free, wanted)
-        if any(unit not in (part, "", given[part]) for part, unit in _holders(problem, other).items()):
+        if any(not holders <= {part, "", *given[part]} for part, holders in _holders(problem, other).items()):
             continue
         if other.groups != decisions.groups and any(group.pattern for group in other.groups):
             yield other
 
 
-def _holders(problem: Problem, decisions: ShardedDecisions) -> dict[str, str]:
-    """Return the pattern of the unit that holds the parameters, by pattern of modules outside layers and experts.
+def _holders(problem: Problem, decisions: ShardedDecisions) -> dict[str, set[str]]:
+    """Return the patterns of the units that hold the parameters, by pattern of modules outside layers and experts.
 
-    It is the one around by name: the parent of a module that code outside of a stack calls is the caller.
+    They are the one around by parents and the one around by name: they differ for a module that code outside of a stack
+    calls, whose parent is the caller.
     """
-    units, found = problem.units(decisions), {}
-    for module in problem.profile.modules:
+    units, found = problem.units(decisions), dict[str, set[str]]()
+    for module, place in zip(problem.profile.modules, units.holders, strict=True):
         if module.pattern not in found and not (module.is_layer or module.holds_experts):
             name = module.name
             while name not in units.place:
                 name = name.rpartition(".")[0]
-            found[module.pattern] = units.modules[units.place[name]].pattern
+            found[module.pattern] = {units.modules[one].pattern for one in (place, units.place[name])}
     return found
 
 
