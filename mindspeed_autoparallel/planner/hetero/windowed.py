@@ -212,7 +212,8 @@ def _made(
     )
     record = HeteroRecord(memory=WINDOW, balance=balance, encoders=phases)
     # Peaks and limits are those of the solve, next to the memory it reserved.
-    before = next(reserved for reserved, result in solver.solved if result is other.result)
+    own = reserved_by(other.record)  # of a split that the tight search found
+    before = next((reserved for reserved, result in solver.solved if result is other.result), own)
     more = record.reserved_bytes - before.everywhere_bytes
     at_first = record.first_stage_bytes - before.first_stage_bytes
     if any(

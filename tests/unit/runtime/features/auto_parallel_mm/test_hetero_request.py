@@ -7,6 +7,7 @@ import copy
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from mindspeed_autoparallel.data.distribution import DataSource, make_distributi
 from mindspeed_autoparallel.data.sample import SampleSize
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan, PlanError
 from mindspeed_autoparallel.planner import wanted
-from mindspeed_autoparallel.planner.hetero import compare
+from mindspeed_autoparallel.planner.hetero import choice_search, compare
+from mindspeed_autoparallel.planner.hetero.backbone import BackboneSolver
 from mindspeed_autoparallel.planner.hetero.compare import Comparison
 from mindspeed_autoparallel.planner.hetero.search import search_hetero
 from mindspeed_autoparallel.profiles import BlockCost, Collective, LinkTier
@@ -248,6 +250,26 @@ def test_both_kinds_of_plan_recompute_what_model_json_can_give(tmp_path: Path, s
     for plan in (found.hetero, found.homogeneous):
         assert not refusal(plan, request.description, arguments, tmp_path)
         assert samples or "recomputed whole" in plan.search.scope
+
+
+def test_encoders_windows_are_tried_beside_a_split_of_the_tight_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first solve that runs out of time leaves its split to the tight search; this ended in a StopIteration."""
+    solve = BackboneSolver.solve
+
+    def out_of_time(solver: BackboneSolver, reserved: Any, time_limit_s: float) -> Any:
+        return replace(solve(solver, reserved, time_limit_s), lower_bound_us=0.0)
+
+    def tight(solver: BackboneSolver, *_: Any) -> Any:
+        found = next(result for _, result in solver.solved if result.evaluation is not None)
+        return SimpleNamespace(best=(found.placement, found.evaluation))
+
+    monkeypatch.setattr(BackboneSolver, "solve", out_of_time)
+    monkeypatch.setattr(choice_search, "search_tight", tight)
+    model_file(tmp_path)
+    arguments = asked(tmp_path)
+    assert isinstance(search(read_request(arguments), small_profile(capacity_mib=180), arguments), Comparison)
 
 
 _ENDS_AT_A_CHECKPOINT: dict[str, Any] = {
