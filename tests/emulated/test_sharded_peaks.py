@@ -38,7 +38,7 @@ def test_peaks_of_micro_batches_in_parts_equal_live_storages():
 
 
 def test_peaks_of_trainings_that_reduce_or_free_once_a_step_equal_live_storages():
-    compare((3000, 3001, 3002))
+    compare((3000, 3008, 3017))
 
 
 def test_peaks_of_experts_hooked_at_their_layer_equal_live_storages():

@@ -76,6 +76,10 @@ class MegatronFsdp:
         """Return whether a bucket waits for a module: the norm of the decoder runs behind the layers inside it."""
         return is_leaf or unit not in self.stays
 
+    def adds(self, unit: int) -> bool:
+        """Return whether gradients are added to those of earlier micro batches: buckets take them at once."""
+        return False
+
     def made_gradients(self, unit: int, size: int, *, is_first: bool, is_last: bool, is_leaf: bool) -> None:
         """Copy a module's gradients into the bucket's buffer; reduce it when all are there."""
         if unit < 0 or not size or not self._counts(unit, is_leaf):

@@ -209,7 +209,8 @@ class _Step:
         self._recompute()
         if not module.recomputes:
             self.copies.before_backward(index)
-        made_bytes = 0 if self.is_first_part else module.made_gradient_bytes
+        adds = not self.is_first_part or self.communication.adds(module.parameters_of)
+        made_bytes = module.made_gradient_bytes if adds else 0
         self._run(module, "B", module.backward_ns, module.backward_transient_bytes - made_bytes)
         again = module.again_bytes if self._recomputed(index) else 0
         self.memory.hold(index, -module.kept_bytes - again)

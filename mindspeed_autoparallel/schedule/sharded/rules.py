@@ -114,6 +114,12 @@ class Communication(Gathers):
                 if not self.states[target].unit.empty:
                     self._gather(self.states[target])
 
+    def adds(self, unit: int) -> bool:
+        """Return whether gradients are added to those of earlier micro batches, which no reduction took and no cast
+        replaced."""
+        of = self.states[unit].unit
+        return unit >= 0 and self.micro_batches > 1 and (of.empty or (self.defers and not of.accumulated_bytes))
+
     def made_gradients(self, unit: int, size: int, *, is_first: bool, is_last: bool, is_leaf: bool) -> None:
         """Note gradients of a unit's parameters.
 
@@ -122,9 +128,7 @@ class Communication(Gathers):
         if unit < 0 or not size:
             return
         state = self.states[unit]
-        # Later micro batches add to gradients that no reduction took and no cast replaced.
-        adds = self.micro_batches > 1 and (state.unit.empty or (self.defers and not state.unit.accumulated_bytes))
-        if not adds:
+        if not self.adds(unit):
             state.gradient_bytes += size * is_last
             self.memory.add("gradients", size * is_first)
 
