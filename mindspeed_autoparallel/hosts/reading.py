@@ -49,7 +49,9 @@ class Values:
             known = {one.rpartition(".")[2] for one in keys}
             unknown = [str(one) for one in beside if one not in known and name not in str(one)]
             for found in difflib.get_close_matches(name, unknown, 1, _CLOSE):
-                raise ConfigError(f"{self.name}: {section or 'it'} has {found}, which {trainer} does not have; {name} is meant.")
+                raise ConfigError(
+                    f"{self.name}: {section or 'it'} has {found}, which {trainer} does not have; {name} is meant."
+                )
 
     def integer(self, key: str, default: int, least: int = 0) -> int:
         """Return a whole number of at least ``least``; digits in quotes count."""

@@ -20,6 +20,7 @@ from mindspeed_autoparallel.spec.sharded import ShardSizes
 _UNSET = (None, "none", "None", "auto", -1, "-1", 0)
 """Values of sizes that a trainer computes from the world size, or that are missing."""
 
+
 @dataclass(frozen=True, kw_only=True)
 class TrainerFile:
     """A file of one of ``TRAINERS``."""

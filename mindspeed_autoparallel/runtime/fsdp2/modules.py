@@ -91,9 +91,9 @@ def _stacked(parts: Mapping[str, torch.nn.Module], names: Iterable[str]) -> set[
         stack, _, index = name.rpartition(".")
         # Norms, mergers and projections come in lists, too; a layer has attention or another mixer besides an MLP.
         children = [child for child, _ in parts[name].named_children()] if index.isdigit() else []
-        if index.isdigit() and len(list(parts[stack].children())) > 1 and len(children) > 2:
-            if _can_be_recomputed(parts[name]):
-                found.add(name)
+        is_layer = index.isdigit() and len(list(parts[stack].children())) > 1 and len(children) > 2
+        if is_layer and _can_be_recomputed(parts[name]):
+            found.add(name)
     return found
 
 
