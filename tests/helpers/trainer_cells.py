@@ -40,6 +40,8 @@ class TrainerHost:
     alone: tuple[tuple[str, str], ...] = ()
     """Further edits for one process."""
     starts_alone: bool = True
+    packs: bool = False
+    """Whether the samples of a micro batch are one sequence, which attention without varlen kernels takes as a whole."""
 
     @property
     def missing(self) -> list[str]:
@@ -94,6 +96,7 @@ VEOMNI = TrainerHost(
     ),
     script=("tasks/train_text.py",),
     starts_alone=False,
+    packs=True,
 )
 MINDSPEED_LLM = TrainerHost(
     sources=("MINDSPEED_LLM_FSDP2_SOURCES", "MINDSPEED_LLM_FSDP2_MINDSPEED"),
@@ -122,7 +125,12 @@ VERL = TrainerHost(
     script=("-m", "verl.trainer.sft_trainer", "--config-path"),
     words=(
         *("data.train_files=FOLDER/talks.parquet", "data.train_batch_size=8", "data.use_dynamic_bsz=False"),
-        *("data.pad_mode=right", "data.max_length=128", "data.micro_batch_size_per_gpu=1", "model.path=FOLDER/model"),
+        *(
+            "data.pad_mode=no_padding",
+            "data.max_length=128",
+            "data.micro_batch_size_per_gpu=1",
+            "model.path=FOLDER/model",
+        ),
         *("model.use_remove_padding=False", "+model.override_config.attn_implementation=sdpa", "optim.lr=1e-3"),
         *("trainer.logger=[console]", "trainer.total_training_steps=3", "trainer.total_epochs=1"),
         *("trainer.resume_mode=disable", "trainer.save_freq=-1"),

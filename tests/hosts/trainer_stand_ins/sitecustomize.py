@@ -88,8 +88,21 @@ def mindspeed_llm(module):
 
 @changes("verl.utils.distributed")
 def verl_groups(module):
-    """Its process group is made with NCCL."""
+    """Its process group is made with NCCL, and gloo of torch 2.7 has no mean."""
+    import torch.distributed as dist
+
     module.get_nccl_backend = lambda: "gloo"
+    reduce = dist.all_reduce
+
+    @functools.wraps(reduce)
+    def with_mean(tensor, op=dist.ReduceOp.SUM, group=None, async_op=False):
+        if op != dist.ReduceOp.AVG:
+            return reduce(tensor, op, group, async_op)
+        reduce(tensor, dist.ReduceOp.SUM, group)
+        tensor.div_(dist.get_world_size(group))
+        return None
+
+    dist.all_reduce = with_mean
 
 
 @changes("verl.utils.tracking")
