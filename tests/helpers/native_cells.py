@@ -37,8 +37,17 @@ class Kind:
     recomputes_tower: bool = True
     """Whether the trainer can recompute blocks of the tower: it hands MiMo's a cache that they do not take."""
 
+    blocks: str = "blocks"
+    head: str = "lm_head"
+    dataset: str = "huggingface"
 
-MEDIA = {"text": "", "pictures": "images: images, ", "sounds": "images: images, audios: audios, "}
+
+MEDIA = {
+    "text": "",
+    "pictures": "images: images, ",
+    "sounds": "images: images, audios: audios, ",
+    "speech": "audios: audio, ",
+}
 KINDS = {
     "moe": Kind("qwen3_vl_moe", "qwen3vl"),
     "dense": Kind("", "qwen3vl"),  # the trainer registers none: without a name it takes transformers' own class
@@ -52,6 +61,17 @@ KINDS = {
         prefixes=("visual", "model"),
         attention="eager",
         recomputes_tower=False,
+    ),
+    "asr": Kind(
+        "qwen3_asr",
+        "qwen3_asr",
+        TRANSFORMERS_5_2,
+        "qwen3_asr",
+        "qwen3asr",
+        ("thinker.audio_tower", "thinker.model"),
+        blocks="layers",
+        head="thinker.lm_head",
+        dataset="qwen3_asr",
     ),
 }
 
@@ -77,7 +97,8 @@ def renamed(decided: ShardedDecisions, kind: str) -> ShardedDecisions:
     def name(pattern: str) -> str:
         for old, new in zip(KINDS["moe"].prefixes, KINDS[kind].prefixes, strict=True):
             pattern = pattern.replace(old, new)
-        return pattern
+        own = KINDS[kind]
+        return own.head if pattern == "lm_head" else pattern.replace(".blocks.", f".{own.blocks}.")
 
     groups = tuple(replace(group, pattern=name(group.pattern)) for group in decided.groups)
     return replace(decided, groups=groups, policies={name(key): row for key, row in decided.policies.items()})
@@ -145,7 +166,7 @@ def write_model(folder: Path, kind: str) -> None:
     """Write model and data by the host's own libraries."""
     command = [os.environ[KINDS[kind].python], str(HERE / "tiny_native.py"), str(folder), kind]
     variables = environment()
-    if kind != "mimo":  # the others are transformers' own classes, which the trainer's patches are not for
+    if kind not in ("mimo", "asr"):  # the others are transformers' own classes, which the trainer's patches are not for
         variables |= {"PYTHONPATH": str(HERE / "native_stand_ins"), "NON_MEGATRON": ""}
     subprocess.run(command, check=True, env=variables, capture_output=True)
 
@@ -154,7 +175,14 @@ def write_config(folder: Path, kind: str, values: Mapping[str, Value], plugin: b
     """Write the configuration of a model that ``write_model`` wrote, with ``values`` set."""
     text, own = (HERE / "native_host.yaml").read_text("utf-8"), KINDS[kind]
     words = {"FOLDER": str(folder), "MODEL_ID": own.model_id, "MODULE": own.module, "TEMPLATE": own.template}
-    words |= {"COLLATE": own.collate, "DATA": data, "MEDIA, ": MEDIA[data], "sdpa": own.attention}
+    words |= {"dataset_type: huggingface": f"dataset_type: {own.dataset}", "- lm_head": f"- {own.head}"}
+    words |= {
+        "visual.blocks": f"visual.{own.blocks}",
+        "COLLATE": own.collate,
+        "DATA": data,
+        "MEDIA, ": MEDIA[data],
+        "sdpa": own.attention,
+    }
     for word, replacement in words.items():
         text = text.replace(word, replacement)
     text = text if own.recomputes_tower else text.replace("      - model.visual.blocks.{*}  # of the tower, too\n", "")

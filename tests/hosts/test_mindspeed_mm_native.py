@@ -51,6 +51,7 @@ CELLS = [
     *(("linear-moe", "pictures", plan) for plan in (SHARDED, EXPERTS, EXPERTS_HYBRID)),
     ("mimo", "text", SHARDED),
     *(("mimo", "pictures", plan) for plan in (SHARDED, EXPERTS, EXPERTS_HYBRID)),
+    *(("asr", "speech", plan) for plan in (SHARDED, HYBRID, PREFETCHED)),
 ]
 
 

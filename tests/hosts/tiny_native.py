@@ -1,10 +1,10 @@
 """Write a four-layer model of MindSpeed-MM's native trainer with random weights, a tokenizer of bytes, and talks.
 
-python tiny_native.py FOLDER KIND       needs transformers 4.57 (moe, dense), 5.0 (omni) or 5.2 (linear, linear-moe, mimo)
+python tiny_native.py FOLDER KIND       needs transformers 4.57 (moe, dense), 5.0 (omni) or 5.2 (linear, linear-moe, mimo, asr)
 
 ``moe`` is Qwen3-VL with experts, ``dense`` the one without, ``omni`` the thinker of Qwen3-Omni, ``linear`` and ``linear-moe`` Qwen3.5, ``mimo``
-MiMo-V2.5 without sound, whose classes are the trainer's own. Data:
-``text.json``, ``pictures.json`` with one picture in each talk, and ``sounds.json`` with a picture and half a second.
+MiMo-V2.5 without sound and ``asr`` Qwen3-ASR, whose classes are the trainer's own. Data: ``text.json``, ``pictures.json`` with one picture in each
+talk, ``sounds.json`` with a picture and half a second, and ``speech.json`` with half a second and its text.
 """
 
 import json
@@ -91,6 +91,10 @@ AUDIO = {
     "output_dim": 64,
     "downsample_hidden_size": 8,
 }
+SPEECH = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% if message['role'] == 'user' %}<|audio_start|><|audio_pad|>"
+    "<|audio_end|>{% else %}{{ message['content'] }}{% endif %}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+)
 PATCHES = {"patch_size": 16, "merge_size": 2, "temporal_patch_size": 2}
 
 
@@ -104,12 +108,17 @@ def write_tokenizer(folder, kind):
     named = {f"{what}_token": f"<|{what}_pad|>" for what in ("image", "video", "audio")}
     for what in ("vision", "audio"):
         named |= {f"{what}_bos_token": f"<|{what}_start|>", f"{what}_eos_token": f"<|{what}_end|>"}
-    given |= {"extra_special_tokens": named} if kind == "omni" else {}
+    given |= {"extra_special_tokens": named} if kind in ("omni", "asr") else {}
     tokenizer = transformers.Qwen2TokenizerFast(**given)
     tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL})
     pictures = transformers.Qwen2VLImageProcessor(min_pixels=4096, max_pixels=4096, **PATCHES)
     parts = {"image_processor": pictures, "tokenizer": tokenizer, "chat_template": "x"}
-    if kind == "omni":
+    if kind == "asr":
+        from mindspeed_mm.fsdp.models.qwen3_asr import Qwen3ASRProcessor
+
+        sounds = transformers.WhisperFeatureExtractor(feature_size=128, chunk_length=2)
+        processor = Qwen3ASRProcessor(sounds, tokenizer, chat_template=SPEECH)
+    elif kind == "omni":
         sounds = transformers.WhisperFeatureExtractor(feature_size=128, chunk_length=2)
         video = transformers.Qwen2VLVideoProcessor(**PATCHES)
         processor = transformers.Qwen3OmniMoeProcessor(**parts, feature_extractor=sounds, video_processor=video)
@@ -134,6 +143,19 @@ def write_mimo(folder, numbers):
     return modeling_mimo_v2.MiMoV2ForCausalLM, config
 
 
+def make_asr(numbers):
+    """Return the trainer's own class of Qwen3-ASR, and the configuration."""
+    from mindspeed_mm.fsdp.models import qwen3_asr
+
+    parts = {
+        "text_config": TEXT | {"pad_token_id": 0},
+        "audio_config": AUDIO,
+        "audio_token_id": numbers["<|audio_pad|>"],
+    }
+    thinker = parts | {"audio_start_token_id": numbers["<|audio_start|>"]}
+    return qwen3_asr.Qwen3ASRForConditionalGeneration, qwen3_asr.Qwen3ASRConfig(thinker_config=thinker)
+
+
 def write_model(folder, kind):
     """Write a model with weights of a fixed seed."""
     numbers = write_tokenizer(folder, kind)
@@ -153,6 +175,7 @@ def write_model(folder, kind):
         "linear": "Qwen3_5",
         "linear-moe": "Qwen3_5Moe",
         "mimo": "MiMoV2",
+        "asr": "Qwen3ASR",
     }
     if kind == "omni":
         # transformers 5.0.0 reads the attribute before it sets it, as native_stand_ins/sitecustomize.py says.
@@ -173,6 +196,9 @@ def write_model(folder, kind):
         module, inner = transformers.Qwen3OmniMoeThinkerForConditionalGeneration, config.thinker_config
     elif kind == "mimo":
         module, inner = write_mimo(folder, numbers)
+        config = inner
+    elif kind == "asr":
+        module, inner = make_asr(numbers)
         config = inner
     else:
         text = {"moe": TEXT | EXPERTS, "dense": TEXT, "linear": LINEAR, "linear-moe": LINEAR | EXPERTS}[kind]
@@ -237,6 +263,8 @@ def write_data(folder):
         talk["audios"] = [str(sound)]
         talk["messages"][0]["content"] = "<audio>" + talk["messages"][0]["content"]
     (folder / "sounds.json").write_text(json.dumps(talks))
+    speech = [{"audio": talk["audios"][0], "messages": talk["messages"][1:]} for talk in talks]
+    (folder / "speech.json").write_text(json.dumps(speech))
 
 
 if __name__ == "__main__":
