@@ -57,7 +57,8 @@ class OperatorConfig:
     def samples(self, devices: int) -> int | None:
         """Return the samples of one step on ``devices``; None if the file has no batch.
 
-        In a search the data-parallel size is not given: ``batch_size`` is the total of all devices of a stage.
+        A search (mode 2) decides the data-parallel size itself: with ``full_batch``, ``batch_size`` counts the samples
+        of all devices of a stage.
         """
         if self.batch_size is None:
             return None
@@ -83,8 +84,8 @@ def read_config(path: Path) -> OperatorConfig:
 def config_from_mapping(given: Any, where: str) -> OperatorConfig:
     """Return the configuration in ``given`` (a parsed YAML document); ``where`` names the file in ``ConfigError``.
 
-    A complete MindFormers file is accepted, too: its batch, pipeline and memory settings are read, and its other keys
-    are listed under ``ignored``. In the block alone an unknown key is an error.
+    A complete MindFormers file is accepted, too: its batch, pipeline and memory settings are read, and unknown keys of
+    its parallel sections are listed in ``ignored``. In a file that holds only the block, an unknown key is an error.
     """
     if not isinstance(given, dict):
         raise ConfigError(f"{where}: expected a mapping with use_parallel, parallel and parallel_config.")
@@ -108,7 +109,7 @@ def config_from_mapping(given: Any, where: str) -> OperatorConfig:
 
 
 def _checked(values: dict[str, Any], ignored: tuple[str, ...], where: str) -> OperatorConfig:
-    """Check types and ranges."""
+    """Return the configuration of ``values``; ``ConfigError`` for a wrong type or a value out of range."""
     for key, kind in _KINDS.items():
         if key in values and (not isinstance(values[key], kind) or (kind is int and isinstance(values[key], bool))):
             shown_value = shown(repr(values[key]), 80) if not isinstance(values[key], (dict, list)) else "no value"

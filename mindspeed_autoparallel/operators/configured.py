@@ -25,10 +25,10 @@ from mindspeed_autoparallel.units import format_bytes
 def search_configured(
     graph: Graph, devices: int, config: OperatorConfig, *, pins: Pins, pipeline: Pipeline, **options: Any
 ) -> OperatorPlan:
-    """Return the plan of ``config``: data parallel (mode 0), pins spread (1) or searched (2).
+    """Return the plan of ``config``: data parallel (mode 0), propagated from pins (1) or searched (2).
 
-    ``options``: further ones of ``search_graph``. Raises ``ConfigError`` if parallelism is switched
-    off, or mode 1 has no pin.
+    ``options``: further options of ``search_graph``. Raises ``ConfigError`` if parallelism is switched off, or if mode
+    1 has no pin.
     """
     if not config.use_parallel:
         raise ConfigError("use_parallel is false, so there is nothing to search. Set it to true.")
@@ -52,7 +52,7 @@ def search_configured(
 
 
 def explain(plan: OperatorPlan, operator: str) -> list[str]:
-    """Return the costs of every cut of ``operator`` in the log form, and the ``mem_coeff`` from which it is cut by I.
+    """Return, as lines, the costs of every cut of ``operator`` and, where it is not cut, a ``mem_coeff`` that cuts it.
 
     Raises ``ConfigError`` for an operator whose cuts were not decided by the symbolic cost model.
     """
@@ -84,12 +84,12 @@ def explain(plan: OperatorPlan, operator: str) -> list[str]:
 
 
 def _of_operator(repeat: Callable[[float], list[ExplainedCut]], operator: str, mem_coeff: float) -> list[ExplainedCut]:
-    """Search again and keep the decisions of one operator."""
+    """Search again and return only the decisions of ``operator``."""
     return [entry for entry in repeat(mem_coeff) if entry.operator == operator]
 
 
 def _choice_at(plan: OperatorPlan, entry: ExplainedCut) -> Callable[[float], str]:
-    """Return a search of the matrix products of ``plan`` with another mem_coeff, for the choice of ``entry``."""
+    """Return a function from a ``mem_coeff`` to the cut that a new search makes in place of ``entry``."""
     assert plan.repeat is not None, "a plan of recursive programming can be searched again"
     repeat = plan.repeat
 
@@ -101,7 +101,7 @@ def _choice_at(plan: OperatorPlan, entry: ExplainedCut) -> Callable[[float], str
 
 
 def _products(plan: OperatorPlan) -> list[str]:
-    """Return a line per matrix product; those of repeated layers that are cut alike are one line with their number."""
+    """Return a line per matrix product; equal ones of repeated layers share a line, with their count."""
     alike: dict[tuple[str, str], list[str]] = {}
     for name, parts in plan.degrees().items():
         cuts = ", ".join(f"{axis} / {count}" for axis, count in parts.items()) or "not cut"
@@ -124,13 +124,13 @@ class SearchResult:
             self.reason = str(error)
 
     def flags(self) -> list[str]:
-        """Return Megatron's command line words; ``InfeasiblePlan`` if there are none."""
+        """Return Megatron's command-line arguments; ``InfeasiblePlan`` if no configuration was derived."""
         if self.megatron is None:
             raise InfeasiblePlan(self.reason)
         return self.megatron.flags()
 
     def shortages(self, memory_bytes: int) -> dict[str, str]:
-        """Return which of ``plan`` and ``megatron`` needs more than ``memory_bytes`` of a device, with the numbers."""
+        """Return a message for each of ``plan`` and ``megatron`` that needs more than ``memory_bytes`` per device."""
         plans = {"plan": self.plan, **({"megatron": self.megatron.uniform} if self.megatron else {})}
         found = {}
         for name, each in plans.items():
@@ -155,11 +155,11 @@ class SearchResult:
         }
 
     def price_constraints(self, search: Search, given: Constraints) -> None:
-        """Search again without each constraint of ``given`` (see ``constraint_costs``) and keep what each costs."""
+        """Set ``constraints`` to the costs of ``given``: one search without each (see ``constraint_costs``)."""
         self.constraints = tuple(constraint_costs(self.plan, search, given, self.megatron))
 
     def lines(self) -> list[str]:
-        """Return the products with their cuts, the whole, the Megatron configuration, notes."""
+        """Return lines for the terminal: cuts of products, totals, Megatron configuration, constraints and notes."""
         plan = self.plan
         dp, mp = plan.dp_mp()
         sent = sum(forward + backward for forward, backward in plan.edge_bytes().values())

@@ -77,13 +77,13 @@ class ConstraintCost:
 def constraint_costs(
     plan: OperatorPlan, search: Search, given: Constraints, megatron: MegatronConfiguration | None
 ) -> list[ConstraintCost]:
-    """Price each constraint of ``plan``: pins, alike layers, limits of memory, stages, one layout for Megatron.
+    """Price each constraint of ``plan``: pins, tied layers, memory limits, stages, and one Megatron layout.
 
-    One ``search`` for each of ``given``, and none for the last.
+    Each constraint of ``given`` takes one ``search``; the Megatron layout takes none.
     """
     found = [_without(plan, search, name, left) for name, left in _constraints(plan, given)]
     if megatron is not None:
-        # Here the uniform plan is the constrained one, and the plan per operator is the one without the constraint.
+        # The uniform plan obeys this constraint; the plan per operator is the one without it.
         free, bound = megatron.plan_cost.total_us, megatron.uniform_cost.total_us
         name = f"one layout for all operators ({megatron.layout.label()}, as Megatron has it)"
         found.append(ConstraintCost(name, bound, free, _pins(megatron.uniform, plan)))
@@ -126,7 +126,7 @@ def _without(plan: OperatorPlan, search: Search, name: str, left: Constraints) -
 
 
 def _pins(plan: OperatorPlan, free: OperatorPlan) -> tuple[str, ...]:
-    """Return the cuts of ``free`` that products of ``plan`` lack, those of repeated layers by one pattern."""
+    """Return, as pins, the cuts of ``free`` that products of ``plan`` lack; repeated layers share a pattern."""
     before, after = plan.degrees(), free.degrees()
     written: dict[str, None] = {}
     for name, parts in after.items():

@@ -14,7 +14,7 @@ from mindspeed_autoparallel.operators.search.pricing import Machine, work_us
 class PlanCost:
     """The cost on one device of the slowest stage, forward and backward of the whole batch.
 
-    ``parameter_bytes``: weights of the stage with most; ``bubble_us``: wait for the other stages.
+    ``parameter_bytes``: weights of the stage that holds most; ``bubble_us``: the wait for other stages.
     """
 
     compute_us: float
@@ -25,11 +25,11 @@ class PlanCost:
 
     @property
     def total_us(self) -> float:
-        """Sum the parts: nothing overlaps."""
+        """Return the sum of the parts: the model assumes no overlap."""
         return self.compute_us + self.communication_us + self.bubble_us
 
     def as_json(self) -> dict[str, float]:
-        """Write the parts and their sum as plain data, in microseconds and bytes."""
+        """Return the parts and their sum as plain data, in microseconds and bytes."""
         return {
             "compute_us": self.compute_us,
             "communication_us": self.communication_us,
@@ -50,9 +50,9 @@ class _Stage:
 def plan_cost(plan: OperatorPlan, machine: Machine | None = None) -> PlanCost:
     """Price ``plan``: compute, redistribution and, with stages, the transfers between them and the bubble.
 
-    Stages are runs of operators of about equal work, in the order of the graph. A tensor that crosses from one stage to
-    a later one is sent once per receiving stage, a device's piece forward and its gradient back. The bubble is the
-    slowest stage's time times (stages - 1) / microbatches, that of a schedule without interleaving.
+    Stages are consecutive runs of operators with about equal work. A tensor is sent once to each later stage that reads
+    it: every device sends its piece forward and gets the gradient back. The bubble is the slowest stage's time times
+    (stages - 1) / microbatches, as in a schedule without interleaving.
     """
     machine = machine or Machine()
     made = plan.decisions
@@ -89,7 +89,7 @@ def plan_cost(plan: OperatorPlan, machine: Machine | None = None) -> PlanCost:
 
 
 def assign_stages(plan: OperatorPlan, time_us: dict[str, float]) -> dict[str, int]:
-    """Map every operator to its stage: runs of equal ``time_us``, no operator before its inputs."""
+    """Map every operator to its stage: consecutive runs of about equal ``time_us``; no operator precedes its inputs."""
     total = sum(time_us.values()) or 1.0
     done = 0.0
     result: dict[str, int] = {}

@@ -19,9 +19,9 @@ from mindspeed_autoparallel.operators.search.prove import prove
 from mindspeed_autoparallel.operators.search.state import Decisions
 
 _MOST_UNTIED = 400
-"""Operators up to which plans that cut repeated layers differently are searched by default."""
+"""Nodes of the largest graph for which the default search also cuts repeated layers differently."""
 _MOST_DIMS = 4
-"""Mesh dims up to which all cuts are stated together; with more, a gap remains and coarser meshes are tried."""
+"""Mesh dims above which plans of coarser meshes are also tried if a gap remains."""
 _ALIKE = "plans that cut repeated layers alike"
 LEAST_GAIN = 1e-6
 """Relative difference of cost below which another plan does not count as cheaper."""
@@ -41,7 +41,7 @@ class ExactSearch:
         """Return the decisions, their bound, and notes.
 
         If the cheapest plan does not fit into the memory of a device, every cut is solved again with that limit. The
-        only bound of the resulting plan is the one without the memory limit.
+        resulting plan keeps the bound that was proved without the limit.
         """
         given = Limits(self.asked.parameter_limit_bytes, None)
         decisions, bound = self._search(given)
@@ -111,7 +111,10 @@ class ExactSearch:
         return found, Bound(cost, min(cost, proof.bound_us), scope, proof.method)
 
     def _from_coarser(self, tied: bool) -> list[Decisions]:
-        """Improve the cheapest plan of meshes of two and three larger dims, which are solved to their optimum."""
+        """Return the cheapest plan of meshes of two or three larger dims, improved on this mesh.
+
+        Empty if pins forbid all these meshes.
+        """
         number = len(self.mesh)
         starts = []
         for at in ((number // 3, number - number // 3), (1, number // 2), (number // 2,)):
@@ -151,9 +154,9 @@ def improve_from_uniform(
     limits: Limits | None = None,
     num_microbatches: int = 1,
 ) -> Decisions:
-    """Improve ``decisions`` cut by cut, going on from the uniform plan derived from them while that is cheaper.
+    """Improve ``decisions`` cut by cut, and restart from the uniform plan derived from them while that is cheaper.
 
-    A uniform plan that breaks a pin or the limit is not used as a start.
+    A uniform plan that breaks a pin or a limit is not used as a start.
     """
     limits = limits or Limits()
     while True:
@@ -179,7 +182,7 @@ def improve(
     limits: Limits | None = None,
     num_microbatches: int = 1,
 ) -> Decisions:
-    """Return ``decisions`` or cheaper ones that no other choice of a single cut would improve."""
+    """Solve one cut at a time, with the others fixed, until none improves or the limit of rounds is reached."""
     unchanged = 0
     for turn in range(_MOST_ROUNDS * len(decisions.mesh)):
         dim = turn % len(decisions.mesh)
@@ -187,7 +190,7 @@ def improve(
         problem = build_problem(others, parts, machine, pins[dim], tied=tied, at=dim, num_microbatches=num_microbatches)
         chosen = {name: made[dim] for name, made in decisions.choices.items()}
         before = problem.picks(chosen)
-        # Operators that have become alike may still differ in this cut: then no comparison is possible.
+        # Operators that this problem ties may differ in the current plan, which then has no picks to compare with.
         if problem.spread(before) == chosen:
             after = solve_exact(problem, limits)
             if problem.total_us(after) < problem.total_us(before) * (1 - LEAST_GAIN):

@@ -16,9 +16,9 @@ from mindspeed_autoparallel.units import format_bytes, format_us
 class Move:
     """One tensor that moves from one placement to another for ``readers``, and its gradient back.
 
-    ``tensor`` is the operator, parameter or input that makes it, whole of ``shape``; placements are one per mesh dim.
-    Bytes are what one device sends; times are in microseconds; ``count`` equal ones of repeated layers are one move,
-    with the bytes and times of one of them.
+    ``tensor`` names the operator, parameter or input that produces it; ``shape`` is that of the whole tensor;
+    placements are one per mesh dim. Bytes are what one device sends; times are in microseconds. ``count`` equal moves
+    of repeated layers are one ``Move``, with the bytes and times of a single one.
     """
 
     tensor: str
@@ -38,11 +38,11 @@ class Move:
 
     @property
     def total_us(self) -> float:
-        """Return the time of all ``count`` of them, both directions."""
+        """Return the time of all ``count`` moves, both directions."""
         return self.count * (self.forward_us + self.backward_us)
 
     def as_json(self) -> dict[str, object]:
-        """Write it as plain data: placements by tensor dim, -1 whole, -2 pending sum."""
+        """Return it as plain data; a placement is a tensor dim, -1 for whole, or -2 for a pending sum."""
         return {
             "tensor": self.tensor,
             "readers": list(self.readers),
@@ -67,8 +67,8 @@ def placement_text(placements: Sequence[int]) -> str:
 
 
 def list_moves(plan: OperatorPlan, machine: Machine | None = None) -> list[Move]:
-    """List the redistributions of ``plan`` that send anything, most expensive first, equal ones of repeated layers
-    once.
+    """List the redistributions of ``plan`` that send anything, most expensive first; equal ones of repeated layers are
+    merged.
 
     Their bytes, times ``count``, add up to those of ``plan.edge_bytes``.
     """

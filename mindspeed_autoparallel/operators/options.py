@@ -17,11 +17,11 @@ class SearchOptions:
     """Options of a search; see docs/operators.md for the modes and units.
 
     ``tied``: repeated layers are cut alike; None lets the exact mode decide by the size of the graph.
-    ``parameter_limit_bytes`` (exact): weights of one device, an error if it cannot be met.
-    ``memory_limit_bytes`` (exact): weights, gradients, optimizer states and outputs kept for backward of one of
-    ``num_microbatches`` on one device; if it cannot be met, a note of the plan states it. ``mem_coeff``
+    ``parameter_limit_bytes`` (exact): limit of one device's weights; ``InfeasiblePlan`` if it cannot be met.
+    ``memory_limit_bytes`` (exact): limit of one device's weights, gradients, optimizer states and outputs kept for
+    backward of one of ``num_microbatches``; a note of the plan reports a limit that cannot be met. ``mem_coeff``
     (recursive_programming): products are cut by symbolic costs; without it every halving is solved to its least
-    modelled time. ``most_row_parts`` (the same mode): parts that rows are cut into.
+    modelled time. ``most_row_parts`` (the same mode): the most parts that rows are cut into.
     """
 
     search_mode: str = "recursive_programming"

@@ -13,7 +13,7 @@ from mindspeed_autoparallel.operators.moves import Move, list_moves, placement_t
 from mindspeed_autoparallel.operators.plan import OperatorPlan
 
 _SILENT = frozenset({"reshape", "transpose", "slice", "constant"})
-"""Kinds that only rename elements: left out if nothing is sent for them."""
+"""Kinds that compute nothing: omitted if nothing is sent for them."""
 
 
 def picture_data(
@@ -22,10 +22,11 @@ def picture_data(
     reason: str = "",
     constraints: Sequence[ConstraintCost] = (),
 ) -> dict[str, object]:
-    """Return ``groups`` of equal operators in the order of the graph: name, count, cuts, sizes, bytes.
+    """Return the plan as the plain data of its page.
 
-    Bytes are those that one device sends for one such operator; ``megatron`` is the derived configuration as JSON, or
-    ``reason``: why there is none. ``tree`` has every single operator, ``moves`` the redistributions.
+    ``groups`` are equal operators in graph order, with count, cuts, shape, and the bytes that one device sends for one
+    of them; ``tree`` has every operator, ``moves`` every redistribution. ``megatron``: the derived configuration as
+    JSON; ``reason``: why it is None.
     """
     made, moved = plan.decisions, plan.edge_bytes()
     groups: list[dict[str, object]] = []
@@ -60,7 +61,7 @@ def picture_data(
 
 
 def tree_data(plan: OperatorPlan) -> dict[str, object]:
-    """Return every operator by its number, compactly enough for 10,000 of them: repeated texts are stored once.
+    """Return every operator by index, in a form compact enough for 10,000 of them: repeated strings are stored once.
 
     ``cuts`` index ``cutsets`` (an index into ``axes`` per mesh dim, -1 for none); ``edges`` are runs of four: producer,
     reader, bytes forward, bytes backward. Bytes sent for parameters and inputs are counted at their readers.

@@ -24,8 +24,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Inputs for the choice of the pipeline. ``stages``: the user's; ``servers``: machines; memory in bytes of one
-    device."""
+    """Inputs for the choice of the number of stages. ``stages``: the user's number; ``servers``: number of machines."""
 
     stages: int = 1
     servers: int = 1
@@ -34,8 +33,10 @@ class Pipeline:
 
 
 def stage_bytes(decisions: Decisions, given: Pipeline, stages: int) -> tuple[float, float]:
-    """Return bytes of one device of the first stage: all, and those of outputs kept for backward, of as many
-    microbatches as there are stages."""
+    """Return the bytes of one device of the first stage: all, and those of outputs kept for backward.
+
+    The stage keeps the outputs of one microbatch per stage.
+    """
     at_once = given.micro_batch_num / min(stages, given.micro_batch_num)
     needed = plan_resident_bytes(decisions, at_once) / stages
     return needed, needed - plan_resident_bytes(decisions, math.inf) / stages
@@ -52,12 +53,11 @@ def num_layers(graph: Graph) -> int:
 def choose_stages(
     graph: Graph, devices: int, given: Pipeline, plans: Callable[[int], Iterable[OperatorPlan]]
 ) -> tuple[int, OperatorPlan, str]:
-    """Return stages from the largest allowed number downwards, the first with a plan that fits, that plan, and a note
-    on those that did not fit.
+    """Return the largest number of stages with a plan that fits, that plan, and a note if an earlier plan did not fit.
 
-    ``plans``: for a number of stages, the searched plans to try, in order of preference. The bound is
-    min(max(user stages, servers), micro_batch_num, layers). Raises ``InfeasiblePlan`` if no plan fits, with the
-    memory of the nearest.
+    ``plans``: for a number of stages, the searched plans to try, in order of preference. The numbers are powers of two
+    that divide ``devices``, up to min(max(user stages, servers), micro_batch_num, layers). Raises ``InfeasiblePlan``,
+    with the least memory of any plan, if none fits.
     """
     bound = min(max(given.stages, given.servers), given.micro_batch_num, num_layers(graph) or devices)
     stages = 1
@@ -95,11 +95,12 @@ def _stages(number: int) -> str:
 def search_pipelined(
     graph: Graph, devices: int, *, auto_pipeline: bool = False, pipeline: Pipeline | None = None, **options: Any
 ) -> OperatorPlan:
-    """Return ``search_graph`` over the devices of one stage; ``stages`` of the plan is their number.
+    """Search ``graph`` over the devices of one stage and return the plan, with the number of ``stages``.
 
-    With ``auto_pipeline`` the number is chosen, otherwise it is the user's and the choice is logged and noted. Rows are
-    cut into no more parts than a microbatch has samples. Raises ``ConfigError`` for stages that do not divide the
-    devices or exceed ``micro_batch_num``.
+    With ``auto_pipeline`` that number is chosen (``choose_stages``); otherwise it is the user's, and a note suggests
+    the number that would be chosen. With several stages, rows are cut into no more parts than a microbatch has
+    samples. Raises ``ConfigError`` for stages that do not divide the devices, or exceed ``micro_batch_num`` or the
+    number of layers.
     """
     given = pipeline or Pipeline()
     for name in ("stages", "servers", "micro_batch_num", "device_memory_bytes"):
@@ -137,8 +138,8 @@ class _Searches:
         self._mode = options.get("search_mode", SearchOptions.search_mode)
 
     def plans(self, stages: int, mode: str = "") -> Iterator[OperatorPlan]:
-        """Yield the plan of ``stages``; after that of recursive programming, which has no limit of memory, those that
-        cut rows into fewer and fewer parts, and weights into more."""
+        """Yield the plan of ``stages``. Recursive programming has no memory limit, so it also yields plans with rows
+        cut into ever fewer parts, and weights into more."""
         mode = mode or self._mode
         most = max(1, self._graph.samples // self._given.micro_batch_num) if stages > 1 else None
         yield self._plan(stages, most, mode)
@@ -152,18 +153,18 @@ class _Searches:
         if key not in self._found:
             options = {**self._options, "search_mode": mode, "most_row_parts": most}
             if mode != self._mode:
-                options.pop("parameter_limit_bytes", None)  # which that mode does not support
+                options.pop("parameter_limit_bytes", None)  # not supported by that mode
             if stages > 1:
                 options["num_microbatches"] = self._given.micro_batch_num
-                # The graph contains all stages.
+                # The graph contains all stages, so its limit is that of all stages.
                 options["memory_limit_bytes"] = (options["memory_limit_bytes"] or 0) * stages or None
             self._found[key] = search_graph(self._graph, self._devices // stages, **options)
         return self._found[key]
 
 
 def _suggestion(graph: Graph, devices: int, given: Pipeline, searches: _Searches) -> str:
-    """Return what ``auto_pipeline`` would choose by recursive programming, one search for each number of stages;
-    nothing if that mode cannot halve."""
+    """Return a note on the number of stages that ``auto_pipeline`` would choose with recursive programming; empty if
+    the devices are not a power of two."""
     if set(device_factors(devices)) - {2}:
         return ""
     try:
@@ -176,9 +177,9 @@ def _suggestion(graph: Graph, devices: int, given: Pipeline, searches: _Searches
 
 
 def data_parallel(graph: Graph, devices: int) -> OperatorPlan:
-    """Return ``parallel_mode`` 0: every operator is cut only by its batch, parameters are not cut.
+    """Return the plan of ``parallel_mode`` 0: every operator is cut only by its batch; parameters are not cut.
 
-    Raises ``ConfigError`` if the batch of an operator that has one does not divide.
+    Raises ``ConfigError`` if the devices do not divide the batch of an operator.
     """
     from mindspeed_autoparallel.operators.graph.node import NO_CUT
     from mindspeed_autoparallel.operators.search.recursive import carried_axes

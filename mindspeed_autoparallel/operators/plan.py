@@ -16,7 +16,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Bound:
-    """How far a plan is from the cheapest: modelled time of one step, and a lower bound on that of every plan.
+    """The modelled step time of a plan, and a lower bound on that of every plan of ``scope``, in microseconds.
 
     ``scope``: the searched set of plans; ``method``: how the bound was found.
     """
@@ -28,11 +28,11 @@ class Bound:
 
     @property
     def gap(self) -> float:
-        """Return the share of the cost by which a plan of ``scope`` may still be cheaper; 0 where it is optimal."""
+        """Return the share of the cost by which a plan of ``scope`` may still be cheaper; 0 if it is optimal."""
         return max(0.0, 1 - self.bound_us / self.cost_us) if self.cost_us else 0.0
 
     def as_json(self) -> dict[str, float | str]:
-        """Write the proof as plain data."""
+        """Return the proof as plain data."""
         return {
             "cost_us": self.cost_us,
             "bound_us": self.bound_us,
@@ -62,17 +62,17 @@ class OperatorPlan:
     bound: Bound | None = None
     """Bound proved by the exact mode; None for the other modes."""
     repeat: Callable[[float], list[ExplainedCut]] | None = field(default=None, compare=False, repr=False)
-    """Recursive programming: cut the products again with another mem_coeff."""
+    """Recursive programming: cuts the products again with another mem_coeff."""
 
     @property
     def devices(self) -> int:
-        """Count the devices of all stages."""
+        """Return the number of devices of all stages."""
         return self.stages * math.prod(self.decisions.mesh)
 
     def edge_bytes(self) -> dict[tuple[str, str, int], tuple[int, int]]:
-        """Map each edge to the bytes one device sends there, (forward, backward), by the steps an executor takes.
+        """Map each edge to the bytes (forward, backward) that one device sends in the steps of the executor.
 
-        Readers that need a tensor in the same placement share one redistribution: its bytes are at the first of them.
+        Readers that need a tensor in the same placement share one redistribution, counted at the first of them.
         """
         made = self.decisions
         result = {}
@@ -109,7 +109,7 @@ class OperatorPlan:
         return max(votes, key=lambda pair: votes[pair]) if votes else (1, 1)
 
     def as_json(self) -> dict[str, object]:
-        """Write cuts, bytes and placements of every operator (tensor dim, -1 whole, -2 pending sum) as plain data."""
+        """Return cuts, bytes and placements (tensor dim, -1 whole, -2 pending sum) of every operator as plain data."""
         made, moved = self.decisions, self.edge_bytes()
         operators: dict[str, object] = {}
         for name, node in made.graph.nodes.items():

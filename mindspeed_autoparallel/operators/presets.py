@@ -1,4 +1,4 @@
-"""Models by shape: the published sizes of the families that the seed table lists, as operator graphs."""
+"""Operator graphs of known model families, built from their published sizes."""
 
 from __future__ import annotations
 
@@ -51,8 +51,10 @@ PRESETS: dict[str, Decoder] = {
 
 
 def preset_graph(name: str, *, batch: int, sequence: int, num_layers: int | None = None) -> Graph:
-    """Return the graph of a preset for ``batch`` samples of ``sequence`` tokens in total; ``num_layers`` shortens
-    it."""
+    """Return the graph of a preset for a total of ``batch`` samples of ``sequence`` tokens each.
+
+    ``num_layers`` replaces the preset's number. Raises ``ConfigError`` for an unknown name or a size below 1.
+    """
     if name not in PRESETS:
         raise ConfigError(f"unknown model {name}; the presets are {', '.join(PRESETS)}.")
     if batch < 1 or sequence < 1:
@@ -115,7 +117,7 @@ class _DecoderGraph:
         return self.graph.add(matrix_product(prefix + part, (given, weight), self.rows, columns, inner, role=part))
 
     def adapted(self, prefix: str, part: str, given: str, columns: int, inner: int) -> str:
-        """Return a projection, and if adapters are trained the product of two thin ones next to it."""
+        """Add a projection, plus the product of two thin ones if adapters are trained; return the result's name."""
         made = self.linear(prefix, part, given, columns, inner)
         rank = self.shape.lora_rank
         if not rank:
@@ -163,7 +165,7 @@ class _DecoderGraph:
 
 
 def _with_gradients(graph: Graph) -> Graph:
-    """Keep a gradient only for operators after a trained parameter."""
+    """Keep a gradient only for operators that depend on a trained parameter."""
     for name, node in graph.nodes.items():
         if node.inputs:
             needs = any(graph.nodes[source_name].needs_gradient for source_name in node.inputs)

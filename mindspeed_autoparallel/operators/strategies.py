@@ -18,8 +18,8 @@ from mindspeed_autoparallel.operators.search.state import device_factors
 def search_graph(graph: Graph, devices: int, **options: Any) -> OperatorPlan:
     """Cut ``graph`` for ``devices``; ``options`` are the fields of ``SearchOptions``.
 
-    Device counts that are not a power of two get the exact mode, with a note. Raises ``ConfigError`` for invalid input
-    and ``InfeasiblePlan`` for the limit of parameters.
+    Recursive programming halves: on a number of devices that is not a power of two the exact mode replaces it, with a
+    note. Raises ``ConfigError`` for invalid input, ``InfeasiblePlan`` if the limit of parameters cannot be met.
     """
     if options.get("machine", True) is None:
         del options["machine"]

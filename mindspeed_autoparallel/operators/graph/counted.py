@@ -1,7 +1,7 @@
 """Placements by count: how many equal mesh dims cut each tensor dim, regardless of which.
 
-The bytes between two such counts are never more than those between any two placements that have them, so a search over
-counts bounds the search over placements, and has far fewer states.
+The bytes between two counts are never more than those between any two placements with these counts. So a search over
+counts gives a lower bound on the search over placements, with far fewer states.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from mindspeed_autoparallel.operators.graph.shortest import least_costs
 from mindspeed_autoparallel.operators.graph.transitions import State, bytes_sent, is_valid
 
 MOST_STATES = 1000
-"""Most counts of one tensor for which a table is made."""
+"""Most counts of one tensor that are tabulated."""
 
 
 @lru_cache(maxsize=1 << 18)
 def counted(state: State, mesh: tuple[int, ...]) -> State:
-    """Sort ``state`` among mesh dims of equal size: equal for placements (or cuts) of equal numbers."""
+    """Sort ``state`` within mesh dims of equal size: placements (or cuts) with equal counts become equal."""
     result = list(state)
     for dims in alike_dims(mesh):
         for dim, placement in zip(dims, sorted(state[d] for d in dims), strict=True):
@@ -33,7 +33,7 @@ def counted(state: State, mesh: tuple[int, ...]) -> State:
 
 @lru_cache(maxsize=256)
 def alike_dims(mesh: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """List mesh dims of equal size together."""
+    """Group the mesh dims by size."""
     return tuple(tuple(d for d, n in enumerate(mesh) if n == size) for size in dict.fromkeys(mesh))
 
 
@@ -51,7 +51,7 @@ def all_counts(values: Sequence[int], mesh: tuple[int, ...]) -> Iterator[State]:
 
 @lru_cache(maxsize=1 << 14)
 def orders(count: State, mesh: tuple[int, ...]) -> tuple[State, ...]:
-    """List every choice (or placements) with these numbers."""
+    """List every arrangement of ``count`` over the mesh dims."""
     groups = alike_dims(mesh)
     found = []
     ways = [sorted(set(itertools.permutations([count[d] for d in dims]))) for dims in groups]
@@ -65,9 +65,9 @@ def orders(count: State, mesh: tuple[int, ...]) -> tuple[State, ...]:
 
 
 def least_shares(shape: tuple[int, ...], mesh: tuple[int, ...]) -> tuple[dict[State, int], numpy.ndarray] | None:
-    """Number the counts of a tensor of ``shape``; return the least share of it that a device sends between any two.
+    """Index the counts of a tensor of ``shape``; tabulate the least share of it that a device sends between any two.
 
-    None for more than ``MOST_STATES`` of them.
+    None for more than ``MOST_STATES`` counts.
     """
     devices = math.prod(mesh)
     caps = tuple(math.gcd(n, devices) for n in shape)
@@ -97,7 +97,7 @@ def _transitions(state: State, mesh: tuple[int, ...], caps: tuple[int, ...]) -> 
     """Yield every step from ``state``, for any order of the mesh dims: the next state, and the share sent."""
     local = 1.0 / math.prod(n for n, p in zip(mesh, state, strict=True) if p >= 0)
     for before in dict.fromkeys(state):
-        # Of equal mesh dims with one placement, the first ones represent all.
+        # Equal mesh dims with one placement are interchangeable: try only the first ones.
         held = [[d for d in dims if state[d] == before] for dims in alike_dims(mesh)]
         for numbers in itertools.product(*(range(len(dims) + 1) for dims in held)):
             chosen = [d for dims, number in zip(held, numbers, strict=True) for d in dims[:number]]

@@ -27,7 +27,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Node:
-    """Describe one operator, parameter or input.
+    """One operator, parameter or input.
 
     ``operands[s][d]`` and ``output[d]`` give the axis of dim ``d`` (None: that dim is never cut). An axis in no dim of
     the output is summed over: cutting it leaves a pending sum. ``matmul`` names the axes (i axes, j, k) of
@@ -50,8 +50,7 @@ class Node:
     known: bool = True
     kind_detail: str = ""
     blocked_slots: frozenset[int] = frozenset()
-    """Inputs that get no gradient from this operator: an index, a detached tensor, one of which only the shape is
-    used."""
+    """Inputs that get no gradient from this operator: an index, a detached tensor, one that only gives its shape."""
 
     def operand_placement(self, slot: int, choice: int) -> int:
         """Return the placement that this operator needs of input ``slot`` when axis ``choice`` is cut."""
@@ -75,7 +74,7 @@ class Node:
         return self.axes[axis].size // math.prod(parts for cut, parts in cuts if cut == axis)
 
     def choices(self, parts: int, cuts: Iterable[tuple[int, int]] = ()) -> list[int]:
-        """List no cut, and every axis that ``parts`` divides after the earlier ``cuts``."""
+        """List ``NO_CUT`` and every cuttable axis that ``parts`` divides after the earlier ``cuts``."""
         done = tuple(cuts)
         return [NO_CUT] + [
             a

@@ -18,7 +18,7 @@ Placements = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Step:
-    """Describe one collective (or slice) over ``mesh_dims``, outermost first, with their placement before and after."""
+    """One collective (or slice) over ``mesh_dims``, outermost first, with their placement before and after."""
 
     mesh_dims: tuple[int, ...]
     before: int
@@ -42,7 +42,7 @@ def gradient_of_output(placements: Placements) -> Placements:
 def steps(source: Placements, target: Placements, shape: Sequence[int], mesh: Sequence[int]) -> list[Step]:
     """Return the steps of least bytes from ``source`` to ``target`` of a tensor of ``shape`` on ``mesh``.
 
-    A target never holds a pending sum (``AssertionError``).
+    Raises ``AssertionError`` for a target with a pending sum.
     """
     return [Step(*move) for move in shortest_moves(source, target, tuple(shape), tuple(mesh))]
 
@@ -77,5 +77,5 @@ def step_costs(
 def moved_bytes(
     source: Placements, target: Placements, shape: tuple[int, ...], item_bytes: int, mesh: tuple[int, ...]
 ) -> int:
-    """Sum what one device sends to take a tensor of ``shape`` from ``source`` to ``target`` on ``mesh``, in bytes."""
+    """Return the bytes one device sends to take a tensor of ``shape`` from ``source`` to ``target`` on ``mesh``."""
     return sum(moved for _, moved in step_costs(source, target, shape, item_bytes, mesh))

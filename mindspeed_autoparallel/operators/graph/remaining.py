@@ -15,10 +15,10 @@ _MOST_DEVICES = 2**12
 
 
 class Remaining:
-    """Return a lower bound on what a device still has to send on the way to ``target``, in units of the tensor.
+    """A lower bound on what a device still has to send to reach ``target``, as a share of the tensor.
 
-    Every step of a ring sends as much as it receives. Without a pending sum a device has to receive the missing part of
-    its piece. With one of P parts, each element needs P - 1 messages until the first device has its sum, and one more
+    A device of a ring sends as much as it receives. Without a pending sum, it must receive the missing part of its
+    piece. With a pending sum of P parts, each element needs P - 1 messages until one device has its sum, and one more
     for every other device that holds it at the end.
     """
 
@@ -45,7 +45,7 @@ class Remaining:
         return self._known[state]
 
     def _overlap(self, dim: int, cut: tuple[int, ...]) -> numpy.ndarray:
-        """Return by device the part of its final piece of ``dim`` that it has if ``cut`` cuts that dim."""
+        """Return, per device, how much of its final piece of ``dim`` it holds if the mesh dims ``cut`` cut it."""
         if (dim, cut) not in self._held:
             (start, size), (first, least) = self._piece(cut), self._target[dim]
             both = numpy.minimum(start + size, first + least) - numpy.maximum(start, first)
@@ -53,8 +53,10 @@ class Remaining:
         return self._held[dim, cut]
 
     def _piece(self, cut: tuple[int, ...]) -> tuple[numpy.ndarray, float]:
-        """Return where every device's piece of a dim cut by the mesh dims ``cut`` starts, and its size, as shares. With
-        too many devices all pieces are taken to start at 0: this overestimates their overlap."""
+        """Return the start of every device's piece of a dim that the mesh dims ``cut`` cut, and its size, as shares.
+
+        With too many devices all pieces are assumed to start at 0. That overestimates overlaps, so the bound holds.
+        """
         start, size = numpy.zeros(1 if self._coordinates is None else self._devices), 1.0
         for at in cut:
             size /= self._mesh[at]
@@ -64,7 +66,7 @@ class Remaining:
 
 
 def _cuts_of(state: State, num_dims: int) -> list[tuple[int, ...]]:
-    """Return by tensor dim the mesh dims that cut it."""
+    """Return, per tensor dim, the mesh dims that cut it."""
     cuts: list[tuple[int, ...]] = [()] * num_dims
     for at, placement in enumerate(state):
         if placement >= 0:

@@ -1,6 +1,6 @@
-"""Find the sequence of collectives that moves the fewest bytes between two placements of a tensor.
+"""The sequence of collectives that moves the fewest bytes between two placements of a tensor.
 
-Bytes are in units of the whole tensor, so one table serves every tensor that divides alike.
+Bytes are in units of the whole tensor, so one table serves every tensor with the same divisors.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from mindspeed_autoparallel.operators.graph.remaining import Remaining
 from mindspeed_autoparallel.operators.graph.transitions import Move, State, is_valid, transitions
 
 _STEP = 1e-9
-"""Added per step, in units of the tensor: the shorter of equally cheap sequences is used."""
+"""Cost added per step, in units of the tensor, so that the shorter of equally cheap sequences is used."""
 _LESS = 1e-12
 """Differences below this are rounding."""
 _LARGEST_TABLE = 260
 """Most states for which all pairs are solved at once."""
 _LARGEST_MATRIX = 630
 _LARGEST_WITH_SPARE = 50_000
-"""Most states for which tensor dims that neither end cuts are used, too."""
+"""Most states for which tensor dims that neither end cuts may be used."""
 _LARGEST_SEARCH, _LARGEST_TRIED, _MOST_TAKEN = 300_000, 2_000_000, 100_000
-"""Most states that a search may visit in full; most for which it may start, with its limit of visits."""
+"""Most states of an unlimited search; most states of a limited one, and the most that it visits."""
 _MOST_DIMS = 4
 """Most tensor dims that a sequence may use: those of its ends, then the most divisible others."""
 
@@ -37,12 +37,12 @@ _MOST_DIMS = 4
 def shortest_moves(source: State, target: State, shape: tuple[int, ...], mesh: tuple[int, ...]) -> tuple[Move, ...]:
     """Return the moves of least bytes from ``source`` to ``target`` of a tensor of ``shape`` elements on ``mesh``.
 
-    The least of all sequences of slices, all-gathers, all-to-alls, reduce-scatters and all-reduces over one or several
-    mesh dims, where the tensor has few enough placements to tabulate (three mesh dims, and four with three tensor dims
-    that can be cut); otherwise of those that move neighbouring mesh dims with equal ends as one, and, besides the
-    tensor dims of the ends, use others up to 50,000 placements. Above 300,000 placements, where 100,000 of them do not
-    suffice (or at once above 2,000,000), the least of those whose intermediate placements appear at one of the ends.
-    ``AssertionError`` for a target with a pending sum.
+    Moves are slices, all-gathers, all-to-alls, reduce-scatters and all-reduces over one or several mesh dims.
+    If a table holds all placements of the tensor (three mesh dims; four if at most three tensor dims can be cut), the
+    result is the least of all sequences. Otherwise neighbouring mesh dims with equal ends move as one, and tensor dims
+    that neither end cuts are used only up to 50,000 placements. Above 300,000 placements a search gives up after
+    100,000 of them, and above 2,000,000 at once; then a mesh dim is either whole or placed as at one of the ends.
+    Raises ``AssertionError`` for a target with a pending sum.
     """
     if source == target:
         return ()
@@ -132,8 +132,8 @@ def _whole_table(shape: tuple[int, ...], mesh: tuple[int, ...]) -> _Whole | None
 def _table(
     mesh: tuple[int, ...], caps: tuple[int, ...]
 ) -> tuple[dict[State, int], numpy.ndarray, numpy.ndarray, dict[tuple[int, int], Move]]:
-    """Number the valid states; return the shares sent between any two, the next state on the path, and the move
-    there."""
+    """Return the index of every valid state, the share sent between any two, the next state on their path, and the
+    moves of single steps."""
     alphabet = (PARTIAL, REPLICATE, *range(len(caps)))
     states = [s for s in itertools.product(alphabet, repeat=len(mesh)) if is_valid(s, mesh, caps)]
     index = {state: number for number, state in enumerate(states)}
@@ -152,11 +152,11 @@ def _table(
 
 
 Nexts = Sequence[tuple[numpy.ndarray, numpy.ndarray]]
-"""By state, targets of one step ``[steps]`` and their costs ``[steps, 1]``."""
+"""Per state, the states that one step reaches ``[steps]``, and the costs of the steps ``[steps, 1]``."""
 
 
 def least_costs(nexts: Nexts) -> numpy.ndarray:
-    """Return the least cost between any two of the states, infinite without a path."""
+    """Return the least cost between any two states, infinite without a path."""
     number = len(nexts)
     least: numpy.ndarray = numpy.full((number, number), numpy.inf)
     numpy.fill_diagonal(least, 0.0)
@@ -182,20 +182,20 @@ def _next_on_the_way(nexts: Nexts, least: numpy.ndarray) -> numpy.ndarray:
 
 
 def all_pairs(shape: tuple[int, ...], mesh: tuple[int, ...]) -> tuple[dict[State, int], numpy.ndarray] | None:
-    """Number the placements of a tensor of ``shape``, and give the share of it that a device sends between any two.
+    """Index the placements of a tensor of ``shape``, and tabulate the share of it that a device sends between any two.
 
     None for too many placements.
     """
     whole = _whole_table(shape, mesh)
     if whole is None:
         return None
-    smallest = math.prod(mesh) ** 2  # every share is a whole number of these parts; the rest was added per step
+    smallest = math.prod(mesh) ** 2  # shares are multiples of 1 / smallest: rounding removes _STEP
     return whole.index, numpy.round(whole.bytes_ * smallest) / smallest
 
 
 @lru_cache(maxsize=1 << 16)
 def _search(source: State, target: State, mesh: tuple[int, ...], caps: tuple[int, ...]) -> list[Move]:
-    """Search from one state to another if there are too many states for a table (A*)."""
+    """Search for the path between two states with A*, for meshes with too many states for a table."""
     number = (len(caps) + 2) ** len(mesh)
     if number <= _LARGEST_TRIED:
         path = _walk(source, target, mesh, caps, None, _MOST_TAKEN if number > _LARGEST_SEARCH else number)
@@ -215,8 +215,8 @@ def _walk(
     allowed: Sequence[set[int]] | None,
     most_taken: int,
 ) -> list[Move] | None:
-    """Return the least moves over placements that are ``allowed`` on each mesh dim; ``None`` after ``most_taken`` of
-    them."""
+    """Return the cheapest moves through the placements ``allowed`` on each mesh dim (None: all); ``None`` after
+    ``most_taken`` visited states."""
     remaining = _remaining(target, mesh, len(caps))
     taken = 0
     best: dict[State, float] = {source: 0.0}

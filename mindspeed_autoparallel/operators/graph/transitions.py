@@ -1,8 +1,8 @@
 """Steps between placements of a tensor on a mesh: the result of one collective, and the bytes that a device sends in
 it.
 
-A state is one placement per mesh dim. Mesh dims cut a tensor dim from the first to the last, so a step on a mesh dim is
-possible only if no inner mesh dim cuts the tensor dims that it lifts or makes: otherwise the pieces would not be
+A state is one placement per mesh dim. Outer mesh dims cut a tensor dim before inner ones. So a step on a mesh dim is
+possible only if no inner mesh dim cuts a tensor dim whose cut the step removes or adds: otherwise pieces would not be
 contiguous. Bytes are in units of the whole tensor.
 """
 
@@ -38,14 +38,14 @@ def transitions(state: State, mesh: tuple[int, ...], caps: tuple[int, ...]) -> I
         dims = [d for d, p in enumerate(state) if p == before]
         # A slice over several dims is a sequence of slices.
         for size in range(1, 2 if before == REPLICATE else len(dims) + 1):
-            # The inner ones of the mesh dims that cut a tensor dim are lifted.
+            # Only the innermost cuts of a tensor dim can be removed.
             choices = itertools.combinations(dims, size) if before < 0 else (tuple(dims[-size:]),)
             for chosen in choices:
                 number = math.prod(mesh[d] for d in chosen)
                 for after in (REPLICATE, *range(len(caps))):
                     if after == before or (after == REPLICATE and before >= 0 and size > 1):
                         continue
-                    # No inner mesh dim may cut the tensor dim that is cut now, and it has to divide.
+                    # No inner mesh dim may cut the tensor dim of the new cut, and that dim has to divide.
                     if after >= 0 and (last.get(after, -1) > chosen[0] or caps[after] % (parts[after] * number)):
                         continue
                     moved_to = list(state)

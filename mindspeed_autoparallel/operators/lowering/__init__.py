@@ -1,1 +1,1 @@
-"""From a plan per operator to a framework's configuration: one of Megatron's, or the nearest."""
+"""Lowering: the Megatron configuration nearest to a plan per operator."""

@@ -52,7 +52,7 @@ class MegatronConfiguration:
         return self.uniform_cost.total_us - self.plan_cost.total_us
 
     def flags(self) -> list[str]:
-        """Return the command line words for a Megatron script."""
+        """Return the command-line arguments of a Megatron script."""
         layout = self.layout
         words = [
             "--tensor-model-parallel-size",
@@ -107,8 +107,8 @@ class MegatronConfiguration:
 
 
 def _micro_batch(samples: int, num_microbatches: int, wanted: int | None) -> tuple[int, list[str]]:
-    """Return the samples of a microbatch, given ``samples`` of a replica; with notes if the plan's number does not
-    divide."""
+    """Return the samples of a microbatch of a replica of ``samples``, and a note if the plan's number of microbatches
+    does not divide them."""
     if wanted and samples % wanted == 0:
         return wanted, []
     if samples % num_microbatches:
@@ -135,7 +135,7 @@ def _first_legal(
 def derive_megatron(
     plan: OperatorPlan, *, machine: Machine | None = None, micro_batch_size: int | None = None
 ) -> MegatronConfiguration:
-    """Return DP, TP, SP, CP, EP and PP by the role of most FLOPs of ``plan`` on each mesh dim.
+    """Return DP, TP, SP, CP, EP and PP: each mesh dim takes the role that has most of the FLOPs of ``plan``.
 
     A role that the model does not allow (samples, heads or tokens that do not divide) gives way to the next in the
     vote, with a note. ``micro_batch_size`` is kept if it divides the samples of a replica; otherwise the
@@ -192,7 +192,7 @@ def derive_megatron(
 def _illegal(
     graph: Graph, mesh: tuple[int, ...], roles: list[str], parts: int, role: str, num_microbatches: int
 ) -> str:
-    """Return why ``role`` cannot have ``parts`` more devices, or nothing."""
+    """Return why ``role`` cannot have ``parts`` times more devices; empty if it can."""
     size = parts * math.prod(n for n, r in zip(mesh, roles, strict=True) if r == role)
     samples, heads = attention_limits(graph)
     if role == DATA and samples and samples % size:
@@ -216,7 +216,7 @@ def _tokens_per_sample(graph: Graph) -> int:
 
 
 def _streams_cut_by_rows(made: Decisions, roles: list[str]) -> bool:
-    """Return whether the plan cuts most bytes that tensor parallelism leaves whole (norms, sums) by rows."""
+    """Return whether the plan cuts by rows most of the bytes that tensor parallelism leaves whole (norms, sums)."""
     graph = made.graph
     without = uniform_decisions(graph, made.mesh, roles, sequence_parallel=False)
     batch = carried_axes(graph)

@@ -33,7 +33,7 @@ def role_of_cut(node: Node, axis: int, batch: int | None, earlier_parts: int, pa
 def votes(decisions: Decisions, num_microbatches: int = 1) -> list[dict[str, float]]:
     """Return for each mesh dim the share of all FLOPs that each role has; an unused role is not listed.
 
-    With several microbatches whole samples are those of one of them.
+    With several microbatches, only the samples of one of them can be divided.
     """
     graph = decisions.graph
     samples = samples_at_once(graph, num_microbatches)
@@ -69,6 +69,6 @@ def attention_limits(graph: Graph) -> tuple[int, int]:
 
 
 def winners(ballot: Mapping[str, float]) -> list[str]:
-    """Return roles from most to least voted for; a tie goes to the first in the order they are defined."""
+    """Return roles from most to least votes; ties go in the order of their definition."""
     order = (DATA, TENSOR, CONTEXT, EXPERT, IDLE)
     return sorted(ballot, key=lambda role: (-ballot[role], order.index(role)))

@@ -16,8 +16,8 @@ def uniform_decisions(
     """Return every operator cut as Megatron cuts it when mesh dim ``d`` has ``roles[d]``.
 
     ``data`` cuts samples, and experts in ``expert_dims``. ``context`` cuts tokens, and fused attention by heads (the
-    all-to-all form). ``tensor`` cuts a product that reads a whole tensor by its columns and one that reads a cut
-    tensor inside; with ``sequence_parallel`` the operators between are cut by tokens.
+    all-to-all form). ``tensor`` cuts a product that reads a whole tensor by its columns, and one that reads a cut
+    tensor by its inner axis; with ``sequence_parallel`` the operators between are cut by tokens.
     """
     batch, tokens = carried_axes(graph), carried_axes(graph, 1)
     decisions = Decisions(graph, (), dict.fromkeys(graph.nodes, ()))

@@ -1,4 +1,4 @@
-"""Rules of a mixture-of-experts layer: every expert has as many slots as its share of the tokens."""
+"""Rules of a mixture-of-experts layer with balanced experts: all have the same number of token slots."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def dispatch(
 def expert_product(
     name: str, inputs: tuple[str, str], experts: int, slots: int, columns: int, inner: int, *, role: str = ""
 ) -> Node:
-    """Return (experts, slots, inner) times (experts, inner, columns); its I axis is slots, then experts."""
+    """Return (experts, slots, inner) times (experts, inner, columns); its I axes are slots, then experts."""
     axes = (Axis("experts", experts), Axis("rows", slots), Axis("columns", columns), Axis("inner", inner))
     return Node(
         name,
@@ -49,7 +49,7 @@ def expert_product(
 def combine(
     name: str, inputs: tuple[str, str], rows: int, hidden: int, experts: int, slots: int, *, role: str = ""
 ) -> Node:
-    """Return (experts, slots, hidden) and the scores back to tokens (rows, hidden): a sum over experts, pending if they
-    are cut."""
+    """Return the operator from (experts, slots, hidden) and scores back to tokens (rows, hidden): a sum over experts,
+    pending if they are cut."""
     axes = (Axis("rows", math.gcd(rows, slots)), Axis("hidden", hidden), Axis("experts", experts))
     return Node(name, "combine", axes, (rows, hidden), (0, 1), inputs, ((2, 0, 1), (0, 2)), role=role)

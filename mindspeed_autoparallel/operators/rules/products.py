@@ -35,7 +35,7 @@ def source(
 def matrix_product(
     name: str, inputs: tuple[str, str], rows: int, columns: int, inner: int, *, role: str = "", gradient: bool = True
 ) -> Node:
-    """Return a(rows, inner) times B(inner, columns)."""
+    """Return the product of A(rows, inner) and B(inner, columns)."""
     axes = (Axis("rows", rows), Axis("columns", columns), Axis("inner", inner))
     return Node(
         name,
@@ -53,8 +53,8 @@ def matrix_product(
 
 
 def pointwise(name: str, inputs: tuple[str, ...], shape: tuple[int, ...], *, role: str = "") -> Node:
-    """Return an operator of which every dim may be cut; all tensors have one shape: (rows, columns), or experts
-    first."""
+    """Return an elementwise operator on tensors of one ``shape``, (rows, columns) or with experts first; every dim may
+    be cut."""
     dims = tuple(range(len(shape)))
     axes = tuple(Axis(n, size) for n, size in zip(("experts", "rows", "columns")[-len(shape) :], shape, strict=True))
     return Node(name, "pointwise", axes, shape, dims, inputs, (dims,) * len(inputs), role=role)
@@ -67,8 +67,10 @@ def norm(name: str, inputs: tuple[str, str], rows: int, hidden: int, *, role: st
 
 
 def gather(name: str, inputs: tuple[str, str], rows: int, hidden: int, table: int, *, role: str = "") -> Node:
-    """Return rows of a table (first input) by index (second): the index, the width and, with a pending sum, the
-    table."""
+    """Return the look-up of table rows (first input) by index (second).
+
+    The index and the width may be cut, and the rows of the table, which leaves a pending sum.
+    """
     axes = (Axis("rows", rows), Axis("hidden", hidden), Axis("table", table))
     return Node(name, "gather", axes, (rows, hidden), (0, 1), inputs, ((2, 1), (0,)), role=role)
 
@@ -84,10 +86,10 @@ def attention(
     head: int,
     role: str,
 ) -> Node:
-    """Return the operator of fused attention of q, k, v as (batch x sequence, heads x head): batch and heads may be
-    cut, key heads dividing.
+    """Return fused attention of q, k and v, with output (batch x sequence, heads x head); batch and heads may be cut.
 
-    The cut of rows is a cut of the batch, so its size here is the batch; columns are cut by whole key heads.
+    The axis of the rows has the size of the batch, since only whole samples may be cut; that of the columns has the
+    greatest common divisor of the numbers of heads and key heads.
     """
     rows = batch * sequence
     axes = (Axis("batch", batch), Axis("heads", math.gcd(heads, kv_heads)))

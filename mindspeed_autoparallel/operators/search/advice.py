@@ -10,12 +10,12 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from mindspeed_autoparallel.operators.search.matmul_cut import CUT_NAMES, INFEASIBLE, CutCosts
 
 _DECADES, _STEPS = 9, 8
-"""Values tried beyond those that the costs suggest: number of decades up and down, and of values in each."""
+"""Values tried in addition to those that the costs suggest: decades up and down, and values per decade."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """A value of ``mem_coeff`` and the axis that the search cuts with it; None if no tried value does."""
+    """A value of ``mem_coeff`` and the axis that the search cuts with it; None if no tried value cuts the product."""
 
     mem_coeff: float | None
     axis: str
@@ -32,8 +32,9 @@ class Advice:
 def advise(costs: CutCosts, choice_at: Callable[[float], str]) -> Advice:
     """Find the value nearest to ``costs.mem_coeff`` at which the search, ``choice_at``, cuts the product.
 
-    First values at which this cut by itself would choose I, then another axis; each is tried with the whole search,
-    since other products and earlier cuts change with it. Values are two digits long.
+    Candidates are two-digit values around the points at which this cut's own choice changes, and a coarse series. Each
+    is tried, nearest first, with the whole search, since other products and earlier cuts change with it. A value that
+    cuts I is preferred to a nearer one that cuts another axis.
     """
     now = costs.mem_coeff
     other: Advice | None = None
@@ -47,7 +48,7 @@ def advise(costs: CutCosts, choice_at: Callable[[float], str]) -> Advice:
 
 
 def _candidates(costs: CutCosts) -> Iterable[float]:
-    """List the two-digit values around every point at which the choice can change, and a coarse series of others."""
+    """Yield two-digit values around every point at which the choice can change, and around a coarse series."""
     unit = costs.operator[0] / costs.mem_coeff if costs.operator[0] != INFEASIBLE else 0.0
     row = [costs.mem_coeff * 10 ** (step / _STEPS) for step in range(-_DECADES * _STEPS, _DECADES * _STEPS + 1)]
     points = list(row)
@@ -61,9 +62,9 @@ def _candidates(costs: CutCosts) -> Iterable[float]:
 
 
 def _crossings(costs: CutCosts) -> Iterable[float]:
-    """List the costs x of cutting I at which I costs as much as another choice.
+    """Yield the costs x of cutting I at which I costs as much as another choice.
 
-    Not cutting costs m squared over 25 with m the least of x and the costs of J and K, forbidden ones included.
+    Not cutting costs m squared over 25, where m is the least of x and the costs of J and K, forbidden ones included.
     """
     rests, most = costs.rest, costs.least_other
     for cut in (1, 2):

@@ -17,17 +17,19 @@ _ROUNDS, _ROUNDS_OF_PART = 240, 32
 _LARGEST_OF_PART = 1_000_000
 """Most entries of a table in the elimination of a part of the problem."""
 _WORK = 200_000_000
-"""Prices visited (rounds times prices) after which no part is divided any more; some seconds."""
+"""Visited prices (rounds times prices) after which no part is divided any more: a few seconds."""
 _SHIFT_OVERHEAD = 4000
-"""Prices that take the time of one tensor's turn beside them."""
+"""Fixed cost of one tensor in a round, as a number of prices."""
 _SAME = 1e-9
 _SAME = 1e-9
 
 
 @dataclass(frozen=True)
 class Solved:
-    """Known facts about a problem: no sum is below ``bound`` (or the upper bound given), the best picks found, and
-    per variable the values that sums below the upper one may have."""
+    """No sum is below the smaller of ``bound`` and the given upper bound; ``picks`` are the best found.
+
+    ``kept``: per variable, the values that a sum below the upper bound may use.
+    """
 
     bound: float
     picks: list[int]
@@ -35,9 +37,10 @@ class Solved:
 
 
 def solve_joint(problem: JointProblem, upper: float, start: list[int] | None) -> Solved:
-    """Bound ``problem`` from below and search its least sum, ``upper`` being one that is known, of ``start`` perhaps.
+    """Bound ``problem`` from below and search for its least sum.
 
-    Values are divided in halves if shifting alone leaves a gap, the part of least bound first.
+    ``upper``: the sum of a known solution; ``start``: picks to descend from, or None. If cost shifting leaves a gap,
+    the values of a variable are halved, in the part with the least bound first.
     """
     root = Dual(problem)
     left = _WORK - _work(root, root.raise_bound(upper, _ROUNDS))
@@ -76,7 +79,7 @@ def _least_values(dual: Dual) -> list[int]:
 
 
 def _halves(part: Dual) -> list[Dual]:
-    """Divide the values of the variable that most prices depend on into cheap and expensive ones."""
+    """Halve the values of the variable that most prices depend on into cheap and expensive ones."""
     prices = [0] * len(part.single)
     for tensor in part.tensors:
         for v in tensor.variables:
@@ -88,7 +91,7 @@ def _halves(part: Dual) -> list[Dual]:
 
 
 def least_among(problem: JointProblem, kept: list[numpy.ndarray], largest: int) -> list[int] | None:
-    """Return the least sum over the values ``kept``, by elimination; None if a table would exceed ``largest``."""
+    """Return the picks of least sum over the values ``kept``; None if a table of the elimination exceeds ``largest``."""
     graph: FactorGraph | None = exact_factors(problem, kept, largest)
     if graph is None:
         return None

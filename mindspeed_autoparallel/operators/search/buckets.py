@@ -31,9 +31,9 @@ class LeastSums:
 
 @dataclass
 class _Bucket:
-    """The sum over ``scope`` of the factors of one variable, the first, and its outgoing message.
+    """The total of one variable's factors over ``scope``, which begins with that variable, and the outgoing message.
 
-    ``names`` are the variables of the message: those of the scope after the first, or copies of them.
+    ``names`` are the variables of the message: the other variables of the scope, or copies of them.
     """
 
     scope: tuple[int, ...]
@@ -44,7 +44,7 @@ class _Bucket:
 
 
 class _Elimination:
-    """Eliminate one variable after another, that of the smallest table first."""
+    """Eliminates one variable after another, the one with the smallest table first."""
 
     def __init__(self, graph: FactorGraph, largest: int) -> None:
         self.largest = largest
@@ -83,7 +83,7 @@ class _Elimination:
         return math.prod(self.sizes[u] for u in self._scope(self.of[v]))
 
     def _divide(self, v: int) -> list[int]:
-        """Divide the factors of ``v`` into groups of small enough tables, each but the first with a copy of it."""
+        """Divide the factors of ``v`` into groups with small enough tables; all but the first get a copy of ``v``."""
         groups: list[list[int]] = []
         for index in sorted(self.of[v], key=lambda i: (-self.factors[i][1].size, i)):
             for group in groups:
@@ -133,9 +133,9 @@ class _Elimination:
 
 
 def least_sums(graph: FactorGraph, largest: int) -> LeastSums:
-    """Find the least sum and that with each value of each variable, tables of up to ``largest`` entries made.
+    """Find the least sum, and that with each value of each variable, by tables of up to ``largest`` entries.
 
-    A factor that is itself larger is not divided.
+    A single factor that is larger is not divided.
     """
     done = _Elimination(graph, largest)
     done.run()

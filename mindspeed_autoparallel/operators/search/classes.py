@@ -1,8 +1,8 @@
 """The joint problem over classes of choices, divided as needed until the bound meets the best known sum.
 
-Choices with equal numbers of cuts begin as one class, at prices that are never above those of any of them. The least
-sum over classes is a lower bound; a class that may still be in a cheaper sum, and whose prices differ from those of its
-choices, is divided (counterexample-guided refinement of an abstraction).
+Choices with equal numbers of cuts start as one class, whose prices are never above those of its choices. So the least
+sum over classes is a lower bound. A class that may still be in a cheaper sum, and whose prices differ from those of its
+choices, is divided (counterexample-guided abstraction refinement).
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _LARGEST = 8_000_000
 """Most entries of one table over classes."""
 _LARGEST_INSIDE = 1_000_000
 _WORK = 400_000_000
-"""Visited entries after which nothing is divided any more; some seconds."""
+"""Visited entries after which nothing is divided any more: a few seconds."""
 _NEAR = 0.1
-"""Share of the gap between a part's bound and the best known sum: classes within it are divided at once."""
+"""Share of the gap between a part's bound and the best known sum: classes whose sums lie in it are divided together."""
 _SAME = 1e-9
 
 
 def refine(problem: JointProblem, classes: Classes, upper: float, best: Sequence[int]) -> Solved:
-    """Bound ``problem`` over ``classes`` from below and search sums below ``upper``, that of ``best``.
+    """Bound ``problem`` over ``classes`` from below and search for sums below ``upper``, the sum of ``best``.
 
-    Parts in which every table fits have their classes divided; others are halved, the part of least bound first.
+    If all tables of a part fit, its classes are divided; otherwise it is halved. The least bound is first.
     """
     picks, bound, left = list(best), -math.inf, _WORK
     ties = itertools.count()
@@ -64,7 +64,7 @@ def refine(problem: JointProblem, classes: Classes, upper: float, best: Sequence
 
 
 def by_counts(problem: JointProblem) -> Classes:
-    """Put the choices of each variable that cut each axis by equally many mesh dims into one class."""
+    """Group the choices of each variable that cut every axis by equally many mesh dims."""
     found: Classes = []
     for choices in problem.choices:
         alike: dict[tuple[int, ...], list[int]] = {}
@@ -75,13 +75,13 @@ def by_counts(problem: JointProblem) -> Classes:
 
 
 def _inside(problem: JointProblem, kept: list[Table]) -> list[int]:
-    """Return the least sum over the choices ``kept``, or one that no single change improves."""
+    """Return the picks of least sum over the choices ``kept``; the first of each if a table would be too large."""
     found = least_among(problem, kept, _LARGEST_INSIDE)
     return found if found is not None else [int(held[0]) for held in kept]
 
 
 def _over(problem: JointProblem, classes: Classes) -> tuple[FactorGraph, list[int]]:
-    """Write the problem over ``classes``; also return the variables of readers that could not be merged."""
+    """Return the problem over ``classes``, and the variables of tensors whose readers do not fit one table."""
     single = [numpy.array([us[c].min() for c in held]) for us, held in zip(problem.node_us, classes, strict=True)]
     graph, shared = FactorGraph(single), []
     for read in problem.reads:
@@ -130,7 +130,7 @@ def _alive(part: Classes, sums: LeastSums, upper: float) -> list[list[int]]:
 
 
 def _halved(part: Classes, sums: LeastSums, upper: float, loose: Sequence[int]) -> list[Classes]:
-    """Divide the classes of one of the variables ``loose`` into cheap and expensive choices."""
+    """Halve the classes of one variable, of ``loose`` if one of these has several, into cheap and expensive ones."""
     alive = _alive(part, sums, upper)
     kept = [[held[c] for c in left] for held, left in zip(part, alive, strict=True)]
     if not all(kept):
@@ -149,7 +149,7 @@ def _halved(part: Classes, sums: LeastSums, upper: float, loose: Sequence[int]) 
 def _divided(
     problem: JointProblem, part: Classes, sums: LeastSums, upper: float, inside: Sequence[int]
 ) -> list[Classes]:
-    """Divide classes near the bound, of variables whose tensors cost more than their classes, or all if none do."""
+    """Divide the classes near the bound of variables whose tensors cost more than their classes; else of all."""
     near = sums.least + _NEAR * (upper - sums.least)
     dearer = _dearer(problem, [[held[p]] for held, p in zip(part, sums.picks, strict=True)], inside)
     alive = _alive(part, sums, upper)

@@ -25,7 +25,7 @@ _LEAST_RISE = 2e-5
 
 
 class _Grouped:
-    """Return the least of a variable's values in each group."""
+    """The groups of a variable's values, for the least value of each."""
 
     def __init__(self, groups: Table, number: int) -> None:
         self.groups, self.number = groups, number
@@ -100,7 +100,7 @@ class Dual:
 
     @property
     def entries(self) -> int:
-        """Count the prices that one round goes through."""
+        """Return the number of prices that one round visits."""
         return sum(tensor.cost.size << len(tensor.ends) for tensor in self.tensors)
 
     def only(self, v: int, places: Table) -> Dual:
@@ -111,9 +111,9 @@ class Dual:
         return made
 
     def raise_bound(self, upper: float, rounds: int) -> int:
-        """Shift costs until the bound stops rising or meets ``upper``, dropping values that cannot be below it.
+        """Shift costs until the bound stops rising or meets ``upper``; drop values that no sum below ``upper`` has.
 
-        Returns the rounds it took.
+        Returns the number of rounds.
         """
         before = -math.inf
         for turn in range(1, rounds + 1):
@@ -134,8 +134,7 @@ class Dual:
         return turn
 
     def _shift(self, tensors: list[_Tensor]) -> None:
-        """Move the costs of the ends of each of ``tensors`` into it, and return equal shares of its least sums to
-        them."""
+        """Move the costs of each tensor's ends into the tensor, and equal shares of its least sums back to the ends."""
         single = self.single
         for tensor in tensors:
             for v, message in zip(tensor.variables, tensor.messages, strict=True):

@@ -24,7 +24,7 @@ class Limits:
     memory_bytes: float | None = None
 
     def times(self, factor: int) -> Limits:
-        """Multiply both."""
+        """Return both limits times ``factor``."""
         bytes_ = [
             None if limit is None else float(limit * factor) for limit in (self.parameter_bytes, self.memory_bytes)
         ]
@@ -37,7 +37,7 @@ class Limits:
         return self.parameter_bytes is None or parameter_bytes(decisions) <= self.parameter_bytes
 
     def rows(self, problem: CutProblem) -> list[tuple[list[numpy.ndarray], float, str]]:
-        """Return the bytes of each choice of ``problem``, their limit, and its name."""
+        """Return, per limit that is set, the bytes of each choice of ``problem``, the limit, and its name."""
         found = ((problem.parameter_bytes, self.parameter_bytes, "parameters"),)
         more = ((problem.resident_bytes, self.memory_bytes, "parameters, their states and kept outputs"),)
         return [(held, limit, name) for held, limit, name in (*found, *more) if limit is not None]
@@ -46,9 +46,9 @@ class Limits:
 def solve_exact(problem: CutProblem, limits: Limits | None = None) -> list[int]:
     """Return the picks of least cost within ``limits``.
 
-    One-hot variables per operator; one variable per pair of made and needed placements of a tensor, whose sums are the
-    one-hots (the local polytope), and one that is paid where any reader has that pair. Raises ``InfeasiblePlan`` when
-    the memory row cannot be met.
+    The model has one-hot variables per operator; per reader of a tensor one variable for each pair of made and needed
+    placements, whose sums are the one-hots (the local polytope); and per pair one that is paid once if any reader has
+    it. Raises ``InfeasiblePlan`` if a limit cannot be met.
     """
     limits = limits or Limits()
     picks = _solve(problem, limits, integer=False)
@@ -91,7 +91,7 @@ def _solve(problem: CutProblem, limits: Limits, *, integer: bool) -> list[int] |
         if not cost.any() or (len(read.readers) == 1 and cost.min() == cost.max()):
             continue
         shape = [(p, w) for p in range(cost.shape[0]) for w in range(cost.shape[1])]
-        # Paid once for any number of readers.
+        # Paid once for any number of readers with the same need.
         paid = {pair: model.new_num_var(0.0, 1.0, "") for pair in shape}
         for v, wants in read.readers:
             if v == read.producer:

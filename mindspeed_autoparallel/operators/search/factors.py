@@ -1,4 +1,4 @@
-"""Minimise a sum of tables over variables of few values: pruning, and variable elimination.
+"""Minimisation of a sum of tables over variables with few values, by pruning and variable elimination.
 
 A factor is a table over some variables; the sum of all tables is the cost.
 """
@@ -45,7 +45,7 @@ class FactorGraph:
 
 
 def without_dominated(graph: FactorGraph) -> list[Table]:
-    """Return per variable the values that no other value dominates for all values of the other variables."""
+    """Return, per variable, the values that no other value dominates for all values of the other variables."""
     kept = [numpy.arange(len(s)) for s in graph.single]
     touching: list[list[tuple[int, ...]]] = [[] for _ in graph.single]
     for scope in graph.tables:

@@ -1,4 +1,4 @@
-"""The second half of recursive programming: the strategies of the matrix products spread to all other operators."""
+"""The second half of recursive programming: strategies of matrix products spread to all other operators."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Strategy = tuple[int, ...]
 def fill_rest(main: Decisions, decided: Collection[str]) -> Decisions:
     """Return ``main`` with a strategy for every operator; those in ``decided`` keep theirs.
 
-    Forward and backward passes alternate until nothing changes, first spreading only strategies that use all N devices,
-    then N / 2, .., then any. An axis that cannot be divided, or must not be cut (norm, softmax), stays whole. A gather
+    Forward and backward passes alternate until nothing changes. They first spread only strategies that use all N
+    devices, then N / 2, and so on, then any. An axis that cannot be divided, or must not be cut (norm, softmax), stays whole. A gather
     that no strategy reaches cuts its index first, then the rows of its table; anything else there stays whole.
     """
     graph, mesh = main.graph, main.mesh

@@ -25,14 +25,14 @@ _ROUND = 1e-3
 _ROUNDED_OFF = 2.0
 """Bytes that rounding may remove in a whole step: a sum over devices is sent in whole bytes, as other pieces are."""
 _MOST_ALONE, _MOST_ALONE_WIDE = 20_000, 200
-"""Most prices of one tensor that are searched one by one without a table, and on five mesh dims and more."""
+"""Most prices of one tensor that are computed one by one without a table: on up to four mesh dims, and on more."""
 MOST_CHOICES = 1300
 """Most choices of one operator over all mesh dims for which the joint problem is built."""
 
 
 @dataclass(frozen=True)
 class JointRead:
-    """The redistributions of one tensor: ``cost_us[p, w]`` from producer's choice ``p`` to want ``w``.
+    """The redistributions of one tensor: ``cost_us[p, w]`` from the producer's choice ``p`` to need ``w``.
 
     ``readers``: variable, and for each of its choices the index of the placement it needs. Readers with the same need
     pay once.
@@ -45,7 +45,7 @@ class JointRead:
 
 @dataclass
 class JointProblem:
-    """Holds the choices of all operators (or groups of tied ones) over the whole mesh, costs in microseconds."""
+    """The choices of all operators (or groups of tied ones) over the whole mesh; costs in microseconds."""
 
     mesh: tuple[int, ...]
     members: list[list[str]] = field(default_factory=list)
@@ -86,7 +86,7 @@ def build_joint(
     tied: bool,
     among: Mapping[str, Sequence[Choice]] | None = None,
 ) -> JointProblem | None:
-    """Build the problem of all cuts of ``mesh`` at once, ``start`` being the uncut graph; None for too many choices.
+    """Build the problem of all cuts of ``mesh`` at once; None for too many choices. ``start`` holds the uncut graph.
 
     ``pins``: per mesh dim, the axis of every pinned operator. ``among`` gives the choices of an operator (the first of
     tied ones); without it choices are counts of cuts, with the least prices among placements of these counts.
@@ -116,7 +116,7 @@ def build_joint(
 
 
 def all_choices(node: Node, mesh: tuple[int, ...], fixed: Sequence[int | None]) -> list[Choice]:
-    """List the choices of ``node`` over the whole mesh, mesh dims with a ``fixed`` axis left to it."""
+    """List the choices of ``node`` over the whole mesh; a mesh dim with a ``fixed`` axis has only that one."""
     found: list[Choice] = [()]
     for parts, axis in zip(mesh, fixed, strict=True):
         longer = []
@@ -140,7 +140,7 @@ def all_cut_counts(node: Node, mesh: tuple[int, ...], fixed: Sequence[int | None
 def arranged(
     node: Node, mesh: tuple[int, ...], fixed: Sequence[int | None], counts: Sequence[Choice], *, in_blocks: bool = False
 ) -> list[Choice]:
-    """List the choices of ``node`` with these ``counts``, up to one more than the limit.
+    """List the choices of ``node`` with these ``counts``; the list ends once it exceeds ``MOST_CHOICES``.
 
     ``in_blocks``: only those in which the mesh dims of one axis are neighbours, if there are any.
     """
@@ -205,7 +205,7 @@ def _add_reads(
 def _prices(
     producer: Node, made: list[Placements], wants: list[tuple[Placements, Placements | None]], mesh: tuple[int, ...]
 ) -> Table | None:
-    """Return bytes from each of ``made`` to each of ``wants``, both directions; None for too many one by one."""
+    """Return bytes from each of ``made`` to each of ``wants``, both directions; None for too many without a table."""
     shares = all_pairs(producer.output_shape, mesh) if producer.output_bytes % math.prod(mesh) ** 2 == 0 else None
     if shares is not None:
         whole: Table = numpy.floor(_both_ways(*shares, made, wants) * producer.output_bytes + _ROUND)
@@ -230,7 +230,7 @@ def _both_ways(
     made: list[Placements],
     wants: list[tuple[Placements, Placements | None]],
 ) -> Table:
-    """Return the share sent from each of ``made`` to each of ``wants``, and of the gradient back."""
+    """Return the entries of ``table`` from each of ``made`` to each of ``wants``, plus those of the gradient back."""
     home = [index[gradient_of_output(out)] for out in made]
     both: Table = table[numpy.ix_([index[out] for out in made], [index[want] for want, _ in wants])]
     flowing = [w for w, (_, back) in enumerate(wants) if back is not None]
@@ -242,7 +242,7 @@ def _both_ways(
 def _least_prices(
     producer: Node, made: list[Placements], wants: list[tuple[Placements, Placements | None]], mesh: tuple[int, ...]
 ) -> Table | None:
-    """Return bytes that are never above those of placements with these counts; None for too many of them."""
+    """Return bytes that are never above those of placements with these counts; None for too many counts."""
     shares = least_shares(producer.output_shape, mesh)
     if shares is None:
         return None

@@ -1,11 +1,11 @@
-"""One cut of one matrix product by the symbolic cost model: the numbers and the choice, in the log form users know."""
+"""One cut of one matrix product by the symbolic cost model: its costs and choice, and their log."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 INFEASIBLE = 1.7976931348623157e308
-"""Cost of a forbidden cut: the largest float, as in the log."""
+"""Cost of a forbidden cut: the largest float, which the log prints."""
 
 CUT_NAMES = ("I", "J", "K", "none")
 
@@ -38,7 +38,7 @@ class CutCosts:
         return self.total[0] * self.mem_coeff / self.total[3]
 
     def log_lines(self) -> list[str]:
-        """Return the seed's log, one line per allowed cut, then the vector and the choice."""
+        """Return the log: one line per allowed cut, one for no cut, the vector of costs, and the choice."""
         lines = [
             f"If the {name}-axis is cut, the op-cost is {op:g}, the rest-cost is {rest:g}, "
             f"and the total cost is {total:g}"

@@ -1,4 +1,4 @@
-"""Operators the user fixes: a pattern of names and the parts each axis is cut into."""
+"""Pins: operators whose cuts the user fixes, as a pattern of names and the parts of each axis."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def parse_pins(given: Sequence[str]) -> dict[str, dict[str, int]]:
 
 
 def pinned_choices(graph: Graph, pins: Pins, mesh: tuple[int, ...]) -> list[dict[str, int]]:
-    """List for each mesh dim the axis every pinned operator cuts.
+    """Return, per mesh dim, the axis that each pinned operator cuts.
 
     Raises ``ConfigError`` for a pattern that matches nothing, an axis the operator lacks, parts that do not divide, or
     two pins that disagree about one operator (both are named).

@@ -38,10 +38,10 @@ def work_us(graph: Graph, node: Node, machine: Machine) -> float:
 
 
 def pending_us(graph: Graph, node: Node, choice: int, parts: int, divided: int, machine: Machine) -> float:
-    """Return the time to reduce the pending sums of ``choice``: the output, and gradients of inputs that are no
+    """Return the time to reduce the pending sums of ``choice``: the output, and gradients of inputs other than
     parameters.
 
-    ``divided``: number of parts of the operator after the earlier cuts.
+    ``divided``: number of parts into which earlier cuts divide the operator.
     """
     sizes = [node.output_bytes] if node.output_placement(choice) == PARTIAL else []
     for slot, source in enumerate(node.inputs):
@@ -70,8 +70,8 @@ def resident_bytes(graph: Graph, node: Node, num_microbatches: float = 1) -> flo
     """Return bytes the whole operator keeps through a step: a parameter with its states, or an output kept for
     backward.
 
-    Of outputs, one of ``num_microbatches`` parts counts (less if several are in flight), and only those of
-    differentiable operators; nothing is recomputed.
+    An output is divided by ``num_microbatches`` (by a smaller number if several are in flight), and counts only for an
+    operator with a gradient. Nothing is recomputed.
     """
     if node.is_parameter:
         if not node.needs_gradient:
@@ -84,7 +84,7 @@ def resident_bytes(graph: Graph, node: Node, num_microbatches: float = 1) -> flo
 
 
 def plan_resident_bytes(decisions: Decisions, num_microbatches: float = 1) -> float:
-    """Sum ``resident_bytes`` over the pieces of one device; ``num_microbatches`` as there."""
+    """Return the sum of ``resident_bytes`` over the pieces of one device."""
     return sum(
         resident_bytes(decisions.graph, node, num_microbatches) / math.prod(n for _, n in decisions.cuts(name))
         for name, node in decisions.graph.nodes.items()
@@ -92,7 +92,7 @@ def plan_resident_bytes(decisions: Decisions, num_microbatches: float = 1) -> fl
 
 
 def parameter_bytes(decisions: Decisions) -> int:
-    """Sum the weights of one device."""
+    """Return the bytes of one device's weights."""
     return sum(
         node.output_bytes // math.prod(n for _, n in decisions.cuts(name))
         for name, node in decisions.graph.nodes.items()

@@ -19,10 +19,10 @@ Matrix = numpy.ndarray
 
 @dataclass(frozen=True)
 class Reads:
-    """Readers of one tensor, or of alike tensors of tied operators; those with equal needs share a redistribution.
+    """Readers of one tensor, or of equal tensors of tied operators; readers with equal needs share a redistribution.
 
-    ``readers``: variable, and for each of its choices the index of the placement it needs; ``cost_us[p, w]``: to take
-    the tensor from the producer's choice ``p`` to want ``w``, both directions.
+    ``readers``: variable, and for each of its choices the index of the placement it needs; ``cost_us[p, w]``: cost to
+    take the tensor from the producer's choice ``p`` to need ``w``, both directions.
     """
 
     producer: int
@@ -43,8 +43,8 @@ class CutProblem:
     choices: list[list[int]] = field(default_factory=list)
     node_us: list[Matrix] = field(default_factory=list)
     pending_us: list[Matrix] = field(default_factory=list)
-    """Reducing the sums that a choice leaves pending, gradients of parameters not counted; not part of the cost, which
-    counts them on the edges."""
+    """Time to reduce the sums that a choice leaves pending, without gradients of parameters. Not part of ``total_us``,
+    which includes it in the redistributions."""
     parameter_bytes: list[Matrix] = field(default_factory=list)
     resident_bytes: list[Matrix] = field(default_factory=list)
     """Parameters with their states, and outputs kept for backward, on one device."""
@@ -64,7 +64,7 @@ class CutProblem:
         return {name: self.choices[v][p] for v, p in enumerate(picks) for name in self.members[v]}
 
     def picks(self, chosen: Mapping[str, int]) -> list[int]:
-        """Invert ``spread``; for tied operators the first one counts."""
+        """Invert ``spread``; the first of tied operators gives the pick."""
         return [self.choices[v].index(chosen[names[0]]) for v, names in enumerate(self.members)]
 
 
@@ -153,7 +153,7 @@ def _add_operator(
 
 
 def shape_numbers(decisions: Decisions) -> dict[str, int]:
-    """Number operators, equal for operators that cost the same: comparing the shapes themselves is slow."""
+    """Number the operators; those that cost the same share a number, since comparing shapes is slow."""
     numbers: dict[object, int] = {}
     result = {}
     for name, node in decisions.graph.nodes.items():

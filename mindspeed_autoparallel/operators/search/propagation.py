@@ -21,7 +21,7 @@ def propagate(problem: CutProblem, pins: Collection[str]) -> list[int]:
 def solve_propagation(problem: CutProblem, pinned: set[int]) -> list[int]:
     """Return the picks that spread from the variables ``pinned``, whose own picks never change.
 
-    Each visited operator is decided by least redistribution against all neighbours decided so far; one with
+    Each visited operator takes the choice of least redistribution against all neighbours decided so far; one with
     several inputs waits until all that can be reached are decided. A tie goes to the least pending sums (parameters not
     counted), then to a cut, then to the first axis. What a collective computes is proportional to what it sends here,
     so it breaks no tie. A second pass decides parameters of several readers again, when all readers are known: as the
@@ -84,7 +84,7 @@ def _best(problem: CutProblem, v: int, picks: dict[int, int], neighbours: set[in
 
 
 def shared_parameter_conflicts(decisions: Decisions, pinned: Collection[str]) -> list[str]:
-    """Return a note for each parameter that two pinned operators need in different pieces."""
+    """Return a note for each parameter of which two pinned operators need different pieces."""
     notes = []
     for name, readers in decisions.graph.consumers().items():
         wanted = {reader: decisions.operand_placements(reader, slot) for reader, slot in readers if reader in pinned}

@@ -1,8 +1,8 @@
 """The joint optimum over all cuts if elimination reaches it, otherwise a cheaper plan and a lower bound.
 
-First over counts of mesh dims that cut each axis: few choices, and prices that are never above the real ones, so the
-least is a lower bound. Then over the choices whose counts may still be in a cheaper plan than the best one known: in
-classes of equal counts, divided where their prices differ.
+The first pass is over counts of mesh dims that cut each axis: few choices, with prices that are never above the real
+ones, so the least sum is a lower bound. The second is over the choices whose counts may still be in a cheaper plan than
+the best known one: they form classes of equal counts, divided where their prices differ.
 """
 
 from __future__ import annotations

@@ -32,19 +32,19 @@ class ExplainedCut:
     cut: int
     costs: CutCosts
     taken: str = "none"
-    """The cut: the one of least cost if its axis can be divided, or the pinned axis."""
+    """The cut that was made: the cheapest if its axis can be divided, or the pinned axis."""
 
 
 Neighbours = tuple[Collection[str], int, int]
-"""Products that a tensor reaches: their names (a tuple for a single later one), this product's tensor, and theirs; 0 is
-A, 1 is B and 2 is C."""
+"""Products connected to one by a tensor: their names (a tuple for a single later one), and the index of that tensor in
+this product and in theirs; 0 is A, 1 is B and 2 is C."""
 
 
 def main_neighbours(graph: Graph, *, later: bool = True) -> dict[str, list[Neighbours]]:
-    """List the neighbours of each matrix product without the other operators; without ``later`` only earlier ones.
+    """List the matrix products that each one reaches through other operators; without ``later`` only earlier ones.
 
-    On a residual stream every product reaches all earlier ones: the groups share their collections, so that
-    the list of earlier ones grows with the graph and not with its square.
+    On a residual stream every product reaches all earlier ones. Groups share collections, so that the number of listed
+    groups grows with the graph and not with its square.
     """
     reach: dict[str, dict[str, None]] = {}
     result: dict[str, list[Neighbours]] = {n.name: [] for n in graph.nodes.values() if n.matmul}
@@ -75,8 +75,8 @@ def _sizes(node: Node, decisions: Decisions) -> tuple[int, int, int]:
 def carried_axes(graph: Graph, dim: int = 0) -> dict[str, int]:
     """Map each operator to the axis that carries dim ``dim`` of the model's inputs, the batch for 0.
 
-    If a product has several row dims (such as in a captured module with the sequence first), the batch is cut first,
-    since attention can follow it.
+    Of several row dims of a product (as in a captured module with the sequence first), the batch is cut first, since
+    attention can follow it.
     """
     result: dict[str, int] = {}
     for node in graph.nodes.values():
@@ -91,8 +91,7 @@ def carried_axes(graph: Graph, dim: int = 0) -> dict[str, int]:
 
 
 def row_axes(graph: Graph) -> dict[str, tuple[int, ...]]:
-    """Map operators to the axes that hold rows: for a product its row dims, for others the one that carries the
-    batch."""
+    """Map operators to the axes that hold rows: the row dims of a product, or the axis that carries the batch."""
     carried = {name: (axis,) for name, axis in carried_axes(graph).items()}
     return {**carried, **{name: node.matmul[0] for name, node in graph.nodes.items() if node.matmul}}
 
@@ -119,7 +118,7 @@ def _rest_costs(
 ) -> tuple[float, float, float, float]:
     """Return the redistribution from and to decided neighbours for each of ``_CUTS``.
 
-    ``counted``: cuts of shared groups, all of them decided; None: they are counted each time.
+    ``counted``: cache of the cuts of shared groups, if all of them are decided; None: count them each time.
     """
     rest = [0.0, 0.0, 0.0, 0.0]
     for others, mine, theirs in neighbours:
@@ -148,8 +147,9 @@ def cut_main_operators(
     by_weight: bool = False,
     most_row_parts: int | None = None,
 ) -> tuple[dict[str, int], list[ExplainedCut]]:
-    """Return the choices of this cut for the matrix products, and the costs behind each; ``by_weight``: largest
-    operator first, which requires later ones in ``neighbours``, too.
+    """Return the choices of this cut for the matrix products, and the costs behind each.
+
+    ``by_weight`` decides the largest operator first, and requires later products in ``neighbours``.
 
     Rows are cut into at most ``most_row_parts``.
     """
@@ -183,7 +183,7 @@ def cut_main_operators(
         if node.name in pins:
             axis: int | None = pins[node.name]
         else:
-            # A product of row sizes can be even although no single one is (or an axis may not be cut): then none.
+            # The row sizes can have an even product with no even axis that may be cut: then nothing is cut.
             axis = _axis_of(node, costs.choice, cuts, 2, batch.get(node.name))
         chosen[node.name] = NO_CUT if axis is None else axis
         decided[node.name] = _cut_of(node, chosen[node.name])
@@ -200,7 +200,7 @@ def solve_recursive(
     by_weight: bool = False,
     most_row_parts: int | None = None,
 ) -> tuple[Decisions, list[ExplainedCut]]:
-    """Return the choices of every operator on a ``mesh`` of twos, and the costs of each matrix product's decisions.
+    """Return the choices of every operator on a ``mesh`` of twos, and the costs behind those of each matrix product.
 
     ``pins``: per mesh dim, the axis of every pinned operator.
     """

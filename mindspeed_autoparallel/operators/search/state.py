@@ -1,4 +1,4 @@
-"""Decisions of the earlier cuts: per operator, one choice for each mesh dim so far."""
+"""The decisions of a search: per operator, one choice for each mesh dim so far."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Decisions:
         )
 
     def extend(self, parts: int, chosen: dict[str, int]) -> Decisions:
-        """Add one more mesh dim of ``parts`` devices."""
+        """Return the decisions with one more mesh dim, of ``parts`` devices."""
         return Decisions(
             self.graph,
             (*self.mesh, parts),
@@ -32,12 +32,12 @@ class Decisions:
         )
 
     def without(self, dim: int) -> Decisions:
-        """Leave out mesh dim ``dim``."""
+        """Return the decisions without mesh dim ``dim``."""
         choices = {name: (*made[:dim], *made[dim + 1 :]) for name, made in self.choices.items()}
         return Decisions(self.graph, (*self.mesh[:dim], *self.mesh[dim + 1 :]), choices)
 
     def insert(self, dim: int, parts: int, chosen: dict[str, int]) -> Decisions:
-        """Invert ``without``."""
+        """Return the decisions with ``chosen`` for a new mesh dim at ``dim``, of ``parts`` devices."""
         choices = {name: (*made[:dim], chosen[name], *made[dim:]) for name, made in self.choices.items()}
         return Decisions(self.graph, (*self.mesh[:dim], parts, *self.mesh[dim:]), choices)
 
@@ -47,10 +47,10 @@ class Decisions:
         return tuple(node.output_placement(c) for c in self.choices[name])
 
     def wanted(self, source: str, reader: str, slot: int) -> tuple[Placements, Placements | None]:
-        """Return the placement that ``reader`` needs of ``source``, and the one in which it leaves the gradient; None
-        without a gradient.
+        """Return the placement that ``reader`` needs of ``source``, and the one in which it leaves the gradient (None
+        without a gradient).
 
-        Readers of one tensor with the same answer share a redistribution.
+        Readers of one tensor with equal results share a redistribution.
         """
         flows = self.graph.flows_back(source, reader, slot)
         return self.operand_placements(reader, slot), self.gradient_placements(reader, slot) if flows else None
