@@ -91,7 +91,7 @@ def _halves(part: Dual) -> list[Dual]:
 
 
 def least_among(problem: JointProblem, kept: list[numpy.ndarray], largest: int) -> list[int] | None:
-    """Return the picks of least sum over the values ``kept``; None if a table of the elimination exceeds ``largest``."""
+    """Return the picks of least sum over the values ``kept``; None if an elimination table exceeds ``largest``."""
     graph: FactorGraph | None = exact_factors(problem, kept, largest)
     if graph is None:
         return None

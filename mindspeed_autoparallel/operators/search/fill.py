@@ -16,8 +16,9 @@ def fill_rest(main: Decisions, decided: Collection[str]) -> Decisions:
     """Return ``main`` with a strategy for every operator; those in ``decided`` keep theirs.
 
     Forward and backward passes alternate until nothing changes. They first spread only strategies that use all N
-    devices, then N / 2, and so on, then any. An axis that cannot be divided, or must not be cut (norm, softmax), stays whole. A gather
-    that no strategy reaches cuts its index first, then the rows of its table; anything else there stays whole.
+    devices, then N / 2, and so on, then any. An axis that cannot be divided, or must not be cut (norm, softmax), stays
+    whole. A gather that no strategy reaches cuts its index first, then the rows of its table; any other such operator
+    stays whole.
     """
     graph, mesh = main.graph, main.mesh
     found = {name: main.choices[name] for name in graph.nodes if name in decided}

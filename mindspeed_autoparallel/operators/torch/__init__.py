@@ -1,1 +1,1 @@
-"""The half of operator search that imports torch: execution of a plan on real processes."""
+"""The part of operator search that imports torch: capture of modules, and execution of plans."""

@@ -1,4 +1,4 @@
-"""The calls of a captured program, ready to be made on local pieces."""
+"""The calls of a captured program, in a form that runs on local pieces."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from mindspeed_autoparallel.operators.torch.rules.products import GROUPS_ARGUMEN
 from mindspeed_autoparallel.operators.torch.rules.table import NO_GRADIENT
 
 SHAPES = frozenset(["view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten"])
-"""Operators whose results depend only on their shape: locally, the shape of the piece."""
+"""Operators that only change the shape: locally, to that of the piece."""
 _DROPOUTS = frozenset(["dropout", "native_dropout"])
 _DRAWS = frozenset(["bernoulli", "rand_like", "randn_like"])
 _RECURRENT = frozenset(["gru", "lstm", "rnn_tanh", "rnn_relu"])
 DRAWN_WHOLE = _DROPOUTS | _DRAWS | {"scaled_dot_product_attention"}
-"""Random operators whose pieces equal those of a single process's draw."""
+"""Random operators whose pieces equal the pieces of one process's draw."""
 _LOOK_UPS = frozenset(["embedding", "index", "index_select"])
 
 Local = Callable[..., torch.Tensor]
@@ -38,7 +38,7 @@ class Slot:
 class CapturedCall:
     """Call ``target(*args, **keywords)``; item ``index`` of its results is the node's output (None: the only one).
 
-    ``layout``: shape and strides of the first input as one process has it, which a draw of random numbers follows.
+    ``layout``: shape and strides of the whole first input; random numbers are drawn in its memory order.
     """
 
     operator: str
@@ -49,7 +49,7 @@ class CapturedCall:
     layout: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
     def function(self, name: str, decisions: Decisions, mesh: MeshGroups) -> Local:
-        """Make the call on the pieces that ``decisions`` give this rank as inputs of operator ``name``."""
+        """Return the function that makes the call on this rank's pieces of the inputs of operator ``name``."""
         if self.operator in SHAPES:
             shape = local_shape(name, decisions)
             return lambda given: given.reshape(shape)
@@ -73,12 +73,12 @@ class CapturedCall:
 
     def run(self, *given: torch.Tensor) -> Any:
         """Make the captured call on ``given``, on their device."""
-        if self.operator == "copy":  # the functional one has no derivative
+        if self.operator == "copy":  # aten.copy has no derivative
             return given[-1].to(given[0].dtype).expand(given[0].shape)
         keywords = _filled(self.keywords, given)
-        if "device" in keywords:  # the device of the capture, meta perhaps
+        if "device" in keywords:  # the device of the capture, which may be meta
             keywords["device"] = given[0].device if given else torch.get_default_device()
-        if self.operator in NO_GRADIENT:  # some of these raise if they have to pass on a gradient
+        if self.operator in NO_GRADIENT:  # some of these have no derivative and raise
             given = tuple(value.detach() for value in given)
         if given and self._draws_as_laid_out(given[0]):
             given = (self._ones(given[0]).copy_(given[0]), *given[1:])
@@ -86,7 +86,7 @@ class CapturedCall:
         return made if self.index is None else made[self.index]
 
     def _draws_as_laid_out(self, first: torch.Tensor) -> bool:
-        """Return whether numbers are drawn in memory order, and ``first`` has another layout than when captured."""
+        """Return whether the call draws in memory order, and ``first`` has another layout than when captured."""
         if self.layout is None or self.layout[0] != tuple(first.shape) or self.layout[1] == first.stride():
             return False
         return torch.Tag.nondeterministic_seeded in getattr(self.target, "tags", ())
@@ -110,7 +110,7 @@ class CapturedCall:
         return bool(self._argument(1, "p", 0.5) > 0 and self._argument(2, "train", True))
 
     def _draws_by_values(self) -> bool:
-        """Return whether the input's values are the probabilities: then the call gets the whole of it."""
+        """Return whether the input's values are the probabilities: then the call needs the whole input."""
         return self.operator == "bernoulli" and self._argument(1, "p", None) is None
 
     def _ones(self, like: torch.Tensor) -> torch.Tensor:
@@ -135,10 +135,10 @@ class CapturedCall:
         return drawn
 
     def _attention_dropped(self, name: str, decisions: Decisions, mesh: MeshGroups) -> Local:
-        """Return attention in its parts, with this rank's piece of the dropout of the whole matrix of weights."""
+        """Return attention as single operators, with this rank's piece of the whole dropout mask."""
         nodes = decisions.graph.nodes
         q, k = (nodes[source].output_shape for source in nodes[name].inputs[:2])
-        placements = decisions.output_placements(name)  # never of sequence or head
+        placements = decisions.output_placements(name)  # never of sequence or head dims
         probability = self._argument(4, "dropout_p", 0.0)
         causal = bool(self._argument(5, "is_causal", False))
         scale = self.keywords.get("scale") or q[-1] ** -0.5
@@ -162,7 +162,7 @@ class CapturedCall:
         return attend
 
     def _with_groups(self, parts: int) -> Local:
-        """Return the call with as many groups as a piece has."""
+        """Return the call with the number of groups that a piece has."""
         position, args = GROUPS_ARGUMENT[self.operator], list(self.args)
         args[position] = int(args[position]) // parts
         fewer = CapturedCall(self.operator, self.target, tuple(args), self.keywords, self.index)
@@ -170,7 +170,7 @@ class CapturedCall:
 
 
 def draws(target: Any, operator: str, args: tuple[Any, ...]) -> bool:
-    """Return whether a call draws numbers, dropouts aside; recurrent layers do between their layers."""
+    """Return whether a call other than dropout draws numbers; recurrent layers draw in dropout between layers."""
     if torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ()):
         return False
     return operator not in _RECURRENT or bool(args[5] > 0 and args[6])
@@ -202,9 +202,9 @@ def axis_dims(name: str, decisions: Decisions, axis_name: str) -> list[int]:
 
 
 def look_up(name: str, decisions: Decisions, mesh: MeshGroups, padding: int = -1) -> Local:
-    """Look up rows in this rank's piece of the table, zero if the row belongs to another rank: a pending sum.
+    """Return the look-up in this rank's piece of the table; rows of other ranks are zero, which leaves a pending sum.
 
-    Row ``padding`` of the whole table gets no gradient; -1 for none.
+    Row ``padding`` of the whole table gets no gradient; -1: no such row.
     """
     node = decisions.graph.nodes[name]
     parts, part = mesh.place(tuple(axis_dims(name, decisions, "table")))
@@ -213,7 +213,7 @@ def look_up(name: str, decisions: Decisions, mesh: MeshGroups, padding: int = -1
     own_padding = padding - part * rows if padding >= 0 and 0 <= padding - part * rows < rows else None
 
     def gathered(weight: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        mine = index % whole - part * rows  # counted from the end, perhaps
+        mine = index % whole - part * rows  # indices may count from the end
         here = (mine >= 0) & (mine < rows)
         found = torch.nn.functional.embedding(mine.where(here, 0), weight, padding_idx=own_padding)
         return found * here.unsqueeze(-1).to(found.dtype)

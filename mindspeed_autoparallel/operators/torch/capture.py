@@ -27,7 +27,7 @@ __all__ = ["Captured", "capture", "capture_program"]
 def capture(
     model: torch.nn.Module, example_inputs: tuple[Any, ...], example_keywords: Mapping[str, object] | None = None
 ) -> Graph:
-    """Capture the operators of one forward; parameters by their names, operators by the module that calls them.
+    """Return the operators of one forward; parameters keep their names, operators are named by the calling module.
 
     Nothing is computed if parameters and inputs are on the meta device. Operators without a rule are listed in
     ``Graph.unknown`` and never cut. Layers of one list carry equal roles, so the search can tie them. Raises
@@ -41,7 +41,8 @@ def capture_program(
 ) -> Captured:
     """Capture as ``capture`` does, with the calls behind the operators (see ``PlannedModule``).
 
-    A module with values is compared with its capture (``compare``): other gradients raise ``ConfigError``.
+    A module with values is compared with its capture (``compare``): different results or gradients raise
+    ``ConfigError``.
     """
     try:
         with _random_states_left_alone(), noting_causes(model) as causes:
@@ -49,7 +50,7 @@ def capture_program(
             captured = GraphBuilder(simplified(program), model).build()
     except ConfigError:
         raise
-    except Exception as error:  # any error of the model's own code under tracing is reported with its place
+    except Exception as error:  # the model's own code can raise anything under tracing; the message gives the line
         raise ConfigError(_broken(model, error)) from error
     finally:
         _forget_traced(model)
@@ -60,7 +61,7 @@ def capture_program(
         except ConfigError:
             if causes:
                 raise
-            # Some of torch's decompositions compute something else at the edges: then operators stay as they are.
+            # Some of torch's decompositions differ from their operators in edge cases: capture without them.
             captured = GraphBuilder(simplified(program, few=True), model).build()
             compare(captured, model)
     return captured
@@ -68,7 +69,7 @@ def capture_program(
 
 @contextlib.contextmanager
 def _random_states_left_alone() -> Iterator[None]:
-    """Disable changes of generators: Megatron's dropout swaps their states, which is not an operator of the model."""
+    """Disable Megatron's swaps of generator states around dropout: no operator of a graph can express them."""
     random = sys.modules.get("megatron.core.tensor_parallel.random")
     trackers = [
         kind
@@ -86,11 +87,13 @@ def _random_states_left_alone() -> Iterator[None]:
 
 
 def _forget_traced(model: torch.nn.Module) -> None:
-    """Empty the ``functools`` caches of the packages that the model is made of, and Megatron's scratch memory: tensors
-    made under tracing (a causal mask) have no values."""
+    """Empty the ``functools`` caches of the model's packages, and Megatron's scratch memory.
+
+    Tensors made under tracing, such as a causal mask, have no values and must not be reused.
+    """
     packages = {type(module).__module__.partition(".")[0] for module in model.modules()} - {"torch"}
     for cached in gc.get_objects():
-        # By its type: a proxy of a dead object raises on any access.
+        # type(), not isinstance: a proxy of a dead object raises on any access.
         if type(cached) is functools._lru_cache_wrapper and str(cached.__module__).partition(".")[0] in packages:
             cached.cache_clear()
     state = sys.modules.get("megatron.core.parallel_state")

@@ -1,4 +1,4 @@
-"""Code that changes gradients in a module without being an operator of it, with file and line."""
+"""Find code that changes a module's gradients without being an operator of it, with file and line."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import torch
 
 @contextlib.contextmanager
 def noting_causes(model: torch.nn.Module) -> Iterator[list[str]]:
-    """While ``model`` is traced inside the block, collect code that changes gradients without being an operator, with
-    file and line."""
+    """Yield a list of the hooks of ``model``, with file and line; tensor hooks that the block registers are added."""
     causes = _hooks_of(model)
     register = torch.Tensor.register_hook
 
@@ -42,7 +41,7 @@ def _hooks_of(model: torch.nn.Module) -> list[str]:
 
 
 def functions_behind(made: list[torch.Tensor]) -> list[str]:
-    """Return the custom ``autograd.Function`` that computed ``made``, each with the line of its backward."""
+    """Return every custom ``autograd.Function`` that computed ``made``, with the line of its backward."""
     found: list[str] = []
     pending = [value.grad_fn for value in made if value.grad_fn is not None]
     seen = set(pending)

@@ -2,7 +2,7 @@
 
 ``torch.export`` traces the forward only. Code that changes gradients directly (the backward of a custom
 ``autograd.Function``, hooks of tensors, parameters and modules) leaves no operator, so a plan would train a different
-model. The module's result and gradients are the reference; a difference is refused with the lines that may cause it.
+model. The module's results and gradients are the reference; a difference is an error that lists its possible causes.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _SEED = 20261123
 _UNWRITTEN = frozenset(["empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"])
 _GOLDEN = 0.6180339887498949
 _NOISE = 1e-2
-"""Share of the largest gradient below which values may be rounding of zero."""
+"""Share of the largest value below which values may be rounding errors of zero."""
 
 
 def compare(captured: Captured, model: torch.nn.Module) -> None:
     """Raise ``ConfigError`` if the capture computes other results or gradients than ``model``.
 
-    ``model`` has values. Parameters, buffers, gradients and generators are left as they were.
+    ``model`` must hold values. Its parameters, buffers and gradients, and the CPU generator, are restored.
     """
     arguments, keywords = pytree.tree_map_only(torch.Tensor, _with_values, captured.example)
     trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
@@ -45,7 +45,7 @@ def compare(captured: Captured, model: torch.nn.Module) -> None:
         eager, right, of_inputs = _of_module(model, (arguments, keywords), [*trained.values()])
         captured.causes += functions_behind(eager)
         given, floats = _leaves((arguments, keywords), of_inputs)
-        # Not the parameters themselves, which may have hooks.
+        # Copies without the hooks that parameters may have.
         own = {name: value.detach().requires_grad_(value.requires_grad) for name, value in model.named_parameters()}
         try:
             made = _tensors(_run(captured, {**own, **dict(model.named_buffers())}, given, flows))
@@ -65,7 +65,7 @@ def compare(captured: Captured, model: torch.nn.Module) -> None:
 
 def _of_module(model: torch.nn.Module, given: Any, trained: list[torch.Tensor]) -> tuple[Any, Any, bool]:
     """Return the results of ``model`` for ``given``, the gradients of ``trained`` parameters and of the inputs, and
-    whether the inputs take one: some modules change them in place, or have no derivative for them."""
+    whether inputs take a gradient: some modules change them in place, or have no derivative for them."""
     buffers = {name: value.detach().clone() for name, value in model.named_buffers()}
     for of_inputs in (True, False):
         copied, floats = _leaves(given, of_inputs)
@@ -93,7 +93,7 @@ def _check_dense(made: list[torch.Tensor]) -> None:
 
 
 def has_values(captured: Captured, model: torch.nn.Module) -> bool:
-    """Return whether parameters and buffers hold values: none is on the meta device or fake."""
+    """Return whether parameters, buffers and example inputs hold values: none is on the meta device or fake."""
     held = (*model.parameters(), *model.buffers(), *_tensors(captured.example))
     return not any(value.is_meta or isinstance(value, FakeTensor) for value in held)
 
@@ -106,7 +106,7 @@ def _run(captured: Captured, held: Mapping[str, torch.Tensor], given: Any, flows
         if name in captured.calls:
             call = captured.calls[name]
             inputs = [flows.watched(name, slot, made[source]) for slot, source in enumerate(node.inputs)]
-            if call.operator in SHAPES:  # as a plan runs them: a view of a tensor with perhaps another memory layout
+            if call.operator in SHAPES:  # as a plan runs them: the input may have another memory layout
                 made[name] = inputs[0].reshape(node.output_shape)
             else:
                 made[name] = inputs[0].detach() if call.operator == "stop_gradient" else call.run(*inputs)
@@ -116,7 +116,7 @@ def _run(captured: Captured, held: Mapping[str, torch.Tensor], given: Any, flows
 def _check(
     names: list[str], right: list[torch.Tensor | None], found: list[torch.Tensor | None], captured: Captured, model: Any
 ) -> None:
-    """Refuse the first pair that differs by more than its precision allows."""
+    """Raise ``ConfigError`` for the first pair that differs by more than its precision allows."""
     sizes = [_largest(value) for value in right if value is not None]
     floor = _NOISE * max(sizes, default=0.0)
     for name, expected, value in zip(names, right, found, strict=True):
@@ -140,7 +140,7 @@ def _tolerance(value: Any) -> float:
 
 
 def _difference(expected: torch.Tensor | None, value: torch.Tensor | None, floor: float) -> float:
-    """Return the largest difference over the largest value of ``expected``, or ``floor``, over finite values."""
+    """Return the largest difference relative to the largest of ``expected`` and ``floor``, among finite values."""
     if expected is None or value is None:
         there = value if expected is None else expected
         assert there is not None
@@ -159,7 +159,7 @@ def _difference(expected: torch.Tensor | None, value: torch.Tensor | None, floor
 
 
 def _largest(value: torch.Tensor) -> float:
-    """Return the largest finite size of a number in ``value``; 0 without any."""
+    """Return the largest finite magnitude in ``value``; 0 if it has none."""
     if not (value.is_floating_point() or value.is_complex()):
         return 0.0
     sizes = value.detach().abs()
@@ -168,12 +168,12 @@ def _largest(value: torch.Tensor) -> float:
 
 
 def _gradients(made: list[torch.Tensor], wanted: list[torch.Tensor]) -> list[torch.Tensor | None]:
-    """Return the gradients of a sum of results, each weighted by different numbers."""
+    """Return the gradients of ``wanted`` for a sum of the elements of ``made`` with different weights."""
     total = None
     for value in made:
         if not value.requires_grad:
             continue
-        # Not drawn at random: draws are constants here, and equal weights cancel after a norm.
+        # Not drawn at random: _SameDraws makes draws constant, and equal weights cancel after a norm.
         places = torch.arange(value.numel(), device=value.device, dtype=torch.float64)
         numbers = ((places * _GOLDEN) % 1 + 0.5).reshape(value.shape).to(value.real.dtype)
         term = (torch.view_as_real(value.resolve_conj()).sum(-1) if value.is_complex() else value) * numbers
@@ -218,7 +218,7 @@ def _with_values(value: torch.Tensor) -> torch.Tensor:
 
 
 def _check_accumulate_hooks(model: torch.nn.Module) -> None:
-    """Refuse hooks that run when a gradient is stored: parameters are made anew, and theirs have none."""
+    """Raise ``ConfigError`` for post-accumulate hooks: distributed parameters are new and would lack them."""
     for name, parameter in model.named_parameters():
         for hook in (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values():
             raise ConfigError(
@@ -229,8 +229,10 @@ def _check_accumulate_hooks(model: torch.nn.Module) -> None:
 
 
 class _SameDraws(TorchDispatchMode):
-    """Fix random numbers, so that module and capture need not draw in the same order: masks keep all, draws are a
-    constant or begin with one seed, and uninitialized memory is zero."""
+    """Fixes random numbers, so that module and capture need not draw in the same order.
+
+    Masks keep all elements, draws are a constant or start from one seed, and uninitialized memory is zero.
+    """
 
     _CONSTANT = 0.5
     supports_higher_order_operators = True
@@ -259,15 +261,15 @@ class _SameDraws(TorchDispatchMode):
 class ObservedFlows:
     """Records which inputs of which operators receive a gradient in a backward.
 
-    A table of operators can be wrong for one of them (the overwritten side of a copy, an argument whose derivative is
-    undefined); a plan would then predict messages that are not sent, or miss some that are.
+    The table of operators can be wrong (the overwritten side of a copy, an argument without a derivative); a plan would
+    then predict messages that are not sent, or miss some that are.
     """
 
     def __init__(self) -> None:
         self.arrived: set[tuple[str, int]] = set()
 
     def watched(self, name: str, slot: int, value: torch.Tensor) -> torch.Tensor:
-        """Return ``value`` as input ``slot`` of operator ``name`` reads it: a gradient that comes back is noted."""
+        """Return a view of ``value`` for input ``slot`` of operator ``name`` that records the arrival of a gradient."""
         if not value.requires_grad:
             return value
         seen = value.view_as(value)
@@ -275,7 +277,7 @@ class ObservedFlows:
         return seen
 
     def correct(self, graph: Graph, outputs: Iterable[str]) -> None:
-        """Write the observations into ``graph``; ``outputs``: the operators that the module returns."""
+        """Write the observations into ``graph``; ``outputs``: operators whose results the module returns."""
         for name, node in graph.nodes.items():
             if not node.inputs:
                 continue

@@ -1,4 +1,4 @@
-"""Rewrites exported programs to operators with rules: no mutation, no unknown composite, stops of gradients kept."""
+"""Rewrites exported programs to operators with rules: mutations and unknown composites go, gradient stops stay."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mindspeed_autoparallel.operators.torch.rules.table import rule_of
 
 @torch.library.custom_op("mindspeed_autoparallel::stop_gradient", mutates_args=())
 def _stop_gradient(value: torch.Tensor) -> torch.Tensor:
-    """Placeholder of ``detach`` and ``no_grad`` while a program is rewritten, which would drop both."""
+    """Stands for ``detach`` and ``no_grad`` during a rewrite, which would drop both."""
     return value.clone()
 
 
@@ -21,26 +21,26 @@ def _(value: torch.Tensor) -> torch.Tensor:
 
 
 def short_name(target: Any) -> str:
-    """Give the operator's name without namespace and overload."""
+    """Return the operator's name without namespace and overload."""
     name = getattr(target, "_schema", None)
     return str(name.name).split("::")[-1] if name is not None else getattr(target, "__name__", str(target))
 
 
 def simplified(program: Any, *, few: bool = False) -> Any:
-    """Rewrite ``program`` if it has an operator that no rule covers; otherwise return it, since a trace takes time.
+    """Return ``program``, rewritten if it mutates tensors or has an operator without a rule; a rewrite traces it anew.
 
-    With ``few``, after a pass without, operators that no rule covers stay whole; only in-place changes of tensors are
-    rewritten.
+    With ``few``, for a program rewritten before, operators without a rule stay as they are; only in-place changes of
+    tensors are rewritten.
     """
     if not _needs_rewriting(program.graph):
         return program
-    if not few:  # the second pass over a program: they are there
+    if not few:  # a second pass would add them twice
         _mark_stops(program.graph_module)
     known = {
         target: function
         for target, function in ({} if few else torch.export.default_decompositions()).items()
         if rule_of(short_name(target), torch.Tag.pointwise in target.tags) is None
-        and not short_name(target).startswith("linalg_")  # these end in factorisations, which no rule cuts
+        and not short_name(target).startswith("linalg_")  # these end in factorisations, which have no rule
     }
     aten = torch.ops.aten
     known[aten._native_batch_norm_legit_functional.default] = batch_norm_in_training
@@ -94,9 +94,9 @@ def batch_norm_in_training(
     momentum: float,
     eps: float,
 ) -> tuple[torch.Tensor, ...]:
-    """Write batch norm as sums over all but the channel, so that samples may be cut: a pending sum is all-reduced.
+    """Compute batch norm by sums over all dims but the channel: samples may be cut, and pending sums are all-reduced.
 
-    Gives the output, the two saved statistics and the two running ones.
+    Returns the output, the two saved statistics and the two running ones.
     """
     if not training:
         made = torch.ops.aten._native_batch_norm_legit_no_training.default(
@@ -119,5 +119,5 @@ def batch_norm_in_training(
     unbiased = flat_variance * (number / max(1, number - 1))
     kept = running_mean * (1 - momentum) + flat_mean.detach() * momentum
     spread = running_var * (1 - momentum) + unbiased.detach() * momentum
-    # Like the operator itself: no gradient passes through the statistics that it saves.
+    # As in the operator itself, no gradient flows through the saved statistics.
     return result, flat_mean.detach(), inverse.view(-1).detach(), kept, spread

@@ -35,13 +35,13 @@ def distribute_plan(
 ) -> torch.nn.Module:
     """Distribute ``model``, the module that was captured, by ``plan`` over ``mesh``, in place; every rank calls it.
 
-    All ranks hold the same values before. Without ``loader_dims`` inputs and results are whole on every rank. Else the
-    ranks along these mesh dims load different samples: each gives its share of the captured batch (first dim) and gets
+    All ranks must hold the same values. Without ``loader_dims``, inputs and results are whole on every rank. With them,
+    ranks along these mesh dims load different samples: each passes its share of the captured batch (first dim) and gets
     the results of its samples; gradients are those of the mean of their losses. Gradients of parameters are DTensors in
     the placements of the plan.
 
-    ``also``: further captures of ``model`` (in evaluation mode, of a smaller last batch, of another length), which run
-    with the plan's cuts where these divide. Raises ``ConfigError`` where plan, captures and mesh do not fit.
+    ``also``: further captures of ``model`` (evaluation mode, a smaller last batch, another length), which run with the
+    plan's cuts wherever these divide. Raises ``ConfigError`` if plan, captures and mesh do not fit together.
     """
     if tuple(mesh.shape) != plan.decisions.mesh:
         raise ConfigError(f"the plan is for a mesh of {plan.decisions.mesh} and this mesh is {tuple(mesh.shape)}.")
@@ -60,7 +60,10 @@ def distribute_plan(
 
 
 def same_cuts(plan: OperatorPlan, graph: Graph) -> OperatorPlan:
-    """Return a plan of ``graph`` that cuts every operator like its namesake in ``plan``, if that is possible."""
+    """Return a plan of ``graph`` that cuts each operator like its namesake in ``plan``; what cannot be cut stays whole.
+
+    Raises ``ConfigError`` for a parameter that cannot be cut alike.
+    """
     before, made = plan.decisions, Decisions(graph, (), dict.fromkeys(graph.nodes, ()))
     for dim, parts in enumerate(before.mesh):
         chosen = {}
@@ -82,7 +85,7 @@ def _alike(first: Node, second: Node) -> bool:
 
 
 def _arrival(mesh: DeviceMesh, loader_dims: Sequence[int]) -> tuple[int, ...]:
-    """Return the placement of a batch whose samples differ along ``loader_dims``; empty where inputs are whole."""
+    """Return the placement of a batch whose samples differ along ``loader_dims``; empty if inputs are whole."""
     wrong = [dim for dim in loader_dims if not 0 <= dim < mesh.ndim]
     if wrong:
         raise ConfigError(f"loader_dims has {wrong[0]}, and the mesh has dims 0 to {mesh.ndim - 1}.")
@@ -90,7 +93,7 @@ def _arrival(mesh: DeviceMesh, loader_dims: Sequence[int]) -> tuple[int, ...]:
 
 
 class _Placed:
-    """The parameters and buffers of a module under their first names, and their positions after distribution."""
+    """The parameters and buffers of a module under their first names, and the distributed parameters."""
 
     def __init__(self, captured: Captured, plan: OperatorPlan, model: torch.nn.Module, groups: MeshGroups) -> None:
         self.captured, self.plan, self.groups = captured, plan, groups
@@ -101,7 +104,7 @@ class _Placed:
         self.made: dict[str, torch.nn.Parameter] = {}
 
     def distribute(self, _: str, module: torch.nn.Module, mesh: DeviceMesh) -> None:
-        """Replace the parameters of one module: a weight under two names stays one."""
+        """Replace the parameters of one module; a weight with two names stays one parameter."""
         for key, value in list(module.named_parameters(recurse=False)):
             if isinstance(value, DTensor):
                 continue

@@ -1,4 +1,4 @@
-"""The forward of a module distributed by a plan: checks that a call is one of those captured, and runs it."""
+"""The forward of a module distributed by a plan: checks that a call fits one of the captures, and runs it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Variant:
 
 
 class DistributedForward:
-    """Take the tensors of a call, run the capture that fits them, and return results as ``distribute_plan`` documents.
+    """Runs the capture that fits the tensors of a call, and returns results as ``distribute_plan`` documents.
 
     ``parameters``: by first name; ``arrival``: the placement of a batch that a loader cuts, empty for whole inputs.
     """
@@ -42,7 +42,7 @@ class DistributedForward:
     ) -> None:
         self.variants, self.parameters, self.model, self.arrival = variants, parameters, model, arrival
         self.checked: set[int] = set()
-        """Variants of which inputs were compared between ranks."""
+        """Indices of the variants whose inputs were compared between ranks."""
         mesh = variants[0].planned.mesh
         self.parts = math.prod(n for n, at in zip(mesh.shape, arrival, strict=False) if at != REPLICATE)
         for variant in variants:
@@ -70,7 +70,7 @@ class DistributedForward:
         return variant.planned.run(tensors, pieces, buffers, self.arrival)
 
     def _fitting(self, tensors: list[torch.Tensor]) -> int:
-        """Return the variant for the module's mode and the shapes of ``tensors``."""
+        """Return the index of the variant for the module's mode and the shapes of ``tensors``."""
         shapes = [tuple(value.shape) for value in tensors]
         now = _training(self.model)
         in_mode = [number for number, variant in enumerate(self.variants) if _has_mode(variant.captured, now)]
@@ -100,7 +100,7 @@ class DistributedForward:
         ]
 
     def _check(self, number: int, captured: Captured, tensors: list[torch.Tensor]) -> None:
-        """Refuse inputs that take a gradient, and, the first time, whole inputs that differ between ranks."""
+        """Raise ``ConfigError`` for inputs with a gradient and, on a first call, for inputs that wrongly differ by rank."""
         for name, value in zip(captured.inputs, tensors, strict=True):
             if value.requires_grad and torch.is_grad_enabled():
                 raise ConfigError(
@@ -133,8 +133,8 @@ class DistributedForward:
 
 
 def _has_mode(captured: Captured, now: tuple[bool, ...]) -> bool:
-    """Return whether ``captured`` computes what the module does in the modes ``now`` of its parts."""
-    # Random draws of training are missing in the capture of a module in evaluation mode.
+    """Return whether ``captured`` computes the same as the module; ``now``: training mode of every submodule."""
+    # A capture in evaluation mode lacks the random draws of training.
     begins = any(after > before for before, after in zip(captured.training, now, strict=True))
     return now == captured.training or not (begins or captured.depends_on_mode)
 
@@ -144,5 +144,5 @@ def _training(model: torch.nn.Module) -> tuple[bool, ...]:
 
 
 def _local(value: torch.Tensor) -> torch.Tensor:
-    """Return this rank's piece; of a buffer, which is whole everywhere, the memory that it holds."""
+    """Return this rank's piece; a buffer is whole on every rank, and returned as it is."""
     return value.to_local() if isinstance(value, DTensor) else value

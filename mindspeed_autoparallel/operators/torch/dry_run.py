@@ -25,11 +25,10 @@ from mindspeed_autoparallel.errors import first_line
 def refusal_of_shapes(
     model: torch.nn.Module, example: tuple[Any, Any], styles: Mapping[str, ParallelStyle], parts: int, replicas: int
 ) -> str:
-    """Return why ``model`` does not run with the shapes that ``styles`` leave one of ``parts`` ranks; empty where it
-    does.
+    """Return why ``model`` does not run with one rank's shapes under ``styles`` on ``parts`` ranks; empty if it runs.
 
-    ``example``: positional and named inputs of all ``replicas``. Nothing is computed: code that writes the size of a
-    dim that is cut fails by its shapes, code that reads tensors' sizes does not.
+    ``example``: positional and named inputs of all ``replicas``. Nothing is computed: code that hard-codes the size of
+    a cut dim fails by its shapes; code that reads sizes from tensors does not.
     """
     local = {name: _meta(value, _cut_dim(model, name, styles), parts) for name, value in model.named_parameters()}
     local.update({name: _meta(value, None, 1) for name, value in model.named_buffers()})
@@ -37,13 +36,13 @@ def refusal_of_shapes(
     with _shapes_as_styled(model, styles, parts):
         try:
             _export(_Local(model, local), arguments, keywords)
-        except Exception as error:  # any error of the model's own code for an unexpected shape
+        except Exception as error:  # the model's own code can raise anything for an unexpected shape
             return first_line(error)
     return ""
 
 
 def export_with(model: torch.nn.Module, example: tuple[Any, Any]) -> None:
-    """Trace ``model`` with inputs of the shapes of ``example``, for the sake of its hooks; nothing is computed."""
+    """Trace ``model`` with inputs of the shapes of ``example``, so that its hooks run; nothing is computed."""
     tensors = {name: _meta(value, None, 1) for name, value in (*model.named_parameters(), *model.named_buffers())}
     arguments, keywords = pytree.tree_map(lambda given: _of_replica(given, 1), example)
     _export(_Local(model, tensors), arguments, keywords)
@@ -78,7 +77,7 @@ def _of_replica(given: Any, replicas: int) -> Any:
 
 
 def _cut_dim(model: torch.nn.Module, name: str, styles: Mapping[str, ParallelStyle]) -> int | None:
-    """Give the dim that the style of parameter ``name``'s module cuts; None for none."""
+    """Return the dim of parameter ``name`` that the style of its module cuts; None if it stays whole."""
     module, _, kind = name.rpartition(".")
     style = styles.get(module)
     if not isinstance(style, (ColwiseParallel, RowwiseParallel)):
@@ -99,7 +98,7 @@ def _meta(value: torch.Tensor, cut: int | None, parts: int) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _shapes_as_styled(model: torch.nn.Module, styles: Mapping[str, ParallelStyle], parts: int) -> Iterator[None]:
-    """Change shapes where styles redistribute: before and after the modules that have one."""
+    """Change shapes as styles redistribute tensors, at the entry and exit of styled modules."""
     handles = []
     for name, style in styles.items():
         module = model.get_submodule(name)
@@ -131,7 +130,7 @@ def _scaled(value: torch.Tensor, layouts: Any, parts: int, *, grow: bool) -> tor
 
 
 def _moved(value: Any, before: Any, after: Any, parts: int) -> Any:
-    """Give a tensor of the shape that one rank has ``after``; anything without a layout stays."""
+    """Return a tensor of one rank's shape in layout ``after``; ``value`` itself if ``before`` is None."""
     if before is None:
         return value
     return _scaled(_scaled(value, before, parts, grow=True), after, parts, grow=False)

@@ -18,7 +18,7 @@ from mindspeed_autoparallel.operators.torch.rules.table import BLOCKED_SLOTS, NO
 _REPEATED = re.compile(r"(?<![^.])\d+(?![^.])")
 _BIASED = {"linear": -1, **dict.fromkeys(("conv1d", "conv2d", "conv3d", "convolution"), 1)}
 _BIASED.update(dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), 1))
-"""Products that may add a bias, and the dim of the output that it lies along."""
+"""Products that may add a bias, and the output dim that the bias spans."""
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Captured:
     calls: dict[str, CapturedCall] = field(default_factory=dict)
     """Calls by operator."""
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Tensors that are constants of the code, not of the module."""
+    """Tensors that are constants in the code, neither parameters nor buffers."""
     inputs: tuple[str, ...] = ()
     """Names of the inputs that are tensors, in order."""
     outputs: tuple[str | None, ...] = ()
@@ -39,15 +39,15 @@ class Captured:
     structure: Any = None
     """Nesting of the module's results."""
     example: tuple[Any, Any] = ((), {})
-    """The inputs it was captured with, positional and named."""
+    """The inputs of the capture, positional and named."""
     updates: dict[str, str] = field(default_factory=dict)
-    """Buffers that a forward changes, and the operator that makes their new value."""
+    """Buffers that a forward changes, and the operator that computes their new value."""
     changed_inputs: dict[str, str] = field(default_factory=dict)
-    """Inputs that a forward changes in place, and the operator that makes their new value."""
+    """Inputs that a forward changes in place, and the operator that computes their new value."""
     depends_on_mode: bool = False
-    """Whether evaluation has other operators: it draws random numbers, or changes a buffer."""
+    """Whether evaluation may compute something else: the forward draws random numbers or changes a buffer."""
     causes: list[str] = field(default_factory=list)
-    """Code that changes gradients in the module without being an operator, with its line."""
+    """Code that changes gradients without being an operator, with its line."""
     training: tuple[bool, ...] = ()
     """Training mode of every submodule."""
     is_compared: bool = False
@@ -55,7 +55,7 @@ class Captured:
 
 
 class GraphBuilder:
-    """Build the graph of one exported ``program`` of ``model``."""
+    """Builds the graph of one exported ``program`` of ``model``."""
 
     def __init__(self, program: Any, model: torch.nn.Module) -> None:
         self.program = program
@@ -102,7 +102,7 @@ class GraphBuilder:
         return captured
 
     def _outputs(self, signature: Any, by_name: dict[str, str]) -> None:
-        """Return what the module returns, in the order of its flattened outputs."""
+        """Record what the module returns, in the order of its flattened outputs."""
         wanted = [spec for spec in signature.output_specs if spec.kind.name == "USER_OUTPUT"]
         self.captured.outputs = tuple(by_name.get(getattr(spec.arg, "name", "")) for spec in wanted)
         self.captured.plain_outputs = tuple(getattr(spec.arg, "value", None) for spec in wanted)
@@ -146,7 +146,7 @@ class GraphBuilder:
         plain = torch.fx.map_arg(call.args, lambda n: TENSOR if n in self.named else None)
         along = _BIASED.get(operator)
         bias = along is not None and len(tensors) == 3
-        # No rule covers factors other than one, and an added matrix is not a bias.
+        # Only without factors alpha and beta, and with a vector, is the added tensor a bias.
         added = operator == "addmm" and not call.kwargs and len(_shape(tensors[0].meta["val"])) == 1
         if added:
             tensors, bias, operator, along = [*tensors[1:], tensors[0]], True, "mm", -1
@@ -163,7 +163,7 @@ class GraphBuilder:
             self._add(node, name, role, rule, names if rule.operands else ())
             self.captured.calls[self.named[node]] = _call_of(node, call, operator, tensors, constant=not rule.operands)
         else:
-            # Where the inner axis is cut, a bias inside would be added once per part: it is a separate operator.
+            # The bias is a separate operator: inside the product, a cut inner axis would add it once per part.
             self._add(node, name, role, rule, names[:2])
             product = self.named[node]
             self.captured.calls[product] = _without_bias(call, operator, added)
@@ -175,9 +175,9 @@ class GraphBuilder:
         output = node.meta["val"].shape
         shapes = tuple(tuple(t.meta["val"].shape) for t in tensors)
         if operator not in DRAWN_WHOLE and draws(call.target, operator, call.args):
-            return None  # drawn piece by piece, the numbers would differ
+            return None  # pieces would draw other numbers than the whole
         if operator.startswith("index") and any(t.meta["val"].dtype == torch.bool for t in tensors[1:]):
-            return None  # a mask lies along dims of its tensor, unlike indices
+            return None  # a mask spans dims of its tensor, unlike indices
         if rule_for is None or not all(isinstance(n, int) for shape in (*shapes, output) for n in shape):
             return None
         index = node.args[1] if call is not node else 0
@@ -242,7 +242,7 @@ def _without_bias(call: Any, operator: str, added: bool) -> CapturedCall:
 def _call_of(node: Any, call: Any, operator: str, tensors: list[Any], *, constant: bool = False) -> CapturedCall:
     """Make the call with a slot for each tensor, numbered in the order of ``tensors``.
 
-    A ``constant`` reads no tensor: one whose type alone it takes stands as an empty one.
+    A ``constant`` reads no tensor: an empty one replaces an argument of which it uses only the dtype.
     """
     numbers = iter(range(len(tensors)))
     known = set(tensors)

@@ -1,4 +1,4 @@
-"""The operator graph of a Hugging Face model by its configuration alone: random weights that are never made."""
+"""The operator graph of a Hugging Face model from its configuration alone: no weights are allocated."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _FALLBACK = "AutoModel"
 def hugging_face_graph(source: str, *, batch: int, sequence: int, num_layers: int | None = None) -> Graph:
     """Capture the model that ``source`` names, a hub name or the path of its config.json, on the meta device.
 
-    ``batch`` samples of ``sequence`` tokens (or pictures of the size in the configuration), bf16, in train mode.
-    Raises ``ConfigError`` if transformers is missing, does not support the model, or capture fails.
+    The batch has ``batch`` samples of ``sequence`` tokens (or images of the configuration's size); the model is in bf16
+    and training mode. Raises ``ConfigError`` if transformers is missing or lacks the model, or if capture fails.
     """
     if batch < 1 or sequence < 1:
         raise ConfigError(f"batch {batch} and sequence {sequence} must both be 1 or more.")
@@ -38,7 +38,7 @@ def hugging_face_graph(source: str, *, batch: int, sequence: int, num_layers: in
 
 
 def read_model_config(source: str) -> Any:
-    """Read the configuration at a path, or by a name that transformers has in its cache or can reach."""
+    """Read the configuration at a path, or by a hub name that transformers has cached or can download."""
     try:
         import transformers
     except ImportError as error:
@@ -53,18 +53,18 @@ def read_model_config(source: str) -> Any:
         rest = {key: value for key, value in content.items() if key not in ("model_type", "transformers_version")}
         try:
             return transformers.AutoConfig.for_model(kind, **rest)
-        except Exception as error:  # its own checks raise any class of error
+        except Exception as error:  # transformers' checks raise any class of error
             raise ConfigError(f"{path} is not a configuration of {kind}: {_first_line(error)}") from error
     try:
         return transformers.AutoConfig.from_pretrained(source)
-    except Exception as error:  # a dozen kinds, from the network to the file
+    except Exception as error:  # many classes of error, from the network to the file
         raise ConfigError(
             f"transformers found no configuration called {source}: {_first_line(error)} Give the path of a config.json."
         ) from error
 
 
 def build_on_meta(config: Any, source: str) -> torch.nn.Module:
-    """Build the first architecture that the configuration names, or the plain model, without its weights."""
+    """Build, without weights, the first architecture of the configuration that transformers has, or its base model."""
     import transformers
 
     names = [*(getattr(config, "architectures", None) or []), _FALLBACK]
@@ -73,7 +73,7 @@ def build_on_meta(config: Any, source: str) -> torch.nn.Module:
     try:
         with torch.device("meta"):
             model: torch.nn.Module = make(config, dtype=torch.bfloat16)
-    except Exception as error:  # any error of a model's constructor for its configuration
+    except Exception as error:  # constructors raise any class of error
         raise ConfigError(f"{names[0]} of {source} cannot be built: {_first_line(error)}") from error
     with contextlib.suppress(AttributeError, ValueError):  # a model without experts, or an older transformers
         model.set_experts_implementation("grouped_mm")  # loops over experts cannot be captured
@@ -81,7 +81,10 @@ def build_on_meta(config: Any, source: str) -> torch.nn.Module:
 
 
 def example_inputs(config: Any, model: torch.nn.Module, batch: int, sequence: int) -> dict[str, torch.Tensor]:
-    """Return the inputs that the model names as its main one, and those of a decoder beside an encoder."""
+    """Return the model's main input and, for an encoder-decoder model, that of the decoder.
+
+    Raises ``ConfigError`` if the main input is neither tokens nor images.
+    """
     main = str(getattr(model, "main_input_name", "input_ids"))
     if main == "pixel_values":
         size = getattr(config, "image_size", None) or 224

@@ -1,7 +1,7 @@
 """A plan as styles for torch's ``parallelize_module``: one per module, if styles can express it.
 
-Modules can gather, scatter and reduce at their entry and exit; the code between them runs on their results.
-So styles can express a plan only if nothing between modules is redistributed.
+Styles can gather, scatter and reduce at the entry and exit of modules; code between modules runs on the results. So
+styles can express a plan only if nothing between modules is redistributed.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ def parallelize_plan(captured: Captured, model: torch.nn.Module, plan: OperatorP
 def nearest_styled(
     captured: Captured, model: torch.nn.Module, plan: OperatorPlan
 ) -> tuple[OperatorPlan, tuple[str, ...]]:
-    """Do not cut operators of ``plan`` that styles cannot express; return the new plan and the changes.
+    """Undo cuts of ``plan`` that styles cannot express; return the new plan and the names of the changed operators.
 
-    An operator that cannot be expressed is no longer cut on the tensor-parallel mesh dims; one that is whole already
-    takes the cut from what it reads. Ends when no change is left.
+    An operator that cannot be expressed becomes whole on the tensor-parallel mesh dims; if it is whole already, the
+    operators that it reads become whole. This repeats until nothing changes.
     """
     changed: dict[str, None] = {}
     while True:
@@ -92,7 +92,7 @@ class _Lowering:
         self.modules = {name: module for name, module in model.named_modules() if isinstance(module, _MODULES)}
         self.owner = self._owners()
         self.from_inputs = set(captured.inputs)
-        for name, node in self.graph.nodes.items():  # anything else takes its sizes from what each replica has
+        for name, node in self.graph.nodes.items():  # operators that do not depend on inputs need not be cut by samples
             if not self.from_inputs.isdisjoint(node.inputs):
                 self.from_inputs.add(name)
         self.last = {module: node for node, module in self.owner.items()}
@@ -118,7 +118,7 @@ class _Lowering:
         return ParallelizePlan({} if self.reasons else styles, data, tensor, tuple(self._reason_lines()))
 
     def _check_shared_weights(self) -> None:
-        """Refuse to cut a weight that several operators read: styles would make it several weights."""
+        """Record a reason for cut weights that several operators read: styles would make them several weights."""
         for name, readers in self.graph.consumers().items():
             if self.graph.nodes[name].is_parameter and len(readers) > 1:
                 for reader, _ in readers:
@@ -127,7 +127,7 @@ class _Lowering:
                         self.reasons.setdefault(reader, told)
 
     def _check_sizes(self, styles: dict[str, ParallelStyle], tensor: int, data: int) -> None:
-        """Refuse a module whose code writes the size of a dim that is cut."""
+        """Record a reason for a model whose code hard-codes the size of a cut dim."""
         refused = refusal_of_shapes(self.model, self.captured.example, styles, tensor, data)
         if refused:
             self.reasons["forward"] = (
@@ -152,7 +152,7 @@ class _Lowering:
         return found
 
     def _reason_lines(self) -> Iterator[str]:
-        """Yield one line per reason and role: repeated layers share one."""
+        """Yield one line per reason and role, so that repeated layers share a line."""
         alike: dict[tuple[str, str], list[str]] = {}
         for name, reason in self.reasons.items():
             node = self.graph.nodes.get(name)
@@ -162,8 +162,7 @@ class _Lowering:
             yield f"{names[0]}{more}: {reason}"
 
     def _owners(self) -> dict[str, str]:
-        """Return operators that are inside a module with a style, by name: its product or look-up and the added
-        bias."""
+        """Map operators inside modules that may have a style to their module: the product or look-up, and the bias."""
         found: dict[str, str] = {}
         for module in self.modules:
             for suffix in ("", ".embedding", ".bias_add"):
@@ -174,7 +173,7 @@ class _Lowering:
         return found
 
     def _choice(self, node: Node) -> int:
-        """Return the axis all tensor-parallel mesh dims cut; the data-parallel ones must cut the batch."""
+        """Return the axis that all tensor-parallel mesh dims cut; data-parallel mesh dims must cut the batch."""
         chosen = self.plan.decisions.choices[node.name]
         for dim in self.data_dims:
             whole = chosen[dim] == NO_CUT and self.batch.get(node.name, NO_CUT) not in node.choices(2)
@@ -193,7 +192,7 @@ class _Lowering:
         return axis
 
     def _flow(self, name: str, node: Node) -> None:
-        """Record the output placement of operator ``name``: its own, or for the last one of a module the one that
+        """Record the output placement of operator ``name``: its own or, for the last operator of a module, the one that
         readers need."""
         made = node.output_placement(self.choice[name])
         if name not in self.owner:
@@ -216,7 +215,7 @@ class _Lowering:
             yield REPLICATE
 
     def _check_between(self, name: str, node: Node) -> None:
-        """Check that code between modules gets its operands without redistribution, and their gradients whole."""
+        """Check that code between modules needs no redistribution and leaves no pending sum."""
         for slot, source in enumerate(node.inputs):
             wanted = node.operand_placement(slot, self.choice[name])
             if wanted != self.flowing[source]:

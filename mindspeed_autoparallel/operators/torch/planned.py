@@ -1,4 +1,4 @@
-"""A captured module that runs by a plan on real processes: local pieces, every edge redistributed as planned."""
+"""A captured module that runs by a plan: every rank has local pieces, and every edge is redistributed as planned."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Function = Callable[..., torch.Tensor]
 
 
 class PlannedModule(torch.nn.Module):
-    """Run ``captured`` by ``plan`` on ``mesh`` with the values of ``model``; every rank makes one.
+    """Runs ``captured`` by ``plan`` on ``mesh`` with the values of ``model``; every rank creates one.
 
-    Its parameters are local pieces under the names of the model (dots become ``/``); ``forward`` takes the whole
-    inputs on every rank and gives whole outputs, so that it can stand where the model stood. Raises ``ConfigError``
-    where plan and capture are of two graphs.
+    Its parameters are local pieces under the names of the model (dots become ``/``). ``forward`` takes whole inputs and
+    returns whole outputs on every rank, so it can replace the model. Raises ``ConfigError`` if plan and capture have
+    different graphs.
     """
 
     def __init__(self, captured: Captured, plan: OperatorPlan, model: torch.nn.Module, mesh: MeshGroups) -> None:
@@ -42,12 +42,12 @@ class PlannedModule(torch.nn.Module):
                 else:
                     self.register_buffer(_key(name), piece)
         for name in captured.updates:
-            if name not in captured.graph.nodes:  # written and never read: whole
+            if name not in captured.graph.nodes:  # written but never read, so kept whole
                 self.register_buffer(_key(name), held[name].detach().clone())
         self.functions = {name: call.function(name, self.decisions, mesh) for name, call in captured.calls.items()}
 
     def forward(self, *inputs: torch.Tensor, **named: torch.Tensor) -> Any:
-        """Give what the model returns for its tensor inputs, in order or by name, with whole tensors.
+        """Return what the model returns for its tensor inputs, in order or by name, as whole tensors.
 
         Changed buffers (running statistics) keep this rank's piece of their new value.
         """
@@ -66,13 +66,13 @@ class PlannedModule(torch.nn.Module):
         buffers: Mapping[str, torch.Tensor],
         arrival: Placements = (),
     ) -> Any:
-        """Give what the model returns for ``inputs`` in order.
+        """Return what the model returns for ``inputs`` in order.
 
         ``parameters``: pieces used instead of the module's own; ``buffers``: whole ones, read and updated instead of
         its own. An input that is smaller than the captured one is this rank's piece, placed according to ``arrival``;
         results with a sample dim then come back in the same pieces, and their gradients are averaged over them.
         """
-        # By its own parameters and buffers: an operator may be named like a method of a module ("to").
+        # Not getattr: an operator may have the name of a method of a module ("to").
         held = {**self._parameters, **self._buffers}
         pieces = {name: held[_key(name)] for name in self.captured.graph.nodes if _key(name) in held}
         pieces.update({name: value for name, value in parameters.items() if name in pieces})
@@ -102,7 +102,7 @@ class PlannedModule(torch.nn.Module):
         buffers: Mapping[str, torch.Tensor],
         arrival: Placements,
     ) -> None:
-        """Write in-place changes of the forward: buffers, and inputs of the caller."""
+        """Copy in-place changes of the forward into buffers and the caller's inputs."""
         for buffer, operator in self.captured.updates.items():
             changed = self._whole(made, operator)
             if buffer in buffers:
@@ -117,7 +117,7 @@ class PlannedModule(torch.nn.Module):
                 value.copy_(changed if changed.shape == value.shape else self.mesh.piece(changed, arrival))
 
     def _result(self, made: dict[str, torch.Tensor], name: str, arrival: Placements) -> torch.Tensor:
-        """Give a result whole, or this rank's samples of it where inputs arrived in pieces."""
+        """Return the whole result, or this rank's samples of it if inputs arrived in pieces."""
         shape = self.captured.graph.nodes[name].output_shape
         if not arrival or shape[:1] != (self.captured.graph.samples,):
             return self._whole(made, name)
@@ -139,14 +139,14 @@ class PlannedModule(torch.nn.Module):
         wanted: tuple[Placements, Placements | None],
         shape: tuple[int, ...],
     ) -> torch.Tensor:
-        """Redistribute tensors that are not edges of the plan: inputs, results, changed buffers."""
+        """Redistribute an input, result or changed buffer, which is no edge of the plan; count its bytes apart."""
         before = self.mesh.sent_bytes
         result = redistribute(local, source, wanted, shape, self.mesh)
         self.mesh.bytes_beyond_plan += self.mesh.sent_bytes - before
         return result
 
     def piece_of(self, name: str) -> torch.Tensor:
-        """Give the local piece of the model's parameter or buffer ``name``."""
+        """Return the local piece of the model's parameter or buffer ``name``."""
         piece: torch.Tensor = getattr(self, _key(name))
         return piece
 
@@ -160,10 +160,10 @@ def execute(
 ) -> dict[str, torch.Tensor]:
     """Return the local outputs of every operator; ``pieces`` holds this rank's piece of each parameter and input.
 
-    ``functions`` gives the computation on local pieces, by operator name, role, or kind (the first that is there).
-    No edge is left to a library's choice, so the bytes sent are those the plan predicts, backward included. Readers
-    with equal needs of a tensor share one redistribution, and so one reduction of their gradients. Raises
-    ``ConfigError`` for an operator without a function, or a mesh that is not the plan's.
+    ``functions`` has the computation on local pieces by operator name, role or kind, in this order of precedence. The
+    plan fixes every redistribution, so the bytes sent are those it predicts, backward included. Readers with equal
+    needs of a tensor share one redistribution, and so one reduction of their gradients. Raises ``ConfigError`` for an
+    operator without a function, or a mesh that is not the plan's.
     """
     if mesh.shape != decisions.mesh:
         raise ConfigError(f"the plan is for a mesh of {decisions.mesh} and this mesh is {mesh.shape}.")

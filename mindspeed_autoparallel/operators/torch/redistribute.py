@@ -1,4 +1,4 @@
-"""The redistribution steps of a plan as collectives, differentiable, with the bytes they really sent."""
+"""The redistribution steps of a plan as differentiable collectives, with a count of the bytes sent."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Shape = tuple[int, ...]
 
 @dataclass
 class MeshGroups:
-    """Hold this rank's place in the mesh of ``ranks``; ``sent_bytes`` counts up."""
+    """The mesh of ``ranks`` with its process groups; ``sent_bytes`` counts what this rank has sent."""
 
     ranks: torch.Tensor
     sent_bytes: int = 0
     bytes_beyond_plan: int = 0
-    """Part of these bytes that made outputs and changed buffers whole, outside the plan's edges."""
+    """The part of ``sent_bytes`` for inputs, outputs and changed buffers in forward, which are no edges of the plan."""
     _groups: dict[tuple[int, ...], Any] = field(default_factory=dict)
 
     @property
@@ -36,9 +36,9 @@ class MeshGroups:
         return tuple(int(c) for c in (self.ranks == dist.get_rank()).nonzero()[0])
 
     def group(self, dims: tuple[int, ...]) -> Any:
-        """Give the group of the ranks that differ from this one in ``dims`` only.
+        """Return the group of the ranks that differ from this one in ``dims`` only.
 
-        All ranks run the same plan, so all of them first request each set of dims together.
+        Creating a group is collective. All ranks run the same plan, so they request new groups in the same order.
         """
         if dims not in self._groups:
             rest = [d for d in range(len(self.shape)) if d not in dims]
@@ -51,14 +51,14 @@ class MeshGroups:
         return self._groups[dims]
 
     def place(self, dims: tuple[int, ...]) -> tuple[int, int]:
-        """Give how many ranks differ in ``dims`` only, and which of them this one is, outermost dim first."""
+        """Return the number of ranks along ``dims``, and this rank's index among them, outermost dim first."""
         coordinate = 0
         for dim in dims:
             coordinate = coordinate * self.shape[dim] + self.coordinates[dim]
         return math.prod(self.shape[dim] for dim in dims), coordinate
 
     def piece(self, whole: torch.Tensor, placements: Placements) -> torch.Tensor:
-        """Cut out this rank's piece of a ``whole`` tensor."""
+        """Return this rank's piece of a ``whole`` tensor, contiguous."""
         for dim, placement in enumerate(placements):
             if placement >= 0:
                 whole = whole.chunk(self.shape[dim], placement)[self.coordinates[dim]]
@@ -66,14 +66,14 @@ class MeshGroups:
 
 
 def make_groups(shape: tuple[int, ...]) -> MeshGroups:
-    """Make a mesh over all ranks, last dim fastest; every rank calls it. Raises ``ConfigError`` for another number."""
+    """Make a mesh over all ranks, last dim fastest. Raises ``ConfigError`` if ``shape`` has another number of ranks."""
     if math.prod(shape) != dist.get_world_size():
         raise ConfigError(f"the plan is for {math.prod(shape)} devices and {dist.get_world_size()} processes run.")
     return MeshGroups(torch.arange(math.prod(shape)).reshape(shape))
 
 
 def groups_of(mesh: DeviceMesh) -> MeshGroups:
-    """Take the groups of a ``DeviceMesh`` over all ranks whose dims are those of the plan."""
+    """Return the groups of a ``DeviceMesh`` over all ranks, whose dims are those of the plan."""
     return MeshGroups(mesh.mesh.cpu(), _groups={(dim,): mesh.get_group(dim) for dim in range(mesh.ndim)})
 
 
@@ -129,7 +129,7 @@ class _Redistribute(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _Move:
-    """Both ways of one redistribution; ``gradient``: how the reader leaves it, None for none."""
+    """One redistribution, forward and backward; ``gradient``: the placement in which the reader leaves it, or None."""
 
     source: Placements
     target: Placements
@@ -144,9 +144,9 @@ def redistribute(
     shape: Shape,
     mesh: MeshGroups,
 ) -> torch.Tensor:
-    """Take a local piece of a tensor of ``shape`` from ``source`` to the first of ``wanted``.
+    """Return a local piece of a tensor of ``shape``, taken from placement ``source`` to the first of ``wanted``.
 
-    Backward takes its gradient from the second of ``wanted`` to where ``source`` expects it.
+    Backward takes the gradient from the second of ``wanted`` to the placement that ``source`` implies.
     """
     result: torch.Tensor = _Redistribute.apply(local, _Move(source, *wanted, shape), mesh)
     return result

@@ -1,8 +1,8 @@
-"""Sequence parallelism by styles of ``parallelize_module``: layers hold a piece of the tokens between products.
+"""Sequence parallelism by styles of ``parallelize_module``: between products, ranks hold pieces of the tokens.
 
 Styles apply at the entry and exit of modules. The input of the first layer is cut by tokens and the output of the last
-one is gathered, so that code around the layers gets the same tensors as before; inside, norms run on pieces, products
-gather before and scatter after. One call of the model, without computing, shows which tensor enters which module.
+one is gathered, so code around the layers gets whole tensors. Inside, norms run on pieces, and products gather before
+and scatter after. A trace of the model, which computes nothing, records which tensor enters which module.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def with_sequence_parallel(captured: Captured, model: torch.nn.Module, lowered: 
     """Return ``lowered`` with sequence parallelism in the stack of repeated layers that has most of its styles.
 
     ``model`` is the module that was captured, in whole shapes. Gradients of norms are pending sums over the mesh, as
-    ``SequenceParallel`` of torch leaves them. If it cannot be expressed, the reason is in ``not_expressed`` and
-    there are no styles.
+    torch's ``SequenceParallel`` leaves them. If styles cannot express it, the result has no styles, and
+    ``not_expressed`` has the reason.
     """
     if lowered.not_expressed:
         return lowered
@@ -69,7 +69,7 @@ class _Stack:
         self.shape: tuple[int, ...] = ()
 
     def styles(self) -> tuple[dict[str, ParallelStyle], str]:
-        """Return all styles, or the reason why there are none."""
+        """Return (styles, empty string), or (empty dict, the reason why there are none)."""
         if not self.layers:
             return {}, "no repeated layers with styles that hand one tensor to the next."
         stream = _first_stream(self.calls[self.layers[0]])
@@ -90,8 +90,7 @@ class _Stack:
         return self.given, ""
 
     def _layers(self) -> list[str]:
-        """List the modules of the chain that holds most styles, each called once with the result of the previous
-        one."""
+        """List the modules of the chain with most styles; each is called once, with the result of the previous one."""
         chains: dict[str, list[str]] = {}
         for name in self.calls:
             found = _LAYER.fullmatch(name)
@@ -111,7 +110,7 @@ class _Stack:
         return True
 
     def _inside(self, name: str) -> None:
-        """Add styles for the children of module ``name``, or to theirs."""
+        """Add styles for the children of module ``name``, or for their children."""
         for child, module in self.model.get_submodule(name).named_children():
             path = f"{name}.{child}"
             if path not in self.calls or not any(True for _ in module.parameters()):
@@ -144,15 +143,15 @@ class _Stack:
                 self._inside(path)
 
     def _is_norm(self, path: str, module: torch.nn.Module) -> bool:
-        """Return whether a module runs on any piece of the tokens: only vectors as parameters, one tensor in and
-        out."""
+        """Return whether a module can run on a piece of the tokens: its parameters are vectors, and it takes and
+        returns one tensor."""
         made = self.calls[path].made
         given = [v for v in (*self.calls[path].positional, *self.calls[path].named.values()) if _is_tensor(v)]
         vectors = all(p.dim() == 1 for p in module.parameters())
         return vectors and len(given) == 1 and _is_tensor(made) and tuple(made.shape) == self.shape
 
     def _only_styled(self, path: str, module: torch.nn.Module, inside: list[str]) -> bool:
-        """Return whether every parameter of a module belongs to a style, and one of them is cut by columns."""
+        """Return whether styles inside a module cover all its parameters, and one of them cuts by columns."""
         owners = {f"{path}.{name}".rpartition(".")[0] for name, _ in module.named_parameters()}
         return owners <= set(inside) and any(isinstance(self.given[key], ColwiseParallel) for key in inside)
 
@@ -180,7 +179,7 @@ def _is_tensor(value: object) -> TypeGuard[torch.Tensor]:
 
 
 def _first(made: Any) -> Any:
-    """Return the tensor a module returns, or the first of a tuple."""
+    """Return the tensor that a module returns, or the first of a tuple; None for anything else."""
     first = made[0] if isinstance(made, (tuple, list)) and made else made
     return first if _is_tensor(first) else None
 

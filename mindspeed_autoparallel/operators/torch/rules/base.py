@@ -1,4 +1,4 @@
-"""The input of a rule, a call of an operator, and its result."""
+"""The input of a rule (``Call``), its result (``Rule``), and the simplest rules."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ Dims = tuple[int | None, ...]
 Shape = tuple[int, ...]
 
 TENSOR = object()
-"""Placeholder of a tensor among the plain arguments."""
+"""Stands for a tensor among the plain arguments."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """Describe one call: the shapes of its tensors in order, its arguments, and the shape of the output.
+    """One call of an operator: the shapes of its tensors in order, its arguments, and the shape of the output.
 
-    ``plain`` has the arguments in the order of the schema, ``TENSOR`` for every tensor; ``index`` is the output that is
-    meant where there are several.
+    ``plain`` has the positional arguments, with ``TENSOR`` for every tensor; ``index`` selects one of several outputs.
     """
 
     operator: str
@@ -30,13 +29,13 @@ class Call:
     index: int = 0
 
     def argument(self, position: int, default: Any) -> Any:
-        """Give the argument at ``position``, or ``default`` where it was left out."""
+        """Return the argument at ``position``, or ``default`` if the call omits it."""
         return self.plain[position] if len(self.plain) > position else default
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Give the parts of a ``Node`` that the operator's meaning gives."""
+    """The fields of a ``Node`` that follow from the operator: its axes, and their dims in every tensor."""
 
     kind: str
     axes: tuple[Axis, ...]
@@ -64,14 +63,14 @@ def pointwise(call: Call) -> Rule:
 
 
 def draw(call: Call) -> Rule:
-    """Cut a draw of one probability by every dim; where the values are the probabilities, it is not cut."""
+    """Cut a draw with one probability by every dim; raise ``ValueError`` if the input holds the probabilities."""
     if call.argument(1, None) is None:
         raise ValueError("probabilities by value")
     return pointwise(call)
 
 
 def constant(call: Call) -> Rule:
-    """Make the same tensor on every device; one that depends on values of another (``linspace`` to a tensor) is not."""
+    """Make the same tensor on every device; raise ``ValueError`` for one made of tensors (``linspace`` to a tensor)."""
     if call.shapes and not call.operator.startswith("new_"):
         raise ValueError("a constant made of tensors")
     return Rule("constant", (), (), (None,) * len(call.output))

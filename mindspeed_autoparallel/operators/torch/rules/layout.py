@@ -9,7 +9,7 @@ from mindspeed_autoparallel.operators.torch.rules.base import Call, Dims, Rule, 
 
 
 def reshape(call: Call) -> Rule:
-    """Keep the cut of the first of the dims that are split or joined, as far as both sides divide."""
+    """Cut the first dim of every group that is split or joined, as far as both sides divide."""
     given, output = call.shapes[0], call.output
     axes: list[Axis] = []
     before: list[int | None] = [None] * len(given)
@@ -49,7 +49,7 @@ def permute(call: Call) -> Rule:
 
 
 def part_of_dim(call: Call) -> Rule:
-    """Cut no dim that slice, split or cat act on; select and unbind drop it, stack makes it."""
+    """Cut every dim but the one that slice, split or cat act on, select and unbind drop, or stack adds."""
     given, operator = call.shapes[0], call.operator
     position = 1 if operator in ("unbind", "select", "slice", "cat", "stack") else 2
     value = call.argument(position, 0)
@@ -67,7 +67,7 @@ def part_of_dim(call: Call) -> Rule:
 
 
 def slice_scatter(call: Call) -> Rule:
-    """Cut every dim but the one that is written to; select_scatter's source lacks it."""
+    """Cut every dim but the one that is written along, which the source of select_scatter lacks."""
     given, source = call.shapes
     dim = int(call.argument(2, 0)) % len(given)
     dims = tuple(range(len(given)))
@@ -86,7 +86,7 @@ def turned(call: Call) -> Rule:
 
 
 def repeated(call: Call) -> Rule:
-    """Cut the dims that repeat leaves as they are."""
+    """Cut the dims whose size repeat does not change."""
     given, output = call.shapes[0], call.output
     new = len(output) - len(given)
     kept = [d for d in range(len(given)) if given[d] == output[new + d]]
@@ -99,7 +99,7 @@ _TRAILING = {"pixel_shuffle": 3, "pixel_unshuffle": 3, "tril": 2, "triu": 2, "im
 
 
 def leading(call: Call) -> Rule:
-    """Cut what lies before the places that pooling, resizing, padding or a triangle act on: samples and channels."""
+    """Cut the dims before those that pooling, resizing, padding or a triangle act on: samples and channels."""
     given = call.shapes[0]
     name = call.operator
     if name == "constant_pad_nd":

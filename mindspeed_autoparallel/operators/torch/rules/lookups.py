@@ -7,9 +7,9 @@ from mindspeed_autoparallel.operators.torch.rules.base import TENSOR, Call, Dims
 
 
 def embedding(call: Call) -> Rule:
-    """Cut rows of a table by index: index dims, width, and the table's rows (a pending sum of masked look-ups).
+    """Cut a look-up by index dims, width, and the table's rows (a pending sum of masked look-ups).
 
-    Gradients scaled by frequency need all of the index, so then the width alone is cut.
+    Gradients scaled by frequency need the whole index, so then only the width is cut.
     """
     table, index = call.shapes
     by_frequency = call.operator == "embedding" and bool(call.argument(3, False))
@@ -24,7 +24,7 @@ def embedding(call: Call) -> Rule:
 
 
 def embedding_bag(call: Call) -> Rule:
-    """Cut the width: where a bag begins is known only when it runs."""
+    """Cut only the width: where bags begin depends on values."""
     if call.index:
         raise ValueError("the bags' bookkeeping")
     table = call.shapes[0]
@@ -35,7 +35,7 @@ def embedding_bag(call: Call) -> Rule:
 def indexed(call: Call) -> Rule:
     """Cut x[.., i, j, ..] by the dims of the indices and by the dims of x that are not indexed.
 
-    Rows of a table of two dims may be cut as those of an embedding.
+    A table of two dims that is indexed by its first is cut like an embedding.
     """
     table, indices = call.shapes[0], call.shapes[1:]
     along = call.plain[1]
@@ -65,7 +65,7 @@ def _broadcast(shapes: tuple[Shape, ...]) -> Shape:
 
 
 def index_put(call: Call) -> Rule:
-    """Cut the dims of x that are not written by index; the values have them at their end."""
+    """Cut the dims of x that are not indexed; they are the last dims of the values."""
     given, values = call.shapes[0], call.shapes[-1]
     where = [d for d, item in enumerate(call.plain[1]) if item is TENSOR]
     if len(where) != len(call.shapes) - 2 or where != list(range(len(where))):
@@ -79,7 +79,7 @@ def index_put(call: Call) -> Rule:
 
 
 def gathered(call: Call) -> Rule:
-    """Cut gather(x, dim, index) by the index along ``dim`` (x is whole there) and by all other dims that agree."""
+    """Cut gather(x, dim, index) by the index along ``dim`` (x is whole there) and by all other dims of equal size."""
     given, index = call.shapes
     dim = int(call.plain[1]) % len(given) if given else 0
     same = [d for d in range(len(given)) if d != dim and given[d] == index[d]]
@@ -89,7 +89,7 @@ def gathered(call: Call) -> Rule:
 
 
 def scattered(call: Call) -> Rule:
-    """Cut scatter(x, dim, index, source) by the dims but ``dim`` on which all agree."""
+    """Cut scatter(x, dim, index, source) by the dims other than ``dim`` whose sizes agree in all tensors."""
     given = call.shapes[0]
     dim = int(call.plain[1]) % len(given)
     same = {d for d in range(len(given)) if d != dim and all(shape[d] == given[d] for shape in call.shapes)}

@@ -46,7 +46,7 @@ def matmul(call: Call) -> Rule:
 
 
 def _with_vector(call: Call) -> Rule:
-    """Cut a product with a vector on one side or both: every dim that is left, and the one summed over."""
+    """Cut a product with a vector on one side or both by every dim of the result and the inner one."""
     first, second = call.shapes[:2]
     rest = first[:-1] if len(second) == 1 else second[:-2] + second[-1:]
     axes = (*(Axis(f"rows{d}", n) for d, n in enumerate(rest)), Axis("inner", first[-1]))
@@ -58,7 +58,7 @@ def _with_vector(call: Call) -> Rule:
 
 
 def baddbmm(call: Call) -> Rule:
-    """Cut as a batched product, but not inside: a pending sum would add the added tensor once per part."""
+    """Cut like a batched product, but not by the inner axis: its parts would each add the added tensor."""
     product = matmul(Call(call.operator, call.shapes[1:], call.plain, call.output))
     axes = tuple(Axis(a.name, a.size, cuttable=a.name != "inner") for a in product.axes)
     operands = (aligned(call.shapes[0], call.output), *product.operands)
@@ -77,7 +77,7 @@ GROUPS_ARGUMENT = {
 def convolution(call: Call) -> Rule:
     """Cut samples, output channels and input channels (a pending sum); with groups, samples and groups of channels.
 
-    Places are never cut: pieces would need their neighbours' borders.
+    Spatial dims are never cut: pieces would need their neighbours' borders.
     """
     given, weight = call.shapes[:2]
     if len(given) != len(weight):
@@ -97,7 +97,7 @@ def convolution(call: Call) -> Rule:
 
 
 def attention(call: Call) -> Rule:
-    """Cut fused attention of (.., heads, sequence, head) by batch and heads, key heads only where they divide."""
+    """Cut fused attention of (.., heads, sequence, head) by batch, and by heads as far as key heads divide, too."""
     q, k = call.shapes[:2]
     rank = len(q)
     axes = [Axis(f"batch{d}", n) for d, n in enumerate(q[:-3])]
@@ -113,9 +113,9 @@ def attention(call: Call) -> Rule:
 
 
 def grouped_matmul(call: Call) -> Rule:
-    """Cut (rows, k) times (experts, k, j) with ends of each expert's rows by columns and inner.
+    """Cut (rows, k) times (experts, k, j), with the end of each expert's rows, by columns and inner.
 
-    Rows and experts stay whole: which rows an expert has is known only when it runs.
+    Rows and experts stay whole: which rows belong to an expert depends on values.
     """
     first, second = call.shapes[:2]
     if len(first) != 2 or len(second) != 3:
@@ -127,7 +127,7 @@ def grouped_matmul(call: Call) -> Rule:
 
 
 def recurrent(call: Call) -> Rule:
-    """Cut LSTM, GRU and plain recurrent layers by samples; channels wait for each other at every step.
+    """Cut LSTM, GRU and plain recurrent layers by samples; every step needs all channels of the previous one.
 
     Dropout between layers draws for the whole batch, so with it nothing is cut.
     """

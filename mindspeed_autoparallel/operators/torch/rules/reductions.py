@@ -32,7 +32,7 @@ def channel_norm(call: Call) -> Rule:
 
 
 def along(call: Call) -> Rule:
-    """Cut softmax, sorting, running sums and their kin by every dim but the one they run along."""
+    """Cut softmax, sorting, running sums and the like by every dim but the one they run along."""
     given = call.shapes[0]
     position, default = (2, -1) if call.operator == "topk" else (1, -1)
     if call.operator in ("kthvalue",):
@@ -44,7 +44,7 @@ def along(call: Call) -> Rule:
 
 
 def reduction(call: Call) -> Rule:
-    """Cut a sum along what it sums, too (a pending sum); a mean or a maximum may not be."""
+    """Cut a reduction by the dims that stay; a sum also by those it reduces, which leaves a pending sum."""
     if len(call.shapes) == 2 and call.operator in ("max", "min"):
         return pointwise(call)  # the larger of two tensors
     if len(call.shapes) != 1:

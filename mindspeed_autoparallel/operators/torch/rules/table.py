@@ -1,4 +1,4 @@
-"""The rule of every aten operator that has one."""
+"""The table of rules by aten operator."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from mindspeed_autoparallel.operators.torch.rules.reductions import (
 
 
 def rule_of(operator: str, is_pointwise: bool) -> Callable[[Call], Rule] | None:
-    """Look up the rule of aten operator ``operator`` (no namespace, no overload); None where it has none."""
+    """Return the rule of aten operator ``operator`` (without namespace and overload); None if it has none."""
     return _RULES.get(operator) or (pointwise if is_pointwise or operator in _POINTWISE else None)
 
 
@@ -70,7 +70,7 @@ BLOCKED_SLOTS = {
     **{name: frozenset({1}) for name in ("type_as", "expand_as", "reshape_as", "view_as")},
     "copy": frozenset({0}),
 }
-"""Inputs of an operator that get no gradient though its output has one."""
+"""Inputs that get no gradient even if the output has one, by operator."""
 
 _POINTWISE = frozenset(
     [
