@@ -35,7 +35,7 @@ _SAME = 1e-9
 def refine(problem: JointProblem, classes: Classes, upper: float, best: Sequence[int]) -> Solved:
     """Bound ``problem`` over ``classes`` from below and search for sums below ``upper``, the sum of ``best``.
 
-    If all tables of a part fit, its classes are divided; otherwise it is halved. The least bound is first.
+    If all tables of a part fit, its classes are divided; otherwise it is halved. Low bounds go first.
     """
     picks, bound, left = list(best), -math.inf, _WORK
     ties = itertools.count()

@@ -23,7 +23,7 @@ Choice = tuple[int, ...]
 _ROUND = 1e-3
 """Tolerance in bytes for rounding of shares of a tensor."""
 _ROUNDED_OFF = 2.0
-"""Bytes that rounding may remove in a whole step: a sum over devices is sent in whole bytes, as other pieces are."""
+"""Bytes by which rounding to whole bytes may lower a price."""
 _MOST_ALONE, _MOST_ALONE_WIDE = 20_000, 200
 """Most prices of one tensor that are computed one by one without a table: on up to four mesh dims, and on more."""
 MOST_CHOICES = 1300

@@ -100,7 +100,7 @@ class DistributedForward:
         ]
 
     def _check(self, number: int, captured: Captured, tensors: list[torch.Tensor]) -> None:
-        """Raise ``ConfigError`` for inputs with a gradient and, on a first call, for inputs that wrongly differ by rank."""
+        """Raise ``ConfigError`` for inputs with a gradient and, in a variant's first call, differing whole inputs."""
         for name, value in zip(captured.inputs, tensors, strict=True):
             if value.requires_grad and torch.is_grad_enabled():
                 raise ConfigError(
