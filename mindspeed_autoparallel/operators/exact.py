@@ -56,8 +56,8 @@ class ExactSearch:
             if left <= limit:
                 decisions = fitting
                 notes.append(
-                    f"the cheapest plan needs {_gib(needed)} per device and {_gib(limit)} are there: this one needs "
-                    f"{_gib(left)}."
+                    f"the cheapest plan needs {_gib(needed)} per device and {_gib(limit)} are available: this one "
+                    f"needs {_gib(left)}."
                 )
                 if bound:
                     cost = self._cost(decisions)

@@ -75,7 +75,7 @@ def choose_stages(
     raise InfeasiblePlan(
         f"no number of pipeline stages up to {bound} fits: the least is {_least(needs, min(needs)[2], given)}"
         + (f", {_least(needs, most, given)}" if min(needs)[2] != most else "")
-        + f", and {given.device_memory_bytes / 2**30:.1f} GiB are there. Raise mem_coeff, micro_batch_num or devices."
+        + f"; {given.device_memory_bytes / 2**30:.1f} GiB are available. Raise mem_coeff, micro_batch_num or devices."
     )
 
 

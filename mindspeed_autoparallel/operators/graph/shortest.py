@@ -37,11 +37,11 @@ _MOST_DIMS = 4
 def shortest_moves(source: State, target: State, shape: tuple[int, ...], mesh: tuple[int, ...]) -> tuple[Move, ...]:
     """Return the moves of least bytes from ``source`` to ``target`` of a tensor of ``shape`` elements on ``mesh``.
 
-    Moves are slices, all-gathers, all-to-alls, reduce-scatters and all-reduces over one or several mesh dims.
-    If a table holds all placements of the tensor (up to three mesh dims; four if at most three tensor dims can be cut), the
-    result is the least of all sequences. Otherwise neighbouring mesh dims with equal ends move as one, and tensor dims
-    that neither end cuts are used only up to 50,000 placements. Above 300,000 placements a search gives up after
-    100,000 of them, and above 2,000,000 at once; then a mesh dim is either whole or placed as at one of the ends.
+    Moves are slices, all-gathers, all-to-alls, reduce-scatters and all-reduces over one or more mesh dims. If a table
+    holds all placements of the tensor (up to three mesh dims; four if at most three tensor dims can be cut), the result
+    is the least of all sequences. Otherwise neighbouring mesh dims with equal ends move as one, and tensor dims that
+    neither end cuts are used only up to 50,000 placements. Above 300,000 placements a search gives up after 100,000 of
+    them, and above 2,000,000 at once; a second search then leaves each mesh dim whole or as at one of the ends.
     Raises ``AssertionError`` for a target with a pending sum.
     """
     if source == target:

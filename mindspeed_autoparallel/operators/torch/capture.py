@@ -110,5 +110,5 @@ def _broken(model: torch.nn.Module, error: BaseException) -> str:
     reason = first_line(error)
     return (
         f"capture of {type(model).__name__} breaks at {place}: {reason}. A graph cannot depend on values of tensors: "
-        "use torch.where there, or move that code out of the module and capture what is left."
+        "use torch.where there, or move that code out of the module and capture the rest."
     )

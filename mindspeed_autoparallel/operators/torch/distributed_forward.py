@@ -120,7 +120,7 @@ class DistributedForward:
                 whole = captured.graph.nodes[name].output_shape[:1] != (captured.graph.samples,)
                 if one != two and (other == everyone[0][0] or (whole and self.parts > 1)):
                     raise ConfigError(
-                        f"input {name} of rank {rank} is another than that of rank 0, and the plan computes one batch "
+                        f"input {name} of rank {rank} differs from that of rank 0, and the plan computes one batch "
                         "on all of them: give every rank the same, or name the mesh dims along which a loader gives "
                         "different samples (distribute_plan(.., loader_dims=[..])) and capture their whole batch."
                     )

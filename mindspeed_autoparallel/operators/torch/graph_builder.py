@@ -139,7 +139,7 @@ class GraphBuilder:
         if isinstance(call.target, torch._ops.HigherOrderOperator):
             raise ConfigError(
                 f"{path or 'the module'} runs torch's {operator}, whose branches do not fit into one graph: use "
-                "torch.where, or move that code out of the module and capture what is left."
+                "torch.where, or move that code out of the module and capture the rest."
             )
         # A tensor used twice by one call (x * x) is two operands.
         tensors = [t for t in _tensor_arguments(call) if t in self.named]

@@ -123,7 +123,7 @@ class _Lowering:
             if self.graph.nodes[name].is_parameter and len(readers) > 1:
                 for reader, _ in readers:
                     if reader in self.owner and self.choice[reader] != NO_CUT:
-                        told = f"its weight {name} is read elsewhere, too, and styles would part them."
+                        told = f"its weight {name} is read elsewhere, too; styles would make it two weights."
                         self.reasons.setdefault(reader, told)
 
     def _check_sizes(self, styles: dict[str, ParallelStyle], tensor: int, data: int) -> None:
