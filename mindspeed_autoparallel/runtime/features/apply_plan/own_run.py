@@ -22,7 +22,7 @@ _FLAG = "--auto-parallel-calibrate"
 
 
 def calibration_file(arguments: argparse.Namespace) -> Path | None:
-    """Return the file of ``--auto-parallel-calibrate``; ``ConfigError`` where it could not be written after the run."""
+    """Return the file of ``--auto-parallel-calibrate``; ``ConfigError`` if it could not be written after the run."""
     given = getattr(arguments, "auto_parallel_calibrate", None)
     if given is None:
         return None

@@ -32,7 +32,7 @@ class World:
 
     @property
     def num_nodes(self) -> int:
-        """Return how many nodes there are."""
+        """Return the number of nodes."""
         return self.size // self.per_node
 
 
@@ -84,7 +84,7 @@ def read_request(arguments: argparse.Namespace) -> ElasticRequest:
 
 
 def read_world(environment: Mapping[str, str]) -> World:
-    """Return the processes that torchrun's ``environment`` describes; ``ConfigError`` where nodes differ in size."""
+    """Return the processes that torchrun's ``environment`` describes; ``ConfigError`` if nodes differ in size."""
     try:
         rank, size, per_node = (int(environment[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     except (KeyError, ValueError) as error:
@@ -102,7 +102,7 @@ def read_world(environment: Mapping[str, str]) -> World:
 
 
 def _check_padding(arguments: argparse.Namespace, plan: Plan, world: World) -> None:
-    """Raise ``ConfigError`` if a later plan could not keep the padding of the vocabulary (``apply.take_part``)."""
+    """Raise ``ConfigError`` if a later plan could not keep the padding of the vocabulary (``entry.take_part``)."""
     multiple = getattr(arguments, "make_vocab_size_divisible_by", None)
     widest = 1 << (world.per_node.bit_length() - 1)
     if multiple is not None and int(multiple) * plan.layout.tensor_size % widest:

@@ -56,7 +56,7 @@ class Variant:
 
 
 def attention_exchanges(context: SearchContext) -> list[Variant]:
-    """Offer all-to-all beside the script's own exchange if heads divide; local layers run this package's attention."""
+    """Offer all-to-all where heads divide, for local layers only: they run this package's attention."""
     reason = context.missing("cp_comm_type")
     if not reason and context.value("transformer_impl", "transformer_engine") != "local":
         reason = "they are Transformer Engine's attention, whose kernels cannot be traced: kept as the script gives it"
@@ -132,7 +132,7 @@ def recompute_kinds(context: SearchContext) -> tuple[str, ...]:
 def selective_kinds(context: SearchContext) -> dict[str, dict[str, object]]:
     """Return the kinds to trace besides none, with Megatron's arguments; whole layers follow from the plain trace.
 
-    Each module alone, all that are cheap to compute again together, and those with each expensive one.
+    The kinds: each module alone, all cheap ones together, these with each expensive one, and the script's own.
     """
     if not context.has("recompute_granularity"):
         return {}
@@ -153,7 +153,7 @@ def selective_kinds(context: SearchContext) -> dict[str, dict[str, object]]:
 
 
 def _cheap_modules(context: SearchContext) -> list[str]:
-    """Return the modules that only pass over memory: no matrix products but those of the attention."""
+    """Return the modules that are cheap to compute again: no matrix products but those of attention."""
     found = ["core_attn", "layernorm"]
     if context.value("multi_latent_attention"):
         found.append("mla_up_proj")
