@@ -141,7 +141,7 @@ def _check_groups(plan: Plan, policy: RecomputePolicy, arguments: argparse.Names
     if size < 2:
         return
     if predicts_further_tokens(arguments):
-        reason = "Megatron recomputes layers of multi-token prediction one by one alone"
+        reason = "Megatron recomputes layers of multi-token prediction only one by one"
     elif any(count % size for count in counts) and within(release_of("megatron-core"), "<0.18"):
         reason = f"this Megatron takes whole groups alone; the plan has {list(counts)} layers on its stages"
     else:

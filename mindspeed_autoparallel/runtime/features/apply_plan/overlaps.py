@@ -92,7 +92,7 @@ def tensor_overlap(plan: Plan, arguments: argparse.Namespace) -> dict[str, Argum
         "it needs --sequence-parallel": not plan.layout.sequence_parallel,
         "it needs --transformer-impl transformer_engine": getattr(arguments, "transformer_impl", "") == "local",
         "Transformer Engine is not installed": importlib.util.find_spec("transformer_engine") is None,
-        "experts do not take it": bool(getattr(arguments, "num_experts", None)),
+        "layers with experts do not support it": bool(getattr(arguments, "num_experts", None)),
     }
     missing = [reason for reason, holds in lacks.items() if holds]
     if not missing:

@@ -71,8 +71,8 @@ class Attempts:
         if again or outcome.is_the_scripts_own:
             times = f", {len(self._errors) + 1} times now" if again else ""
             raise ProfileError(
-                f"the script ends before the first layout is measured{times}; nothing of it is kept, fix it and start "
-                f"again: {outcome.describe()}"
+                f"the script ends before the first layout is measured{times}; fix the script and start again: "
+                f"{outcome.describe()}"
             )
         self._errors.append(error)
         self._first += 1

@@ -70,7 +70,8 @@ def take_part(arguments: argparse.Namespace, first: Plan, plan: Plan) -> None:
     if rows % size:
         raise ConfigError(
             f"--make-vocab-size-divisible-by {multiple} x TP {first.layout.tensor_size} pads the vocabulary to a "
-            f"multiple of {rows}, which TP {size} of the new plan cannot cut: another padding would change the loss."
+            f"multiple of {rows}, which TP {size} of the new plan does not divide: another padding would "
+            "change the loss."
         )
     arguments.make_vocab_size_divisible_by = rows // size
 

@@ -58,7 +58,7 @@ def read_request(arguments: argparse.Namespace) -> ElasticRequest:
         raise ConfigError(f"{_FLAG} needs --auto-parallel-plan plan.json, the plan for all nodes.")
     if not getattr(arguments, "save", None) or not getattr(arguments, "save_interval", None):
         raise ConfigError(
-            f"{_FLAG} continues from checkpoints: give --save, on storage of all nodes, and --save-interval."
+            f"{_FLAG} resumes from checkpoints: give --save, on storage that all nodes share, and --save-interval."
         )
     _check_format(arguments)
     plan_file = Path(arguments.auto_parallel_plan)
@@ -108,8 +108,8 @@ def _check_padding(arguments: argparse.Namespace, plan: Plan, world: World) -> N
     if multiple is not None and int(multiple) * plan.layout.tensor_size % widest:
         raise ConfigError(
             f"--make-vocab-size-divisible-by {multiple} x TP {plan.layout.tensor_size} pads the vocabulary to a number "
-            f"that TP {widest} of a later plan may not cut, and another padding changes the loss. Give a multiple of "
-            f"{widest} (Megatron's default is 128)."
+            f"that TP {widest} of a later plan may not divide, and another padding changes the loss. Give a multiple "
+            f"of {widest} (Megatron's default is 128)."
         )
 
 
@@ -117,6 +117,6 @@ def _check_format(arguments: argparse.Namespace) -> None:
     kind = getattr(arguments, "ckpt_format", "torch_dist")
     if kind != "torch_dist":
         raise ConfigError(
-            f"--ckpt-format {kind} fits the layout that wrote it: {_FLAG} needs torch_dist. A checkpoint of another "
-            "format is written anew by mindspeed-autoparallel convert resplit --format torch_dist."
+            f"--ckpt-format {kind} fits only the layout that wrote it: {_FLAG} needs torch_dist. Convert a checkpoint "
+            "of another format with mindspeed-autoparallel convert resplit --format torch_dist."
         )

@@ -154,7 +154,7 @@ def _offload(context: SearchContext, target: Target) -> Answer:
             or _no_transformer_engine(context, target)
         )
     if not reason and context.value("multi_latent_attention"):
-        reason = "what multi-latent attention saves is not modelled"
+        reason = "the activations that multi-latent attention saves are not modelled"
     if not reason and _graphs(context):
         reason = "with CUDA graphs it is not modelled"
     if not reason and (target.device is None or target.device.host_link_gb_per_s is None):

@@ -59,12 +59,12 @@ def attention_exchanges(context: SearchContext) -> list[Variant]:
     """Offer all-to-all where heads divide, for local layers only: they run this package's attention."""
     reason = context.missing("cp_comm_type")
     if not reason and context.value("transformer_impl", "transformer_engine") != "local":
-        reason = "they are Transformer Engine's attention, whose kernels cannot be traced: kept as the script gives it"
+        reason = "part of Transformer Engine's attention, whose kernels cannot be traced: kept as the script gives it"
     if reason:
         context.left_out["exchanges of context parallelism"] = reason
         return []
     context.left_out["ring attention (--cp-comm-type p2p, a2a+p2p)"] = (
-        "Transformer Engine's attention has it only, and --transformer-impl is local"
+        "only Transformer Engine's attention has it, and --transformer-impl is local"
     )
     if list(context.value("cp_comm_type") or ()) == ["a2a"]:
         return []
@@ -124,7 +124,9 @@ def recompute_kinds(context: SearchContext) -> tuple[str, ...]:
         context.left_out["recompute"] = reason
         return ("none",)
     if not recomputes_whole_layers(context.arguments):
-        context.left_out["recompute of whole layers"] = "this Megatron fails in that of multi-token prediction"
+        context.left_out["recompute of whole layers"] = (
+            "this Megatron fails when it recomputes layers of multi-token prediction"
+        )
         return ("none", "selective")
     return ("none", "selective", "full")
 
