@@ -39,7 +39,7 @@ SCRIPT_SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "c
 
 
 def check_applies(plan: Plan, description: Description, arguments: argparse.Namespace, path: Path) -> None:
-    """Raise ``PlanError`` or ``ConfigError`` if the host of ``arguments`` cannot train under ``plan``, or would stop.
+    """Raise ``PlanError`` or ``ConfigError`` if the host of ``arguments`` cannot train under ``plan``, or fails later.
 
     ``arguments``: parsed by the host but not yet validated; not modified. ``path``: the plan's file.
     """
@@ -122,8 +122,8 @@ def _check_stages(plan: Plan, description: Description, path: Path) -> None:
 def _refuse_unsaved(plan: Plan, arguments: argparse.Namespace) -> None:
     """Raise ``PlanError`` if Megatron would fail at the first checkpoint.
 
-    It then asserts that a tied output layer with multi-token prediction has no weight on the last stage, but it has
-    one.
+    It asserts there that a tied output layer with multi-token prediction has no weight on the last stage, although
+    it has one.
     """
     tied = getattr(arguments, "untie_embeddings_and_output_weights", None) is False
     saves = getattr(arguments, "save", None) and getattr(arguments, "ckpt_format", None) == "torch_dist"

@@ -1,4 +1,4 @@
-"""``--auto-parallel-calibrate``: a run whose first steps were watched calibrates the user's device file."""
+"""``--auto-parallel-calibrate``: calibrates the user's device file by the measured first steps of a run."""
 
 from __future__ import annotations
 

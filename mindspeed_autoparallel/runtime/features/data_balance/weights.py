@@ -1,8 +1,8 @@
 """The work of a microbatch: operations of every module, by the sizes of its tensors.
 
 Only the ratios between microbatches matter. Rows of text are the padded ids; rows of pictures are patches. Attention of
-text grows with the sum of squared sequence lengths (of each text in a packed row), that of pictures with the squares of
-their patches.
+text grows with the sum of squared sequence lengths (of each text in a packed row), that of pictures with the sum of
+their squared numbers of patches.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def take_part(arguments: argparse.Namespace, first: Plan, plan: Plan) -> None:
     """Set the world size to that of ``plan``, and make checkpoints loadable under any other plan.
 
     ``first``: the user's plan. Every plan keeps its padding of the vocabulary, because rows added for TP change the
-    loss; ``ConfigError`` if the new TP does not divide the padded rows.
+    loss; ``ConfigError`` if the new TP does not allow the same padding.
     """
     arguments.world_size = plan.layout.num_devices
     if hasattr(arguments, "dist_ckpt_optim_fully_reshardable"):

@@ -20,7 +20,7 @@ from pathlib import Path
 from mindspeed_autoparallel.runtime.features.elastic.request import World
 
 SILENCE_S = 30.0
-"""Seconds without an update after which a neighbour counts as lost; shared storage may stall for some of them."""
+"""Seconds without an update after which a neighbour counts as lost; shared storage may stall for a while."""
 UNSEEN_S = 120.0
 """The same for a neighbour that has not been seen yet: it may still be importing."""
 _BEAT_S = 1.0
@@ -48,7 +48,7 @@ class Neighbour:
         self._own.with_suffix(".left").touch()
 
     def is_lost(self) -> bool:
-        """Return whether the next node's file has not changed for too long by this node's clock: clocks differ."""
+        """Return whether the next node's file is unchanged for too long by this node's clock (nodes' clocks differ)."""
         if self._next.with_suffix(".left").exists():
             return False
         beat = self._next.stat().st_mtime_ns if self._next.exists() else None

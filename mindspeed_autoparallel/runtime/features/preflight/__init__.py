@@ -6,5 +6,5 @@
 ``apply``     set-up of a child: arguments, fake process groups, the features of the plan
 ``watch``     the child's steps: peaks by place, times by pass
 ``memory``    peaks of device memory by place
-``entry``     all steps in order: the verdict, the step by replay, what would help, the report
+``entry``     all steps in order: the runs, the verdict, the replayed step, advice, the report
 """
