@@ -64,7 +64,7 @@ def search(request: TuningRequest, profiles: TunedProfiles, arguments: argparse.
 
 
 def _not_applied(request: TuningRequest, pick: Recommendation, arguments: argparse.Namespace) -> str:
-    """Return why training with the flags of ``pick`` fails although the host's validation passes; empty if it does not."""
+    """Return why training with the flags of ``pick`` fails although validation passes; empty if it does not fail."""
     given = {**vars(arguments), **sizes(pick.plan), **pick.found.configuration.variant.settings}
     return refusal(pick.plan, request.description, argparse.Namespace(**given), request.work_dir)
 
