@@ -1,7 +1,7 @@
-"""A folder per feature, its steps in files of the same names; short steps are in ``entry``.
+"""One package per feature. Modules of the same name have the same role; short ones are part of ``entry``.
 
-``flags``, ``entry``            its flags; the function that receives the host's parsed arguments
-``request``                     the flags and the host's arguments, checked, as one record
-``source``, ``search``, ``write``  for searches: their input, the search, the files
-``apply``                       for trainings: applies the request to the host's arguments and this process
+``flags``, ``entry``            the flags; the function that receives the host's parsed arguments
+``request``                     the flags and the host's arguments as one checked record
+``source``, ``search``, ``write``  of a search: its input, the search, its files
+``apply``                       of a training: applies the request to the host's arguments and this process
 """

@@ -29,7 +29,7 @@ _MAX_LIMIT_MIB = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuringRequest:
-    """The part of a request about measuring; sizes are the script's own."""
+    """The measuring part of a request; batch and context sizes are the script's own."""
 
     description: Description
     num_nodes: int
@@ -45,7 +45,7 @@ class MeasuringRequest:
     """Memory limit per device; ``None``: the device's memory minus a reserve."""
     launch_timeout_s: float
     target_device: Device | None
-    """The catalogue's device that costs are computed for; ``None`` if they are measured."""
+    """Device of the catalogue for which costs are computed; ``None`` if they are measured."""
 
     @property
     def nodes(self) -> Nodes:
@@ -60,7 +60,7 @@ class MeasuringRequest:
 
     @property
     def num_measuring(self) -> int:
-        """Return devices that take the measurements."""
+        """Return the number of measuring devices."""
         return self.num_nodes * self.num_processes_per_node
 
 
@@ -74,10 +74,10 @@ def read_measuring(
     *,
     cluster_devices_per_node: int = 0,
 ) -> MeasuringRequest:
-    """Read from the host's ``arguments`` what every measuring ``feature`` needs; ``ConfigError`` names a flag.
+    """Return the measuring part of a request of ``feature``; ``ConfigError`` names the flag at fault.
 
-    ``cluster_devices_per_node``: devices per node of a larger cluster whose ranks the first device may play; a device
-    of the catalogue may then be named for the links. 0: it plays none.
+    ``cluster_devices_per_node``: devices per node of the cluster to plan for, whose ranks the first device may play;
+    ``--profile-device`` may then name the device whose links are used. 0: no ranks are played.
     """
     nodes = read_flags(NodeFlags, arguments)
     plays = cluster_devices_per_node > 0 and plays_ranks(nodes.nnodes, nodes.nproc_per_node, cluster_devices_per_node)
@@ -106,8 +106,8 @@ def read_measuring(
 
 
 def plays_ranks(num_nodes: int, num_processes_per_node: int, cluster_devices_per_node: int) -> bool:
-    """Return whether the first device plays the ranks of every layout: one device, or one of each node where the
-    cluster's nodes have more."""
+    """Return whether the first device plays the ranks of every layout: it is the only one, or each node measures with
+    one device and the cluster's nodes have more."""
     return num_processes_per_node == 1 and (num_nodes == 1 or cluster_devices_per_node > 1)
 
 
@@ -121,7 +121,7 @@ def check_memory_limit(limit_mib: float) -> None:
 
 
 def needed(arguments: argparse.Namespace, feature: str, destination: str) -> int:
-    """Return a whole number of at least 1 among ``arguments``; ``ConfigError`` names the ``feature`` that needs it."""
+    """Return a whole number of at least 1 from ``arguments``; ``ConfigError`` names the ``feature`` that needs it."""
     value = getattr(arguments, destination, None)
     if value is None or int(value) < 1:
         raise ConfigError(f"{feature} needs --{destination.replace('_', '-')}, at least 1; the script gives {value}.")
@@ -137,9 +137,10 @@ def refuse_launcher(feature: str) -> None:
 
 
 def target_device(arguments: argparse.Namespace, *, names_links: bool = False) -> Device | None:
-    """Return the device of ``--profile-source analytic``, ``None`` where costs are measured; refuse an unknown one.
+    """Return the device of ``--profile-source analytic``; ``None`` if costs are measured.
 
-    ``names_links``: whether a device given together with measured costs provides the links.
+    ``names_links``: whether a device may be given together with measured costs, for its links. Raises ``ConfigError``
+    for an unknown device, a missing one, or one that is not allowed.
     """
     flags = read_flags(ProfileSourceFlags, arguments)
     if flags.profile_source != "analytic" and names_links:
@@ -156,7 +157,7 @@ def target_device(arguments: argparse.Namespace, *, names_links: bool = False) -
 
 
 def named_device(flags: ProfileSourceFlags) -> Device | None:
-    """Return the device of the catalogue or of a file that ``flags`` name, ``None`` where they name none."""
+    """Return the device of the catalogue or of a file that ``flags`` name; ``None`` if they name none."""
     own = (read_device(Path(flags.profile_device_file)),) if flags.profile_device_file else ()
     name = flags.profile_device or (own[0].name if own else None)
     return None if name is None else find_device(name, own)
@@ -165,7 +166,7 @@ def named_device(flags: ProfileSourceFlags) -> Device | None:
 def serve_main_node(request: MeasuringRequest, what_stays: str, flags: Collection[str] = ()) -> None:
     """On nodes other than the main one, run the main node's orders and end this process.
 
-    ``flags``: those that an order may add to this node's own command line.
+    ``flags``: flags that an order may add to this node's own command line.
     """
     rank = request.node_rank
     if rank == 0:

@@ -29,9 +29,10 @@ class SampleData:
 
 
 def read_sample_data(arguments: argparse.Namespace) -> SampleData | None:
-    """Return the samples of ``--auto-parallel-data``, or nothing without it.
+    """Return the samples of ``--auto-parallel-data``; ``None`` without that flag.
 
-    ``ConfigError`` for a broken file, one of other records than the script's ``--mm-data``, and flags without it.
+    Raises ``ConfigError`` if the file is broken or describes other records than the script's ``--mm-data``, and if
+    another flag of the group is given without it.
     """
     flags = read_flags(DataFlags, arguments)
     if flags.auto_parallel_data is None:
@@ -39,7 +40,7 @@ def read_sample_data(arguments: argparse.Namespace) -> SampleData | None:
             if getattr(flags, flag.destination) != flag.default:
                 raise ConfigError(f"{flag.name} needs --auto-parallel-data: a distribution of `data describe`.")
         return None
-    # Loads numpy and the planner: only if needed.
+    # Imported only if needed: these modules load numpy and the planner.
     from mindspeed_autoparallel.data.distribution import Distribution
     from mindspeed_autoparallel.data.records import refuse_other_records
     from mindspeed_autoparallel.planner.spread.choose import SpreadOptions
@@ -61,7 +62,7 @@ def read_sample_data(arguments: argparse.Namespace) -> SampleData | None:
         padding=padding,
         pack_length=int(getattr(arguments, "pack_length", 0) or 0) if is_packed else 0,
         is_balanced=bool(getattr(arguments, "data_balance", False)),
-        # The flag is the reference training's, which forms microbatches anew.
+        # Only the reference training has this flag; it forms new microbatches instead of exchanging loaded ones.
         is_exchanged=not hasattr(arguments, "data_balance_max_tokens"),
         is_ordered=bool(getattr(arguments, "order_microbatches", False)),
         max_oom_probability=flags.auto_parallel_data_max_oom_probability,

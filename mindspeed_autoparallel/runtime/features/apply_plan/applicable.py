@@ -39,7 +39,7 @@ SCRIPT_SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "c
 
 
 def check_applies(plan: Plan, description: Description, arguments: argparse.Namespace, path: Path) -> None:
-    """Raise ``PlanError`` or ``ConfigError`` if the host of ``arguments`` cannot train under ``plan``, or would stop.
+    """Raise ``PlanError`` or ``ConfigError`` if the host of ``arguments`` cannot train under ``plan``, or fails later.
 
     ``arguments``: parsed by the host but not yet validated; not modified. ``path``: the plan's file.
     """
@@ -122,8 +122,8 @@ def _check_stages(plan: Plan, description: Description, path: Path) -> None:
 def _refuse_unsaved(plan: Plan, arguments: argparse.Namespace) -> None:
     """Raise ``PlanError`` if Megatron would fail at the first checkpoint.
 
-    It then asserts that a tied output layer with multi-token prediction has no weight on the last stage, but it has
-    one.
+    It asserts there that a tied output layer with multi-token prediction has no weight on the last stage, although
+    it has one.
     """
     tied = getattr(arguments, "untie_embeddings_and_output_weights", None) is False
     saves = getattr(arguments, "save", None) and getattr(arguments, "ckpt_format", None) == "torch_dist"
@@ -141,7 +141,7 @@ def _check_groups(plan: Plan, policy: RecomputePolicy, arguments: argparse.Names
     if size < 2:
         return
     if predicts_further_tokens(arguments):
-        reason = "Megatron recomputes layers of multi-token prediction one by one alone"
+        reason = "Megatron recomputes layers of multi-token prediction only one by one"
     elif any(count % size for count in counts) and within(release_of("megatron-core"), "<0.18"):
         reason = f"this Megatron takes whole groups alone; the plan has {list(counts)} layers on its stages"
     else:

@@ -1,4 +1,4 @@
-"""Puts a plan into the arguments the host has just parsed, before it validates them."""
+"""Applies a plan to the host's arguments after they are parsed and before they are validated."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ from mindspeed_autoparallel.spec.plan import Plan
 
 
 def apply_hetero(plan: Plan, description: Description, arguments: argparse.Namespace, path: Path) -> None:
-    """Write the modules' sizes as a model.json beside the plan and set ``arguments`` to train with it.
+    """Write a model.json with the modules' sizes and set ``arguments`` to train with it.
 
     The feature of ``--auto-parallel-hetero`` runs next: it reads the file and sets the backbone's sizes.
     """
     record = plan.hetero
     assert record is not None
-    # Every rank writes the same content through a rename, so that none waits for another before torch is up.
+    # Every rank writes the same content through a rename, so none has to wait for another before torch is set up.
     model_file = write_hetero_model(plan, description, path.parent)
     for name in SCRIPT_SIZES:
         setattr(arguments, name, 1)
@@ -94,11 +94,11 @@ _OWN_SPLITS = (
     "num_layers_per_virtual_pipeline_stage",
     CHUNKS_ARGUMENT,
 )
-"""The script's own arguments that a plan replaces."""
+"""The script's arguments for the split into stages, which a plan replaces."""
 
 
 def apply(request: PlanRequest, arguments: argparse.Namespace) -> None:
-    """Set the host's ``arguments`` by the plan, and watch the first steps."""
+    """Set the host's ``arguments`` to the plan, and compare the first steps with its prediction."""
     path, plan, description, calibrated = request.path, request.plan, request.description, request.calibration_file
     before = dict(vars(arguments))
     check_applies(plan, description, arguments, path)
@@ -136,7 +136,7 @@ def apply(request: PlanRequest, arguments: argparse.Namespace) -> None:
 
 
 def _tell_replaced(before: Mapping[str, object], after: Mapping[str, object]) -> None:
-    """Print a line for every argument that the script sets and the plan changes: given as a flag, or switched off."""
+    """Print a line for every argument that the plan changes, if it was given as a flag or the plan turns it off."""
     if not is_first_rank():
         return
     given = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in sys.argv[1:] if word.startswith("--")}
@@ -170,7 +170,7 @@ def _apply_to_model_file(plan: Plan, description: Description, arguments: Any, p
         _say_more_recomputed(keep_stage(content, _pipeline_rank(plan)))
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
     applied = path.with_name(f"applied_model_{digest}.json")
-    # Every rank of a stage writes the same content through a rename, so that none waits for another.
+    # Every rank of a stage writes the same content through a rename, so none has to wait for another.
     write_json_atomic(applied, content)
     arguments.mm_model = str(applied)
     for name in RECOMPUTE_ARGUMENTS:

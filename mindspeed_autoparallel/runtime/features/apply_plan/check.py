@@ -1,5 +1,5 @@
-"""Compares the first steps of a training with its plan: step time, and peak memory per stage; with encoders under their
-own layouts also each phase of the step."""
+"""Compares the first steps of a training with its plan: step time and peak memory per stage, and each phase of the step
+if encoders have their own layouts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EXCHANGE, _FINALIZE = "redistribution", "gradient reduction of encoders"
 
 
 def phases_so_far(plan: Plan) -> dict[str, float]:
-    """Return the microseconds this rank has spent in each phase since its log line; empty without hetero parallel."""
+    """Return the microseconds this rank spent in each phase since the last log line; empty without hetero parallel."""
     if plan.hetero is None:
         return {}
     from mindspeed_autoparallel.runtime.hetero.job import current_job
@@ -60,7 +60,7 @@ def predicted_us(plan: Plan) -> dict[str, float]:
 
 
 def phase_lines(plan: Plan, ranks: Sequence[Mapping[str, float]]) -> list[str]:
-    """Return the table's lines, the slowest rank of each phase; nothing unless encoders have their own layouts."""
+    """Return a table with the slowest rank of each phase; empty unless encoders have their own layouts."""
     if plan.hetero is None:
         return []
     lines = [f"{'phase':34s}  predicted ms  measured ms (slowest rank)"]
@@ -115,7 +115,7 @@ class PlanCheck:
         self.on_report: Callable[[list[MeasuredRank]], None] | None = None
 
     def begin(self, plan: Plan, num_steps: int, on_report: Callable[[list[MeasuredRank]], None] | None = None) -> None:
-        """Watch the first ``num_steps`` steps, three at least: one to warm up, a third for memory, the others for time.
+        """Watch the first ``num_steps`` steps, at least 3: one to warm up, then a third for memory, the rest for time.
 
         ``on_report``: called on rank 0 with the measurements of every global rank.
         """
@@ -123,12 +123,12 @@ class PlanCheck:
 
 
 def _num_memory_steps(num_steps: int) -> int:
-    """Return the number of steps in which memory is followed: samples differ, so one step rarely has the largest."""
+    """Return the number of steps that track memory: samples differ, so one step rarely has the largest."""
     return max(1, (num_steps - 1) // 3)
 
 
 def watch_step(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
-    """Wrap the host's ``train_step``. Step 0 warms up, the next ones follow memory, the others are timed."""
+    """Wrap the host's ``train_step``. Step 0 warms up, the next ones track memory, the others are timed."""
     check = of_process(PlanCheck)
     plan = check.plan
     if plan is None or check.num_seen >= check.num_steps:
@@ -138,7 +138,7 @@ def watch_step(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappi
     device = current_device()
     step, check.num_seen = check.num_seen, check.num_seen + 1
     if 1 <= step <= _num_memory_steps(check.num_steps):
-        # train_step's own order: forward step function, data iterator, model, ...
+        # Positions in train_step's signature: forward step function, data iterator, model, ...
         data_iterator = kwargs.get("data_iterator", args[1] if len(args) > 1 else None)
         with without_host_batches(device, data_iterator), device.tracked_memory() as memory:
             result = wrapped(*args, **kwargs)

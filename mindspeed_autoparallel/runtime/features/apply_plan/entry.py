@@ -10,5 +10,5 @@ from mindspeed_autoparallel.runtime.features.apply_plan.request import read_requ
 
 
 def prepare(arguments: argparse.Namespace) -> None:
-    """Set ``arguments`` by the plan; ``PlanError`` where it does not fit the model or the world."""
+    """Set ``arguments`` to the plan; ``PlanError`` if it does not fit the model or the world."""
     apply(read_request(arguments), arguments)

@@ -23,10 +23,10 @@ _STALE = ("pipeline_num_layers", "recompute_granularity", "recompute_method", "r
 
 
 def hetero_model(plan: Plan, description: Description) -> dict[str, object]:
-    """Return a copy of the described model.json with every module's tp, pp, cp and mbs, and the backbone's layers by
+    """Return a copy of the described model.json with every module's tp, pp, cp and mbs, and the layers of each
     stage.
 
-    Raises ``ConfigError`` where modules or layers are not those of ``plan``.
+    Raises ``ConfigError`` if its modules or numbers of layers differ from those of ``plan``.
     """
     if description.model_file is None:
         return _llava_model(plan)
@@ -50,7 +50,7 @@ def hetero_model(plan: Plan, description: Description) -> dict[str, object]:
                 whole["mbs"] = own.micro_batch_scale * plan.layout.micro_batch_size
             block |= _stages_of(plan, module.name)
         elif module.name.endswith(GENERATOR):
-            # Without sizes it belongs to the decoder, on the last stage.
+            # A generator without sizes belongs to the decoder, on the last stage.
             block |= model_keys(plan, module.name)
         else:
             layout = plan.layout
@@ -82,7 +82,7 @@ def _llava_model(plan: Plan) -> dict[str, object]:
 
 
 def write_hetero_model(plan: Plan, description: Description, otherwise: Path) -> Path:
-    """Write it beside the user's model.json (into ``otherwise`` if that folder is read-only); return its path.
+    """Write the model beside the user's model.json, or into ``otherwise`` if that is impossible; return its path.
 
     The name ends in a digest of the content: the user's files are never overwritten.
     """
@@ -103,7 +103,7 @@ def write_hetero_model(plan: Plan, description: Description, otherwise: Path) ->
 
 
 def training_flags(plan: Plan, model_file: Path, description: Description) -> str:
-    """Return what to add to the launch script, whose TP, PP and CP are 1."""
+    """Return the flags to add to the launch script, whose TP, PP and CP are 1."""
     assert plan.hetero is not None
     sizes_alone = description.model_file is None  # the flags describe the models
     flag = "--hetero-model" if sizes_alone else "--mm-model"
@@ -119,9 +119,9 @@ def training_flags(plan: Plan, model_file: Path, description: Description) -> st
 
 
 def can_stage_encoders(description: Description) -> bool:
-    """Return whether the host's encoders can run in stages: so far the reference model's own can.
+    """Return whether the host's encoders can run in stages: only those of the reference model can.
 
-    MindSpeed-MM's and LLaVA's adapters cannot, and a user's own is unknown before the module is built.
+    The adapters of MindSpeed-MM and LLaVA cannot, and a user's adapter is unknown before the module is built.
     """
     if description.model_file is None or hetero_flag(description.content) != "--hetero-parallel":
         return False
@@ -144,7 +144,7 @@ def _stages_of(plan: Plan, name: str) -> dict[str, list[int]]:
 
 
 def _drop_sizes(block: dict[str, object]) -> None:
-    """Drop sizes anywhere in a module's block: they are now in one place."""
+    """Remove the sizes at every depth of a module's block, before they are set in one place."""
     for key in _SIZES:
         block.pop(key, None)
     for child in block.values():

@@ -29,7 +29,7 @@ _COMPARED = (
 )
 """Switches of a request that move time or memory by more than a few percent."""
 _OTHERWISE = dict.fromkeys(("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"), "fp32")
-"""Values of a script that sets none of them."""
+"""Values in a script that does not set them."""
 _RING, _BOTH = "p2p", "a2a+p2p"
 _KEPT = "kept from the script: {}. The plan was priced without it, so steps may be faster than predicted."
 
@@ -41,7 +41,7 @@ def kept_overlap(plan: Plan, arguments: argparse.Namespace) -> dict[str, Argumen
     gather = layout.overlap_parameter_gather or bool(getattr(arguments, "overlap_param_gather", False))
     kept: dict[str, ArgumentValue] = {"overlap_grad_reduce": reduce}
     if hasattr(arguments, "overlap_param_gather"):
-        # Megatron asserts all of these, and virtual stages beside the flag below.
+        # Megatron asserts these conditions, and virtual stages for the flag below.
         legacy = bool(getattr(arguments, "use_legacy_models", False))
         kept["overlap_param_gather"] = gather and reduce and layout.distributed_optimizer and not legacy
         if legacy and layout.overlap_parameter_gather:
@@ -57,8 +57,8 @@ def kept_overlap(plan: Plan, arguments: argparse.Namespace) -> dict[str, Argumen
 
 
 def flags_of_other_layouts(plan: Plan, arguments: argparse.Namespace) -> dict[str, ArgumentValue]:
-    """Return the arguments that switch off the script's flags which hosts accept only with the script's own layout, and
-    on what the plan's layout needs."""
+    """Return changed arguments: flags that the host accepts only with the script's own layout are off, and what the
+    plan's layout needs is on."""
     off: dict[str, ArgumentValue] = {}
     sizes = getattr(arguments, "hierarchical_context_parallel_sizes", None)
     if sizes and math.prod(sizes) != plan.layout.context_size:
@@ -70,14 +70,14 @@ def flags_of_other_layouts(plan: Plan, arguments: argparse.Namespace) -> dict[st
     if getattr(arguments, "recompute_in_advance", False):
         # MindSpeed asserts virtual stages and the script's own number of recomputed layers, which a plan replaces.
         off["recompute_in_advance"] = False
-    # Checked when Megatron makes its configuration, after its checks of arguments.
+    # Megatron checks these when it makes its configuration, after validating the arguments.
     if plan.layout.virtual_size == 1 and getattr(arguments, "overlap_p2p_comm_warmup_flush", False):
         off["overlap_p2p_comm_warmup_flush"] = False
     if plan.layout.pipeline_size == 1 and getattr(arguments, "defer_embedding_wgrad_compute", False):
         off["defer_embedding_wgrad_compute"] = False
     experts = any(module.num_experts for module in plan.model.modules)
     if getattr(arguments, EXPERT_TENSOR_ARGUMENT, None) and not (experts and plan.layout.tensor_size > 1):
-        # With none, Megatron takes the tensor size.
+        # Without a value Megatron uses the tensor size.
         off[EXPERT_TENSOR_ARGUMENT] = None
     return off
 
@@ -92,7 +92,7 @@ def tensor_overlap(plan: Plan, arguments: argparse.Namespace) -> dict[str, Argum
         "it needs --sequence-parallel": not plan.layout.sequence_parallel,
         "it needs --transformer-impl transformer_engine": getattr(arguments, "transformer_impl", "") == "local",
         "Transformer Engine is not installed": importlib.util.find_spec("transformer_engine") is None,
-        "experts do not take it": bool(getattr(arguments, "num_experts", None)),
+        "layers with experts do not support it": bool(getattr(arguments, "num_experts", None)),
     }
     missing = [reason for reason, holds in lacks.items() if holds]
     if not missing:
@@ -124,7 +124,7 @@ def print_other_switches(plan: Plan, arguments: argparse.Namespace) -> None:
 
 
 def print_other_balance(plan: Plan, arguments: argparse.Namespace, micro_batch_size: int | None) -> None:
-    """Warn that experts are balanced over other samples than with the script's ``micro_batch_size``: losses differ."""
+    """Warn if experts are balanced over other samples than with the script's ``micro_batch_size``: losses differ."""
     types = getattr(arguments, "moe_router_load_balancing_type", None) or ()
     over_microbatch = sorted({"aux_loss", "sinkhorn"}.intersection([types] if isinstance(types, str) else types))
     planned = plan.layout.micro_batch_size

@@ -1,4 +1,4 @@
-"""``--auto-parallel-calibrate``: a run whose first steps were watched calibrates the user's device file."""
+"""``--auto-parallel-calibrate``: calibrates the user's device file by the measured first steps of a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FLAG = "--auto-parallel-calibrate"
 
 
 def calibration_file(arguments: argparse.Namespace) -> Path | None:
-    """Return the file of ``--auto-parallel-calibrate``; ``ConfigError`` where it could not be written after the run."""
+    """Return the file of ``--auto-parallel-calibrate``; ``ConfigError`` if it could not be written after the run."""
     given = getattr(arguments, "auto_parallel_calibrate", None)
     if given is None:
         return None

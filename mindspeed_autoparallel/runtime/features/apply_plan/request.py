@@ -26,7 +26,7 @@ class PlanRequest:
 
 
 def read_request(arguments: argparse.Namespace) -> PlanRequest:
-    """Read ``arguments.auto_parallel_plan``; ``PlanError`` where it does not fit the model or the world."""
+    """Read ``arguments.auto_parallel_plan``; ``PlanError`` if it does not fit the model or the world."""
     path = Path(arguments.auto_parallel_plan)
     plan = Plan.read(path)
     calibrated = calibration_file(arguments)
@@ -39,7 +39,7 @@ def read_request(arguments: argparse.Namespace) -> PlanRequest:
 
 
 def check_model(plan: Plan, description: Description, path: Path) -> None:
-    """Raise ``PlanError`` where ``plan`` was made for another model than the host's."""
+    """Raise ``PlanError`` if ``plan`` was made for another model than the host's."""
     if plan.profile.model_hash and plan.profile.model_hash != description.model_hash:
         planned = ", ".join(f"{module.name} {module.num_layers} layers" for module in plan.model.modules)
         given = ", ".join(f"{module.name} {module.num_layers} layers" for module in description.modules)

@@ -1,1 +1,1 @@
-"""``--auto-parallel-mm``: flags are checked, points measured, a profile built, a plan searched, results written."""
+"""``--auto-parallel-mm``: checks flags, measures points, builds a profile, searches a plan, writes the results."""

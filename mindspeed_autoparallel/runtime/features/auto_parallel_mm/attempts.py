@@ -1,4 +1,4 @@
-"""Evaluates failed measuring launches: which points to give up, and when the search ends."""
+"""Decides after a failed measuring launch which points to give up, and when to end the search."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Attempts:
         """Errors of consecutive launches that failed before their first point."""
         self._num_failures = dict.fromkeys(points, 0)
         self._met: defaultdict[str, list[MeasuredAt]] = defaultdict(list)
-        """Points at which the script failed by itself, by its message."""
+        """Points at which the script failed by its own error, by the error's text."""
 
     def order(self, missing: list[MeasuredAt]) -> list[MeasuredAt]:
-        """Put layouts that have not failed first, then points that have not."""
+        """Return ``missing`` by failures of the layout, then of the point; a failed set-up puts another point first."""
         turn = self._first % len(missing) if missing else 0
         of_layout: dict[MeasuredAt, int] = defaultdict(int)
         for point, count in self._num_failures.items():
@@ -51,8 +51,8 @@ class Attempts:
     ) -> list[MeasuredAt]:
         """Return the points to give up; ``ProfileError`` if the launch would fail at any point.
 
-        ``begun``: the point that was running. If a process died at it, it is retried once, unless its result reports
-        out of memory. ``LaunchError`` where the disk is full.
+        ``begun``: the point that was running. It is retried once, unless its result reports out of memory. If it has
+        one sample per microbatch, the rest of its layout is given up with it. ``LaunchError`` if the disk is full.
         """
         full = next((line.strip() for line in outcome.last_lines if any(sign in line for sign in _FULL_DISK)), None)
         if full is not None:
@@ -71,8 +71,8 @@ class Attempts:
         if again or outcome.is_the_scripts_own:
             times = f", {len(self._errors) + 1} times now" if again else ""
             raise ProfileError(
-                f"the script ends before the first layout is measured{times}; nothing of it is kept, fix it and start "
-                f"again: {outcome.describe()}"
+                f"the script ends before the first layout is measured{times}; fix the script and start again: "
+                f"{outcome.describe()}"
             )
         self._errors.append(error)
         self._first += 1
@@ -81,9 +81,9 @@ class Attempts:
     def _same_elsewhere(
         self, point: MeasuredAt, error: str, outcome: LaunchOutcome, *, none_measured: bool
     ) -> set[MeasuredAt]:
-        """Return the layouts of all points that failed by ``error``, once a second point did.
+        """Return the layouts of all points that failed with ``error``; none until a second point does.
 
-        ``ProfileError`` if no other point could be measured.
+        ``ProfileError`` if no point has been measured by then.
         """
         before = self._met[error]
         other = next((earlier for earlier in before if earlier != point), None)

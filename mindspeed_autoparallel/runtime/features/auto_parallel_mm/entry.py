@@ -21,7 +21,7 @@ def search_and_exit(arguments: argparse.Namespace) -> None:
     what_stays = f"finished measurements are kept in {request.work_dir} and will be reused"
     with leaving_kept(what_stays), only_one(request.work_dir, "--auto-parallel-work-dir"):
         profile = profile_source(request, arguments)
-        # OR-Tools takes most of a second to load, so only once it is needed.
+        # Imported late: OR-Tools takes most of a second to load.
         from mindspeed_autoparallel.runtime.features.auto_parallel_mm.search import search
         from mindspeed_autoparallel.runtime.features.auto_parallel_mm.write import write
 

@@ -29,10 +29,10 @@ from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask, P
 from mindspeed_autoparallel.runtime.profiling.sources.device_cost import played_links
 
 MEASUREMENT_SCHEMA_VERSION = 4
-"""Version of the results; older ones lack figures and are measured again."""
+"""Version of the result files; points with older ones are measured again."""
 
 _KEPT = ("ok", "out_of_memory")
-"""Results that remain valid for the next run: figures, and out of memory."""
+"""Statuses of the results that later runs reuse."""
 _MEASURED = frozenset({"modules", "optimizer", "memory_capacity_bytes", "host_bytes", "links", "tied_embeddings"})
 _LOGGER = logging.getLogger(__name__)
 
@@ -41,13 +41,13 @@ _PLACES = (
     *("--global-batch-size", "--micro-batch-size", "--tensor-model-parallel-size", "--pipeline-model-parallel-size"),
     *("--train-iters", "--log-interval", "--mm-model", "--tensorboard-dir"),
 )
-"""Beginnings of flags on which no measurement depends."""
+"""Prefixes of flags that do not affect measurements."""
 
 
 class Measurements:
     """The results of a request, by point.
 
-    ``between_nodes``: the links between the nodes of a device that plays ranks, if they were measured.
+    ``between_nodes``: measured links between nodes, for a device that plays ranks.
     """
 
     def __init__(
@@ -108,10 +108,10 @@ class Measurements:
     def measure(self, coordinator: Coordinator) -> dict[MeasuredAt, dict[str, object]]:
         """Measure the missing points in as few launches as possible; report those that cannot be measured.
 
-        A launch that fails before its first point by an error of the script ends the search; for another failure there
-        the launch is retried once with another point first; a second such failure ends the search. So does an error of
-        the script at the first point, when the next point begins with the same one; where others were measured, it ends
-        the attempts at the layouts of both. The ``ProfileError`` contains the launches' messages.
+        A launch that fails before its first point is retried with another point first; an error of the script, the same
+        failure twice or several failures there end the search. An error of the script that two points share also ends
+        it if no point has been measured; otherwise the layouts of both are given up. The ``ProfileError`` contains the
+        launches' messages.
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         found = self.kept()
@@ -147,7 +147,7 @@ class Measurements:
         return found
 
     def _begun(self) -> MeasuredAt | None:
-        """Return the point that the last launch was measuring, or nothing if it had not reached one."""
+        """Return the point that the last launch was measuring; ``None`` if it had not reached one."""
         with contextlib.suppress(ConfigError):
             label = read_json(self._task.begun_file(), "mark of a measuring launch")
             return next((point for point in self._task.points if point.label() == label), None)
@@ -188,7 +188,7 @@ class Measurements:
         )
 
     def _reduced_model(self) -> dict[str, object] | None:
-        """Describe the reduced model; every node writes its own model.json of it, for they may share no storage."""
+        """Return the reduced model.json; every node writes its own copy, because nodes may share no storage."""
         description = self.request.description
         if description.model_file is None:
             return None

@@ -57,7 +57,7 @@ class SearchRequest(MeasuringRequest):
     sequence_parallel: bool
     distributed_optimizer: bool
     overlap_gradient_reduce: bool
-    """The script's own switch, which every layout is priced with; so are the next two."""
+    """The script's own switch; every layout is priced with it and with the next two."""
     overlap_parameter_gather: bool
     bucket_elements: int
     """``--ddp-bucket-size``; 0: Megatron's default."""
@@ -72,9 +72,9 @@ class SearchRequest(MeasuringRequest):
     splits: Splits | None = None
     """The splits of the model that the host can run; ``None``: all."""
     group_sizes: bool = True
-    """Whether the host runs other groups of microbatches than the pipeline size, with virtual stages."""
+    """Whether the host can run virtual stages in groups of microbatches other than the pipeline size."""
     standalone_ends: bool = False
-    """Whether the host runs stages of an embedding or an output layer alone, with Megatron's layout strings."""
+    """Whether the host can run a stage of only the embedding or the output layer (Megatron's layout strings)."""
     sample_data: SampleData | None = None
     """Distribution of the samples; ``None``: equal samples."""
     layer_choices: Mapping[str, tuple[Hashable, ...]] = field(default_factory=dict)
@@ -84,9 +84,9 @@ class SearchRequest(MeasuringRequest):
     fused_linear: bool = False
     """``--use-ascend-mc2``, which needs tensor and sequence parallelism."""
     tensor_grid: int = 0
-    """Ranks of ``--tp-2d``, which are the tensor-parallel size, without sequence parallelism; 0: any."""
+    """Tensor-parallel size that ``--tp-2d`` requires, without sequence parallelism; 0: any."""
     link_device: Device | None = None
-    """The device whose links a single measuring device uses; ``None``: the catalogue's entry of its own name."""
+    """Device whose links are assumed if one device plays all ranks; ``None``: the measuring device's own entry."""
 
     @property
     def cluster(self) -> Cluster:
@@ -106,7 +106,7 @@ class SearchRequest(MeasuringRequest):
 
     @property
     def kept_flags(self) -> str:
-        """Return the flags that ``runs`` keeps to, in words."""
+        """Return the script's flags behind ``runs``, as text for a message."""
         flags = (
             (self.context_is_fixed and self.context_size > 1, f"--context-parallel-size {self.context_size}"),
             (self.fused_linear, "--use-ascend-mc2 (tensor and sequence parallelism)"),
@@ -116,8 +116,8 @@ class SearchRequest(MeasuringRequest):
 
     @property
     def num_played(self) -> int:
-        """Return the number of ranks of which the first measuring device plays one; 0: each measured rank is a
-        device."""
+        """Return the size of the world in which the first device plays one rank: all groups of all layouts divide it.
+        0: each measured rank is a device."""
         if not self._plays or self.cluster_num_nodes * self.cluster_devices_per_node == 1:
             return 0
         ranks = [
@@ -132,7 +132,7 @@ class SearchRequest(MeasuringRequest):
         return plays_ranks(self.num_nodes, self.num_processes_per_node, self.cluster_devices_per_node)
 
     def points(self) -> tuple[MeasuredAt, ...]:
-        """Return the (TP, MBS) to measure: all that the cluster could use and the measuring devices can hold."""
+        """Return the (TP, MBS) to measure: all that the cluster could use and the measuring devices can run."""
         sizes = (
             MeasuredAt(
                 tensor_size=tensor,
@@ -148,7 +148,7 @@ class SearchRequest(MeasuringRequest):
         return tuple(point for point in sizes if self.runs(point))
 
     def _tensor_sizes(self) -> Iterator[tuple[int, int]]:
-        """Yield tensor sizes and, for each, how many of its ranks share an expert."""
+        """Yield tensor sizes, each with the number of its ranks that share an expert; 0: all."""
         size = 1
         limit = self.cluster_devices_per_node if self._plays else self.num_processes_per_node
         limit = min(limit, self.cluster_devices_per_node)
@@ -191,7 +191,7 @@ def read_request(arguments: argparse.Namespace) -> SearchRequest:
         cluster_devices_per_node=devices_per_node,
         expert_size=int(getattr(arguments, "expert_model_parallel_size", 1) or 1),
         expert_tensor_sizes=expert_tensor_sizes(arguments),
-        # Megatron trains experts with TP above 1 only so.
+        # Megatron trains experts with TP above 1 only with sequence parallelism.
         sequence_parallel=bool(arguments.sequence_parallel or getattr(arguments, "num_experts", None)),
         distributed_optimizer=bool(arguments.use_distributed_optimizer),
         overlap_gradient_reduce=bool(getattr(arguments, "overlap_grad_reduce", False)),
@@ -229,7 +229,7 @@ def _layer_choices(arguments: argparse.Namespace, description: Description) -> d
 
 
 def _check_points(request: SearchRequest) -> None:
-    """Refuse points that do not fit: the measuring devices must be able to hold what is to be measured."""
+    """Raise ``ConfigError`` if no point can run on the measuring devices."""
     if not request._plays and request.num_measuring % request.context_size:
         raise ConfigError(
             f"--context-parallel-size {request.context_size} does not divide the {request.num_measuring} "

@@ -29,9 +29,9 @@ _LOGGER = logging.getLogger(__name__)
 
 
 def search(request: SearchRequest, profile: Profile, arguments: argparse.Namespace) -> Plan | Comparison:
-    """Return the best plan for the cluster of ``request`` that the host of ``arguments`` can apply; if encoders may
-    have their own layouts, also the best plan without.
+    """Return the best plan for the cluster of ``request`` that the host of ``arguments`` can apply.
 
+    If encoders may have their own layouts, returns the best such plan together with the best homogeneous one.
     Raises ``PlanError`` if the host refuses the plan found, and the errors of ``find_plan``.
     """
     cluster, profile = request.cluster, _what_the_host_runs(request, profile, arguments)
@@ -72,7 +72,7 @@ def search(request: SearchRequest, profile: Profile, arguments: argparse.Namespa
 def _of_one_stage_if_refused(
     found: Plan, wanted: Wanted, profile: Profile, request: SearchRequest, arguments: argparse.Namespace
 ) -> Plan:
-    """Return the best plan of one stage if the host refuses ``found`` and accepts that one, else ``found``."""
+    """Return the best plan of one stage if the host refuses ``found`` and accepts that plan, else ``found``."""
     reason = refusal(found, request.description, arguments, request.output_dir / PLAN_FILE)
     if not reason:
         return found

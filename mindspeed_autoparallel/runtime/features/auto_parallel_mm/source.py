@@ -70,7 +70,7 @@ def profile_source(request: SearchRequest, arguments: argparse.Namespace) -> Pro
 def measured_between_nodes(request: SearchRequest, device_fingerprint: Mapping[str, str]) -> LinkTier:
     """Return the links between the nodes, sampled with one rank of each unless an earlier run has saved them.
 
-    The other nodes are free afterwards. ``LaunchError`` where a node is missing or the launch fails.
+    The other nodes are free afterwards. ``LaunchError`` if a node is missing or the launch fails.
     """
     key = [request.num_nodes, request.master_addr, dict(device_fingerprint)]
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]

@@ -46,8 +46,8 @@ def write(request: SearchRequest, found: Plan | Comparison, profile: Profile) ->
 
 
 def _write_both(request: SearchRequest, comparison: Comparison) -> str:
-    """Write the plans of one pipeline and of hetero parallel, and a model.json with the hetero sizes; return the flags
-    of the better one."""
+    """Write the homogeneous and the hetero plan, and a model.json with the hetero sizes; return the flags to train
+    with the better one."""
     model_file = write_hetero_model(comparison.hetero, request.description, request.output_dir)
     write_comparison(comparison, request.output_dir, str(model_file))
     _LOGGER.info(summary(comparison))

@@ -74,12 +74,12 @@ _SWITCHED = (
     NOOP_ARGUMENT,
     "num_layers",
 )
-"""Arguments that a switch of a configuration sets in addition, and those of a split by empty layers."""
+"""Further arguments, set by switches of a configuration or by a split with empty layers."""
 _KEPT = (
     *("micro_batch_size", "global_batch_size", "recompute_num_layers", *_VIRTUAL),
     *("expert_tensor_parallel_size", "tensor_model_parallel_size", "pipeline_model_parallel_size"),
 )
-"""Written even where they are 1: Megatron has other defaults, or the script may have another value."""
+"""Written even if they are 1: Megatron has other defaults, or the script may have another value."""
 SETTABLE_FLAGS = frozenset(
     ["--" + name.replace("_", "-") for name in (*_TUNED, *_SWITCHED)] + ["--no-gradient-accumulation-fusion"]
 )
@@ -97,7 +97,7 @@ _PLACES = (
     *("--log-interval", "--tensorboard-dir", "--data-cache-path", "--wandb"),
     *("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--micro-batch-size", "--global-batch-size"),
 )
-"""Prefixes of flags that only name paths, or that the search varies anyway; a test checks all of ours."""
+"""Prefixes of flags that do not change traces: paths, and sizes that the search varies. A test covers all of ours."""
 
 
 def values_of(
@@ -105,16 +105,16 @@ def values_of(
 ) -> dict[str, object]:
     """Return destinations and values of all arguments that the configuration sets, including switches that are off.
 
-    ``arguments``: the host's, which show how it writes an uneven split.
+    ``arguments``: the host's; they determine the flags of an uneven split.
     """
     values: dict[str, object] = {**sizes(plan), "overlap_param_gather": plan.layout.overlap_parameter_gather}
     shared = getattr(arguments, EXPERT_TENSOR_ARGUMENT, None)
     if shared is not None:
-        # Not searched if the script sets it: every configuration was priced with it.
+        # If the script sets it, it is not searched, and every configuration was priced with it.
         values[EXPERT_TENSOR_ARGUMENT] = shared
     dispatcher = getattr(arguments, _DISPATCHER, None)
     if dispatcher is not None and plan.model.modules[0].num_experts:
-        # The script's own was traced, unless the settings name another one.
+        # The script's own dispatcher was traced, unless the settings name another one.
         values[_DISPATCHER] = dispatcher
     values |= settings
     module = plan.model.modules[0].name
@@ -143,7 +143,7 @@ def words_of(values: Mapping[str, object]) -> list[str]:
 
 
 def with_configuration(argv: Sequence[str], words: Sequence[str]) -> list[str]:
-    """Return ``argv`` (script first) without tuned flags and without the tuning's own, then ``words``."""
+    """Return ``argv`` (script first) without the tuned flags and the tuning's own, followed by ``words``."""
     removed = _removed(words)
 
     def stays(name: str) -> bool:
@@ -169,7 +169,7 @@ def without_places(words: Sequence[str]) -> list[str]:
 
 
 def launcher_words(cluster: Cluster, master_addr: str, master_port: int) -> list[str]:
-    """Return ``torchrun`` on the first node of the cluster to train on; on the others ``--node-rank`` differs."""
+    """Return the ``torchrun`` command of the cluster's first node; the other nodes use their own ``--node-rank``."""
     processes = ["--nproc-per-node", str(cluster.devices_per_node)]
     if cluster.num_nodes == 1:
         return ["torchrun", "--standalone", *processes]
@@ -187,8 +187,8 @@ def _flags(words: Sequence[str]) -> set[str]:
 
 
 def illegal(arguments: argparse.Namespace, values: Mapping[str, object], world_size: int) -> str:
-    """Return why the host's own ``validate_args`` refuses the configuration, or nothing; ``arguments`` do not
-    change."""
+    """Return why the host's own ``validate_args`` refuses the configuration; empty if it does not. ``arguments`` are
+    not modified."""
     from megatron.training.arguments import validate_args
 
     tried = copy.deepcopy(arguments)

@@ -25,7 +25,7 @@ from mindspeed_autoparallel.runtime.features.sample_data import SampleData
 
 _Key = tuple[str, tuple[str, ...]]
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Positions between the mean microbatch (0) and the largest (1): the microbatch that must fit, tried in order until
+"""Sizes of the microbatch that must fit, from the mean (0) to the largest with some slack (1); tried in order until
 enough plans are safe."""
 
 
@@ -44,10 +44,10 @@ class SampledSearch:
         """Configurations whose steps are not modelled for samples that differ, with the reason."""
 
     def take(self, count: int) -> tuple[Space, Outcome, list[Recommendation]]:
-        """Return the space and the outcome at the mean sample, and the safe ones, the smallest drawn mean first.
+        """Return the space and the outcome at the mean sample, and the safe configurations by their mean drawn step.
 
         ``count``: number of configurations to search for. If fewer are safe than are recommended, the search also
-        covers configurations that hold larger samples. Raises ``InfeasiblePlan`` where none is safe.
+        covers configurations that hold larger samples. Raises ``InfeasiblePlan`` if none is safe.
         """
         first: tuple[Space, Outcome] | None = None
         for share in SHARES:
@@ -62,7 +62,7 @@ class SampledSearch:
                 self._judge(found, outcome)
             if sum(is_safe(judged, self._options) for _, judged in self._judged.values()) >= min(count, 3):
                 break
-        assert first is not None  # the measurement of the mean microbatch
+        assert first is not None  # the mean microbatch was searched, or the loop raised
         return (*first, list(self._safe()))
 
     def _searched(self, share: float, count: int) -> tuple[Space, Outcome]:
@@ -76,7 +76,7 @@ class SampledSearch:
         variant = self._variants[_key(configuration.variant)]
         at_mean = self._scaled(variant, 0.0)
         measurement = point_of(at_mean.profile, configuration.layout)
-        assert measurement is not None  # it was found
+        assert measurement is not None  # the search used the same point
         candidate = replace(configuration.candidate, measurement=measurement)
         batch, cluster = self._request.global_batch_size, self._request.cluster
         evaluation = evaluate(at_mean.profile, cluster, configuration.layout, found.placement, batch)

@@ -63,9 +63,9 @@ MISSING_FILE = "missing_operators.json"
 MINIMUM_COVERAGE = 0.95
 """Share of the time of all traced calls that must be measured; the rest is interpolated."""
 _LEAST_COVERAGE = 0.5
-"""Below this share a search would rest on guesses."""
+"""Share below which tuning fails, because a search would rest on guesses."""
 _ANCHOR_SHARE = 0.6
-"""Share of the device that a layout measured whole may take."""
+"""Share of the device's memory that a layout to be measured whole may need."""
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -237,7 +237,7 @@ class Calibration:
         return datasheet_optimizer_us_per_byte(self._catalogue()) if measured is None else measured
 
     def _anchors(self) -> list[MeasuredAt]:
-        """Return a few layouts that the measuring devices can hold."""
+        """Return a few layouts to measure whole, which the measuring devices can hold."""
         limit_bytes = _ANCHOR_SHARE * self._device.total_memory_bytes()
         able = [
             point

@@ -28,7 +28,7 @@ from mindspeed_autoparallel.runtime.profiling.calibrate.results import read_oper
 from mindspeed_autoparallel.runtime.profiling.measure.steps import Pipeline
 
 _STATE_BYTES = 20
-"""Bytes per parameter, with gradients, optimizer and copies: only to leave out layouts that will not fit."""
+"""Estimated bytes per parameter with gradients, optimizer and copies, to leave out layouts that will not fit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ def needed_bytes(result: TraceResult) -> float:
 
 
 def datasheet_optimizer_us_per_byte(device: Device, efficiency: Efficiency | None = None) -> float:
-    """Return the optimizer's time per byte of parameters: it moves about 30 bytes for the two bytes of one.
+    """Return the optimizer's time per byte of parameters: it moves about 30 bytes for each 2-byte parameter.
 
     ``efficiency``: by default the first of the device.
     """
@@ -101,8 +101,8 @@ def collectives_to_sample(known: Mapping[str, LinkTier], request: TuningRequest)
 
 
 def find_measured(name: str) -> Device:
-    """Return the device called ``name`` out of the catalogue, for values that were not sampled on it; ``ConfigError``
-    if it is missing."""
+    """Return the catalogue's entry of the measuring device, for values that were not sampled; ``ConfigError`` if there
+    is none."""
     try:
         return find_device(name)
     except ConfigError as error:

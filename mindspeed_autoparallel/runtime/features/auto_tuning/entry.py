@@ -19,7 +19,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 def search_and_exit(arguments: argparse.Namespace) -> None:
-    """Profile small, model, search, write, and end the process: training does not start."""
+    """Trace, measure, search, write the results, and end the process: training does not start."""
     if not Path(sys.argv[0]).is_file():
         raise ConfigError(
             f"--auto-tuning starts the script again to trace it, but {sys.argv[0]!r} is not a file that can be read. "
@@ -35,7 +35,7 @@ def search_and_exit(arguments: argparse.Namespace) -> None:
 
 
 def _tune(request: TuningRequest, arguments: argparse.Namespace) -> None:
-    # These load sqlite, the planner and torch: not before the request is known to be sound.
+    # Imported after the request is checked: these modules load sqlite, the planner and torch.
     from mindspeed_autoparallel.report.tuning import render_table
     from mindspeed_autoparallel.runtime.features.auto_tuning.launches import Launches
     from mindspeed_autoparallel.runtime.features.auto_tuning.search import search

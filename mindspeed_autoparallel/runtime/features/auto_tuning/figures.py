@@ -78,7 +78,7 @@ class Figures:
                             yield Anchor(block=block, direction=direction, at=point, sums=sums, measured_us=measured_us)
 
     def optimizer_us_per_byte(self) -> float | None:
-        """Return the time per byte of parameters that a rank updates; ``None`` where no step was measured."""
+        """Return the time per byte of parameters that a rank updates; ``None`` if no step was measured."""
         steps = self.base.of_name(self.device, self.software, "optimizer.step")
         if not steps:
             return None
@@ -127,7 +127,7 @@ class Figures:
 
     @property
     def pipelines_are_known(self) -> bool:
-        """Return whether pipelines need no launch: those of some model were run, or those of this model could not
+        """Return whether no pipeline has to be run: that of some model was, or that of this model could not
         be."""
         tried = self.base.find(self.device, self.software, self._host("no_pipeline"))
         return tried is not None or self.known("message") is not None
@@ -201,9 +201,9 @@ def samples_in(folder: Path) -> list[PipelineResult]:
 
 
 def stages_us(sample: PipelineResult, kinds: Sequence[int], block_us: Callable[[str, str], float]) -> list[float]:
-    """Return forward and backward time of its blocks by virtual stage.
+    """Return the time of each virtual stage's blocks, forward plus backward, in microseconds.
 
-    ``kinds``: of every layer of the model; ``block_us``: of a block and a direction.
+    ``kinds``: the kind of every layer of the model; ``block_us``: the time of a block in a direction.
     """
     number = sample.stages.pipeline_size * sample.stages.virtual_size
     layers = [layer_block(kind) for kind in kinds[: sample.num_layers]]

@@ -1,4 +1,4 @@
-"""Every launch of a tuning run: started here under an id, recorded with its outcome, never repeated needlessly."""
+"""Every launch of a tuning run: started under an id and recorded with its outcome."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PURPOSES = {
     "calibrate": ("OOTB_OPTIMIZER_PROFILING",),
     "verify": ("OOTB_OPTIMIZER_PROFILING",),
 }
-"""Variables that hold the task of a process that runs the user's script; set in the children only."""
+"""Environment variables that are set to TRUE in child processes, by the purpose of the launch."""
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ class Launches:
             outcome = run()
         except BaseException:
             record.status = INTERRUPTED
-            with contextlib.suppress(ConfigError):  # the disk may be full, and the first error counts
+            with contextlib.suppress(ConfigError):  # such as a full disk; the first error is raised
                 self._write()
             raise
         record.outcome = outcome

@@ -41,7 +41,7 @@ class Recommendation:
     """Words of the user's command line that would stay in force next to ``words``."""
     relative_error: float
     ends: tuple[float, float] = (1.0, 1.0)
-    """Bounds of the step time, relative to the prediction: modelled switches hide all that is assumed, or nothing."""
+    """Bounds of the step time, relative to the prediction: modelled switches hide all of the modelled time, or none."""
 
     @property
     def modelled(self) -> tuple[str, ...]:
@@ -50,7 +50,7 @@ class Recommendation:
 
     @property
     def title(self) -> str:
-        """Return its layout's label and the variant of its layers."""
+        """Return the variant of its layers and its modelled switches, except a sharding, which the label shows."""
         layout = self.plan.layout
         told = layout.sharding.label if layout.sharding is not None else ""
         names = [self.found.configuration.variant.name, *self.modelled]

@@ -28,7 +28,7 @@ _SPARE = 9
 
 
 def search(request: TuningRequest, profiles: TunedProfiles, arguments: argparse.Namespace) -> Recommended:
-    """Return the three fastest configurations that fit and that the host's ``validate_args`` takes."""
+    """Return the three fastest configurations that fit and that the host's ``validate_args`` accepts."""
     cluster, batch = request.cluster, request.global_batch_size
     refused: dict[str, str] = {}
 
@@ -64,7 +64,7 @@ def search(request: TuningRequest, profiles: TunedProfiles, arguments: argparse.
 
 
 def _not_applied(request: TuningRequest, pick: Recommendation, arguments: argparse.Namespace) -> str:
-    """Return why a training with the flags of ``pick`` would fail although the host's validation passes, or nothing."""
+    """Return why training with the flags of ``pick`` fails although validation passes; empty if it does not fail."""
     given = {**vars(arguments), **sizes(pick.plan), **pick.found.configuration.variant.settings}
     return refusal(pick.plan, request.description, argparse.Namespace(**given), request.work_dir)
 
@@ -72,7 +72,7 @@ def _not_applied(request: TuningRequest, pick: Recommendation, arguments: argpar
 def _searched(
     request: TuningRequest, profiles: TunedProfiles, arguments: argparse.Namespace, refused: dict[str, str]
 ) -> tuple[Space, Outcome, Sequence[Recommendation]]:
-    """Return the searched space and its best configurations: by the distribution of the samples if it is given.
+    """Return the searched space and its best configurations, ranked by the distribution of the samples if given.
 
     ``refused`` receives those whose steps are unknown for samples that differ.
     """

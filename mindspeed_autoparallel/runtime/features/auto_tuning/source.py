@@ -1,4 +1,4 @@
-"""Stages one and two: the script's model traced in every layout, and profiles of it that the search reads."""
+"""Stages one and two: traces of the script's model in every layout, and the profiles for the search."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _device_cost(costs: CalibrationResult, results: Mapping[MeasuredAt, ModelRec
         inter=costs.prices.tiers["inter"],
         optimizer_step_us_per_byte=costs.optimizer_us_per_byte,
         optimizer_step_fixed_us=step.per_step_us,
-        # A microbatch passes every stage forward and backward.
+        # A microbatch passes every stage twice: forward and backward.
         operation_overhead_us=step.per_microbatch_us / 2,
         message_overhead_us=pipeline.message_us,
         interleaved_message_overhead_us=pipeline.interleaved_message_us,

@@ -62,7 +62,7 @@ _TENSOR_KINDS = ("all_gather", "reduce_scatter")
 
 
 def exposed_parts(trace: BlockTrace, at: MeasuredAt, prices: Prices) -> dict[BlockKey, ExposedParts]:
-    """Return the parts by module, block and direction; kernels and links by their prices alone."""
+    """Return the exposed parts by module, block and direction, by prices of kernels and links without host overhead."""
     found = {}
     for module in trace.modules:
         for block, calls in module.calls.items():

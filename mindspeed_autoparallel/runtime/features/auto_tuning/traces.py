@@ -59,10 +59,10 @@ class Attempts:
     def lost(
         self, ended: Sequence[Ended], left: Collection[MeasuredAt], *, came_forward: bool, starts: bool
     ) -> dict[MeasuredAt, LaunchOutcome]:
-        """Return the points of those that a round ``left`` which are not retried, with the outcome of their process.
+        """Return the points among ``left`` that are not retried, with the outcome of their process.
 
-        ``came_forward``: whether the round finished any point. ``starts``: whether the script was traced in any layout,
-        in which case a failure before any point is blamed on the point.
+        ``left``: points that the round did not finish. ``came_forward``: whether it finished any. ``starts``: whether
+        any point has a result, which shows that the script starts; if not, an error of the script ends the search.
         """
         dead = [end for end in ended if end.outcome.status is not LaunchStatus.OK]
         if any(end.looks_like_memory for end in dead):
@@ -77,7 +77,7 @@ class Attempts:
                     lost[end.at] = end.outcome
         if lost or came_forward:
             return lost
-        # No process reached a point. A process that hung would hang again for as long.
+        # Nothing to retry or blame: try from the last point on, unless a process hung, as it would hang again.
         reason = worst([end.outcome for end in dead])
         if reason.is_the_scripts_own and not starts:
             raise LaunchError(f"the script does not start, so nothing can be traced or measured: {reason.describe()}")
@@ -94,7 +94,7 @@ def measure_task(
     num_layers: int = MIN_LAYERS,
     kinds: Mapping[str, Sequence[int]] | None = None,
 ) -> MeasureTask:
-    """Return the first ``num_layers`` layers of the model at ``points``; ``kinds``: of all its layers, by stack."""
+    """Return the task for the first ``num_layers`` layers at ``points``; ``kinds``: kinds of all layers, by stack."""
     return MeasureTask(
         points=points,
         result_dir=str(folder),
@@ -109,7 +109,7 @@ class Traces:
     """The traces of a request."""
 
     def __init__(self, request: TuningRequest, plan: SearchPlan, headroom_bytes: int) -> None:
-        """Take ``headroom_bytes`` of a device for the training; if that is plenty, recompute is not traced."""
+        """Take ``headroom_bytes``, the memory of a rank: variants that fit without recompute are traced without it."""
         self.request = request
         self.plan = plan
         self.headroom_bytes = headroom_bytes
@@ -124,7 +124,7 @@ class Traces:
         self._queue = WorkQueue(self.folder / "queue")
 
     def read(self) -> dict[MeasuredAt, TraceResult]:
-        """Return the finished points, including failed ones, except those traced without recompute under more
+        """Return the finished points, including failed ones, except those traced without recompute because of more
         headroom."""
         files = {point: self._task.result_file(point) for point in self._task.points}
         found = {point: read_trace(file) for point, file in files.items() if file.exists()}
@@ -161,7 +161,7 @@ class Traces:
         return self._without_refused(found)
 
     def _round(self, launches: Launches, points: list[MeasuredAt], number: int) -> list[Ended]:
-        """Let ``number`` processes share ``points``, each beginning at its own; return how each of them ended."""
+        """Run ``number`` processes that share ``points``, each with its own first one; return their outcomes."""
         self._queue.publish(points, number)
         try:
             starts = [process * len(points) // number for process in range(number)]
@@ -180,7 +180,7 @@ class Traces:
     def _without_refused(
         self, found: dict[MeasuredAt, TraceResult]
     ) -> tuple[dict[MeasuredAt, TraceResult], dict[str, str]]:
-        """Leave out the points that Megatron refuses: they are not measured."""
+        """Return the points that Megatron accepts, and ``{layouts: reason}`` of those that it refuses."""
         refused = {point: result for point, result in found.items() if result.failure and result.failure.refused}
         if len(refused) == len(found):
             reasons = "; ".join(sorted({result.summary for result in refused.values()}))
@@ -253,7 +253,7 @@ def tell_untraced(
 ) -> tuple[list[str], dict[str, str]]:
     """Return notes on layouts that were measured instead of traced, and ``{layouts: reason}`` of the others.
 
-    ``failed``: layouts without a trace; ``found``: the error message of each.
+    ``failed``: layouts without a trace; ``found``: results with the error messages.
     """
     whole = _by_reason({point: found[point] for point in failed if point in measured})
     lost = _by_reason({point: found[point] for point in failed if point not in measured})

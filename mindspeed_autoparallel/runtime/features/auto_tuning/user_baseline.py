@@ -27,13 +27,13 @@ _OWN_STAGES = (
     PATTERN_ARGUMENT,
 )
 _MEGATRONS_MODULES = ("core_attn",)
-"""Modules that it recomputes in every layer if none are named."""
+"""Modules that Megatron recomputes in every layer if none are named."""
 
 
 def user_baseline(
     arguments: argparse.Namespace, space: Space, cluster: Cluster, batch: int
 ) -> SolvedConfiguration | str:
-    """Return how the script would train on ``cluster`` with its own flags, fitting or not; or why that is unknown."""
+    """Return the script's own configuration on ``cluster``, even if it does not fit, or why it is unknown."""
     own = vars(arguments)
     for name in _OWN_STAGES:
         if own.get(name):
@@ -125,7 +125,7 @@ def _recompute(arguments: argparse.Namespace) -> tuple[str, int]:
 
 
 def described(given: SolvedConfiguration | str) -> Baseline:
-    """Return it in the form of the result file."""
+    """Return the baseline's entry of the result file."""
     if isinstance(given, str):
         return {"reason": given}
     worst = max(given.evaluation.memory, key=lambda rank: rank.peak_bytes)

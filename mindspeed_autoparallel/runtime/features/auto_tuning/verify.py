@@ -31,15 +31,15 @@ from mindspeed_autoparallel.units import US_PER_MS
 
 _LOGGER = logging.getLogger(__name__)
 _NUM_STEPS = 16
-"""The first step is not timed, the second gives memory, and the later half of the others the time."""
+"""The first step warms up, the next five track memory, and the later half of the others gives the time."""
 
 
 def verify(request: TuningRequest, picks: Sequence[Recommendation], launches: Launches, result: TuningResult) -> None:
-    """Launch each configuration that fits the measuring devices; the others get the reason why they were not run.
+    """Launch each configuration that the measuring devices can run; for the others, record the reason.
 
     With fewer devices than ranks the data-parallel size is reduced, and the prediction of the reduced job is compared.
     Measurements of the same command on the same device by an earlier run are reused. ``result`` and its
-    files grow with every configuration.
+    files are updated after every configuration.
     """
     sources = [hash_of_sources(Path(sys.argv[0])).hexdigest(), fingerprint_of(current_device()).to_json()]
     result["verified"] = []

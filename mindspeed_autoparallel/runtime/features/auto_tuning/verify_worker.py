@@ -25,7 +25,7 @@ def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
             setattr(arguments, name, None)
     train_for(arguments, int(data["num_steps"]))
     if current_device().name == "cpu" and hasattr(arguments, "rerun_mode"):
-        # It keeps the batches of a step in host memory, which counts as device memory here.
+        # The rerun state machine keeps a step's batches in host memory, which counts as device memory here.
         arguments.rerun_mode = "disabled"
     target, plan, calibrated = Path(data["result"]), Plan.parse(data["plan"], "plan"), data["calibration_file"]
 

@@ -34,7 +34,7 @@ PAGE_FILE = "auto_tuning_report.html"
 
 
 def describe(recommendation: Recommendation, number: int) -> Configuration:
-    """Return one entry of ``top``."""
+    """Return the entry of a configuration in ``top`` of the result file."""
     plan, found = recommendation.plan, recommendation.found
     layout = plan.layout
     step_ms = (plan.step.total_us if plan.data is None else plan.data.mean_us) / US_PER_MS
@@ -110,7 +110,7 @@ def plan_file(number: int) -> str:
 def write(
     request: TuningRequest, profiles: TunedProfiles, recommended: Recommended, launches: Launches
 ) -> TuningResult:
-    """Write every file of the result to the work dir; returns the JSON."""
+    """Write every file of the result to the work dir, and return the content of the JSON file."""
     directory, picks = request.work_dir, recommended.picks
     result: TuningResult = {
         "schema_version": RESULT_SCHEMA_VERSION,

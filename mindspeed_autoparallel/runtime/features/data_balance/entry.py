@@ -1,4 +1,4 @@
-"""``--data-balance`` and ``--order-microbatches``: refused where the training would change, otherwise set up."""
+"""Sets up ``--data-balance`` and ``--order-microbatches``, or refuses them if the training would change."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from mindspeed_autoparallel.runtime.state import of_process
 
 _GLOO = "--disable-gloo-process-groups"
 _GLOO_ARGUMENTS = ("use_gloo_process_groups", "enable_gloo_process_groups")
-"""Its destination in Megatron's releases."""
+"""Its destinations in Megatron's releases."""
 
 
 def prepare(arguments: argparse.Namespace) -> None:
     """Set up this process's order of microbatches before any process group exists.
 
-    Raises ``ConfigError``, which names the incompatible flag.
+    Raises ``ConfigError`` for an incompatible flag.
     """
     flags = read_flags(DataBalanceFlags, arguments)
     own = "--data-balance" if flags.data_balance else "--order-microbatches"

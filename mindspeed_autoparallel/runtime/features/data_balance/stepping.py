@@ -1,4 +1,4 @@
-"""Microbatches of a step in another order: exchanged between replicas, and handed to the schedule."""
+"""Reorders the microbatches of a step: exchanges them between replicas and passes them to the schedule."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def gathered_works(works: Sequence[float], group: dist.ProcessGroup | None) -> list[list[float]]:
-    """Return the works of every replica's microbatches; ``group``: gloo, one rank of every replica."""
+    """Return the works of every replica's microbatches; ``group``: a gloo group of one rank per replica."""
     if group is None:
         return [list(works)]
     own = torch.tensor(works, dtype=torch.float64)
@@ -76,14 +76,14 @@ def _packed(batches: dict[int, Any]) -> torch.Tensor:
 
 
 class MicrobatchOrder:
-    """How this process reorders the microbatches of its steps; it does nothing until ``apply`` has set ``work``."""
+    """How this process reorders the microbatches of its steps; without ``work``, which ``entry`` sets, not at all."""
 
     def __init__(self) -> None:
         self.work: BatchWork | None = None
         self.is_exchanged = False
         """Whether microbatches move between replicas; otherwise only within one."""
         self.log_every = 0
-        """Steps between lines of the log; 0: none."""
+        """Steps between log lines; 0: none."""
         self._num_steps = 0
 
     def ordered(self, iterators: Any, number: int) -> Any:
@@ -121,7 +121,7 @@ def describe(shared: Shared, is_exchanged: bool, took_ms: float) -> str:
 
 
 def data_group() -> Any:
-    """Return the gloo group of the ranks that hold the same part of the model in every replica, or nothing for one."""
+    """Return the gloo group of the ranks that hold the same part of the model in every replica, or ``None`` for one."""
     from megatron.core import parallel_state
 
     if parallel_state.get_data_parallel_world_size() == 1:

@@ -1,8 +1,8 @@
-"""The work of a microbatch: operations of every module for the rows that its tensors have.
+"""The work of a microbatch: operations of every module, by the sizes of its tensors.
 
-Only the ratios of the works of microbatches matter. Rows of text are those of the padded ids; rows of pictures are
-patches. Attention of text adds up squares of sequences (of the texts in a packed row), that of pictures squares of
-each.
+Only the ratios between microbatches matter. Rows of text are the padded ids; rows of pictures are patches. Attention of
+text grows with the sum of squared sequence lengths (of each text in a packed row), that of pictures with the sum of
+their squared numbers of patches.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class BatchWork:
     sounds: StackWork
 
     def of(self, batch: object) -> float:
-        """Return the work of a microbatch as the host's loader gives it.
+        """Return the work of a microbatch of the host's loader.
 
-        Raises ``ConfigError`` where it is no dict, or holds no ids.
+        Raises ``ConfigError`` if it is not a dict or has no ids.
         """
         if not isinstance(batch, Mapping):
             raise ConfigError(
@@ -94,7 +94,8 @@ def _kind(name: str) -> str:
 def _stack_work(
     num_layers: int, block: Mapping[str, object], arguments: argparse.Namespace, kind: str, passes: int
 ) -> StackWork:
-    """Count 2 operations a weight and row and 4 x width a pair of rows, half of them causal; a backward is twice."""
+    """Count 2 operations per weight and row, and 4 x hidden size per pair of rows (causal text: half), in each of
+    ``passes``; a backward is two passes."""
 
     def size(name: str) -> int:
         found = block.get(name) or getattr(arguments, name, 0)
@@ -109,7 +110,7 @@ def _stack_work(
 
 
 def _text_pairs(batch: Mapping[str, object], ids: torch.Tensor) -> int:
-    """Return pairs of tokens of the same text: packed rows are cut at the ends of their texts."""
+    """Return the number of token pairs within a text: packed rows are split at the ends of their texts."""
     lengths, ends = batch.get(_PACKED_LENGTHS), batch.get(_PACKED_ENDS)
     if not _is_tensor(lengths) and _is_tensor(ends):
         # Padded with the last boundary, so that all rows have the same number.

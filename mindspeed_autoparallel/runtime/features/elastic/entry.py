@@ -22,13 +22,13 @@ from mindspeed_autoparallel.weights.rank_folders import TRACKER
 from mindspeed_autoparallel.weights.whole_steps import loss_line, saved_steps
 
 _NEW_START = {"finetune": False, "no_load_optim": None, "no_load_rng": None, "ckpt_step": None}
-"""Flags that skip state of a checkpoint, and Megatron's defaults."""
+"""Arguments that change what is loaded from a checkpoint, with Megatron's defaults."""
 
 _POLL_S = 0.5
 
 
 def prepare(arguments: argparse.Namespace) -> None:
-    """Point ``arguments`` at the plan for this world and at the newest checkpoint; spare processes end here."""
+    """Set ``arguments`` to the plan for this world and to the newest checkpoint; spare processes wait here and exit."""
     request = read_request(arguments)
     watch_next_node(request.folder, request.world)
     path, plan = plan_for_world(request, arguments)
@@ -55,9 +55,10 @@ def _going_on(request: ElasticRequest, plan: Plan, arguments: argparse.Namespace
 
 
 def take_part(arguments: argparse.Namespace, first: Plan, plan: Plan) -> None:
-    """Make the world of this process the ranks of ``plan``, and its checkpoints loadable under any other plan.
+    """Set the world size to that of ``plan``, and make checkpoints loadable under any other plan.
 
-    ``first``: the user's plan, whose padding of the vocabulary every plan keeps: rows added for TP change the loss.
+    ``first``: the user's plan. Every plan keeps its padding of the vocabulary, because rows added for TP change the
+    loss; ``ConfigError`` if the new TP does not allow the same padding.
     """
     arguments.world_size = plan.layout.num_devices
     if hasattr(arguments, "dist_ckpt_optim_fully_reshardable"):
@@ -69,21 +70,22 @@ def take_part(arguments: argparse.Namespace, first: Plan, plan: Plan) -> None:
     if rows % size:
         raise ConfigError(
             f"--make-vocab-size-divisible-by {multiple} x TP {first.layout.tensor_size} pads the vocabulary to a "
-            f"multiple of {rows}, which TP {size} of the new plan cannot cut: another padding would change the loss."
+            f"multiple of {rows}, which TP {size} of the new plan does not divide: another padding would "
+            "change the loss."
         )
     arguments.make_vocab_size_divisible_by = rows // size
 
 
 def resume_from_newest(arguments: argparse.Namespace, plan: Plan) -> str:
-    """Load from ``--save`` once it has a checkpoint: weights, optimizer, schedule, iteration and consumed samples.
+    """Resume from ``--save`` once it has a checkpoint: weights, optimizer, schedule, iteration and consumed samples.
 
     The first start loads the script's checkpoint. Flags of the script that skip state (``--finetune``,
-    ``--no-load-optim``) apply to that first start only. If the newest step is incomplete, the newest complete one is
-    loaded, and a line about it is returned; otherwise an empty string. ``plan``: the user's. Raises ``ConfigError``
-    if no step is complete.
+    ``--no-load-optim``) apply to that first start only. If the newest step is incomplete, loads the newest complete
+    one and returns a line about it; otherwise returns an empty string. ``plan``: the user's. Raises ``ConfigError`` if
+    no step is complete.
     """
     save = Path(arguments.save)
-    # Megatron writes the tracker last, so the step that it names is complete.
+    # Megatron writes the tracker last: without it, no checkpoint has been finished.
     if not (save / TRACKER).is_file():
         return ""
     saved = saved_steps(save, plan)

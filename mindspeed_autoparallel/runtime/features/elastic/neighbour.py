@@ -1,9 +1,9 @@
 """Every node's first process watches that of the next node, and exits when that stops responding: torchrun then
 restarts.
 
-torchrun's agents watch only their own processes. If a node is lost while the others still connect, or hang in a
-collective of NCCL or HCCL, their processes stay alive until the communication times out, which takes minutes. The
-processes meet in files beside the checkpoints, one a node.
+torchrun's agents watch only their own processes. If a node is lost while the others connect or run a collective of NCCL
+or HCCL, their processes stay alive until the communication times out, which takes minutes. Each node updates a file
+beside the checkpoints, which its neighbour reads.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pathlib import Path
 from mindspeed_autoparallel.runtime.features.elastic.request import World
 
 SILENCE_S = 30.0
-"""A neighbour that has been seen counts as lost after this; shared storage may stall for some seconds."""
+"""Seconds without an update after which a neighbour counts as lost; shared storage may stall for a while."""
 UNSEEN_S = 120.0
-"""A neighbour that has not been seen may still be importing."""
+"""The same for a neighbour that has not been seen yet: it may still be importing."""
 _BEAT_S = 1.0
 
 
@@ -48,7 +48,7 @@ class Neighbour:
         self._own.with_suffix(".left").touch()
 
     def is_lost(self) -> bool:
-        """Return whether the next node's file is unchanged for too long. Only changes count: clocks of nodes differ."""
+        """Return whether the next node's file is unchanged for too long by this node's clock (nodes' clocks differ)."""
         if self._next.with_suffix(".left").exists():
             return False
         beat = self._next.stat().st_mtime_ns if self._next.exists() else None
@@ -59,7 +59,7 @@ class Neighbour:
 
 
 def watch_next_node(folder: Path, world: World) -> None:
-    """Watch from a thread of each node's first process until it ends; a lost neighbour ends it with code 1."""
+    """Watch in a thread of each node's first process; if the neighbour is lost, end the process with code 1."""
     if world.num_nodes == 1 or world.rank % world.per_node:
         return
     neighbour, over = Neighbour(folder, world), threading.Event()
@@ -76,7 +76,7 @@ def watch_next_node(folder: Path, world: World) -> None:
 
     def end() -> None:
         over.set()
-        # Set by the interpreter if an exception ends the script: then the others restart, too.
+        # Set by the interpreter if an exception ends the script: the other nodes then restart, too.
         if getattr(sys, "last_exc", None) is None:
             with contextlib.suppress(OSError):
                 neighbour.leave()

@@ -16,13 +16,13 @@ from mindspeed_autoparallel.spec import Plan
 
 _POLL_S = 0.1
 _GRACE_S = 60.0
-"""Seconds on top of the search's time limit: file systems, imports, and the layouts that it compares first."""
+"""Seconds added to the search's time limit, for file systems, imports, and the layouts that it compares first."""
 
 
 def plan_for_world(request: ElasticRequest, arguments: argparse.Namespace) -> tuple[Path, Plan]:
     """Return the plan for all processes of ``request`` or fewer, and its file, which all nodes can read.
 
-    ``arguments``: the host's, which trains by it.
+    ``arguments``: the host's parsed arguments.
 
     Raises ``InfeasiblePlan`` if the model fits no number of these devices, and ``LaunchError`` if rank 0 does not write
     a plan in time.
@@ -50,7 +50,7 @@ def _failure(path: Path) -> Path:
 
 
 def _write_plan(request: ElasticRequest, path: Path, arguments: argparse.Namespace) -> None:
-    """Write the plan to ``path``, or the reason of its failure beside it, for the ranks that wait."""
+    """Write the plan to ``path``, or the reason for a failure beside it, for the ranks that wait."""
     from mindspeed_autoparallel.planner.replan import best_plan, cluster_of_nodes, costs_of
 
     world = request.world

@@ -32,7 +32,7 @@ class World:
 
     @property
     def num_nodes(self) -> int:
-        """Return how many nodes there are."""
+        """Return the number of nodes."""
         return self.size // self.per_node
 
 
@@ -58,7 +58,7 @@ def read_request(arguments: argparse.Namespace) -> ElasticRequest:
         raise ConfigError(f"{_FLAG} needs --auto-parallel-plan plan.json, the plan for all nodes.")
     if not getattr(arguments, "save", None) or not getattr(arguments, "save_interval", None):
         raise ConfigError(
-            f"{_FLAG} continues from checkpoints: give --save, on storage of all nodes, and --save-interval."
+            f"{_FLAG} resumes from checkpoints: give --save, on storage that all nodes share, and --save-interval."
         )
     _check_format(arguments)
     plan_file = Path(arguments.auto_parallel_plan)
@@ -84,7 +84,7 @@ def read_request(arguments: argparse.Namespace) -> ElasticRequest:
 
 
 def read_world(environment: Mapping[str, str]) -> World:
-    """Return the processes that torchrun's ``environment`` describes; ``ConfigError`` where nodes differ in size."""
+    """Return the processes that torchrun's ``environment`` describes; ``ConfigError`` if nodes differ in size."""
     try:
         rank, size, per_node = (int(environment[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     except (KeyError, ValueError) as error:
@@ -102,14 +102,14 @@ def read_world(environment: Mapping[str, str]) -> World:
 
 
 def _check_padding(arguments: argparse.Namespace, plan: Plan, world: World) -> None:
-    """Raise ``ConfigError`` if a later plan could not keep the padding of the vocabulary (``apply.take_part``)."""
+    """Raise ``ConfigError`` if a later plan could not keep the padding of the vocabulary (``entry.take_part``)."""
     multiple = getattr(arguments, "make_vocab_size_divisible_by", None)
     widest = 1 << (world.per_node.bit_length() - 1)
     if multiple is not None and int(multiple) * plan.layout.tensor_size % widest:
         raise ConfigError(
             f"--make-vocab-size-divisible-by {multiple} x TP {plan.layout.tensor_size} pads the vocabulary to a number "
-            f"that TP {widest} of a later plan may not cut, and another padding changes the loss. Give a multiple of "
-            f"{widest} (Megatron's default is 128)."
+            f"that TP {widest} of a later plan may not divide, and another padding changes the loss. Give a multiple "
+            f"of {widest} (Megatron's default is 128)."
         )
 
 
@@ -117,6 +117,6 @@ def _check_format(arguments: argparse.Namespace) -> None:
     kind = getattr(arguments, "ckpt_format", "torch_dist")
     if kind != "torch_dist":
         raise ConfigError(
-            f"--ckpt-format {kind} fits the layout that wrote it: {_FLAG} needs torch_dist. A checkpoint of another "
-            "format is written anew by mindspeed-autoparallel convert resplit --format torch_dist."
+            f"--ckpt-format {kind} fits only the layout that wrote it: {_FLAG} needs torch_dist. Convert a checkpoint "
+            "of another format with mindspeed-autoparallel convert resplit --format torch_dist."
         )

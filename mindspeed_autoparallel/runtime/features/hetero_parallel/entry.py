@@ -1,4 +1,4 @@
-"""``--hetero-parallel``: the sizes of model.json become the host's arguments, or are refused with their numbers."""
+"""``--hetero-parallel``: sets the host's arguments to the backbone's sizes in model.json."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mindspeed_autoparallel.runtime.hetero.job import current_job
 
 
 def prepare(arguments: argparse.Namespace) -> None:
-    """Set the host's ``arguments`` by the backbone and begin the job; rank 0 prints all layouts.
+    """Set the host's ``arguments`` to the backbone's sizes and begin the job; rank 0 prints all layouts.
 
     Raises ``ConfigError`` before any process group exists.
     """

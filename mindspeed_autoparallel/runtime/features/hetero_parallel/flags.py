@@ -8,7 +8,7 @@ from mindspeed_autoparallel.runtime.flags.flag import FlagGroup, flag
 
 @dataclass(frozen=True, kw_only=True)
 class HeteroFlags(FlagGroup):
-    """Flags of ``--hetero-parallel``; values out of range are refused with the numbers of the step, not by argparse."""
+    """Flags of ``--hetero-parallel``; the request checks ranges, because they depend on the step's sizes."""
 
     USED_BY = ("--hetero-parallel", "--auto-parallel-hetero")
     TITLE = "hetero-parallel: every module under its own layout"

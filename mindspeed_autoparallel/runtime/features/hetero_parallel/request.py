@@ -1,4 +1,4 @@
-"""``--hetero-parallel``: model.json's layouts, checked beside the host's arguments, or refused with their numbers."""
+"""``--hetero-parallel``: the layouts of model.json, checked together with the host's arguments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _REFUSED = {
     "--overlap-param-gather-with-optimizer-step out",
     "lazy_mpu_init": "the groups of all modules are made at once; leave --lazy-mpu-init out",
 }
-"""Arguments of Megatron that it does not support, and why."""
+"""Arguments of Megatron that hetero parallel does not support, and why."""
 _VIRTUAL_FLAGS = (
     "virtual_pipeline_model_parallel_size",
     "num_layers_per_virtual_pipeline_stage",
@@ -43,14 +43,14 @@ class HeteroRequest:
 
     layout: HeteroLayout
     scales: dict[str, int]
-    """By encoder: number of the backbone's microbatches that it encodes at a time."""
+    """By encoder: number of the backbone's microbatches in a macro-batch."""
     micro_batch_size: int
     """Micro batch of the backbone, in samples."""
     world_size: int
 
 
 def _check_checkpoint_format(arguments: argparse.Namespace, layout: HeteroLayout) -> None:
-    """Refuse ``--ckpt-format torch``, which keeps the backbone's first replica of ranks, if these do not hold the whole
+    """Refuse ``--ckpt-format torch``, which saves only the backbone's first replica, if its ranks do not hold the whole
     model."""
     if getattr(arguments, "ckpt_format", None) != "torch" or not getattr(arguments, "save", None):
         return
@@ -75,7 +75,7 @@ def _check_checkpoint_format(arguments: argparse.Namespace, layout: HeteroLayout
 
 
 def _check_generators(arguments: argparse.Namespace, layout: HeteroLayout, num_microbatches: int) -> None:
-    """Refuse what generators do not support: virtual stages by flag, and fewer microbatches than stages."""
+    """Raise ``ConfigError`` for generators with virtual stages by flag, or with fewer microbatches than stages."""
     if not layout.generators:
         return
     name, stages = layout.generators[0].name, layout.backbone.pipeline_size
@@ -93,7 +93,7 @@ def _check_generators(arguments: argparse.Namespace, layout: HeteroLayout, num_m
 
 
 def read_request(arguments: argparse.Namespace) -> HeteroRequest:
-    """Read the layouts and check them and the batch; ``ConfigError`` before any process group exists."""
+    """Return the checked layouts and batch; ``ConfigError`` before any process group exists."""
     path, model = read_model(arguments)
     return check_layouts(model, arguments, int(os.environ.get("WORLD_SIZE", "1")), str(path))
 
@@ -101,7 +101,7 @@ def read_request(arguments: argparse.Namespace) -> HeteroRequest:
 def check_layouts(
     model: Mapping[str, object], arguments: argparse.Namespace, world_size: int, source: str
 ) -> HeteroRequest:
-    """Return the layouts of ``model`` for ``world_size`` processes, checked beside the host's ``arguments``.
+    """Return the layouts of ``model`` for ``world_size`` processes, checked against the host's ``arguments``.
 
     Raises ``ConfigError``; ``source``: the origin of ``model``, for the message.
     """

@@ -1,4 +1,4 @@
-"""``--operator-plan``: a derived configuration becomes the host's arguments, or is refused with its numbers."""
+"""``--operator-plan``: sets the host's arguments to the configuration that an operator search derived."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from mindspeed_autoparallel.runtime.first_rank import print_once
 
 
 def prepare(arguments: argparse.Namespace) -> None:
-    """Set ``arguments`` by the plan of ``--operator-plan``, and print them as flags on rank 0.
+    """Set the layout and the batch sizes of ``arguments`` to those of ``--operator-plan``; rank 0 prints them as flags.
 
-    Raises ``PlanError`` where the plan is of another model or another number of processes.
+    Raises ``PlanError`` if the plan was made for another model or another number of processes.
     """
     path = Path(arguments.operator_plan)
     content = read_json(path, "operator plan (--operator-plan)")

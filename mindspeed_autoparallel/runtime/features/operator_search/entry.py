@@ -13,7 +13,7 @@ PLAN_FILE, PAGE_FILE = "operator_plan.json", "operator_plan.html"
 
 
 def search_and_exit(arguments: argparse.Namespace) -> None:
-    """Search on rank 0, write the plan and its picture, and end every process: training does not start."""
+    """Search on rank 0, write the plan and its page, and end every process: training does not start."""
     if is_first_rank():
         _search(read_request(arguments))
     sys.exit(0)
@@ -21,7 +21,7 @@ def search_and_exit(arguments: argparse.Namespace) -> None:
 
 def _search(request: OperatorRequest) -> None:
     """Search a strategy for every operator, write plan and page, and print the result or the requested operator."""
-    # The planner and the page's writer load slowly: only after the request was checked.
+    # Imported after the request is checked, because these modules load slowly.
     from mindspeed_autoparallel.operators.configured import SearchResult, explain, search_configured
     from mindspeed_autoparallel.operators.presets import decoder_graph
     from mindspeed_autoparallel.report.operator_page import render_operator_page

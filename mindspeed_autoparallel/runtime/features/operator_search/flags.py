@@ -7,7 +7,7 @@ from mindspeed_autoparallel.runtime.flags.flag import FlagGroup, flag
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorSearchFlags(FlagGroup):
-    """Flags of ``--operator-search``; values out of range are refused with numbers, not by argparse."""
+    """Flags of ``--operator-search``; the request checks ranges, with clearer messages than argparse."""
 
     TITLE = "operator-search: a strategy per operator"
 

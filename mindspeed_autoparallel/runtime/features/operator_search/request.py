@@ -46,12 +46,12 @@ class OperatorRequest:
     config: OperatorConfig
     pins: Pins
     explain: str | None
-    """The operator whose cuts are printed instead of the plan."""
+    """Operator whose splits are printed instead of the plan; ``None``: print the plan."""
     output_dir: Path
 
 
 def read_request(arguments: argparse.Namespace) -> OperatorRequest:
-    """Check ``arguments`` and make the output folder; ``ConfigError`` states what is wrong and what to do."""
+    """Return the checked request and create the output folder; ``ConfigError`` states the problem and its remedy."""
     flags = read_flags(OperatorSearchFlags, arguments)
     output_dir = made_folder(Path(flags.operator_output_dir), "--operator-output-dir")
     return OperatorRequest(
@@ -113,7 +113,7 @@ def read_work(arguments: argparse.Namespace) -> Work:
 
 
 def read_settings(flags: OperatorSearchFlags) -> OperatorConfig:
-    """Return the YAML block, with the flags that are given in place of its keys."""
+    """Return the settings of the YAML file, overridden by the given flags."""
     config = read_config(Path(flags.operator_config)) if flags.operator_config else OperatorConfig()
     given = {name: getattr(flags, name) for name in ("parallel_mode", "search_mode", "mem_coeff")}
     config = dataclasses.replace(config, **{name: value for name, value in given.items() if value is not None})

@@ -1,4 +1,4 @@
-"""The child's side: the user's arguments for a few steps as one rank, and nothing loaded, saved or logged."""
+"""Set-up of a child process: a few steps of the user's training as one rank, without loading, saving or logging."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mindspeed_autoparallel.runtime.profiling.balanced_routing import balance_ro
 _OFF: dict[str, object] = {
     **dict.fromkeys(("load", "save", "pretrained_checkpoint", "tensorboard_dir", "wandb_project")),
     **dict.fromkeys(("exit_interval", "exit_duration_in_mins", "auto_parallel_preflight")),
-    # Values are garbage, and Megatron's rerun state machine compares them.
+    # Received tensors hold random values, on which checks of losses and Megatron's rerun state machine could fail.
     "check_for_nan_in_loss_and_grad": False,
     "check_for_spiky_loss": False,
     "check_for_large_grads": False,
@@ -29,7 +29,7 @@ _OFF: dict[str, object] = {
 def prepare(arguments: argparse.Namespace, data: dict[str, object]) -> None:
     """Handle tasks of kind ``preflight``; the features of the plan and of the script start after it."""
     task = record_of(data["preflight"], "task of this process", PreflightTask)
-    # The parent compares the limit of the emulated device with the peak, and can then report the excess.
+    # Without a limit the child survives: the parent compares the peak with the limit and reports the excess.
     os.environ.pop(MEMORY_VARIABLE, None)
     alone.install()
     balance_routing(task.imbalance)

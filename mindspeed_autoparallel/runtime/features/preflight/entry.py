@@ -27,7 +27,7 @@ RESULT_FILE = "preflight_result.json"
 
 
 def conclude(request: PreflightRequest, ranks: Sequence[RankReport]) -> PreflightResult:
-    """Return the whole result."""
+    """Return the results of ``ranks`` with the verdict, the replayed step and advice."""
     limit = request.limit_bytes
     verdict, text = judge(ranks, limit, request.limit_source, request.layout.num_devices)
     replay_us, note = _replay(request, ranks)
@@ -51,7 +51,7 @@ def conclude(request: PreflightRequest, ranks: Sequence[RankReport]) -> Prefligh
 
 
 def _replay(request: PreflightRequest, ranks: Sequence[RankReport]) -> tuple[float | None, str]:
-    """Return the step of the whole layout by its schedule, with the passes that were measured, and a note on it."""
+    """Return the step time of the whole layout in microseconds, simulated from the measured passes, and a note."""
     layout = request.layout
     if layout.modules:
         return None, "encoders with layouts of their own: their phases are not replayed"
@@ -76,7 +76,7 @@ def _replay(request: PreflightRequest, ranks: Sequence[RankReport]) -> tuple[flo
 
 
 def _advice(request: PreflightRequest, ranks: Sequence[RankReport]) -> tuple[str, ...]:
-    """Return what would help the fullest rank, with figures that it measured."""
+    """Return changes that lower the peak of the fullest rank, with its measured figures."""
     layout = request.layout
     report = max(ranks, key=lambda item: item.run.peak_bytes)
     run = report.run

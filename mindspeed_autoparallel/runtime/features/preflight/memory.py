@@ -11,7 +11,7 @@ from mindspeed_autoparallel.runtime.profiling.measure.recorder import first_tens
 
 
 class PeakPlaces:
-    """The peak of a step and its place. Without a probe only the place is kept, for an error's message."""
+    """The peak of a step and its place. Without a probe it tracks only the place, for error messages."""
 
     def __init__(self) -> None:
         self.probe: MemoryProbe | None = None
@@ -23,7 +23,7 @@ class PeakPlaces:
         self.layer_bytes: dict[str, int] = {}
 
     def enter(self, kind: str, place: str) -> None:
-        """Close the place before and begin another; ``kind``: its row in ``by_kind``."""
+        """Close the current place and begin another; ``kind``: its row in ``by_kind``."""
         self.close()
         self._kind, self.place = kind, place
 
@@ -47,7 +47,7 @@ class LayerMarks:
         self._handles: list[Any] = []
 
     def attach(self, chunks: Sequence[Any]) -> None:
-        """Watch the layers of ``chunks``; ``detach`` ends it."""
+        """Register the hooks on the layers of ``chunks``."""
         for chunk in chunks:
             for name, layer in _layers(chunk):
                 self._handles.append(layer.register_forward_pre_hook(self._before(name)))

@@ -1,8 +1,8 @@
 """Groups of ranks with equal memory, the ranks to run, and the task of each.
 
 Ranks of one pipeline stage have equal memory: tensor and context ranks have equal shards, replicas have equal shards of
-the optimizer (the last one less, where a bucket was padded), and expert ranks have as many experts and, with balanced
-routers, as many tokens. Stages differ by their layers and by their microbatches in flight.
+the optimizer (the last one less if a bucket was padded), and expert ranks have equally many experts and, with balanced
+routers, equally many tokens. Stages differ by their layers and by their microbatches in flight.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class RankKind:
     """Ranks with equal memory."""
 
     rank: int
-    """The one that is run: the first of them."""
+    """The one that is run: the first of them, or the one that the user selects."""
     pipeline_rank: int
     members: tuple[int, ...]
     why: str
@@ -76,7 +76,7 @@ def _why(layout: Layout, place: Place) -> str:
 def selected(kinds: Sequence[RankKind], wanted: str, plan: Plan | None, layout: Layout) -> tuple[RankKind, ...]:
     """Return the kinds that ``--auto-parallel-preflight-ranks`` names; ``ConfigError`` if there is no such rank.
 
-    A number is played by the first rank of its tensor group, which reads the group's data.
+    For a number, the first rank of its tensor group is run, because it reads the group's data.
     """
     if wanted == "distinct":
         return tuple(kinds)
@@ -114,7 +114,7 @@ class PreflightTask:
     """Path of the plan; empty: the script's own layout."""
     num_steps: int
     imbalance: float
-    """Tokens of this rank's experts over an even share."""
+    """Tokens of this rank's experts, relative to an even share."""
     switches: tuple[str, ...]
     """Destinations of the user's other switches of this package."""
     result: str

@@ -27,7 +27,7 @@ from mindspeed_autoparallel.units import MIB
 
 HETERO_SWITCHES = ("hetero_parallel", "auto_parallel_hetero")
 _MOST_DEVICES = 2**20
-"""A device count that all smaller powers of two divide; the smallest sufficient one is computed from the sizes."""
+"""Provisional device count, which all smaller powers of two divide; the real one is computed from the sizes."""
 
 _FEATURE = "--auto-parallel-preflight"
 
@@ -84,7 +84,7 @@ def layout_of_script(arguments: argparse.Namespace, shared: AutoParallelFlags, f
 
 
 def _hetero_layout(arguments: argparse.Namespace, devices: int | None) -> Layout:
-    """Return the layout of model.json's modules on ``devices``; ``None``: on as few as hold each of them."""
+    """Return the layout of model.json's modules on ``devices``; ``None``: on the fewest that all their sizes divide."""
     path, model = read_model(arguments)
     found = read_layout(model, world_size=devices or _MOST_DEVICES, source=str(path))
     backbone = found.backbone
@@ -113,7 +113,7 @@ def _hetero_layout(arguments: argparse.Namespace, devices: int | None) -> Layout
 
 
 def _num_stages(text: str) -> int:
-    """Return the stages of a layout string of Megatron's: ``Et*3|(tt|)*2L``."""
+    """Return the number of stages in a layout string of Megatron, such as ``Et*3|(tt|)*2L``."""
     import re
 
     while repeated := re.search(r"\(([^()]*)\)\*(\d+)", text):
@@ -142,7 +142,7 @@ class PreflightRequest:
     samples_differ: bool
     """Whether replicas get samples of different lengths, so that their peaks differ."""
     switches: tuple[str, ...]
-    """Destinations of the user's other switches that the children need as well."""
+    """Destinations of the user's other switches that the children need."""
 
 
 def read_request(arguments: argparse.Namespace) -> PreflightRequest:

@@ -1,4 +1,4 @@
-"""One child process per rank that is run, one after the other: there is one device."""
+"""Runs one child process per selected rank, one after the other because there is one device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 def run_source(request: PreflightRequest) -> tuple[RankReport, ...]:
-    """Run the selected ranks, from which every figure comes, and return their results."""
+    """Run the selected ranks and return their results."""
     reports = []
     for number, kind in enumerate(request.selected, start=1):
         run = _run(request, kind)
@@ -68,7 +68,7 @@ def result_file(work_dir: Path, rank: int) -> Path:
 
 
 def run_rank(task: PreflightTask, work_dir: Path, timeout_s: float) -> RankRun:
-    """Run this process's own command as one rank alone and return its result, or why it has none."""
+    """Run this process's own command as one rank alone and return its result, or the reason why there is none."""
     result, world = Path(task.result), task.world_size
     result.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     result.unlink(missing_ok=True)
@@ -80,7 +80,7 @@ def run_rank(task: PreflightTask, work_dir: Path, timeout_s: float) -> RankRun:
         timeout_s=timeout_s,
     )
     started = time.monotonic()
-    # As if every rank had its own node: any rank, local rank 0, and this device alone.
+    # Each rank is a node of its own: the child gets its global rank, local rank 0 and this device.
     outcome = run_local_processes(spec, LocalRanks(node_rank=task.rank, num_nodes=world), log_dir=work_dir / "logs")
     seconds = time.monotonic() - started
     if result.exists():

@@ -1,4 +1,7 @@
-"""The steps of a child process: one to warm up, one whose memory is followed, the others timed; then it ends."""
+"""The steps of a child process: one to warm up, one to track memory, the others to measure time; then it exits.
+
+On accelerators, memory is tracked in the warm-up step, too.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ _MEMORY_STEP = 1
 
 
 class PreflightWatch:
-    """The rank that this process plays; without a task nothing is watched."""
+    """Measurements of the rank that this process plays; without a task nothing is recorded."""
 
     def __init__(self) -> None:
         self.task: PreflightTask | None = None
@@ -56,7 +59,7 @@ class PreflightWatch:
         self._counts.clear()
 
     def run_pass(self, kind: str, args: tuple[Any, ...], kwargs: Mapping[str, object], run: Callable[[], Any]) -> Any:
-        """Run a forward or backward of the schedule, with its place and its time."""
+        """Run a forward or backward of the schedule, and record its place and time."""
         device = current_device()
         if kind == "F":
             chunk = self._chunk_of(kwargs.get("model", args[2] if len(args) > 2 else None))
@@ -110,7 +113,7 @@ class PreflightWatch:
         )
 
     def leave(self, status: str, reason: str = "", code: int = 0) -> None:
-        """Write the result and end the process at once: code after a training waits for peers."""
+        """Write the result and end the process at once: code after the training loop would wait for absent ranks."""
         assert self.task is not None
         write_json_atomic(Path(self.task.result), json_of(self.result(status, reason)))
         print(f"pre-flight of rank {self.task.rank}: {status} after {self.num_done} steps", flush=True)
@@ -120,7 +123,7 @@ class PreflightWatch:
 
 
 def watching() -> PreflightWatch:
-    """Return what this process watches."""
+    """Return the measurements of this process."""
     return of_process(PreflightWatch)
 
 
@@ -151,7 +154,7 @@ def train_step(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappi
     if watch.task is None:
         return wrapped(*args, **kwargs)
     device = current_device()
-    # train_step's own order: forward step function, data iterator, model, optimizer, ...
+    # Positions in train_step's signature: forward step function, data iterator, model, optimizer, ...
     data_iterator = kwargs.get("data_iterator", args[1] if len(args) > 1 else None)
     model = kwargs.get("model", args[2] if len(args) > 2 else None)
     optimizer = kwargs.get("optimizer", args[3] if len(args) > 3 else None)

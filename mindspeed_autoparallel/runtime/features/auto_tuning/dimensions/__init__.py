@@ -1,4 +1,4 @@
-"""What is searched on this host, and the reason for everything else.
+"""The dimensions to search on this host, and the reasons for leaving out others.
 
 ``planning``    sizes and switches of optimizer and schedule, and all dimensions together: ``plan_search``
 ``variants``    variants of the same layers, and recompute: each is traced

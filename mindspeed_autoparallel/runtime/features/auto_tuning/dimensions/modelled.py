@@ -1,6 +1,6 @@
 """Switches that only accelerators run: which of them this Megatron, device and software have, and why not the others.
 
-They cannot be traced here, so their effect is computed (``tuning.traced.modelled``).
+They cannot be traced here, so their effect is computed (``planner.tuner.modelled``).
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def modelled_switches(context: SearchContext, target: Target) -> Offered:
             found = []
         offered[title] = found
     groups = (offered[_TENSOR], offered[_PAIRS] + offered[_FLEX], offered[_OFFLOAD])
-    # FSDP needs CUDA_DEVICE_MAX_CONNECTIONS unset, tensor overlap needs it 1; whether it works with offload is not
-    # documented.
+    # FSDP needs CUDA_DEVICE_MAX_CONNECTIONS unset, tensor overlap needs it at 1; whether FSDP works with offload is
+    # not documented.
     return Offered(groups=tuple(group for group in groups if group), alone=offered[_SHARDING])
 
 
@@ -154,7 +154,7 @@ def _offload(context: SearchContext, target: Target) -> Answer:
             or _no_transformer_engine(context, target)
         )
     if not reason and context.value("multi_latent_attention"):
-        reason = "what multi-latent attention saves is not modelled"
+        reason = "the activations that multi-latent attention saves are not modelled"
     if not reason and _graphs(context):
         reason = "with CUDA graphs it is not modelled"
     if not reason and (target.device is None or target.device.host_link_gb_per_s is None):
@@ -179,7 +179,7 @@ def _offload(context: SearchContext, target: Target) -> Answer:
         Switch(
             title=f"{_OFFLOAD} ({', '.join(modules)})",
             settings={"fine_grained_activation_offloading": True, "offload_modules": list(modules)},
-            # Without it Transformer Engine 2.10 and later also moves weights.
+            # Without this variable Transformer Engine 2.10 and later also moves weights.
             environment={"NVTE_CPU_OFFLOAD_V1": "1"},
             change=activation_offload(_bytes_of(context, modules), rate),
         )

@@ -160,7 +160,7 @@ class SearchPlan:
 
 
 def plan_search(request: TuningRequest, arguments: argparse.Namespace, device_name: str) -> SearchPlan:
-    """Return all that is worth tracing for ``request``, within the features of the host and the device."""
+    """Return the points and variants worth tracing for ``request`` on this host and device."""
     context = SearchContext(request=request, arguments=arguments, device_name=device_name)
     sizes = worthwhile_sizes(context)
     variants = [Variant(), *(variant for dimension in _VARIANTS for variant in dimension(context))]

@@ -56,15 +56,15 @@ class Variant:
 
 
 def attention_exchanges(context: SearchContext) -> list[Variant]:
-    """Offer all-to-all beside the script's own exchange if heads divide; local layers run this package's attention."""
+    """Offer all-to-all where heads divide, for local layers only: they run this package's attention."""
     reason = context.missing("cp_comm_type")
     if not reason and context.value("transformer_impl", "transformer_engine") != "local":
-        reason = "they are Transformer Engine's attention, whose kernels cannot be traced: kept as the script gives it"
+        reason = "part of Transformer Engine's attention, whose kernels cannot be traced: kept as the script gives it"
     if reason:
         context.left_out["exchanges of context parallelism"] = reason
         return []
     context.left_out["ring attention (--cp-comm-type p2p, a2a+p2p)"] = (
-        "Transformer Engine's attention has it only, and --transformer-impl is local"
+        "only Transformer Engine's attention has it, and --transformer-impl is local"
     )
     if list(context.value("cp_comm_type") or ()) == ["a2a"]:
         return []
@@ -124,7 +124,9 @@ def recompute_kinds(context: SearchContext) -> tuple[str, ...]:
         context.left_out["recompute"] = reason
         return ("none",)
     if not recomputes_whole_layers(context.arguments):
-        context.left_out["recompute of whole layers"] = "this Megatron fails in that of multi-token prediction"
+        context.left_out["recompute of whole layers"] = (
+            "this Megatron fails when it recomputes layers of multi-token prediction"
+        )
         return ("none", "selective")
     return ("none", "selective", "full")
 
@@ -132,7 +134,7 @@ def recompute_kinds(context: SearchContext) -> tuple[str, ...]:
 def selective_kinds(context: SearchContext) -> dict[str, dict[str, object]]:
     """Return the kinds to trace besides none, with Megatron's arguments; whole layers follow from the plain trace.
 
-    Each module alone, all that are cheap to compute again together, and those with each expensive one.
+    The kinds: each module alone, all cheap ones together, these with each expensive one, and the script's own.
     """
     if not context.has("recompute_granularity"):
         return {}
@@ -153,7 +155,7 @@ def selective_kinds(context: SearchContext) -> dict[str, dict[str, object]]:
 
 
 def _cheap_modules(context: SearchContext) -> list[str]:
-    """Return the modules that only pass over memory: no matrix products but those of the attention."""
+    """Return the modules that are cheap to compute again: no matrix products but those of attention."""
     found = ["core_attn", "layernorm"]
     if context.value("multi_latent_attention"):
         found.append("mla_up_proj")
