@@ -44,7 +44,7 @@ class _GatherRows(torch.autograd.Function):
 
 
 def gather_rows(local: torch.Tensor, sizes: Sequence[int], group: Any, *, sum_backward: bool = True) -> torch.Tensor:
-    """Return the rows of all ranks of ``group``, in rank order, ``[sum(sizes), ...]``; ``local``: ``[sizes[rank], ...]``.
+    """Return rows of all ranks of ``group`` in rank order, ``[sum(sizes), ...]``; ``local`` is ``[sizes[rank], ...]``.
 
     ``sum_backward`` True sums the gradient of the local rows over ranks, for ranks that use the gathered rows in
     different work; False takes the local slice, for ranks that all hold the same full gradient.
