@@ -58,7 +58,7 @@ def _check_world(where: str, block: Mapping[str, object], world_size: int, size:
 
 
 def _check_stages(where: str, block: Mapping[str, object], stages: int, source: str) -> None:
-    """Raise ``ConfigError`` if a stage of the own pipeline of an encoder or generator has no layer."""
+    """Raise ``ConfigError`` if a stage of an encoder's or generator's own pipeline has no layer."""
     num_layers = block.get("num_layers")
     if isinstance(num_layers, int) and num_layers < stages:
         raise ConfigError(

@@ -100,7 +100,7 @@ def _build_encoder(module: ModuleLayout, host: Any) -> Any:
 
 
 def _megatron_config(module: Any) -> Any:
-    """Return the first config in the module tree that has all of Megatron's required fields.
+    """Return the first config in the module tree with every ``ModelParallelConfig`` field that has a default.
 
     The ``config`` of MindSpeed-MM's encoders is their block of model.json; only their submodules have Megatron's.
     """

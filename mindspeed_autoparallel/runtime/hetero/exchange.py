@@ -1,4 +1,4 @@
-"""Communication between ranks: rows, by one all-to-all-v per plan, and items, by one all-gather per group and step."""
+"""Communication between ranks: rows, by one all-to-all-v per plan, and items, by an all-gather per group and step."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class OrderedReduction:
         self._num_started = 0
         self._ordering = False
         self.num_by_hooks = 0
-        """Reductions that hooks started during a last backward, since creation."""
+        """Number of reductions that hooks started during last backwards, since creation."""
         self.num_in_all = 0
         for number, group in enumerate(groups):
             group.start_grad_sync = functools.partial(self._is_ready, number)
@@ -55,7 +55,7 @@ class OrderedReduction:
     def _is_ready(self, number: int, *arguments: Any, **named: Any) -> None:
         """Replace a bucket group's ``start_grad_sync``."""
         if not self._ordering:
-            # Megatron starts the reduction again if it has no record of the first start: on the first step.
+            # On the first step, finish_grad_sync starts every reduction again; Megatron ignores the second start.
             self._starts[number](*arguments, **named)
             return
         self._ready[number] = True

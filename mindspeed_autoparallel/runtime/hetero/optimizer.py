@@ -1,8 +1,8 @@
 """One optimizer over modules with different layouts: Megatron's own chain, each part working under its module's state.
 
 The total norm is the root of the sum of squares over modules, each module excluding its duplicates under its own tensor
-ranks; one coefficient clips all. All parts share one loss scaler, updated once a step with
-their joint verdict on infinities.
+ranks; one coefficient clips all. All parts share one loss scaler, updated once a step with their joint verdict on
+infinities.
 """
 
 from __future__ import annotations

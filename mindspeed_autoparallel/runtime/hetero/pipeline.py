@@ -1,5 +1,4 @@
-"""An encoder's own pipeline: Megatron's stock 1F1B schedule over the encoder's groups, with macro-batches as
-its microbatches.
+"""An encoder's own pipeline: Megatron's stock 1F1B schedule over its groups, with macro-batches as microbatches.
 
 The encoder runs twice through the schedule: forward only before the backbone, forward and backward after it, when the
 gradients of its outputs are known. In the second pass a stage whose graph was kept (memory mode upfront) passes on the

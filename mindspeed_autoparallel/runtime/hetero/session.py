@@ -109,7 +109,7 @@ class HeteroSession:
 
     @property
     def comms(self) -> list[EncoderComm]:
-        """Return the partners for the encoders, then for the generators."""
+        """Return the ``EncoderComm`` of every encoder, then of every generator."""
         return [*self.encoder_comms, *self.generator_comms]
 
     @property
