@@ -14,7 +14,7 @@ _INSTANCES: dict[type[Any], Any] = {}
 
 
 def of_process(kind: type[T]) -> T:
-    """Return this process's one instance of ``kind``, created without arguments on the first call."""
+    """Return this process's only instance of ``kind``, created without arguments on the first call."""
     if kind not in _INSTANCES:
         _INSTANCES[kind] = kind()
     found: T = _INSTANCES[kind]

@@ -1,5 +1,5 @@
-"""Context-parallel attention without Transformer Engine: keys and values are gathered, queries stay where they are.
+"""Context-parallel attention without Transformer Engine: ranks gather keys and values, or exchange rows for heads.
 
-``shards``            who holds which positions of a sequence (zigzag as Megatron slices batches, or contiguous rows)
+``shards``            the positions of a sequence on each rank (zigzag as Megatron slices batches, or contiguous rows)
 ``context_parallel``  the attention module, a drop-in for Megatron's ``core_attention``
 """

@@ -1,8 +1,9 @@
 """Attention over a context-parallel group on any device: gather keys and values, or exchange rows for heads.
 
-``gather_rows`` gathers shards of any sizes; its backward sums the gradients of all ranks and returns the own shard. The
-module has the call signature of Megatron's ``DotProductAttention``, so a layer spec can name it as ``core_attention``
-(``use_in_spec``). Causal and full masks, grouped queries, ``[s, b, n, d]`` batches and packed ``[t, n, d]`` sequences.
+``gather_rows`` gathers shards of any sizes; its backward sums the gradients of all ranks and returns this rank's
+shard. The module has the call signature of Megatron's ``DotProductAttention``, so a layer spec can name it as
+``core_attention`` (``use_in_spec``). It supports causal and full masks, grouped queries, ``[s, b, n, d]`` batches and
+packed ``[t, n, d]`` sequences.
 """
 
 from __future__ import annotations
@@ -45,15 +46,18 @@ class _GatherRows(torch.autograd.Function):
 def gather_rows(local: torch.Tensor, sizes: Sequence[int], group: Any, *, sum_backward: bool = True) -> torch.Tensor:
     """Return rows of all ranks of ``group`` in rank order, ``[sum(sizes), ...]``; ``local`` is ``[sizes[rank], ...]``.
 
-    ``sum_backward``: the gradient of the own rows is summed over ranks (each rank used the gathered rows for other
-    work); False takes the own slice of the gradient (every rank holds the same full gradient).
+    ``sum_backward`` True sums the gradient of the local rows over ranks, for ranks that use the gathered rows in
+    different work; False takes the local slice, for ranks that all hold the same full gradient.
     """
     gathered: torch.Tensor = _GatherRows.apply(local, tuple(sizes), group, sum_backward)
     return gathered
 
 
 def exchange(tensor: torch.Tensor, group: Any, *, to_heads: bool) -> torch.Tensor:
-    """Exchange own rows of all heads ``[s, b, n, d]`` for all rows of an n-th of the heads, in rank order, or back."""
+    """Return all rows of this rank's share of the heads, ``[s * size, b, n / size, d]``, rows in rank order.
+
+    ``tensor``: this rank's rows of all heads, ``[s, b, n, d]``. ``to_heads`` False converts back.
+    """
     from megatron.core.tensor_parallel.mappings import all_to_all
 
     size = torch.distributed.get_world_size(group)
@@ -68,8 +72,10 @@ def exchange(tensor: torch.Tensor, group: Any, *, to_heads: bool) -> torch.Tenso
 def attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, mask: torch.Tensor | None, dropout: float
 ) -> torch.Tensor:
-    """Return softmax attention; ``query [b, n, q, d]``, ``key``/``value [b, g, k, d]``, g divides n; True in mask =
-    attend."""
+    """Return softmax attention ``[b, n, q, d]`` of ``query [b, n, q, d]`` and ``key``, ``value`` ``[b, g, k, d]``.
+
+    g must divide n. ``mask``: True where a query attends to a key. ``dropout``: probability.
+    """
     if key.shape[1] != query.shape[1]:
         repeat = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(repeat, dim=1), value.repeat_interleave(repeat, dim=1)
@@ -114,7 +120,10 @@ class ContextParallelAttention(torch.nn.Module):
         packed_seq_params: Any = None,
         **unused: Any,
     ) -> torch.Tensor:
-        """Return ``query [s, b, n, d]`` (or ``[t, n, d]`` packed); only causal or no mask under CP > 1."""
+        """Return the output ``[s, b, n * d]`` for ``query [s, b, n, d]``; packed: ``[t, n * d]`` for ``[t, n, d]``.
+
+        ``ConfigError`` for an attention bias, and under CP > 1 for a mask that is neither causal nor absent.
+        """
         kind = self.attn_mask_type if attn_mask_type is None else attn_mask_type
         if attention_bias is not None:
             raise ConfigError("context-parallel attention takes no attention bias; use cp 1 for this module.")
@@ -158,7 +167,7 @@ class ContextParallelAttention(torch.nn.Module):
         if signature not in self._positions:
             rank = torch.distributed.get_rank(self.group)
             runs = [shards.zigzag_runs(local * size, size, r) for r in range(size)]
-            # Made on the query's device, and without data in a trace: the mask has the square of the sequence length.
+            # Created on the query's device (fake in a trace): the mask grows with the square of the sequence length.
             held = [torch.cat([torch.arange(*run, device=device) for run in rank_runs]) for rank_runs in runs]
             queries = torch.cat(held) if every_query else held[rank]
             self._positions = {signature: queries[:, None] >= torch.cat(held)[None, :]}
@@ -166,13 +175,13 @@ class ContextParallelAttention(torch.nn.Module):
         return mask
 
     def _holders(self, packed: Any, causal: bool, size: int) -> tuple[list[int], list[list[int]]]:
-        """Return where sequences begin and end, and the rows that every context rank holds."""
+        """Return the sequences' boundaries, and the rows that every context rank holds."""
         padded = getattr(packed, "cu_seqlens_q_padded", None)
         boundaries = (packed.cu_seqlens_q if padded is None else padded).tolist()
         return boundaries, [shards.packed_positions(boundaries, size, rank, causal=causal) for rank in range(size)]
 
     def _packed(self, query: Any, key: Any, value: Any, packed: Any, causal: bool, size: int) -> torch.Tensor:
-        """Return one sequence after another: queries of the own shard against all keys of the same sequence."""
+        """Attend one sequence after another: this rank's queries to all keys of their sequence."""
         squeeze = query.dim() == 4
         if squeeze:
             query, key, value = (t.squeeze(1) for t in (query, key, value))
@@ -201,14 +210,14 @@ class ContextParallelAttention(torch.nn.Module):
                 self._attend(next(parts), next(parts), next(parts), mask).squeeze(0).transpose(0, 1).to(out.dtype),
             )
         if size > 1:
-            # A rank whose queries touch no key of some rank still joins the backward collectives.
+            # A rank whose queries use no gathered key still joins the backward collectives.
             out = out + 0.0 * (key.sum() + value.sum()).to(out.dtype)
         flat = out.flatten(-2)
         return flat.unsqueeze(1) if squeeze else flat
 
 
 def use_in_spec(layer_spec: Any) -> Any:
-    """Return a copy of Megatron's spec of a layer, or of a block of layers, whose self-attention is the one above."""
+    """Return a copy of a layer's or a block's spec whose ``core_attention`` is ``ContextParallelAttention``."""
     spec = copy.deepcopy(layer_spec)
     for layer in getattr(spec, "layer_specs", [spec]):
         layer.submodules.self_attention.submodules.core_attention = ContextParallelAttention

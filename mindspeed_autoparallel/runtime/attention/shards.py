@@ -1,7 +1,7 @@
-"""Which positions of a sequence each context-parallel rank holds (pure Python).
+"""The positions of a sequence on each context-parallel rank (pure Python).
 
-Zigzag is Megatron's balanced slicing: 2*cp chunks, rank r holds chunks r and 2*cp-1-r. Contiguous gives rank r one
-run of rows, sizes differing by at most one; it fits packed rows of an encoder that need no causal balance.
+Zigzag is Megatron's balanced slicing: 2*cp chunks, rank r holds chunks r and 2*cp-1-r. Contiguous gives each rank
+one run of rows, with sizes that differ by at most one; it fits packed rows of an encoder, which need no causal balance.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from mindspeed_autoparallel.errors import ConfigError
 
 
 def zigzag_runs(length: int, context_size: int, rank: int) -> list[tuple[int, int]]:
-    """Return the runs ``[start, stop)`` of a sequence of ``length`` that ``rank`` of ``context_size`` holds, in its
-    order."""
+    """Return the runs ``[start, stop)`` of a sequence that ``rank`` holds, in the order in which it holds them.
+
+    ``ConfigError`` if ``length`` is not a multiple of ``2 * context_size`` under CP > 1.
+    """
     if context_size == 1:
         return [(0, length)]
     if length % (2 * context_size):
@@ -27,13 +29,12 @@ def zigzag_runs(length: int, context_size: int, rank: int) -> list[tuple[int, in
 
 
 def zigzag_positions(length: int, context_size: int, rank: int) -> list[int]:
-    """Return positions in the runs of ``zigzag_runs``."""
+    """Return every position in the runs of ``zigzag_runs``."""
     return [position for run in zigzag_runs(length, context_size, rank) for position in range(*run)]
 
 
 def packed_zigzag_positions(boundaries: Sequence[int], context_size: int, rank: int) -> list[int]:
-    """Return ``zigzag_positions`` for packed sequences: every sequence between two ``boundaries`` is sliced on its
-    own."""
+    """Return ``zigzag_positions`` of packed sequences: each one, between two ``boundaries``, is sliced separately."""
     positions: list[int] = []
     for start, stop in itertools.pairwise(boundaries):
         positions += [start + p for p in zigzag_positions(stop - start, context_size, rank)]
@@ -41,14 +42,14 @@ def packed_zigzag_positions(boundaries: Sequence[int], context_size: int, rank: 
 
 
 def contiguous_range(length: int, context_size: int, rank: int) -> tuple[int, int]:
-    """Return the run ``[start, stop)`` of ``length`` rows that ``rank`` holds; the first ranks hold one more."""
+    """Return the run ``[start, stop)`` of ``length`` rows that ``rank`` holds; the first ranks hold the remainder."""
     size, extra = divmod(length, context_size)
     start = rank * size + min(rank, extra)
     return start, start + size + (1 if rank < extra else 0)
 
 
 def packed_positions(boundaries: Sequence[int], context_size: int, rank: int, *, causal: bool) -> list[int]:
-    """Return rows of a packed batch that ``rank`` holds: zigzag per sequence if causal or divisible, else one run."""
+    """Return the packed batch's rows that ``rank`` holds: zigzag per sequence if causal or divisible, else one run."""
     if causal or all((stop - start) % (2 * context_size) == 0 for start, stop in itertools.pairwise(boundaries)):
         return packed_zigzag_positions(boundaries, context_size, rank)
     return list(range(*contiguous_range(boundaries[-1], context_size, rank)))

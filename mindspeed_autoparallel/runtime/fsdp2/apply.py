@@ -19,11 +19,11 @@ from mindspeed_autoparallel.spec.sharded_plan import ShardedPlan
 from mindspeed_autoparallel.units import MIB, US_PER_MS
 
 _WATCHED_STEP = 2
-"""The step whose memory is followed on a CPU, where that is several times slower; the first makes optimizer states."""
+"""The step whose memory is tracked on a CPU, where tracking slows a step down; step 1 creates optimizer states."""
 
 
 def prepare_plan(native: NativeTrainer, request: NativeRequest) -> None:
-    """Set sizes now, before groups exist, and lists of modules once the model is built; then compare some steps."""
+    """Apply the plan of ``request``, and compare its prediction with measured steps."""
     assert request.plan is not None
     plan = read_plan(native, request.plan)
     if plan.decisions.sizes.num_devices != world_size():
@@ -36,10 +36,10 @@ def prepare_plan(native: NativeTrainer, request: NativeRequest) -> None:
 
 
 def set_plan(native: NativeTrainer, plan: ShardedPlan, path: Path) -> None:
-    """Set the sizes of ``plan`` now, and its lists of modules once the model is built."""
+    """Set the sizes of ``plan`` now, before groups exist, and its lists of modules once the model is built."""
     sizes = plan.decisions.sizes
     native.set_values(decided_sizes(native.config, plan.decisions))
-    # The trainer computed these from the sizes of the file when it parsed it.
+    # The trainer derived these from the YAML's sizes when it parsed the file.
     native.set_values(
         {
             "parallel.fully_shard_parallel_size": sizes.fully_shard_size,
@@ -63,7 +63,7 @@ def set_plan(native: NativeTrainer, plan: ShardedPlan, path: Path) -> None:
 
 
 def _expert_shard(sizes: ShardSizes) -> int:
-    """Return the size that the trainer's mesh of experts needs: without expert parallelism it spans all devices."""
+    """Return the shard size of the trainer's expert mesh, which spans all devices without expert parallelism."""
     return sizes.expert_shard_size if sizes.expert_size > 1 else sizes.num_devices
 
 
@@ -79,7 +79,7 @@ def read_plan(native: NativeTrainer, path: Path) -> ShardedPlan:
 
 
 class _Comparison:
-    """Compares predicted and measured step time and peak memory after some steps."""
+    """Compares predicted and measured step time and peak memory after ``num_steps`` steps, at least three."""
 
     def __init__(self, plan: ShardedPlan, num_steps: int) -> None:
         self._plan = plan
@@ -89,7 +89,7 @@ class _Comparison:
         self._step = 0
 
     def attach(self, native: NativeTrainer) -> None:
-        """Wrap the trainer's step and its log line."""
+        """Wrap the engine's ``train_step`` and ``training_log``."""
         engine, device = native.module.TrainEngine, current_device()
         train_step, training_log = engine.train_step, engine.training_log
 

@@ -19,12 +19,12 @@ _OPERATORS = (
     ("transformers.integrations.flash_attention", "_flash_attention_forward"),
 )
 _TAKEN = 3
-"""Number of leading tensors of each operator: queries, keys and values."""
+"""Number of leading tensor arguments of each operator to count: queries, keys and values."""
 
 
 @dataclass
 class AttentionCalls:
-    """Sums of one step by module name."""
+    """Sums over one step, by module name: microseconds, and bytes."""
 
     us: dict[str, float] = field(default_factory=dict)
     output_bytes: dict[str, int] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class AttentionCalls:
 
 @contextlib.contextmanager
 def attention_calls(innermost: Callable[[], str | None], synchronize: Callable[[], None]) -> Iterator[AttentionCalls]:
-    """Count the attention operators that run inside, each for the module that ``innermost`` returns."""
+    """Time the attention operators that run inside the block, each for the module that ``innermost`` returns."""
     calls, edits = AttentionCalls(), Edits()
     for module_name, name in _OPERATORS:
         with contextlib.suppress(ImportError):

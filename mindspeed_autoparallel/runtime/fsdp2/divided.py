@@ -1,8 +1,9 @@
-"""Costs at Ulysses and expert sizes that the measuring devices did not run, from those at size 1.
+"""Costs at Ulysses and expert sizes above 1, computed from those measured at size 1.
 
 Ulysses gives each rank an equal part of the tokens outside attention and of the heads inside it, so work and
-activations of the decoder divide by its size; towers in front of it run whole on every rank. Expert parallelism
-leaves a rank as many token rows on average, and fewer experts. A note in the profile names both as computed.
+activations of the decoder are divided by its size; encoders in front of it run in full on every rank. Under expert
+parallelism a rank computes as many token rows on average, with fewer experts, so its costs stay the same. A note in the
+profile marks these costs as computed.
 """
 
 from __future__ import annotations

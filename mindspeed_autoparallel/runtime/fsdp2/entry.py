@@ -25,7 +25,7 @@ from mindspeed_autoparallel.runtime.megatron.features import TASK_VARIABLE
 
 
 def install() -> None:
-    """Prepare the running trainer for the flags after the YAML; a wrong one ends every process with an error line."""
+    """Prepare the running trainer for the flags after the YAML; an invalid one ends every process with an error."""
     try:
         native = running_trainer()
         if task_file := os.environ.get(TASK_VARIABLE):
@@ -50,7 +50,7 @@ def install() -> None:
 
 
 def check_model_folder(native: NativeTrainer) -> None:
-    """Raise ``ConfigError`` where the model's folder is missing; a name on the Hugging Face hub is left to the host."""
+    """Raise ``ConfigError`` if the model's folder is missing; the host resolves names on the Hugging Face hub."""
     path = native.config.model_path
     if path.startswith(("/", ".", "~")) and not Path(path).expanduser().is_dir():
         raise ConfigError(

@@ -51,7 +51,7 @@ class _Parser(argparse.ArgumentParser):
 def read_native_flags(words: Sequence[str]) -> NativeRequest:
     """Return the flags among ``words``, the trainer's command line; ``ConfigError`` for a misspelt one.
 
-    The trainer itself ignores words with dashes, so an unread flag would be lost.
+    The trainer ignores arguments that start with dashes, so it would not report a misspelt flag.
     """
     parser = _Parser()
     switch = parser.add_argument
@@ -98,7 +98,7 @@ def read_native_flags(words: Sequence[str]) -> NativeRequest:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Raise ``ConfigError`` for jobs that exclude each other, a cluster that is missing, and counts below 1."""
+    """Raise ``ConfigError`` for jobs that exclude each other, a missing cluster, or a count below its minimum."""
     jobs = ["--" + name.replace("_", "-") for name in _JOBS if getattr(arguments, name)]
     if len(jobs) > 1:
         raise ConfigError(f"{' and '.join(jobs)} exclude each other: search first, then pre-flight, then train.")

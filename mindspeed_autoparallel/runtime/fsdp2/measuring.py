@@ -1,4 +1,4 @@
-"""Measure steps of the user's own model and data inside the trainer, at several micro batch sizes."""
+"""Steps of the user's own model and data, measured inside the trainer at several micro batch sizes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TIMED_STEPS = 3
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """One micro batch of one size: medians over steps, by module name."""
+    """Measurements at one micro batch size, by module name; ``forward`` and ``backward`` are medians over steps."""
 
     at: CostPoint
     forward: dict[str, Passed]
@@ -39,7 +39,10 @@ class MeasuredStep:
 
 
 def measure_steps(trainer: Any, native: NativeTrainer, found: FoundModules, device: Any) -> list[MeasuredStep]:
-    """Return one measured step per micro batch size: 1, the file's own and twice that, if they fit."""
+    """Return one measured step per micro batch size that fits: 1, the file's own and twice that.
+
+    ``ConfigError`` if not even one sample fits.
+    """
     own = native.config.sizes.micro_batch
     steps: list[MeasuredStep] = []
     for size in sorted({1, own, 2 * own}):
@@ -61,7 +64,7 @@ def measure_steps(trainer: Any, native: NativeTrainer, found: FoundModules, devi
 
 
 def _batch(trainer: Any, native: NativeTrainer, size: int) -> Any:
-    """Return the first micro batch of ``size`` samples, ``None`` if the data set is too small."""
+    """Return the first micro batch of ``size`` samples; ``None`` if the data set is too small."""
     native.set_values({"training.micro_batch_size": size})
     loader = trainer.get_dataloader()
     loader = loader[0] if isinstance(loader, tuple) else loader
@@ -131,7 +134,7 @@ def _point(native: NativeTrainer, size: int) -> CostPoint:
 
 
 def _tokens(batch: Any) -> int:
-    # The hosts' batches are dictionaries, or transformers' classes that behave like one.
+    # A batch is a dictionary, or a class of transformers that behaves like one.
     tokens = batch.get("input_ids") if hasattr(batch, "get") else None
     return int(tokens.shape[-1]) if tokens is not None else 1
 

@@ -1,4 +1,4 @@
-"""The modules of a model that a plan covers: those that the user's file names, and the modules between them."""
+"""The modules of a model that a plan covers: the root, those that the user's file names, and the head."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ _HEADS = ("lm_head", "output_layer")
 
 @dataclass(frozen=True)
 class FoundModules:
-    """Modules by name, in the order of ``named_modules``, and the number of elements of each one's own parameters."""
+    """The modules of a model, in the order of ``named_modules``, and their kinds by name."""
 
     modules: tuple[ShardedModule, ...]
     kinds: dict[str, ModuleKind]
 
     def ordered(self, order: Sequence[str]) -> tuple[ShardedModule, ...]:
-        """Return the modules in the order of forward; ``order``: names by first call. Unused ones follow their
-        parents."""
+        """Return the modules in forward order; modules that never ran come first below their parents.
+
+        ``order``: module names by first call.
+        """
         place = {name: index for index, name in enumerate(order)}
         by_parent: dict[str, list[ShardedModule]] = {}
         for module in self.modules[1:]:
@@ -48,7 +50,7 @@ def pattern_of(name: str) -> str:
 
 
 def find_modules(model: Any, config: NativeConfig) -> FoundModules:
-    """Return the modules that ``config``'s lists name, and the root; called before ``fully_shard``.
+    """Return the root, the modules that ``config``'s lists name, and the head; call it before ``fully_shard``.
 
     A layer is a member of a stack that a recompute or offload list names, or of a stack of two or more members that
     ``apply_modules`` names and the trainer can recompute.
@@ -85,11 +87,11 @@ def find_modules(model: Any, config: NativeConfig) -> FoundModules:
 
 
 def _stacked(parts: Mapping[str, torch.nn.Module], names: Iterable[str]) -> set[str]:
-    """Return those of ``names`` that are members of a list of decoder or encoder layers."""
+    """Return the ``names`` that are members of a list of decoder or encoder layers."""
     found = set()
     for name in names:
         stack, _, index = name.rpartition(".")
-        # Norms, mergers and projections come in lists, too; a layer has attention or another mixer besides an MLP.
+        # Norms, mergers and projections come in lists, too; a layer has norms, an attention or other mixer, and an MLP.
         children = [child for child, _ in parts[name].named_children()] if index.isdigit() else []
         is_layer = index.isdigit() and len(list(parts[stack].children())) > 1 and len(children) > 2
         if is_layer and _can_be_recomputed(parts[name]):
@@ -98,7 +100,7 @@ def _stacked(parts: Mapping[str, torch.nn.Module], names: Iterable[str]) -> set[
 
 
 def _can_be_recomputed(module: torch.nn.Module) -> bool:
-    """Return whether ``module`` takes the cache that the trainer hands every module that it recomputes."""
+    """Return whether ``module`` accepts the cache that the trainer passes to every module it recomputes."""
     parameters = inspect.signature(module.forward).parameters.values()
     return any(one.name == "past_key_values" or one.kind is one.VAR_KEYWORD for one in parameters)
 

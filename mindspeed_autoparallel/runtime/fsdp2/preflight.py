@@ -1,4 +1,4 @@
-"""``--auto-parallel-preflight`` in the native trainer: ranks of a plan, or of the YAML, alone on one device."""
+"""``--auto-parallel-preflight`` in the native trainer: single ranks of a plan, or of the YAML, on one device."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Job:
 
 
 def run_and_exit(native: NativeTrainer, request: NativeRequest) -> None:
-    """Run the ranks, report, and end the process: training does not start."""
+    """Run the ranks, write the report, and end the process: training does not start."""
     show_progress("pre-flight")
     job = _read(native, request)
     with leaving_kept(f"results of finished ranks are in {job.work_dir}"):
@@ -51,7 +51,7 @@ def run_and_exit(native: NativeTrainer, request: NativeRequest) -> None:
 
 
 def _read(native: NativeTrainer, request: NativeRequest) -> _Job:
-    """Check the request; ``ConfigError`` or ``PlanError`` names what is wrong."""
+    """Return the checked job of ``request``; ``ConfigError`` or ``PlanError`` for an invalid one."""
     if world_size() > 1:
         raise ConfigError(
             f"--auto-parallel-preflight starts its own processes, and {world_size()} processes run: start one."
@@ -81,7 +81,7 @@ def _limit(plan: ShardedPlan | None, request: NativeRequest) -> tuple[int, str]:
 
 
 def _ranks(wanted: str, num_devices: int) -> tuple[int, ...]:
-    """Return the ranks to run: shards are cut from the front, so no rank holds more than the first."""
+    """Return the ranks to run. Shards are cut from the front, so no rank holds more than rank 0."""
     if wanted == "distinct":
         return (0,)
     if wanted == "ends":

@@ -31,7 +31,7 @@ _TOPK = ("num_experts_per_tok", "moe_topk")
 def sharded_profile(
     trainer: Any, native: NativeTrainer, found: FoundModules, steps: Sequence[MeasuredStep], device: Any
 ) -> ShardedProfile:
-    """Return the profile of ``steps``; collective on all ranks (links are measured)."""
+    """Return the profile of ``steps`` (collective: it measures links)."""
     first, config = steps[0], native.config
     modules = tuple(_seen(module, first) for module in found.ordered(first.order))
     settings = _model_settings(trainer.model)
@@ -65,13 +65,13 @@ def sharded_profile(
 
 
 def _seen(module: ShardedModule, step: MeasuredStep) -> ShardedModule:
-    """Return ``module`` with facts that a step shows: whether gradients pass through its input, and through it."""
+    """Return ``module`` with what ``step`` shows: whether its input requires a gradient, whether it has a backward."""
     through = step.inputs.get(module.name, (0, False))[1]
     return replace(module, input_requires_grad=through, needs_backward=module.name in step.backward)
 
 
 def _costs(step: MeasuredStep, modules: Sequence[ShardedModule], kind: str, topk: int) -> ModuleCosts:
-    """Return medians over the modules of one kind; modules that did not run cost nothing."""
+    """Return medians over the modules of one kind that ran; zeros if none did."""
     names = [module.name for module in modules if module.kind == kind and module.name in step.forward]
 
     def median(value: Callable[[str], float]) -> float:
@@ -120,7 +120,7 @@ def _costs(step: MeasuredStep, modules: Sequence[ShardedModule], kind: str, topk
 
 
 def _has_tail(step: MeasuredStep, names: Sequence[str]) -> bool:
-    """Return whether its submodules run in backward: the part before them is then the tail of forward."""
+    """Return whether submodules of ``names`` run in backward: its head is then the backward of forward's tail."""
     return any(step.backward.get(name, Passed()).num_segments > 1 for name in names)
 
 
@@ -186,7 +186,7 @@ def _device_cost(device: Any, notes: list[str]) -> DeviceCost:
 
 
 def _host_link(device: Any) -> float:
-    """Return bytes per second of a copy from the device to pinned memory of its host."""
+    """Return the bandwidth of a copy from the device to pinned host memory, in bytes per second."""
     import torch
 
     if device.name == "cpu":

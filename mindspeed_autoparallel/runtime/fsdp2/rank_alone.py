@@ -1,4 +1,4 @@
-"""The child of a pre-flight in the native trainer: one rank alone, for a few measured steps."""
+"""The child process of a pre-flight in the native trainer: it runs one rank for a few measured steps."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _OFF: dict[str, Value] = {
     "training.val_interval": 0,
     "training.log_interval": 1,
 }
-"""Settings without loading, saving or evaluation; the log line marks the end of a step."""
+"""Settings that switch off loading, saving and evaluation, and log every step: the log line marks its end."""
 
 
 def prepare_rank(native: NativeTrainer, data: dict[str, object]) -> None:
     """Run this process as the rank of ``data``'s task, and end it after the task's steps."""
     task = record_of(data["preflight"], "task of this process", PreflightTask)
-    os.environ.pop(MEMORY_VARIABLE, None)  # the parent compares
+    os.environ.pop(MEMORY_VARIABLE, None)  # the parent process compares the peak with the limit
     alone.install()
     balance_routing(task.imbalance)
     native.set_values({key: value for key, value in _OFF.items() if hasattr(native.arguments.training, key[9:])})
@@ -48,7 +48,7 @@ def prepare_rank(native: NativeTrainer, data: dict[str, object]) -> None:
 
 
 class _Steps:
-    """The steps of the trainer's engine: from ``train_step`` to ``training_log``."""
+    """Measures the steps of the trainer's engine, each from ``train_step`` to ``training_log``."""
 
     def __init__(self, watch: PreflightWatch) -> None:
         self._watch = watch
@@ -58,7 +58,7 @@ class _Steps:
         self._updating: Any = None
 
     def attach(self, engine: Any) -> None:
-        """Wrap the class of the engine."""
+        """Wrap the methods of the engine's class."""
         train_step, training_log, train = engine.train_step, engine.training_log, engine.train
 
         @functools.wraps(train_step)

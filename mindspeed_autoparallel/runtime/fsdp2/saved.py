@@ -1,4 +1,4 @@
-"""Bytes that each module keeps for backward: those that autograd saves while it is the innermost running module."""
+"""Bytes that each module keeps for backward: autograd saves them while it is the innermost running module."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from mindspeed_autoparallel.runtime.fsdp2.timeline import Timeline
 
 @dataclass
 class SavedBytes:
-    """Distinct storages of one step by module name, without parameters and without those that another module counts."""
+    """Bytes of one step by module name, without parameters; every storage is counted once."""
 
     inputs: dict[str, int] = field(default_factory=dict)
-    """The module's own input, if the module saves it; always for a layer."""
+    """Bytes of the module's own input, if the module saves it (or, for a layer, a module inside it)."""
     kept: dict[str, dict[int, int]] = field(default_factory=dict)
-    """Other storages, by the number of submodules that had run when they were saved."""
+    """Bytes of other storages, by the number of submodules that had run when they were saved."""
     saving: set[tuple[str, int]] = field(default_factory=set)
-    """Modules with the number of submodules that had run, for every save, parameters and counted storages included."""
+    """Module and number of submodules that had run at every save, of parameters and counted storages, too."""
 
     def split(self, name: str, num_segments: int) -> tuple[int, int]:
-        """Return the bytes saved before the last submodule of ``name`` had run, and those saved after it."""
+        """Return the kept bytes saved before the end of the last submodule of ``name``, and those saved after it."""
         parts = self.kept.get(name, {})
         tail = parts.get(num_segments - 1, 0) if num_segments > 1 else 0
         return sum(parts.values()) - tail, tail
@@ -34,7 +34,7 @@ class SavedBytes:
 
 @contextlib.contextmanager
 def saved_bytes(timeline: Timeline, layers: Collection[str]) -> Iterator[SavedBytes]:
-    """Fill the result while one step runs inside; ``timeline`` must be attached and started."""
+    """Fill the result while one step runs inside the block; ``timeline`` must be attached and started."""
     import torch
 
     found, seen = SavedBytes(), set[int]()

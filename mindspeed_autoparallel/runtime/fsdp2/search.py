@@ -1,4 +1,4 @@
-"""``--auto-parallel-mm`` in the native trainer: measure where training would begin, search, write, and end."""
+"""``--auto-parallel-mm`` in the native trainer: measure in place of training, search, write, and end."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _WHILE_MEASURING: dict[str, Value] = {
     "parallel.fsdp_plan.num_to_backward_prefetch": 0,
     "training.gradient_accumulation_steps": 1,
 }
-"""Settings of the measurement: without the features that a plan switches on."""
+"""Settings of the measurement: the features that a plan decides are off."""
 
 
 def prepare_search(native: NativeTrainer, request: NativeRequest) -> None:
-    """Measure the trainer's model where training would begin, and end the process."""
+    """Replace the trainer's ``train``: measure the model, search, write the results, and end the process."""
     native.set_values(_WHILE_MEASURING)
     found: list[FoundModules] = []
     before_sharding(native, lambda model: found.append(find_modules(model, native.config)))

@@ -1,6 +1,6 @@
 """Forward and backward time of every module without its submodules and without gathers and reductions.
 
-Hooks run around ``fully_shard``'s own: a module's time begins after its parameters are gathered and ends before its
+Hooks run around those of ``fully_shard``: a module's time begins after its parameters are gathered and ends before its
 gradients are reduced. The device is idle at every stamp, so each segment between two stamps belongs to one module.
 """
 
@@ -22,10 +22,10 @@ class Passed:
     head_us: float = 0.0
     tail_us: float = 0.0
     head_bytes: int = 0
-    """Transient bytes: in a forward that saves tensors above the level at the end, else above that at the beginning."""
+    """Transient bytes: above the level at the end in a forward that saves tensors, else above that at the start."""
     tail_bytes: int = 0
     head_made_bytes: int = 0
-    """Part of ``head_bytes``: parameter gradients, which later parts of a micro batch add to those of the first."""
+    """Part of ``head_bytes``: parameter gradients, which later parts of a micro batch add to the first part's."""
     tail_made_bytes: int = 0
     num_segments: int = 0
 
@@ -35,7 +35,7 @@ class _Segment:
     us: float = 0.0
     transient_bytes: int = 0
     later_bytes: int = 0
-    """``transient_bytes`` in a later part of a micro batch, which adds finished gradients to existing ones."""
+    """``transient_bytes`` in a later part of a micro batch, which adds its gradients to existing ones."""
 
     @property
     def made_bytes(self) -> int:
@@ -52,20 +52,20 @@ class _Frame:
 
 
 class Timeline:
-    """Times of the last step, by module name; ``order`` has the names by first call."""
+    """Times of the last step by module name, in microseconds; ``order`` has the names by first call."""
 
     def __init__(self, synchronize: Callable[[], None]) -> None:
         self.forward: dict[str, Passed] = {}
         self.backward: dict[str, Passed] = {}
         self.order: list[str] = []
         self.inputs: dict[str, tuple[int, bool]] = {}
-        """Bytes of each module's first tensor, and whether a gradient goes back through it."""
+        """Bytes of each module's first floating-point input, and whether any such input requires a gradient."""
         self.input_addresses: dict[str, int] = {}
         self.probe: MemoryProbe | None = None
         self.same_shape: dict[str, bool] = {}
         """Whether a module's first output has the shape of its first input."""
         self.shapes: dict[str, tuple[int, ...]] = {}
-        """Shapes of each module's first output."""
+        """Shape of each module's first output."""
         self.output_bytes: dict[str, int] = {}
         """Bytes of each module's outputs that receive a gradient."""
         self._synchronize = synchronize
@@ -79,7 +79,7 @@ class Timeline:
         self._hooked: set[int] = set()
 
     def attach(self, model: Any, names: Sequence[str]) -> list[Any]:
-        """Hook the modules of ``names``; returns handles whose ``remove()`` undoes it. Called after ``fully_shard``."""
+        """Hook the modules of ``names`` and return handles to remove the hooks; call it after ``fully_shard``."""
         self._handles = handles = list[Any]()
         for name in names:
             module = model.get_submodule(name) if name else model
@@ -92,7 +92,7 @@ class Timeline:
         return handles
 
     def start(self) -> None:
-        """Drop the last step."""
+        """Discard the times of the last step."""
         self.forward, self.backward, self._stack, self._since = {}, {}, [], None
         self._done = self.forward
 
@@ -161,19 +161,19 @@ class Timeline:
         return hook
 
     def _follow_gradients(self, module: Any) -> None:
-        """Hook the gathered parameters of ``module`` and its submodules to record when their gradient is finished."""
+        """Hook the gathered parameters of ``module`` and its submodules to record when their gradients are finished."""
         for parameter in module.parameters():
             if parameter.requires_grad and id(parameter) not in self._hooked:
                 self._hooked.add(id(parameter))
                 self._handles.append(parameter.register_post_accumulate_grad_hook(self._made_gradient))
 
     def _made_gradient(self, parameter: Any) -> None:
-        # A unit inside a module is hooked sharded, too: its reductions belong to no module.
+        # Sharded parameters of nested units are hooked, too; their hooks run in reductions, outside any module.
         if self.probe is None or self._since is None or not self._stack:
             return
         size = parameter.numel() * parameter.element_size()
         self._note_peak(self._base_bytes)
-        # A later part's gradient, those of the parts before, and their sum are live together.
+        # In a later part the new gradient, the accumulated one and their sum are live together.
         added = self.probe.current_bytes() - self._base_bytes - self._made_bytes + size
         segment = self._stack[-1].segments[-1]
         segment.later_bytes = max(segment.later_bytes, added)
@@ -249,7 +249,7 @@ class Timeline:
         self._resume()
 
     def _pop_to(self, name: str) -> None:
-        """Close the frames down to ``name``; its parent then begins another segment."""
+        """Close the frames from the innermost to ``name``; the parent of ``name`` then begins another segment."""
         self._pause()
         while self._stack:
             frame = self._stack.pop()

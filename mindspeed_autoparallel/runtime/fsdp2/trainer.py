@@ -19,7 +19,7 @@ from mindspeed_autoparallel.runtime.first_rank import print_once
 
 @dataclass(frozen=True)
 class NativeTrainer:
-    """The running trainer; ``module`` is the one that defines ``Trainer``, usually the script itself."""
+    """The running trainer; ``module`` is the Python module that defines ``Trainer``, usually the script."""
 
     module: ModuleType
     arguments: Any
@@ -33,7 +33,7 @@ class NativeTrainer:
             for part in parents:
                 node = getattr(node, part)
             if value is None:
-                vars(node)[last] = None  # a default of the host's, which its own check of assignments refuses
+                vars(node)[last] = None  # a default of the host, but its check of assignments refuses it
             else:
                 setattr(node, last, list(value) if isinstance(value, tuple) else value)
         parallel, training = self.arguments.parallel, self.arguments.training

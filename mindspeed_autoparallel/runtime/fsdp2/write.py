@@ -1,4 +1,4 @@
-"""From a measured profile to a plan, and to the user's own YAML with the plan's decisions."""
+"""Search for a plan from a measured profile, and write it and the user's YAML with its decisions."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from mindspeed_autoparallel.units import MIB
 
 
 def plan_and_write(native: NativeTrainer, request: NativeRequest, profile: ShardedProfile) -> None:
-    """Search for the cluster of ``request`` and write profile, plan, page and YAML; prints where they are."""
-    # OR-Tools takes most of a second to load.
+    """Search for the cluster of ``request``, and write profile, plan, page and YAML."""
+    # Importing OR-Tools takes most of a second.
     from mindspeed_autoparallel.planner.sharded.search import ShardedOptions, search_sharded
     from mindspeed_autoparallel.report.sharded import render_sharded_page
 

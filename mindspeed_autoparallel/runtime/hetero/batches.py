@@ -13,7 +13,7 @@ from mindspeed_autoparallel.runtime.state import of_process
 
 @dataclass
 class _Waiting:
-    """How batches wait."""
+    """Whether batches read ahead are kept packed."""
 
     packed: bool = False
 
@@ -23,7 +23,7 @@ def packed_while_waiting() -> Iterator[None]:
     """Keep batches read inside the block as bytes; each reader gets new tensors.
 
     On the CPU device, where host memory is the device's own, a memory-tracked step then counts only the batches in
-    use, like a device with its own memory.
+    use, as on a device with its own memory.
     """
     waiting = of_process(_Waiting)
     before, waiting.packed = waiting.packed, True
@@ -34,7 +34,7 @@ def packed_while_waiting() -> Iterator[None]:
 
 
 class StepBatches(Sequence[Any]):
-    """One rank's microbatches of a step; a batch that was taken is released."""
+    """One rank's microbatches of a step; ``take`` releases a batch."""
 
     def __init__(self, batches: Sequence[Any], packed: bool) -> None:
         self._batches, self._packed = list(batches), packed
@@ -63,7 +63,7 @@ class StepBatches(Sequence[Any]):
         return StepBatches(self._batches, self._packed)
 
     def handed_over(self) -> Iterator[Any]:
-        """Yield every batch, taken when it is needed."""
+        """Yield every batch, taking it when it is requested."""
         for microbatch in range(len(self)):
             yield self.take(microbatch)
 
@@ -71,7 +71,7 @@ class StepBatches(Sequence[Any]):
 def pull(data_iterator: Any, num_microbatches: int) -> tuple[StepBatches | None, Any]:
     """Return the step's raw batches on ranks that have an iterator, and iterators over them for the stock schedule.
 
-    The schedule takes a batch after the encoders have read it.
+    The schedule takes each batch after the encoders have read it.
     """
     several = isinstance(data_iterator, list)
     sources = data_iterator if several else [data_iterator]

@@ -1,4 +1,4 @@
-"""Other keys of a module's block of model.json, checked against its sizes and the number of ranks."""
+"""Checks of the other keys of a module's block in model.json against its sizes and the number of ranks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from mindspeed_autoparallel.files import shown
 def check_block(
     where: str, block: Mapping[str, object], sizes: Mapping[str, int], role: str, world_size: int, source: str
 ) -> None:
-    """Raise ``ConfigError`` where the block contradicts ``sizes`` (tp, pp, cp) or ``world_size``.
+    """Raise ``ConfigError`` if the block contradicts ``sizes`` (tp, pp, cp) or ``world_size``.
 
-    ``where``: the block's path in the file ``source``; ``role``: of the module.
+    ``where``: the block's path in the file ``source``; ``role``: the module's, one of ``layouts.ROLES``.
     """
     size = sizes["tp"] * sizes["pp"] * sizes["cp"]
     if world_size % size:
@@ -41,7 +41,7 @@ def check_block(
 
 
 def _check_world(where: str, block: Mapping[str, object], world_size: int, size: int, source: str) -> None:
-    """Refuse ``dp``, ``ranks`` and ``ep`` that contradict the job: they would have no effect."""
+    """Raise ``ConfigError`` for ``dp``, ``ranks`` and ``ep`` that contradict the job: they would have no effect."""
     follows = {"dp": world_size // size, "ranks": world_size, "ep": 1}
     why = {
         "dp": f"{world_size} ranks / (tp x pp x cp = {size}) = {follows['dp']}",
@@ -58,7 +58,7 @@ def _check_world(where: str, block: Mapping[str, object], world_size: int, size:
 
 
 def _check_stages(where: str, block: Mapping[str, object], stages: int, source: str) -> None:
-    """Refuse a pipeline of a module beside the backbone with a stage that has no layer."""
+    """Raise ``ConfigError`` if a stage of an encoder's or generator's own pipeline has no layer."""
     num_layers = block.get("num_layers")
     if isinstance(num_layers, int) and num_layers < stages:
         raise ConfigError(
@@ -93,7 +93,7 @@ def _ffn_sizes(block: Mapping[str, object]) -> Iterator[int]:
 
 
 def _heads(block: Mapping[str, object]) -> Iterator[int]:
-    """Yield attention heads of the block and of the blocks in it; a projector's are a formality of its file."""
+    """Yield attention heads of the block and of the blocks in it, except projectors, which have no attention."""
     heads = block.get("num_attention_heads", block.get("num_heads"))
     if isinstance(heads, int):
         yield heads

@@ -1,7 +1,7 @@
 """Model and optimizer of a hetero-parallel job, built by the host's own functions.
 
-Every rank builds every encoder under the encoder's state and attaches it to its first model chunk, on every pipeline
-stage: state-dict keys are those of a homogeneous model, and checkpoints see all replicas.
+Every rank, on every pipeline stage, builds every encoder under the encoder's state and attaches it to its first model
+chunk: state-dict keys are those of a homogeneous model, and checkpoints see all replicas.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mindspeed_autoparallel.runtime.hetero.layouts import ModuleLayout
 
 
 def build_model(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
-    """Wrap the host's ``get_model``: the chunks as the host builds them, each encoder under its own layout."""
+    """Wrap the host's ``get_model``: the host builds the chunks, and each encoder is built under its own layout."""
     job = current_job()
     if job.states is None or job.layout is None:
         return wrapped(*args, **kwargs)
@@ -100,8 +100,10 @@ def _build_encoder(module: ModuleLayout, host: Any) -> Any:
 
 
 def _megatron_config(module: Any) -> Any:
-    """Return the first complete config in the module tree: MindSpeed-MM's encoders hold their block of model.json as
-    ``config``, and its parts a separate record with Megatron's fields."""
+    """Return the first config in the module tree with every ``ModelParallelConfig`` field that has a default.
+
+    The ``config`` of MindSpeed-MM's encoders is their block of model.json; only their submodules have Megatron's.
+    """
     from megatron.core.model_parallel_config import ModelParallelConfig
 
     needed = [field.name for field in fields(ModelParallelConfig) if field.default is not MISSING]
@@ -131,8 +133,7 @@ def adapter_class(name: str, adapter: str) -> Any:
 
 @contextlib.contextmanager
 def _same_start(offset: int) -> Iterator[None]:
-    """Inside the block, set the default generators to the state of every other rank with this ``offset`` to the seed;
-    restore them afterwards."""
+    """Seed the default generators with the job's seed plus ``offset`` inside the block; restore them afterwards."""
     import torch
 
     default, accelerator = torch.get_rng_state(), torch.cuda.get_rng_state()
@@ -149,7 +150,7 @@ def _unchanged(value: Any) -> Any:
 
 
 def _attaching(provider: Callable[..., Any], hosts: list[Any]) -> Callable[..., Any]:
-    """Return the host's model provider; the first chunk it returns gets the other modules."""
+    """Return a model provider that attaches the other modules to the host's first chunk."""
     job = current_job()
     attached: list[Any] = []
 
@@ -181,7 +182,7 @@ def _attach(chunk: Any, module: ModuleLayout, built: Any) -> None:
 
 
 def _zero_together(chunk: Any, ddps: list[Any]) -> None:
-    """Zero the encoders' gradients whenever the host zeroes its chunks'."""
+    """Zero the gradients of ``ddps`` whenever the host zeroes those of ``chunk``."""
     original = chunk.zero_grad_buffer
 
     def zero_grad_buffer(*args: Any, **kwargs: Any) -> None:
@@ -193,7 +194,7 @@ def _zero_together(chunk: Any, ddps: list[Any]) -> None:
 
 
 def _save_under_own_state(name: str, module: Any) -> None:
-    """Describe the module's part of a checkpoint under its own state, with its own replicas."""
+    """Make the module build its part of a checkpoint under its own state, with its own replicas."""
     job = current_job()
     original = getattr(module, "sharded_state_dict", None)
     if original is None:

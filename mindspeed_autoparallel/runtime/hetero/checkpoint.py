@@ -1,7 +1,7 @@
 """Encoders' random states in a checkpoint: ``hetero_random_states.json`` beside the host's files of the same step.
 
-The host saves the current module's generators. The others' belong to a layout: they are restored if every
-module has the same layout as before, otherwise encoders start from the seed, with a line in the log.
+The host saves the current module's generators. Those of the other modules depend on the layout: they are restored if
+every module has the same layout as before; otherwise these modules start from the seed, with a line in the log.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SCHEMA_VERSION = 1
 
 
 def save(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
-    """Wrap the host's ``save_checkpoint``."""
+    """Wrap the host's ``save_checkpoint``: rank 0 also writes the random states of all ranks (collective)."""
     job = current_job()
     result = wrapped(*args, **kwargs)
     given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
@@ -40,7 +40,7 @@ def save(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str
 
 
 def load(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
-    """Wrap the host's ``load_checkpoint``."""
+    """Wrap the host's ``load_checkpoint``: also restore this rank's random states, if the layouts are the same."""
     job = current_job()
     result = wrapped(*args, **kwargs)
     given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
@@ -76,7 +76,7 @@ def _layout() -> dict[str, dict[str, int]]:
 
 
 def _own_states() -> dict[str, object]:
-    """Return this rank's generators of every encoder, as text."""
+    """Return this rank's random states of every encoder and generator, as text."""
     job = current_job()
     assert job.random is not None
     states: dict[str, object] = {}
@@ -102,7 +102,7 @@ def _take_up(states: Mapping[str, Any]) -> None:
 
 
 def _text(state: Any) -> str:
-    """Return a state, or a generator (Megatron keeps those under CUDA graphs)."""
+    """Return a random state as base64; ``state`` may be a generator, which Megatron keeps under CUDA graphs."""
     state = state.get_state() if hasattr(state, "get_state") else state
     return base64.b64encode(state.cpu().numpy().tobytes()).decode("ascii")
 

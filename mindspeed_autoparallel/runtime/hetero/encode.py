@@ -1,8 +1,8 @@
-"""Encoding one macro-batch: send inputs to the owner, run the encoder under its state, send outputs to the first stage;
+"""One macro-batch: send inputs to the owner, encode them under the encoder's state, send outputs to the first stage;
 then the backward.
 
-An encoder with its own pipeline has a macro-batch on each of its stages: inputs go to the first, outputs come from the
-last, and ``pipeline`` runs the stages between.
+With its own pipeline, each stage of the encoder has its ``MacroBatch``: inputs go to the first stage, outputs come from
+the last, and ``pipeline`` runs the stages between.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class MacroBatch:
     """The items of a few microbatches that one encoder computes together, from inputs to gradients.
 
     ``start`` and ``finish`` produce the output rows, ``start_backward`` and ``finish_backward`` consume their
-    gradients; work between a start and its finish overlaps with the transfer. Each is collective, in the same order on
+    gradients; work between a start and its finish overlaps the transfer. Each call is collective, in the same order on
     every rank. ``keep_graph`` False drops the graph after the forward and runs the encoder again before its backward.
     """
 
@@ -58,7 +58,7 @@ class MacroBatch:
 
     @property
     def empty(self) -> bool:
-        """Return whether no rank has an item: then no rank computes or sends anything."""
+        """Return whether no rank has an item, so that no rank computes or sends anything."""
         return not self._plan.items
 
     @property
@@ -75,7 +75,7 @@ class MacroBatch:
         return shape
 
     def start(self, inputs: Mapping[int, torch.Tensor]) -> None:
-        """Encode and send. ``inputs``: rows of the items this rank holds, by index ``[input_rows, *input_shape]``."""
+        """Encode and send. ``inputs``: rows ``[input_rows, *input_shape]`` of the items this rank holds, by index."""
         if self.empty:
             return
         self.start_inputs(inputs)
@@ -97,12 +97,12 @@ class MacroBatch:
         )
 
     def advance(self, received: torch.Tensor | None) -> torch.Tensor:
-        """Run this stage's forward and send the last stage's rows; the encoder's state is current.
+        """Run this stage's forward and send the last stage's rows; the encoder's state must be current.
 
         ``received``: output of the previous stage, None on the first stage, which uses the inputs.
         """
         adapter = self._encoder.adapter
-        # The plan orders pieces by source; the encoder takes its items in their own order.
+        # The plan orders pieces by source; the encoder takes them by item.
         by_item = [rows for _, rows in sorted(self._arrived(), key=lambda pair: pair[0].item)]
         if self._stage == 0:
             self._rows = _joined(by_item, adapter.input_shape, adapter.input_dtype, self._device)
@@ -121,8 +121,10 @@ class MacroBatch:
         return detached
 
     def finish(self, items: Sequence[int]) -> torch.Tensor:
-        """Return output rows of these items, which this rank merges, one after another; rows of other ranks' tokens are
-        0."""
+        """Return the output rows of ``items``, which this rank merges, one after another: ``[rows, *output_shape]``.
+
+        Rows of other ranks' tokens are 0.
+        """
         adapter = self._encoder.adapter
         first, total = {}, 0
         for item in items:
@@ -145,7 +147,7 @@ class MacroBatch:
         if self.empty:
             return
         with self._running():
-            # A recomputed forward needs no gradient: it hides the transfer.
+            # A recomputed forward does not need the incoming gradients, so it hides their transfer.
             _, output = self.graph(None)
             torch.autograd.backward(output, self.output_gradient(output))
         self.forget()
@@ -161,7 +163,7 @@ class MacroBatch:
         return leaf, output
 
     def output_gradient(self, output: torch.Tensor) -> torch.Tensor:
-        """Return the gradient of ``output``, this replica's rows (a dummy's: zero), once it arrived."""
+        """Wait for the gradient of ``output``, this replica's rows, and return it; zero for a dummy."""
         return self._placed(output, self._arrived())
 
     def _placed(self, output: torch.Tensor, arrived: Arrived) -> torch.Tensor:
@@ -171,7 +173,7 @@ class MacroBatch:
         return gradient
 
     def forget(self) -> None:
-        """Release everything; data that this rank no longer needs may still be on its way."""
+        """Wait for a pending transfer, drop its rows, and release all tensors."""
         self._arrived()
         self._output = self._leaf = self._rows = None
 
@@ -190,7 +192,7 @@ class MacroBatch:
         items: Sequence[Any] = [self._plan.items[i] for i in self._mine]
         rows = self._rows
         if not items:
-            # A dummy's rows reach no module: its gradient stays zero, but all collectives are issued.
+            # No module uses a dummy's rows: its gradient is zero. It runs so that every rank issues all collectives.
             rows, items = adapter.dummy()
         with torch.set_grad_enabled(graph):
             output: torch.Tensor = (

@@ -1,4 +1,4 @@
-"""Communication between ranks: rows, by one all-to-all-v per plan, and items, by at most one all-gather a step."""
+"""Communication between ranks: rows, by one all-to-all-v per plan, and items, by an all-gather per group and step."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class AllToAll:
         self._place = {r: place for place, r in enumerate(ranks)}
         self.moved = BytesMoved()
         self.seconds = 0.0
-        """Time the host spent packing, sending and waiting."""
+        """Seconds this process spent packing, sending and waiting."""
 
     def start(
         self,
@@ -100,7 +100,7 @@ class AllToAll:
 
 
 def local_items(adapter: ItemAdapter, batches: Sequence[Any], replica: int) -> list[Item]:
-    """Return items of this rank's microbatches; ``ConfigError`` names the sample whose sizes cannot be."""
+    """Return the items of this rank's microbatches; ``ConfigError`` names a sample that has an item without rows."""
     items = []
     for microbatch, batch in enumerate(batches):
         for found in adapter.items(batch):
@@ -114,15 +114,15 @@ def local_items(adapter: ItemAdapter, batches: Sequence[Any], replica: int) -> l
 
 
 def items_of_replicas(own: Sequence[Item], replicas: Sequence[int]) -> list[Item]:
-    """Return the items of all ``replicas`` for a rank that runs alone: its own, repeated for each of them."""
+    """Return the items of all ``replicas`` for a rank that runs alone: its own, repeated for each replica."""
     return [replace(item, dp_replica=replica) for replica in replicas for item in own]
 
 
 class ItemGather:
-    """Gathers the items of all encoders that exchange in ``group`` on its ranks: one all-gather a step.
+    """Gathers the items of all encoders that exchange in ``group`` on its ranks, usually by one all-gather a step.
 
-    Ranks have different numbers of items. The message has a fixed capacity, which grows when a step needs more:
-    every rank sees this in the received sizes, and such a step takes a second all-gather.
+    Ranks have different numbers of items. The message has a fixed capacity, which grows when a step needs more: every
+    rank detects this from the received sizes, and that step takes a second all-gather.
     """
 
     def __init__(self, group: Any) -> None:
@@ -151,7 +151,7 @@ class ItemGather:
         return everyones
 
     def _exchange(self, numbers: list[float], device: Any) -> list[list[float]]:
-        """Return as much of every rank's ``numbers`` as fits; the first is their count."""
+        """Return every rank's ``numbers``, cut to the capacity; the first of each is their count."""
         fitting = numbers[: self._room]
         message = torch.tensor(fitting + [0.0] * (self._room - len(fitting)), dtype=torch.float64, device=device)
         received = torch.empty(self._size * self._room, dtype=torch.float64, device=device)

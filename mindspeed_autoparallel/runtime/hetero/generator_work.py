@@ -113,7 +113,7 @@ class GeneratorWork:
         original: Callable[..., Any],
         trains: bool,
     ) -> None:
-        """Set up one microbatch; ``original``: the module's own forward, even if its calls are replaced now."""
+        """Set up one microbatch; ``original``: the module's own forward, whose calls may be replaced at present."""
         self._session, self._comm, self._plans, self._items = session, comm, plans, items
         self._original, self._trains = original, trains
         self._module = comm.encoder.module
@@ -132,7 +132,7 @@ class GeneratorWork:
     def transfer(
         self, pieces: Sequence[Piece], rows_of: Callable[[Piece], torch.Tensor], kind: str, *, scalar: bool = False
     ) -> Transfer:
-        """Send rows in the decoder's form, or (``scalar``) one fp32 number for each."""
+        """Send rows as the decoder outputs them, or (``scalar``) one fp32 number for each."""
         shape = () if scalar else self._adapter.output_shape
         dtype = torch.float32 if scalar else self._adapter.output_dtype
         return self._comm.exchange.start(pieces, rows_of, row_shape=shape, dtype=dtype, device=self._device, kind=kind)
@@ -168,9 +168,9 @@ class GeneratorWork:
         self._weights = self._placed(weights.finish(), (), torch.float32) if weights is not None else None
 
     def compute(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the losses of this replica's rows and, where it trains, the rows' gradients.
+        """Return the losses of this replica's rows and, in training, the rows' gradients.
 
-        With its own pipeline the losses are on the last stage and the gradients on the first; elsewhere empty.
+        With its own pipeline the last stage returns the losses and the first the gradients; other results are empty.
         """
         if self._comm.num_stages > 1:
             return self._compute_in_stages()
@@ -178,7 +178,7 @@ class GeneratorWork:
         items: Sequence[Any] = [self._items[i] for i in self._mine]
         rows, targets, weights = self._rows, self._targets, self._weights
         if not items:
-            # Nobody waits for a dummy's losses: they weigh nothing, but all collectives are issued.
+            # A dummy's losses have weight 0 and no reader; it runs because every rank must issue all collectives.
             rows, own_targets, items = adapter.dummy()
             weights = None if weights is None else torch.zeros(rows.shape[0], device=self._device)
             targets = [own_targets]
@@ -224,7 +224,7 @@ class GeneratorWork:
         )
 
     def _dummy_batch(self) -> ItemOnStage:
-        # Nobody waits for a dummy's losses: they weigh nothing, but all collectives are issued.
+        # As in ``compute``: a dummy runs because every rank must issue all collectives.
         rows, targets, items = self._adapter.dummy()
         targets = targets if self._on_last_stage else None
         weights = torch.zeros(rows.shape[0], device=self._device)

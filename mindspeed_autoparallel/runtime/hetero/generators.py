@@ -1,8 +1,8 @@
 """A generator's part of a step: it receives the decoder's rows and returns losses and the gradients of the rows.
 
-It works between the last stage's forward and backward of each microbatch, on all ranks. The model calls it as usual;
-the call returns losses of zero. The rows are exchanged in the backward of these losses, which the stock schedule runs
-with the scale that it and the host's loss function apply: scale and gradients are exact for any host.
+It runs between the last stage's forward and backward of each microbatch, on all ranks. The model calls it as usual,
+and the call returns losses of zero. The rows are exchanged in the backward of these losses, to which the stock schedule
+and the host's loss function apply their scale, so gradients are exact for any host.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ class GeneratorStep:
         if self.forward_only:
             self._rows = rows
             return rows.new_zeros(rows.shape[0], dtype=torch.float32)
-        # Behind a frozen decoder some tensor must still require a gradient.
+        # With a frozen decoder, some tensor must still require a gradient.
         root = torch.zeros((), device=rows.device, requires_grad=True)
         losses: torch.Tensor = _Losses.apply(rows, root, self, self.current)  # type: ignore[no-untyped-call]
         return losses
 
     def after_forward(self) -> None:
-        """Check on the last stage that the model called the generator; without training, exchange at once."""
+        """Check on the last stage that the model called the generator; in a forward-only step, exchange at once."""
         if self._called == self.current and not self.forward_only:
             return
         rows = self._rows
@@ -100,7 +100,7 @@ class GeneratorStep:
         self.exchange(self.current, GivenRows(rows, weights))
 
     def check_done(self, count: int) -> None:
-        """Raise if the loss function left the generator's losses out, so that their backward never ran."""
+        """Raise ``ConfigError`` if the loss function left the generator's losses out: their backward then never ran."""
         if self.done != count:
             raise ConfigError(
                 f"the loss of microbatch {self.done} does not depend on what {self.name} returned. The loss function "
@@ -110,7 +110,7 @@ class GeneratorStep:
     def exchange(self, microbatch: int, given: GivenRows | None) -> torch.Tensor | None:
         """Send rows to their owners, run the generator there, and return the gradient of ``given.rows``.
 
-        ``given``: ``None`` on ranks that are not of the last stage.
+        ``given``: ``None`` on ranks outside the last stage, which get ``None``.
         """
         with self.session.times.during("generate", self.comm.exchange):
             gradient = self._exchange(microbatch, given)
@@ -145,7 +145,7 @@ class GeneratorStep:
     def _finish(
         self, given: GivenRows | None, gradients: Arrived, losses: Arrived, places: Places
     ) -> torch.Tensor | None:
-        """Record the losses, and return the gradient of the rows on ranks of the last stage."""
+        """Record the losses and return the gradient of the rows, on ranks of the last stage."""
         if given is None:
             return None
         device = given.rows.device
@@ -197,7 +197,7 @@ class GeneratorStep:
 
 
 class _Losses(torch.autograd.Function):
-    """Losses of zero; their backward runs the generator and gives the gradient of the rows."""
+    """Losses of zero; their backward runs the generator and returns the gradient of the rows."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, root: torch.Tensor, step: GeneratorStep, microbatch: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The one hetero-parallel job of this process: the requested layouts, the states, and the built modules."""
+"""The hetero-parallel job of this process: the requested layouts, the states, and the built modules."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _MINDSPEED_MM = {
 
 
 class HeteroJob:
-    """Inactive until ``begin``; then the patched functions of the host fill it in."""
+    """One training; inactive until ``begin``, and then filled in by the host's patched functions."""
 
     def __init__(self) -> None:
         self.layout: HeteroLayout | None = None
@@ -70,7 +70,7 @@ class HeteroJob:
         self.session: HeteroSession | None = None
 
     def begin(self, layout: HeteroLayout, scales: dict[str, int], arguments: argparse.Namespace) -> None:
-        """Train under ``layout``; ``arguments``: the host's namespace."""
+        """Activate the job with ``layout``; ``arguments``: the host's namespace."""
         self.layout, self.scales, self.arguments = layout, scales, arguments
 
     def offer(self, hosts: Mapping[str, HostModule]) -> None:
@@ -78,8 +78,10 @@ class HeteroJob:
         self.hosts.update(hosts)
 
     def adapter_of(self, module: ModuleLayout) -> str | None:
-        """Return the adapter named in model.json, or MindSpeed-MM's own on that host; ``None`` if the host registered
-        it."""
+        """Return the adapter of ``module``: from model.json, or the built-in one for MindSpeed-MM.
+
+        ``None`` if the host registered a builder, or if there is none.
+        """
         known = module.adapter is None and module.name not in self.hosts and "mindspeed_mm" in sys.modules
         return _MINDSPEED_MM.get(module.name) if known else module.adapter
 
@@ -112,7 +114,7 @@ class HeteroJob:
 
 
 def current_job() -> HeteroJob:
-    """Return the one training of this process; ``--hetero-parallel`` begins it."""
+    """Return this process's job; ``--hetero-parallel`` activates it."""
     return of_process(HeteroJob)
 
 
@@ -172,7 +174,7 @@ def _overlays(layout: HeteroLayout) -> dict[str, dict[str, object]]:
 
 
 def seed(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
-    """Wrap the host's seeding: its tracker becomes the backbone's, and each encoder gets another."""
+    """Wrap the host's seeding: its random states become the backbone's, and every other module gets its own."""
     job = current_job()
     result = wrapped(*args, **kwargs)
     if job.states is not None:
@@ -184,7 +186,7 @@ def seed(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str
 
 
 def schedule(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
-    """Wrap ``get_forward_backward_func``: the stock schedule as the middle one of three phases."""
+    """Wrap ``get_forward_backward_func``: run the stock schedule as the second of three phases."""
     job = current_job()
     stock = wrapped(*args, **kwargs)
     if job.session is None:

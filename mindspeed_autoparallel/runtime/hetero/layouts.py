@@ -1,9 +1,9 @@
 """The modules of a hetero-parallel job, read from model.json and checked before anything is built (pure Python).
 
 A top-level block that carries ``tp``, ``pp`` or ``cp``, itself or in a block inside it, is a module and trains under
-these sizes as a whole (an image encoder with its projector); its name is the default attribute of the model, and an
-optional ``"hetero": {"attr", "role", "adapter"}`` in the block overrides. Exactly one module is the backbone; a block
-whose name ends in ``_generator`` is a generator after it, the others are encoders before it.
+these sizes as a whole (an image encoder with its projector). Its name is also the model's attribute by default;
+``"hetero": {"attr", "role", "adapter"}`` in the block overrides the defaults. Exactly one module is the backbone; a
+block whose name ends in ``_generator`` is a generator after it, the others are encoders before it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ModuleLayout:
     role: str = "encoder"
     adapter: str | None = None
     sequence_parallel: bool = False
-    """Sequence parallelism of an encoder; the backbone's is the host's flag."""
+    """Sequence parallelism of an encoder; for the backbone the host's flag applies."""
 
     def data_parallel_size(self, world_size: int) -> int:
         return world_size // (self.tensor_size * self.pipeline_size * self.context_size)
@@ -44,7 +44,7 @@ class ModuleLayout:
 
 @dataclass(frozen=True)
 class HeteroLayout:
-    """The backbone, the encoders before it and the generators behind it, each in file order."""
+    """The backbone, the encoders before it and the generators after it, each in file order."""
 
     backbone: ModuleLayout
     encoders: tuple[ModuleLayout, ...]
@@ -100,7 +100,7 @@ def read_layout(model: Mapping[str, object], *, world_size: int, source: str = "
 def _check_generators(
     generators: Sequence[ModuleLayout], backbone: ModuleLayout, model: Mapping[str, object], source: str
 ) -> None:
-    """Refuse settings that generators do not support, with the remedy."""
+    """Raise ``ConfigError``, with the remedy, for settings that generators do not support."""
     if len(generators) > 1:
         raise ConfigError(
             f"{source}: {', '.join(m.name for m in generators)} lie behind {backbone.name}, but only one can train "
@@ -203,7 +203,7 @@ def _sequence_parallel(where: str, block: Mapping[str, object], role: str, tenso
 
 
 def encoder_scale(module: ModuleLayout, micro_batch_size: int, default: int) -> int:
-    """Return microbatches that ``module`` encodes together: from its own mbs, otherwise ``default`` (the flag's)."""
+    """Return how many microbatches ``module`` encodes together: from its own mbs, otherwise ``default``, the flag's."""
     own = module.micro_batch_size
     if own is None:
         return default
@@ -216,7 +216,7 @@ def encoder_scale(module: ModuleLayout, micro_batch_size: int, default: int) -> 
 
 
 def check_script_sizes(tensor: int, pipeline: int, context: int) -> None:
-    """Refuse TP, PP and CP other than 1 in the launch script: model.json holds the sizes."""
+    """Raise ``ConfigError`` for TP, PP or CP other than 1 in the launch script: model.json has the sizes."""
     if (tensor, pipeline, context) != (1, 1, 1):
         raise ConfigError(
             f"--hetero-parallel takes tp/pp/cp from model.json, but the script sets TP {tensor}, PP {pipeline}, "
@@ -225,7 +225,7 @@ def check_script_sizes(tensor: int, pipeline: int, context: int) -> None:
 
 
 def check_batch(global_batch_size: int, micro_batch_size: int, data_parallel_size: int) -> int:
-    """Return microbatches per step; ``ConfigError`` when the global batch is not a multiple (it is never rewritten)."""
+    """Return the microbatches per step; ``ConfigError`` if the global batch is no multiple (it is never changed)."""
     per_step = micro_batch_size * data_parallel_size
     if global_batch_size % per_step:
         raise ConfigError(
@@ -236,7 +236,7 @@ def check_batch(global_batch_size: int, micro_batch_size: int, data_parallel_siz
 
 
 def check_scale(scale: int, num_microbatches: int, said_by: str = "--hetero-encoder-mbs-scale") -> None:
-    """Refuse an encoder batch scale that is not between 1 and the number of microbatches of a step.
+    """Raise ``ConfigError`` for an encoder batch scale outside 1 to ``num_microbatches``, those of a step.
 
     ``said_by``: the origin of the value, the flag or a module's mbs.
     """

@@ -20,7 +20,7 @@ from mindspeed_autoparallel.runtime.hetero.session import EncoderComm, HeteroSes
 
 @dataclass
 class _Window:
-    """A few microbatches that are encoded together."""
+    """Consecutive microbatches that are encoded together."""
 
     microbatches: range
     items: list[Item]
@@ -30,7 +30,7 @@ class _Window:
 class EncoderStep:
     """All macro-batches of one encoder in one step. Every method is collective, in the same order on every rank.
 
-    ``everyones``: the items of all ranks that exchange with this one. A method's ``k`` counts macro-batches.
+    ``everyones``: the items of all ranks that exchange with this one. ``k``: index of a macro-batch in the step.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class EncoderStep:
         return self._windows[k].microbatches.stop - 1
 
     def encode(self, ks: Sequence[int]) -> None:
-        """Encode macro-batches; the rows of one are sent while the next is computed, and then passed to the model."""
+        """Encode macro-batches, and cache their rows for the model; rows are sent while the next one is computed."""
         if self._comm.num_stages > 1:
             macros = [self._prepare(k) for k in ks]
             with self._encoding():
@@ -85,8 +85,10 @@ class EncoderStep:
             self._finish(ks[-1])
 
     def take_back(self, ks: Sequence[int]) -> None:
-        """Send the gradients of macro-batches to their owners and run the encoder's backward; without training, only
-        drop the rows."""
+        """Send the gradients of macro-batches to their owners and run the encoder's backward.
+
+        If the encoder does not train, only drop the rows.
+        """
         if self._comm.num_stages > 1:
             macros = [self._start_backward(k) for k in ks]
             if self.train:
@@ -106,7 +108,7 @@ class EncoderStep:
             self._finish_backward(ks[-1])
 
     def _prepare(self, k: int) -> MacroBatch:
-        """Plan which replica encodes which item."""
+        """Plan which replica encodes which item, and create the macro-batch."""
         session, comm, window = self._session, self._comm, self._windows[k]
         with session.times.during("planning"):
             plan = make_plan(
@@ -131,7 +133,7 @@ class EncoderStep:
         return window.macro
 
     def _finish(self, k: int) -> None:
-        """Wait for the rows, from which the model's calls for these microbatches are served."""
+        """Wait for the rows, and cache them for the model's calls for these microbatches."""
         window = self._windows[k]
         assert window.macro is not None
         with self._encoding():
@@ -141,7 +143,7 @@ class EncoderStep:
                 self.outputs.put(microbatch, part, self.train)
 
     def _start_backward(self, k: int) -> MacroBatch:
-        """Send the gradients that the backbone left on this rank's rows; without training, only drop the rows."""
+        """Send the gradients of this rank's rows; if the encoder does not train, only drop the rows."""
         window = self._windows[k]
         assert window.macro is not None
         if not self.train:
@@ -184,7 +186,7 @@ class EncoderStep:
                 yield microbatch, indices
 
     def _held_inputs(self, window: _Window) -> dict[int, torch.Tensor]:
-        """Return input rows of the items in this rank's own batches, by index."""
+        """Return the input rows of the items in this rank's own batches, by index."""
         held: dict[int, torch.Tensor] = {}
         if self._batches is None:
             return held

@@ -1,7 +1,7 @@
-"""The trainable modules: one DDP per module under its own state, the module tree untouched.
+"""The trainable modules: one DDP per module under its own state, with the module tree unchanged.
 
-The backbone's DDP wraps the whole model chunk but must see only the backbone's parameters: the encoders' parameters are
-marked as needing no gradient while it is built, and the marks are taken back afterwards.
+The backbone's DDP wraps the whole model chunk but must register only the backbone's parameters: ``requires_grad`` of
+the encoders' parameters is cleared while it is built, and restored afterwards.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mindspeed_autoparallel.runtime.hetero.states import ModuleStates
 
 
 class OrderedReduction:
-    """The buckets of one DDP in the order in which every rank starts their reductions."""
+    """Starts the reductions of one DDP's bucket groups in the same order on every rank."""
 
     def __init__(self, ddp: Any) -> None:
         self._ddp = ddp
@@ -28,15 +28,17 @@ class OrderedReduction:
         self._num_started = 0
         self._ordering = False
         self.num_by_hooks = 0
-        """Reductions that started during a backward, since the beginning."""
+        """Number of reductions that hooks started during last backwards, since creation."""
         self.num_in_all = 0
         for number, group in enumerate(groups):
             group.start_grad_sync = functools.partial(self._is_ready, number)
 
     @contextlib.contextmanager
     def during(self, *, is_last: bool) -> Iterator[None]:
-        """Run one macro-batch's backward inside the block; the last one's hooks start reductions, and the remaining
-        ones start after it. Every rank calls this for every macro-batch."""
+        """Run one macro-batch's backward inside the block. Every rank calls this for every macro-batch.
+
+        In the last one, hooks start reductions; the remaining reductions start after the block.
+        """
         if not is_last:
             with self._ddp.no_sync():
                 yield
@@ -51,9 +53,9 @@ class OrderedReduction:
         self._ordering = False
 
     def _is_ready(self, number: int, *arguments: Any, **named: Any) -> None:
-        """Stand in for a bucket's ``start_grad_sync``."""
+        """Replace a bucket group's ``start_grad_sync``."""
         if not self._ordering:
-            # Megatron starts the reduction again if it has no record of the first start: on the first step.
+            # On the first step, finish_grad_sync starts every reduction again; Megatron ignores the second start.
             self._starts[number](*arguments, **named)
             return
         self._ready[number] = True
@@ -113,7 +115,7 @@ def broadcast_parameters(states: ModuleStates, encoder: Encoder) -> None:
 
 
 def agree_trainable(states: ModuleStates, encoder: Encoder) -> None:
-    """Count the encoder as trainable on every pipeline stage if it is on one (a frozen tower, a trained projector)."""
+    """Mark the encoder as trainable on every pipeline stage if it is on one (a frozen tower, a trained projector)."""
     import torch
 
     with states.use(encoder.name):
@@ -127,8 +129,11 @@ def agree_trainable(states: ModuleStates, encoder: Encoder) -> None:
 
 
 def build_ddp(states: ModuleStates, encoder: Encoder, ddp_config: Any, *, may_overlap: bool = False) -> None:
-    """Give a trainable encoder its DDP: a pure sum over data x context ranks, once after its last backward, or
-    (``may_overlap``, where the host overlaps and the encoder has no pipeline) bucket by bucket during it."""
+    """Wrap a trainable encoder in a DDP that sums gradients over data x context ranks.
+
+    It reduces once, after the last backward. With ``may_overlap``, if the host overlaps and the encoder has no
+    pipeline, it reduces bucket by bucket during that backward.
+    """
     from megatron.core.distributed import DistributedDataParallel
 
     agree_trainable(states, encoder)

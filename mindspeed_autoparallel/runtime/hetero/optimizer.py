@@ -1,7 +1,8 @@
 """One optimizer over modules with different layouts: Megatron's own chain, each part working under its module's state.
 
 The total norm is the root of the sum of squares over modules, each module excluding its duplicates under its own tensor
-ranks; one coefficient clips all. All parts share one loss scaler that sees one verdict on infinities.
+ranks; one coefficient clips all. All parts share one loss scaler, updated once a step with their joint verdict on
+infinities.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _METHODS = (
 
 
 class _OneScaler:
-    """Stands in for every part's loss scaler: collects all verdicts, updates once."""
+    """Replaces every part's loss scaler: collects the parts' verdicts on infinities, and updates once."""
 
     def __init__(self, scaler: Any) -> None:
         self._scaler = scaler
@@ -32,7 +33,7 @@ class _OneScaler:
         self._found |= bool(found_inf)
 
     def commit(self) -> bool:
-        """Agree with all ranks on infinities (collective), make the one real update, and return the verdict."""
+        """Combine the verdicts of all ranks (collective), update the real scaler, and return the result."""
         import torch
 
         flag = torch.tensor([float(self._found)], device=self._scaler.scale.device)
@@ -57,7 +58,7 @@ def _under(states: ModuleStates, name: str, method: Callable[..., Any]) -> Calla
 
 @functools.cache
 def _optimizer_class() -> type:
-    """Return the chain's class; its base is Megatron's, which is imported only once one is built."""
+    """Return the class of the chain; its base, Megatron's, is imported only when an optimizer is built."""
     from megatron.core.optimizer.optimizer import ChainedOptimizer
 
     class HeteroOptimizer(ChainedOptimizer):  # type: ignore[misc]
@@ -71,7 +72,7 @@ def _optimizer_class() -> type:
             return self.scaler.commit() if self.scaler is not None else found
 
         def sharded_state_dict(self, model_sharded_state_dict: Any, is_loading: bool = False, **kwargs: Any) -> Any:
-            """Return the state dict of a homogeneous run's optimizer, if the parts' kind allows it."""
+            """Return the state dict of a homogeneous run's optimizer; a chain's, if the parts cannot be joined."""
             if not _joins(self.parts, kwargs.get("metadata") or {}):
                 return super().sharded_state_dict(model_sharded_state_dict, is_loading, **kwargs)
             self._synchronize_steps()

@@ -2,8 +2,8 @@
 
 Three kinds of state dict: torch's own (``state`` by parameter number, ``param_groups``), the same beside fp32 copies of
 half-precision weights group by group, and the distributed optimizer's fully reshardable one (``param_state`` by
-parameter number). Tensors carry the keys of their weights, so numbers mean nothing outside one rank; groups are
-distinguished as Megatron distinguishes them.
+parameter number). Tensors carry the keys of their weights, so parameter numbers have no meaning outside one rank;
+groups are identified by the same settings as in Megatron.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ def identity(group: Mapping[str, object]) -> tuple[Any, ...]:
 
 
 def join(parts: Sequence[StateDict]) -> StateDict:
-    """Return one state dict; parameters of later parts are numbered after those of earlier ones, equal groups are
-    one."""
+    """Return one state dict: later parts' parameters are numbered after earlier parts', equal groups are merged."""
     if _RESHARDABLE in parts[0]:
         return _join_reshardable(parts)
     if _COPIES not in parts[0]:
@@ -52,7 +51,7 @@ def join(parts: Sequence[StateDict]) -> StateDict:
 
 
 def num_parameters(part: StateDict) -> int:
-    """Return parameters that a part numbers in its ``param_state``; 0 for the other kinds."""
+    """Return the number of parameters in the ``param_state`` of a part; 0 for the other kinds."""
     return len(part.get(_RESHARDABLE, ()))
 
 
@@ -89,7 +88,7 @@ def _join_reshardable(parts: Sequence[StateDict]) -> StateDict:
 
 
 def _split_reshardable(joined: StateDict, own_sizes: Sequence[int]) -> list[StateDict]:
-    """Return the state of every part; each finds its groups among all of them."""
+    """Return the state of every part; each has all groups, from which its optimizer takes its own."""
     values = iter([joined[_RESHARDABLE][number] for number in sorted(joined[_RESHARDABLE])])
     return [{**joined, _RESHARDABLE: dict(enumerate(itertools.islice(values, size)))} for size in own_sizes]
 

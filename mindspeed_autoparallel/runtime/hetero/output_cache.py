@@ -1,4 +1,4 @@
-"""Outputs of an encoder while the backbone's schedule runs: precomputed rows, as leaves that collect gradients."""
+"""Outputs of an encoder during the backbone's schedule: precomputed rows, as leaves that accumulate gradients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class EncoderOutputCache:
         self.current = -1
 
     def put(self, microbatch: int, rows: torch.Tensor, with_gradient: bool) -> None:
-        """Put the microbatch's rows, items in the order of the batch."""
+        """Store the microbatch's rows, with items in the order of the batch."""
         self._leaves[microbatch] = rows.requires_grad_(with_gradient)
         self._given.add(microbatch)
 
@@ -54,13 +54,13 @@ class EncoderOutputCache:
 
     @contextlib.contextmanager
     def patched_forward(self) -> Iterator[None]:
-        """Return the kept outputs from calls of the encoder module inside the block."""
+        """Inside the block, calls of the encoder module return the stored rows."""
         with _attribute(self._encoder.module, "forward", self):
             yield
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
-        """Run the encoder module when it is called inside the block, also within ``patched_forward``."""
+        """Inside the block, calls run the encoder module, also within ``patched_forward``."""
         with _attribute(self._encoder.module, "forward", self._original):
             yield
 

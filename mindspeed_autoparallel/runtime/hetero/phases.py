@@ -1,8 +1,8 @@
 """Three phases around Megatron's own schedule: encode everything, run the backbone, run the encoders' backward.
 
 No schedule is copied: ``run`` calls the stock function under the backbone's state, with the encoders' calls served from
-precomputed rows and the gradient reduction observed. The encoders' backward runs afterwards under their own states,
-so no autograd hook ever sees the wrong layout.
+precomputed rows and the gradient reduction observed. The encoders' backward runs afterwards under their own states, so
+no autograd hook runs under the wrong layout.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _steps(
         for comm, items in zip(session.encoder_comms, everyones[:num_encoders], strict=True)
     ]
     generator_steps = [
-        # A copy: it reads a batch after the schedule has taken it.
+        # A copy, because a generator reads a batch after the schedule has taken it.
         GeneratorStep(session, comm, None if batches is None else batches.copy(), items, num_microbatches, forward_only)
         for comm, items in zip(session.generator_comms, everyones[num_encoders:], strict=True)
     ]
@@ -147,7 +147,7 @@ def _generator_schedule(
 
 
 def _report(result: Any, steps: list[GeneratorStep]) -> None:
-    """Add each generator's losses to those that the loss function reported, as ``[sum, number]`` like the host's."""
+    """Add each generator's losses to the loss function's reports, as ``[sum, number]`` like the host's."""
     for step in steps:
         for report, losses in zip(result, step.reports, strict=False):
             if isinstance(report, dict):
@@ -155,8 +155,10 @@ def _report(result: Any, steps: list[GeneratorStep]) -> None:
 
 
 def _everyones_items(session: HeteroSession, batches: StepBatches | None) -> list[list[Item]]:
-    """Return per encoder, then per generator, the items of all ranks that exchange with this one (collective where
-    sizes must travel)."""
+    """Return per encoder, then per generator, the items of all ranks that exchange with this one.
+
+    Collective over the groups of ``session.gathers()``.
+    """
     modules = [*session.encoders, *session.generators]
     adapters = [module.adapter for module in modules]
     found = [local_items(adapter, batches, session.dp_replica) if batches is not None else [] for adapter in adapters]
@@ -194,7 +196,7 @@ def _arriving(
 ) -> Iterator[tuple[int, ...]] | None:
     """Return the shapes that the previous stage sends, by the lengths of this rank's own texts; ``None``: unknown.
 
-    Virtual stages take them out of order: all have the longest then.
+    Virtual stages receive them out of order: every shape is the longest then.
     """
     from megatron.core.utils import get_model_config
 
@@ -235,8 +237,9 @@ def _finalize_backbone_only(session: HeteroSession, chunk: Any, factor: list[Any
     """Run the stock finalize on the backbone's parameters only, and record the factor by which it scales their
     gradients.
 
-    It walks the whole model chunk, the other modules included, and sums gradients that sequence parallelism or a query
-    norm marks over the backbone's tensor ranks. Memory mode window and generators already have gradients by then.
+    The stock finalize visits the whole chunk, other modules included, and sums over the backbone's tensor ranks the
+    gradients of parameters marked for sequence parallelism or as query norms. In memory mode window, and with
+    generators, other modules already have gradients by then.
     """
     from megatron.core.utils import get_model_config
 

@@ -1,8 +1,7 @@
-"""An encoder's own pipeline: Megatron's stock 1F1B schedule over the encoder's groups; its microbatches are
-macro-batches.
+"""An encoder's own pipeline: Megatron's stock 1F1B schedule over its groups, with macro-batches as microbatches.
 
 The encoder runs twice through the schedule: forward only before the backbone, forward and backward after it, when the
-gradients of its outputs are known. In the second pass a stage whose graph was kept (memory mode upfront) hands on the
+gradients of its outputs are known. In the second pass a stage whose graph was kept (memory mode upfront) passes on the
 output it already has and computes only the backward; otherwise (recompute) it runs its forward again. Both times the
 caller has made the encoder's parallel state and generators current.
 """
@@ -24,16 +23,16 @@ class StageBatch(Protocol):
 
     @property
     def arriving_shape(self) -> tuple[int, ...]:
-        """Shape of the previous stage's output; computed only if no other rank sends it."""
+        """Shape of the previous stage's output; read only if this rank runs alone, without that stage."""
 
     def advance(self, received: torch.Tensor | None) -> torch.Tensor:
         """Run the stage's forward; ``received [rows, 1, width]`` from the stage before, None on the first."""
 
     def graph(self, received: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Return the leaf that stood for ``received`` and the output of the forward with its graph."""
+        """Return the leaf that the forward used for ``received``, and its output with the graph."""
 
     def output_gradient(self, output: torch.Tensor) -> torch.Tensor:
-        """Return the gradient of ``output``, the last stage's."""
+        """Return the gradient of ``output``; called on the last stage."""
 
 
 class _Stage(torch.nn.Module):
@@ -98,7 +97,7 @@ def run_forward(config: Any, batches: Sequence[StageBatch]) -> None:
 
 
 def run_backward(config: Any, batches: Sequence[StageBatch]) -> None:
-    """Run every batch's backward, and its forward again where no graph was kept (collective as ``run_forward``)."""
+    """Run every batch's backward, and its forward again if no graph was kept (collective as ``run_forward``)."""
 
     def step(iterator: Any, stage: _Stage) -> tuple[torch.Tensor, Callable[..., Any]]:
         batch, received = next(iterator), stage.received
@@ -125,7 +124,7 @@ def _run(config: Any, batches: Sequence[StageBatch], step: Callable[..., Any], *
             data_iterator=iter(batches),
             model=_Stage(config),
             num_microbatches=len(batches),
-            # Stages exchange the shapes.
+            # Placeholders: stages exchange the shapes.
             seq_length=1,
             micro_batch_size=1,
             decoder_seq_length=1,

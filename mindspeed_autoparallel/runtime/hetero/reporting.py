@@ -1,4 +1,4 @@
-"""Addition of a hetero-parallel job to the host's log line: time of each phase, bytes moved."""
+"""The log line of a hetero-parallel job beside the host's: time of each phase, bytes moved."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mindspeed_autoparallel.units import MIB
 
 
 def log(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
-    """Wrap the host's ``training_log``: one more line from the last rank at every log interval."""
+    """Wrap the host's ``training_log``: the last rank prints one more line at every log interval."""
     job = current_job()
     result = wrapped(*args, **kwargs)
     session = job.session
@@ -26,15 +26,14 @@ def log(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
         for comm in session.comms:
             comm.exchange.moved.reset()
             comm.seconds = dict.fromkeys(comm.seconds, 0.0)
-        # The rank that prints the host's own line.
+        # This rank prints the host's own line, too.
         if session.rank == len(session.backbone_placement) - 1:
             print(text, flush=True)
     return result
 
 
 def summary(session: HeteroSession, num_steps: int) -> str:
-    """Return one line: mean milliseconds per step of this rank's phases and of each encoder, and the MiB it
-    received."""
+    """Return one line: mean milliseconds per step of this rank's phases and encoders, and the MiB it received."""
 
     def milliseconds(seconds: Mapping[str, float]) -> str:
         return ", ".join(f"{name} {value / num_steps * 1e3:.1f}" for name, value in seconds.items())

@@ -1,7 +1,8 @@
 """Random states per module: each module draws from its own generators, seeded from its own tensor rank.
 
-Megatron has two kinds: named states in a tracker, and default generators, which tensor ranks keep in step. Encoders
-draw once per item: without their own default generators, the backbone's tensor ranks would get out of step.
+Megatron has two kinds: named states in a tracker, and default generators, which must agree on all tensor ranks.
+Encoders draw once per item: without default generators of their own, those of the backbone's tensor ranks would
+diverge.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class ModuleRandomStates:
         states.drawing = self.drawing
 
     def seed(self, seed: int) -> None:
-        """Seed every module by Megatron's rule; the current one included."""
+        """Seed every module, the current one included, by Megatron's rule."""
         from megatron.core import tensor_parallel
 
         tensor_parallel.model_parallel_cuda_manual_seed(seed)
@@ -101,7 +102,7 @@ class ModuleRandomStates:
         return Generators(self._defaults[name], dict(self._fields[name][0]))
 
     def set_generators(self, name: str, generators: Generators) -> None:
-        """Restore a random state; ``name`` is not current."""
+        """Restore a module's random state; the module must not be current."""
         self._defaults[name] = generators.default
         states = self._fields[name][0]
         for key, state in generators.tracker.items():
@@ -112,7 +113,7 @@ class ModuleRandomStates:
 
     def _keep(self, name: str) -> None:
         self._current_tracker = tracker = _tracker()
-        # The next seeding resets the tracker in place: keep separate containers.
+        # Separate containers, because the next seeding resets the tracker in place.
         tracker.states_, tracker.seeds_ = dict(tracker.states_), set(getattr(tracker, "seeds_", ()))
         self._fields[name] = (tracker.states_, tracker.seeds_)
 
@@ -126,7 +127,7 @@ class ModuleRandomStates:
 
 
 def stage_offset(parallel_state: Any) -> int:
-    """Return what Megatron adds to the seed so that pipeline stages draw different numbers."""
+    """Return the offset that Megatron adds to the seed so that pipeline stages draw different numbers."""
     rank: int = parallel_state.get_pipeline_model_parallel_rank()
     return 100 * rank
 

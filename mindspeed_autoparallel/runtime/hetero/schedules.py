@@ -1,4 +1,4 @@
-"""When encoders encode and generators exchange: around the stock schedule, or at points that stages reach together."""
+"""When encoders encode and generators exchange: around the stock schedule, or at fixed points inside it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mindspeed_autoparallel.schedule.window import Tick
 class UpfrontSchedule:
     """Memory modes upfront and recompute: all forwards before the schedule, all backwards after it.
 
-    A macro-batch's rows travel while the next one is encoded, its gradients while the one before runs backward.
+    A macro-batch's rows are sent while the next one is encoded, its gradients while the previous one runs backward.
     """
 
     def __init__(self, steps: Sequence[EncoderStep]) -> None:
@@ -28,7 +28,7 @@ class UpfrontSchedule:
             step.encode(range(len(step)))
 
     def at_forward(self, count: int) -> None:
-        """Do nothing before the rank's forward number ``count``: everything is encoded before the schedule."""
+        """Do nothing: everything is encoded before the schedule."""
 
     def after(self) -> None:
         for step in self._steps:
@@ -39,10 +39,11 @@ class WindowedSchedule:
     """Memory mode window: a macro-batch is encoded when the first stage reaches it, and its backward runs when the
     first stage has finished it, so that only a few are alive at a time.
 
-    Encoding is collective over ranks at different points of the schedule. A tick is a point that all can reach
-    independently: that of forward number f on stage 0 is before number f - p on stage p (where f < p, before
-    the schedule). Stage p's inputs for earlier forwards and backwards were computed by its neighbours before the same
-    tick: a stage is one forward ahead of the next, and two warm-up forwards ahead under the interleaved schedule.
+    Encoding is collective over ranks at different points of the schedule. A tick is a point that all ranks reach
+    without waiting for one another: the tick of stage 0's forward f comes before forward f - p on stage p, or before
+    the schedule if f < p. Stage p's inputs for earlier forwards and backwards were computed by its neighbours before
+    the same tick: a stage is one forward ahead of the next, and two warm-up forwards ahead under the interleaved
+    schedule.
     """
 
     def __init__(self, steps: Sequence[EncoderStep], *, stage: int, ticks: Sequence[Tick]) -> None:
@@ -82,8 +83,8 @@ class WindowedSchedule:
 class GeneratorSchedule:
     """Brings every stage to the exchange of a microbatch while the last stage is between its forward and backward.
 
-    ``schedule.exchanges`` has the places. Without a backward, exchange m is behind the forward of microbatch m + d on
-    the stage d before the last: its input came from the stage before, which sends it before its own exchange m.
+    ``schedule.exchanges`` has the places. Forward-only, exchange m follows the forward of microbatch m + d on the stage
+    that is d before the last; the previous stage sends this forward's input before its own exchange m.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class GeneratorSchedule:
         self._exchange("after_forward", count)
         if Place("before_backward", count) in self._places and not self._forward_only:
             if not output.requires_grad:
-                # The first stage of a frozen decoder: its backward must run nevertheless.
+                # On the first stage of a frozen decoder, the backward must run nevertheless.
                 output = output + torch.zeros((), dtype=output.dtype, device=output.device, requires_grad=True)
             output.register_hook(lambda gradient: self._exchange("before_backward", count))
         return output

@@ -40,8 +40,10 @@ class PhaseTimes:
 
     @contextlib.contextmanager
     def during(self, phase: str, exchange: Any = None) -> Iterator[None]:
-        """Add the block's time to ``phase``, without time in ``exchange`` and time that the block adds to other
-        phases."""
+        """Add the block's time to ``phase``, less the time that the block adds to other phases.
+
+        Time in ``exchange`` is added to ``redistribute``.
+        """
         started, others = time.perf_counter(), self._total()
         moving = exchange.seconds if exchange is not None else 0.0
         try:
@@ -62,7 +64,7 @@ class PhaseTimes:
 
 @dataclass
 class EncoderComm:
-    """The exchange partners of one module beside the backbone."""
+    """The exchange partners of an encoder or generator on this rank."""
 
     encoder: Encoder
     placement: Placement
@@ -75,7 +77,7 @@ class EncoderComm:
     """This rank's stage of the encoder's own pipeline."""
     num_stages: int = 1
     seconds: dict[str, float] = field(default_factory=lambda: {"encode": 0.0, "encoder_backward": 0.0})
-    """This encoder's part of the phases."""
+    """This encoder's seconds by phase."""
 
 
 @dataclass
@@ -91,7 +93,7 @@ class HeteroSession:
     rank: int
     generator_comms: list[EncoderComm] = field(default_factory=list)
     sequence_parallel: bool = False
-    """Sequence parallelism of the backbone: its first stage then keeps only its share of the rows."""
+    """Sequence parallelism of the backbone: each rank of its first stage then keeps only its share of the rows."""
     times: PhaseTimes = field(default_factory=PhaseTimes)
     batch_owner_ranks: dict[int, list[int]] | None = None
     """Ranks that hold the batches of each backbone replica; gathered once, at the first step."""
@@ -107,7 +109,7 @@ class HeteroSession:
 
     @property
     def comms(self) -> list[EncoderComm]:
-        """Return those of the encoders, then those of the generators."""
+        """Return the ``EncoderComm`` of every encoder, then of every generator."""
         return [*self.encoder_comms, *self.generator_comms]
 
     @property
@@ -136,7 +138,7 @@ class HeteroSession:
         )
 
     def learn_batch_owners(self, holds: bool) -> None:
-        """Find out once which ranks have a data iterator (collective over the world)."""
+        """Gather once which ranks have a data iterator (collective over the world)."""
         if self.batch_owner_ranks is not None:
             return
         flags: list[Any] = [None] * len(self.backbone_placement)
@@ -152,8 +154,7 @@ class HeteroSession:
             )
 
     def gathers(self) -> list[tuple[ItemGather, list[int]]]:
-        """Return the exchanges of sizes, each with its modules (their indices in ``comms``), in the same order on every
-        rank."""
+        """Return the gathers of items, each with the indices of its modules in ``comms``, in one order on all ranks."""
         if self._gathers is None:
             by_ranks: dict[tuple[int, ...], list[int]] = {}
             for number, comm in enumerate(self.comms):
@@ -163,8 +164,8 @@ class HeteroSession:
         return self._gathers
 
     def _needs_metadata(self, comm: EncoderComm) -> bool:
-        """Return whether sizes must be exchanged: global balancing, replicas across backbone replicas, or ranks without
-        data."""
+        """Return whether items must be gathered: for global balancing, replicas across backbone replicas, or ranks
+        without data."""
         assert self.batch_owner_ranks is not None
         everyone = all(
             ranks == replica_ranks(self.backbone_placement, replica)

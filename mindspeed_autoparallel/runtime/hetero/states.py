@@ -1,4 +1,4 @@
-"""One Megatron ``parallel_state`` per module, switched online.
+"""One Megatron ``parallel_state`` per module, switched at run time.
 
 Every module's globals are built once from a pristine snapshot and kept; switching assigns them back. The list of
 globals is read from the module itself, so new Megatron releases need no new list here. Process groups with the same
@@ -24,8 +24,7 @@ SHARED_GLOBALS = ("_GLOBAL_MEMORY_BUFFER", "_GLOBAL_SYMMETRIC_MEMORY_BUFFER", "_
 
 
 def global_names(namespace: types.ModuleType) -> list[str]:
-    """Return the state variables of a namespace: single-underscore names that are neither functions, classes nor
-    modules."""
+    """Return a namespace's state variables: names with one underscore that are no function, class or module."""
     return [
         name
         for name, value in vars(namespace).items()
@@ -58,7 +57,7 @@ class GroupMemo:
 
     @contextlib.contextmanager
     def installed(self, parallel_state: Any) -> Iterator[None]:
-        """Inside the block, return groups from the memo for ``parallel_state.create_group`` if they exist."""
+        """Inside the block, ``parallel_state.create_group`` returns a group from the memo if it exists."""
         original = parallel_state.create_group
 
         def create_group(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -92,7 +91,7 @@ class ModuleStates:
     def __init__(self, parallel_state: types.ModuleType, groups: GroupMemo | None = None) -> None:
         self.parallel_state = parallel_state
         self._names = global_names(parallel_state)
-        # One call reads all of them: every macro-batch switches states.
+        # Reads all names in one call, because every macro-batch switches states.
         self._values = _reader(self._names)
         self._pristine = _fresh(self._capture())
         self._snapshots: dict[str, dict[str, object]] = {}
@@ -101,7 +100,7 @@ class ModuleStates:
         self._hooks: list[Callable[[str | None, str], None]] = []
         self.current: str | None = None
         self.drawing: Callable[[str], contextlib.AbstractContextManager[None]] = lambda name: contextlib.nullcontext()
-        """Context manager around all computation of a module; the RNG states set theirs here."""
+        """Context manager around all computation of a module; ``ModuleRandomStates`` sets its own here."""
         self.groups = groups or GroupMemo()
 
     @property
@@ -109,7 +108,7 @@ class ModuleStates:
         return list(self._snapshots)
 
     def on_switch(self, hook: Callable[[str | None, str], None]) -> None:
-        """Call ``hook(old, new)`` at every real switch (used by the RNG states)."""
+        """Call ``hook(old, new)`` at every switch to another module (used by ``ModuleRandomStates``)."""
         self._hooks.append(hook)
 
     def overlay(self, target: Any, values: Mapping[str, Mapping[str, object]]) -> None:
@@ -118,14 +117,14 @@ class ModuleStates:
         self._overlays = {name: dict(fields) for name, fields in values.items()}
 
     def build(self, name: str, initialize: Callable[[], None]) -> None:
-        """Run ``initialize`` (it calls ``initialize_model_parallel``) from the pristine state and keep the result.
+        """Run ``initialize``, which calls ``initialize_model_parallel``, from the pristine state, and keep the result.
 
-        Collective: every rank builds the same modules in the same order. The state before the call is current again.
+        Collective: every rank builds the same modules in the same order. The previous state is restored.
         """
         before = self._capture()
         shared = {n: getattr(self.parallel_state, n) for n in SHARED_GLOBALS if hasattr(self.parallel_state, n)}
         self._restore(_fresh(self._pristine))
-        # initialize_model_parallel makes the scratch memory; it asserts that there is none.
+        # initialize_model_parallel creates the scratch memory, and asserts that none exists.
         for shared_name in ("_GLOBAL_MEMORY_BUFFER", "_GLOBAL_SYMMETRIC_MEMORY_BUFFER"):
             if shared_name in shared:
                 setattr(self.parallel_state, shared_name, None)
@@ -180,7 +179,7 @@ class ModuleStates:
     def placement(self, name: str) -> Placement:
         """Return every rank's place in a module's layout (collective: one small all-gather).
 
-        A process that runs a rank alone computes them from the sizes.
+        A process that runs one rank alone computes them from the sizes.
         """
         import torch
 
@@ -225,7 +224,7 @@ class ModuleStates:
 
 
 def _reader(names: Sequence[str]) -> Callable[[Mapping[str, object]], tuple[Any, ...]]:
-    """Read the values of ``names``, with one call if there are several."""
+    """Return a function that reads the values of ``names``, with one call if there are several."""
     if len(names) > 1:
         return operator.itemgetter(*names)
     return lambda fields: tuple(fields[name] for name in names)
