@@ -30,7 +30,7 @@ LOOPBACK = "127.0.0.1"
 
 @contextlib.contextmanager
 def loopback_store() -> Iterator[int]:
-    """Serve torch's store of one node's ranks at the loopback address; yields its port.
+    """Serve the ``TCPStore`` of one node's ranks at the loopback address; yield its port.
 
     A store that rank 0 opens listens on every interface and serves any client. This one listens on a socket of the
     loopback address only, and all ranks are its clients, as under torchrun (``LOOPBACK_ENVIRONMENT``).

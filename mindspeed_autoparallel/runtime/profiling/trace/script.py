@@ -34,7 +34,7 @@ class ScriptRequest:
 
     @property
     def num_ranks(self) -> int:
-        """Return ranks of the world."""
+        """Return the number of ranks of the world."""
         return self.world or self.point.tensor_size * self.point.context_size * self.point.expert_size
 
 
@@ -109,12 +109,12 @@ def _run(request: ScriptRequest, timeout_s: float) -> dict[str, object]:
 
 def _how_it_ended(outcome: LaunchOutcome) -> str:
     if outcome.status is LaunchStatus.OK:
-        return "It ended well without it."
+        return "It ended without an error."
     return outcome.describe(log_is_kept=False)
 
 
 def _content_key(request: ScriptRequest) -> str:
-    """Hash of the script, the Python files beside it, its arguments, the layout, the tracing code and the releases."""
+    """Hash the script, the Python files beside it, its arguments, the layout, the tracing code and the releases."""
     digest = hash_of_sources(request.script)
     rest = [request.script.name, request.arguments, asdict(request.point), request.num_ranks, request.recompute]
     software = [release_of("torch"), release_of("megatron-core"), os.environ.get("PYTHONPATH", "")]

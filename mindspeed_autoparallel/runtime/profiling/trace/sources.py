@@ -1,4 +1,4 @@
-"""The Python files that determine a trace, hashed: a change makes the trace stale."""
+"""Hashes the Python files that determine a trace: a change makes the trace stale."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _python_files(folder: Path) -> Iterable[Path]:
 
 
 def release_of(package: str) -> str:
-    """Return the release of an installed package."""
+    """Return the release of a package; ``none`` if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
