@@ -49,7 +49,7 @@ def loopback_store() -> Iterator[int]:
 LOOPBACK_ENVIRONMENT = {
     "MASTER_ADDR": LOOPBACK,
     "TORCHELASTIC_USE_AGENT_STORE": "True",
-    "TORCHELASTIC_RESTART_COUNT": "0",  # torch up to 2.4 reads it beside the one above
+    "TORCHELASTIC_RESTART_COUNT": "0",  # torch up to 2.4 reads this one, too
 }
 """Variables that make torch's ``env://`` a client of ``loopback_store``."""
 

@@ -23,7 +23,7 @@ from mindspeed_autoparallel.runtime.megatron.features import ALONE_VARIABLE
 from mindspeed_autoparallel.runtime.state import of_process
 
 SILENCE_S = 15.0
-"""Seconds without a heartbeat after which a rank is reported. Threads run while torch computes or communicates."""
+"""Seconds without a heartbeat after which a rank is reported; a heartbeat continues while torch is busy."""
 LONGEST_WAIT_S = 25.0
 """Seconds that a rank with failed communication waits for the report that names the dead one."""
 _TICK_S = 1.0

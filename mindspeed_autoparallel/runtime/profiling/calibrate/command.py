@@ -35,7 +35,7 @@ _FINGERPRINT_FILE = "device.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Calibrated:
-    """Number of samples that a launch added to a knowledge base; ``failed``: a line for each failed operator."""
+    """Result of ``calibrate``: samples added for a device and its software; ``failed``: a line per failed operator."""
 
     device: str
     software: str

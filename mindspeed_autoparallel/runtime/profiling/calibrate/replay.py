@@ -31,7 +31,7 @@ def replay(operators: Sequence[Operator], device: Any) -> Iterator[OperatorRow]:
         try:
             with torch.no_grad():
                 row = replace(row, **vars(_times(operator, device, where)))
-        except Exception as error:  # out of memory, a kernel that refuses made-up values, an unknown argument
+        except Exception as error:  # out of memory, a kernel that rejects generated values, an unknown argument
             row = replace(row, reason=first_line(error))
         yield row
         if (index + 1) % 200 == 0:

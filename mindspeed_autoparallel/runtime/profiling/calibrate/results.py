@@ -73,7 +73,7 @@ class MeasurementJournal:
         return self._is_marked(self._unfinished)
 
     def commit(self, *, finished: bool = True) -> None:
-        """End a launch, its figures being recorded. ``finished``: whether the launch measured everything."""
+        """End a launch whose figures are recorded. ``finished``: whether the launch measured everything."""
         if finished:
             self._mark.unlink(missing_ok=True)
         else:

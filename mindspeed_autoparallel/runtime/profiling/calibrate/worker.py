@@ -57,7 +57,7 @@ def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
 
 
 def sample_links_and_exit(arguments: argparse.Namespace, data: dict[str, object]) -> None:
-    """Handle tasks of kind ``links``: the ranks meet, sample collectives and end; no model is built."""
+    """Handle tasks of kind ``links``: sample collectives on all ranks and exit, without building a model."""
     import torch.distributed as distributed
 
     meet()

@@ -178,8 +178,8 @@ def _iterator_of_chunk(recorded: RecordedCall, chunk: int) -> Any:
 def tear_down(parallel_state: Any) -> None:
     """End Megatron's model parallelism and destroy its process groups, which Megatron only dereferences.
 
-    Every gloo group keeps threads that wake up a hundred times a second, every nccl group keeps its
-    buffers: after several layouts they take a third of a core, or the memory of a layer.
+    Every gloo group keeps threads that wake up a hundred times a second, every nccl group keeps its buffers: after
+    several layouts they take a third of a core, or the memory of a layer.
     """
     from torch.distributed import destroy_process_group, distributed_c10d
 

@@ -115,8 +115,8 @@ def spread_of_next(iterator: Any, count: int = NUM_SAMPLED) -> list[Any]:
 def times_by_rows(
     runs: Sequence[Run], costs: Costs, arguments: Any, seconds_between: Callable[[Any, Any], float]
 ) -> dict[str, tuple[tuple[float, float], ...]]:
-    """Return a pair per run by stack: rows of a sample, and the time of all layers, forward and backward, over that of
-    ``costs``; without stacks whose rows are unknown."""
+    """Return, by stack, a pair per run: rows of a sample, and the time of all layers (forward and backward) relative to
+    ``costs``; stacks with unknown rows are left out."""
     found: dict[str, tuple[tuple[float, float], ...]] = {}
     for stack in runs[0].stacks if runs else ():
         layers = Counter(map(layer_block, stack.kinds))

@@ -133,10 +133,9 @@ class Stack:
 
 
 def ties_embeddings(model: Any, arguments: Any) -> bool:
-    """Return whether ``model`` shares its embedding with its output layer; by ``arguments`` if no module has the
-    attribute.
+    """Return whether ``model`` shares its embedding with its output layer: by its modules, else by ``arguments``.
 
-    MindSpeed-MM reads it from model.json, regardless of the flags.
+    The modules take precedence because MindSpeed-MM reads model.json, regardless of the flags.
     """
     said = (getattr(module, "share_embeddings_and_output_weights", None) for module in model.modules())
     found = next((value for value in said if value is not None), None)
@@ -155,7 +154,7 @@ def unwrap(model: Any) -> Any:
 
 
 def find_stacks(model: Any, kinds: Mapping[str, Sequence[int]] | None = None) -> tuple[Stack, ...]:
-    """Return the stacks of ``model`` in the order of its children; raises ``ProfileError`` when there is none.
+    """Return the stacks of ``model`` in the order of its children; raises ``ProfileError`` if it has none.
 
     ``kinds``: known kinds of each stack's layers, including layers that are not built. Otherwise layers with the same
     submodules and parameters are one kind.

@@ -93,8 +93,8 @@ def without_tracing() -> Any:
 
 
 def missing_state_bytes(optimizer: Any) -> int:
-    """Return the bytes that the optimizer's first step will create, by a step of its class on a small real
-    tensor."""
+    """Return the bytes of state that the optimizer's first step will create, by a step of its class on a small
+    real tensor."""
     import torch
 
     total = 0

@@ -55,7 +55,7 @@ def trace_script(request: ScriptRequest, cache: Path | None = None, timeout_s: f
     """Return blocks of every module of the script's model, with parameters, bytes, operators and collectives.
 
     They come from ``cache`` if the same script, files beside it, arguments and layout were traced before. Raises
-    ``ConfigError`` when there is no such script, ``LaunchError`` with the reason when it does not reach training or
+    ``ConfigError`` if the script does not exist, ``LaunchError`` with the reason if it does not reach training or
     cannot be traced.
     """
     if not request.script.is_file():

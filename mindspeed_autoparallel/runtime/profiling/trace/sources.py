@@ -17,7 +17,7 @@ _TRACING_FOLDERS = tuple(
 
 
 def hash_of_tracing_code() -> hashlib._Hash:
-    """Return a hash of this package's modules that a trace runs through."""
+    """Return a hash of the modules in this package's tracing folders."""
     return _hash_of(_TRACING_FOLDERS)
 
 
