@@ -38,7 +38,7 @@ _LONGEST = 4 * 1024**2
 
 
 def given_secret() -> bytes | None:
-    """Read the secret from one of the two variables; ``ConfigError`` if it is too short, unreadable, or others can read it."""
+    """Read the secret from one of the two variables; ``ConfigError`` if it is short, unreadable, or open to others."""
     text = os.environ.get(SECRET_VARIABLE)
     where = SECRET_VARIABLE
     if text is None and os.environ.get(SECRET_FILE_VARIABLE):
