@@ -1,7 +1,7 @@
-"""Starting processes on every node: one coordinator on node 0 decides, agents on the other nodes follow its orders.
+"""Launches processes on every node: the coordinator on node 0 decides, agents on the other nodes follow its orders.
 
-``Coordinator.launch(spec)`` runs the user's script once on all devices and returns how it ended; it never raises for a
-launch that fails, hangs or runs out of memory, because that is a data point.
+``Coordinator.launch(spec)`` runs the user's script once on all devices and returns the outcome. It raises no exception
+for a launch that fails, hangs or runs out of memory, because that is a data point.
 """
 
 from mindspeed_autoparallel.runtime.launch.coordinator import Coordinator, run_agent

@@ -38,7 +38,7 @@ _LONGEST = 4 * 1024**2
 
 
 def given_secret() -> bytes | None:
-    """Read the secret from one of the two variables; ``ConfigError`` if it is too short or unreadable."""
+    """Read the secret from one of the two variables; ``ConfigError`` if it is short, unreadable, or open to others."""
     text = os.environ.get(SECRET_VARIABLE)
     where = SECRET_VARIABLE
     if text is None and os.environ.get(SECRET_FILE_VARIABLE):
@@ -57,7 +57,7 @@ def given_secret() -> bytes | None:
 
 
 def make_secret(folder: Path | None) -> bytes:
-    """Return, on node 0, the user's secret, or make one and leave it in ``folder`` for nodes that share it."""
+    """Return the user's secret on node 0, or generate one and store it in ``folder`` for nodes that share it."""
     given = given_secret()
     if given is not None or folder is None:
         return given if given is not None else secrets.token_hex(32).encode()
@@ -75,7 +75,7 @@ def make_secret(folder: Path | None) -> bytes:
 
 
 def find_secret(folder: Path | None) -> bytes | None:
-    """Return, on another node, the user's secret, or the one that node 0 has left in ``folder`` so far."""
+    """Return the user's secret on another node, or node 0's in ``folder``; None if neither exists yet."""
     given = given_secret()
     if given is not None or folder is None:
         return given
@@ -111,7 +111,7 @@ class Channel:
         self._connection.sendall(struct.pack(">I", len(body)) + signature + body)
 
     def receive(self) -> Any:
-        """Wait for the next message; ``ValueError`` where its signature is wrong."""
+        """Wait for the next message; ``ValueError`` if it is too long or its signature is wrong."""
         length = struct.unpack(">I", _read(self._connection, 4))[0]
         if length > _LONGEST:
             raise ValueError(f"a message of {length} bytes is longer than {_LONGEST}")
@@ -127,7 +127,7 @@ class Channel:
 
 
 def introduce(connection: socket.socket, secret: bytes) -> Channel:
-    """Do the client's half of the handshake; ``PermissionError`` if the secrets differ."""
+    """Perform the client's half of the handshake; ``PermissionError`` if the secrets differ."""
     deadline = time.monotonic() + HANDSHAKE_S
     mine = secrets.token_bytes(NONCE_BYTES)
     connection.sendall(GREETING + mine)
@@ -143,9 +143,10 @@ def introduce(connection: socket.socket, secret: bytes) -> Channel:
 
 
 def welcome(client: socket.socket, secret: bytes, proved: Callable[[], None]) -> Channel:
-    """Do the server's half: a client that does not greet gets no byte, one without the secret gets a nonce only.
+    """Perform the server's half; ``PermissionError`` if the greeting or the proof is wrong.
 
-    ``proved`` is called once the client has proved itself, before the server sends its acceptance.
+    A client without the greeting receives nothing, and one without the secret only a nonce. ``proved`` is called once
+    the client has proved itself, before the server sends its acceptance.
     """
     deadline = time.monotonic() + HANDSHAKE_S
     greeting = b""

@@ -23,7 +23,7 @@ _LAUNCHER_NAMES = frozenset(
 """Variables that torchrun, mpirun and srun set for their processes; child processes must not inherit them."""
 
 _SHORTEST_SECRET = 6
-"""Masking shorter values would take numbers and words out of logs."""
+"""Shorter values are not masked: they may be ordinary words and numbers of a log."""
 
 _CHUNK = 65536
 
@@ -31,8 +31,8 @@ _CHUNK = 65536
 def child_environment(parent: Mapping[str, str], additions: Mapping[str, str]) -> dict[str, str]:
     """Return ``parent`` without its launcher's variables, plus ``additions``; ``parent`` itself does not change.
 
-    The user's script runs in the children: it needs the variables that it reads (paths, switches, the token of its
-    tokenizer). Secrets are masked on output: see ``secret_variables``.
+    The children run the user's script, which needs its variables (paths, switches, the token of its tokenizer). Logs
+    mask secrets (``secret_variables``).
     """
     kept = {
         name: value
@@ -51,7 +51,7 @@ def secret_variables(environment: Mapping[str, str]) -> frozenset[str]:
 
 
 class Log(NamedTuple):
-    """The output of a process; close ``stream`` once the process has it, and wait for ``copier`` after its end."""
+    """The output of a process; close ``stream`` once the process has started, join ``copier`` after its end."""
 
     stream: IO[bytes]
     copier: threading.Thread | None
@@ -60,8 +60,8 @@ class Log(NamedTuple):
 def private_log(path: Path, secrets: frozenset[str]) -> Log:
     """Open ``path`` for a process to write to, readable by the user only and never through a link.
 
-    With ``secrets`` the stream is a pipe, and a thread masks them before they reach the file: a coordinator that is
-    killed leaves nothing to be masked afterwards.
+    With ``secrets`` the stream is a pipe, and a thread masks them before they reach the file, so that the file never
+    contains them even if the coordinator is killed.
     """
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
@@ -90,7 +90,7 @@ def _copy(reading: int, stream: Any, secrets: list[bytes]) -> None:
 
 
 def _masked(text: bytes, secrets: list[bytes]) -> bytes:
-    # The longest first: one may be part of another.
+    # ``secrets`` come longest first: one may be part of another.
     for secret in secrets:
         text = text.replace(secret, MASK.encode())
     return text

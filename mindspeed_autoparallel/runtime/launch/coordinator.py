@@ -1,6 +1,6 @@
 """The coordinator on node 0, which starts every launch. The other nodes run agents that execute its orders and report.
 
-They meet in a store on the main node that only nodes with the run's secret reach: no shared file system is needed.
+They communicate through a store on node 0, which requires the run's secret; no shared file system is needed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def run_agent(
 ) -> int:
     """Run the coordinator's orders on node ``node_rank`` until dismissed; return the number of launches.
 
-    An order always runs ``command`` (default: this process's script), with its own words and ``flags`` (orders.py).
+    Every order runs ``command`` (default: this process's script) with words of that command, ``flags`` and plain values
+    (orders.py). Raises ``LaunchError`` if node 0 refuses the node, is lost, gives an invalid order, or itself fails.
     """
     store = rendezvous.join(nodes, node_rank, join_timeout_s)
     agent = _Agent(nodes, node_rank, log_dir, store, Heartbeat(store, node_rank))
@@ -72,7 +73,7 @@ class _Agent:
     heartbeat: Heartbeat
 
     def next_order(self, number: int) -> Any:
-        """Wait for launch ``number``; None once node 0 is done, ``LaunchError`` if it gives a reason for its end."""
+        """Wait for the order of launch ``number``; None once node 0 has finished, ``LaunchError`` if it failed."""
         key = f"launch/{number}"
         while not self.store.check([key]):
             self.heartbeat.beat()
@@ -108,7 +109,7 @@ _SHUTDOWN_S = 15.0
 
 
 class Coordinator:
-    """Node 0's side. Use as a context manager: agents are dismissed and every child is ended on the way out."""
+    """Node 0's side. Use it as a context manager, which dismisses the agents on exit."""
 
     def __init__(
         self,
@@ -172,7 +173,7 @@ class Coordinator:
         self._num_launches += 1
         aborted = f"abort/{number}"
         try:
-            # The ranks of one node use a store on the loopback address, which has its own port.
+            # The ranks of a single node use a store on the loopback address, which chooses its own port.
             with contextlib.nullcontext(0) if self._store is None else reserved_port() as worker_port:
                 if self._store is not None:
                     self._store.set(f"launch/{number}", json.dumps(order_of(spec, worker_port, self.command)))
@@ -205,7 +206,7 @@ class Coordinator:
         return worst([outcome, *(report for report in reports.values() if report is not None)])
 
     def _report(self, number: int, node: int, timeout_s: float, watch: Watch) -> LaunchOutcome | None:
-        """Return the outcome of the launch on ``node``, or nothing if the node is gone."""
+        """Return the outcome of the launch on ``node``, or None if the node is gone or exceeds the time."""
         key = f"outcome/{number}/{node}"
         deadline = time.monotonic() + timeout_s + self.silence_s
         while self._store is None or not self._store.check([key]):

@@ -1,4 +1,4 @@
-"""Which nodes are alive: every agent increments a counter in the store, and the main node watches the counters."""
+"""Detects dead nodes: every agent increments a counter in the store, and node 0 watches the counters."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Iterable
 from typing import Any
 
 SILENCE_S = 30.0
-"""Seconds after which a node counts as gone; ending a launch's processes takes up to 10 s without a sign of life."""
+"""Seconds after which a node counts as gone; an agent that ends its processes increments nothing for up to 10 s."""
 _BEAT_S = 1.0
 
 
 class Heartbeat:
-    """An agent's side."""
+    """Increments the counter of one node, or of one rank."""
 
     def __init__(self, store: Any, node_rank: int) -> None:
         self._store, self._node_rank, self._next = store, node_rank, 0.0
 
     def leave(self, reason: str) -> None:
-        """Sign off with a reason before the node is dismissed, instead of just stopping."""
+        """Sign off with a reason, so that the watcher need not wait for the silence."""
         self._store.set(_left(self._node_rank), reason)
 
     def beat(self) -> None:
@@ -29,13 +29,13 @@ class Heartbeat:
 
 
 class Watch:
-    """The main node's side."""
+    """Watches the counters of other nodes or ranks."""
 
     def __init__(self, store: Any, nodes: Iterable[int], silence_s: float | None = None) -> None:
         self._store, self._next = store, 0.0
         self._silence_s = SILENCE_S if silence_s is None else silence_s
         self.reasons: dict[int, str] = {}
-        """Reasons of the nodes that signed off."""
+        """Reasons by node that signed off."""
         self._seen = {node: (0, time.monotonic()) for node in nodes}
 
     def begin(self) -> None:

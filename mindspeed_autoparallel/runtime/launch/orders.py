@@ -28,11 +28,10 @@ _MOST_S = 7 * 24 * 3600.0
 
 
 def own_command() -> tuple[str, ...]:
-    """Return this process's script and arguments; a module that was started with ``python -m`` is started with it
-    again.
+    """Return this process's script and arguments; for a module under ``python -m``: ``-m``, its name and arguments.
 
-    Some scripts replace ``sys.argv`` with the content of a file that is named there (MindSpeed-MM's YAML launchers).
-    A second start needs the original arguments.
+    Some scripts replace ``sys.argv`` with the content of a file that an argument names (MindSpeed-MM's YAML
+    launchers). A second start needs the original arguments.
     """
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     if spec is not None and spec.name:
@@ -43,7 +42,7 @@ def own_command() -> tuple[str, ...]:
 
 
 def order_of(spec: LaunchSpec, worker_port: int, own: Sequence[str]) -> dict[str, object]:
-    """Write ``spec`` for the other nodes: words of ``own``, node 0's command line, by their index in it."""
+    """Return ``spec`` as JSON for the other nodes; words of ``own``, node 0's command line, become indices into it."""
     words: list[int | str] = []
     for tag, begin, end, other_begin, other_end in SequenceMatcher(None, own, spec.argv, autojunk=False).get_opcodes():
         words += range(begin, end) if tag == "equal" else spec.argv[other_begin:other_end]
@@ -102,7 +101,9 @@ def _word(word: Any, own: Sequence[str], flags: Collection[str]) -> str:
         return own[word]
     if isinstance(word, str) and (word in flags or (_VALUE.fullmatch(word) and not word.startswith("--"))):
         return word
-    raise LaunchError(f"node 0 ordered the word {shown(word)}, which is neither this node's nor one that may be set.")
+    raise LaunchError(
+        f"node 0 ordered the word {shown(word)}, which is neither in this node's command nor an allowed flag or value."
+    )
 
 
 def _environment(values: Any) -> dict[str, str]:

@@ -40,7 +40,7 @@ class LaunchSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOutcome:
-    """Outcome of a launch on one node, or on all of them (the worst)."""
+    """Outcome of a launch on one node, or the worst of all nodes."""
 
     status: LaunchStatus
     node_rank: int = 0
@@ -99,5 +99,5 @@ _SEVERITY = (
 
 
 def worst(outcomes: list[LaunchOutcome]) -> LaunchOutcome:
-    """Return the decisive outcome of all nodes: out of memory explains the failures it causes elsewhere."""
+    """Return the most severe outcome; out of memory ranks above failures, because it causes some on other nodes."""
     return max(outcomes, key=lambda outcome: _SEVERITY.index(outcome.status))

@@ -30,7 +30,7 @@ LOOPBACK = "127.0.0.1"
 
 @contextlib.contextmanager
 def loopback_store() -> Iterator[int]:
-    """Serve torch's store of one node's ranks at the loopback address; yields its port.
+    """Serve the ``TCPStore`` of one node's ranks at the loopback address; yield its port.
 
     A store that rank 0 opens listens on every interface and serves any client. This one listens on a socket of the
     loopback address only, and all ranks are its clients, as under torchrun (``LOOPBACK_ENVIRONMENT``).
@@ -49,7 +49,7 @@ def loopback_store() -> Iterator[int]:
 LOOPBACK_ENVIRONMENT = {
     "MASTER_ADDR": LOOPBACK,
     "TORCHELASTIC_USE_AGENT_STORE": "True",
-    "TORCHELASTIC_RESTART_COUNT": "0",  # torch up to 2.4 reads it beside the one above
+    "TORCHELASTIC_RESTART_COUNT": "0",  # torch up to 2.4 reads this one, too
 }
 """Variables that make torch's ``env://`` a client of ``loopback_store``."""
 

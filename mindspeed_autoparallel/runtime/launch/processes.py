@@ -1,4 +1,4 @@
-"""The processes of one launch on this node: started, watched, and always ended."""
+"""Starts the processes of one launch on this node, watches them, and always ends them."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ OUT_OF_MEMORY_EXIT_CODE = 77
 
 _OUT_OF_MEMORY_SIGNS = ("out of memory", "MemoryError", "can't allocate memory")
 _NOISE = re.compile(r"nanobind: |See https://nanobind|\s*- (leaked (type|function|instance) |\.\.\. skipped remainder)")
-"""Printed by a library's bindings after the error of every process that fails."""
+"""Lines that a library's bindings print after the error of every failing process."""
 _NUM_LAST_LINES = 12
 _NUM_LAST_ONES = 60
-"""Number of lines that are searched for the cause of an error."""
+"""Number of lines that are searched for signs of exhausted memory."""
 _NUM_SEARCHED_LINES = 400
 """Number of lines that are searched for a traceback."""
 _TRACEBACK = "Traceback (most recent call last):"
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _GRACE_S = 5.0
 _COPIED_S = 2.0
-"""Seconds after the end of a process until its whole output is in its log."""
+"""Longest wait, after the processes end, until their whole output is in the logs."""
 _PR_SET_PDEATHSIG = 1
 _NEVER_A_CONSEQUENCE = tuple(-number for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL))
 """Exit codes that a lost peer cannot cause."""
@@ -129,7 +129,7 @@ def run_local_processes(
 
 
 def _gloo_stays_inside() -> dict[str, str]:
-    """Make gloo listen at the loopback address, unless the user has named an interface."""
+    """Return variables with which gloo listens at the loopback address; the user's own take precedence."""
     interface = loopback_interface()
     return {} if interface is None else {"GLOO_SOCKET_IFNAME": interface}
 
@@ -147,7 +147,7 @@ def _watch(
         seconds = time.monotonic() - started
         failed = next((index for index, code in enumerate(codes) if code not in (None, 0)), None)
         if failed is not None:
-            # The others often fail a moment later for the real reason; give their logs that moment.
+            # Another process often logs the root cause a moment later.
             time.sleep(0.5)
             return _failure([child.poll() for child in children], logs, node_rank, seconds)
         if all(code == 0 for code in codes):

@@ -1,8 +1,8 @@
-"""Which rank of a training died: every rank increments a counter in the training's store; others report one that stops.
+"""Reports the rank of a training that died: ranks increment counters in the training's store; peers watch them.
 
-torchrun reports which of its processes failed; a training that is started in another way (srun, mpirun, a loop in a
-shell) is left with "connection closed by peer" on gloo, and with ten minutes of silence on NCCL and HCCL. This
-watch ends no process: it reports the rank, and the training decides what to do.
+torchrun reports which of its processes failed. A training that is started in another way (srun, mpirun, a loop in a
+shell) only prints "connection closed by peer" on gloo, and nothing for ten minutes on NCCL and HCCL. This watch ends no
+process: it reports the rank, and the training decides what to do.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from mindspeed_autoparallel.runtime.megatron.features import ALONE_VARIABLE
 from mindspeed_autoparallel.runtime.state import of_process
 
 SILENCE_S = 15.0
-"""Seconds after which a rank is reported. Python's other threads keep running while torch computes or communicates."""
+"""Seconds without a heartbeat after which a rank is reported; a heartbeat continues while torch is busy."""
 LONGEST_WAIT_S = 25.0
-"""Seconds that a rank with failed communication waits for the name of the dead one."""
+"""Seconds that a rank with failed communication waits for the report that names the dead one."""
 _TICK_S = 1.0
 _FAREWELL_S = 5.0
-"""Seconds that the end of a training waits for the last exchange with the store."""
+"""Seconds that a process which exits waits for its watching thread's exchange with the store."""
 _PUBLISHED, _ENDED = "died", "ended"
 _PEER_WORDS = ("gloo", "nccl", "hccl", "connection", "peer", "store")
 
@@ -36,12 +36,12 @@ _PEER_WORDS = ("gloo", "nccl", "hccl", "connection", "peer", "store")
 class RankWatch:
     """One rank's side; call ``tick`` about once a second.
 
-    Rank 0 watches all others, rank 1 watches rank 0; the one that finds a dead rank publishes it for all.
+    Rank 0 watches all others, rank 1 watches rank 0; the one that finds a dead rank publishes a report for all.
     """
 
     def __init__(self, store: Any, rank: int, world_size: int, silence_s: float = SILENCE_S) -> None:
         self.found = ""
-        """The report, once a rank has died."""
+        """The report; empty until a rank has died."""
         self._store, self._rank = store, rank
         self._heartbeat = Heartbeat(store, rank)
         others = range(1, world_size) if rank == 0 else range(min(rank, 1))
@@ -71,13 +71,13 @@ class RankWatch:
     def _publish(self, rank: int, reason: str | None) -> None:
         key = f"place/{rank}"
         place = self._store.get(key).decode() if self._store.check([key]) else "never seen"
-        how = reason or "has not been heard since: killed (out of memory?), or its node is gone"
+        how = reason or "has sent no heartbeat since: killed (out of memory?), or its node is gone"
         self.found = f"rank {rank} ({place}) {how}"
         self._store.set(_PUBLISHED, self.found)
 
 
 class _RankThread:
-    """Runs this process's ``RankWatch`` in a thread beside the training, and prints its report."""
+    """Runs this process's ``RankWatch`` in a background thread, and prints its report."""
 
     def __init__(self) -> None:
         self._watch: RankWatch | None = None
@@ -88,17 +88,19 @@ class _RankThread:
         self._previous_hook = sys.excepthook
 
     def start(self, connect: Callable[[], Any], rank: int, world_size: int, silence_s: float) -> None:
-        """Connect and begin; if the store is missing, print a line and watch nothing."""
+        """Connect to the store and start the thread; if the store is unreachable, print a line and watch nothing."""
         if self._watch is not None or world_size == 1:
             return
         try:
             self._watch = RankWatch(connect(), rank, world_size, silence_s)
         except (RuntimeError, OSError, ValueError) as error:
             print(
-                f"ranks are not watched: no store to meet in ({first_line(error)[:200]})", file=sys.stderr, flush=True
+                f"ranks are not watched: cannot connect to the store ({first_line(error)[:200]})",
+                file=sys.stderr,
+                flush=True,
             )
             return
-        # Only the first and last rank print it at once, and others if they fail by it: not every log needs the line.
+        # Only the first and the last rank print the report at once; the others print it if they fail because of it.
         self._tell_at_once = rank in (0, world_size - 1)
         self._previous_hook = sys.excepthook
         sys.excepthook = self._failed
@@ -112,7 +114,7 @@ class _RankThread:
             try:
                 watch.tick()
             except (RuntimeError, OSError):
-                # The last ranks of a training that ended well are gone before they see this.
+                # At a normal end the store may close first: report only if this process does not end soon, too.
                 if not self._over.wait(silence_s / 2):
                     watch.found = "the training's store is gone: rank 0, which holds it without torchrun, ended or died"
             if watch.found:
@@ -121,7 +123,7 @@ class _RankThread:
             self._tell(watch)
         while watch.found and not self._over.wait(_TICK_S):
             try:
-                watch.tick()  # this rank still lives
+                watch.tick()  # keep this rank's counter moving
             except (RuntimeError, OSError):
                 return
 
@@ -160,11 +162,11 @@ class _RankThread:
             try:
                 self._watch.leave(error)
             except (RuntimeError, OSError):
-                return  # the store is gone, and with it all readers
+                return  # the store is gone: nobody can read the reason
 
 
 def watch_ranks(silence_s: float = SILENCE_S) -> None:
-    """Watch the ranks of the training that ``torch.distributed`` was initialized for, by MASTER_ADDR and MASTER_PORT.
+    """Watch the ranks of the initialized ``torch.distributed`` job, through its store at MASTER_ADDR and MASTER_PORT.
 
     Call it on every rank; a second call does nothing, and neither does a call in a process that runs a rank alone.
     """
@@ -176,7 +178,7 @@ def watch_ranks(silence_s: float = SILENCE_S) -> None:
 
 
 def _connected() -> Any:
-    """Return a separate connection to the training's store: waiting on the training's own would block it."""
+    """Return a separate connection to the training's store: a wait on the training's own connection would block it."""
     import datetime
 
     import torch

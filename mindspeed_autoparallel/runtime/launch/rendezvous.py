@@ -30,7 +30,7 @@ _TWICE_S = 2.5
 
 
 class ClusterSize(NamedTuple):
-    """Sizes that have to be the same on every node."""
+    """Sizes that must be the same on every node."""
 
     num_nodes: int
     num_processes_per_node: int
@@ -49,11 +49,11 @@ class Nodes:
     master_addr: str
     master_port: int
     secret_dir: Path | None = None
-    """Folder in which node 0 leaves the secret for nodes that share it, unless the user gave one to all."""
+    """Folder in which node 0 stores the secret for nodes that share it, unless the user sets one on all nodes."""
 
     @property
     def size(self) -> ClusterSize:
-        """Return the sizes that have to be the same on every node."""
+        """Return the sizes that must be the same on every node."""
         return ClusterSize(self.num_nodes, self.num_processes_per_node)
 
     def ranks_of(self, node_rank: int, port: int) -> LocalRanks:
@@ -68,14 +68,14 @@ class Nodes:
 
 
 def serve(nodes: Nodes, secret: bytes) -> StoreServer:
-    """Open the store, on the main node."""
+    """Open the store on node 0, and publish the cluster's size."""
     store = StoreServer(nodes.master_addr, nodes.master_port, secret)
     store.set("size", json.dumps(nodes.size))
     return store
 
 
 def join(nodes: Nodes, node_rank: int, timeout_s: float) -> StoreClient:
-    """Open the store, on another node, and sign in; ``LaunchError`` if that fails or is refused."""
+    """Connect another node to the store and sign it in; ``LaunchError`` if that fails or is refused."""
     store, size = _connect(nodes, node_rank, timeout_s), nodes.size
     wanted = _size(json.loads(store.get("size")))
     if store.check(["launch/0"]):
@@ -141,7 +141,7 @@ def wait_for_keys(store: Any, keys: Iterable[str], timeout_s: float) -> None:
 
 
 def _connect(nodes: Nodes, node_rank: int, timeout_s: float) -> StoreClient:
-    """Retry until node 0 listens and has this node's secret, which it may still be making."""
+    """Retry until node 0 listens and accepts the secret, which it may not have stored yet; then ``LaunchError``."""
     deadline = time.monotonic() + timeout_s
     while True:
         secret = find_secret(nodes.secret_dir)

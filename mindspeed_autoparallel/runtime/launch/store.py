@@ -66,13 +66,13 @@ class StoreServer(LocalStore):
         super().__init__()
         self._secret = secret
         self._unknown: dict[socket.socket, None] = {}
-        """Connections in the order of their arrival."""
+        """Connections with a handshake in progress, the oldest first."""
         self._unknown_lock = threading.Lock()
         self._socket = _listen(address, port)
         threading.Thread(target=self._accept, name="store", daemon=True).start()
 
     def close(self) -> None:
-        """Stop answering."""
+        """Stop listening; open connections remain."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -152,7 +152,7 @@ class StoreClient:
         self._ask("set", key, value)
 
     def get(self, key: str) -> bytes:
-        """Wait up to ``timeout_s`` for the value of ``key``; ``TimeoutError`` then."""
+        """Wait up to ``timeout_s`` for the value of ``key``; ``TimeoutError`` after that."""
         deadline = time.monotonic() + self._timeout_s
         while (value := self._ask("get", key)) is None:
             if time.monotonic() > deadline:

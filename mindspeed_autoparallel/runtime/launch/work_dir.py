@@ -34,9 +34,9 @@ _LOGS = "logs"
 def only_one(work_dir: Path, flag: str) -> Iterator[None]:
     """Hold ``work_dir``, which ``flag`` names, until the context ends; a ``ConfigError`` names the current holder.
 
-    On one machine the system's file lock decides; it is released when the holder dies in any way. Some shared file
-    systems keep such locks per node, so the holder also increments a counter in a file, and a holder on another node
-    whose counter still changes keeps the folder.
+    On one machine ``flock`` decides; the system releases it however the holder dies. Some shared file systems keep such
+    locks per node, so the holder also increments a counter in a file: a holder on another node keeps the folder as long
+    as its counter changes.
     """
     path = work_dir / HOLDER_FILE
     with _opened(work_dir / LOCK_FILE) as stream:
@@ -57,7 +57,7 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 def _lock(stream: IO[bytes], path: Path, flag: str) -> bool:
-    """Take the lock; return whether this file system has locks at all."""
+    """Take the lock; return whether this file system supports locks."""
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -120,14 +120,17 @@ def _overwrite(path: Path, content: bytes) -> None:
 
 
 def _machine() -> str:
-    """Return the boot id, which all containers of a machine share, like its locks, until the machine restarts."""
+    """Return the boot id, which all containers of a machine share, as they share file locks; else the host name."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return socket.gethostname()
 
 
 def private_work_dir(name: str, flag: str) -> Path:
-    """Make the folder that ``flag`` names, readable by this user only; ``ConfigError`` if others use it, too."""
+    """Make folder ``name``, the value of ``flag``, readable by this user only.
+
+    Raises ``ConfigError`` if it belongs to another user, is open to others and not empty, or cannot be written.
+    """
     try:
         work_dir = Path(name).resolve()
         if work_dir.exists() and not work_dir.is_dir():
@@ -142,7 +145,7 @@ def private_work_dir(name: str, flag: str) -> Path:
             )
         work_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         work_dir.chmod(0o700)
-        # An unnamed file: another node may do the same in the same folder at this moment.
+        # An unnamed file, because another node may probe the same folder at this moment.
         with tempfile.TemporaryFile(dir=work_dir) as probe:
             probe.write(b"probe")
     except (OSError, RuntimeError, ValueError) as error:

@@ -1,9 +1,9 @@
 """Stand-ins for peers of a rank that runs alone with real tensors and torch's fake process groups.
 
-A fake group returns at once. An all-gather repeats the rank's own part, a reduction leaves it as it is, and a receive
-leaves the buffer as it is: here it is filled with random numbers, because matrix products of zeros or NaN run at
-another speed. Gathered objects are the rank's own; an object that another rank broadcasts is missing, and is reported
-if the script then fails.
+A fake group returns at once. An all-gather repeats the rank's own part, and a reduction leaves it unchanged. A receive
+would leave its buffer unchanged; here it fills the buffer with random numbers, because matrix products of zeros or NaN
+run at another speed. Gathered objects are the rank's own; an object that another rank broadcasts is missing, and is
+reported if the script then fails.
 """
 
 from __future__ import annotations
@@ -78,14 +78,14 @@ def _fill_what_is_received() -> None:
         for operation in operations:
             if operation.op in (irecv, receive_later):
                 fill(operation.tensor)
-                operation.op = receive_later  # torch compares with its own
+                operation.op = receive_later  # torch compares it with its own function
         return batched(operations)
 
     @functools.wraps(exchanged)
     def all_to_all_single(output: Any, input: Any, *sizes: Any, async_op: bool = False, **more: Any) -> Any:
         if input.numel() or not output.numel():
             return exchanged(output, input, *sizes, async_op=async_op, **more)
-        fill(output)  # a fake group repeats what the rank sends, and here it only receives
+        fill(output)  # a fake group copies the rank's input, which is empty here
         return _Done() if async_op else None
 
     for module in (distributed, distributed_c10d):
@@ -124,7 +124,7 @@ def _note_missing_objects() -> None:
             caller = sys._getframe(1)
             print(
                 f"{MISSING}{caller.f_code.co_filename}:{caller.f_lineno} waits for an object that rank {src} "
-                "broadcasts, and that rank is not here",
+                "broadcasts, and this rank runs alone",
                 file=sys.stderr,
                 flush=True,
             )
@@ -138,7 +138,7 @@ def _note_missing_objects() -> None:
 
 
 def _never_skip_a_step(module: Any) -> None:
-    """Make every step update: garbage overflows, and a step that a loss scaler skips makes no optimizer state."""
+    """Let every step update: random gradients overflow, and a step that the loss scaler skips creates no state."""
 
     def no_overflow(self: Any) -> bool:
         return False
@@ -150,7 +150,7 @@ def _never_skip_a_step(module: Any) -> None:
 
 @contextmanager
 def as_first_rank() -> Iterator[None]:
-    """Make the process global rank 0 inside: only that rank builds data sets, and the others wait for it."""
+    """Report global rank 0 inside the context: only that rank builds data sets, and the others wait for it."""
     import torch.distributed as distributed
     from torch.distributed import distributed_c10d
 

@@ -1,4 +1,4 @@
-"""Tokens routed to experts evenly, in traces and measurements alike."""
+"""Routes tokens to experts evenly, in traces and in measurements."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ _NATIVE_DISPATCHER = "mindspeed_mm.fsdp.distributed.expert_parallel.ep_dispatche
 def balance_routing(imbalance: float = 1.0) -> None:
     """Route the same number of tokens to every expert; an untrained router would make times and memory arbitrary.
 
-    ``imbalance``: tokens of this expert rank's experts over an even share, if experts are split. In MindSpeed-MM's
-    native trainer only split experts are balanced; if a rank has all experts, the model's own routing remains.
+    ``imbalance``: tokens that this rank's experts receive, relative to an even share, if experts are split. In
+    MindSpeed-MM's native trainer only split experts are balanced; if a rank has all experts, the model's own routing
+    remains.
     """
     call_after_import("megatron.core.transformer.moe.router", functools.partial(_balance_router, imbalance=imbalance))
     call_after_import(_NATIVE_DISPATCHER, functools.partial(_balance_dispatcher, imbalance=imbalance))
@@ -26,8 +27,8 @@ def balanced_map(num_tokens: int, num_experts: int, topk: int) -> Any:
 
 
 def _choice(num_tokens: int, num_experts: int, topk: int, own: tuple[int, int], ratio: float) -> Any:
-    """Return the experts of every token, ``[num_tokens, topk]``: evenly, or with ``ratio`` times an even share for
-    those of ``own`` (the first and how many), as far as each token chooses ``topk`` different experts."""
+    """Return the experts of every token, ``[num_tokens, topk]``: an even choice, or one that gives the experts ``own``
+    (first, count) ``ratio`` times an even share, within the limit of ``topk`` different experts for each token."""
     import torch
 
     first, count = own
@@ -53,7 +54,7 @@ def _map_of(chosen: Any, num_experts: int) -> Any:
 
 
 def _own_experts(num_experts: int) -> tuple[int, int]:
-    """Return the first of this rank's experts and how many it has."""
+    """Return the first of this rank's experts, and their number."""
     from megatron.core import parallel_state
 
     count = num_experts // parallel_state.get_expert_model_parallel_world_size()
@@ -61,7 +62,7 @@ def _own_experts(num_experts: int) -> tuple[int, int]:
 
 
 def _own_native_experts(num_experts: int) -> tuple[int, int]:
-    """Return the same in MindSpeed-MM's native trainer."""
+    """Return the result of ``_own_experts`` in MindSpeed-MM's native trainer."""
     from mindspeed_mm.fsdp.distributed.parallel_state import get_parallel_state
 
     state = get_parallel_state()
@@ -89,11 +90,11 @@ def _balance_router(module: Any, imbalance: float = 1.0) -> None:
 
 
 def _balance_dispatcher(module: Any, imbalance: float = 1.0) -> None:
-    """Switch on the balance of tokens that the dispatchers of MindSpeed-MM's native trainer have for debugging."""
+    """Enable the balanced routing that MindSpeed-MM's native dispatchers have for debugging, with ``imbalance``."""
     if not hasattr(module, "force_ep_balance"):
         print(
             "mindspeed_autoparallel: this release of MindSpeed-MM has no MM_FORCE_EP_BALANCE; tokens are routed to "
-            "experts by the model's own router, with whatever values a rank alone has",
+            "experts by the model's own router, which has arbitrary values on a rank that runs alone",
             flush=True,
         )
         return

@@ -45,7 +45,7 @@ class Collective:
     size_bytes: int
     """The largest tensor of the call on one rank."""
     ranks: tuple[int, ...]
-    """Ranks of the whole job, in the group's order."""
+    """Global ranks, in the group's order."""
 
 
 _COLLECTIVES = {
@@ -88,13 +88,13 @@ def _ranks(args: Any) -> tuple[int, ...]:
 
 
 def is_free(name: str) -> bool:
-    """Return whether ``name`` (``aten.view.default``) is a view of existing memory."""
+    """Return whether ``name`` (``aten.view.default``) runs nothing on the device: views, allocations, Python's own."""
     return name.split(".")[1] in _FREE if name.startswith("aten.") else name.startswith("prim")
 
 
 def operator_of(name: str, args: Any, kwargs: Any) -> Operator:
-    """Return the call without its values: dtypes, orders of dimensions and small numbers in the signature, sizes
-    apart."""
+    """Return the call without tensor values: the signature has dtypes, orders of dimensions and small integers;
+    sizes are separate."""
     sizes: list[int] = []
     call = Call(tuple(_describe(item, sizes) for item in args), _named(kwargs or {}, sizes))
     return Operator(name=name, signature=Signature(call), sizes=tuple(sizes))
@@ -134,8 +134,10 @@ def _order(tensor: Any) -> list[int]:
 
 
 def rebuild_arguments(operator: Operator, device: Any) -> tuple[list[Any], dict[str, object]]:
-    """Return arguments that make ``operator`` run as it was called, with made-up values; raises ``ValueError`` if
-    unknown."""
+    """Return arguments for ``operator`` on ``device``: the traced shapes, dtypes and orders, with generated values.
+
+    Raises ``ValueError`` if the signature or an argument is unknown.
+    """
     call, sizes = operator.signature.content, iter(operator.sizes)
     if not isinstance(call, Call):
         raise ValueError(f"{operator.signature.text} is not the signature of a call")
@@ -177,4 +179,4 @@ def _constant(text: str, device: Any) -> Any:
         return getattr(torch, name)
     if text.startswith(("cpu", "cuda", "npu", "meta")):
         return device
-    raise ValueError(f"argument {text!r} cannot be made up")
+    raise ValueError(f"argument {text!r} cannot be generated")

@@ -1,8 +1,8 @@
 """Ends a process that runs a rank alone if its script waits for a peer before the first step.
 
 Collectives return at once here, but a script may wait for peers through other means: a store, a socket, a file that
-rank 0 writes. Such a process is idle: it and its children neither run nor wait for a core, nothing is read, and
-its main thread is in one line of code. A loop that polls without sleeping looks like work: its line is printed once,
+rank 0 writes. Such a process is idle: it and its children neither run nor wait for a core, it reads no data, and its
+main thread stays on one line of code. A loop that polls without sleeping looks like work: its line is printed once,
 and the launch's time limit ends it.
 """
 
@@ -23,9 +23,9 @@ from mindspeed_autoparallel.runtime.state import of_process
 _STILL_S = 20.0
 _SAMPLE_S = 0.5
 _SAME_SHARE = 0.9
-"""Share of the samples in one line: a polling loop is nearly always in its sleep."""
+"""Share of the samples on one line: a polling loop is nearly always in its sleep."""
 _BUSY_SHARE = 0.05
-"""Share of the time: a computing process, including its data workers, runs or waits for a core longer."""
+"""Share of the time for which a process that computes, or its data workers, at least run or wait for a core."""
 _READ_BYTES = 1 << 20
 """A process that reads data from a slow disk reads more than this in the same time."""
 

@@ -35,7 +35,7 @@ _FINGERPRINT_FILE = "device.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Calibrated:
-    """Additions of a launch to a knowledge base, their device and software; ``failed``: reasons by operator."""
+    """Result of ``calibrate``: samples added for a device and its software; ``failed``: a line per failed operator."""
 
     device: str
     software: str
@@ -46,7 +46,11 @@ class Calibrated:
 
 
 def calibrate(base: KnowledgeBase, operators: Sequence[Any], num_processes: int, timeout_s: float) -> Calibrated:
-    """Fill ``base``; return the additions and the failures. Raises ``LaunchError`` when the launch fails."""
+    """Measure ``operators`` and the collectives of ``num_processes`` on this node, and record them in ``base``.
+
+    Raises ``ConfigError`` for a malformed operator, and ``LaunchError`` if the launch fails or exceeds ``timeout_s``;
+    results that exist by then are recorded, too.
+    """
     for index, item in enumerate(operators):
         if not isinstance(item, dict) or not {"name", "signature", "sizes"} <= set(item):
             raise ConfigError(f"operator {index} must be an object with name, signature and sizes.")

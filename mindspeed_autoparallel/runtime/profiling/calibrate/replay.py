@@ -24,14 +24,14 @@ _NUM_COLLECTIVE_RUNS = 21
 
 
 def replay(operators: Sequence[Operator], device: Any) -> Iterator[OperatorRow]:
-    """Yield one row per operator: its times, or the reason why it could not be run; one failure never ends the rest."""
+    """Yield one row per operator: its times, or the reason why it failed; a failure does not stop the others."""
     where = torch.device("cpu") if device.name == "cpu" else torch.device(device.name, torch.cuda.current_device())
     for index, operator in enumerate(operators):
         row = OperatorRow(name=operator.name, signature=operator.signature, sizes=operator.sizes)
         try:
             with torch.no_grad():
                 row = replace(row, **vars(_times(operator, device, where)))
-        except Exception as error:  # out of memory, a kernel that refuses made-up values, an unknown argument
+        except Exception as error:  # out of memory, a kernel that rejects generated values, an unknown argument
             row = replace(row, reason=first_line(error))
         yield row
         if (index + 1) % 200 == 0:
@@ -65,7 +65,7 @@ def _function(name: str) -> Any:
 
 
 def spread(samples_us: Iterable[float], num_runs: int) -> Spread:
-    """Return the median, the 10th and the 90th percentile."""
+    """Return the median, the 10th and the 90th percentile, in microseconds."""
     ordered = sorted(max(sample, 1e-3) for sample in samples_us)
     last = len(ordered) - 1
     return Spread(
@@ -79,7 +79,7 @@ def spread(samples_us: Iterable[float], num_runs: int) -> Spread:
 def sample_collectives(
     kinds: Sequence[str], sizes: Sequence[int], device: Any, num_processes_per_node: int
 ) -> Iterator[LinkRow]:
-    """Yield one row per collective, tier and size; called on every rank, and the same on every rank.
+    """Yield one row per collective, tier and size; call it on every rank with the same arguments.
 
     Tier ``intra``: the ranks of a node (every node at once); ``inter``: the first ranks of the nodes, one each.
     """
@@ -116,13 +116,13 @@ def _sample(kind: str, size: int, members: list[int], group: Any, device: Any) -
         begin = time.perf_counter()
         call()
         device.synchronize()
-        if turn:  # the first call sets the connections up
+        if turn:  # the first call sets up the connections
             samples.append((time.perf_counter() - begin) * 1e6)
     return spread(samples, len(samples))
 
 
 def _call(kind: str, size: int, members: list[int], group: Any) -> Callable[[], Any]:
-    """Return the call with tensors of ``size`` bytes (the gathered or scattered one, where they differ)."""
+    """Return the call with tensors of ``size`` bytes; if input and output differ, the larger one has ``size``."""
     where = torch.cuda.current_device()
     count = max(len(members), size // 4 // len(members) * len(members))
     whole = torch.zeros(count, device=where)
@@ -131,7 +131,7 @@ def _call(kind: str, size: int, members: list[int], group: Any) -> Callable[[], 
     rank = distributed.get_rank()
 
     def exchange() -> None:
-        # Like pipelines; a send alone may return before the data has arrived.
+        # Both directions, as in pipelines; a lone send may return before the data arrives.
         if rank in members[:2]:
             peer = members[1] if rank == members[0] else members[0]
             works = distributed.batch_isend_irecv(

@@ -24,7 +24,7 @@ another one has measured the rest."""
 
 @dataclass(frozen=True, kw_only=True)
 class Fingerprint:
-    """Keys of the knowledge base; samples of other devices or releases never mix."""
+    """Keys of the knowledge base, which separate samples of different devices and releases."""
 
     name: str
     """Display name of the device."""
@@ -32,7 +32,7 @@ class Fingerprint:
     software: str
 
     def to_json(self) -> dict[str, str]:
-        """Return it as plain JSON."""
+        """Return plain JSON."""
         return asdict(self)
 
 
@@ -62,7 +62,7 @@ class MeasurementJournal:
         return self._is_marked(self._about)
 
     def open(self, results: list[Path]) -> None:
-        """Begin a launch that writes ``results``: results of earlier ones, perhaps on another device, are removed."""
+        """Begin a launch that writes ``results``; remove earlier results, which may be of another device."""
         for path in (self.folder / LINKS_FILE, self.folder / OPERATORS_FILE, *results):
             path.unlink(missing_ok=True)
         write_json_atomic(self._mark, self._about)
@@ -73,7 +73,7 @@ class MeasurementJournal:
         return self._is_marked(self._unfinished)
 
     def commit(self, *, finished: bool = True) -> None:
-        """End it: its figures are in the knowledge base. ``finished``: whether the launch measured everything."""
+        """End a launch whose figures are recorded. ``finished``: whether the launch measured everything."""
         if finished:
             self._mark.unlink(missing_ok=True)
         else:
@@ -87,7 +87,7 @@ class MeasurementJournal:
 
 
 def read_operators(folder: Path, since: float = 0.0) -> OperatorRows:
-    """Return the results of replays in ``folder``; nothing if no launch wrote any after ``since``."""
+    """Return the results of replays in ``folder``; empty if none is as new as ``since`` (seconds since the epoch)."""
     path = folder / OPERATORS_FILE
     with contextlib.suppress(FileNotFoundError):
         if path.stat().st_mtime >= since:
@@ -96,6 +96,6 @@ def read_operators(folder: Path, since: float = 0.0) -> OperatorRows:
 
 
 def read_links(folder: Path) -> LinkRows:
-    """Return the samples in ``folder``; nothing if no launch wrote any."""
+    """Return the samples of collectives in ``folder``; empty if no launch wrote any."""
     path = folder / LINKS_FILE
     return read_record(path, "calibration", LinkRows) if path.exists() else LinkRows()

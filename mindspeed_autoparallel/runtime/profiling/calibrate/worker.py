@@ -57,7 +57,7 @@ def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
 
 
 def sample_links_and_exit(arguments: argparse.Namespace, data: dict[str, object]) -> None:
-    """Handle tasks of kind ``links``: the ranks meet, sample collectives and end; no model is built."""
+    """Handle tasks of kind ``links``: sample collectives on all ranks and exit, without building a model."""
     import torch.distributed as distributed
 
     meet()
@@ -67,7 +67,7 @@ def sample_links_and_exit(arguments: argparse.Namespace, data: dict[str, object]
 
 
 def meet() -> None:
-    """Select this process's device and join the others of its launch."""
+    """Select this process's device and initialize the default process group of its launch."""
     import torch.distributed as distributed
 
     device = current_device()
@@ -91,13 +91,13 @@ def fill(folder: Path, operators: list[Operator], collectives: list[str], sizes:
         _keep(folder / OPERATORS_FILE, replay(operators, device))
     if collectives and distributed.get_world_size() > 1:
         rows = sample_collectives(collectives, sizes, device, int(os.environ["LOCAL_WORLD_SIZE"]))
-        # Every rank takes part in every sample; the first one writes them down.
+        # Every rank takes part in every sample; rank 0 writes the rows.
         _keep(folder / LINKS_FILE, rows) if rank == 0 else list(rows)
     distributed.barrier()
 
 
 def _cut(pipeline: Pipeline) -> Built:
-    """Build the model in stages, in place of the earlier one."""
+    """Build the model again, cut into the stages of ``pipeline``."""
     import torch.distributed as distributed
     from megatron.training import get_args
 

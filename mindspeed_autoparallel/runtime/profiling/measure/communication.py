@@ -26,7 +26,7 @@ Costs = dict[str, dict[str, dict[str, float]]]
 
 
 def measure_links(device: Any, num_processes_per_node: int, placed_on: Any = None) -> dict[str, dict[str, Collective]]:
-    """Return ``{tier: {operation: cost}}`` for ``p2p`` and ``all_reduce``; collective on all ranks.
+    """Return ``{tier: {operation: cost}}`` for ``p2p`` and ``all_reduce``; call it on all ranks.
 
     ``placed_on`` is the torch device of the buffers, by default the current one of ``torch.cuda``.
     """
@@ -61,7 +61,7 @@ def measure_links(device: Any, num_processes_per_node: int, placed_on: Any = Non
 
 
 def _times(operation: Callable[[int], None], device: Any) -> list[tuple[int, float]]:
-    """Return bytes and microseconds of a small and of a large call, the fastest of several."""
+    """Return bytes and microseconds of a small and a large call, each the fastest of several."""
     import torch.distributed as distributed
 
     found = []

@@ -1,4 +1,4 @@
-"""From marks to block costs."""
+"""Computes block costs from marks."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from mindspeed_autoparallel.runtime.profiling.measure.structure import Stack
 
 @dataclass(frozen=True)
 class Interval:
-    """Between two marks."""
+    """The interval between two marks."""
 
     start: Mark
     end: Mark
 
 
 def blocks_of(stack: Stack) -> tuple[str, ...]:
-    """Return ``pre``, a block per kind of layers, ``post``."""
+    """Return the names of a stack's blocks: ``pre``, one per kind of layers, ``post``."""
     return ("pre", *dict.fromkeys(map(layer_block, stack.kinds)), "post")
 
 
@@ -77,7 +77,7 @@ class Run:
         if block == "post":
             start = "forward end" if index == len(self.stacks) - 1 else self._module_end(stack, "backward")
             return self._between([start, names[0]])
-        # The pre block's backward ends where the module before it gets its gradient, or with the microbatch.
+        # The pre block's backward ends when an earlier module receives its gradient, or with the microbatch.
         earlier = [self._module_end(other, "backward") for other in self.stacks[:index]]
         reached = [name for name in earlier if name in self.marks]
         last = min(reached, key=self._order.index) if reached else "backward end"
@@ -133,7 +133,7 @@ def block_costs(
 
 
 def batch_bytes(tracked: Run) -> tuple[int, int]:
-    """Return the bytes of the microbatch's data, and of the part that the forward saved; 0, 0 without a mark."""
+    """Return the bytes of the microbatch's data, and of the part that the forward saved; (0, 0) without a mark."""
     names = ("forward begin", "forward loaded", "forward computed", "forward returned")
     if any(name not in tracked.marks for name in names):
         return 0, 0

@@ -61,9 +61,9 @@ def measure_point(
     at_lengths = [*timed, *runs_at_lengths(microbatch)] if task.with_lengths else []
     communication = communication_of(microbatch.run_on, task.played) if task.played is not None else None
     finalize_us, optimizer_us = _step(chunks, built.optimizer, device)
-    # After the step: all that a training keeps exists now, and the excess is the host's own.
+    # After the step everything that a training keeps exists; live bytes beyond it are the host's own.
     if samples_differ(arguments):
-        # A plan must fit the largest.
+        # A plan must fit the largest microbatch.
         microbatch.iterator = largest_of_next(microbatch.iterator)
     tracked = microbatch.run(tracked=True)
     kept = resident_bytes(model, built.optimizer)
@@ -156,7 +156,7 @@ class Microbatch:
 
 
 def _step(chunks: list[Any], optimizer: Any, device: Any) -> tuple[float, float]:
-    """Return microseconds of finalizing gradients (with their reduction) and of the optimizer's step."""
+    """Return median microseconds of finalizing gradients (with their reduction) and of the optimizer's step."""
     from megatron.core.distributed import finalize_model_grads
 
     times = []
@@ -175,6 +175,7 @@ def _step(chunks: list[Any], optimizer: Any, device: Any) -> tuple[float, float]
 
 
 def num_optimizer_shards(arguments: Any) -> int:
+    """Return the number of ranks that share the optimizer state of dense parameters."""
     if not arguments.use_distributed_optimizer:
         return 1
     return int(arguments.data_parallel_size * arguments.context_parallel_size)
@@ -187,7 +188,7 @@ def describe_stack(
     microbatch: Microbatch,
     tracked: Run,
 ) -> ModuleRecord:
-    """Return a stack as a module: sizes, and figures and parameters by block; ``costs``: result of ``block_costs``."""
+    """Return a stack as a module: sizes, and costs and parameters by block; ``costs``: of ``block_costs``."""
     config, arguments = stack.config, microbatch.arguments
     shape = microbatch.shapes.get(f"{stack.name} 1", ())
     layers = Counter(map(layer_block, stack.kinds))

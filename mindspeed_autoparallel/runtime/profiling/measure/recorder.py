@@ -19,7 +19,7 @@ from mindspeed_autoparallel.runtime.profiling.measure.structure import Stack
 
 
 class SideInputs:
-    """Storages by size, with weak references: watching must not keep them alive."""
+    """Storages of a stack's inputs beside the hidden states, by weak references that do not keep them alive."""
 
     def __init__(self, storages: list[Any]) -> None:
         self._followed = [(weakref.ref(storage), int(storage.nbytes())) for storage in storages]
@@ -39,11 +39,14 @@ class SideInputs:
         return cls(list(found.values()))
 
     def see_forward_end(self) -> None:
-        """Call after the forward of the microbatch."""
+        """Note which storages are alive; call it after the forward of the microbatch."""
         self._kept = [(reference, size) for reference, size in self._followed if reference() is not None]
 
     def total_and_kept_bytes(self) -> tuple[int, int]:
-        """Call after the backward. Storages that are still alive are a cache, and count as the host's own, not here."""
+        """Return the bytes of all, and of those alive after the forward; call it after the backward.
+
+        Storages that are still alive then are a cache, which counts as the host's own, not here.
+        """
         cached = {id(reference) for reference, _ in self._followed if reference() is not None}
         return (
             sum(size for reference, size in self._followed if id(reference) not in cached),
@@ -53,7 +56,7 @@ class SideInputs:
 
 @dataclass(frozen=True)
 class Mark:
-    """A point of the run."""
+    """A measurement at a point of the run."""
 
     name: str
     """``forward <stack> <boundary>`` or ``backward <stack> <boundary>``; boundary 0 is before the first layer."""
@@ -92,7 +95,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
-        """Hook every boundary of every stack inside the block; hooks are always removed at its end."""
+        """Hook every boundary of every stack within the context; its end always removes the hooks."""
         handles: list[Any] = []
         try:
             if self.model is not None:

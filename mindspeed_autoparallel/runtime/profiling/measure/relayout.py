@@ -1,7 +1,7 @@
-"""Switches a running Megatron job to another (TP, MBS) and builds the host's model again, without a new launch.
+"""Switches a running Megatron job to another layout and builds the host's model again, without a new launch.
 
 The host's set-up calls (initialise groups, set up model and optimizer, build data iterators) are recorded with their
-arguments and repeated here: the host's own functions, nothing copied.
+arguments and called again here, so that the host's own functions do the work.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Built:
 
 
 def set_arguments(arguments: Any, point: MeasuredAt, world_size: int, stages: Stages = WHOLE) -> None:
-    """Put ``point`` and ``stages`` into the host's arguments, as the flags would have."""
+    """Set the host's arguments to ``point`` and ``stages``, as flags would."""
     arguments.tensor_model_parallel_size = point.tensor_size
     if getattr(arguments, "tensor_parallel_num_weight_shards", None) is not None:
         # Megatron 0.19 derives it from the tensor-parallel size when it validates its arguments.
@@ -77,7 +77,7 @@ def set_arguments(arguments: Any, point: MeasuredAt, world_size: int, stages: St
     arguments.pipeline_model_parallel_size = stages.pipeline_size
     arguments.virtual_pipeline_model_parallel_size = stages.virtual_size if stages.interleaved else None
     if stages.pipeline_size > 1:
-        # Megatron's checks turn overlap off without chunks, as in the first layout.
+        # Megatron's checks, which saw the first layout only, turn this overlap off without virtual stages.
         arguments.overlap_p2p_comm = stages.interleaved
         arguments.transformer_pipeline_model_parallel_size = stages.pipeline_size
     shards = point.tensor_size * point.context_size * stages.pipeline_size
@@ -89,9 +89,10 @@ def set_arguments(arguments: Any, point: MeasuredAt, world_size: int, stages: St
 def reinitialize_model_parallel(
     calls: HostCalls, arguments: Any, point: MeasuredAt, world_size: int, stages: Stages = WHOLE
 ) -> Built:
-    """Tear the groups down, set them up for ``point`` cut into ``stages``, and build model, optimizer and data again.
+    """Create process groups for ``point`` cut into ``stages``, and build model, optimizer and data again.
 
-    Interleaved, ``model`` and ``data_iterator`` are lists with an entry per chunk.
+    The previous groups are destroyed. With an interleaved schedule, ``model`` and ``data_iterator`` are lists with an
+    entry per chunk.
     """
     from megatron.core import parallel_state
     from megatron.training import initialize
@@ -169,16 +170,16 @@ def _iterator_of_chunk(recorded: RecordedCall, chunk: int) -> Any:
         of_chunk = functools.partial(provider, vp_stage=chunk)
         vars(of_chunk).update(vars(provider))
     else:
-        # 0.12: a global names the chunk.
+        # Megatron 0.12 names the chunk in a global.
         parallel_state.set_virtual_pipeline_model_parallel_rank(chunk)
     return recorded.function(of_chunk, *rest, **recorded.kwargs)[0]
 
 
 def tear_down(parallel_state: Any) -> None:
-    """End Megatron's model parallelism and its process groups, which Megatron itself only drops.
+    """End Megatron's model parallelism and destroy its process groups, which Megatron only dereferences.
 
-    Every gloo group keeps threads that wake up a hundred times a second, every nccl group its buffers: some layouts
-    later they take a third of a core, or the memory of a layer.
+    Every gloo group keeps threads that wake up a hundred times a second, every nccl group keeps its buffers: after
+    several layouts they take a third of a core, or the memory of a layer.
     """
     from torch.distributed import destroy_process_group, distributed_c10d
 
@@ -197,7 +198,7 @@ def tear_down(parallel_state: Any) -> None:
 
 
 def _groups(module: Any) -> list[Any]:
-    """Return every process group a module's variables refer to, once."""
+    """Return the process groups that a module's variables refer to, each once."""
     from torch.distributed import ProcessGroup
 
     found = [*vars(module).values()]
@@ -207,7 +208,7 @@ def _groups(module: Any) -> list[Any]:
 
 
 def set_num_microbatches(arguments: Any) -> None:
-    """Set as many as the arguments' batch sizes make."""
+    """Set Megatron's number of microbatches by the batch sizes in ``arguments``."""
     from megatron.core import num_microbatches_calculator as calculator
 
     calculator.destroy_num_microbatches_calculator()

@@ -1,4 +1,4 @@
-"""Microbatches differ in size: memory is measured on the largest of the next ones, times at several lengths."""
+"""Microbatches of different sizes: memory is measured on the largest of the next ones, times at several lengths."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def samples_differ(arguments: Any) -> bool:
 def largest_of_next(iterator: Any, count: int = NUM_SAMPLED) -> Any:
     """Return an iterator over one item: the one with most tensor bytes among the next ``count`` of ``iterator``.
 
-    They are read now; the item's tensors are allocated when it is requested, as a loader does, and nothing else keeps
-    them. Anything but a single iterator is returned unchanged: ``None`` on ranks that receive their batches, a list
-    under virtual stages.
+    The items are read now. The chosen item's tensors are allocated when it is requested, like a loader's, and have no
+    other reference. Anything but a single iterator is returned unchanged: ``None`` on ranks that receive their
+    batches, a list under virtual stages.
     """
     return _made_when_asked(_largest(iterator, count)) if hasattr(iterator, "__next__") else iterator
 
@@ -45,8 +45,8 @@ def _made_when_asked(pickled: bytes) -> Iterator[Any]:
 
 
 def next_of(iterator: Any, count: int) -> Iterator[Any]:
-    """Return at most the next ``count`` of ``iterator``, which may not be an iterable: Megatron's own has only
-    ``__next__``."""
+    """Yield at most the next ``count`` items of ``iterator``, which needs only ``__next__``: Megatron's own has no
+    ``__iter__``."""
     for _ in range(count):
         try:
             following = next(iterator)
@@ -74,7 +74,7 @@ class Microbatches(Protocol):
 
 
 def rows_of(stack: Stack, shapes: Mapping[str, tuple[int, ...]], arguments: Any) -> int:
-    """Return the rows of a microbatch that entered the stack's layers, of all ranks; 0 if unknown."""
+    """Return the rows of a microbatch that enter the stack's layers, over all its ranks; 0 if unknown."""
     shape = shapes.get(f"{stack.name} 1", ())
     if len(shape) != 3:
         return 0
@@ -84,7 +84,7 @@ def rows_of(stack: Stack, shapes: Mapping[str, tuple[int, ...]], arguments: Any)
 
 
 def runs_at_lengths(microbatch: Microbatches) -> list[Run]:
-    """Run short, middling and long microbatches, each several times, after a warm-up run of each.
+    """Run short, medium and long microbatches, each several times, after a warm-up run of each.
 
     The number of runs is the same on every rank, including those that receive their batches.
     """
@@ -102,7 +102,7 @@ def runs_at_lengths(microbatch: Microbatches) -> list[Run]:
 
 
 def spread_of_next(iterator: Any, count: int = NUM_SAMPLED) -> list[Any]:
-    """Return, of the next ``count`` of ``iterator``, those with least, medium and most tensor bytes; nothing unless it
+    """Return, of the next ``count`` of ``iterator``, those with least, median and most tensor bytes; empty unless it
     is a single iterator (``None`` on ranks that receive their batches, a list under virtual stages)."""
     if not hasattr(iterator, "__next__"):
         return []
@@ -115,8 +115,8 @@ def spread_of_next(iterator: Any, count: int = NUM_SAMPLED) -> list[Any]:
 def times_by_rows(
     runs: Sequence[Run], costs: Costs, arguments: Any, seconds_between: Callable[[Any, Any], float]
 ) -> dict[str, tuple[tuple[float, float], ...]]:
-    """Return by stack, of every run: rows of a sample, and the time of all layers, forward and backward, over that of
-    ``costs``."""
+    """Return, by stack, a pair per run: rows of a sample, and the time of all layers (forward and backward) relative to
+    ``costs``; stacks with unknown rows are left out."""
     found: dict[str, tuple[tuple[float, float], ...]] = {}
     for stack in runs[0].stacks if runs else ():
         layers = Counter(map(layer_block, stack.kinds))

@@ -12,7 +12,7 @@ from mindspeed_autoparallel.runtime.profiling.measure.structure import Stack
 
 
 def parameters_by_block(model: Any, stacks: Iterable[Stack], executed: list[str]) -> dict[str, dict[str, list[Any]]]:
-    """Return parameters of pre, of all layers of a kind, and of post of every stack; each parameter once.
+    """Return parameters by stack and block: pre, all layers of a kind, post; a shared parameter appears once.
 
     ``executed``: paths of modules and ``<stack> first`` in the order they ran (see ``execution_order``).
     """
@@ -37,7 +37,7 @@ def parameters_by_block(model: Any, stacks: Iterable[Stack], executed: list[str]
 
 
 def _place(path: str, executed: list[str], stacks: list[Stack]) -> tuple[str, str]:
-    """Return the block of a module outside the layers, by its execution time and its parent."""
+    """Return the block of a module outside the layers, by the time it ran and its top-level parent."""
     owners = [stack for stack in stacks if stack.path.split(".")[0] == path.split(".")[0]]
     ran = executed.index(path) if path in executed else -1
     for stack in owners or stacks:
@@ -62,10 +62,10 @@ def execution_order(model: Any, stacks: Iterable[Stack]) -> tuple[list[str], lis
 
 
 def bytes_per_parameter(model: Any, optimizer: Any, num_replicas: int, missing_bytes: int = 0) -> BytesPerParameter:
-    """Return gradient and optimizer bytes of a trained parameter after a step was taken.
+    """Return gradient and optimizer bytes per trained parameter, after a step.
 
-    ``num_replicas``: ranks a distributed optimizer splits its state over; 1 for a whole one. ``missing_bytes``: state
-    that the first step would create, where none was taken.
+    ``num_replicas``: ranks over which a distributed optimizer shards its state, else 1. ``missing_bytes``: state that
+    the first step will create, if none was taken.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trained:
@@ -83,7 +83,7 @@ def bytes_per_parameter(model: Any, optimizer: Any, num_replicas: int, missing_b
 
 
 def resident_bytes(model: Any, optimizer: Any) -> int:
-    """Return parameters, their gradients and optimizer state of this rank, as they are now; each storage once."""
+    """Return the bytes of parameters, gradients and optimizer state that this rank has now; shared ones count once."""
     tensors = list(model.parameters())
     tensors += [parameter.main_grad for parameter in tensors if getattr(parameter, "main_grad", None) is not None]
     buffers = {tensor.untyped_storage()._cdata for tensor in tensors}
@@ -98,9 +98,9 @@ def resident_bytes(model: Any, optimizer: Any) -> int:
 
 
 def workspace_bytes() -> int:
-    """Return Megatron's global memory buffer: one storage per use and type, as large as its largest use so far.
+    """Return the bytes of Megatron's global memory buffer: a tensor per use and type, of the largest size so far.
 
-    Attention scores and gathered sequences go through it, so it grows with the microbatch and outlives it.
+    It holds attention scores and gathered sequences, so it grows with the microbatch and outlives it.
     """
     from megatron.core import parallel_state
 

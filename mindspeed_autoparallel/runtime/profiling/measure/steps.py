@@ -1,6 +1,6 @@
 """Whole steps of the host: of one microbatch, of several, and of short pipelines by Megatron's own schedules.
 
-The rest of a step beyond blocks and optimizer is the host's own; ``planner.tuner.stages`` finds the overhead of
+The time of a step beyond blocks and optimizer is host overhead; ``planner.tuner.stages`` finds the overhead of
 messages and stages. In a pipeline every rank times its passes (a forward or backward of one microbatch on one
 chunk), the schedule around them, and the whole step.
 """
@@ -32,9 +32,9 @@ _PARTS = ("forward", "backward", "schedule", "finalize", "optimizer", "step")
 
 
 def whole_steps(built: Any, forward_step: Callable[..., Any], arguments: Any, device: Any) -> StepsRecord:
-    """Time the host's own ``train_step`` with one microbatch and with several; medians.
+    """Return the median times of the host's own ``train_step``, with one microbatch and with several.
 
-    Nothing is timed if this release's ``train_step`` has unknown parameters.
+    Nothing is timed if this release's ``train_step`` has unknown required parameters.
     """
     from megatron.core.distributed import finalize_model_grads
     from megatron.training import training
@@ -56,14 +56,14 @@ def whole_steps(built: Any, forward_step: Callable[..., Any], arguments: Any, de
 
 
 def step_arguments(built: Any, forward_step: Callable[..., Any]) -> dict[str, Any]:
-    """Return the arguments of the host's ``train_step``; empty where this release's has unknown parameters."""
+    """Return the arguments of the host's ``train_step``; empty if this release's has unknown required parameters."""
     from megatron.core.pipeline_parallel import get_forward_backward_func
     from megatron.core.utils import get_model_config
     from megatron.training import get_args, training
 
     arguments = get_args()
     if not hasattr(arguments, "curr_iteration"):
-        arguments.curr_iteration = 0  # 0.12: its train sets it and train_step reads it
+        arguments.curr_iteration = 0  # Megatron 0.12: train sets it, train_step reads it
     chunks = built.model if isinstance(built.model, list) else [built.model]
     known = {
         "forward_step_func": forward_step,
@@ -98,7 +98,7 @@ def _set_num_microbatches(arguments: Any, number: int) -> None:
 
 
 class _Still:
-    """A constant learning rate."""
+    """A learning rate scheduler that changes nothing."""
 
     def step(self, increment: int) -> None:
         """Do nothing."""
@@ -119,10 +119,10 @@ class Pipeline:
 
 
 def time_pipeline(pipeline: Pipeline, built: Built, forward_step: Callable[..., Any], folder: Path) -> None:
-    """Run ``built`` for a few steps; rank 0 writes the times of all ranks. Called on all ranks.
+    """Run ``built`` for a few steps; rank 0 writes the times of all ranks. Call it on all ranks.
 
     Times of a rank in microseconds, medians over steps: ``forward_us`` and ``backward_us`` of every pass in the order
-    it ran them, ``schedule_us`` without the end of the step, ``finalize_us``, ``optimizer_us``, ``step_us``.
+    it ran them, ``schedule_us`` without ``finalize_us``, ``finalize_us``, ``optimizer_us``, ``step_us``.
     """
     import torch.distributed as distributed
     from megatron.core import parallel_state
@@ -181,7 +181,7 @@ class _Watch:
         self._readings: dict[str, list[tuple[Any, Any]]] = {name: [] for name in _PARTS}
 
     def times_us(self) -> dict[str, list[float]]:
-        """Return times after the step, in the order things ran."""
+        """Return the times of every part in execution order; call it after the step."""
         return {
             name: [self._device.seconds_between(*pair) * 1e6 for pair in pairs]
             for name, pairs in self._readings.items()
@@ -201,14 +201,14 @@ class _Watch:
         return run
 
     def watched(self, given: dict[str, Any]) -> dict[str, object]:
-        """Return arguments of ``train_step`` with the schedule timed, where this release takes the schedule as one."""
+        """Return arguments of ``train_step``, with a timed schedule if this release takes it as an argument."""
         if "forward_backward_func" not in given:
             return given
         return {**given, "forward_backward_func": self.timed("schedule", given["forward_backward_func"])}
 
     @contextlib.contextmanager
     def around(self, given: dict[str, Any]) -> Iterator[None]:
-        """Watch passes, the end of the schedule and the optimizer inside the block."""
+        """Time passes, the end of the schedule and the optimizer within the context."""
         from megatron.core.distributed import finalize_model_grads
         from megatron.core.pipeline_parallel import schedules
         from megatron.training import training

@@ -1,8 +1,8 @@
-"""Finds the repeated layers of a model, without knowing its classes, and which of them differ in kind.
+"""Finds the repeated layers of a model of any class, and which of them differ in kind.
 
 A stack is a ``ModuleList`` of two or more children that hold parameters and are of one class, or of classes derived
-from one, such as layers with and without experts. A model module (image encoder, text decoder) is the first part of the
-stack's path; pre is the part that runs before its first layer, post the part after its last.
+from one, such as layers with and without experts. A model module (image encoder, text decoder) is named after the first
+part of the stack's path; pre is the part that runs before its first layer, post the part after its last.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Choices = list[Any] | str
 MIN_LAYERS = 2
 """Fewest layers of a reduced model: with one layer, effects between layers would be invisible."""
 _BY_LAYER = ("moe_layer_freq", "window_attn_skip_freq", "linear_attention_freq", "no_rope_freq")
-"""Arguments of Megatron that list a choice per layer, or repeat one every so many layers."""
+"""Arguments of Megatron that list a choice per layer, or give the period of a choice in layers."""
 
 _WRAPPERS = (
     "DDP",
@@ -38,7 +38,7 @@ _WRAPPERS = (
 _PREDICTION = "mtp"
 """Layers of multi-token prediction run after the last layer, on the last stage: part of the stack's post block."""
 _LETTERS = "layer_type_list"
-"""Class names of Megatron's hybrid stacks: a letter per layer, with unrelated classes."""
+"""Attribute of Megatron's hybrid stacks: a letter per layer; their layers have unrelated classes."""
 _LANGUAGE_MODEL_STACKS = ("decoder", "transformer", "model", "language_model", "encoder")
 
 
@@ -57,8 +57,8 @@ def fewest_layers(kinds: Sequence[Hashable]) -> int:
 def choices_of_layers(arguments: argparse.Namespace, num_layers: int) -> tuple[Hashable, ...]:
     """Return the choice of Megatron's arguments for every layer: layers with equal choices are alike.
 
-    A number that repeats every so many layers counts as that many choices, regardless of its meaning; layers with
-    different choices may still be of one kind.
+    A period of ``n`` layers counts as ``n`` different choices, regardless of its meaning; layers with different
+    choices may still be of one kind.
     """
     if pattern := hybrid_pattern(arguments):
         return tuple(pattern[:num_layers])
@@ -112,7 +112,7 @@ class Stack:
     """Dotted path of the ModuleList."""
     layers: tuple[Any, ...]
     top: Any
-    """The model's direct child that contains the stack, with which the module ends; the model itself for a bare GPT."""
+    """The module whose forward runs the stack and ends its post block; the model itself for a bare GPT."""
     kinds: tuple[int, ...]
     """Kind of every layer; the first layer's is 0."""
 
@@ -133,10 +133,9 @@ class Stack:
 
 
 def ties_embeddings(model: Any, arguments: Any) -> bool:
-    """Return whether ``model`` shares its embedding with its output layer; by ``arguments`` if the model does not show
-    it.
+    """Return whether ``model`` shares its embedding with its output layer: by its modules, else by ``arguments``.
 
-    MindSpeed-MM takes it from model.json, regardless of the flags.
+    The modules take precedence because MindSpeed-MM reads model.json, regardless of the flags.
     """
     said = (getattr(module, "share_embeddings_and_output_weights", None) for module in model.modules())
     found = next((value for value in said if value is not None), None)
@@ -144,7 +143,7 @@ def ties_embeddings(model: Any, arguments: Any) -> bool:
 
 
 def unwrap(model: Any) -> Any:
-    """Return the host's model inside DDP and precision wrappers, and out of a list of one chunk."""
+    """Return the host's model without DDP and precision wrappers; ``ProfileError`` if it has several chunks."""
     while isinstance(model, (list, tuple)):
         if len(model) != 1:
             raise ProfileError(f"the model is built as {len(model)} chunks; measuring needs one (no virtual stages).")
@@ -155,10 +154,10 @@ def unwrap(model: Any) -> Any:
 
 
 def find_stacks(model: Any, kinds: Mapping[str, Sequence[int]] | None = None) -> tuple[Stack, ...]:
-    """Return the stacks of ``model`` in the order of its children; raises ``ProfileError`` when there is none.
+    """Return the stacks of ``model`` in the order of its children; raises ``ProfileError`` if it has none.
 
-    ``kinds``: of the layers of each stack, and of further ones that are not built, if known. Otherwise layers with the
-    same submodules and parameters are one kind.
+    ``kinds``: known kinds of each stack's layers, including layers that are not built. Otherwise layers with the same
+    submodules and parameters are one kind.
     """
 
     def stack(name: str, path: str, layers: tuple[Any, ...], top: Any) -> Stack:
@@ -203,6 +202,6 @@ def _module_lists(model: Any) -> Iterator[tuple[str, tuple[Any, ...]]]:
 
 
 def _are_alike(modules: Iterable[Any]) -> bool:
-    """Return whether they are of one class, or one that all others derive from."""
+    """Return whether all are of one class, or of classes derived from one of theirs."""
     classes = {type(module) for module in modules}
     return any(all(issubclass(other, one) for other in classes) for one in classes)

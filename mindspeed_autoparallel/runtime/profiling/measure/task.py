@@ -1,4 +1,4 @@
-"""The task of a measuring launch, and where its results go."""
+"""The task of a measuring launch, and the files of its results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mindspeed_autoparallel.profiles.records import PointResult, record_of
 
 @dataclass(frozen=True, kw_only=True)
 class PlayedWorld:
-    """A world of which one process runs the first rank alone, and the links by which its collectives are priced."""
+    """A world whose first rank runs alone in one process, and the links that price its collectives."""
 
     num_ranks: int
     devices_per_node: int
@@ -25,7 +25,7 @@ class PlayedWorld:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasureTask:
-    """Several layouts, one after the other, in one launch."""
+    """The layouts that one launch measures, one after the other."""
 
     points: tuple[MeasuredAt, ...]
     result_dir: str
@@ -33,7 +33,7 @@ class MeasureTask:
     num_layers: dict[str, int]
     """Layers of the reduced model per module."""
     model: dict[str, object] | None
-    """The content of the reduced model.json, or None where flags describe the model."""
+    """The content of the reduced model.json, or None if flags describe the model."""
     num_warmup: int = 2
     num_repeats: int = 5
     with_steps: bool = False
@@ -41,13 +41,13 @@ class MeasureTask:
     with_lengths: bool = False
     """Whether layers are timed at several lengths as well."""
     kinds: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Kind of every layer of the whole model, by stack, if it is known which compute alike."""
+    """Kind of every layer of the whole model, by stack; empty if it is unknown which compute alike."""
 
     played: PlayedWorld | None = None
     """``None``: every rank is a process, and collectives are measured."""
 
     def to_json(self) -> dict[str, object]:
-        """Return it with the kind that ``runtime.megatron.features`` dispatches on."""
+        """Return plain JSON with the kind on which ``runtime.megatron.features`` dispatches."""
         return {"kind": "measure", **asdict(self)}
 
     @classmethod

@@ -51,7 +51,7 @@ class MeasuringSession:
 
 
 def measuring() -> MeasuringSession:
-    """Return the measurement of this process, which serves one launch and ends."""
+    """Return the measuring session of this process, which serves one launch."""
     return of_process(MeasuringSession)
 
 
@@ -112,7 +112,7 @@ def take_over_training(wrapped: Callable[..., Any], args: tuple[Any, ...], kwarg
         return wrapped(*args, **kwargs)
     import inspect
 
-    # The host's own argument names; it built the first layout from its updated namespace.
+    # By the host's own parameter names; it built the first layout from its updated arguments.
     bound = inspect.signature(getattr(wrapped, "__wrapped__", wrapped)).bind(*args, **kwargs).arguments
     built = Built(bound["model"], bound["optimizer"], bound["train_data_iterator"])
     if session.experts_follow_tensor:
@@ -127,7 +127,7 @@ def take_over_training(wrapped: Callable[..., Any], args: tuple[Any, ...], kwarg
 
 
 def _let_experts_follow() -> None:
-    """Clear another layout's tensor-parallel size, which Megatron's checks set if none was given for experts."""
+    """Clear the experts' tensor-parallel size, which Megatron's checks copied from that of another layout."""
     from megatron.training import get_args
 
     arguments = get_args()

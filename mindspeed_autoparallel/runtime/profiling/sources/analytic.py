@@ -1,4 +1,4 @@
-"""A profile without measuring: the shapes in the host's arguments and model.json, on a device of the catalogue."""
+"""Computes a profile from the shapes in the host's arguments and model.json, for a device of the catalogue."""
 
 from __future__ import annotations
 
@@ -37,9 +37,12 @@ def kind_of(device: Device) -> str:
 def computed_profile(
     arguments: argparse.Namespace, description: Description, device: Device, devices_per_node: int
 ) -> Profile:
-    """Return costs of every module of ``description`` for ``device``, with the script's own switches (precision, fused
-    kernels, overlaps) and with its context-parallel size among others; assumptions are logged. Raises
-    ``ConfigError`` for a switch that is not modelled."""
+    """Return a profile of the modules of ``description`` on ``device``, with the script's own switches (precision,
+    fused kernels, overlaps).
+
+    The profile points include the script's context-parallel size. Assumptions are logged. Raises ``ConfigError`` for
+    an optimizer or a switch that is not modelled.
+    """
     optimizer = getattr(arguments, "optimizer", None)
     if optimizer and optimizer not in OPTIMIZERS:
         raise ConfigError(
@@ -77,7 +80,7 @@ def computed_profile(
 
 
 def useful_work_of(arguments: argparse.Namespace, description: Description) -> UsefulWork | None:
-    """Return the operations of the script's model; ``None`` unless they are all known."""
+    """Return the operations and active parameters of the script's model; ``None`` if some are unknown."""
     try:
         return stated_work(_sections(arguments, description))
     except (AutoParallelError, AttributeError, KeyError):
@@ -93,7 +96,7 @@ _KEYS = {
     "ffn": "ffn_hidden_size",
     "num_experts": "num_moe_experts",
 }
-"""model.json's spelling of a request's keys."""
+"""Keys of model.json by the key of a request."""
 _NEEDED = ("hidden", "heads")
 
 

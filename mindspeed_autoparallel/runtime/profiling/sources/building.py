@@ -50,10 +50,10 @@ def build_profile(
     provenance: Provenance,
     choices: Mapping[str, Sequence[Hashable]] | None = None,
 ) -> Profile:
-    """Return a profile of every layout in ``results``; the full layer counts come from ``description``.
+    """Return a profile with every layout in ``results``; the full layer counts come from ``description``.
 
-    ``arguments``: the host's, for the sizes of the model and for how its interleaved schedule sends. ``choices``: the
-    flags' choice for every layer, by module; layers with one choice are of the kind of the first of them.
+    ``arguments``: the host's, for the sizes of the model and the sends of its interleaved schedule. ``choices``: the
+    flags' choice for every layer, by module; layers with equal choices have the kind of the first one.
     """
     first = next(iter(results.values()))
     described = {module.name: module.num_layers for module in description.modules}
@@ -85,7 +85,7 @@ def build_profile(
 
 
 def provenance_of(description: Description, source: str, device: str, software: dict[str, str]) -> Provenance:
-    """Return the provenance of a profile that this process makes now."""
+    """Return the provenance of a profile that this process creates now."""
     return Provenance(
         source=source,
         device=device,
@@ -97,7 +97,7 @@ def provenance_of(description: Description, source: str, device: str, software: 
 
 
 def _whole_kinds(item: ModuleRecord, num_layers: int, choices: Sequence[Hashable]) -> tuple[int, ...]:
-    """Return the kind of every layer of the whole module; nothing if the measured ones do not determine them."""
+    """Return the kind of every layer of the whole module; empty if the measured layers do not determine them."""
     if len(item.kinds) == num_layers:
         return item.kinds
     return tuple(item.kinds[choices.index(choice)] for choice in choices)
@@ -134,7 +134,7 @@ def _model(
                 num_heads=item.num_heads,
                 num_kv_heads=item.num_kv_heads,
                 num_experts=item.num_experts,
-                # Encoders run side by side into the last module, which joins them.
+                # Encoders are parallel branches into the last module.
                 predecessors=tuple(names[:-1]) if item is result.modules[-1] else (),
                 deepstack_layers=described[item.name].deepstack_layers,
             )
@@ -170,8 +170,8 @@ def _shared(total_and_kept: tuple[int, int]) -> SharedBytes:
 
 
 def _block(block: BlockRecord, ratio: BytesPerParameter, input_bytes: float | None) -> BlockCost:
-    """Return the costs of a block; ``input_bytes``: bytes that full recompute keeps of a layer; None: not
-    recomputable."""
+    """Return the costs of a block. ``input_bytes``: bytes of a layer's input; None for a block that is never
+    recomputed."""
     saved, forward_peak = round(block.saved_bytes), round(block.forward_peak_bytes)
     backward_peak, output = round(block.backward_peak_bytes), round(block.output_bytes)
     recompute = {
@@ -184,7 +184,7 @@ def _block(block: BlockRecord, ratio: BytesPerParameter, input_bytes: float | No
             extra_backward_us=block.forward_us,
             # Without saved tensors, the forward's peak starts from a lower level.
             forward_peak_bytes=saved - kept + forward_peak,
-            # The layer's whole activations are recomputed before its backward begins.
+            # All activations of the layer are recomputed before its backward begins.
             backward_peak_bytes=saved - kept + max(backward_peak, forward_peak),
         )
     return BlockCost(
@@ -207,7 +207,7 @@ def _state(count: ParameterCount, ratio: BytesPerParameter) -> StateBytes:
 
 
 def _variable_data(result: ModelRecord) -> VariableData | None:
-    """Return the variation of microbatches, if it exceeds noise: repeats of equal work vary, too."""
+    """Return the variation of microbatches, if it exceeds noise: even repeats of equal work vary."""
     times = {name: values for name, values in result.relative_times.items() if len(values) > 1}
     varying = {name: values for name, values in times.items() if max(values) - min(values) > _MIN_RELATIVE_SPREAD}
     if not varying or not result.data_varies:

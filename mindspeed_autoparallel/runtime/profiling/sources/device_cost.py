@@ -1,4 +1,4 @@
-"""Device and links for the planner: measured if the measuring nodes have them, else assumed."""
+"""Costs of the device and its links for the planner: measured, from the device catalogue, or assumed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ASSUMED = Collective(latency_us=10.0, bytes_per_s=10e9)
 
 
 def device_cost(results: Mapping[MeasuredAt, PointResult]) -> tuple[DeviceCost, list[str]]:
-    """Return the device of ``results``, and the assumptions."""
+    """Return the costs of the device of ``results``, and notes on what is assumed."""
     notes: list[str] = []
     links: dict[str, dict[str, Collective]] = {}
     for result in results.values():
@@ -56,7 +56,7 @@ def usable_bytes(capacity_bytes: int) -> int:
 
 
 def with_peak(cost: DeviceCost, name: str) -> DeviceCost:
-    """Return ``cost`` with the 16-bit peak of the catalogue's accelerator ``name``, if it has one of that name."""
+    """Return ``cost`` with the 16-bit peak of accelerator ``name``; unchanged if the catalogue has no such entry."""
     try:
         device = find_device(name)
     except ConfigError:

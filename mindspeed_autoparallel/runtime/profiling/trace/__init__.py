@@ -3,7 +3,7 @@
 For a described block, by ``mindspeed-autoparallel trace``:
 
 ``request``   sizes and layout as plain data, and the result
-``process``   starts tracing processes (isolated from the caller) and keeps results by content
+``process``   starts tracing processes (isolated from the caller) and caches results by content
 ``world``     process groups of one layout after the other, fake or gloo's
 ``building``  blocks of a megatron-core model
 ``running``   a block forward and backward, a stage through Megatron's schedule

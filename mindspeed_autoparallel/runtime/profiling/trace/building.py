@@ -126,7 +126,7 @@ class Head(torch.nn.Module):  # type: ignore[misc]  # torch is untyped here
         )
 
     def forward(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return mean loss; ``labels``: ``[sequence, batch]``."""
+        """Return the mean loss; ``labels``: ``[sequence, batch]``."""
         from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 
         logits, _ = self.output(self.norm(hidden))
@@ -134,7 +134,7 @@ class Head(torch.nn.Module):  # type: ignore[misc]  # torch is untyped here
 
 
 def build_stage(request: TraceRequest) -> list[Any]:
-    """Return the model chunks of this process's pipeline rank, wrapped in nothing."""
+    """Return the model chunks of this process's pipeline rank, without wrappers."""
     from megatron.core import parallel_state
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.transformer.torch_norm import WrappedTorchNorm

@@ -1,4 +1,4 @@
-"""Inputs of the user's script in a traced training: batches without data, a device whose clock counts calls."""
+"""Stand-ins for the host in a traced training: batches without data, and a device whose clock counts calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mindspeed_autoparallel.runtime.profiling.trace.fake_tensors import FakeTens
 
 
 class FakeCalls(HostCalls):
-    """The host's set-up, without tensor data."""
+    """The host's set-up calls, made without tensor data."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,11 +23,11 @@ class FakeCalls(HostCalls):
     def record(
         self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]
     ) -> Any:
-        """Record the call and make it; tensors are fake from the first model on, data once it is passed on."""
+        """Record the call and make it; tensors are fake from the first model on, batches become fake after loading."""
         if name == "build_data_iterators":
             function = functools.partial(self._real_data, function)
         if name == "setup_model_and_optimizer":
-            # Imported objects stay alive: garbage is collected between layouts, and scanning them took a quarter of
+            # Keep imported objects out of the garbage collection between layouts: scanning them takes a quarter of
             # the time of a trace.
             gc.freeze()
             self.tracer.fake_mode.__enter__()
@@ -38,7 +38,7 @@ class FakeCalls(HostCalls):
     def _real_data(self, build: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         from megatron.training import get_args
 
-        # Shapes of batches follow from the microbatch; building the data again takes longer than a trace.
+        # Shapes of batches depend only on the micro batch size; building the data again takes longer than a trace.
         size = get_args().micro_batch_size
         if size not in self._iterators:
             with without_tracing():
@@ -93,8 +93,8 @@ def without_tracing() -> Any:
 
 
 def missing_state_bytes(optimizer: Any) -> int:
-    """Return the state that the optimizer's first step will create, from one step of its class on a few real
-    numbers."""
+    """Return the bytes of state that the optimizer's first step will create, by a step of its class on a small
+    real tensor."""
     import torch
 
     total = 0

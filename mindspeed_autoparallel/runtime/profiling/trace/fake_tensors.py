@@ -34,7 +34,7 @@ def really() -> Any:
 
 
 def run_on_shapes(function: Any, name: str, tensors: Sequence[torch.Tensor], args: Any, kwargs: Any) -> Any:
-    """Run an operator; among tensors with data it really runs, also where others have shapes only.
+    """Run an operator: with data if all its tensors have data, else on shapes.
 
     ``name``: of the operator; ``tensors``: all among its arguments.
     """
@@ -69,7 +69,7 @@ class Tracer(TrackedStorages):
         tensors = list(tensors_in((args, kwargs)))
         self._record(name, tensors, args, kwargs)
         if name == "aten._local_scalar_dense.default" and is_fake(args[0]):
-            # A number is logged or checked: return no value, and false for flags.
+            # Numbers are only logged or checked here: return 1, and False for flags.
             return {torch.bool: False}.get(args[0].dtype, 1.0 if args[0].is_floating_point() else 1)
         return run_on_shapes(function, name, tensors, args, kwargs)
 
@@ -89,7 +89,7 @@ class FakeTensorTracer(Tracer):
         self.log = Log()
 
     def as_fake(self, value: Any) -> Any:
-        """Return ``value`` with every tensor replaced by its shape, which lives at least as long as the tensor."""
+        """Return ``value`` with every tensor replaced by a fake one, which lives at least as long as the tensor."""
 
         def convert(item: Any) -> Any:
             if not isinstance(item, torch.Tensor):
@@ -154,7 +154,7 @@ def silence_timers() -> None:
 
 
 def _say_nothing(*unused: object, **unused_too: object) -> None:
-    """Replace a function whose output is not read."""
+    """Do nothing, in place of a function whose output is not read."""
 
 
 def convert_by_replacing() -> None:

@@ -22,7 +22,7 @@ _ARITHMETIC = frozenset({"add", "sub", "rsub", "mul", "div"})
 _FRACTION = re.compile(r"-?\d+\.\d+(e[+-]?\d+)?|-?\d+e[+-]?\d+|-?Infinity|NaN")
 
 _MOST_HELD = 3
-"""Microbatches in flight times layers of a rank, over the layers of the model, at most. 1F1B: ``P`` microbatches of
+"""Maximum of microbatches in flight times layers of a rank, over the layers of the model. 1F1B: ``P`` microbatches of
 ``ceil(L / P)`` layers are less than ``2 L``. Interleaved: fewer than ``(v + 1) P`` chunks of ``ceil(L / (P v))`` layers
 are less than ``2 (v + 1) / v L``."""
 
@@ -44,7 +44,7 @@ def kinds_by_computing(stacks: Sequence[Stack], log: Log, run: Callable[[], obje
         def hook(layer: Any, args: Any, kwargs: Any, output: Any) -> None:
             work = _work_since(log, begun[key])
             if work not in known:
-                # The second run has the masks and counters that are made once and kept.
+                # Run it again: the first forward also creates masks and counters that later ones reuse.
                 begin = len(log.operators)
                 layer.forward(*args, **kwargs)
                 work = _work_since(log, begin)
@@ -98,8 +98,8 @@ def _work_of(operator: Operator) -> tuple[Any, ...]:
 def fits_without_recompute(trace: BlockTrace, headroom_bytes: int) -> bool:
     """Return whether every split of the model into even stages fits ``headroom_bytes`` without recompute.
 
-    The whole model's state on one rank, nothing of it sharded, and as many activations as the deepest pipeline holds:
-    no recompute kind is faster than none, so kinds need not be known.
+    The estimate is conservative: the whole model's state on one rank, unsharded, and as many activations as the deepest
+    pipeline holds. No policy is faster than no recompute, so others need no trace if this returns True.
     """
     ratio = trace.bytes_per_trained_parameter
     total = float(trace.host_bytes + trace.workspace_bytes + trace.batch_bytes[0])

@@ -1,4 +1,4 @@
-"""Starts the tracing process and keeps its results by content."""
+"""Starts tracing processes and caches their results by content."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _PREFIX = "TRACE "
 _FORGOTTEN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _NUM_ERROR_LINES = 5
 _MOST_LOST = 3
-"""Failed traces before any success after which the cause is not in the requests."""
+"""Failed requests without any success after which tracing stops: the cause is not in the requests."""
 
 
 def _code_hash() -> Any:
-    """Hash of the code a trace runs through, torch and Megatron."""
+    """Return a hash of the tracing code and of the releases of torch and Megatron."""
     digest = hash_of_tracing_code()
     digest.update(f"{release_of('torch')} {release_of('megatron-core')} {os.environ.get('PYTHONPATH', '')}".encode())
     return digest
@@ -50,8 +50,8 @@ def trace_all(
 ) -> list[BlockResult]:
     """Return the traces of ``requests``, in their order; a failed one has only ``error``.
 
-    ``num_processes`` share the requests missing in the cache; a request at which one dies is retried once. Raises
-    ``LaunchError`` if they die at every request, or do not end in time.
+    ``num_processes`` trace the requests that ``cache`` lacks; a request whose process dies is retried once. Raises
+    ``LaunchError`` if processes die at every request, or exceed ``timeout_s``.
     """
     code = _code_hash()
 
@@ -112,13 +112,13 @@ class _Worker:
 
     def _start(self) -> None:
         self._process = LineProcess(_COMMAND, self._environment)
-        if self._ended:  # meanwhile
+        if self._ended:  # by another thread, meanwhile
             self.kill()
 
     def trace_from(self, layouts: deque[list[TraceRequest]]) -> dict[TraceRequest, BlockResult]:
         """Process ``layouts`` until none is left; a request at which a process died twice gets ``error``.
 
-        Raises ``LaunchError`` when processes die at every request, and when they are ended.
+        Raises ``LaunchError`` when processes die at every request, or after ``kill``.
         """
         found: dict[TraceRequest, BlockResult] = {}
         while True:
@@ -144,7 +144,7 @@ class _Worker:
                     self._start()
 
     def _answers(self, requests: list[TraceRequest]) -> list[BlockResult]:
-        """Return the results, fewer than requests if the process died."""
+        """Return the results, fewer than ``requests`` if the process died."""
         answers: list[BlockResult] = []
         self._process.send(json.dumps([dataclasses.asdict(item) for item in requests]))
         while len(answers) < len(requests) and (line := self._process.receive()):

@@ -19,7 +19,7 @@ _DTYPES = ("bfloat16", "float16", "float32")
 
 @dataclass(frozen=True, kw_only=True)
 class TraceRequest:
-    """Sizes are counts; one microbatch."""
+    """The block to trace, with one microbatch (a stage: ``num_microbatches``), and its layout; sizes are counts."""
 
     hidden: int
     heads: int
@@ -58,22 +58,22 @@ class TraceRequest:
     """0: as ``ffn``."""
     shared_ffn: int = 0
     context_exchange: str = "allgather"
-    """Exchange of attention over context ranks; or ``a2a``: rows for heads."""
+    """Communication of attention over context ranks: ``allgather``, or ``a2a``, which exchanges rows for heads."""
     dispatcher: str = "alltoall"
-    """Dispatch of tokens to experts; or ``allgather``."""
+    """Dispatch of tokens to experts: ``alltoall`` or ``allgather``."""
     recompute: str = "none"
-    """A kind of ``spec.recompute``; groups of layers in a stage only."""
+    """A policy of ``spec.recompute``; ``full:LAYERS`` has an effect in a stage only."""
     dtype: str = "bfloat16"
 
     @property
     def num_ranks(self) -> int:
-        """Return ranks of the world the block is traced in."""
+        """Return the number of ranks of the world in which the block is traced."""
         experts = -(-self.expert * self.tensor_of_experts // self.tensor)
         return self.world or self.tensor * self.pipeline * math.lcm(self.context, experts)
 
     @property
     def tensor_of_experts(self) -> int:
-        """Return ranks that share one expert's matrices."""
+        """Return the number of ranks that share one expert's matrices."""
         return self.expert_tensor or self.tensor
 
     @property
@@ -82,7 +82,7 @@ class TraceRequest:
         return self.num_ranks // self.pipeline * self.stage
 
     def key(self) -> str:
-        """Hash of everything in the request."""
+        """Return the SHA-256 of the whole request, in hex."""
         return hashlib.sha256(repr(self).encode()).hexdigest()
 
 
@@ -190,7 +190,7 @@ class CollectiveCount(TypedDict):
 
 
 class Phase(TypedDict):
-    """Calls of one phase; live bytes at its end and the peak so far, of storages created in it."""
+    """Calls of one phase; live bytes at its end and the peak so far, of storages that phases created."""
 
     operators: list[OperatorCount]
     collectives: list[CollectiveCount]
@@ -199,7 +199,7 @@ class Phase(TypedDict):
 
 
 class BlockResult(TypedDict, total=False):
-    """One rank's share of a block (``forward``, ``backward``) or of a stage's step (``step``), or why there is none."""
+    """One rank's share of a block (``forward``, ``backward``) or a stage's step (``step``), or ``error``, a reason."""
 
     schema_version: int
     block: str

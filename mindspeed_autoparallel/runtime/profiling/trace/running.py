@@ -57,7 +57,7 @@ class CallCounter(Tracer):
 
 
 class SavedBytes:
-    """Bytes of distinct storages that autograd keeps for backward, parameters and inputs left out."""
+    """Bytes of distinct storages that autograd keeps for backward, without parameters and inputs."""
 
     def __init__(self, ignored: Any) -> None:
         self._ignored = {tensor.untyped_storage()._cdata for tensor in tensors_in(ignored)}

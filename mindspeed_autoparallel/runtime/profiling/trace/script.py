@@ -34,7 +34,7 @@ class ScriptRequest:
 
     @property
     def num_ranks(self) -> int:
-        """Return ranks of the world."""
+        """Return the number of ranks of the world."""
         return self.world or self.point.tensor_size * self.point.context_size * self.point.expert_size
 
 
@@ -55,7 +55,7 @@ def trace_script(request: ScriptRequest, cache: Path | None = None, timeout_s: f
     """Return blocks of every module of the script's model, with parameters, bytes, operators and collectives.
 
     They come from ``cache`` if the same script, files beside it, arguments and layout were traced before. Raises
-    ``ConfigError`` when there is no such script, ``LaunchError`` with the reason when it does not reach training or
+    ``ConfigError`` if the script does not exist, ``LaunchError`` with the reason if it does not reach training or
     cannot be traced.
     """
     if not request.script.is_file():
@@ -109,12 +109,12 @@ def _run(request: ScriptRequest, timeout_s: float) -> dict[str, object]:
 
 def _how_it_ended(outcome: LaunchOutcome) -> str:
     if outcome.status is LaunchStatus.OK:
-        return "It ended well without it."
+        return "It ended without an error."
     return outcome.describe(log_is_kept=False)
 
 
 def _content_key(request: ScriptRequest) -> str:
-    """Hash of the script, the Python files beside it, its arguments, the layout, the tracing code and the releases."""
+    """Hash the script, the Python files beside it, its arguments, the layout, the tracing code and the releases."""
     digest = hash_of_sources(request.script)
     rest = [request.script.name, request.arguments, asdict(request.point), request.num_ranks, request.recompute]
     software = [release_of("torch"), release_of("megatron-core"), os.environ.get("PYTHONPATH", "")]

@@ -1,4 +1,4 @@
-"""The Python files that determine a trace, hashed: a change makes the trace stale."""
+"""Hashes the Python files that determine a trace: a change makes the trace stale."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TRACING_FOLDERS = tuple(
 
 
 def hash_of_tracing_code() -> hashlib._Hash:
-    """Return a hash of this package's modules that a trace runs through."""
+    """Return a hash of the modules in this package's tracing folders."""
     return _hash_of(_TRACING_FOLDERS)
 
 
@@ -48,7 +48,7 @@ def _python_files(folder: Path) -> Iterable[Path]:
 
 
 def release_of(package: str) -> str:
-    """Return the release of an installed package."""
+    """Return the release of a package; ``none`` if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

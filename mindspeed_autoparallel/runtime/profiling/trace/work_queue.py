@@ -1,5 +1,5 @@
-"""Profile points shared by tracing processes: a free process claims the next, and the point of a dead process is
-known."""
+"""Profile points shared by tracing processes: a free process claims the next, and claims of a dead process
+remain visible."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class WorkQueue:
             (self._waiting / point.label()).touch()
 
     def claim(self, point: MeasuredAt, process: int) -> bool:
-        """Return whether that process has now claimed ``point``."""
+        """Claim ``point`` for ``process``; return whether it was still free."""
         try:
             (self._waiting / point.label()).rename(self._of(process) / point.label())
         except FileNotFoundError:
@@ -41,7 +41,7 @@ class WorkQueue:
         return (self._of(process) / point.label()).exists()
 
     def clear(self) -> None:
-        """Leave nothing behind."""
+        """Remove the folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _of(self, process: int) -> Path:

@@ -1,7 +1,7 @@
 """Runs in a tracing process: the user's own script sets itself up on fake ranks, and every layout is traced.
 
-The script builds its model, optimizer and data as usual; only tensors are shapes. One microbatch then runs through the
-script's forward step and Megatron's schedule, so custom layers, losses and batches are traced as they are.
+The script builds its model, optimizer and data as usual, but its tensors have shapes only. One microbatch then runs
+through the script's forward step and Megatron's schedule, so custom layers, losses and batches are traced as they are.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def _trace_all(
 def _kinds_of_layers(
     built: Built, forward_step: Callable[..., Any], arguments: Any, tracer: FakeTensorTracer
 ) -> dict[str, tuple[int, ...]]:
-    """Return the kinds of the whole model's layers; empty if no point can be traced, which every point reports."""
+    """Return the kinds of the whole model's layers; empty without stacks, which the trace of every point reports."""
     import torch
 
     chunks = built.model if isinstance(built.model, list) else [built.model]
@@ -198,7 +198,7 @@ def _finish(task: MeasureTask, point: MeasuredAt, result: dict[str, Any]) -> Non
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """Return whether Megatron itself refuses, as it would on real ranks: there is nothing to measure either."""
+    """Return whether Megatron itself refuses, as it would on real ranks, where measuring would fail, too."""
     raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
     says_no = isinstance(error, (AssertionError, ValueError, NotImplementedError))
     return says_no and "megatron" in Path(raised_in).parts

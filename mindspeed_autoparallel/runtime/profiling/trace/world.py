@@ -1,6 +1,6 @@
 """The process of a trace: the CPU stands in for the device, process groups are fake or gloo's.
 
-It replaces functions of torch and Megatron, which must not happen in a training process: only ``python -m`` starts it.
+It replaces functions of torch and Megatron, which must not happen in a training process, so ``python -m`` starts it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class World:
     """Process groups of one layout after the other."""
 
     def __init__(self, backend: str) -> None:
-        """Make a world: with ``fake`` there is no other rank; with ``gloo`` this process is one of them, as torchrun
-        started it."""
+        """Prepare this process for ``backend``: ``fake``, without other ranks, or ``gloo``, as one of torchrun's
+        ranks."""
         self.backend = backend
         self._layout: tuple[int, ...] | None = None
         CpuAdapter().prepare()
@@ -35,8 +35,8 @@ class World:
         keep_dispatch_real()
 
     def enter(self, request: TraceRequest) -> None:
-        """Make Megatron's groups for ``request``; those of the previous request are destroyed."""
-        # A real rank has its own place already, whichever stage the request names.
+        """Create Megatron's groups for ``request``, or keep those of the previous request if the layout is the same."""
+        # A real rank keeps its rank, whichever stage the request names.
         rank = request.rank if self.backend == "fake" else -1
         layout = (
             request.num_ranks,
@@ -51,7 +51,7 @@ class World:
         from megatron.core import parallel_state, tensor_parallel
 
         if layout == self._layout:
-            # Gathered inputs of the previous block would count as live, or be missing among the new ones.
+            # The previous block's buffers would count as live, or the new block would reuse them uncounted.
             parallel_state.destroy_global_memory_buffer()
             parallel_state._set_global_memory_buffer()
             return
@@ -83,7 +83,7 @@ class World:
 
     @contextlib.contextmanager
     def tensors(self) -> Iterator[Any]:
-        """Inside the block make tensors without data, if process groups are fake."""
+        """Make new tensors fake within the context if process groups are fake."""
         if self.backend == "gloo":
             yield
             return
