@@ -21,7 +21,6 @@ _WORK = 200_000_000
 _SHIFT_OVERHEAD = 4000
 """Fixed cost of one tensor in a round, as a number of prices."""
 _SAME = 1e-9
-_SAME = 1e-9
 
 
 @dataclass(frozen=True)

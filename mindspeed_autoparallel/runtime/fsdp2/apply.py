@@ -87,6 +87,7 @@ class _Comparison:
         self._times_ms: list[float] = []
         self._peak_bytes = 0
         self._step = 0
+        self._is_done = False
 
     def attach(self, native: NativeTrainer) -> None:
         """Wrap the engine's ``train_step`` and ``training_log``."""
@@ -108,7 +109,9 @@ class _Comparison:
             result = training_log(this, iteration, elapsed, *args, **kwargs)
             if self._step > 1 and (device.name != "cpu" or self._step != _WATCHED_STEP):
                 self._times_ms.append(elapsed * 1e3)
-            if self._step == self._last:
+            # A host that logs every ten steps logs none at the last one.
+            if self._step >= self._last and not self._is_done:
+                self._is_done = True
                 self._compare(device)
             return result
 

@@ -58,6 +58,10 @@ def _divided(costs: ModuleCosts, ranks: int, at: CostPoint) -> ModuleCosts:
     for name, value in values.items():
         if not isinstance(value, bool):
             values[name] = value / ranks if isinstance(value, float) else value // ranks
+    # A rank has gradients of whole parameters, however few of a sample's tokens.
+    whole = costs.made_gradient_bytes
+    values["made_gradient_bytes"] = whole
+    values["backward_transient_bytes"] = whole + (costs.backward_transient_bytes - whole) // ranks
     return ModuleCosts(at=at, **values)
 
 

@@ -74,7 +74,7 @@ def read_order(order: Any, own: Sequence[str], flags: Collection[str]) -> tuple[
     if not isinstance(task, dict) or not isinstance(words, list):
         raise LaunchError("node 0 ordered a launch without a task.")
     argv = tuple(_word(word, own, flags) for word in words)
-    if not argv or argv[0] != own[0] or (argv[0] == "-m" and argv[1] != own[1]):
+    if not argv or argv[0] != own[0] or (argv[0] == "-m" and argv[1:2] != tuple(own[1:2])):
         raise LaunchError(f"node 0 ordered another script than this node's, {shown(own[0])}.")
     return (
         LaunchSpec(

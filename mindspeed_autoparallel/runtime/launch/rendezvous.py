@@ -147,7 +147,8 @@ def _connect(nodes: Nodes, node_rank: int, timeout_s: float) -> StoreClient:
         secret = find_secret(nodes.secret_dir)
         refused = ""
         if secret is None:
-            refused = f"it has no secret: no {SECRET_FILE} in {nodes.secret_dir}"
+            where = f"no {SECRET_FILE} in {nodes.secret_dir}" if nodes.secret_dir else f"{SECRET_VARIABLE} is not set"
+            refused = f"it has no secret: {where}"
         else:
             try:
                 return StoreClient(nodes.master_addr, nodes.master_port, secret)

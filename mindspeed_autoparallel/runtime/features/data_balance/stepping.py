@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from mindspeed_autoparallel.data.balance import Shared
+from mindspeed_autoparallel.data.balance import Shared, share
 from mindspeed_autoparallel.runtime.state import of_process
 
 if TYPE_CHECKING:
-    from mindspeed_autoparallel.data.balance import Shared
     from mindspeed_autoparallel.runtime.features.data_balance.weights import BatchWork
 
 
@@ -92,9 +91,6 @@ class MicrobatchOrder:
             return type(iterators)(self.ordered(one, number) for one in iterators)
         if iterators is None:
             return None
-        from mindspeed_autoparallel.data.balance import share
-        from mindspeed_autoparallel.runtime.features.data_balance.stepping import exchange, gathered_works
-
         assert self.work is not None
         batches = [next(iterators) for _ in range(number)]
         began = time.perf_counter()

@@ -108,7 +108,7 @@ def announce_end(request: ElasticRequest) -> None:
 
     def announce() -> None:
         # Set by the interpreter if an exception ends the script.
-        if getattr(sys, "last_exc", None) is None:
+        if getattr(sys, "last_value", None) is None:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_text_atomic(path, "")
 

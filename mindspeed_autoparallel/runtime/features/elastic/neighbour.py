@@ -77,7 +77,7 @@ def watch_next_node(folder: Path, world: World) -> None:
     def end() -> None:
         over.set()
         # Set by the interpreter if an exception ends the script: the other nodes then restart, too.
-        if getattr(sys, "last_exc", None) is None:
+        if getattr(sys, "last_value", None) is None:
             with contextlib.suppress(OSError):
                 neighbour.leave()
 

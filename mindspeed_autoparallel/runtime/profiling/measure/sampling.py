@@ -33,11 +33,10 @@ def largest_of_next(iterator: Any, count: int = NUM_SAMPLED) -> Any:
     other reference. Anything but a single iterator is returned unchanged: ``None`` on ranks that receive their
     batches, a list under virtual stages.
     """
-    return _made_when_asked(_largest(iterator, count)) if hasattr(iterator, "__next__") else iterator
-
-
-def _largest(iterator: Any, count: int) -> bytes:
-    return pickle.dumps(max(next_of(iterator, count), key=num_bytes))
+    if not hasattr(iterator, "__next__"):
+        return iterator
+    largest = max(next_of(iterator, count), key=num_bytes, default=None)
+    return iterator if largest is None else _made_when_asked(pickle.dumps(largest))
 
 
 def _made_when_asked(pickled: bytes) -> Iterator[Any]:

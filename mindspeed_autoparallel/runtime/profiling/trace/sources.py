@@ -13,6 +13,7 @@ _RUNTIME = Path(__file__).parents[2]
 _TRACING_FOLDERS = tuple(
     _RUNTIME / name
     for name in ("profiling", "profiling/trace", "profiling/measure", "profiling/calibrate", "attention", "devices/cpu")
+    + ("megatron", "../patching", "../profiles/knowledge")
 )
 
 
