@@ -45,7 +45,7 @@ class Node:
             return None
 
     def matching(self, pattern: str) -> list[str]:
-        """Return names of the files under ``root`` that match, in order."""
+        """Return the names of the files under ``root`` that match, in order."""
         return sorted(path.name for path in self.root.glob(pattern.lstrip("/")))
 
     def device_kind(self) -> str:
@@ -59,7 +59,7 @@ class Node:
 
 
 def this_node(script: Script | None = None, peers: Sequence[str] = (), root: Path = Path("/")) -> Node:
-    """Return the machine this runs on."""
+    """Return the machine of this process."""
     import time
 
     return Node(
