@@ -98,10 +98,10 @@ def joined(blocks: Iterable[Block]) -> Block:
 
 
 def mlp_block(rows: int, *widths: int, kept: int = 2) -> Block:
-    """Return linear layers of ``widths``, activation functions between them, without the input that is saved.
+    """Return linear layers of ``widths``, activation functions between them; ``saved_bytes`` has no input.
 
-    ``kept``: tensors that a function keeps with its result, which the next layer reads: 1 of ReLU, whose gradient
-    follows from its result.
+    ``kept``: tensors saved per activation function, its result included, which the next layer reads: 1 for ReLU, whose
+    gradient follows from its result.
     """
     products = tuple(Product(rows, one, other) for one, other in itertools.pairwise(widths))
     between = rows * sum(widths[1:-1])
@@ -118,8 +118,7 @@ def encoder_block(rows: int, widths: tuple[int, int], heads: int, ffn: int, memo
     """Return a layer of Fun-ASR's SAN-M encoder, and with ``memory`` 0 of its adaptor: norms with bias, attention over
     all positions, a convolution of ``memory`` positions per channel on the values, an MLP with ReLU.
 
-    ``widths``: of what comes in, and of what goes out.
-    Read in funasr's ``MultiHeadedAttentionSANM`` and ``PositionwiseFeedForward`` (1.4), and transformers'
+    ``widths``: of the input and of the output. Source: funasr's ``MultiHeadedAttentionSANM`` and ``PositionwiseFeedForward`` (1.4), and transformers'
     ``FunAsrNanoEncoderLayer``.
     """
     inputs, width = widths

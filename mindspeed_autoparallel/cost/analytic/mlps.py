@@ -38,10 +38,10 @@ class Widening:
     beside: Times = NOTHING
     """Activations, permutations, biases."""
     activation_us: float = 0.0
-    """The activation function's forward, which may run again."""
+    """The activation function's forward, which selective recompute may repeat."""
     launches: float = 0.0
     expert_launches: float = 0.0
-    """Those from dispatching rows to experts until they are back, which graphs of parts of a layer leave out."""
+    """Launches from the dispatch of rows to experts to their return, which graphs of parts of a layer do not capture."""
 
 
 def widening(work: Workload, device: Device, efficiency: Efficiency, kind: LayerKind) -> Widening:
@@ -66,7 +66,7 @@ def _pair(
 ) -> tuple[Times, float]:
     """Return both products, at ``fraction`` of a single one's speed, and the activation function between, forward.
 
-    ``hidden``: what they read and write; the hidden state where it is 0.
+    ``hidden``: the width that they read and write; 0: the hidden state's.
     """
     factor = 2 if work.model.gated else 1
     hidden = hidden or work.model.hidden
@@ -111,7 +111,7 @@ def _experts(work: Workload, device: Device, efficiency: Efficiency) -> Widening
 
 
 def _beside_products_us(work: Workload, device: Device, efficiency: Efficiency) -> tuple[float, float]:
-    """Forward and backward of what experts with biases and clamped activations do outside of fused kernels."""
+    """Return forward and backward time of experts' biases and clamped activations outside of fused kernels."""
     model = work.model
     clamped = model.expert_clamp and not work.fused_activation
     row = 2 * model.expert_ffn / work.expert_tensor_size * clamped, model.expert_width * model.expert_bias

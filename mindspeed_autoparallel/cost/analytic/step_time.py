@@ -45,7 +45,7 @@ def gradient_exposed(work: Workload, efficiency: Efficiency) -> float:
 
 
 def _trained(work: Workload, stage: int) -> tuple[float, float]:
-    """Return the parameters of a stage that are trained: shared over all replicas, and experts'."""
+    """Return the numbers of a stage's trained parameters: shared over all replicas, and experts'."""
     if work.adapters:
         count = sum(number * adapter_parameters(work, kind) for kind, _, number in split_layers(work, stage))
         return count, 0.0
@@ -82,7 +82,7 @@ def _gathered_bytes(work: Workload) -> float:
 
 
 def optimizer_us(work: Workload, device: Device, efficiency: Efficiency, stage: int) -> float:
-    """Return the time of Adam over fp32 moments and master weights: 30 bytes per parameter owned, after a norm pass."""
+    """Return the time of Adam over fp32 moments and master weights: 30 bytes per owned parameter by default, and a norm pass."""
     shared, expert = _trained(work, stage)
     ranks = work.data_size * work.context_size if work.distributed_optimizer else 1
     expert_ranks = work.expert_data if work.distributed_optimizer else 1
@@ -101,7 +101,7 @@ def update_us(work: Workload, device: Device, bytes_per_us: float) -> float:
     link = (device.host_link_gb_per_s or HOST_LINK_GB_PER_S) * 1e3
     if work.swapped_optimizer:
         time += 2 * state / link  # in and out
-    # Gradients go to the host and parameters come back; between, its cores' update reads and writes the state.
+    # Gradients go to the host and parameters come back; in between, the host's cores read and write the state.
     there = (4 + work.element_bytes) / link + (2 * state + 6) / (_HOST_MEMORY_GB_PER_S * 1e3)
     return time + work.optimizer_on_host * there
 
@@ -122,7 +122,7 @@ def boundary_send_us(work: Workload, fabric: Fabric) -> float:
 
 
 def encoder_workload(work: Workload) -> Workload:
-    """Return the run as its encoder sees it: a dense model of the encoder's sizes and tokens."""
+    """Return the run of the encoder alone: a dense model of the encoder's sizes and tokens."""
     encoder = work.model.encoder
     assert encoder is not None
     model = ModelShape(
@@ -192,7 +192,7 @@ def beside_layer(
     work: Workload, device: Device, fabric: Fabric, kind: LayerKind, plain: LayerTime, kept: bool = True
 ) -> LayerTime:
     """Return the time that FSDP's collectives and the copies of saved activations to the host and back add to a layer,
-    beside whose computing they run.
+    whose computing they overlap.
 
     ``kept``: whether the layer saves its activations; one that runs again saves too little to wait for.
     """
@@ -209,8 +209,8 @@ def beside_layer(
 def closed_form_us(work: Workload, device: Device, layer: LayerTime | None = None) -> float:
     """Return one step by a closed form, some fifty times faster than the simulator; never the price of a run.
 
-    Ratios between two devices alone are used, as slopes (fits, intervals, experiments): ``predict.price`` has the step.
-    ``layer``: in place of the modelled ones.
+    Only ratios between two devices are used, as slopes (fits, intervals, experiments); ``predict.price`` computes the
+    step. ``layer``: replaces the modelled layers' time.
     """
     efficiency = device.efficiency(work.stack)
     fabric = Fabric.of(device, efficiency, work.devices_per_node, work.inter_node_gbit_per_s)

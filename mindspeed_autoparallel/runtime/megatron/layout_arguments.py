@@ -217,8 +217,8 @@ def check_pairs(plan: Plan, arguments: argparse.Namespace) -> None:
 
 
 def takes_pairs(plan: Plan) -> bool:
-    """Return whether Megatron accepts combined 1F1B under ``plan``: experts on several ranks, one stage or several chunks
-    per rank, no full recompute."""
+    """Return whether Megatron accepts combined 1F1B under ``plan``: experts on several ranks, one stage or several
+    chunks per rank, no full recompute."""
     layout = plan.layout
     kinds = {
         kind for stage in plan.stages for rows in stage.recompute.values() for kind, count in rows.items() if count
