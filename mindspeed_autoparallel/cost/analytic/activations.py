@@ -212,8 +212,8 @@ def encoder_activation_bytes(work: Workload) -> float:
 
 
 def backward_transient_bytes(work: Workload, kind: LayerKind | None = None) -> float:
-    """Return the bytes of the largest weight gradient before it joins the fp32 buffer, and of the widest gradients of one
-    layer of ``kind`` (the most frequent)."""
+    """Return the bytes of the largest weight gradient before it joins the fp32 buffer, and of the widest gradients of
+    one layer of ``kind`` (the most frequent)."""
     model, size = work.model, work.element_bytes
     products = 2 if model.gated else 1
     width = model.ffn / work.tensor_size

@@ -98,7 +98,7 @@ def joined(blocks: Iterable[Block]) -> Block:
 
 
 def mlp_block(rows: int, *widths: int, kept: int = 2) -> Block:
-    """Return linear layers of ``widths``, activation functions between them; ``saved_bytes`` has no input.
+    """Return linear layers of ``widths``, activation functions between them; ``saved_bytes`` excludes the input.
 
     ``kept``: tensors saved per activation function, its result included, which the next layer reads: 1 for ReLU, whose
     gradient follows from its result.
@@ -118,8 +118,8 @@ def encoder_block(rows: int, widths: tuple[int, int], heads: int, ffn: int, memo
     """Return a layer of Fun-ASR's SAN-M encoder, and with ``memory`` 0 of its adaptor: norms with bias, attention over
     all positions, a convolution of ``memory`` positions per channel on the values, an MLP with ReLU.
 
-    ``widths``: of the input and of the output. Source: funasr's ``MultiHeadedAttentionSANM`` and ``PositionwiseFeedForward`` (1.4), and transformers'
-    ``FunAsrNanoEncoderLayer``.
+    ``widths``: of the input and of the output. Source: funasr's ``MultiHeadedAttentionSANM`` and
+    ``PositionwiseFeedForward`` (1.4), and transformers' ``FunAsrNanoEncoderLayer``.
     """
     inputs, width = widths
     projections = (Product(rows, inputs, 3 * width), Product(rows, width, width))

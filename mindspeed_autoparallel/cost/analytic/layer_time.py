@@ -147,8 +147,8 @@ def _grid_us(work: Workload, fabric: Fabric, kind: LayerKind) -> tuple[float, fl
 
 
 def _gathered_again_us(work: Workload, fabric: Fabric) -> float:
-    """Return the time of what a backward pass gathers beyond a forward pass: the inputs of both column-parallel products, kept in
-    shares.
+    """Return the time of what a backward pass gathers beyond a forward pass: the inputs of both column-parallel
+    products, kept in shares.
 
     Current software hides it behind the products for the input's gradient.
     """

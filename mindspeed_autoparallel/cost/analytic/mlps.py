@@ -41,7 +41,7 @@ class Widening:
     """The activation function's forward, which selective recompute may repeat."""
     launches: float = 0.0
     expert_launches: float = 0.0
-    """Launches from the dispatch of rows to experts to their return, which graphs of parts of a layer do not capture."""
+    """Launches from the dispatch of rows to experts to their return, which graphs of parts of a layer omit."""
 
 
 def widening(work: Workload, device: Device, efficiency: Efficiency, kind: LayerKind) -> Widening:

@@ -227,7 +227,7 @@ def _context(parallel: Mapping[str, object], context: int) -> dict[str, Any]:
 
 
 def _sharding(parallel: Mapping[str, object], ranks: int, gpu: str) -> dict[str, Any]:
-    """Return the fields of Megatron's FSDP: ``fsdp`` ranks divide the parameters, further ranks hold copies (HSDP)."""
+    """Return the fields of Megatron's FSDP: ``fsdp`` ranks divide what is sharded, further ranks hold copies (HSDP)."""
     size = optional_integer(parallel, "fsdp", "parallel", 0) if parallel.get("fsdp") is not False else None
     strategy = parallel.get("sharding_strategy") or "optim_grads_params"
     if not isinstance(strategy, str) or strategy not in _STRATEGIES:

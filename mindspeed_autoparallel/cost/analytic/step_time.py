@@ -82,7 +82,7 @@ def _gathered_bytes(work: Workload) -> float:
 
 
 def optimizer_us(work: Workload, device: Device, efficiency: Efficiency, stage: int) -> float:
-    """Return the time of Adam over fp32 moments and master weights: 30 bytes per owned parameter by default, and a norm pass."""
+    """Return the time of Adam's update, by default 30 bytes per owned parameter, and of a pass for the norm."""
     shared, expert = _trained(work, stage)
     ranks = work.data_size * work.context_size if work.distributed_optimizer else 1
     expert_ranks = work.expert_data if work.distributed_optimizer else 1
