@@ -20,7 +20,7 @@ class Efficiency:
     memory_fraction: float
     """Share of the memory bandwidth that elementwise kernels reach."""
     softmax_passes: float
-    """Passes over the attention matrix per forward, where attention is not fused."""
+    """Passes over the attention matrix per forward, if attention is not fused."""
     head_passes: float
     """Passes over the logits per microbatch (loss, casts)."""
     launch_us: float
@@ -28,7 +28,7 @@ class Efficiency:
     tensor_launch_us: float
     """Added host time of one forward pass of a layer per further tensor rank: all of them wait for the slowest."""
     unfused_softmax_us: float
-    """Added host time of one forward pass where the fused softmax refuses the shape."""
+    """Added host time of one forward pass if the fused softmax rejects the shape."""
     overlap_norm: float
     """Exponent that joins host and device time: large means max(host, device), 1 means their sum."""
     link_fraction: float
@@ -47,14 +47,14 @@ class Efficiency:
     step_us: float
     """Fixed cost of one step (logging, clipping, data)."""
     relative_error: float
-    """Mean absolute error of a step on held-out rows; a guess where ``provenance`` is estimated."""
+    """Mean absolute error of a step on held-out rows; a guess if ``provenance`` is estimated."""
     provenance: str
     tensor_exposed: float = 1.0
     """Share of the collectives of tensor parallelism that products do not hide."""
     overlapped_exposed: float = 0.3
     """The same in runs that overlap them with products; 0.28 in seven published on H100."""
     replica_fraction: float = 1.0
-    """Share of a node's network that the reduction of gradients reaches where the node holds several replicas."""
+    """Share of a node's network that the reduction of gradients reaches if the node holds several replicas."""
     fp8_fraction: float = 0.75
     """Efficiency of eight-bit products at the eight-bit peak, relative to that of two-byte products at theirs."""
     expert_fraction: float = 0.6
@@ -69,9 +69,9 @@ class Efficiency:
     """Relative half widths that covered nine of ten held-out steps, by the kind of extrapolation
     (``predict.confidence.extrapolation``)."""
     measured_recompute: tuple[str, ...] = ()
-    """Recompute of the measured steps; empty where nothing was measured."""
+    """Recompute of the measured steps; empty if nothing was measured."""
     measured_features: tuple[str, ...] = ()
-    """What beyond dense pretraining the measured steps had; names as in ``predict.confidence.features``."""
+    """Features beyond dense pretraining that the measured steps had; names as in ``predict.confidence.features``."""
 
     uncertainty: Mapping[str, float] = field(default_factory=dict[str, float])
     """Relative standard deviations of figures that were calibrated from a user's logs."""
@@ -81,7 +81,7 @@ class Efficiency:
         return {tuple(round(value, 6) for value in row[:-1]): row[-1] for row in self.corrections}
 
     def correction_of(self, key: tuple[float, ...]) -> float | None:
-        """Return the log correction of a measured layer shape, or ``None`` where that shape was not measured."""
+        """Return the log correction of a layer shape, or ``None`` if that shape was not measured."""
         return self._correction_table.get(tuple(round(value, 6) for value in key))
 
 
@@ -111,7 +111,7 @@ class Device:
     link_domain: int = 0
     """Devices that share fast links beyond a node, as in a rack; 0: only those of a node do."""
     mesh_peers: int = 0
-    """Peers of a node to each of which a device has a link of its own; 0: links meet in a switch."""
+    """Peers on the node to which a device has a dedicated link each; 0: links meet in a switch."""
     workspace_mib: float = 0.0
     """Memory that libraries of matrix products allocate once and keep."""
     efficiencies: Mapping[str, Efficiency] = field(default_factory=dict[str, Efficiency])

@@ -121,7 +121,7 @@ def sent_once_share(num_experts_per_token: int, num_destinations: int) -> float:
     """Return O4, the share of a token's copies that are sent if copies to one destination are sent once.
 
     With routing at random ``n (1 - (1 - 1/n)^k)`` of ``n`` destinations get a token that goes to ``k`` experts.
-    Destinations are nodes where the group spans several, else ranks, as DeepEP forwards tokens inside a node.
+    Destinations are nodes if the group spans several, else ranks, as DeepEP forwards tokens inside a node.
     """
     reached = num_destinations * (1 - (1 - 1 / num_destinations) ** num_experts_per_token)
     return min(1.0, reached / num_experts_per_token)

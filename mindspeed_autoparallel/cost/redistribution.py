@@ -110,7 +110,7 @@ def generator_samples(exchange: EncoderExchange, samples_per_dp_replica: int) ->
 
 
 def _nested(exchange: EncoderExchange, samples: int) -> MovedSamples:
-    """Count samples where replica j computes j, j + r, ...; the ``near`` ones, on the first stage, come first."""
+    """Count samples if replica j of r computes j, j + r, ...; the ``near`` replicas, on the first stage, come first."""
     width, stage, shards = exchange.encoder_width, exchange.stage_width, exchange.shards
     every, left = divmod(samples, exchange.encoder_replicas)
     near, covered = max(1, stage // width), min(width, stage)

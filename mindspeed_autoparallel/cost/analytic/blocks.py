@@ -16,7 +16,7 @@ from mindspeed_autoparallel.cost.device import Device, Efficiency
 _SIZE = 2
 """Bytes of an element in the training precision."""
 _LAYER_KERNELS = 25
-"""Kernels that a device's launch time stands for: those of a layer of attention and a dense MLP."""
+"""Number of kernels that ``Efficiency.launch_us`` covers: a layer of attention and a dense MLP."""
 _NORM_COPY, _WEIGHTED_NORM = 4, 8
 """Bytes per element that a norm in fp32 saves: its input, and with a weight what it multiplies (torch's ``rms_norm``
 where no kernel fuses it, as up to 2.8)."""

@@ -99,7 +99,7 @@ def _tensor_us(work: Workload, fabric: Fabric, kind: LayerKind) -> tuple[float, 
     """Return the collectives of tensor parallelism in one forward pass of a layer: those that products can hide, and
     the experts' own.
 
-    A backward pass waits for as much.
+    A backward pass waits for the same time.
     """
     model = work.model
     time = own = 0.0
@@ -150,7 +150,7 @@ def _gathered_again_us(work: Workload, fabric: Fabric) -> float:
     """Return the time of what a backward pass gathers beyond a forward pass: the inputs of both column-parallel
     products, kept in shares.
 
-    Current software hides it behind the products for the input's gradient.
+    Current software hides it behind the products of the input's gradient.
     """
     if not work.sequence_parallel or work.stack == "megatron-core":
         return 0.0

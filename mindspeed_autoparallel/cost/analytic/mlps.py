@@ -16,11 +16,10 @@ _BIAS_PASSES = (14, 20)
 """Passes over an expert's output, in 2-byte elements, to add its bias (times the router's weight) to it and cast back,
 forward and backward: counted in ``TEGroupedMLP._apply_bias``, which multiplies, adds and concatenates in fp32."""
 _CLAMP_PASSES = (4, 5)
-"""Passes over both halves of the gated activation's input to clamp and join them again, forward and backward, where no
+"""Passes over both halves of the gated activation's input to clamp and join them again, forward and backward, if no
 fused kernel does both."""
 _ACTIVATION_PASSES = {"fused": 3, "gelu": 5, "gelu_tanh": 21}
-"""Tensors as wide as a gated MLP that its activation function reads and writes; nine kernels where a tanh is written
-out."""
+"""Tensors as wide as a gated MLP that its activation function reads and writes; ``gelu_tanh`` takes nine kernels."""
 _PADDING_PASSES = 4
 """Passes over routed rows, each direction, to pad each expert's to whole blocks of a recipe's scales and to cut its
 output again: Transformer Engine's ``Fp8Padding`` and ``Fp8Unpadding`` read and write. HybridEP pads as it sends."""

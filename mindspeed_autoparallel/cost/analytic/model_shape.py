@@ -163,5 +163,5 @@ class ModelShape(DecoderSizes):
 
     @property
     def attention_reach(self) -> float:
-        """Return the number of tokens among which one attends: a document's where several share the sequence."""
+        """Return the number of tokens that attention spans: a document's if several share the sequence."""
         return min(self.attended or self.sequence, self.sequence)

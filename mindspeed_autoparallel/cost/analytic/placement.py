@@ -53,7 +53,7 @@ def place_layers(model: ModelShape, request: PlacementRequest) -> tuple[StageLay
 
 
 def _stage_of_prediction(request: PlacementRequest) -> int:
-    """Return the stage of layers of multi-token prediction: where a layout string has them, else the last."""
+    """Return the stage of the multi-token prediction layers: as in the layout string, else the last."""
     parts = unfold_layout(request.layout.replace(" ", "").replace(",", "")).split("|")
     holder = next((v for v, part in enumerate(parts) if "m" in part), request.pipeline_size - 1)
     return holder % request.pipeline_size

@@ -131,7 +131,7 @@ def _documents(model: ModelShape, train: Mapping[str, object]) -> ModelShape:
 
 
 def packs_examples(train: Mapping[str, object]) -> bool:
-    """Return whether a run packs examples, which attention keeps apart, without a mean of their lengths."""
+    """Return whether a run packs examples that attention separates, and the request gives no mean length of them."""
     return bool(train.get("packing")) and str(train.get("task")).startswith("sft") and not train.get("mean_document")
 
 
@@ -174,7 +174,7 @@ def _virtual(parallel: Mapping[str, object], layers: int, pipeline: int) -> int:
 
 
 def _with_predictions(section: Mapping[str, object], parallel: Mapping[str, object]) -> Mapping[str, object]:
-    """Return a model's ``section`` with the layers of multi-token prediction that a layout string has, where it states
+    """Return a model's ``section`` with the layers of multi-token prediction that a layout string has, if it states
     no number of them."""
     layout = parallel.get("pipeline_layout")
     if section.get("mtp_layers") is not None or not isinstance(layout, str):

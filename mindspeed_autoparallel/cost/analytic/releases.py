@@ -83,7 +83,7 @@ def _hides_exchanges(work: Workload, release: Release | None) -> bool:
     """Return whether recipes hide the experts' exchanges, if Megatron accepts the switch.
 
     The newest mxfp8 ones do; before, those whose experts span nodes (DeepSeek-V3 on B200 in v0.4.2), in every precision
-    before 26.02 (DeepSeek-V3 and Qwen3 on H100), but not where tokens are dropped.
+    before 26.02 (DeepSeek-V3 and Qwen3 on H100), but not if tokens are dropped.
     """
     if not _can_hide_exchanges(work) or work.gradient_overlap is False:
         return False

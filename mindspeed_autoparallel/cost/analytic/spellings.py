@@ -84,7 +84,7 @@ _RECIPES = {
 """Megatron's and Transformer Engine's recipes, and Megatron-Bridge's two letters for them."""
 _FILLERS = re.compile(r"^bf16_with_|_mixed$|_(scaling|per_tensor)(?=_|$)|_precision$")
 INFORMATION = frozenset({"id", "name", "source", "note", "notes", "family", "group", "kind", "measured", "comment"})
-"""Keys beside the sections that tell a run's origin; of these only the container in ``source`` changes figures."""
+"""Keys beside the sections that describe a run's origin; of these only the container in ``source`` changes figures."""
 _CONTAINER = re.compile(r"(?<![\d.])(2[3-9])\.(0[1-9]|1[0-2])(?!\d)")
 
 

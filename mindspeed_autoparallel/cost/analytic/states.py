@@ -12,7 +12,7 @@ from mindspeed_autoparallel.cost.analytic.workload import OPERAND_BYTES, Workloa
 from mindspeed_autoparallel.cost.collectives import Fabric
 
 _LAYERS_AT_ONCE = 2
-"""Layers whose parameters are whole at once: the one that runs and the one gathered ahead of it (double buffer)."""
+"""Layers whose parameters are whole at once: the running layer and the next one (double buffer)."""
 _SHOWN_AT_LEAST = 0.1
 """Least exposed share of the collectives: no computing hides the first gather and the last reduction. The value is that
 of overlapped reductions of gradients on H100."""

@@ -19,7 +19,7 @@ from mindspeed_autoparallel.cost.device import Device, Efficiency
 EXPOSED_WHEN_OVERLAPPED = 0.1
 """Exposed share of the gradient reduction in runs that overlap it; seven runs published on H100 have 0.09."""
 HOST_LINK_GB_PER_S = 24.0
-"""Between a device and its host where the catalogue has none: PCIe 4 x16, as measured in one direction."""
+"""Default rate between a device and its host if the catalogue has none: PCIe 4 x16, measured in one direction."""
 _HOST_MEMORY_GB_PER_S = 38.4
 """One device's share of its host's memory: eight channels of DDR5-4800 (307 GB/s, JEDEC) among eight devices."""
 _ENCODER_LAYER = LayerKind("attention", "dense")
@@ -73,7 +73,7 @@ def gradient_us(work: Workload, efficiency: Efficiency, fabric: Fabric, stage: i
 
 
 def _gathered_bytes(work: Workload) -> float:
-    """Return bytes per parameter that replicas gather after an update: the recipe's where no others exist.
+    """Return bytes per parameter that replicas gather after an update: the recipe's if no others exist.
 
     Block scales run along rows and along columns, so block-scaled copies are made from gathered two-byte ones.
     """
@@ -177,7 +177,7 @@ def stage_times_us(
     for stage, place in enumerate(work.stages):
         time = sum(number * of(kind, recomputed) for kind, recomputed, number in split_layers(work, stage))
         if place.mtp_layers:
-            # Their logits and losses are computed where the loss is.
+            # Their logits and losses are computed on the stage of the loss.
             nothing = LayerTime(forward_us=0.0, backward_us=0.0)
             ahead = prediction_time(work, device, efficiency, fabric, nothing)
             time += place.mtp_layers * (ahead.forward_us + ahead.backward_us)

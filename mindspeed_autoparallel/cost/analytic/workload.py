@@ -103,12 +103,12 @@ class Workload:
     tensor_overlap: bool | None = None
     """Whether collectives of tensor parallelism hide behind products; ``None`` as above."""
     expert_overlap: bool = False
-    """Whether tokens travel to experts and back behind the computing of another microbatch's other direction."""
+    """Whether exchanges of tokens with experts hide behind the opposite pass of another microbatch."""
     element_bytes: int = 2
     half_precision: bool = False
     """fp16: gradients are reduced as they are."""
     recipe: Recipe = ""
-    """Form of the operands of matrix products where it is narrower than the training precision; empty otherwise."""
+    """Form of the operands of matrix products if it is narrower than the training precision; else empty."""
     reduced_in_two_bytes: bool = False
     """Whether gradients are accumulated and reduced in the training precision and not in fp32."""
     quantized_parameters: bool = False

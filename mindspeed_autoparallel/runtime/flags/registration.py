@@ -1,4 +1,4 @@
-"""Adds our flags to the host's parser, last and only where the host lacks a flag of that name.
+"""Adds our flags to the host's parser, last, and only those whose names the host lacks.
 
 Hosts register some of them already (MindSpeed-MM, MindSpeed); a clash must never become an argparse error.
 """

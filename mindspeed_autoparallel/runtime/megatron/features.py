@@ -99,7 +99,7 @@ class Parses:
         self.command = _command()
 
     def repeat(self, arguments: argparse.Namespace) -> None:
-        """Apply the recorded changes to ``arguments``, and pass these on to the objects that hold the earlier ones."""
+        """Apply the recorded changes to ``arguments``, and replace the earlier arguments in the objects that hold them."""
         vars(arguments).update(self.changes)
         for path in _KEEPERS:
             module, _, name = path.partition(":")

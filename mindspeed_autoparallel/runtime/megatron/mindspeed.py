@@ -79,7 +79,7 @@ def expert_tensor_sizes(arguments: argparse.Namespace) -> tuple[int, ...]:
     given = getattr(arguments, "expert_tensor_parallel_size", None)
     if given is not None:
         return (int(given),)
-    # MindSpeed replaces Megatron's dispatchers, and Megatron's alltoall_seq supports only TP.
+    # MindSpeed replaces Megatron's dispatchers, and Megatron's alltoall_seq supports no size but TP.
     runs_whole = hasattr(arguments, "expert_tensor_parallel_size") and "mindspeed" not in sys.modules
     runs_whole = runs_whole and getattr(arguments, "moe_token_dispatcher_type", None) != "alltoall_seq"
     return (0, 1) if getattr(arguments, "num_experts", None) and runs_whole else (0,)

@@ -1,8 +1,8 @@
 """Tied embeddings of a language model that begins after the first pipeline stage.
 
 Megatron ties the embedding of the first stage to the output layer of the last. Under MindSpeed-MM the language model
-begins where its ``pipeline_num_layers`` say; if the first stages hold only image layers, the group of both hangs at
-start.
+begins at the stage that its ``pipeline_num_layers`` give; if the first stages hold only image layers, the group of both
+hangs at start.
 """
 
 from __future__ import annotations

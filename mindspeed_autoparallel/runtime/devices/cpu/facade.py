@@ -1,4 +1,4 @@
-"""``torch.cuda`` implemented on the CPU, as far as Megatron uses it."""
+"""The part of ``torch.cuda`` that Megatron uses, implemented on the CPU."""
 
 from __future__ import annotations
 

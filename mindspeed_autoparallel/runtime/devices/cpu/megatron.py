@@ -67,7 +67,7 @@ def _norm_under_sequence_parallel(edits: Edits, module: ModuleType) -> None:
         kind = kinds[config.normalization]
         assert kind is not None
         norm = kind(normalized_shape=hidden_size, eps=eps)
-        # Torch's norm is correct under sequence parallelism as long as its gradients are summed over the group.
+        # Torch's norm is correct under sequence parallelism if its gradients are summed over the group.
         for parameter in norm.parameters():
             parameter.sequence_parallel = config.sequence_parallel
         return norm

@@ -25,7 +25,7 @@ def tensors_in(value: Any) -> Iterator[Any]:
     """Yield the tensors in nested tuples, lists and dictionaries."""
     import torch
 
-    # torch's own tree iteration handles every container, and takes as long as an operator on fake tensors.
+    # torch's own tree iteration also handles other containers, but takes as long as an operator on fake tensors.
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (tuple, list)):
@@ -159,7 +159,7 @@ class TrackedStorages(TorchDispatchMode):
                 self._pass_over(tensor.untyped_storage())
         result = self._run(function, name, args, kwargs)
         self._after_collective = self._let_go_s > 0 and name.startswith(("c10d.", "_c10d_functional."))
-        # Arguments too: tensors from numpy, a file or another process have been the result of no operation yet.
+        # Arguments too: tensors from numpy, a file or another process are no operation's result.
         for tensor in tensors_in((result, args, kwargs)):
             self._add(tensor)
         if self._limit_bytes is not None and self._current > self._limit_bytes:

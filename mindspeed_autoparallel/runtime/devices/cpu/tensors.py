@@ -60,7 +60,7 @@ def install(edits: Edits) -> None:
 
 
 def _let_scripts_know(edits: Edits, function: Any, wrapper: Any) -> None:
-    """Make torch.jit.script compile calls of ``wrapper`` as it does those of ``function``."""
+    """Make torch.jit.script compile calls of ``wrapper`` like calls of ``function``."""
     from torch.jit import _builtins
 
     operator = _builtins._find_builtin(function)
