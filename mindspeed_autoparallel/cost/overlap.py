@@ -23,7 +23,7 @@ def layer_saving_us(ahead: PlacedBlock, behind: PlacedBlock) -> float:
 
 
 def pair_saving_us(ahead: Sequence[PlacedBlock], behind: Sequence[PlacedBlock]) -> float:
-    """Return what the forward of one chunk and the backward of another save.
+    """Return the time that the forward of one chunk and the backward of another save side by side.
 
     The first layer of ``ahead`` runs beside the last of ``behind`` and so on; layers left over, embedding and output
     layer run alone (Megatron's ``TransformerModelChunkSchedulePlan.run``).

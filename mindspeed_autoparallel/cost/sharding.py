@@ -1,7 +1,7 @@
 """ZeRO-2 and ZeRO-3 through Megatron's FSDP: bytes kept, gathered and waiting, and the exposed traffic.
 
-Formulas F1-F5 in docs/cost-model.md, read off megatron.core.distributed.fsdp (0.16 to 0.19). One pipeline stage; a unit
-is a layer; embedding, head and final norm belong to no unit and stay gathered.
+Formulas F1-F5 in docs/cost-model.md, derived from megatron.core.distributed.fsdp (0.16 to 0.19). One pipeline stage; a
+unit is a layer; embedding, head and final norm belong to no unit and stay gathered.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class PostPipelineTime:
 def post_pipeline_time(
     blocks: Sequence[PlacedBlock], layout: Layout, cluster: Cluster, device: DeviceCost
 ) -> PostPipelineTime:
-    """Return S1 gradient reduction and S2 optimizer step of a rank that holds ``blocks``, before S4 and S5.
+    """Return S1 gradient reduction and S2 optimizer step of a rank that holds ``blocks``, without S4 and S5.
 
     With the distributed optimizer: reduce-scatter of gradients and all-gather of trained parameters over DP x CP
     (expert state over its own group); without: one all-reduce. With a model of the nodes' network: the exposed

@@ -117,12 +117,12 @@ def _mixer_bytes(work: Workload, kind: LayerKind, modules: tuple[str, ...]) -> f
 
 def _output_bytes(work: Workload) -> float:
     """Return bytes per element of attention's output: its own backward and the projection read it, which is one tensor
-    as long as both read the training precision."""
+    if both read the training precision."""
     return work.element_bytes + (work.operand_bytes if work.recipe else 0.0)
 
 
 def _rotary_tables_bytes(work: Workload) -> float:
-    """Return the cosines and sines for queries and for keys, which each layer computes and keeps."""
+    """Return the bytes of cosines and sines for queries and keys, which each layer computes and keeps."""
     model = work.model
     if not model.modern:
         return 0.0
@@ -161,7 +161,7 @@ def _mlp_bytes(work: Workload, kind: LayerKind, modules: tuple[str, ...]) -> flo
 
 
 def _saved_by_mindspeed(work: Workload, kind: LayerKind, state: float) -> float:
-    """Return the bytes that MindSpeed's recompute of activation functions and norms saves, as a mean over a stage's
+    """Return the bytes that MindSpeed's recompute of activation functions and norms frees, as a mean over a stage's
     layers."""
     detail, model = work.recompute_detail, work.model
     if work.recompute == "full" or (detail.activation_layers is None and detail.norm_layers is None):
@@ -179,7 +179,7 @@ def _saved_by_mindspeed(work: Workload, kind: LayerKind, state: float) -> float:
 
 
 def _attention_matrix_bytes(work: Workload) -> float:
-    """Return the softmax, the dropout mask and their product, if attention is neither fused nor recomputed."""
+    """Return the bytes of softmax, dropout mask and their product, if attention is neither fused nor recomputed."""
     if work.fused_attention or work.recompute != "none":
         return 0.0
     kept = 2 * work.element_bytes + 1 if work.dropout else work.element_bytes
@@ -248,8 +248,8 @@ in fp32 (8), the policy's exponentials (4), and of the reference its exponential
 
 
 def _masked_scores_bytes(work: Workload) -> float:
-    """Return the scores of all pairs of tokens, per head of attention and of the indexer, if no kernel reads the
-    chosen ones only.
+    """Return the bytes of the scores of all pairs of tokens, per head of attention and of the indexer, if no kernel
+    reads only the chosen ones.
 
     Twelve bytes per attention head (scores and their softmax in fp32, probabilities and their gradient) and six per
     head of the indexer.
@@ -260,7 +260,7 @@ def _masked_scores_bytes(work: Workload) -> float:
 
 
 def head_bytes(work: Workload) -> float:
-    """Return the logits in the training precision, and the head's weight gradient; an fp32 copy without the fused loss.
+    """Return the bytes of logits, the head's weight gradient and, without the fused loss, an fp32 copy of the logits.
 
     That copy becomes softmax and gradient in place, and is cast back once it is the gradient; the software of 2021
     wrote the exponentials to a second one. Preference training has logits of its own, see ``_PREFERENCE_BYTES``.

@@ -19,7 +19,7 @@ _LAYER_KERNELS = 25
 """Number of kernels that ``Efficiency.launch_us`` covers: a layer of attention and a dense MLP."""
 _NORM_COPY, _WEIGHTED_NORM = 4, 8
 """Bytes per element that a norm in fp32 saves: its input, and with a weight what it multiplies (torch's ``rms_norm``
-where no kernel fuses it, as up to 2.8)."""
+if no kernel fuses it, as up to 2.8)."""
 
 
 class Product(NamedTuple):
@@ -58,18 +58,18 @@ class Block:
 
     @property
     def parameters(self) -> int:
-        """Return elements of all parameters."""
+        """Return the number of parameters."""
         held = sum(one.inputs * one.outputs + one.bias * one.outputs for one in self.products)
         return held + self.weights
 
     @property
     def operations(self) -> float:
-        """Return operations of products and of attention, forward."""
+        """Return the floating-point operations of products and attention, forward."""
         products = sum(2.0 * one.rows * one.inputs * one.outputs for one in self.products)
         return products + sum(4.0 * one.queries * one.keys * one.width for one in self.scores)
 
     def times(self, device: Device, efficiency: Efficiency, samples: int) -> Times:
-        """Return forward, input gradient and weight gradient of ``samples`` in microseconds."""
+        """Return the times of forward, input gradient and weight gradient of ``samples``."""
         parts = NOTHING
         for one in self.products:
             parts = parts.plus(linear_us(device, efficiency, samples * one.rows, one.inputs, one.outputs))

@@ -96,7 +96,7 @@ def _shown_us(work: Workload, efficiency: Efficiency, collectives_us: float, pro
 
 
 def _tensor_us(work: Workload, fabric: Fabric, kind: LayerKind) -> tuple[float, float]:
-    """Return the collectives of tensor parallelism in one forward pass of a layer: those that products can hide, and
+    """Return the time of tensor parallelism's collectives in a layer's forward pass: those that products can hide, and
     the experts' own.
 
     A backward pass waits for the same time.
@@ -124,8 +124,8 @@ def _tensor_us(work: Workload, fabric: Fabric, kind: LayerKind) -> tuple[float, 
 
 
 def _grid_us(work: Workload, fabric: Fabric, kind: LayerKind) -> tuple[float, float]:
-    """Return a layer's collectives on a grid of x by y tensor ranks, as MindSpeed's ``Linear2DSplitAlongFirstDim`` has
-    them: those of products, and the norms' own.
+    """Return the time of a layer's collectives on a grid of x by y tensor ranks, as in MindSpeed's
+    ``Linear2DSplitAlongFirstDim``: those of products, and the norms' own.
 
     A product's input is gathered along one side, its output reduced and scattered along the other. A block's
     input and output are rows gathered over x, 1 / y of the hidden state wide; between its products the sides swap.

@@ -63,7 +63,7 @@ def _pair(
     fraction: float = 1.0,
     hidden: int = 0,
 ) -> tuple[Times, float]:
-    """Return both products, at ``fraction`` of a single one's speed, and the activation function between, forward.
+    """Return the times of both products, at ``fraction`` of a single one's speed, and of the activation's forward.
 
     ``hidden``: the width that they read and write; 0: the hidden state's.
     """

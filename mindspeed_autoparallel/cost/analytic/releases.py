@@ -39,7 +39,7 @@ iterations and whose attention is quantized."""
 
 
 def read_release(train: Mapping[str, object]) -> Release | None:
-    """Return the container that ``train.software`` names; raises ``ConfigError`` if it names another thing."""
+    """Return the container that ``train.software`` names; raises ``ConfigError`` if it names none."""
     name = train.get("software")
     if name is None:
         return None

@@ -144,7 +144,7 @@ def encoder_layer_time(work: Workload, device: Device, efficiency: Efficiency, f
 def prediction_time(
     work: Workload, device: Device, efficiency: Efficiency, fabric: Fabric, head: LayerTime
 ) -> LayerTime:
-    """Return one multi-token-prediction layer: a layer, the product that joins two hidden states, and the head."""
+    """Return the time of multi-token prediction: a layer, the product that joins two hidden states, and the head."""
     layer = layer_time(work, device, efficiency, fabric, work.model.layers[-1])
     joined = linear_us(device, efficiency, work.tokens, 2 * work.model.hidden, work.model.hidden / work.tensor_size)
     return LayerTime(
@@ -194,7 +194,7 @@ def beside_layer(
     """Return the time that FSDP's collectives and the copies of saved activations to the host and back add to a layer,
     whose computing they overlap.
 
-    ``kept``: whether the layer saves its activations; one that runs again saves too little to wait for.
+    ``kept``: whether the layer saves its activations; a recomputed one saves too little to wait for.
     """
     forward, backward = shown_us(work, fabric, layer_parameters(work, kind), plain.forward_us, plain.backward_us)
     if work.offloaded_layers and kept:
@@ -207,7 +207,7 @@ def beside_layer(
 
 
 def closed_form_us(work: Workload, device: Device, layer: LayerTime | None = None) -> float:
-    """Return one step by a closed form, some fifty times faster than the simulator; never the price of a run.
+    """Return the time of one step in closed form, some fifty times faster than the simulator; never the price of a run.
 
     Only ratios between two devices are used, as slopes (fits, intervals, experiments); ``predict.price`` computes the
     step. ``layer``: replaces the modelled layers' time.
@@ -228,7 +228,7 @@ def closed_form_us(work: Workload, device: Device, layer: LayerTime | None = Non
 
 
 def run_again(work: Workload, stage: int) -> list[int]:
-    """Return for each chunk of a stage the number of its first layers that run again in full."""
+    """Return for each chunk of a stage the number of its first layers that are recomputed in full."""
     detail, numbers = work.recompute_detail, list[int]()
     left = detail.num_layers
     for chunk in work.stages[stage].chunks:

@@ -33,7 +33,7 @@ class Node:
     peers: tuple[str, ...] = ()
 
     def variable(self, name: str) -> str | None:
-        """Return the value that a program started by the script would see: the script's exports override the
+        """Return the value that a program started by the script would have: the script's exports override the
         environment."""
         return self.script.exports.get(name, self.environment.get(name))
 

@@ -121,7 +121,7 @@ def check_max_connections(node: Node) -> Iterable[Finding]:
 
 
 def check_connect_timeout(node: Node) -> Iterable[Finding]:
-    """Check how long ranks wait for each other."""
+    """Check how long ranks wait for each other to connect."""
     if node.device_kind() != ASCEND:
         return
     value = node.variable("HCCL_CONNECT_TIMEOUT")
@@ -169,7 +169,7 @@ def check_debug_output(node: Node) -> Iterable[Finding]:
 
 
 def check_master(node: Node) -> Iterable[Finding]:
-    """Check that several nodes have no local master address, and that its port is free on the first node."""
+    """Check that the master address of several nodes is not local, and that its port is free on the first node."""
     address = _first(node, "MASTER_ADDR", "--master-addr", "--master_addr")
     port = _first(node, "MASTER_PORT", "--master-port", "--master_port")
     num_nodes = node.script.number("--nnodes")

@@ -1,4 +1,4 @@
-"""Flags as fields of a dataclass per group; from them flags are registered, documented, and read back checked."""
+"""Flags as fields of a dataclass per group: the source for their registration, documentation and checked values."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class Parses:
         self.command = _command()
 
     def repeat(self, arguments: argparse.Namespace) -> None:
-        """Apply the recorded changes to ``arguments``, and replace the earlier arguments in the objects that hold them."""
+        """Apply the recorded changes to ``arguments``; give these to the objects that hold the earlier arguments."""
         vars(arguments).update(self.changes)
         for path in _KEEPERS:
             module, _, name = path.partition(":")

@@ -85,7 +85,7 @@ class CpuAdapter:
         return int(physical // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Return whether ``error`` is a ``MemoryError``, torch's own on CPU, or that of the emulated capacity."""
+        """Return whether ``error`` is a host shortage, or a ``RuntimeError`` with an out-of-memory message."""
         return is_host_shortage(error) or (isinstance(error, RuntimeError) and "out of memory" in str(error).lower())
 
     def fingerprint(self) -> dict[str, str]:
