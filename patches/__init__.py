@@ -18,7 +18,8 @@ from mindspeed_autoparallel.patching import ENGINE, Patch, call_before_import
 
 _PREPARE_BEFORE = (
     *("megatron.core", "megatron.training", "megatron.legacy"),
-    # They save torch's functions on import and later install wrappers of those: over ours, if ours came in between.
+    # They save torch's functions on import and later install wrappers of these, which would replace ours if ours were
+    # installed in between.
     *("mindspeed", "mindspeed_llm", "mindspeed_mm"),
 )
 """Packages that need the device to be ready when they are imported."""
@@ -62,7 +63,7 @@ def _before_megatron() -> None:
     from mindspeed_autoparallel.runtime.megatron.unsearched import refuse_hybrid_command
 
     if os.environ.get(_NATIVE_VARIABLE, "").lower() == "true":
-        # MindSpeed-MM's native FSDP2 trainer imports no Megatron, and takes a CPU dressed as torch.cuda for a GPU.
+        # MindSpeed-MM's native FSDP2 trainer imports no Megatron, and would take our CPU-backed torch.cuda for a GPU.
         return
     words = getattr(sys, "argv", [])[1:]
     flags = flags_given(words)

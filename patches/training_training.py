@@ -10,7 +10,7 @@ TRAINING_FLAGS = (*_SEARCH, "--auto-parallel-plan", *HETERO_FLAGS)
 PREFLIGHT_FLAGS = ("--auto-parallel-preflight",)
 STEP_FLAGS = ("--auto-parallel-plan", "--auto-tuning", TASK_VARIABLE)
 WATCHED_BY = ("--auto-parallel-plan",)
-"""Its arguments are set after parsing; during training it only compares the first steps with the plan."""
+"""A plan sets its arguments after parsing; during training it only compares the first steps with the plan."""
 
 
 TAKE_OVER = Calls("runtime.profiling.measure.worker:take_over_training")

@@ -1,9 +1,9 @@
-"""Gradients reduced in buckets while the backward runs, parameters gathered while the next forward does: S4 and S5.
+"""Buckets of gradients reduced during the backward, and of parameters gathered during the next forward: S4 and S5.
 
-As Megatron's ``DistributedDataParallel`` does it: only the first chunk of the first pipeline stage is cut into buckets,
-every other chunk is one. A bucket's reduction begins when the backward has all its gradients, so the last one always
-shows, unless other stages still run. Gathering begins after the optimizer, in the order of the forward, and shows where
-a layer waits for its parameters.
+As in Megatron's ``DistributedDataParallel``, only the first chunk of the first pipeline stage is cut into buckets,
+every other chunk is one. A bucket's reduction begins when the backward has all its gradients, so the last one is
+always exposed, unless other stages still run. Gathering begins after the optimizer, in the order of the forward, and is
+exposed where a layer waits for its parameters.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ENDLESS_US = 1e15
 
 
 def megatron_bucket_elements(num_replicas: int) -> int:
-    """Return parameters per bucket by Megatron's default: more with many ranks, whose rings cut them small."""
+    """Return Megatron's default number of parameters per bucket; it grows with the ranks that share a bucket."""
     return max(_LEAST_BUCKET, _BUCKET_PER_REPLICA * num_replicas)
 
 
@@ -35,13 +35,13 @@ class RankTimes:
     """By chunk."""
     backward_us: Sequence[float]
     before_us: float = 0.0
-    """From the begin of the step to the rank's first forward."""
+    """From the start of the step to the rank's first forward."""
     after_us: float = 0.0
     """From the rank's last backward to the end of the pipeline."""
 
 
 def in_buckets(layout: Layout, device: DeviceCost) -> bool:
-    """Return whether S4 and S5 count, not S1: gradients are whole, and no model of the network of nodes is given."""
+    """Return whether S4 and S5 replace S1: gradients are not sharded, and no model of the nodes' network is given."""
     return layout.sharding is None and device.exchange is None
 
 
@@ -75,7 +75,7 @@ def step_tails(
 
 
 def most_buckets(blocks: Sequence[tuple[BlockCost, int]], layout: Layout) -> int:
-    """Return buckets of the group with most, if one rank held all ``blocks``, each with its number."""
+    """Return the number of buckets of the larger group if one rank held all ``blocks``, each with its count."""
     sizes = [0, 0]
     for block, number in blocks:
         for group, state in enumerate((block.dense, block.expert)):
@@ -90,11 +90,11 @@ def least_tail_us(
     cluster: Cluster,
     device: DeviceCost,
 ) -> float:
-    """Return a time below every placement's tail. ``first``: what the first rank holds in any case.
+    """Return a lower bound on every placement's tail. ``first``: blocks that the first rank holds in every placement.
 
-    The first rank's last backward ends the pipeline and its first forward begins it, so nothing of its collectives
-    hides but by overlap, which leaves a bucket of each: of all it holds where that is one bucket, else of more than
-    half a bucket. Some rank's optimizer has an even share of all.
+    The first rank's first forward begins the pipeline and its last backward ends it, so only overlap hides its
+    collectives, and it leaves one bucket of each exposed: all parameters if they fit one bucket, else more than half a
+    full bucket. Some rank's optimizer updates at least an even share.
     """
     link = data_parallel_link(layout, cluster, device)
     share = post_pipeline_time(list(everything), layout, cluster, device).optimizer_us / layout.pipeline_size
@@ -140,7 +140,7 @@ def _gathering_us(
             for bucket in range(number):
                 finished += all_gather_us(size / number, group, link)
                 late = max(late, finished - needed - times.forward_us[chunk] * bucket / number)
-        # The next chunk's first forward comes after one of this chunk for every stage.
+        # The next chunk's first forward follows one forward of this chunk per pipeline stage.
         needed += layout.pipeline_size * times.forward_us[chunk]
     if not layout.overlap_parameter_gather:
         late = finished

@@ -23,11 +23,11 @@ _SHARES = (
     *("gemm_fraction", "attention_fraction", "memory_fraction", "link_fraction", "inter_fraction"),
     *("optimizer_fraction", "expert_fraction", "replica_fraction", "fp8_fraction"),
 )
-"""Efficiencies that divide: neither 0 nor above the datasheet's whole."""
+"""Efficiencies that are shares of a datasheet's figure: above 0, at most 1."""
 _OPTIONAL = ("host_link_gb_per_s", "workspace_mib", "peak_fp8_tflops", "peak_fp4_tflops", "mesh_peers", "link_domain")
-"""Figures of a device that a file leaves out where they are unknown."""
+"""Figures of a device that its file omits if they are unknown."""
 _MOST = 1e18
-"""No figure of a device is larger, and products of such do not overflow."""
+"""Upper limit on a device's figures, so that their products do not overflow."""
 
 
 def read_device(path: Path) -> Device:
@@ -72,7 +72,7 @@ def _check_figures(record: Device | Efficiency, where: str) -> None:
 
 
 def write_device(path: Path, device: Device, observations: Sequence[object] = ()) -> None:
-    """Write ``device`` as a device file, atomically; ``observations``: what its figures were calibrated from."""
+    """Write ``device`` as a device file, atomically; ``observations``: the measurements behind its figures."""
     document = {"schema_version": SCHEMA_VERSION, **asdict(device)}
     for name in _OPTIONAL:
         if not document[name]:

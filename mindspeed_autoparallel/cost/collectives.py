@@ -2,7 +2,7 @@
 
 Every formula counts what crosses the slowest link: a ring moves ``(n - 1) / n`` of a tensor over each of its links per
 pass (Patarasuk and Yuan 2009), a tree over ``N`` nodes ``2 (N - 1) / N`` of it over each node's network, an exchange
-the rows that leave. Formulas C1-C3 in docs/cost-model.md are the first section, C4-C7 the class ``Fabric``.
+the rows that leave. Formulas C1-C3 of docs/cost-model.md are the functions, C4-C7 the methods of ``Fabric``.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Fabric(NodeNetwork):
     """Links of a run, as a device's datasheet and its efficiencies give them. Rates are bytes per microsecond."""
 
     exchange_bytes_per_us: float = 0.0
-    """One device's network when all exchange tokens with their experts."""
+    """One device's share of the network when all devices exchange tokens with experts."""
     dispatch_bytes_per_us: float = 0.0
-    """What one device receives over the node's links from kernels that send a token once to a rank; 0: none do."""
+    """Rate over the node's links of kernels that send a token once to a rank; 0: there are none."""
 
     @staticmethod
     def of(device: Device, efficiency: Efficiency, devices_per_node: int, inter_gbit_per_s: float | None) -> Fabric:
@@ -79,12 +79,12 @@ class Fabric(NodeNetwork):
 
     @staticmethod
     def of_network(network: NodeNetwork) -> Fabric:
-        """Return the fabric over which nothing but gradients and parameters travels."""
+        """Return the fabric of ``network``, which carries only gradients and parameters."""
         return Fabric(**vars(network))
 
     @property
     def network(self) -> NodeNetwork:
-        """Return what the reduction of gradients sees of the fabric."""
+        """Return the part of the fabric that the reduction of gradients uses."""
         return NodeNetwork(**{item.name: getattr(self, item.name) for item in fields(NodeNetwork)})
 
     def ranks_on_node(self, ranks: int, stride: int) -> int:
@@ -92,7 +92,7 @@ class Fabric(NodeNetwork):
         return min(ranks, max(1, self.devices_per_node // stride))
 
     def _inside_rate(self, ranks: int) -> float:
-        """Return what one device moves to ``ranks - 1`` peers of its node at once."""
+        """Return the rate at which one device sends to ``ranks - 1`` peers of its node at once."""
         if not self.mesh or self.devices_per_node <= 1:
             return self.link_bytes_per_us
         return self.link_bytes_per_us * (ranks - 1) / max(1, self.devices_per_node - 1)
@@ -139,8 +139,8 @@ class Fabric(NodeNetwork):
 
         Across nodes a token travels once to each node that has an expert of its choice (``copies`` choices) and is
         copied there over the node's links, as DeepEP does it; each device sends over its own share of the network.
-        There, too, a rank gets it once however many of its experts were chosen. Rates of such kernels are published
-        with the rows that stay on their rank.
+        On the node, too, a rank receives it once, however many of its experts were chosen. Published rates of such
+        kernels include the rows that stay on their rank.
         """
         if ranks <= 1:
             return 0.0

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class Efficiency:
-    """How much of the datasheet a software stack reaches. Fitted ones carry where the measurements came from."""
+    """Shares of a datasheet's figures that a software stack reaches; ``provenance`` names the source of fitted ones."""
 
     gemm_fraction: float
     """Share of the peak that a large matrix product reaches."""
@@ -20,7 +20,7 @@ class Efficiency:
     memory_fraction: float
     """Share of the memory bandwidth that elementwise kernels reach."""
     softmax_passes: float
-    """Passes over the attention matrix per forward, where attention is not fused."""
+    """Passes over the attention matrix per forward, if attention is not fused."""
     head_passes: float
     """Passes over the logits per microbatch (loss, casts)."""
     launch_us: float
@@ -28,7 +28,7 @@ class Efficiency:
     tensor_launch_us: float
     """Added host time of one forward pass of a layer per further tensor rank: all of them wait for the slowest."""
     unfused_softmax_us: float
-    """Added host time of one forward pass where the fused softmax refuses the shape."""
+    """Added host time of one forward pass if the fused softmax rejects the shape."""
     overlap_norm: float
     """Exponent that joins host and device time: large means max(host, device), 1 means their sum."""
     link_fraction: float
@@ -47,16 +47,16 @@ class Efficiency:
     step_us: float
     """Fixed cost of one step (logging, clipping, data)."""
     relative_error: float
-    """Mean absolute error of a step on held-out rows; a guess where ``provenance`` is estimated."""
+    """Mean absolute error of a step on held-out rows; a guess if ``provenance`` is estimated."""
     provenance: str
     tensor_exposed: float = 1.0
     """Share of the collectives of tensor parallelism that products do not hide."""
     overlapped_exposed: float = 0.3
-    """The same in runs that overlap them with products; 0.28 by seven published on H100."""
+    """The same in runs that overlap them with products; 0.28 in seven published on H100."""
     replica_fraction: float = 1.0
-    """Share of a node's network that the reduction of gradients reaches where the node holds several replicas."""
+    """Share of a node's network that the reduction of gradients reaches if the node holds several replicas."""
     fp8_fraction: float = 0.75
-    """What of their efficiency in two bytes products in eight bits keep of the eight-bit peak."""
+    """Efficiency of eight-bit products at the eight-bit peak, relative to that of two-byte products at theirs."""
     expert_fraction: float = 0.6
     """Share of a single product's speed that the grouped products of experts reach; decision 0026 has its runs."""
     dispatch_fraction: float = 0.0
@@ -66,12 +66,12 @@ class Efficiency:
     """Rows (log2 tokens, log2 hidden, log2 tensor size, log2 heads per rank, log correction) from measured layers; a
     correction of 0 means that the shape was measured and the formulas stand."""
     intervals: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Relative half widths that held nine of ten held-out steps, by what of them was never measured; the kinds are
-    those of ``tuning.confidence``. Kinds that are not named get twice ``relative_error``."""
+    """Relative half widths that covered nine of ten held-out steps, by the kind of extrapolation
+    (``predict.confidence.extrapolation``)."""
     measured_recompute: tuple[str, ...] = ()
-    """Recompute of the measured steps; empty where nothing was measured."""
+    """Recompute of the measured steps; empty if nothing was measured."""
     measured_features: tuple[str, ...] = ()
-    """What beyond dense pretraining the measured steps had; names as in ``predict.confidence.features``."""
+    """Features beyond dense pretraining that the measured steps had; names as in ``predict.confidence.features``."""
 
     uncertainty: Mapping[str, float] = field(default_factory=dict[str, float])
     """Relative standard deviations of figures that were calibrated from a user's logs."""
@@ -81,7 +81,7 @@ class Efficiency:
         return {tuple(round(value, 6) for value in row[:-1]): row[-1] for row in self.corrections}
 
     def correction_of(self, key: tuple[float, ...]) -> float | None:
-        """Return the log correction of a measured layer shape, or ``None`` where that shape was not measured."""
+        """Return the log correction of a layer shape, or ``None`` if that shape was not measured."""
         return self._correction_table.get(tuple(round(value, 6) for value in key))
 
 
@@ -103,24 +103,24 @@ class Device:
     """Per node, by default."""
     source: str
     host_link_gb_per_s: float | None = None
-    """One direction, between a device and its host; unknown where no datasheet says."""
+    """One direction, between a device and its host; ``None`` if no datasheet gives it."""
     peak_fp8_tflops: float | None = None
-    """Dense, in eight bits; unknown where the device has none."""
+    """Dense, in eight bits; ``None`` if the device has no such products."""
     peak_fp4_tflops: float | None = None
-    """Dense, in four bits with a scale per block; unknown where the device has none."""
+    """Dense, in four bits with a scale per block; ``None`` if the device has no such products."""
     link_domain: int = 0
-    """Devices that share the links of a node beyond it, as a rack's; 0: a node's own only."""
+    """Devices that share fast links beyond a node, as in a rack; 0: only those of a node do."""
     mesh_peers: int = 0
-    """Peers of a node to each of which a device has a link of its own; 0: links meet in a switch."""
+    """Peers on the node to which a device has a dedicated link each; 0: links meet in a switch."""
     workspace_mib: float = 0.0
-    """What libraries of matrix products take from the allocator once and keep."""
+    """Memory that libraries of matrix products allocate once and keep."""
     efficiencies: Mapping[str, Efficiency] = field(default_factory=dict[str, Efficiency])
     """Per software stack: ``megatron-2021`` (unfused attention, no sequence parallelism) or ``megatron-core``."""
 
     @property
     def transposed_fp8(self) -> bool:
-        """Return whether eight-bit products need transposed copies of their operands: NVIDIA's before Blackwell do, and
-        with it those that have no four-bit products."""
+        """Return whether eight-bit products need transposed copies of their operands: NVIDIA's before Blackwell do,
+        recognized by their lack of four-bit products."""
         return self.peak_fp4_tflops is None
 
     @property
@@ -129,7 +129,7 @@ class Device:
         return int(self.workspace_mib * 2**20)
 
     def efficiency(self, stack: str) -> Efficiency:
-        """Return the figures for ``stack``, or those of the nearest stack the file has."""
+        """Return the figures for ``stack``, or those of the file's first stack."""
         if stack in self.efficiencies:
             return self.efficiencies[stack]
         return next(iter(self.efficiencies.values()))

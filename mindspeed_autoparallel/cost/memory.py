@@ -21,7 +21,7 @@ from mindspeed_autoparallel.spec import Layout
 
 @dataclass(frozen=True)
 class HighPoint:
-    """A block at work, in bytes."""
+    """What a pass holds while one block runs, in bytes."""
 
     name: str
     """``forward of text_decoder layer 13``."""
@@ -70,9 +70,8 @@ def points_in_time(
 def highest_of_pair(forward: Sequence[HighPoint], backward: Sequence[HighPoint]) -> HighPoint:
     """Return the highest point of a forward beside a backward whose blocks take turns, as in Megatron's combined 1F1B.
 
-    A turn is a layer of each, both at work, its end freeing what the backward's layer had saved. Before them the
-    forward's embedding runs and the backward of the output layer, behind them the output layer and the embedding's
-    backward.
+    In a turn, a layer of each runs; its end frees what the backward's layer had saved. The forward's embedding and the
+    output layer's backward run before the turns, the output layer and the embedding's backward after them.
     """
     f_before, f_layers, f_behind = _around_layers(forward)
     b_before, b_layers, b_behind = _around_layers(backward)
@@ -168,7 +167,7 @@ def rank_peak(
     M2 in a forward: static + saved of everything in flight + of the chunk up to this block + its transient.
     M3 in a backward: static + everything in flight minus the chunk's blocks already done + transient.
     M4 in the optimizer step: static + its transient. Runtime overhead is added to each.
-    M8 in a pair of combined 1F1B: M2 and M3 at once, layer beside layer.
+    In a pair of combined 1F1B, M2 and M3 hold at once, layer beside layer.
     ``traffic``: by chunk; ``rank``: of the pipeline; ``sends``: how an interleaved schedule treats its messages, one of
     ``schedule.SENDS``. M6 and M7 define which messages, data and side inputs are alive when.
     """
@@ -212,7 +211,7 @@ def _high_points(
     saved: Sequence[int],
     messages: Sequence[int],
 ) -> Iterator[tuple[int, HighPoint, int]]:
-    """Yield what other microbatches hold, the highest point, and what is left of messages, of every pass or pair.
+    """Yield, for every pass or pair, the bytes of other microbatches, its highest point, and bytes of old messages.
 
     ``points``: by direction and chunk; ``saved``: by chunk; ``messages``: by action.
     """

@@ -1,7 +1,7 @@
 """Messages that a rank's schedule still refers to, beside microbatches in flight and the running pass (M6).
 
-Lists, receive buffers, variables and message handles of Megatron's ``schedules.py`` decide it, and what model chunks
-were given last. Held against the schedules themselves, pass by pass: ``tests/contract/test_messages_alive.py``.
+Lists, receive buffers, variables and message handles in Megatron's ``schedules.py`` hold them, and model chunks hold
+their last input. ``tests/contract/test_messages_alive.py`` compares the bytes with the schedules' own, pass by pass.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Traffic:
 def left_over(
     actions: Sequence[Action], traffic: Sequence[Traffic], rank: int, num_ranks: int, sends: str
 ) -> list[int]:
-    """Return bytes by action. ``traffic``: by chunk; ``sends``: one of ``schedule.SENDS``."""
+    """Return the bytes of such messages by action. ``traffic``: by chunk; ``sends``: one of ``schedule.SENDS``."""
     if len(traffic) == 1:
         return _one_forward_one_backward(actions, traffic[0])
     return _interleaved(actions, traffic, rank, num_ranks, sends)
@@ -56,8 +56,8 @@ def _one_forward_one_backward(actions: Sequence[Action], passing: Traffic) -> li
             left.append(passing.received_bytes if has_passed_back else 0)
             has_passed_back = True
         else:
-            # The loss or output of the backward before keeps its graph's leaf, the received tensor, whose gradient was
-            # sent back; the gradient it began with is there, too.
+            # The previous backward's loss or output keeps its graph's leaf, the received tensor, with the gradient that
+            # was sent back. The gradient that the backward received is alive, too.
             left.append(2 * passing.received_bytes + passing.sent_bytes if before == "B" else 0)
         before = action.kind
     return left
@@ -82,7 +82,7 @@ def _interleaved(
         if num_warmup <= index < cooldown:
             size += _steady(action, actions[index - 1], follower, traffic, overlapped=overlapped)
         elif flushed and follower is not None and follower.kind == action.kind:
-            # Posted ahead, but by the ranks that lead.
+            # Receives are posted ahead; the rank that starts the direction has none.
             if action.kind == "F" and rank > 0:
                 size += traffic[follower.chunk].received_bytes
             elif action.kind == "B" and rank < num_ranks - 1:
@@ -100,8 +100,8 @@ def _interleaved(
 def _variable(
     forwards: Sequence[Action], traffic: Sequence[Traffic], num_warmup: int, *, overlapped: bool, flushed: bool
 ) -> tuple[int, int] | None:
-    """Return the pass whose received tensor a variable holds to the end of the step, for later ones go through
-    others."""
+    """Return the pass whose received tensor a variable holds to the end of the step; later tensors go
+    through others."""
     if flushed:
         waited_for = [action for action in forwards[1:num_warmup] if traffic[action.chunk].received_bytes]
         return _place(waited_for[-1]) if waited_for else None
@@ -109,9 +109,9 @@ def _variable(
 
 
 class _Received:
-    """Tensors that a rank received and still holds though their backward is over; each has its gradient.
+    """Received tensors that a rank still holds after their backward, each with its gradient.
 
-    A model chunk holds what it was given last, into the next step.
+    A model chunk holds its last input into the next step.
     """
 
     def __init__(self, traffic: Sequence[Traffic], variable: tuple[int, int] | None) -> None:
@@ -119,18 +119,18 @@ class _Received:
         self._variable = variable
         self._newest: dict[int, tuple[int, int] | None] = dict.fromkeys(range(len(traffic)))
         self._done: set[int] = set(self._newest)
-        """Chunks whose newest microbatch is over."""
+        """Chunks whose newest microbatch has run its backward."""
         self._standing = 2 * sum(self._sizes)
         self._last: tuple[int, int] | None = None
         self._passed_back = 0
-        """The gradient that the backward before sent, where it is not part of what stands."""
+        """Bytes of the gradient that the previous backward sent, if ``_standing`` does not count it."""
 
     def left_over(self) -> int:
-        """Return bytes now."""
+        """Return the bytes that are held now."""
         return self._standing + self._passed_back
 
     def forward(self, action: Action) -> None:
-        """Give the chunk another tensor."""
+        """Record that a forward gives the chunk another tensor."""
         chunk, before = action.chunk, self._newest[action.chunk]
         if chunk in self._done and (before is None or before != self._variable):
             self._standing -= 2 * self._sizes[chunk]
@@ -140,7 +140,7 @@ class _Received:
         self._done.discard(chunk)
 
     def backward(self, action: Action) -> None:
-        """End the pass."""
+        """Record that a microbatch's backward has run."""
         self._last = place = _place(action)
         if place == self._newest[action.chunk]:
             self._done.add(action.chunk)
@@ -149,7 +149,7 @@ class _Received:
             self._standing += 2 * self._sizes[action.chunk]
 
     def gradient_left_of(self, sent: Action, before: Action) -> int:
-        """Return what the handle of a sent gradient adds, ``before`` being the pass before now."""
+        """Return the bytes that the handle of the gradient of ``sent`` adds; ``before``: the previous pass."""
         place = _place(sent)
         return 0 if self._stands(place) or place == _place(before) else self._sizes[sent.chunk]
 
@@ -160,10 +160,10 @@ class _Received:
 def _steady(
     action: Action, before: Action, follower: Action | None, traffic: Sequence[Traffic], *, overlapped: bool
 ) -> int:
-    """Return the bytes between warm-up and cool-down, where a forward and a backward make a turn."""
+    """Return the bytes between warm-up and cool-down, where a turn is a forward and a backward."""
     assert follower is not None  # a backward ends the step
     if action.kind == "F":
-        # The gradient of the turn's backward came in the turn before.
+        # The gradient for the turn's backward arrived in the previous turn.
         return traffic[follower.chunk].sent_bytes
     # The output of the turn's forward is freed at the end of the turn.
     size = traffic[before.chunk].sent_bytes

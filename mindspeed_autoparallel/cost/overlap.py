@@ -1,4 +1,4 @@
-"""What communication and transfers hide behind computing where a switch lets them: formulas O1-O4."""
+"""Communication and transfers that hide behind computing if a switch enables it. Formulas O1-O4."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from mindspeed_autoparallel.cost.placed import PlacedBlock
 
 
 def layer_saving_us(ahead: PlacedBlock, behind: PlacedBlock) -> float:
-    """Return what the forward of ``ahead`` and the backward of ``behind`` take less beside each other, where all of it
-    can be counted on."""
+    """Return the time that the forward of ``ahead`` and the backward of ``behind`` save beside each other, if all that
+    can hide does."""
     forward = Pass(
         computing_us=max(0.0, ahead.cost.forward_us - ahead.cost.forward_exchange_us),
         exchange_us=min(ahead.cost.forward_us, ahead.cost.forward_exchange_us),
@@ -23,7 +23,7 @@ def layer_saving_us(ahead: PlacedBlock, behind: PlacedBlock) -> float:
 
 
 def pair_saving_us(ahead: Sequence[PlacedBlock], behind: Sequence[PlacedBlock]) -> float:
-    """Return what the forward of one chunk and the backward of another save.
+    """Return the time that the forward of one chunk and the backward of another save side by side.
 
     The first layer of ``ahead`` runs beside the last of ``behind`` and so on; layers left over, embedding and output
     layer run alone (Megatron's ``TransformerModelChunkSchedulePlan.run``).
@@ -61,7 +61,7 @@ class Pass:
 
 
 def paired_savings_us(forward: Pass, backward: Pass) -> tuple[float, float]:
-    """Return O2, what a forward and a backward of two microbatches, run beside each other, hide of their exchanges.
+    """Return O2, the parts of their exchanges that a forward and a backward of two microbatches hide side by side.
 
     Each direction's exchange hides behind the other's computing, as Megatron's combined 1F1B pairs layers.
     """
@@ -79,19 +79,19 @@ class LayerShape:
     expert_input: int = 0
     """Tokens that the rank's experts get, with their hidden states."""
     expert_hidden: int = 0
-    """What the experts' first product gives, gate and value."""
+    """Output of the experts' first product, gate and value."""
     element_bytes: int = 2
 
 
 ATTENTION = ("core_attn", "attn_proj")
 EXPERTS = ("expert_fc1", "moe_act")
 _LEAST_ELEMENTS = 1024 * 1024
-"""Smaller tensors stay (Megatron's ``min_offloaded_tensor_size``)."""
+"""Smaller tensors stay on the device (Megatron's ``min_offloaded_tensor_size``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Offload:
-    """Of one layer and microbatch, in bytes."""
+    """Bytes of one layer and microbatch."""
 
     moved_bytes: int
     """Over the host link, each way."""
@@ -103,7 +103,7 @@ def offloaded(shape: LayerShape, modules: Sequence[str]) -> Offload:
     """Return O3 for ``modules`` of ``--offload-modules``: what these parts of a layer save.
 
     Core attention saves query, key, value and its output; the projection saves that output again: it is moved twice and
-    freed once, and only where both are chosen. The norms and the projection before attention are left alone: which
+    freed once, and only if both are chosen. The norms and the projection before attention are not modelled: which
     tensors they save depends on whether the two are fused.
     """
     parts = {
@@ -118,10 +118,10 @@ def offloaded(shape: LayerShape, modules: Sequence[str]) -> Offload:
 
 
 def sent_once_share(num_experts_per_token: int, num_destinations: int) -> float:
-    """Return O4, the share of a token's copies that are sent where copies to one destination are sent once.
+    """Return O4, the share of a token's copies that are sent if copies to one destination are sent once.
 
     With routing at random ``n (1 - (1 - 1/n)^k)`` of ``n`` destinations get a token that goes to ``k`` experts.
-    Destinations are nodes where the group spans several, else ranks, as DeepEP forwards tokens inside a node.
+    Destinations are nodes if the group spans several, else ranks, as DeepEP forwards tokens inside a node.
     """
     reached = num_destinations * (1 - (1 - 1 / num_destinations) ** num_experts_per_token)
     return min(1.0, reached / num_experts_per_token)

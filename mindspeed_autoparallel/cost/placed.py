@@ -1,4 +1,4 @@
-"""A block on a stage, the ranks that hold the same state as it, and blocks recomputed in groups (formula M8)."""
+"""A block on a stage, the ranks that hold the same state, and layers recomputed in groups (formula M8)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from mindspeed_autoparallel.spec import Layout
 
 
 def grouped_layer(layer: BlockCost, place: int, size: int) -> BlockCost:
-    """Return ``layer`` as number ``place`` (from 0) of a group of ``size``, its kind ``full`` replaced.
+    """Return ``layer`` as number ``place`` (from 0) of a group of ``size``, with new costs of ``full``.
 
-    What the group hands on stays, the outputs between its layers do not. Its backward computes all of its layers
-    again before the first of them runs backward, so the last layer's transient holds the activations of all.
+    The tensor that the group passes on is kept, those between its layers are not. The group's backward recomputes all
+    of its layers before the first of them runs backward, so the last layer's transient holds the activations of all.
     """
     plain, full = layer.recompute["none"], layer.recompute["full"]
     kept = full.saved_bytes if place == size - 1 else 0
@@ -45,12 +45,12 @@ class PlacedBlock:
 
     @property
     def is_layer(self) -> bool:
-        """Return whether it is a layer, and not what its module has before or behind its layers."""
+        """Return whether it is a layer, and not the part before or after its module's layers."""
         return not self.name.endswith((" pre", " post"))
 
     @property
     def recompute(self) -> RecomputeCost:
-        """Return what the chosen kind keeps and adds."""
+        """Return the costs under the block's recompute kind."""
         return self.cost.recompute[self.kind]
 
 

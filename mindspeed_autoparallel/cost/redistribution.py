@@ -1,7 +1,7 @@
-"""What moves between an encoder and the backbone's first stage when both have layouts of their own. Formulas H1-H3.
+"""What moves between an encoder and the backbone's first stage when both have layouts of their own. Formulas H1-H4.
 
-Samples are taken for equal, so that sizes follow from the layouts alone; on equal samples they are those of the plan
-that training makes (a test compares them).
+Samples are assumed to be equal, so that sizes follow from the layouts alone; for equal samples they match the plan that
+training makes (a test compares them).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class EncoderExchange:
 
     @property
     def num_ranks(self) -> int:
-        """Return how many ranks exchange."""
+        """Return the number of ranks that exchange."""
         return self.encoder_replicas * self.encoder_width * self.encoder.pipeline_size
 
     @property
@@ -44,12 +44,12 @@ class EncoderExchange:
         return self.backbone_replicas == 1
 
     def samples_of_busiest(self, samples_per_dp_replica: int) -> int:
-        """Return H1: what the encoder replica with most work computes of a macro-batch."""
+        """Return H1: the samples of a macro-batch that the busiest encoder replica computes."""
         return -(-self.backbone_replicas * samples_per_dp_replica // self.encoder_replicas)
 
     @property
     def shards(self) -> int:
-        """Return parts of a sequence that first-stage ranks keep: each then gets its own rows only."""
+        """Return the number of parts into which first-stage ranks divide a sequence; each gets only its own rows."""
         tensor = self.backbone.tensor_size if self.backbone.sequence_parallel else 1
         return tensor * self.backbone.context_size
 
@@ -58,7 +58,7 @@ def exchange_of(backbone: Layout, encoder: ModuleLayout, balance: str) -> Encode
     """Return H2: the smallest set of ranks that holds whole replicas of both (``balance`` global: all ranks).
 
     Encoder replicas are runs of g ranks, first stages runs of b; with q = g / gcd(g, b), every q neighbouring backbone
-    replicas are tied together, and all of them where q does not divide their number.
+    replicas are tied together, and all of them if q does not divide their number.
     """
     width = encoder.tensor_size * encoder.context_size
     if encoder.pipeline_size > 1:
@@ -78,9 +78,9 @@ def exchange_of(backbone: Layout, encoder: ModuleLayout, balance: str) -> Encode
 def moved_samples(exchange: EncoderExchange, samples_per_dp_replica: int) -> MovedSamples:
     """Return H3: what a macro-batch of ``samples_per_dp_replica`` samples per replica moves on the busiest rank.
 
-    A first-stage rank lacks what its own encoder replica did not compute, of its shard of the sequence. A gradient goes
-    to every member of the replica that computed the sample, each shard from a rank that keeps it; a member that keeps
-    it itself has it. Exact for few samples that every replica gets alike (``staged_redistribution``).
+    A first-stage rank receives, of its shard of the sequence, what its own encoder replica did not compute. A gradient
+    goes to every member of the replica that computed the sample, each shard from a rank that keeps it, unless the
+    member keeps it itself. Exact for few samples that every replica gets alike (``staged_redistribution``).
     """
     if exchange.nested and exchange.encoder.pipeline_size == 1:
         return _nested(exchange, samples_per_dp_replica)
@@ -110,7 +110,7 @@ def generator_samples(exchange: EncoderExchange, samples_per_dp_replica: int) ->
 
 
 def _nested(exchange: EncoderExchange, samples: int) -> MovedSamples:
-    """Count samples where replica j computes j, j + r, ...; the ``near`` ones, on the first stage, come first."""
+    """Count samples if replica j of r computes j, j + r, ...; the ``near`` replicas, on the first stage, come first."""
     width, stage, shards = exchange.encoder_width, exchange.stage_width, exchange.shards
     every, left = divmod(samples, exchange.encoder_replicas)
     near, covered = max(1, stage // width), min(width, stage)
@@ -125,8 +125,11 @@ def _nested(exchange: EncoderExchange, samples: int) -> MovedSamples:
 
 
 def stage_loads(exchange: EncoderExchange, samples: int) -> list[int]:
-    """Return by stage of the backbone what the busiest encoder replica there computes of a macro-batch of ``samples``
-    per backbone replica; where replicas are tied, the busiest of all. For encoders without a pipeline of their own."""
+    """Return, by stage of the backbone, the samples that the busiest encoder replica there computes of a macro-batch of
+    ``samples`` per backbone replica; if replicas are tied, the busiest of all.
+
+    For encoders without a pipeline of their own.
+    """
     stages = range(exchange.backbone.pipeline_size)
     if not exchange.nested:
         return [exchange.samples_of_busiest(samples) for _ in stages]
@@ -147,7 +150,7 @@ def exchange_link(exchange: EncoderExchange, cluster: Cluster, device: DeviceCos
 
 
 def all_to_all_us(size_bytes: float, link: LinkTier) -> float:
-    """Return H4: one all-to-all-v; ``size_bytes`` is the busiest rank's. Nothing to move: no call."""
+    """Return H4: one all-to-all-v; ``size_bytes`` is the busiest rank's; 0 if there is nothing to move."""
     if size_bytes <= 0:
         return 0.0
     cost = link.of("all_to_all")

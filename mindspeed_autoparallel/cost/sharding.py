@@ -1,7 +1,7 @@
 """ZeRO-2 and ZeRO-3 through Megatron's FSDP: bytes kept, gathered and waiting, and the exposed traffic.
 
-Formulas F1-F5 in docs/cost-model.md, read off megatron.core.distributed.fsdp (0.16 to 0.19). One pipeline stage; a unit
-is a layer; embedding, head and final norm belong to no unit and stay gathered.
+Formulas F1-F5 in docs/cost-model.md, derived from megatron.core.distributed.fsdp (0.16 to 0.19). One pipeline stage; a
+unit is a layer; embedding, head and final norm belong to no unit and stay gathered.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from mindspeed_autoparallel.spec import Layout, Sharding
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """What one block costs a microbatch, in microseconds; compute and link work beside each other."""
+    """Times of one block per microbatch, in microseconds; computing and the link overlap."""
 
     forward_us: float
     backward_us: float
     gather_us: float = 0.0
-    """Of its parameters, before each forward and each backward; 0 where they stay gathered."""
+    """Of its parameters, before each forward and each backward; 0 if they stay gathered."""
     reduce_us: float = 0.0
     """Of its gradients, after each backward."""
 
 
 def sharded_state(blocks: Sequence[PlacedBlock], layout: Layout) -> dict[str, int]:
-    """Return F1: bytes alive during the whole step. A block without unit has its shard and the gathered whole."""
+    """Return F1: bytes alive during the whole step. A block outside all units has its shard and the whole."""
     assert layout.sharding is not None
     terms = {"parameters": 0, "gradients": 0, "optimizer": 0}
     for block in blocks:
@@ -45,18 +45,18 @@ def sharded_state(blocks: Sequence[PlacedBlock], layout: Layout) -> dict[str, in
 
 @dataclass(frozen=True, kw_only=True)
 class Reach:
-    """Which blocks are gathered while each block runs; its own always."""
+    """The range of blocks that are gathered while each block runs, itself included."""
 
     last: tuple[int, ...]
-    """By block, in forward: up to which."""
+    """By block: the last one gathered in its forward."""
     first: tuple[int, ...]
-    """By block, in backward: from which."""
+    """By block: the first one gathered in its backward."""
 
 
 def reach_of(blocks: Sequence[PlacedBlock], sharding: Sharding) -> Reach:
-    """Return F2: as many units ahead (in backward before it) as half a communication unit starts to cover.
+    """Return F2: gathers reach ahead, in backward to blocks before, until they cover half a communication unit.
 
-    Embedding and head lie before all units in Megatron's order: they look ahead in forward only.
+    Embedding and head lie before all units in Megatron's order: their gathers reach ahead in forward only.
     """
     sizes = [_elements(block) if block.is_layer else 0 for block in blocks]
     last, first = list[int](), list[int]()
@@ -87,7 +87,7 @@ def gathered_bytes(blocks: Sequence[PlacedBlock], sharding: Sharding) -> dict[st
 
 
 def waiting_bytes(blocks: Sequence[PlacedBlock], sharding: Sharding) -> list[int]:
-    """Return F3: whole gradients while each block's backward runs: its own, and of blocks after it what is queued.
+    """Return F3: bytes of whole gradients while each block's backward runs: its own, and those queued by later blocks.
 
     A block joins the queue of reductions at its end; older ones are freed only while more than a communication unit of
     elements is queued.
@@ -106,7 +106,7 @@ def waiting_bytes(blocks: Sequence[PlacedBlock], sharding: Sharding) -> list[int
 def units_of(
     blocks: Sequence[PlacedBlock], times_us: Sequence[tuple[float, float]], layout: Layout, link: LinkTier
 ) -> list[Unit]:
-    """Return F4: what each block computes (``times_us``: forward, backward) and moves in every microbatch."""
+    """Return F4: computing and collectives of each block per microbatch; ``times_us``: forward and backward."""
     assert layout.sharding is not None
     units: list[Unit] = []
     for block, (forward_us, backward_us) in zip(blocks, times_us, strict=True):
@@ -139,7 +139,7 @@ def once_us(blocks: Sequence[PlacedBlock], layout: Layout, link: LinkTier) -> fl
 def passes_us(
     blocks: Sequence[PlacedBlock], units: Sequence[Unit], sharding: Sharding, hidden_share: float
 ) -> tuple[float, float]:
-    """Forward and backward of a microbatch between F5 (``hidden_share`` 1) and nothing hidden (0)."""
+    """Return forward and backward of a microbatch, between F5 (``hidden_share`` 1) and nothing hidden (0)."""
     forward_us, backward_us = microbatch_us(units, reach_of(blocks, sharding))
     gathers = sum(unit.gather_us for unit in units)
     shown = 1 - hidden_share
@@ -150,7 +150,7 @@ def passes_us(
 
 
 def microbatch_us(units: Sequence[Unit], reach: Reach) -> tuple[float, float]:
-    """Return F5: forward and backward of one microbatch where two queues run beside each other, computing and the link.
+    """Return F5: forward and backward of one microbatch with two concurrent queues, computing and the link.
 
     A gather is requested when a block begins, and starts once the blocks before it are computed; a reduction starts
     when the block has ended. The link takes one at a time, in that order. The backward ends with its last reduction.
@@ -169,12 +169,12 @@ def microbatch_us(units: Sequence[Unit], reach: Reach) -> tuple[float, float]:
 
 @dataclass
 class _Lanes:
-    """How far computing and the link are, in microseconds."""
+    """Times at which computing and the link become free, in microseconds."""
 
     computed: float = 0.0
     link: float = 0.0
     ready: dict[int, float] = field(default_factory=dict[int, float])
-    """When the parameters of a gathered unit are there."""
+    """Time at which a gathered unit's parameters are complete."""
 
     def run(self, place: int, wanted: Iterable[int], units: Sequence[Unit], time_us: float) -> None:
         """Run the block at ``place`` after the gathers of ``wanted`` are requested; then release its parameters."""

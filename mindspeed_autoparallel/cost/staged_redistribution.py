@@ -1,9 +1,9 @@
 """What moves between the backbone's first stage and an encoder whose replicas are tied to several of the backbone's, or
 that has a pipeline of its own, and between its last stage and a generator: counted, rank by rank.
 
-No closed form covers all layouts. Few items are delivered one by one, as training does it; of many, the senders share
-evenly. Ranks are in Megatron's order:
-tensor fastest, then context, data, pipeline. Formulas H2 and H3 of such encoders.
+No closed form covers all layouts. Few items are delivered one by one, as in training; many are divided evenly among the
+senders. Ranks are in Megatron's order: tensor fastest, then context, data, pipeline. Formulas H2 and H3 of such
+encoders.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from functools import lru_cache
 from mindspeed_autoparallel.spec import Layout, ModuleLayout
 
 MOST_ITEMS = 48
-"""Samples of a macro-batch, all tied replicas together, that are delivered one by one."""
+"""Most samples of a macro-batch, over all tied replicas, that are delivered one by one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MovedSamples:
-    """Of one macro-batch, the busiest rank's share in samples: the larger of what it sends and what it receives."""
+    """Samples of one macro-batch that the busiest rank moves: the larger of those sent and those received."""
 
     inputs: float
     outputs: float
@@ -43,7 +43,7 @@ class _Sizes:
     gives: int
     """Its stage that exchanges rows with the backbone."""
     meets: int
-    """Stage of the backbone that does."""
+    """Stage of the backbone that exchanges rows with the module."""
 
     def dp_replica_of(self, rank: int) -> int:
         """Return the backbone replica of a rank."""
@@ -83,7 +83,7 @@ def counted_samples(
     *,
     generator_stage: int | None = None,
 ) -> MovedSamples:
-    """Return H3 for one macro-batch: every replica gets every so manyth sample.
+    """Return H3 for one macro-batch, whose samples the encoder replicas take in turn.
 
     ``generator_stage``: the module is a generator, and this stage of it exchanges with the backbone's last one.
     """
@@ -95,7 +95,7 @@ def counted_samples(
     tied = everyone if dp_replicas == sizes.num_dp_replicas else _tied(sizes)
     if len(tied[0]) * samples_per_dp_replica > MOST_ITEMS:
         return _moved(sizes, *tied, samples_per_dp_replica, shards)
-    # Of context parallelism alone, a rank has two runs of every sequence.
+    # With context parallelism alone, a rank has two runs of every sequence.
     runs = 2 if backbone.context_size == shards > 1 else 1
     return _followed(sizes, *tied, samples_per_dp_replica, shards, runs)
 
@@ -158,7 +158,7 @@ def _moved(
 def _followed(
     sizes: _Sizes, dp_replicas: tuple[int, ...], replicas: tuple[int, ...], samples: int, shards: int, runs: int
 ) -> MovedSamples:
-    """Count as ``_moved`` does, every piece from the rank that sent fewest before it."""
+    """Count as ``_moved`` does; every piece comes from the holder that has sent fewest."""
     inputs, outputs, gradients = _Traffic(), _Traffic(), _Traffic()
     homes = [dp_replica for dp_replica in dp_replicas for _ in range(samples)]
     owners = [replicas[number % len(replicas)] for number in range(len(homes))]
@@ -181,14 +181,14 @@ class _Traffic:
         self._received: dict[int, float] = defaultdict(float)
 
     def deliver(self, targets: list[int], sources: range | list[int], samples: float) -> None:
-        """Send ``samples`` to every target, the sources in turns."""
+        """Send ``samples`` to every target; the sources share the work evenly."""
         for rank in targets:
             self._received[rank] += samples
         for rank in sources if targets else ():
             self._sent[rank] += samples * len(targets) / len(sources)
 
     def follow(self, targets: Sequence[range], holders: Sequence[Sequence[int]], samples: float, times: int) -> None:
-        """Send ``samples`` of every item so many ``times`` to each of its targets, in the order of training."""
+        """Send ``samples`` of every item ``times`` times to each of its targets, in the order of training."""
         turns: dict[int, int] = defaultdict(int)
         for target, item in sorted((target, item) for item, ranks in enumerate(targets) for target in ranks):
             if target in holders[item]:

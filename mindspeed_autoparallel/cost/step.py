@@ -1,4 +1,4 @@
-"""What a step takes beside the pipeline: gradient reduction, optimizer, tied embeddings. Formulas S1-S3."""
+"""Step time beside the pipeline: gradient reduction, optimizer, tied embeddings. Formulas S1-S3."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from mindspeed_autoparallel.spec import Cluster, Layout, Model
 
 @dataclass(frozen=True, kw_only=True)
 class PostPipelineTime:
-    """What one pipeline rank does after its last backward, in microseconds."""
+    """Times of one pipeline rank after its last backward, in microseconds."""
 
     reduce_us: float
-    """Of gradients; all collectives where their model does not separate them."""
+    """Of gradients; of all collectives if their model does not separate them."""
     gather_us: float = 0.0
     """Of trained parameters."""
     optimizer_us: float
@@ -31,18 +31,18 @@ class PostPipelineTime:
 
     @property
     def total_us(self) -> float:
-        """Return all, one after the other."""
+        """Return the sum of all parts."""
         return self.data_parallel_us + self.optimizer_us
 
 
 def post_pipeline_time(
     blocks: Sequence[PlacedBlock], layout: Layout, cluster: Cluster, device: DeviceCost
 ) -> PostPipelineTime:
-    """Return S1 gradient reduction and S2 optimizer step of a rank that holds ``blocks``, nothing of it overlapped.
+    """Return S1 gradient reduction and S2 optimizer step of a rank that holds ``blocks``, without S4 and S5.
 
     With the distributed optimizer: reduce-scatter of gradients and all-gather of trained parameters over DP x CP
-    (expert state over its own group); without: one all-reduce. Over the network of nodes: what shows of both. With
-    sharded gradients they are reduced in every microbatch instead (``sharding``).
+    (expert state over its own group); without: one all-reduce. With a model of the nodes' network: the exposed
+    part of both. Sharded gradients are reduced in every microbatch instead (``sharding``).
     """
     replicas = layout.data_size * layout.context_size
     link = data_parallel_link(layout, cluster, device)
@@ -81,7 +81,7 @@ def _trained_bytes(blocks: Sequence[PlacedBlock]) -> int:
 
 
 def _exchange_us(blocks: Sequence[PlacedBlock], layout: Layout, exchange: GradientExchange) -> float:
-    """Return S1 over the network of nodes: what shows of reducing gradients and gathering trained parameters.
+    """Return S1 over the nodes' network: the exposed time of reducing gradients and gathering trained parameters.
 
     Ranks of the dense group are ``tensor_size`` apart, those of the experts' group EP x ETP.
     """
@@ -102,7 +102,7 @@ def _exchange_us(blocks: Sequence[PlacedBlock], layout: Layout, exchange: Gradie
 
 
 def embedding_us(model: Model, measurement: Measurement, layout: Layout, cluster: Cluster, device: DeviceCost) -> float:
-    """Return S3: all-reduce of the tied embedding's gradient between its two copies; 0 where there is one copy."""
+    """Return S3: all-reduce of the tied embedding's gradient between its two copies; 0 if there is one copy."""
     pre = measurement.modules[model.modules[-1].name].pre
     if not model.tied_embeddings or layout.pipeline_size == 1 or pre is None:
         return 0.0

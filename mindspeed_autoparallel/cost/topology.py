@@ -10,7 +10,7 @@ def data_parallel_link(layout: Layout, cluster: Cluster, device: DeviceCost) -> 
     """Return the slowest link inside a data x context group: its ranks are ``tensor_size`` apart within one pipeline
     stage."""
     span = layout.tensor_size * layout.context_size * layout.data_size
-    # Consecutive blocks of so many ranks never straddle a node where they divide it.
+    # Consecutive blocks of ``span`` ranks never straddle nodes if ``span`` divides a node.
     return device.inter if cluster.devices_per_node % span else device.intra
 
 
@@ -27,5 +27,5 @@ def boundary_link(layout: Layout, cluster: Cluster, device: DeviceCost, boundary
 
 
 def embedding_link(layout: Layout, cluster: Cluster, device: DeviceCost) -> LinkTier:
-    """Return the ranks of a pipeline, first to last."""
+    """Return the link between the first and the last rank of a pipeline."""
     return device.intra if cluster.num_nodes == 1 or layout.pipeline_size == 1 else device.inter

@@ -23,7 +23,7 @@ def leads_to(function: Any, ours: Any) -> bool:
         if id(item) not in seen:
             seen.add(id(item))
             waiting += _callables_in(item)
-            # A name may lead to a wrapper of ours around a wrapper of ours; other functions' names are not searched.
+            # Of the globals that a function names, follow only our own wrappers: one may wrap another.
             waiting += [named for named in _names_referred_to(item) if type(named) is type(ours)]
     return False
 

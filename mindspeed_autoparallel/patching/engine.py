@@ -1,7 +1,7 @@
 """Installs patches the moment their modules are imported, keeps the list, and undoes it.
 
-Post-import hooks see a module before anyone can copy a name out of it with ``from x import f``, so no sweep over
-``sys.modules`` is needed; that is why this package must be imported before Megatron.
+Post-import hooks run before any other module can copy a name with ``from x import f``. That is why this package must
+be imported before Megatron; of functions imported earlier, only copies that modules hold by name are replaced.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Engine:
     def install(self, patches: Sequence[Patch]) -> None:
         """Install each patch when its module is imported; at once if the module is imported already.
 
-        A patch with flags passes calls on until ``enable`` names one of them: which flags are true is known when the
-        host has parsed its arguments, and by then other modules have copied the names that are to be patched.
+        A patch with flags passes calls on until ``enable`` names one of them: by the time the host has parsed its
+        flags, other modules have copied the names to patch.
         """
         for patch in patches:
             entry = InstalledPatch(patch)
@@ -96,7 +96,7 @@ class Engine:
                     entry.state, entry.active = PatchState.INSTALLED, True
 
     def require(self, flag: str) -> None:
-        """Raise ``PatchError`` naming the first patch ``flag`` needs that could not be installed, or came too late."""
+        """Raise ``PatchError`` if Megatron was imported first or a patch that ``flag`` needs could not be installed."""
         if self.late_modules:
             raise PatchError(
                 f"{flag} needs mindspeed_autoparallel to be imported before megatron, but {min(self.late_modules)} was "
@@ -109,9 +109,9 @@ class Engine:
     def verify(self, flag: str) -> list[str]:
         """Raise ``PatchError`` naming the first function ``flag`` needs whose wrapper would not be called, and why.
 
-        Other plugins may replace the functions that were patched. Where a host has its own of a function
-        (``Patch.instead_of``), that one counts. Returns a line for each function that ``flag`` only watches, unless a
-        MindSpeed feature replaced it: those change the schedule.
+        Other plugins may replace patched functions. If a host has its own version of a function (``Patch.instead_of``),
+        that version is checked. Returns a line for each replaced function that ``flag`` only watches; a replacement
+        by a MindSpeed feature raises, because it changes the schedule.
         """
         unwatched = []
         needed = [entry for entry in self.patches if flag in entry.patch.flags and entry.state is PatchState.INSTALLED]
@@ -138,7 +138,7 @@ class Engine:
         return unwatched
 
     def undo_all(self) -> None:
-        """Restore every original; a patch under another plugin's wrapper goes inert instead."""
+        """Restore every original; a patch under another plugin's wrapper becomes inert instead."""
         with self._lock:
             for entry in reversed(self.patches):
                 self._undo(entry)

@@ -18,7 +18,7 @@ Callback = Callable[[ModuleType], None]
 
 
 class _BeforeImport:
-    """Find nothing; a lookup of one of ``packages`` is the signal."""
+    """A finder that finds nothing: a lookup of one of ``packages`` triggers ``prepare``."""
 
     def __init__(self, packages: frozenset[str], prepare: Callable[[], None]) -> None:
         self.packages = packages
@@ -60,12 +60,12 @@ class _Registry:
             return True
 
     def end_finding(self, name: str) -> None:
-        """Forget that this thread looks for ``name``."""
+        """Record that this thread's lookup of ``name`` has ended."""
         with self._lock:
             self._finding.discard((threading.get_ident(), name))
 
     def begin_execution(self, name: str) -> None:
-        """Let callbacks for ``name`` wait."""
+        """Defer callbacks for ``name`` until it has been executed."""
         with self._lock:
             self._executing.add(name)
 
@@ -85,7 +85,7 @@ class _AfterImport:
         if not _REGISTRY.begin_finding(fullname):
             return None
         try:
-            # The import system calls all finders once more, this one included, and handles old ones.
+            # find_spec calls all finders again, this one included, and supports legacy finders.
             spec = importlib.util.find_spec(fullname)
         except ValueError:
             # A module put into sys.modules by hand has no spec.
@@ -136,7 +136,8 @@ def call_before_import(packages: Iterable[str], prepare: Callable[[], None]) -> 
 
 
 def call_after_import(module_name: str, callback: Callback) -> None:
-    """Call ``callback(module)`` when ``module_name`` has been executed and before anyone can copy names out of it.
+    """Call ``callback(module)`` when ``module_name`` has been executed and before other modules can copy
+    names out of it.
 
     If it has been executed already, call it at once.
     """

@@ -13,9 +13,9 @@ _ASCEND_STATISTICS = 64
 _DELTA_CHUNK = 64
 """Tokens of a chunk of the delta rule (``fla.ops``)."""
 _KEPT_WIDTHS = {"fused": 3, "gelu": 4, "gelu_tanh": 7}
-"""Tensors as wide as a gated MLP that its backward reads: both halves of the first product and what the second reads;
-the function's output where a product of its own gates it; and of a tanh written out, half of its input, the tanh, and
-one more than the tanh."""
+"""Tensors as wide as a gated MLP that its backward reads. ``fused``: both halves of the first product, and what the
+second product reads. ``gelu``, gated by a separate kernel: also the function's output. ``gelu_tanh``, in elementary
+kernels: also half of the input, the tanh, and one plus the tanh."""
 
 
 def _kind(work: Workload, kind: LayerKind | None) -> LayerKind:
@@ -32,7 +32,7 @@ def layer_activation_bytes(work: Workload, kind: LayerKind | None = None, recomp
     recomputed = work.recompute == "full" if recomputed is None else recomputed
     state = work.tokens * work.model.hidden * work.element_bytes
     if recomputed:
-        # Of a group of layers only the first one's input is kept.
+        # A group of layers keeps only the input of its first one.
         return state / work.hidden_split / max(1, _group(work))
     if work.stack != "megatron-core" and kind == _PLAIN:
         return state / 2 * (10 / work.hidden_split + 24 / work.tensor_size) + _attention_matrix_bytes(work)
@@ -50,7 +50,7 @@ def layer_activation_bytes(work: Workload, kind: LayerKind | None = None, recomp
     if kind.mlp != "none":
         saved += _mlp_bytes(work, kind, modules)
     if work.model.residual_blocks:
-        # What is mixed, in fp32, and the same normalized: both are operands of products.
+        # The mixed states in fp32, as they are and normalized: both are operands of products.
         mixed = work.model.residual_blocks * work.tokens * work.model.hidden * 8
         saved += mixed * ((kind.mixer != "none") + (kind.mlp != "none")) / work.hidden_split
     # Norms after blocks keep what they normalize.
@@ -93,7 +93,7 @@ def _mixer_bytes(work: Workload, kind: LayerKind, modules: tuple[str, ...]) -> f
     if work.on_ascend:
         norm += _rotary_tables_bytes(work)
     if not model.latent:
-        # A gate keeps its sigmoid's input, and the output as it was.
+        # A gate keeps its sigmoid's input, and attention's ungated output.
         saved = (
             work.tokens
             * ((1 + 2 * model.attention_gate) * model.query_size + 2 * work.attended_kv_size)
@@ -117,12 +117,12 @@ def _mixer_bytes(work: Workload, kind: LayerKind, modules: tuple[str, ...]) -> f
 
 def _output_bytes(work: Workload) -> float:
     """Return bytes per element of attention's output: its own backward and the projection read it, which is one tensor
-    as long as both read the training precision."""
+    if both read the training precision."""
     return work.element_bytes + (work.operand_bytes if work.recipe else 0.0)
 
 
 def _rotary_tables_bytes(work: Workload) -> float:
-    """Return the cosines and sines for queries and for keys, which each layer makes anew and keeps."""
+    """Return the bytes of cosines and sines for queries and keys, which each layer computes and keeps."""
     model = work.model
     if not model.modern:
         return 0.0
@@ -144,12 +144,12 @@ def _mlp_bytes(work: Workload, kind: LayerKind, modules: tuple[str, ...]) -> flo
     shared *= 0.0 if {"shared_experts", "moe"} & set(modules) else work.tokens * model.shared_ffn
     if "moe" in modules:
         return shared / tensor
-    # Of each routed row: the experts' input and what is between their matrices; the router's weights join there, so the
-    # output is not kept (megatron-core from 0.12).
+    # Of each routed row: the experts' input and the tensors between their matrices; the router's weights are applied
+    # there, so the output is not kept (megatron-core from 0.12).
     clamped = 2 * (model.expert_clamp and not work.fused_activation)
     between = (products - 1 + clamped) * size + ("moe_act" not in modules) * work.operand_bytes
     kept = model.expert_width * work.operand_bytes + between * model.expert_ffn / work.expert_tensor_size
-    # In a latent space: what is normalized behind the experts, and what the second projection reads.
+    # In a latent space: the input of the norm behind the experts, and that of the second projection.
     latent = work.tokens * model.expert_hidden * (size + work.operand_bytes)
     # Gathered dispatch keeps all ranks' tokens, before and after the experts.
     gathered = (
@@ -161,7 +161,7 @@ def _mlp_bytes(work: Workload, kind: LayerKind, modules: tuple[str, ...]) -> flo
 
 
 def _saved_by_mindspeed(work: Workload, kind: LayerKind, state: float) -> float:
-    """Return what MindSpeed's recompute of activation functions and norms does not keep, as a mean over a stage's
+    """Return the bytes that MindSpeed's recompute of activation functions and norms frees, as a mean over a stage's
     layers."""
     detail, model = work.recompute_detail, work.model
     if work.recompute == "full" or (detail.activation_layers is None and detail.norm_layers is None):
@@ -179,7 +179,7 @@ def _saved_by_mindspeed(work: Workload, kind: LayerKind, state: float) -> float:
 
 
 def _attention_matrix_bytes(work: Workload) -> float:
-    """Return the softmax, the dropout mask and their product, if attention is neither fused nor recomputed."""
+    """Return the bytes of softmax, dropout mask and their product, if attention is neither fused nor recomputed."""
     if work.fused_attention or work.recompute != "none":
         return 0.0
     kept = 2 * work.element_bytes + 1 if work.dropout else work.element_bytes
@@ -196,7 +196,7 @@ def kept_share(work: Workload, num_layers: int) -> float:
 
 
 def encoder_activation_bytes(work: Workload) -> float:
-    """Return what one layer of the encoder saves per microbatch; 0 if it is frozen."""
+    """Return the bytes that one layer of the encoder saves per microbatch; 0 if it is frozen."""
     encoder = work.model.encoder
     if encoder is None or encoder.frozen:
         return 0.0
@@ -212,8 +212,8 @@ def encoder_activation_bytes(work: Workload) -> float:
 
 
 def backward_transient_bytes(work: Workload, kind: LayerKind | None = None) -> float:
-    """Return the largest weight gradient before it joins the fp32 buffer, and the widest gradients of one layer of
-    ``kind`` (the most frequent)."""
+    """Return the bytes of the largest weight gradient before it joins the fp32 buffer, and of the widest gradients of
+    one layer of ``kind`` (the most frequent)."""
     model, size = work.model, work.element_bytes
     products = 2 if model.gated else 1
     width = model.ffn / work.tensor_size
@@ -232,7 +232,7 @@ def backward_transient_bytes(work: Workload, kind: LayerKind | None = None) -> f
         again = layer_activation_bytes(work, kind, recomputed=False) * _group(work) if partly else 0
         transient = max(transient, again + gradients)
     if kind.mlp == "experts" and work.gathered_experts:
-        # Gathered tokens, what goes back to them, and both gradients.
+        # Gathered tokens, the results returned to them, and the gradients of both.
         transient += 4 * work.tokens / work.hidden_split * work.expert_size * model.expert_width * size
     if model.sparse and not model.sparse.fused:
         transient += _masked_scores_bytes(work)
@@ -248,8 +248,8 @@ in fp32 (8), the policy's exponentials (4), and of the reference its exponential
 
 
 def _masked_scores_bytes(work: Workload) -> float:
-    """Return the scores of all pairs of tokens, per head of attention and of the indexer, where no kernel picks the
-    chosen ones.
+    """Return the bytes of the scores of all pairs of tokens, per head of attention and of the indexer, if no kernel
+    reads only the chosen ones.
 
     Twelve bytes per attention head (scores and their softmax in fp32, probabilities and their gradient) and six per
     head of the indexer.
@@ -260,7 +260,7 @@ def _masked_scores_bytes(work: Workload) -> float:
 
 
 def head_bytes(work: Workload) -> float:
-    """Return the logits in the training precision, and the head's weight gradient; an fp32 copy without the fused loss.
+    """Return the bytes of logits, the head's weight gradient and, without the fused loss, an fp32 copy of the logits.
 
     That copy becomes softmax and gradient in place, and is cast back once it is the gradient; the software of 2021
     wrote the exponentials to a second one. Preference training has logits of its own, see ``_PREFERENCE_BYTES``.

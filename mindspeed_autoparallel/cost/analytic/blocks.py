@@ -16,10 +16,10 @@ from mindspeed_autoparallel.cost.device import Device, Efficiency
 _SIZE = 2
 """Bytes of an element in the training precision."""
 _LAYER_KERNELS = 25
-"""Kernels that a device's launch time stands for: those of a layer of attention and a dense MLP."""
+"""Number of kernels that ``Efficiency.launch_us`` covers: a layer of attention and a dense MLP."""
 _NORM_COPY, _WEIGHTED_NORM = 4, 8
 """Bytes per element that a norm in fp32 saves: its input, and with a weight what it multiplies (torch's ``rms_norm``
-where no kernel fuses it, as up to 2.8)."""
+if no kernel fuses it, as up to 2.8)."""
 
 
 class Product(NamedTuple):
@@ -58,18 +58,18 @@ class Block:
 
     @property
     def parameters(self) -> int:
-        """Return elements of all parameters."""
+        """Return the number of parameters."""
         held = sum(one.inputs * one.outputs + one.bias * one.outputs for one in self.products)
         return held + self.weights
 
     @property
     def operations(self) -> float:
-        """Return operations of products and of attention, forward."""
+        """Return the floating-point operations of products and attention, forward."""
         products = sum(2.0 * one.rows * one.inputs * one.outputs for one in self.products)
         return products + sum(4.0 * one.queries * one.keys * one.width for one in self.scores)
 
     def times(self, device: Device, efficiency: Efficiency, samples: int) -> Times:
-        """Return forward, input gradient and weight gradient of ``samples`` in microseconds."""
+        """Return the times of forward, input gradient and weight gradient of ``samples``."""
         parts = NOTHING
         for one in self.products:
             parts = parts.plus(linear_us(device, efficiency, samples * one.rows, one.inputs, one.outputs))
@@ -98,10 +98,10 @@ def joined(blocks: Iterable[Block]) -> Block:
 
 
 def mlp_block(rows: int, *widths: int, kept: int = 2) -> Block:
-    """Return linear layers of ``widths``, activation functions between them, without the input that is saved.
+    """Return linear layers of ``widths``, activation functions between them; ``saved_bytes`` excludes the input.
 
-    ``kept``: tensors that a function keeps with its result, which the next layer reads: 1 of ReLU, whose gradient
-    follows from its result.
+    ``kept``: tensors saved per activation function, its result included, which the next layer reads: 1 for ReLU, whose
+    gradient follows from its result.
     """
     products = tuple(Product(rows, one, other) for one, other in itertools.pairwise(widths))
     between = rows * sum(widths[1:-1])
@@ -118,9 +118,8 @@ def encoder_block(rows: int, widths: tuple[int, int], heads: int, ffn: int, memo
     """Return a layer of Fun-ASR's SAN-M encoder, and with ``memory`` 0 of its adaptor: norms with bias, attention over
     all positions, a convolution of ``memory`` positions per channel on the values, an MLP with ReLU.
 
-    ``widths``: of what comes in, and of what goes out.
-    Read in funasr's ``MultiHeadedAttentionSANM`` and ``PositionwiseFeedForward`` (1.4), and transformers'
-    ``FunAsrNanoEncoderLayer``.
+    ``widths``: of the input and of the output. Source: funasr's ``MultiHeadedAttentionSANM`` and
+    ``PositionwiseFeedForward`` (1.4), and transformers' ``FunAsrNanoEncoderLayer``.
     """
     inputs, width = widths
     projections = (Product(rows, inputs, 3 * width), Product(rows, width, width))

@@ -11,7 +11,7 @@ _LARGEST = 10**12
 
 
 def integer(section: Mapping[str, object], key: str, default: int | None, where: str, minimum: int = 1) -> int:
-    """Return a whole number of at least ``minimum``; ``default`` ``None``: it must be there."""
+    """Return a whole number of at least ``minimum``; with ``default`` ``None`` the key is required."""
     value = section.get(key)
     if value is None:
         if default is None:

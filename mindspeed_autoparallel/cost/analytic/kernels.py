@@ -10,8 +10,8 @@ from mindspeed_autoparallel.cost.device import Device, Efficiency
 
 _TILE = 128
 _LAST_WAVE = 0.3
-"""How much of a wave of tiles a product wastes at its end. Libraries choose tile shapes and split products, so that
-less is lost than where every product has to fill whole waves; decision 0026 compares the two."""
+"""Share of a wave of tiles that a product wastes at its end. Libraries choose tile shapes and split products, so that
+they lose less than whole waves would; decision 0026 compares the two."""
 _READ = 2
 """Bytes of an element before it is quantized."""
 
@@ -28,12 +28,12 @@ class Times(NamedTuple):
         return Times(*(a + b for a, b in zip(self, other, strict=True)))
 
     def times(self, factor: float) -> Times:
-        """Return ``factor`` of all."""
+        """Return all times multiplied by ``factor``."""
         return Times(*(factor * value for value in self))
 
     @property
     def backward_us(self) -> float:
-        """Return both gradients."""
+        """Return the time of both gradients."""
         return self.input_gradient_us + self.weight_gradient_us
 
 
@@ -41,7 +41,7 @@ NOTHING = Times(0.0, 0.0, 0.0)
 
 
 def narrow_peak_tflops(device: Device, recipe: Recipe) -> float | None:
-    """Return the peak of products of ``recipe`` on ``device``; nothing without a recipe, or where it has none."""
+    """Return the peak of products of ``recipe`` on ``device``; ``None`` without a recipe or such products."""
     if not recipe:
         return None
     return device.peak_fp4_tflops if recipe == "nvfp4" else device.peak_fp8_tflops
@@ -100,8 +100,8 @@ def linear_us(
     """Return the time of a linear layer: one product forward, two backward.
 
     ``copies``: experts whose products run as one grouped kernel, ``tokens`` each, at ``fraction`` of a single
-    product's speed. With a recipe, inputs and gradients
-    are quantized once each; weights, whose copies are kept over a step, are not counted.
+    product's speed. With a recipe, inputs and gradients are quantized once each; weights, whose copies are kept over a
+    step, are not counted.
     """
     times = Times(
         product_us(device, efficiency, tokens, outputs, inputs, copies, recipe),

@@ -23,15 +23,15 @@ _DEPTH_BYTES = 40
 read, 2 written), cast (2, 4), squared and summed (4, 4, 4), scaled twice and summed (4, 4, 4), weighed (4) and 2 for
 the result of one; no kernel joins them."""
 _NORM_PASSES = 4
-"""Of these, the two norms': each reads and writes once."""
+"""Those of ``_PASSES`` that the two norms make: each reads and writes once."""
 _UNFUSED_GRADIENT_BYTES = 10
-"""Per parameter and microbatch where products do not add weight gradients themselves: a gradient in two bytes is read,
-the buffer's four are read and written."""
+"""Bytes per parameter and microbatch if products do not accumulate weight gradients: a two-byte gradient is read, the
+buffer's four bytes are read and written."""
 _SUM_BYTES = 4
-"""Of a token's sum of squares, in fp32."""
+"""Bytes of a token's sum of squares, in fp32."""
 _FUSED_LOSS_PASSES = (3, 2)
-"""Passes over the logits of Transformer Engine's loss: it reads them for the largest, reads them again and writes the
-gradient in their place; the backward multiplies that (``cross_entropy.py`` at v2.9)."""
+"""Passes over the logits of Transformer Engine's loss: it reads them for their maximum, reads them again and writes
+the gradient in their place; the backward scales the gradient (``cross_entropy.py`` at v2.9)."""
 _ADAPTER_LAUNCHES = 0.5
 _PLAIN = LayerKind("attention", "dense")
 
@@ -55,12 +55,12 @@ def correction_key(work: Workload) -> tuple[float, float, float, float]:
 
 
 def correction(efficiency: Efficiency, key: tuple[float, ...]) -> float:
-    """Return the factor learnt from measured layers of just this shape; 1 for every other."""
+    """Return the factor fitted to measured layers of exactly this shape; 1 for every other."""
     return math.exp(efficiency.correction_of(key) or 0.0)
 
 
 def is_calibrated(efficiency: Efficiency, key: tuple[float, ...]) -> bool:
-    """Return whether a layer of this shape was measured; true as well where a device has no corrections at all."""
+    """Return whether a layer of this shape was measured; true also if a device has no corrections at all."""
     return not efficiency.corrections or efficiency.correction_of(key) is not None
 
 
@@ -87,7 +87,7 @@ def _join(host_us: float, device_us: float, norm: float) -> float:
 def _shown_us(work: Workload, efficiency: Efficiency, collectives_us: float, products_us: float) -> float:
     """Return the exposed time of tensor-parallel collectives that are pipelined with products.
 
-    Of two that overlap the longer remains, and of the shorter the first and last piece.
+    Of two that overlap, the longer remains, and the first and last piece of the shorter.
     """
     exposed = tensor_exposed(work, efficiency)
     if not work.tensor_overlap:
@@ -96,10 +96,10 @@ def _shown_us(work: Workload, efficiency: Efficiency, collectives_us: float, pro
 
 
 def _tensor_us(work: Workload, fabric: Fabric, kind: LayerKind) -> tuple[float, float]:
-    """Return the collectives of tensor parallelism in one forward pass of a layer: those that products can hide, and
+    """Return the time of tensor parallelism's collectives in a layer's forward pass: those that products can hide, and
     the experts' own.
 
-    A backward pass waits for as much.
+    A backward pass waits for the same time.
     """
     model = work.model
     time = own = 0.0
@@ -124,11 +124,11 @@ def _tensor_us(work: Workload, fabric: Fabric, kind: LayerKind) -> tuple[float, 
 
 
 def _grid_us(work: Workload, fabric: Fabric, kind: LayerKind) -> tuple[float, float]:
-    """Return a layer's collectives on a grid of x by y tensor ranks, as MindSpeed's ``Linear2DSplitAlongFirstDim`` has
-    them: those of products, and the norms' own.
+    """Return the time of a layer's collectives on a grid of x by y tensor ranks, as in MindSpeed's
+    ``Linear2DSplitAlongFirstDim``: those of products, and the norms' own.
 
-    A product's input is gathered along one side, its output reduced and scattered along the other. Into a block and
-    out of it go rows gathered over x, 1 / y of the hidden state wide; between its two products the sides change.
+    A product's input is gathered along one side, its output reduced and scattered along the other. A block's
+    input and output are rows gathered over x, 1 / y of the hidden state wide; between its products the sides swap.
     """
     assert work.tensor_grid is not None
     (x, y), model = work.tensor_grid, work.model
@@ -147,10 +147,10 @@ def _grid_us(work: Workload, fabric: Fabric, kind: LayerKind) -> tuple[float, fl
 
 
 def _gathered_again_us(work: Workload, fabric: Fabric) -> float:
-    """Return what a backward pass gathers beyond a forward pass: the inputs of both column-parallel products, kept in
-    shares.
+    """Return the time of what a backward pass gathers beyond a forward pass: the inputs of both column-parallel
+    products, kept in shares.
 
-    Current software hides it behind the products for the input's gradient.
+    Current software hides it behind the products of the input's gradient.
     """
     if not work.sequence_parallel or work.stack == "megatron-core":
         return 0.0
@@ -160,7 +160,7 @@ def _gathered_again_us(work: Workload, fabric: Fabric) -> float:
 def _weight_gradients_us(
     work: Workload, device: Device, efficiency: Efficiency, kind: LayerKind, weight_gradient_us: float
 ) -> float:
-    """Return the time of weight gradients with what adds them to the buffer; of frozen matrices only those of the
+    """Return the time to compute weight gradients and add them to the buffer; for frozen matrices, those of the
     adapters."""
     if work.adapters:
         # Two thin products per adapted matrix, bound by reading the tokens.

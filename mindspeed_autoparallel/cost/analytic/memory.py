@@ -48,8 +48,8 @@ def _largest_tensor(work: Workload, stage: int) -> float:
 def update_bytes(work: Workload, stage: int, optimizer_bytes: float) -> float:
     """Return the transient bytes of a stage's update: an fp32 copy of the largest tensor, and gradients in fp32.
 
-    Gradients in two bytes meet the optimizer in fp32: a shard at a time that a precision-aware one does without.
-    ``optimizer_bytes``: of a rank's state.
+    Two-byte gradients of a rank's shard are cast to fp32, unless the optimizer is precision-aware and they are bf16.
+    ``optimizer_bytes``: those of a rank's state.
     """
     each = work.master_bytes + work.moment_bytes - 2.0 * work.shared_master_weights
     cast = work.half_precision or (work.reduced_in_two_bytes and each == 12)

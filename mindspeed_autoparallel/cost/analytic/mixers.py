@@ -45,7 +45,7 @@ class Mixing:
     projections: Times = NOTHING
     core: Times = NOTHING
     up_us: float = 0.0
-    """Latent attention's up-projections forward, which may run again."""
+    """Latent attention's up-projections forward, which selective recompute may repeat."""
     exposed: tuple[float, float] = (0.0, 0.0)
     """Exposed time of context parallelism's messages, forward and backward."""
     launches: float = 0.0
@@ -94,7 +94,7 @@ def _attention(work: Workload, device: Device, efficiency: Efficiency, fabric: F
 
 
 def _latent_projections(work: Workload, device: Device, efficiency: Efficiency) -> tuple[Times, float]:
-    """Return the down- and up-projections of queries and keys, and the output; the up-projections' forward apart."""
+    """Return the down- and up-projections of queries and keys, and the output; and the up-projections' forward."""
     model, tokens = work.model, work.tokens
     latent = model.latent
     assert latent is not None
@@ -151,7 +151,7 @@ def _indexer(work: Workload, device: Device, efficiency: Efficiency) -> Times:
     into = linear_us(device, efficiency, work.tokens, source, width)
     scores = 0.5 * attention_operations(model.attention_reach, work.tokens, width, model.causal)
     scored = scores / (device.peak_tflops * 1e6 * efficiency.attention_fraction)
-    # The best are chosen from a matrix of fp32 scores, read and written.
+    # Selecting the best tokens reads and writes a matrix of fp32 scores.
     chosen = memory_pass_us(device, efficiency, 8 * work.tokens * model.attention_reach)
     return into.plus(Times(scored + chosen, 0.0))
 
@@ -173,7 +173,7 @@ def _context(
     exposed = [0.0, 0.0]
     if work.ulysses_size > 1:
         moving = fabric.exchange_us(exchanged, work.ulysses_size, work.tensor_size)
-        # Before and after it, heads and tokens change places in memory.
+        # Before and after it, heads and tokens are transposed in memory.
         turning = memory_pass_us(device, efficiency, 2 * exchanged)
         exposed = [moving + turning, moving + turning]
     if work.context_kind == "allgather":
@@ -204,7 +204,7 @@ def _mamba(work: Workload, device: Device, efficiency: Efficiency) -> Mixing:
         device, efficiency, tokens, hidden, 2 * inner + states + space.heads / work.tensor_size, recipe=work.recipe
     )
     out = linear_us(device, efficiency, tokens, inner, hidden, recipe=work.recipe)
-    # Within chunks as masked attention, between them states are carried: per token and head.
+    # Within chunks, masked attention; between chunks, states are carried: per token and head.
     per_token = 2 * (inner * _SCAN_CHUNK + states * _SCAN_CHUNK / 2) / 2 + 4 * inner * space.state_size
     scan = 2 * tokens * per_token / (device.peak_tflops * 1e6 * efficiency.attention_fraction)
     widths = inner, inner * space.state_size / _SCAN_CHUNK, states, groups * _SCAN_CHUNK

@@ -16,11 +16,10 @@ _BIAS_PASSES = (14, 20)
 """Passes over an expert's output, in 2-byte elements, to add its bias (times the router's weight) to it and cast back,
 forward and backward: counted in ``TEGroupedMLP._apply_bias``, which multiplies, adds and concatenates in fp32."""
 _CLAMP_PASSES = (4, 5)
-"""Passes over both halves of the gated activation's input to clamp and join them again, forward and backward, where no
+"""Passes over both halves of the gated activation's input to clamp and join them again, forward and backward, if no
 fused kernel does both."""
 _ACTIVATION_PASSES = {"fused": 3, "gelu": 5, "gelu_tanh": 21}
-"""Tensors as wide as a gated MLP that its activation function reads and writes; nine kernels where a tanh is written
-out."""
+"""Tensors as wide as a gated MLP that its activation function reads and writes; ``gelu_tanh`` takes nine kernels."""
 _PADDING_PASSES = 4
 """Passes over routed rows, each direction, to pad each expert's to whole blocks of a recipe's scales and to cut its
 output again: Transformer Engine's ``Fp8Padding`` and ``Fp8Unpadding`` read and write. HybridEP pads as it sends."""
@@ -38,10 +37,10 @@ class Widening:
     beside: Times = NOTHING
     """Activations, permutations, biases."""
     activation_us: float = 0.0
-    """The activation function's forward, which may run again."""
+    """The activation function's forward, which selective recompute may repeat."""
     launches: float = 0.0
     expert_launches: float = 0.0
-    """Those from dispatching rows to experts until they are back, which graphs of parts of a layer leave out."""
+    """Launches from the dispatch of rows to experts to their return, which graphs of parts of a layer omit."""
 
 
 def widening(work: Workload, device: Device, efficiency: Efficiency, kind: LayerKind) -> Widening:
@@ -64,9 +63,9 @@ def _pair(
     fraction: float = 1.0,
     hidden: int = 0,
 ) -> tuple[Times, float]:
-    """Return both products, at ``fraction`` of a single one's speed, and the activation function between, forward.
+    """Return the times of both products, at ``fraction`` of a single one's speed, and of the activation's forward.
 
-    ``hidden``: what they read and write; the hidden state where it is 0.
+    ``hidden``: the width that they read and write; 0: the hidden state's.
     """
     factor = 2 if work.model.gated else 1
     hidden = hidden or work.model.hidden
@@ -111,7 +110,7 @@ def _experts(work: Workload, device: Device, efficiency: Efficiency) -> Widening
 
 
 def _beside_products_us(work: Workload, device: Device, efficiency: Efficiency) -> tuple[float, float]:
-    """Forward and backward of what experts with biases and clamped activations do outside of fused kernels."""
+    """Return forward and backward time of experts' biases and clamped activations outside of fused kernels."""
     model = work.model
     clamped = model.expert_clamp and not work.fused_activation
     row = 2 * model.expert_ffn / work.expert_tensor_size * clamped, model.expert_width * model.expert_bias

@@ -22,7 +22,7 @@ class LayerKind(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def common_kind(layers: tuple[LayerKind, ...]) -> LayerKind:
-    """Return the kind that most of ``layers`` have; the later of equally frequent ones, plain where there are none."""
+    """Return the kind that most of ``layers`` have; the later of equally frequent ones, plain if there are none."""
     return max(reversed(layers), key=layers.count, default=LayerKind("attention", "dense"))
 
 
@@ -56,7 +56,7 @@ class StateSpace:
 
     @property
     def inner(self) -> int:
-        """Return the width of the mixer's inside."""
+        """Return the mixer's inner width."""
         return self.heads * self.head_size
 
 
@@ -113,7 +113,7 @@ class ModelShape(DecoderSizes):
     shared_ffn: int = 0
     tied: bool = False
     causal: bool = True
-    """Whether a token attends to those before it only; encoders attend to all."""
+    """Whether a token attends only to those before it; in encoders it attends to all."""
     window: int = 0
     """Tokens that a token attends to in layers with a window; 0 if no layer has one."""
     windowed_share: float = 0.0
@@ -121,7 +121,7 @@ class ModelShape(DecoderSizes):
     expert_bias: bool = False
     """Whether experts have biases, the second of which Megatron adds row by row in fp32, outside of its kernels."""
     expert_clamp: bool = False
-    """Whether both halves of the experts' gated activation are clamped, in passes of their own."""
+    """Whether both halves of the experts' gated activation are clamped, in separate passes."""
     layers: tuple[LayerKind, ...] = ()
     mtp_layers: int = 0
     """Layers that predict further tokens; each has a projection of two hidden states and a pass through the head."""
@@ -144,11 +144,11 @@ class ModelShape(DecoderSizes):
     """Mean number of hidden states that a layer mixes by attention over depth before its mixer and before its MLP
     (attention residuals of Kimi K3); 0: plain residuals."""
     linear_bias: bool | None = None
-    """Whether linear layers have biases; ``None``: as in GPT, where neither gates nor experts are."""
+    """Whether linear layers have biases; ``None``: only without gates and experts, as in GPT."""
     capped_logits: bool = False
     """Whether logits go through a tanh before the loss, whose output is kept."""
     capacity_factor: float = 0.0
-    """Most rows of an expert, over the balanced number; 0: no limit."""
+    """Limit on the rows of an expert, relative to the balanced number; 0: no limit."""
 
     @property
     def expert_width(self) -> int:
@@ -163,5 +163,5 @@ class ModelShape(DecoderSizes):
 
     @property
     def attention_reach(self) -> float:
-        """Return the number of tokens among which one attends: a document's where several share the sequence."""
+        """Return the number of tokens that attention spans: a document's if several share the sequence."""
         return min(self.attended or self.sequence, self.sequence)

@@ -38,8 +38,7 @@ Tensor = tuple[tuple[int, ...], str]
 
 
 def operator_us(device: Device, efficiency: Efficiency, operator: Operator) -> float:
-    """Return the microseconds of one call of ``operator`` (as a trace writes it) without what the host takes to start
-    it."""
+    """Return the microseconds of one call of ``operator`` (as a trace writes it), without the host's launch time."""
     tensors = list(_tensors(operator))
     if not tensors:
         return memory_pass_us(device, efficiency, _new_bytes(operator))

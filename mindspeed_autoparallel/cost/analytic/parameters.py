@@ -88,7 +88,7 @@ def _mixer_parameters(work: Workload, kind: LayerKind) -> float:
 
 
 def _ranked(inputs: float, outputs: float, rank: int) -> float:
-    """Return a projection's parameters, of two thin matrices where it has a ``rank``."""
+    """Return a projection's parameters; with a ``rank``, those of two thin matrices."""
     return rank * (inputs + outputs) if rank else inputs * outputs
 
 
@@ -127,7 +127,7 @@ def encoder_parameters(work: Workload) -> float:
 
 
 def stage_parameters(work: Workload, stage: int) -> RankParameters:
-    """Count pipeline stage ``stage`` (from 0): its layers, and the embedding and head where they live.
+    """Count pipeline stage ``stage`` (from 0): its layers, and the embedding and head if they are on it.
 
     Frozen encoders are not counted: they have neither gradients nor optimizer state.
     """
@@ -146,7 +146,7 @@ def stage_parameters(work: Workload, stage: int) -> RankParameters:
         shared += table + (model.sequence * model.hidden if classic else 0)
     if stage == work.pipeline_size - 1:
         shared += (2 if classic else 1) * model.hidden
-        # A tied head has a copy of the table of its own on a last stage that is not the first.
+        # A tied head has its own copy of the table unless the first stage is also the last.
         if not (model.tied and stage == 0):
             shared += table
         if place.mtp_layers:

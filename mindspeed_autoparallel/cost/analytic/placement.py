@@ -16,7 +16,7 @@ _LONGEST = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementRequest:
-    """What a request gives about its stages; by default they are equal."""
+    """What a request states about its stages; by default they are equal."""
 
     pipeline_size: int
     virtual_size: int = 1
@@ -33,7 +33,7 @@ class PlacementRequest:
 
 
 def place_layers(model: ModelShape, request: PlacementRequest) -> tuple[StageLayers, ...]:
-    """Return the layers of every stage; raises ``ConfigError`` where they cannot be split as requested."""
+    """Return the layers of every stage; raises ``ConfigError`` if they cannot be split as requested."""
     chunks = _chunks(model, request)
     encoder = model.encoder
     split = encoder.layers_per_stage if encoder else ()
@@ -53,7 +53,7 @@ def place_layers(model: ModelShape, request: PlacementRequest) -> tuple[StageLay
 
 
 def _stage_of_prediction(request: PlacementRequest) -> int:
-    """Return the stage of layers of multi-token prediction: where a layout string has them, else the last."""
+    """Return the stage of the multi-token prediction layers: as in the layout string, else the last."""
     parts = unfold_layout(request.layout.replace(" ", "").replace(",", "")).split("|")
     holder = next((v for v, part in enumerate(parts) if "m" in part), request.pipeline_size - 1)
     return holder % request.pipeline_size
@@ -100,7 +100,7 @@ def _counts(model: ModelShape, request: PlacementRequest) -> list[int]:
             f"{total} layers{' with embedding and loss counted' if extra else ''} cannot be split over pp "
             f"{request.pipeline_size} x vpp {request.virtual_size}: some chunks would have none; give pipeline_layout."
         )
-    # Megatron takes an uneven split as a layout only, and layouts leave the least to the end, where the loss is.
+    # Megatron takes an uneven split only as a layout, and layouts put the fewest layers at the end, with the loss.
     counts = [each + (chunk < more) for chunk in range(size)]
     counts[0] -= request.account_for_embedding
     counts[-1] -= request.account_for_loss
@@ -124,7 +124,7 @@ def _listed(request: PlacementRequest, total: int) -> list[int]:
 
 
 def _uneven_ends(request: PlacementRequest, total: int) -> list[int]:
-    """Return Megatron's ``--decoder-first-pipeline-num-layers`` and ``...-last-...``: the stages between are equal."""
+    """Return layers by chunk under ``--decoder-first-pipeline-num-layers`` and ``...-last-...``: equal in between."""
     first, last = request.first_stage, request.last_stage
     between = request.pipeline_size - (first is not None) - (last is not None)
     left = total - (first or 0) - (last or 0)
@@ -163,7 +163,7 @@ def layout_counts(layout: str, total: int, pipeline: int, virtual: int) -> list[
 
 
 def _check_order(layout: str, parts: Sequence[str], pipeline: int) -> None:
-    """Raise ``ConfigError`` where embedding, loss and multi-token prediction stand where Megatron refuses them."""
+    """Raise ``ConfigError`` if embedding, loss or multi-token prediction are in places that Megatron refuses."""
     every = "".join(parts)
     if every.count("E") != 1 or every.count("L") != 1 or every[0] != "E" or every[-1] != "L":
         raise ConfigError(
@@ -186,7 +186,7 @@ def _check_order(layout: str, parts: Sequence[str], pipeline: int) -> None:
 
 
 def unfold_layout(layout: str) -> str:
-    """Return ``layout`` with what it repeats written out."""
+    """Return ``layout`` with its repetitions written out."""
     position, result = 0, list[str]()
     while position < len(layout):
         found = _TOKEN.match(layout, position)

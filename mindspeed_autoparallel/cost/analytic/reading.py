@@ -1,4 +1,4 @@
-"""Reads a prediction request into a workload and refuses what no run could be started with."""
+"""Reads a prediction request into a workload; refuses requests that no run can start with."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ _STRATEGIES: Mapping[str, Sharding] = {
 _TRAY = 4
 """Devices of a compute tray of a rack (NVIDIA GB200 and GB300 NVL72); other nodes have eight."""
 VARIABLE_TOKENS = 1024
-"""Tokens per sample where lengths vary and no mean is given; an answer's notes name it."""
+"""Tokens per sample if lengths vary and no mean is given; an answer's notes state it."""
 
 
 def read_workload(request: Mapping[str, object]) -> Workload:
     """Return the workload a request describes.
 
-    Raises ``ConfigError`` with the key, the value and the rule for anything that no run could be started with, and for
-    what would change the answer but is not modelled.
+    Raises ``ConfigError`` with the key, the value and the rule for anything that no run can start with, and for
+    keys that would change the answer but are not modelled.
     """
     request = canonical(request)
     refuse_unmodelled(request)
@@ -109,7 +109,7 @@ def _gpu(hardware: Mapping[str, object]) -> str:
 
 
 def network_rate(hardware: Mapping[str, object]) -> float | None:
-    """Return the Gbit/s of a node's network that the section ``hw`` names; ``None`` where it names none."""
+    """Return the Gbit/s of a node's network that the section ``hw`` gives; ``None`` if it gives none."""
     bandwidth = hardware.get("inter_node_gbps")
     if bandwidth is not None and (not isinstance(bandwidth, (int, float)) or not 0 < bandwidth < math.inf):
         raise ConfigError(f"hw.inter_node_gbps is {bandwidth!r}, must be a number above 0.")
@@ -131,7 +131,7 @@ def _documents(model: ModelShape, train: Mapping[str, object]) -> ModelShape:
 
 
 def packs_examples(train: Mapping[str, object]) -> bool:
-    """Return whether a run packs examples, which attention keeps apart, without a mean of their lengths."""
+    """Return whether a run packs examples that attention separates, and the request gives no mean length of them."""
     return bool(train.get("packing")) and str(train.get("task")).startswith("sft") and not train.get("mean_document")
 
 
@@ -164,7 +164,7 @@ def _virtual(parallel: Mapping[str, object], layers: int, pipeline: int) -> int:
     each = optional_integer(parallel, "layers_per_chunk", "parallel")
     stated, layout = optional_integer(parallel, "vpp", "parallel", 0), parallel.get("pipeline_layout")
     if not stated and pipeline > 1 and isinstance(layout, str) and layout:
-        # Megatron counts the chunks of a layout, too.
+        # Megatron derives the virtual size from a layout's chunks, too.
         return max(1, (unfold_layout(layout).count("|") + 1) // pipeline)
     if stated is not None or each is None or pipeline == 1:
         return stated or 1
@@ -174,7 +174,7 @@ def _virtual(parallel: Mapping[str, object], layers: int, pipeline: int) -> int:
 
 
 def _with_predictions(section: Mapping[str, object], parallel: Mapping[str, object]) -> Mapping[str, object]:
-    """Return a model's ``section`` with the layers of multi-token prediction that a layout string has, where it states
+    """Return a model's ``section`` with the layers of multi-token prediction that a layout string has, if it states
     no number of them."""
     layout = parallel.get("pipeline_layout")
     if section.get("mtp_layers") is not None or not isinstance(layout, str):
@@ -227,7 +227,7 @@ def _context(parallel: Mapping[str, object], context: int) -> dict[str, Any]:
 
 
 def _sharding(parallel: Mapping[str, object], ranks: int, gpu: str) -> dict[str, Any]:
-    """Return Megatron's FSDP: ``fsdp`` ranks share every shard, more data-parallel ranks hold them again (HSDP)."""
+    """Return the fields of Megatron's FSDP: ``fsdp`` ranks divide what is sharded, further ranks hold copies (HSDP)."""
     size = optional_integer(parallel, "fsdp", "parallel", 0) if parallel.get("fsdp") is not False else None
     strategy = parallel.get("sharding_strategy") or "optim_grads_params"
     if not isinstance(strategy, str) or strategy not in _STRATEGIES:

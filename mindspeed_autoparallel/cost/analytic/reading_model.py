@@ -31,7 +31,7 @@ _LEAST_CAPACITY = 0.01
 def read_model(section: Mapping[str, object], noop_layers: int = 0) -> ModelShape:
     """Return the shape that ``section`` describes; ``num_layers`` counts ``noop_layers`` too.
 
-    Raises ``ConfigError`` with the key, the value and the rule for what no model could be.
+    Raises ``ConfigError`` with the key, the value and the rule for impossible models.
     """
     kind = section.get("type", "moe" if section.get("num_experts") else "gpt")
     if kind not in TYPES:
@@ -91,7 +91,7 @@ def read_model(section: Mapping[str, object], noop_layers: int = 0) -> ModelShap
 
 
 def _rare(section: Mapping[str, object], experts: int) -> dict[str, Any]:
-    """Return experts in a latent space, attention over depth, and biases where they do not follow from the rest."""
+    """Return the fields of experts in a latent space, of attention over depth, and of biases if they are stated."""
     return {
         "expert_hidden": integer(section, "moe_latent", 0, "model", 0) if experts else 0,
         "residual_blocks": number(section, "residual_blocks", 0.0, "model", 0.0, _MOST_LAYERS),
@@ -139,7 +139,7 @@ def _frequency(value: Any, total: int) -> int | Sequence[int]:
 
 
 def _frequency_list(text: str) -> list[int]:
-    """Evaluate a sum of repeated lists, as ``([0]*3+[1]*58)``; nothing else is run."""
+    """Evaluate a sum of repeated lists, as ``([0]*3+[1]*58)``; nothing else is evaluated."""
     result: list[int] = []
     for part in text.strip("() ").split("+"):
         found = re.fullmatch(r"\(?\s*(\[[01,\s]*\])\s*(?:\*\s*(\d+))?\s*\)?", part.strip())
@@ -235,7 +235,7 @@ def _sparse(section: Mapping[str, object]) -> SparseAttention | None:
 
 
 def _capacity(section: Mapping[str, object]) -> float:
-    """Return the rows that an expert takes, over its balanced share; 0 where no token is dropped."""
+    """Return the rows that an expert takes, relative to its balanced share; 0 if no token is dropped."""
     factor = number(section, "capacity_factor", 0.0, "model", 0.0, 1e3)
     if 0 < factor < _LEAST_CAPACITY:
         raise ConfigError(

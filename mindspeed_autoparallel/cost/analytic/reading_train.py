@@ -16,7 +16,7 @@ _BYTES = {
 }
 GRAPHS = {"none": (0.0, True), "local": (0.9, True), "full_iteration": (0.95, True), "transformer_engine": (0.9, False)}
 """Share of launches that a captured graph replays, and whether experts are captured: Transformer Engine captures
-attention, dense layers and the router of expert layers, and no rows whose number the host has to wait for."""
+attention, dense layers and the router of expert layers, but not the work on rows whose number the host waits for."""
 _OFFLOADS = ("swap-optimizer", "swap-attention")
 _PREFERENCES = ("dpo", "simpo")
 _SUPERVISED = ("sft", "peft", "lora")
@@ -74,7 +74,7 @@ def _quantized_parameters(train: Mapping[str, object], recipe: Recipe) -> bool:
 
 
 def _optimizer(train: Mapping[str, object]) -> dict[str, float]:
-    """Return the types of a precision-aware optimizer's state, and how much of it lives on the host."""
+    """Return the bytes per parameter of a precision-aware optimizer's state, and the share of it on the host."""
 
     def size(key: str) -> float:
         name = state_type(train.get(key))
@@ -91,7 +91,7 @@ def _optimizer(train: Mapping[str, object]) -> dict[str, float]:
 
 
 def state_type(value: object) -> str:
-    """Return Megatron's short name of a type of the optimizer's state; fp32 where none is given."""
+    """Return Megatron's short name of a type of the optimizer's state; fp32 by default."""
     name = str(value or "fp32").removeprefix("torch.")
     return {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "fp8"}.get(name, name)
 
@@ -105,7 +105,7 @@ def read_recompute(train: Mapping[str, object]) -> str:
 
 
 def read_recompute_detail(train: Mapping[str, object], model: ModelShape) -> RecomputeDetail:
-    """Return which layers and modules run again."""
+    """Return which layers and modules are recomputed."""
     method = train.get("recompute_method") or "uniform"
     if method not in ("uniform", "block"):
         raise ConfigError(f"train.recompute_method is {method!r}, must be uniform or block.")

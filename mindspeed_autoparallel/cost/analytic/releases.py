@@ -27,19 +27,19 @@ _FUSED_LATENT_ATTENTION = Release(25, 9)
 """First listed container whose Transformer Engine (2.7) has fused attention on Blackwell for heads whose queries and
 values differ in size: 2.5 with cuDNN 9.11 is the first release, and 25.04's has none."""
 _BRIDGE = Release(25, 9)
-"""First recipes of Megatron-Bridge, which choose Transformer Engine's loss, and of latent attention run the
-up-projections again."""
+"""First recipes of Megatron-Bridge, which choose Transformer Engine's loss and recompute the up-projections
+of latent attention."""
 _RACK_KERNELS = Release(25, 11)
 """First recipes that send tokens by HybridEP on racks of NVLink, and that capture parts of layers in graphs."""
 _NODE_KERNELS = Release(26, 2)
-"""First recipes with such kernels on other machines too; before, DeepSeek-V3 on H100 alone has DeepEP."""
+"""First recipes with such kernels on other machines too; before, only DeepSeek-V3 on H100 has DeepEP."""
 _WHOLE_GRAPHS = Release(26, 6)
 """First mxfp8 recipes of models with experts that hide exchanges inside a node or rack, that capture whole
 iterations and whose attention is quantized."""
 
 
 def read_release(train: Mapping[str, object]) -> Release | None:
-    """Return the container that ``train.software`` names; raises ``ConfigError`` where it names none."""
+    """Return the container that ``train.software`` names; raises ``ConfigError`` if it names none."""
     name = train.get("software")
     if name is None:
         return None
@@ -53,7 +53,7 @@ def read_release(train: Mapping[str, object]) -> Release | None:
 def with_release(work: Workload, model: Mapping[str, object], train: Mapping[str, object]) -> Workload:
     """Return ``work`` with the switches that its release implies, and that ``model`` and ``train`` leave open.
 
-    Without a release: those of the newest mxfp8 recipes, where Megatron takes them, and Megatron's own defaults.
+    Without a release: those of the newest mxfp8 recipes, where Megatron accepts them, and Megatron's own defaults.
     """
     release = read_release(train)
     changes: dict[str, Any] = {}
@@ -80,10 +80,10 @@ def with_release(work: Workload, model: Mapping[str, object], train: Mapping[str
 
 
 def _hides_exchanges(work: Workload, release: Release | None) -> bool:
-    """Return whether recipes hide the experts' exchanges, where Megatron takes the switch.
+    """Return whether recipes hide the experts' exchanges, if Megatron accepts the switch.
 
     The newest mxfp8 ones do; before, those whose experts span nodes (DeepSeek-V3 on B200 in v0.4.2), in every precision
-    before 26.02 (DeepSeek-V3 and Qwen3 on H100), but not where tokens are dropped.
+    before 26.02 (DeepSeek-V3 and Qwen3 on H100), but not if tokens are dropped.
     """
     if not _can_hide_exchanges(work) or work.gradient_overlap is False:
         return False
@@ -95,7 +95,7 @@ def _hides_exchanges(work: Workload, release: Release | None) -> bool:
 
 
 def _can_hide_exchanges(work: Workload) -> bool:
-    """Return whether Megatron takes ``--overlap-moe-expert-parallel-comm``: layers of attention, one stage or several
+    """Return whether Megatron accepts ``--overlap-moe-expert-parallel-comm``: layers of attention, one stage or several
     chunks per rank, no full recompute."""
     possible = work.expert_size > 1 and all(kind.mixer == "attention" for kind in work.model.layers)
     return possible and (work.pipeline_size == 1 or work.virtual_size > 1) and work.recompute != "full"

@@ -83,7 +83,7 @@ def unknown_keys(request: Mapping[str, object]) -> list[str]:
 
 
 def check_sections(request: Mapping[str, object]) -> None:
-    """Raise ``ConfigError`` where a section of a request is no object."""
+    """Raise ``ConfigError`` if a section of a request is no object."""
     for name in ("model", "hw", "parallel", "train"):
         value = request.get(name)
         if value is not None and not isinstance(value, Mapping):

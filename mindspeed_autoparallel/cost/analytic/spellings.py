@@ -84,13 +84,13 @@ _RECIPES = {
 """Megatron's and Transformer Engine's recipes, and Megatron-Bridge's two letters for them."""
 _FILLERS = re.compile(r"^bf16_with_|_mixed$|_(scaling|per_tensor)(?=_|$)|_precision$")
 INFORMATION = frozenset({"id", "name", "source", "note", "notes", "family", "group", "kind", "measured", "comment"})
-"""Keys beside the sections, on where a run is from; they change no figure, but for the container in ``source``."""
+"""Keys beside the sections that describe a run's origin; of these only the container in ``source`` changes figures."""
 _CONTAINER = re.compile(r"(?<![\d.])(2[3-9])\.(0[1-9]|1[0-2])(?!\d)")
 
 
 def canonical(request: Mapping[str, object]) -> dict[str, object]:
     """Return ``request`` with other names of keys, and spellings of a precision, replaced; sections that are no objects
-    stay as they are. Raises ``ConfigError`` where two names of one key have different values."""
+    stay as they are. Raises ``ConfigError`` if two names of one key have different values."""
     result = dict(request)
     for section, names in ALIASES.items():
         values = result.get(section)

@@ -12,20 +12,20 @@ from mindspeed_autoparallel.cost.analytic.workload import OPERAND_BYTES, Workloa
 from mindspeed_autoparallel.cost.collectives import Fabric
 
 _LAYERS_AT_ONCE = 2
-"""Layers whose parameters are whole at once: the one that runs and the one gathered ahead of it (double buffer)."""
+"""Layers whose parameters are whole at once: the running layer and the next one (double buffer)."""
 _SHOWN_AT_LEAST = 0.1
-"""Share of the collectives that shows however long computing is: the first gather and the last reduction have nothing
-beside them; the share that overlapped reductions of gradients show on H100."""
+"""Least exposed share of the collectives: no computing hides the first gather and the last reduction. The value is that
+of overlapped reductions of gradients on H100."""
 
 
 def shards_of(work: Workload) -> tuple[float, float]:
-    """Return the numbers of ranks over which shared and experts' parameters are cut up."""
+    """Return the numbers of ranks over which shared and experts' parameters are sharded."""
     replicas = work.sharding_replicas
     return max(1.0, work.data_size * work.context_size / replicas), max(1.0, work.expert_data / replicas)
 
 
 def gathered_layer_bytes(work: Workload, parameters: RankParameters) -> int:
-    """Return parameters and gradients of layers like this one that are whole on a rank at once."""
+    """Return the bytes of whole parameters and gradients that a rank holds at once, of layers like this one."""
     if work.sharding != "parameters":
         return 0
     count = parameters.shared + parameters.expert
@@ -35,10 +35,10 @@ def gathered_layer_bytes(work: Workload, parameters: RankParameters) -> int:
 def shown_us(
     work: Workload, fabric: Fabric, parameters: RankParameters, forward_us: float, backward_us: float
 ) -> tuple[float, float]:
-    """Return what gathering a layer's parameters and reducing its gradients adds to its forward and its backward.
+    """Return the time that gathering a layer's parameters and reducing its gradients adds to forward and backward.
 
     Parameters are gathered before the forward and again before the backward, in the recipe's form where they exist in
-    it only; gradients are reduced after every backward. All of it runs beside computing of neighbouring layers.
+    it only; gradients are reduced after every backward. All of it overlaps the computing of neighbouring layers.
     """
     if work.sharding != "parameters":
         return 0.0, 0.0
@@ -68,7 +68,7 @@ class ParameterBytes:
 
     @property
     def stored(self) -> float:
-        """Return everything that holds its value."""
+        """Return the bytes of all copies of its value."""
         return self.gathered + self.copies
 
 
@@ -84,7 +84,7 @@ def bytes_per_parameter(work: Workload, *, quantized: bool) -> ParameterBytes:
 
 
 def _quantized_extra(work: Workload) -> float:
-    """Return what a quantized weight takes beyond its bytes in the training precision.
+    """Return the bytes of a quantized weight beyond those in the training precision.
 
     Eight-bit products of Hopper and block-scaled ones read a second copy of the weight along its columns; Blackwell's
     with one scale per tensor read the first one transposed (Transformer Engine, ``is_non_tn_fp8_gemm_supported``).

@@ -19,7 +19,7 @@ from mindspeed_autoparallel.cost.device import Device, Efficiency
 EXPOSED_WHEN_OVERLAPPED = 0.1
 """Exposed share of the gradient reduction in runs that overlap it; seven runs published on H100 have 0.09."""
 HOST_LINK_GB_PER_S = 24.0
-"""Between a device and its host where the catalogue has none: PCIe 4 x16, as measured in one direction."""
+"""Default rate between a device and its host if the catalogue has none: PCIe 4 x16, measured in one direction."""
 _HOST_MEMORY_GB_PER_S = 38.4
 """One device's share of its host's memory: eight channels of DDR5-4800 (307 GB/s, JEDEC) among eight devices."""
 _ENCODER_LAYER = LayerKind("attention", "dense")
@@ -45,7 +45,7 @@ def gradient_exposed(work: Workload, efficiency: Efficiency) -> float:
 
 
 def _trained(work: Workload, stage: int) -> tuple[float, float]:
-    """Return the parameters of a stage that are trained: shared over all replicas, and experts'."""
+    """Return the numbers of a stage's trained parameters: shared over all replicas, and experts'."""
     if work.adapters:
         count = sum(number * adapter_parameters(work, kind) for kind, _, number in split_layers(work, stage))
         return count, 0.0
@@ -73,7 +73,7 @@ def gradient_us(work: Workload, efficiency: Efficiency, fabric: Fabric, stage: i
 
 
 def _gathered_bytes(work: Workload) -> float:
-    """Return bytes per parameter that replicas gather after an update: the recipe's where no others exist.
+    """Return bytes per parameter that replicas gather after an update: the recipe's if no others exist.
 
     Block scales run along rows and along columns, so block-scaled copies are made from gathered two-byte ones.
     """
@@ -82,7 +82,7 @@ def _gathered_bytes(work: Workload) -> float:
 
 
 def optimizer_us(work: Workload, device: Device, efficiency: Efficiency, stage: int) -> float:
-    """Return the time of Adam over fp32 moments and master weights: 30 bytes per parameter owned, after a norm pass."""
+    """Return the time of Adam's update, by default 30 bytes per owned parameter, and of a pass for the norm."""
     shared, expert = _trained(work, stage)
     ranks = work.data_size * work.context_size if work.distributed_optimizer else 1
     expert_ranks = work.expert_data if work.distributed_optimizer else 1
@@ -101,7 +101,7 @@ def update_us(work: Workload, device: Device, bytes_per_us: float) -> float:
     link = (device.host_link_gb_per_s or HOST_LINK_GB_PER_S) * 1e3
     if work.swapped_optimizer:
         time += 2 * state / link  # in and out
-    # Gradients go to the host and parameters come back; between, its cores' update reads and writes the state.
+    # Gradients go to the host and parameters come back; in between, the host's cores read and write the state.
     there = (4 + work.element_bytes) / link + (2 * state + 6) / (_HOST_MEMORY_GB_PER_S * 1e3)
     return time + work.optimizer_on_host * there
 
@@ -122,7 +122,7 @@ def boundary_send_us(work: Workload, fabric: Fabric) -> float:
 
 
 def encoder_workload(work: Workload) -> Workload:
-    """Return the run as its encoder sees it: a dense model of the encoder's sizes and tokens."""
+    """Return the run of the encoder alone: a dense model of the encoder's sizes and tokens."""
     encoder = work.model.encoder
     assert encoder is not None
     model = ModelShape(
@@ -144,7 +144,7 @@ def encoder_layer_time(work: Workload, device: Device, efficiency: Efficiency, f
 def prediction_time(
     work: Workload, device: Device, efficiency: Efficiency, fabric: Fabric, head: LayerTime
 ) -> LayerTime:
-    """Return one multi-token-prediction layer: a layer, the product that joins two hidden states, and the head."""
+    """Return the time of multi-token prediction: a layer, the product that joins two hidden states, and the head."""
     layer = layer_time(work, device, efficiency, fabric, work.model.layers[-1])
     joined = linear_us(device, efficiency, work.tokens, 2 * work.model.hidden, work.model.hidden / work.tensor_size)
     return LayerTime(
@@ -177,7 +177,7 @@ def stage_times_us(
     for stage, place in enumerate(work.stages):
         time = sum(number * of(kind, recomputed) for kind, recomputed, number in split_layers(work, stage))
         if place.mtp_layers:
-            # Their logits and losses are computed where the loss is.
+            # Their logits and losses are computed on the stage of the loss.
             nothing = LayerTime(forward_us=0.0, backward_us=0.0)
             ahead = prediction_time(work, device, efficiency, fabric, nothing)
             time += place.mtp_layers * (ahead.forward_us + ahead.backward_us)
@@ -192,9 +192,9 @@ def beside_layer(
     work: Workload, device: Device, fabric: Fabric, kind: LayerKind, plain: LayerTime, kept: bool = True
 ) -> LayerTime:
     """Return the time that FSDP's collectives and the copies of saved activations to the host and back add to a layer,
-    beside whose computing they run.
+    whose computing they overlap.
 
-    ``kept``: whether the layer saves its activations; one that runs again saves too little to wait for.
+    ``kept``: whether the layer saves its activations; a recomputed one saves too little to wait for.
     """
     forward, backward = shown_us(work, fabric, layer_parameters(work, kind), plain.forward_us, plain.backward_us)
     if work.offloaded_layers and kept:
@@ -207,10 +207,10 @@ def beside_layer(
 
 
 def closed_form_us(work: Workload, device: Device, layer: LayerTime | None = None) -> float:
-    """Return one step by a closed form, some fifty times faster than the simulator; never the price of a run.
+    """Return the time of one step in closed form, some fifty times faster than the simulator; never the price of a run.
 
-    Ratios between two devices alone are used, as slopes (fits, intervals, experiments): ``predict.price`` has the step.
-    ``layer``: in place of the modelled ones.
+    Only ratios between two devices are used, as slopes (fits, intervals, experiments); ``predict.price`` computes the
+    step. ``layer``: replaces the modelled layers' time.
     """
     efficiency = device.efficiency(work.stack)
     fabric = Fabric.of(device, efficiency, work.devices_per_node, work.inter_node_gbit_per_s)
@@ -228,7 +228,7 @@ def closed_form_us(work: Workload, device: Device, layer: LayerTime | None = Non
 
 
 def run_again(work: Workload, stage: int) -> list[int]:
-    """Return for each chunk of a stage the number of its first layers that run again in full."""
+    """Return for each chunk of a stage the number of its first layers that are recomputed in full."""
     detail, numbers = work.recompute_detail, list[int]()
     left = detail.num_layers
     for chunk in work.stages[stage].chunks:

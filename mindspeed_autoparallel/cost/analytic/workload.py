@@ -1,4 +1,4 @@
-"""What is predicted: model, hardware, layout, batch and switches of one run."""
+"""The subject of a prediction: model, hardware, layout, batch and switches of one run."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Workload:
     stages: tuple[StageLayers, ...]
     recompute_detail: RecomputeDetail = field(default_factory=RecomputeDetail)
     cross_entropy_fusion: bool = True
-    """Whether Transformer Engine's loss is used, which keeps logits in the training precision only."""
+    """Whether Transformer Engine's loss is used, which keeps logits only in the training precision."""
     loss_in_place: bool = True
     """Whether the unfused loss works in its one fp32 copy of the logits; MindSpeed's made a second until 08/2025."""
     own_masks: float = 0.0
@@ -103,12 +103,12 @@ class Workload:
     tensor_overlap: bool | None = None
     """Whether collectives of tensor parallelism hide behind products; ``None`` as above."""
     expert_overlap: bool = False
-    """Whether tokens travel to experts and back behind the computing of another microbatch's other direction."""
+    """Whether exchanges of tokens with experts hide behind the opposite pass of another microbatch."""
     element_bytes: int = 2
     half_precision: bool = False
     """fp16: gradients are reduced as they are."""
     recipe: Recipe = ""
-    """Form of the operands of matrix products where it is narrower than the training precision; empty otherwise."""
+    """Form of the operands of matrix products if it is narrower than the training precision; else empty."""
     reduced_in_two_bytes: bool = False
     """Whether gradients are accumulated and reduced in the training precision and not in fp32."""
     quantized_parameters: bool = False
@@ -118,13 +118,13 @@ class Workload:
     moment_bytes: float = 8.0
     """Bytes of both of Adam's moments of each parameter."""
     optimizer_on_host: float = 0.0
-    """Share of the optimizer's state that lives on the host, where it is updated, too."""
+    """Share of the optimizer's state that is kept and updated on the host."""
     sharding: Sharding = ""
     """What Megatron's FSDP shards besides the optimizer; empty without it."""
     sharding_replicas: int = 1
     """Groups of data-parallel ranks that each hold all shards (HSDP)."""
     offloaded_layers: int = 0
-    """Layers of each stage whose saved activations wait in the host's memory."""
+    """Layers of each stage whose saved activations are offloaded to the host's memory."""
     context_kind: str = "ring"
     """``ring``, ``ulysses`` (all-to-all), ``hybrid`` (``ulysses_size`` ranks exchange heads, rings among them),
     ``allgather``."""
@@ -141,7 +141,7 @@ class Workload:
     shared_master_weights: bool = False
     """MindSpeed's ``--reuse-fp32-param``: the fp32 copy holds the training precision's bits."""
     swapped_optimizer: bool = False
-    """Whether the optimizer's state waits in the host's memory."""
+    """Whether the optimizer's state is swapped to the host's memory between updates."""
     gathered_experts: bool = False
     """Whether all tokens are gathered to all ranks of the experts (dispatcher ``allgather``) and not exchanged."""
     exchanged_per_expert: bool = False
@@ -165,11 +165,11 @@ class Workload:
     loss_slices: int = 1
     """Pieces in which the head and the loss are computed, one after another."""
     imbalance: float = 1.0
-    """Rows on the busiest rank of experts, over the balanced number."""
+    """Rows on the busiest rank of experts, relative to the balanced number."""
 
     @property
     def on_ascend(self) -> bool:
-        """Return whether the run is on Ascend devices, whose software writes some of Megatron's kernels anew."""
+        """Return whether the run is on Ascend devices, whose software replaces some of Megatron's kernels."""
         return is_ascend(self.gpu)
 
     @property

@@ -33,13 +33,13 @@ class Accelerator:
         return event
 
     def seconds_between(self, start: Any, end: Any) -> float:
-        """Return seconds between two events."""
+        """Return the seconds between two events, after waiting for ``end``."""
         end.synchronize()
         return float(start.elapsed_time(end)) / 1e3
 
     @contextlib.contextmanager
     def tracked_memory(self) -> Iterator[MemoryProbe]:
-        """Read the allocator's own counters: no cost, so nothing is switched on."""
+        """Read the allocator's own counters, which are always on."""
         self._module.synchronize()
         self._module.reset_peak_memory_stats()
         yield CountedMemory(
@@ -51,20 +51,20 @@ class Accelerator:
         return int(self._module.memory_reserved())
 
     def total_memory_bytes(self) -> int:
-        """Return physical memory of the current device."""
+        """Return the physical memory of the current device, in bytes."""
         return int(self._module.get_device_properties(self._module.current_device()).total_memory)
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Return whether it is torch's own class, or has the message of that class.
+        """Return whether ``error`` is an ``OutOfMemoryError``, or a ``RuntimeError`` with that message.
 
-        Older torch_npu raises a plain RuntimeError, and so does hccl.
+        Older releases of torch_npu, and hccl, raise a plain ``RuntimeError``.
         """
         if type(error).__name__ == "OutOfMemoryError":
             return True
         return isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
 
     def fingerprint(self) -> dict[str, str]:
-        """Return device name and torch's release."""
+        """Return the device's name and torch's release."""
         import torch
 
         return {

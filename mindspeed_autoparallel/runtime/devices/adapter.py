@@ -11,7 +11,7 @@ _HOST_SHORTAGE = ("can't allocate memory", "not enough memory")
 
 
 def is_host_shortage(error: BaseException) -> bool:
-    """Return whether ``error`` is Python's or torch's CPU error that host memory ran out."""
+    """Return whether ``error`` is a ``MemoryError`` or torch's failure to allocate host memory."""
     words = str(error).lower()
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and any(sign in words for sign in _HOST_SHORTAGE)
@@ -43,13 +43,13 @@ class DeviceAdapter(Protocol):
         """Wait for everything submitted to the current device."""
 
     def clock(self) -> Any:
-        """Return a point of the device's own timeline; see ``seconds_between``."""
+        """Return a timestamp of the device's timeline, for ``seconds_between``."""
 
     def seconds_between(self, start: Any, end: Any) -> float:
-        """Return seconds between two ``clock`` points; waits for the later one."""
+        """Return the seconds between two ``clock`` timestamps, after waiting for the later one."""
 
     def tracked_memory(self) -> AbstractContextManager[MemoryProbe]:
-        """Follow live tensor memory inside the region (what was live before it counts)."""
+        """Track live tensor memory inside the region; tensors that are live at entry count too."""
 
     def reserved_bytes(self) -> int | None:
         """Return the most bytes that the allocator has held so far; ``None`` without such an allocator."""
@@ -61,7 +61,7 @@ class DeviceAdapter(Protocol):
         """Return whether ``error`` means that the device has no memory left."""
 
     def fingerprint(self) -> dict[str, str]:
-        """Return device and software, as far as they change a measurement."""
+        """Return the device and the software that a measurement depends on."""
 
 
 class CountedMemory:
@@ -82,9 +82,9 @@ class CountedMemory:
 
 
 def shared_cores(num_processes: int, num_cores: int | None = None) -> str:
-    """Return ``4 processes share 2 cores`` where there are more processes than cores, else an empty string.
+    """Return ``4 processes share 2 cores`` if there are more processes than cores, else an empty string.
 
-    ``num_cores``: of the machine that the processes ran on; by default this one's.
+    ``num_cores``: cores of the machine that ran the processes; by default this machine's.
     """
     cores = num_cores or os.cpu_count() or 1
     return f"{num_processes} processes share {cores} cores" if num_processes > cores else ""

@@ -1,4 +1,4 @@
-"""The device that this process trains on: an accelerator if one works, else the CPU, with a line that names it."""
+"""Selects the device of this process: an accelerator if one works, else the CPU, with a notice on stderr."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def prepare_for_megatron() -> None:
 def select_device() -> DeviceAdapter:
     """Return the device ``MINDSPEED_AUTOPARALLEL_DEVICE`` names, else the first of npu, cuda and cpu that works.
 
-    Raises ``ConfigError`` for another name, for a requested device that does not work, and where torch itself
-    cannot be imported because of an unusable torch_npu.
+    Raises ``ConfigError`` for an unknown name, for a requested device that does not work, and if torch is missing
+    or an unusable torch_npu breaks its import.
     """
     asked = os.environ.get(DEVICE_VARIABLE, "").strip().lower()
     if asked and asked not in _KINDS:
@@ -61,7 +61,7 @@ def _check_torch() -> None:
     except Exception as error:
         if not _has_torch_npu():
             raise
-        # torch imports an installed torch_npu by itself, and fails with it.
+        # torch autoloads an installed torch_npu; if that fails, so does the import of torch.
         raise ConfigError(
             f"torch cannot be imported because torch_npu is installed and does not work: {_reason(error)}. "
             "If this machine has an NPU, source CANN's set_env.sh first; if it has none, "
@@ -71,7 +71,7 @@ def _check_torch() -> None:
 
 def _detect() -> str:
     if _has_torch_npu():
-        # Still unusable where TORCH_DEVICE_BACKEND_AUTOLOAD=0 let torch itself be imported.
+        # With TORCH_DEVICE_BACKEND_AUTOLOAD=0 torch can be imported although torch_npu is unusable.
         try:
             import torch_npu
 
@@ -92,7 +92,7 @@ def _has_torch_npu() -> bool:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the first error of the chain: autoload wraps the one that names what is missing."""
+    """Return the message of the root cause: autoload wraps the error that names what is missing."""
     while error.__cause__ is not None:
         error = error.__cause__
     return first_line(error).rstrip(".")

@@ -44,7 +44,7 @@ def problem(check: str, what: str, why: str, remedy: str = "", **exports: str) -
 
 
 def as_text(findings: Sequence[Finding]) -> str:
-    """Return one line per finding, with the reason and what to set below it where there is something to do."""
+    """Return one line per finding, with the reason, the remedy and variables to set below it, if there are any."""
     lines = []
     for finding in findings:
         lines.append(f"{finding.status:8s} {finding.check:20s} {finding.what}")

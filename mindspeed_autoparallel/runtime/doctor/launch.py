@@ -25,7 +25,7 @@ _SIZES = ("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--c
 
 
 def check_world_size(node: Node) -> Iterable[Finding]:
-    """Check that TP x PP x CP divides the number of processes; the global batch divides over the rest."""
+    """Check that TP x PP x CP divides the number of processes, and DP x MBS the global batch."""
     script = node.script
     if all(script.given(size) is None for size in _SIZES):
         return
@@ -60,7 +60,7 @@ def check_world_size(node: Node) -> Iterable[Finding]:
 
 
 def num_processes(script: Script) -> int | None:
-    """Count the processes of all nodes; 0 if the script does not set it, ``None`` if it cannot be read."""
+    """Count the processes of all nodes; 0 if the script does not set them, ``None`` if they cannot be read."""
     if script.given("--worker-num") is not None:  # msrun's, of all nodes together
         return script.number("--worker-num")
     num_nodes, per_node = script.number("--nnodes"), script.number("--nproc-per-node", 0)
@@ -68,7 +68,7 @@ def num_processes(script: Script) -> int | None:
 
 
 def check_model_sizes(node: Node) -> Iterable[Finding]:
-    """Check that heads, columns, experts and layers divide as Megatron requires; a model.json has its own."""
+    """Check that heads, columns, experts and layers divide as Megatron requires, unless a model.json has them."""
     script = node.script
     if script.given("--mm-model") is not None or all(script.given(size) is None for size in _SIZES):
         return
@@ -96,7 +96,7 @@ def check_model_sizes(node: Node) -> Iterable[Finding]:
 
 
 def check_import(node: Node) -> Iterable[Finding]:
-    """Check that the program imports this package, where the script gives flags of it."""
+    """Check that the program imports this package before Megatron, if the script gives flags of it."""
     script = node.script
     given = sorted(flag for flag in _SWITCHES if script.given(flag) is not None)
     if _is_fsdp2(script):
@@ -119,7 +119,7 @@ def check_import(node: Node) -> Iterable[Finding]:
 
 
 def check_search_launcher(node: Node) -> Iterable[Finding]:
-    """Check that the search starts its own processes."""
+    """Check that the search is not started under torchrun: it starts its own processes."""
     if "--auto-parallel-mm" in node.script.flags and node.script.launcher == "torchrun":
         yield problem(
             "launcher",

@@ -19,7 +19,7 @@ _MIN_DISK_BYTES = 50 * GIB
 
 
 def check_device(node: Node) -> Iterable[Finding]:
-    """Check devices and driver version."""
+    """Report the devices and the version of their driver."""
     kind, count = node.device_kind(), node.num_devices()
     if kind == NO_DEVICE:
         yield advice("device", "no Ascend NPU and no NVIDIA GPU", "training needs one; planning does not")
@@ -54,7 +54,7 @@ def check_processes_against_devices(node: Node) -> Iterable[Finding]:
 
 
 def cores_by_numa(node: Node) -> dict[int, set[int]]:
-    """Return NUMA node -> its cores; one node of all cores where the kernel reports no NUMA nodes."""
+    """Return NUMA node -> its cores; one node of all cores if the kernel reports no NUMA nodes."""
     numa = {}
     for name in node.matching("sys/devices/system/node/node[0-9]*"):
         listed = node.read(f"sys/devices/system/node/{name}/cpulist")
@@ -76,7 +76,7 @@ def parse_cores(listed: str) -> set[int]:
 
 
 def device_numa(node: Node) -> list[int]:
-    """Return NUMA node of every accelerator in PCI order; -1 if the kernel does not report it."""
+    """Return the NUMA node of every Ascend accelerator, in PCI order; -1 if the kernel does not report it."""
     found = []
     for name in node.matching("sys/bus/pci/devices/*"):
         base = f"sys/bus/pci/devices/{name}"
@@ -87,7 +87,7 @@ def device_numa(node: Node) -> list[int]:
 
 
 def check_affinity(node: Node) -> Iterable[Finding]:
-    """Check that the mode is set, that ranges exist, do not overlap and lie on the device's own NUMA node."""
+    """Check the mode of ``CPU_AFFINITY_CONF``, and that its ranges exist, are disjoint and on the right NUMA node."""
     if node.device_kind() != ASCEND:
         return
     numa, value = cores_by_numa(node), node.variable(_NAME)

@@ -28,7 +28,7 @@ _INDEX = "model.safetensors.index.json"
 
 
 def check_native_file(path: Path) -> list[Finding]:
-    """Return findings of every check; one alone where the file cannot be read, or is another trainer's."""
+    """Return the findings of all checks; a single one if the file cannot be read, or is another trainer's."""
     try:
         config = read_native(path)
     except ConfigError as error:

@@ -33,7 +33,7 @@ class Node:
     peers: tuple[str, ...] = ()
 
     def variable(self, name: str) -> str | None:
-        """Return the value that a program started by the script would see: the script's exports override the
+        """Return the value that a program started by the script would have: the script's exports override the
         environment."""
         return self.script.exports.get(name, self.environment.get(name))
 
@@ -45,7 +45,7 @@ class Node:
             return None
 
     def matching(self, pattern: str) -> list[str]:
-        """Return names of the files under ``root`` that match, in order."""
+        """Return the names of the files under ``root`` that match, in order."""
         return sorted(path.name for path in self.root.glob(pattern.lstrip("/")))
 
     def device_kind(self) -> str:
@@ -59,7 +59,7 @@ class Node:
 
 
 def this_node(script: Script | None = None, peers: Sequence[str] = (), root: Path = Path("/")) -> Node:
-    """Return the machine this runs on."""
+    """Return the machine of this process."""
     import time
 
     return Node(

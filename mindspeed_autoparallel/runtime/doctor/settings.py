@@ -41,7 +41,7 @@ def check_task_queue(node: Node) -> Iterable[Finding]:
 
 
 def check_combined(node: Node) -> Iterable[Finding]:
-    """Check joined non-contiguous copies."""
+    """Check that non-contiguous tensors are copied in one operator."""
     if node.device_kind() == ASCEND and node.variable("COMBINED_ENABLE") != "1":
         yield advice(
             "combined copies",
@@ -52,7 +52,7 @@ def check_combined(node: Node) -> Iterable[Finding]:
 
 
 def check_allocator(node: Node) -> Iterable[Finding]:
-    """Check fragmentation of device memory."""
+    """Check that the allocator has expandable segments, against fragmentation."""
     name = {ASCEND: "PYTORCH_NPU_ALLOC_CONF", NVIDIA: "PYTORCH_CUDA_ALLOC_CONF"}.get(node.device_kind())
     if name is None:
         return
@@ -80,7 +80,7 @@ def check_allocator(node: Node) -> Iterable[Finding]:
 
 
 def check_memory_reuse(node: Node) -> Iterable[Finding]:
-    """Reuse of memory across streams."""
+    """Check that memory is reused across streams."""
     if node.device_kind() == ASCEND and node.variable("MULTI_STREAM_MEMORY_REUSE") not in ("1", "2"):
         yield advice(
             "memory reuse",
@@ -106,7 +106,7 @@ def check_caches(node: Node) -> Iterable[Finding]:
 
 
 def check_max_connections(node: Node) -> Iterable[Finding]:
-    """Check Megatron's order of kernels on NVIDIA."""
+    """Check ``CUDA_DEVICE_MAX_CONNECTIONS``, which makes NVIDIA kernels keep the order of their launch."""
     if node.device_kind() != NVIDIA:
         return
     value = node.variable("CUDA_DEVICE_MAX_CONNECTIONS")
@@ -121,7 +121,7 @@ def check_max_connections(node: Node) -> Iterable[Finding]:
 
 
 def check_connect_timeout(node: Node) -> Iterable[Finding]:
-    """Check how long ranks wait for each other."""
+    """Check how long ranks wait for each other to connect."""
     if node.device_kind() != ASCEND:
         return
     value = node.variable("HCCL_CONNECT_TIMEOUT")
@@ -169,7 +169,7 @@ def check_debug_output(node: Node) -> Iterable[Finding]:
 
 
 def check_master(node: Node) -> Iterable[Finding]:
-    """Check the address that other nodes reach, and a port that is free on the first node."""
+    """Check that the master address of several nodes is not local, and that its port is free on the first node."""
     address = _first(node, "MASTER_ADDR", "--master-addr", "--master_addr")
     port = _first(node, "MASTER_PORT", "--master-port", "--master_port")
     num_nodes = node.script.number("--nnodes")
@@ -200,7 +200,7 @@ def check_master(node: Node) -> Iterable[Finding]:
 
 
 def check_clock(node: Node) -> Iterable[Finding]:
-    """Check for synchronised clocks; with peers named, the difference to each, by half the round trip of ``ssh``."""
+    """Check that the clock is synchronised; compare it with each peer's over ``ssh``, within half the round trip."""
     for peer in node.peers:
         before = node.now_s()
         told = node.run(["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", peer, "date", "+%s.%N"])

@@ -1,4 +1,4 @@
-"""Flags as fields of a dataclass per group; from them flags are registered, documented, and read back checked."""
+"""Flags as fields of a dataclass per group: the source for their registration, documentation and checked values."""
 
 from __future__ import annotations
 
@@ -112,9 +112,9 @@ def _name(destination: str) -> str:
 
 
 def read_flags(group: type[Group], arguments: argparse.Namespace) -> Group:
-    """Return the values of ``group``'s flags as the host parsed them; ``ConfigError`` names one that cannot be.
+    """Return the values of ``group``'s flags as the host parsed them; ``ConfigError`` names an invalid one.
 
-    The host may have registered a flag itself, as another type, without a default or not at all.
+    The host may have registered a flag itself, with another type or without a default, or may lack it.
     """
     import msgspec
 

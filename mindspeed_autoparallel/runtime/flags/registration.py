@@ -1,4 +1,4 @@
-"""Adds our flags to the host's parser, last and only where the host lacks a flag of that name.
+"""Adds our flags to the host's parser, last, and only those whose names the host lacks.
 
 Hosts register some of them already (MindSpeed-MM, MindSpeed); a clash must never become an argparse error.
 """
@@ -50,7 +50,7 @@ def flags_of_command() -> set[str]:
 
 
 def keys_given(argv: Sequence[str]) -> dict[str, str]:
-    """Return our flags that ``argv`` has as Hydra's keys (``+auto_parallel_mm=true``), with the words."""
+    """Return our flags that ``argv`` gives as Hydra's keys (``+auto_parallel_mm=true``): name -> word."""
     names = {flag.destination: flag.name for group in flag_groups() for flag in flags_of(group)}
     found = {}
     for word in argv:
@@ -81,7 +81,7 @@ def flags_of_host(parser: argparse.ArgumentParser) -> set[str]:
 def without_switches(argv: Sequence[str]) -> list[str]:
     """Return ``argv`` without the switches that start a feature: processes that measure for it must not start it again.
 
-    Hosts read the command line too, some of them before they make a parser.
+    Hosts also read the command line themselves, some of them before they make a parser.
     """
     return [word for word in argv if word.replace("_", "-") not in _STARTERS]
 

@@ -47,7 +47,7 @@ _SHAPE_UNDER_A_SWITCH = {
         "moe_latent_size",
     ),
 }
-"""Arguments that shape it only if the first of them is given: their defaults differ between releases."""
+"""Switch -> arguments that shape the model only if the switch is on: their defaults differ between releases."""
 
 
 _MIMO = (("llm_tp", "encoder_tp"), ("model_provider", "dataset_provider"))
@@ -61,7 +61,7 @@ class Description:
     modules: tuple[DescribedModule, ...]
     model_file: Path | None
     content: Mapping[str, object]
-    """model.json, or nothing."""
+    """model.json; empty if the flags describe the model."""
     model_hash: str
     """Hash of everything that shapes the model, without its parallel layout."""
 
@@ -83,7 +83,7 @@ class Description:
 
 
 def describe(arguments: argparse.Namespace) -> Description:
-    """Read the description that the host's ``arguments`` name; ``ConfigError`` names file, key and allowed range."""
+    """Read the model that the host's ``arguments`` describe; ``ConfigError`` names file, key and allowed range."""
     file_name = getattr(arguments, MODEL_FILE_ARGUMENT, None)
     shape = _shape(arguments)
     if not file_name:
@@ -93,7 +93,7 @@ def describe(arguments: argparse.Namespace) -> Description:
     if not isinstance(content, dict):
         raise ConfigError(f"{path} must hold a JSON object with a block per module, got {type(content).__name__}.")
     found = modules_of_file(content, path)
-    # With a model file the shell's layer count is a formality of Megatron's parser.
+    # With a model file, --num-layers only satisfies Megatron's parser.
     shape.pop("num_layers", None)
     return Description(found, path, content, _hash({"arguments": shape, "model": _without_layout(content)}))
 
@@ -111,7 +111,7 @@ def _shape(arguments: argparse.Namespace) -> dict[str, object]:
             names += [switch, *more]
     values = {name: getattr(arguments, name, None) for name in names}
     if pattern := hybrid_pattern(arguments):
-        # It gives the number of layers; the ends of its stages belong to the layout.
+        # The pattern gives the number of layers; its stage ends, already removed, belong to the layout.
         values |= {"num_layers": None, PATTERN_ARGUMENT: pattern}
     return {name: value for name, value in values.items() if value}
 
@@ -124,7 +124,7 @@ def _modules_of_flags(arguments: argparse.Namespace) -> tuple[DescribedModule, .
         raise ConfigError(f"--num-layers must be a positive integer, got {layers}.")
     if not is_llava(arguments):
         return (DescribedModule("text_decoder", int(layers), ()),)
-    # Named as the attributes of its model are.
+    # The names of the model's attributes.
     decoder = int(getattr(arguments, "decoder_num_layers", None) or layers)
     return (
         DescribedModule("vision_model", int(own or layers), (), bool(arguments.freeze_ViT)),

@@ -1,8 +1,9 @@
 """Shapes that pipeline stages send each other ahead of their tensors, for a rank whose neighbours are absent.
 
-Where lengths vary, Megatron's stages exchange the shape of every activation and gradient. A gradient has the shape of
-its activation, and 1F1B returns gradients in the order in which activations were sent. A caller that runs a schedule
-and can compute the shapes of the activations sets them with ``arriving``; otherwise they have the longest sequence.
+With variable sequence lengths, Megatron's stages exchange the shape of every activation and gradient. A gradient has
+the shape of its activation, and 1F1B returns gradients in the order in which activations were sent. A caller that runs
+a schedule and can compute the shapes of the activations sets them with ``arriving``; otherwise they are those of the
+longest sequence.
 """
 
 from __future__ import annotations
@@ -45,8 +46,11 @@ def plays_alone() -> bool:
 
 @contextmanager
 def arriving(shapes: Callable[[], Iterable[Shape] | None]) -> Iterator[None]:
-    """Run a schedule inside the block; ``shapes`` gives those of its activations in the order in which they arrive,
-    or ``None`` for the longest. It is called only in a process that runs a rank alone."""
+    """Set the activation shapes of the schedule that runs inside the block.
+
+    ``shapes`` returns them in the order of arrival, or ``None`` for the longest sequence. It is called only in a
+    process that runs a rank alone.
+    """
     if not plays_alone():
         yield
         return
@@ -70,7 +74,7 @@ def sequence_shape(length: int, num_rows: int, config: Any) -> Shape:
 
 
 def stand_in_for_neighbours() -> None:
-    """Serve exchanges of shapes without a neighbour: in the function of 0.12, and in the method of later releases."""
+    """Replace Megatron's exchange of shapes by one without neighbours: a function in 0.12, later a method."""
     call_after_import("megatron.core.pipeline_parallel.p2p_communication", _replace)
 
 

@@ -1,7 +1,7 @@
-"""Load the state of one optimizer into two, and of two into one.
+"""Loads the state of one optimizer into two, and of two into one.
 
 Megatron gives experts a separate optimizer if EP is above 1, and uses the common one if EP is 1. A
-``torch_dist`` checkpoint names the tensors of the state by their parameters, so every optimizer finds its own in both.
+``torch_dist`` checkpoint names the tensors of the state by their parameters, so every optimizer finds its own.
 The rest differs: settings of the parameter groups, the step and the loss scale are stored once, or under 0 and 1.
 """
 
@@ -16,11 +16,11 @@ _EXPERTS = "is_expert_parallel"
 
 
 def load_state(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
-    """Pass the state on to Megatron in the form that as many optimizers as this one chains would have saved.
+    """Convert the state to the form that a chain of as many optimizers would have saved, and load it.
 
     ``wrapped``: ``load_state_dict`` of the chained optimizer, whose one argument is the state.
 
-    Raises ``RuntimeError`` where a parameter group has no counterpart in the checkpoint.
+    Raises ``RuntimeError`` if a parameter group has no counterpart in the checkpoint.
     """
     inner = wrapped.__self__.chained_optimizers  # type: ignore[attr-defined]  # a bound method
     state_dict: Any = args[0] if args else kwargs["state_dict"]
@@ -54,7 +54,7 @@ def _holder(state: State) -> State:
 
 
 def _settings(group: Mapping[str, object], stored: list[Mapping[str, object]]) -> dict[str, object]:
-    """Return the stored settings of ``group``, matched by the keys that identify groups except those of experts."""
+    """Return the stored settings of ``group``, matched by Megatron's identifying keys but ``is_expert_parallel``."""
     wanted = _identity(group)
     for candidate in stored:
         if _identity(candidate) == wanted:

@@ -1,4 +1,4 @@
-"""Which function takes over after the host has parsed its arguments, per feature."""
+"""Maps each feature and task to the function that starts it once the host has parsed its arguments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TASK_VARIABLE = "MINDSPEED_AUTOPARALLEL_TASK"
 """Set only in processes this package starts: the file with the measuring task of the process."""
 
 ALONE_VARIABLE = "MINDSPEED_AUTOPARALLEL_ALONE"
-"""Set in processes that play a rank alone: the size of the emulated world. Their process groups are fake from before
+"""Set in processes that run one rank alone: the size of the emulated world. Their process groups are fake even before
 Megatron is imported."""
 
 TASK_HANDLERS = {
@@ -57,7 +57,7 @@ _ONE_JOB = (
     "auto_parallel_plan",
     "operator_plan",
 )
-"""Features that exclude each other: some search and end, the plans train."""
+"""Features that exclude each other: some search and exit, the plans train."""
 
 
 _HETERO = "--hetero-parallel"
@@ -76,7 +76,7 @@ _KEEPERS = (
 
 
 class Parses:
-    """Changes of the features to this process's arguments, for hosts that parse them more than once."""
+    """Changes that the features made to this process's arguments, for hosts that parse them more than once."""
 
     def __init__(self) -> None:
         self.command: tuple[str, ...] | None = None
@@ -84,7 +84,7 @@ class Parses:
         self.flags_of_host: frozenset[str] = frozenset()
         """Names of flags of ours that the host's parser had already."""
         self.unwatched: set[str] = set()
-        """Printed lines about functions that a feature cannot watch."""
+        """Lines already printed about functions that a feature cannot watch."""
 
     def is_repeated(self) -> bool:
         """Return whether the features have already processed this command line."""
@@ -99,7 +99,7 @@ class Parses:
         self.command = _command()
 
     def repeat(self, arguments: argparse.Namespace) -> None:
-        """Apply the recorded changes to ``arguments``, and replace the first ones in the objects that hold them."""
+        """Apply the recorded changes to ``arguments``; give these to the objects that hold the earlier arguments."""
         vars(arguments).update(self.changes)
         for path in _KEEPERS:
             module, _, name = path.partition(":")
@@ -216,7 +216,7 @@ def _enable(*flags: str) -> None:
 
 
 def _verify(flag: str) -> None:
-    """Check the functions that ``flag`` works through, and print once which it cannot watch."""
+    """Check the functions that ``flag`` works through; print those that it cannot watch, each once."""
     told = of_process(Parses).unwatched
     for line in ENGINE.verify(flag):
         if line not in told:

@@ -1,6 +1,6 @@
 """Hybrid models: a letter per layer in ``--hybrid-layer-pattern``, which also marks the ends of stages.
 
-From Megatron 0.17 on ``|`` in the pattern ends a virtual stage, in chain order; the part after ``/`` are layers of
+From Megatron 0.17 on ``|`` in the pattern ends a virtual stage, in chain order; the part after ``/`` lists layers of
 multi-token prediction, on the last stage. Up to 0.16 the pattern (``--hybrid-override-pattern``) is cut evenly.
 """
 
@@ -20,7 +20,7 @@ _STAGE, _PREDICTION = "|", "/"
 
 
 def hybrid_pattern(arguments: argparse.Namespace) -> str:
-    """Return the script's pattern without ends of stages; nothing for other models, or if patterns have no stages."""
+    """Return the script's pattern without stage ends; empty for other models and for releases up to 0.16."""
     if not hasattr(arguments, PATTERN_ARGUMENT):
         return ""
     given = getattr(arguments, PATTERN_ARGUMENT) or getattr(arguments, OLD_ARGUMENT, None)
@@ -34,7 +34,7 @@ def predicts_further_tokens(arguments: argparse.Namespace) -> bool:
 
 
 def recomputes_whole_layers(arguments: argparse.Namespace) -> bool:
-    """Return whether this Megatron trains the model with whole layers recomputed.
+    """Return whether this Megatron can train the model with whole layers recomputed.
 
     Release 0.18 passes a padding mask to the recompute of multi-token prediction, which does not take one.
     """
@@ -43,25 +43,28 @@ def recomputes_whole_layers(arguments: argparse.Namespace) -> bool:
 
 
 def set_pattern(arguments: argparse.Namespace, pattern: str) -> None:
-    """Make the host build the layers of ``pattern``, under the name that the script uses."""
+    """Make the host build the layers of ``pattern``; clear the old name, since Megatron refuses both together."""
     setattr(arguments, PATTERN_ARGUMENT, pattern)
     if hasattr(arguments, OLD_ARGUMENT):
         setattr(arguments, OLD_ARGUMENT, None)
 
 
 def num_pattern_layers(pattern: str) -> int:
-    """Return layers of the decoder in a pattern of ``hybrid_pattern``."""
+    """Return the number of the decoder's layers in a pattern of ``hybrid_pattern``."""
     return len(pattern.partition(_PREDICTION)[0])
 
 
 def first_of_pattern(pattern: str, num_layers: int) -> str:
-    """Return ``pattern`` with the first ``num_layers`` layers of its decoder alone."""
+    """Return ``pattern`` with only the first ``num_layers`` layers of its decoder."""
     layers, mark, ahead = pattern.partition(_PREDICTION)
     return layers[:num_layers] + mark + ahead
 
 
 def cut_pattern(pattern: str, counts: Sequence[int]) -> str:
-    """Return ``pattern`` with ``counts`` layers on each virtual stage. Raises ``PlanError``."""
+    """Return ``pattern`` with ``counts`` layers on each virtual stage.
+
+    Raises ``PlanError`` if the counts do not add up to the decoder's layers, or one is 0.
+    """
     layers, mark, ahead = pattern.partition(_PREDICTION)
     if sum(counts) != len(layers) or not all(counts):
         raise PlanError(

@@ -49,15 +49,15 @@ class Installation:
 
     @property
     def release(self) -> str:
-        """Return the release, such as ``0.19.2``; empty where it is unknown."""
+        """Return the release, such as ``0.19.2``; empty if unknown."""
         return release_in(self.core) if self.core is not None else ""
 
 
 def find_installation(path: Iterable[str] | None = None) -> Installation:
     """Search ``path`` (``sys.path``) in the order of an import, without importing.
 
-    ``megatron`` is a namespace package: each part comes from the first folder that has it, unless some folder's
-    ``megatron`` has an ``__init__.py``, which then holds all of them.
+    ``megatron`` is a namespace package: each part comes from the first folder that has it, unless a ``megatron`` with
+    an ``__init__.py`` is on the path, which then provides all parts.
     """
     folders = [Path(entry or ".") / "megatron" for entry in (sys.path if path is None else path)]
     folders = [folder for folder in folders if folder.is_dir()]
@@ -71,7 +71,7 @@ def find_installation(path: Iterable[str] | None = None) -> Installation:
 
 
 def check_installation(installation: Installation, flags: Sequence[str]) -> str:
-    """Raise ``ConfigError`` if ``flags`` of this package cannot work on it; else return a remark, or nothing."""
+    """Raise ``ConfigError`` if ``flags`` of this package cannot work on it; else return a remark or an empty string."""
     core, training, release = installation.core, installation.training, installation.release
     given = ", ".join(sorted(flags))
     if core is None:

@@ -18,7 +18,7 @@ LAYOUT_ARGUMENT = "pipeline_model_parallel_layout"
 """Flag that expresses any split of a language model, from Megatron 0.13 on."""
 FIRST_ARGUMENT, LAST_ARGUMENT = "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"
 EMBEDDING_ARGUMENT, LOSS_ARGUMENT = "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"
-"""Switches that count as a layer of an even split, so that the first or last stage has one layer less."""
+"""Switches that count embedding or loss as a layer of an even split: the first or last stage gets one less."""
 CHUNKS_ARGUMENT = "num_virtual_stages_per_pipeline_rank"
 EXPERT_TENSOR_ARGUMENT = "expert_tensor_parallel_size"
 GROUP_ARGUMENT = "microbatch_group_size_per_vp_stage"
@@ -52,7 +52,7 @@ def sizes(plan: Plan) -> dict[str, ArgumentValue]:
 def recompute_arguments(kind: str, num_layers: int = 0) -> dict[str, ArgumentValue]:
     """Return Megatron's argument destinations and values of a recompute kind (``spec.recompute``).
 
-    ``num_layers``: the first so many of every chunk are recomputed one by one, where that is ``full``; 0: all of them.
+    ``num_layers``: with ``full``, recompute the first ``num_layers`` of every chunk, one by one; 0 recomputes all.
     """
     if size := policy_of(kind).layers_per_group:
         method, number = ("block", num_layers) if size == 1 and num_layers else ("uniform", size)
@@ -64,7 +64,7 @@ def recompute_arguments(kind: str, num_layers: int = 0) -> dict[str, ArgumentVal
 
 
 def kind_everywhere(plan: Plan) -> str | None:
-    """Return the one recompute kind of all layers, if it is not single layers of a language model; otherwise ``None``.
+    """Return the recompute kind of all layers; ``None`` without any, and for ``full`` in one module, set by stage.
 
     Raises ``PlanError`` if stages differ in it: Megatron's flags apply to every layer of every rank.
     """
@@ -90,9 +90,9 @@ def kind_everywhere(plan: Plan) -> str | None:
 def pipeline_layout(plan: Plan, num_mtp_layers: int = 0) -> str:
     """Return ``--pipeline-model-parallel-layout`` of a language model: ``Et*5|t*11|t*9L``, one part per virtual stage.
 
-    Stages are listed in chain order, in which Megatron assigns virtual stages. ``num_mtp_layers``: of
-    multi-token prediction (``m``), which run before the loss on the last stage, as they do without a layout, or on the
-    stage where the plan has them.
+    Stages are listed in chain order, in which Megatron assigns virtual stages. ``num_mtp_layers``:
+    layers of multi-token prediction (``m``). They run on the stage where the plan has them; by default on the last
+    stage, before the loss, as without a layout.
     """
     if len(plan.model.modules) != 1:
         raise PlanError("a pipeline layout string describes one module; multimodal hosts read model.json instead.")
@@ -115,7 +115,7 @@ def pipeline_layout(plan: Plan, num_mtp_layers: int = 0) -> str:
 def stage_arguments(plan: Plan, arguments: argparse.Namespace) -> dict[str, int | str | None]:
     """Return Megatron's destinations and values for the plan's split, in a form that the release supports.
 
-    Nothing if the default even split is the same. Raises ``PlanError`` for a split that it cannot run.
+    Empty if Megatron's default is the same. Raises ``PlanError`` for a split that it cannot run.
     """
     layout = plan.layout
     if pattern := hybrid_pattern(arguments):
@@ -144,7 +144,9 @@ def refuse_ends_alone(counts: Sequence[int]) -> None:
 
 
 def uneven_arguments(counts: Sequence[int], width: int, chunks: int) -> dict[str, int | str | None]:
-    """Return how a release without layout strings writes layers by virtual stage; ``width`` ranks of ``chunks`` each.
+    """Return the arguments for ``counts``, layers by virtual stage, in a release without layout strings.
+
+    ``width``: pipeline ranks; ``chunks``: virtual stages of each.
 
     Raises ``PlanError`` for a split that it cannot run.
     """
@@ -161,10 +163,10 @@ def uneven_arguments(counts: Sequence[int], width: int, chunks: int) -> dict[str
 
 
 def _chunk_arguments(counts: Sequence[int], width: int, chunks: int) -> dict[str, int | str | None]:
-    """Return how a release without layout strings writes layers by virtual stage.
+    """Return the arguments of ``uneven_arguments`` with virtual stages.
 
-    All alike; a layer less on the first, the last or both; or the same for all chunks of a rank, where ranks other than
-    the first and the last are alike.
+    Possible splits: all stages alike; a layer less on the first, the last or both; or equal chunks on each rank, where
+    ranks other than the first and the last are alike.
     """
     least, most = min(counts), max(counts)
     if set(counts[1:-1]) == {most} and least >= most - 1:
@@ -215,8 +217,8 @@ def check_pairs(plan: Plan, arguments: argparse.Namespace) -> None:
 
 
 def takes_pairs(plan: Plan) -> bool:
-    """Return whether Megatron takes combined 1F1B under ``plan``: experts on several ranks, one stage or several chunks
-    per rank, no full recompute."""
+    """Return whether Megatron accepts combined 1F1B under ``plan``: experts on several ranks, one stage or several
+    chunks per rank, no full recompute."""
     layout = plan.layout
     kinds = {
         kind for stage in plan.stages for rows in stage.recompute.values() for kind, count in rows.items() if count

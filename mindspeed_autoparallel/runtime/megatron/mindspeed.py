@@ -79,7 +79,7 @@ def expert_tensor_sizes(arguments: argparse.Namespace) -> tuple[int, ...]:
     given = getattr(arguments, "expert_tensor_parallel_size", None)
     if given is not None:
         return (int(given),)
-    # MindSpeed replaces Megatron's dispatchers, and Megatron's oldest takes no other size than TP.
+    # MindSpeed replaces Megatron's dispatchers, and Megatron's alltoall_seq supports no size but TP.
     runs_whole = hasattr(arguments, "expert_tensor_parallel_size") and "mindspeed" not in sys.modules
     runs_whole = runs_whole and getattr(arguments, "moe_token_dispatcher_type", None) != "alltoall_seq"
     return (0, 1) if getattr(arguments, "num_experts", None) and runs_whole else (0,)
@@ -93,8 +93,8 @@ def tensor_grid(arguments: argparse.Namespace) -> int:
 
 
 def check_tensor_size(arguments: argparse.Namespace, layout: Layout, path: Path) -> None:
-    """Raise ``PlanError`` if MindSpeed would fail: ``--use-ascend-mc2`` needs a split along the sequence, ``--tp-2d``
-    its own size and no such split."""
+    """Raise ``PlanError`` if MindSpeed would fail: ``--use-ascend-mc2`` needs sequence parallelism, ``--tp-2d``
+    its own TP size without sequence parallelism."""
     if getattr(arguments, "use_ascend_mc2", False) and not (layout.tensor_size > 1 and layout.sequence_parallel):
         raise PlanError(
             f"{path} has tensor-parallel size {layout.tensor_size}"
@@ -112,8 +112,10 @@ def check_tensor_size(arguments: argparse.Namespace, layout: Layout, path: Path)
 
 
 def check_expert_groups(arguments: argparse.Namespace, layout: Layout, path: Path) -> None:
-    """Raise ``PlanError`` where MindSpeed-LLM routes tokens to groups of experts, which are the expert ranks, and would
-    end with an assertion at the plan's."""
+    """Raise ``PlanError`` if the plan has too few expert ranks for MindSpeed-LLM's group-limited routing.
+
+    Its groups are the expert ranks; it asserts that they outnumber the groups of a token.
+    """
     limited = getattr(arguments, "moe_router_load_balancing_type", None) == "group_limited_greedy"
     most = int(getattr(arguments, "moe_router_group_topk", None) or 0)
     if limited and most >= layout.expert_size:
@@ -149,7 +151,7 @@ def ties_embeddings(content: Mapping[str, object]) -> bool:
 
 
 def check_deepstack(content: Mapping[str, object], encoder: Sequence[int], decoder: Sequence[int], path: Path) -> None:
-    """Raise ``PlanError`` where features of the vision layers (deepstack) would be lost; layers by virtual stage.
+    """Raise ``PlanError`` if features of vision layers (deepstack) would be lost, given the layers by virtual stage.
 
     MindSpeed-MM adds them to the first decoder layers of the stage that ends the encoder, and sends none on: with fewer
     layers there it silently trains another model.
@@ -175,7 +177,7 @@ def _num_vision_features(content: Mapping[str, object]) -> int:
 
 
 def keep_stage(content: dict[str, object], pipeline_rank: int) -> list[int]:
-    """Turn counts of recomputed layers per stage into the one number of ``pipeline_rank``, in a separate model.json.
+    """Replace counts of recomputed layers per stage by the number of ``pipeline_rank``, in that rank's model.json.
 
     Returns the pipeline ranks that recompute more than planned: the number holds for every virtual chunk of a rank.
     """
@@ -188,13 +190,13 @@ def keep_stage(content: dict[str, object], pipeline_rank: int) -> list[int]:
 
 
 def keep_largest(content: dict[str, object]) -> None:
-    """Turn counts of recomputed layers per stage into the largest, in a model.json that all ranks read."""
+    """Replace counts of recomputed layers per stage by the largest, in a model.json that all ranks read."""
     for block in _counted(content):
         _set_number(block, max(max(counts) for counts in _chunks(block)))
 
 
 def _counted(block: dict[str, object]) -> Iterator[dict[str, object]]:
-    """List the blocks that have counts per stage."""
+    """Yield the blocks that have counts per stage."""
     if isinstance(block.get(_NUMBER), list):
         yield block
     for child in block.values():

@@ -38,8 +38,8 @@ class DescribedModule:
 def modules_of_file(content: Mapping[str, object], path: Path) -> tuple[DescribedModule, ...]:
     """Return the blocks with layers in execution order: encoders in file order, ``text_decoder``, a generator.
 
-    Raises ``ConfigError`` where the file describes no text decoder (a diffusion model, an autoencoder, parts for
-    feature extraction), where transformers builds the model and the layers in the file are placeholders, and if a
+    Raises ``ConfigError`` if the file describes no text decoder (a diffusion model, an autoencoder, parts for
+    feature extraction), if transformers builds the model and the layers in the file are placeholders, and if a
     number is invalid.
     """
     _refuse_other_models(content, path)

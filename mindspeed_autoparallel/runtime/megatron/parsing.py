@@ -33,7 +33,7 @@ def parse_with_our_flags(parse: Callable[..., Any], args: tuple[Any, ...], kwarg
     host that registers it itself.
     """
     if kwargs.get("ignore_unknown_args") or (len(args) > 1 and args[1]):
-        # Extra parses by Megatron (fault tolerance, restarts), without the script's own arguments: not the training's.
+        # Megatron's extra parses (fault tolerance, restarts) lack the script's own arguments: not the training's parse.
         return parse(*args, **kwargs)
     with told_in_a_line():
         _refuse_lost_flags()
@@ -86,7 +86,7 @@ def refuse_unseen_flags(arguments: object) -> None:
 def _refuse_lost_flags() -> None:
     """Raise ``ConfigError`` for flags of this package that the process was started with but ``sys.argv`` no longer has.
 
-    MindSpeed-MM's YAML launchers write ``sys.argv`` anew from their file: the training would begin without the feature.
+    MindSpeed-MM's YAML launchers rewrite ``sys.argv`` from their file: the training would begin without the feature.
     """
     if os.environ.get(TASK_VARIABLE):
         return

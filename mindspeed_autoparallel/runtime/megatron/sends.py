@@ -21,7 +21,7 @@ def interleaved_sends(arguments: Any) -> str:
 
 
 def _waits_before_freeing() -> bool:
-    """Return whether a forward's send is waited for before its output is freed, which no version number shows.
+    """Return whether the schedule waits for a forward's send before it frees the output; no version number shows it.
 
     All releases wait for the previous send once in warm-up and once in the steady phase; safe ones wait more often.
     """

@@ -1,7 +1,8 @@
 """Tied embeddings of a language model that begins after the first pipeline stage.
 
 Megatron ties the embedding of the first stage to the output layer of the last. Under MindSpeed-MM the language model
-begins where its ``pipeline_num_layers`` say; with images alone on the first stages, the group of both hangs at start.
+begins at the stage that its ``pipeline_num_layers`` give; if the first stages hold only image layers, the group of both
+hangs at start.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class EmbeddingStage:
 def first_stage(layers: Sequence[int], pipeline_size: int, path: Path) -> int:
     """Return the pipeline rank on which the language model with ``layers`` by virtual stage begins.
 
-    ``PlanError`` if it begins in a later chunk of the ranks of the plan in ``path``: MindSpeed-MM looks for tied
-    embeddings in the first.
+    Raises ``PlanError``, naming the plan's ``path``, if it begins in a later chunk of a rank: MindSpeed-MM supports
+    tied embeddings only in the first.
     """
     first = next(stage for stage, count in enumerate(layers) if count)
     if first >= pipeline_size:
@@ -57,7 +58,7 @@ def tie_first_and_last(wrapped: Callable[..., Any], args: tuple[Any, ...], kwarg
 
 
 def send_embedding(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
-    """Wrap ``setup_embeddings_and_output_layer``: its first stage takes the role of the pipeline's first stage."""
+    """Wrap ``setup_embeddings_and_output_layer``: the model's first stage takes the role of the pipeline's."""
     result = wrapped(*args, **kwargs)
     instance = wrapped.__self__  # type: ignore[attr-defined]  # a bound method
     sends = instance.pre_process and not instance.post_process and instance.share_embeddings_and_output_weights
@@ -66,7 +67,7 @@ def send_embedding(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: M
         from megatron.core import parallel_state
 
         weight = instance.shared_embedding_or_output_weight()
-        # Its gradient is reduced with the last stage's: the distributed optimizer must cut both alike.
+        # Its gradient is reduced with the last stage's: the distributed optimizer must shard both alike.
         weight.shared_embedding = True
         weight.data = weight.data.cuda()
         torch.distributed.all_reduce(weight.data, group=parallel_state.get_embedding_group())

@@ -22,7 +22,7 @@ _OFF = {
 
 
 def train_for(arguments: argparse.Namespace, num_iterations: int) -> None:
-    """Make Megatron train for ``num_iterations`` of the full global batch, with any unit of the script's schedule."""
+    """Make Megatron train for ``num_iterations`` of the full global batch, even if the script counts samples."""
     for name, value in _OFF.items():
         if hasattr(arguments, name):
             setattr(arguments, name, value)
@@ -31,7 +31,7 @@ def train_for(arguments: argparse.Namespace, num_iterations: int) -> None:
 
 @contextlib.contextmanager
 def without_kept_batches(data_iterator: Any = None) -> Iterator[None]:
-    """Disable the rerun machine inside, so that a memory-tracked step counts like a device with its own memory.
+    """Disable Megatron's rerun machine, so that memory tracking does not count the batches that it keeps.
 
     ``data_iterator``: the step's, or one per virtual stage; batches kept of the previous step are released now, as the
     machine itself does when a step begins.

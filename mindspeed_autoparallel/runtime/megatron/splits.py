@@ -1,4 +1,4 @@
-"""The splits of layers over stages that the host can run: not every release and script takes all."""
+"""The splits of layers over stages that the host can run: not every release and script supports all."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _one_stage(layout: Layout, description: Description) -> Iterator[Layers]:
 
 
 def _first_and_last(layout: Layout, num_layers: int) -> Iterator[tuple[int, ...]]:
-    """List rows of at least one layer per stage."""
+    """Yield rows of at least one layer per stage."""
     stages = layout.num_virtual_stages
     if layout.virtual_size > 1:
         yield from _chunks(layout, num_layers)
@@ -68,7 +68,7 @@ def _first_and_last(layout: Layout, num_layers: int) -> Iterator[tuple[int, ...]
 
 
 def _chunks(layout: Layout, num_layers: int) -> Iterator[tuple[int, ...]]:
-    """List rows of interleaved layouts: even, with embedding and loss each counted as a layer or not; or equal for all
+    """Yield rows of interleaved layouts: even, with embedding and loss each counted as a layer or not; or equal for all
     chunks of a rank."""
     stages, chunks = layout.num_virtual_stages, layout.virtual_size
     for less_first, less_last in itertools.product((0, 1), repeat=2):
@@ -84,7 +84,7 @@ def _chunks(layout: Layout, num_layers: int) -> Iterator[tuple[int, ...]]:
 
 
 def _encoder_first(layout: Layout, encoder: str, num_encoder: int, decoder: str, num_decoder: int) -> Iterator[Layers]:
-    """Return the one split of Megatron's pretrain_vlm.py: its vision model takes no virtual stages."""
+    """Yield the only split of Megatron's pretrain_vlm.py, if it exists: the vision model supports no virtual stages."""
     stages = layout.pipeline_size
     if layout.virtual_size == 1 and num_decoder % stages == 0:
         yield {encoder: (num_encoder, *(0,) * (stages - 1)), decoder: (num_decoder // stages,) * stages}

@@ -1,4 +1,4 @@
-"""Refuses models that no search describes by their flags, before Megatron is imported if the flags suffice."""
+"""Refuses models that the searches cannot derive from flags, before Megatron is imported if the flags suffice."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def refuse_several_models(arguments: argparse.Namespace, flag: str) -> None:
 
 
 def refuse_unlike_layers(arguments: argparse.Namespace, flag: str) -> None:
-    """Refuse layers beyond plain or grouped attention with an MLP or experts in all of them alike."""
+    """Refuse a model unless all layers are alike: plain or grouped attention with an MLP or experts."""
     frequency = getattr(arguments, "moe_layer_freq", None)
     alike = frequency in (None, 1) or (isinstance(frequency, list) and len(set(frequency)) == 1)
     others = {
@@ -104,8 +104,8 @@ def refuse_batch_schedule(arguments: argparse.Namespace, flag: str) -> None:
 def refuse_hybrid_command(flags: Collection[str], argv: Sequence[str]) -> None:
     """End the process if ``flags`` has the operator search and ``argv`` describes a hybrid model.
 
-    Importing Megatron takes longer than reading ``argv``. Values from defaults of the script or a YAML file are checked
-    by ``refuse_hybrid`` in the parsed arguments.
+    ``argv`` is read first because importing Megatron takes long. Values from defaults of the script or a YAML file are
+    checked by ``refuse_hybrid`` in the parsed arguments.
     """
     if _OPERATORS not in flags:
         return
@@ -119,7 +119,7 @@ def refuse_hybrid_command(flags: Collection[str], argv: Sequence[str]) -> None:
 
 
 def _pattern(arguments: argparse.Namespace) -> str:
-    """Return the layers of a hybrid model by letter (``M*-M*-``: Mamba, attention, MLP), nothing for others."""
+    """Return the layers of a hybrid model by letter (``M*-M*-``: Mamba, attention, MLP); empty for others."""
     for name in _PATTERNS:
         if pattern := getattr(arguments, name, None):
             return str(pattern)

@@ -19,7 +19,7 @@ MEMORY_VARIABLE = "MINDSPEED_AUTOPARALLEL_CPU_MEMORY_MIB"
 
 
 class CpuAdapter:
-    """gloo, wall clock, tracked storages."""
+    """Communicates with gloo, times on the host's clock, and counts memory by tracking storages."""
 
     name = "cpu"
     backend = "gloo"
@@ -28,7 +28,7 @@ class CpuAdapter:
         self._edits: Edits | None = None
 
     def prepare(self) -> None:
-        """Install the torch.cuda facade and the Megatron edits; once."""
+        """Install the torch.cuda facade and the Megatron edits; a second call does nothing."""
         if self._edits is not None:
             return
         self._edits = edits = Edits()
@@ -53,19 +53,19 @@ class CpuAdapter:
         return edits.left_in_place
 
     def synchronize(self) -> None:
-        """Return at once: everything is done when a call returns."""
+        """Return at once: calls on the CPU are synchronous."""
 
     def clock(self) -> Any:
-        """Return seconds."""
+        """Return the host's monotonic clock, in seconds."""
         return time.perf_counter()
 
     def seconds_between(self, start: Any, end: Any) -> float:
-        """Return seconds."""
+        """Return ``end - start``, in seconds."""
         return float(end - start)
 
     @contextlib.contextmanager
     def tracked_memory(self) -> Iterator[MemoryProbe]:
-        """Follow every storage; several times slower, so nothing is timed inside."""
+        """Track every storage; operators take several times longer, so time nothing inside."""
         from mindspeed_autoparallel.runtime.devices.cpu.storages import TrackedStorages
 
         limit = self._emulated_bytes()
@@ -73,7 +73,7 @@ class CpuAdapter:
             yield storages
 
     def reserved_bytes(self) -> int | None:
-        """Return ``None``: the host's allocator is the operating system's."""
+        """Return ``None``: the host has no caching allocator to read."""
         return None
 
     def total_memory_bytes(self) -> int:
@@ -85,11 +85,11 @@ class CpuAdapter:
         return int(physical // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Return whether it is torch's error on CPU, Python's ``MemoryError``, or that of the emulated capacity."""
+        """Return whether ``error`` is a host shortage, or a ``RuntimeError`` with an out-of-memory message."""
         return is_host_shortage(error) or (isinstance(error, RuntimeError) and "out of memory" in str(error).lower())
 
     def fingerprint(self) -> dict[str, str]:
-        """Return machine, core count and torch's release."""
+        """Return the machine, the number of cores and of threads, and torch's release."""
         import torch
 
         return {

@@ -11,7 +11,7 @@ from mindspeed_autoparallel.runtime.devices.cpu.tensors import names_accelerator
 
 
 def install(edits: Edits) -> None:
-    """Wrap the functions that choose a backend, the one that takes devices, and what gloo sends."""
+    """Wrap the functions that take a backend or a device, and the transfers that gloo restricts."""
     import torch.distributed as distributed
     from torch.distributed import distributed_c10d
 
@@ -86,7 +86,7 @@ def _gathers_of_unequal_sizes(distributed: Any) -> Callable[..., Any]:
 
 
 def _gloo(backend: Any) -> Any:
-    """Return ``gloo`` for an accelerator's backend; None (the default group's) and others stay."""
+    """Return ``gloo`` for an accelerator's backend; return others, and None (the default group's), unchanged."""
     if backend is None or str(backend) == "fake":
         return backend
     return "gloo" if any(name in str(backend) for name in ("nccl", "hccl")) else backend

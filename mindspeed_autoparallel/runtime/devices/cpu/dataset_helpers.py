@@ -20,10 +20,10 @@ _NUM_LINES = 8
 
 
 def compile_dataset_helpers(folder: Path) -> Path | None:
-    """Compile ``helpers_cpp`` in ``folder`` unless it is there; its path, or ``None`` where a wheel has no Makefile.
+    """Compile ``helpers_cpp`` in ``folder`` unless it exists; return its path, or None without a Makefile or source.
 
     Processes that start together may all compile: each writes a separate file and renames it. Raises ``ConfigError``
-    with the compiler's last lines where that fails.
+    with the compiler's last lines if compilation fails.
     """
     compiled = folder / f"{_NAME}{sysconfig.get_config_var('EXT_SUFFIX')}"
     if compiled.exists():

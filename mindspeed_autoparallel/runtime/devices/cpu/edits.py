@@ -12,7 +12,7 @@ _MISSING = object()
 
 
 class Edits:
-    """Replacements that can be undone, in reverse order. Undone edits stay undone: make new ones."""
+    """Replacements that ``undo`` reverts in reverse order. For edits after ``undo``, make a new object."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []

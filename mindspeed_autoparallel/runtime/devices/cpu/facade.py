@@ -1,4 +1,4 @@
-"""``torch.cuda`` implemented on the CPU, as far as Megatron uses it."""
+"""The part of ``torch.cuda`` that Megatron uses, implemented on the CPU."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from mindspeed_autoparallel.runtime.devices.cpu.edits import Edits
 
 
 class Event:
-    """A time."""
+    """An event as a timestamp of the host's clock."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.time = 0.0
 
     def record(self, stream: Any = None) -> None:
-        """Take the time now."""
+        """Record the current time."""
         self.time = time.perf_counter()
 
     def wait(self, stream: Any = None) -> None:
@@ -38,7 +38,7 @@ class Event:
 
 
 class Stream:
-    """The only stream there is; all its instances are equal."""
+    """The only stream; all instances compare equal."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.stream_id = self.cuda_stream = self.device_index = 0
@@ -116,7 +116,7 @@ _TENSOR_TYPES = (
 
 
 def install(edits: Edits, total_memory_bytes: int) -> None:
-    """Replace what Megatron calls of torch.cuda, and make torch.accelerator report no accelerator."""
+    """Replace the functions of torch.cuda that Megatron calls, and make torch.accelerator report no accelerator."""
     import torch
 
     cuda = torch.cuda
@@ -130,7 +130,7 @@ def install(edits: Edits, total_memory_bytes: int) -> None:
     edits.set(cuda, "default_generators", (torch.default_generator,) * max(8, _local_world_size()))
     for name in _TENSOR_TYPES:
         edits.set(cuda, name, getattr(torch, name))
-    # These two modules are imported by name elsewhere.
+    # Other code also calls the functions through torch.cuda.random and torch.cuda.memory.
     for name in _RNG:
         edits.set(cuda.random, name, getattr(cuda, name))
     for name in (

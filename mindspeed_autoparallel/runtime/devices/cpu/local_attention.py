@@ -1,4 +1,4 @@
-"""What Megatron's local attention refuses: head sizes that differ (multi-latent attention), and packed sequences."""
+"""Extends Megatron's local attention to unequal head sizes (multi-latent attention) and packed sequences."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def let_local_attention_take_two_head_sizes(edits: Edits, module: ModuleType) ->
     """Let ``DotProductAttention`` take ``k_channels`` and ``v_channels``, elements per head, as Transformer Engine's
     does.
 
-    Its forward reshapes by the tensors' own sizes except for its result, whose width it computes from
-    ``config.kv_channels`` at construction.
+    Megatron's forward takes all sizes from its tensors except for the width of the output, which the constructor
+    computes from ``config.kv_channels``.
     """
     attention: Any = module.DotProductAttention
     construct, forward = attention.__init__, attention.forward
@@ -35,7 +35,7 @@ def let_local_attention_take_two_head_sizes(edits: Edits, module: ModuleType) ->
     @functools.wraps(forward)
     def contiguous_forward(self: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
         if getattr(self, "has_latent_heads", False):
-            # Key and value are cut out of one projection, and the forward takes views of them.
+            # Key and value are slices of one projection, and the forward views them in other shapes.
             key, value = key.contiguous(), value.contiguous()
         return forward(self, query, key, value, *args, **kwargs)
 
@@ -63,7 +63,7 @@ def let_local_attention_take_packed_sequences(edits: Edits, module: ModuleType) 
         kind = kwargs.get("attn_mask_type") or self.attn_mask_type
         parts = []
         for start, stop in itertools.pairwise([*boundaries, query.shape[0]]):
-            # Boundaries are filled up with the last one; rows after it are padding.
+            # The last boundary may repeat; rows after it are padding.
             if stop > start:
                 rows = (tensor[start:stop].unsqueeze(1).contiguous() for tensor in (query, key, value))
                 length = stop - start

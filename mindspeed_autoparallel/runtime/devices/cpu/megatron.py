@@ -43,7 +43,7 @@ def _apply(edit: Callable[[Edits, ModuleType], None], edits: Edits, module: Modu
 
 
 def _compilation_by_this_interpreter(edits: Edits, module: ModuleType) -> None:
-    # A wheel ships the compiled helpers but no Makefile, and rank 0 would exit.
+    # A wheel ships the compiled helpers but no Makefile, without which Megatron's own function ends rank 0.
     folder = Path(str(module.__file__)).parent
     edits.set(module, "compile_helpers", lambda: compile_dataset_helpers(folder) and None)
 
@@ -67,7 +67,7 @@ def _norm_under_sequence_parallel(edits: Edits, module: ModuleType) -> None:
         kind = kinds[config.normalization]
         assert kind is not None
         norm = kind(normalized_shape=hidden_size, eps=eps)
-        # Torch's norm is correct under sequence parallelism as long as its gradients are summed over the group.
+        # Torch's norm is correct under sequence parallelism if its gradients are summed over the group.
         for parameter in norm.parameters():
             parameter.sequence_parallel = config.sequence_parallel
         return norm
@@ -79,7 +79,7 @@ def _recompute_without_transformer_engine(edits: Edits, module: ModuleType) -> N
     if not getattr(module, "HAVE_TE", False) and not hasattr(module, "FP8GlobalStateManager"):
 
         class NoFp8:
-            """CheckpointWithoutOutput calls these two although there is no fp8."""
+            """CheckpointWithoutOutput calls these two even without fp8."""
 
             @staticmethod
             def is_fp8_enabled() -> bool:
@@ -92,17 +92,17 @@ def _recompute_without_transformer_engine(edits: Edits, module: ModuleType) -> N
         edits.set(module, "FP8GlobalStateManager", NoFp8)
         edits.set(module, "activation_recompute_forward", lambda *args, **kwargs: contextlib.nullcontext())
         edits.set(module, "fp8_autocast", lambda *args, **kwargs: contextlib.nullcontext())
-    # Device and CPU generator are one here, so its "CPU RNG state changed" is always true.
+    # The device's generator is the CPU's here: the warning "CPU RNG state changed" would be constant and meaningless.
     logger = logging.getLogger(module.__name__)
     logger.addFilter(_is_no_rng_warning)
     edits.on_undo(lambda: logger.removeFilter(_is_no_rng_warning))
     if hasattr(module, "_get_share_storage"):
 
         def share(target: Any, source: Any) -> None:
-            # Instead of a C++ extension that every rank would compile for half a minute.
+            # Replaces a C++ extension that every rank would compile for half a minute.
             storage = target.untyped_storage()
             storage.resize_(source.untyped_storage().nbytes())
-            if storage.device.type != "meta":  # fake: nothing to copy, and torch would keep both for ever
+            if storage.device.type != "meta":  # meta has no data to copy, and torch would never free either
                 storage.copy_(source.untyped_storage())
 
         edits.set(module, "_get_share_storage", lambda: share)
@@ -120,21 +120,21 @@ def _dispatcher_splits(edits: Edits, module: ModuleType) -> None:
         return tensor.numpy() if torch.is_tensor(tensor) and as_numpy else tensor
 
     if not hasattr(module, "te_general_gemm"):
-        # 0.16: the router checks whether it is None, and the import that would set it failed.
+        # 0.16: the router compares this name with None, but the failed import has not defined it.
         edits.set(module, "te_general_gemm", None)
     if hasattr(module, "maybe_move_tensor_to_cpu"):
         edits.set(module, "maybe_move_tensor_to_cpu", to_cpu)
 
 
 def _no_transformer_engine(edits: Edits, module: ModuleType) -> None:
-    # 0.16 and newer assume that it is installed if their own wrapper can be imported, which succeeds without it.
+    # 0.16 and newer set HAVE_TE if their own wrapper can be imported, which also works without Transformer Engine.
     if getattr(module, "HAVE_TE", False) and not isinstance(getattr(module, "TELinear", object), type):
         edits.set(module, "HAVE_TE", False)
 
 
 def _no_inference_layers(edits: Edits, module: ModuleType) -> None:
-    # 0.20: a layer of multi-token prediction checks whether it is one of them; without Transformer Engine their
-    # names hold no classes.
+    # 0.20: multi-token prediction tests its layers against the inference layers, whose names are no classes without
+    # Transformer Engine.
     ask = "is_inference_column_parallel_linear"
     if hasattr(module, ask) and not getattr(module, "HAVE_TE", False):
         edits.set(module, ask, lambda asked: False)
@@ -144,7 +144,7 @@ def _vision_norm(edits: Edits, module: ModuleType) -> None:
     import torch
     from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
-    # Its default is bare LayerNorm, which rejects config=.
+    # The default norm is torch's LayerNorm, which rejects the argument ``config``.
     construct = module.CLIPViTModel.__init__
     defaults = tuple(WrappedTorchNorm if item is torch.nn.LayerNorm else item for item in construct.__defaults__ or ())
     edits.set(construct, "__defaults__", defaults)
@@ -155,7 +155,7 @@ def _vision_norm(edits: Edits, module: ModuleType) -> None:
 def _empty_fp8_lists(edits: Edits, module: ModuleType) -> None:
     if getattr(module, "HAVE_TE", False):
         return
-    # 0.12: without Transformer Engine these raise even for no fp8 parameters at all.
+    # 0.12: without Transformer Engine these raise even for an empty list of fp8 parameters.
     original = getattr(module, "_quantize_param_shard_impl", None)
     if original is not None:
 
@@ -168,8 +168,8 @@ def _empty_fp8_lists(edits: Edits, module: ModuleType) -> None:
 
 
 def _resumed_distributed_optimizer(edits: Edits, module: ModuleType) -> None:
-    """Load steps by parameter: Megatron counts on fused kernels, which count by group; torch's Adam counts by
-    parameter."""
+    """Restore a step count for each parameter: Megatron assumes a fused optimizer, which counts steps per group;
+    torch's Adam counts them per parameter."""
     import torch
 
     optimizer_class = module.DistributedOptimizer
@@ -182,7 +182,7 @@ def _resumed_distributed_optimizer(edits: Edits, module: ModuleType) -> None:
 
     @functools.wraps(read)
     def state_dict(self: Any) -> Any:
-        # It is read before the first step, when no state has a count yet. Adam begins with this one.
+        # Megatron may read the state before the first step, while it is empty: start from Adam's initial values.
         if isinstance(self.optimizer, torch.optim.Adam) and not self.optimizer.state:
             for group in self.optimizer.param_groups:
                 for parameter in group["params"]:
@@ -198,15 +198,15 @@ def _resumed_distributed_optimizer(edits: Edits, module: ModuleType) -> None:
         result = load(self, *args, **kwargs)
         for state in self.optimizer.state.values():
             if torch.is_tensor(state.get("step")):
-                # One tensor for all parameters would count every parameter's step.
+                # A tensor shared by all parameters would be incremented once per parameter.
                 state["step"] = state["step"].clone()
         return result
 
     @functools.wraps(fill)
     def set_states(self: Any, model_param: Any, tensors: dict[str, object], *args: Any, **kwargs: Any) -> Any:
-        # The count came with the groups, and is copied onto itself: Megatron's default format keeps one by parameter,
-        # cut like its values, and rank folders none. In fp32 weights are views of the model's, which autograd keeps
-        # from being written.
+        # The count was restored with the groups, so it is copied onto itself: Megatron's default format stores a count
+        # per parameter, sliced like its values, and rank folders store none. In fp32 the main weights are views of
+        # the model's, and autograd forbids writing to those.
         group, number = self.model_param_group_index_map[model_param]
         state = self.optimizer.state[self.optimizer.param_groups[group]["params"][number]]
         with torch.no_grad():

@@ -25,7 +25,7 @@ def tensors_in(value: Any) -> Iterator[Any]:
     """Yield the tensors in nested tuples, lists and dictionaries."""
     import torch
 
-    # torch's own tree iteration handles every container, and takes as long as an operator on fake tensors.
+    # torch's own tree iteration also handles other containers, but takes as long as an operator on fake tensors.
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (tuple, list)):
@@ -51,7 +51,7 @@ class TrackedStorages(TorchDispatchMode):
     too.
 
     Parameters, gradients, optimizer state, saved activations and communication buffers are all storages, and views
-    share one. Not seen: a kernel's own workspace, what other threads allocate, and the copy of its input that gloo
+    share one. Not counted: a kernel's own workspace, what other threads allocate, and the copy of its input that gloo
     reduces for a reduce-scatter, which no accelerator's library makes.
     """
 
@@ -96,7 +96,7 @@ class TrackedStorages(TorchDispatchMode):
         return self
 
     def _uncounted(self, wait: Any) -> Any:
-        """Return a ``Work.wait`` that counts nothing: in it gloo copies a reduce-scatter's result out of its own
+        """Return a ``Work.wait`` that suspends counting: in it gloo copies a reduce-scatter's result out of its own
         copy."""
 
         @functools.wraps(wait)
@@ -131,12 +131,12 @@ class TrackedStorages(TorchDispatchMode):
             self._after_collective = False
 
     def current_bytes(self) -> int:
-        """Return live now."""
+        """Return the bytes that are live now."""
         self._let_go()
         return self._current
 
     def take_peak_bytes(self) -> int:
-        """Return highest since the last call."""
+        """Return the highest number of live bytes since the last call."""
         peak, self._peak = max(self._peak, self._current), self._current
         return peak
 
@@ -149,7 +149,7 @@ class TrackedStorages(TorchDispatchMode):
         import torch
 
         if function is torch.ops.prim.device.default:
-            return function(*args)  # called more often than there are operators
+            return function(*args)  # a query of the device, not an operator, and more frequent
         self._let_go()
         name, kwargs = _name(function), kwargs or {}
         if self._is_waiting:
@@ -159,7 +159,7 @@ class TrackedStorages(TorchDispatchMode):
                 self._pass_over(tensor.untyped_storage())
         result = self._run(function, name, args, kwargs)
         self._after_collective = self._let_go_s > 0 and name.startswith(("c10d.", "_c10d_functional."))
-        # Arguments too: tensors from numpy, a file or another process have been the result of no operation yet.
+        # Arguments too: tensors from numpy, a file or another process are no operation's result.
         for tensor in tensors_in((result, args, kwargs)):
             self._add(tensor)
         if self._limit_bytes is not None and self._current > self._limit_bytes:
@@ -196,7 +196,7 @@ class TrackedStorages(TorchDispatchMode):
             return
         known = self._sizes.get(key)
         if known is None:
-            # Bound to the storage, which outlives its Python object's users as long as C++ holds it.
+            # Bound to the storage's Python object, which torch keeps for as long as C++ holds the storage.
             weakref.finalize(storage, self._remove, key).atexit = False
         self._sizes[key] = size
         self._current += size - (known or 0)

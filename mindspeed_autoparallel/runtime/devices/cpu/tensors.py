@@ -1,6 +1,6 @@
 """Tensors requested on "cuda" are made on the CPU: hundreds of sites in Megatron pass ``device=current_device()``.
 
-So are those requested on "npu": MindSpeed and the hosts above it pass that name themselves, some of it at import.
+Likewise on "npu": MindSpeed and the hosts built on it pass that name, partly while they are imported.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ _NEW = ("new_tensor", "new_empty", "new_zeros", "new_ones", "new_full")
 
 
 def names_accelerator(device: Any) -> bool:
-    """Return whether ``device`` means the current accelerator: "cuda...", "npu...", such a device, or a bare index."""
+    """Return whether ``device`` means the current accelerator: "cuda...", "npu...", a ``torch.device`` of
+    either, or a bare index."""
     import torch
 
     if isinstance(device, torch.device):
@@ -37,7 +38,7 @@ def install(edits: Edits) -> None:
         function = getattr(torch, name, None)
         if callable(function) and not isinstance(function, type):
             wrapper = _on_cpu(function)
-            # The name by which pickle finds it, and which pickles of the original contain.
+            # Pickle finds the wrapper by this name, and pickles of the original contain it.
             wrapper.__module__, wrapper.__qualname__ = "torch", name
             edits.set(torch, name, wrapper)
             _let_scripts_know(edits, function, wrapper)
@@ -50,7 +51,7 @@ def install(edits: Edits) -> None:
 
     @functools.wraps(load)
     def load_on_cpu(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        # Without map_location a checkpoint of a GPU training would look for the GPU it was saved on.
+        # Without map_location, torch.load restores a checkpoint's tensors to the GPU that saved them.
         if map_location is None or names_accelerator(map_location):
             map_location = "cpu"
         return load(f, map_location, *args, **kwargs)
@@ -59,7 +60,7 @@ def install(edits: Edits) -> None:
 
 
 def _let_scripts_know(edits: Edits, function: Any, wrapper: Any) -> None:
-    """Make torch.jit.script compile calls of ``wrapper`` as it does those of ``function``."""
+    """Make torch.jit.script compile calls of ``wrapper`` like calls of ``function``."""
     from torch.jit import _builtins
 
     operator = _builtins._find_builtin(function)
