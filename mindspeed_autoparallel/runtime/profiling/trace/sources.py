@@ -11,7 +11,7 @@ from mindspeed_autoparallel.errors import ConfigError
 
 _RUNTIME = Path(__file__).parents[2]
 _TRACING_FOLDERS = tuple(
-    _RUNTIME / name
+    (_RUNTIME / name).resolve()
     for name in ("profiling", "profiling/trace", "profiling/measure", "profiling/calibrate", "attention", "devices/cpu")
     + ("megatron", "../patching", "../profiles/knowledge")
 )

@@ -188,6 +188,21 @@ def test_a_silent_neighbour_is_lost_and_one_that_ended_well_is_not(tmp_path: Pat
     assert not node(0).is_lost()  # a new start looks anew
 
 
+@pytest.mark.parametrize("error", [None, ValueError("lost")])
+def test_an_error_at_the_end_of_the_script_is_seen_by_every_python(
+    plan_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    """Before Python 3.12 the interpreter sets ``sys.last_value`` alone."""
+    at_exit: list[Any] = []
+    monkeypatch.setattr(entry.atexit, "register", at_exit.append)
+    monkeypatch.delattr("sys.last_exc", raising=False)
+    monkeypatch.setattr("sys.last_value", error, raising=False)
+    of_first = request_of(plan_file, tmp_path)
+    entry.announce_end(of_first)
+    at_exit[0]()
+    assert entry._end_of(of_first).exists() == (error is None)
+
+
 def test_a_spare_waits_for_the_end_of_this_training(plan_file: Path, tmp_path: Path) -> None:
     waiting = request_of(plan_file, tmp_path, rank=2)
     end = entry._end_of(waiting)

@@ -12,6 +12,7 @@ from native_files import TEXT
 from mindspeed_autoparallel.hosts.mindspeed_mm import read_native
 
 torch = pytest.importorskip("torch")
+
 pytestmark = pytest.mark.torch
 
 
@@ -148,3 +149,34 @@ def test_finished_gradients_are_recorded_at_the_peak_of_a_backward() -> None:
     for handle in handles:
         handle.remove()
     assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
+
+
+def test_gradients_of_whole_parameters_stay_whole_at_ulysses_sizes() -> None:
+    from mindspeed_autoparallel.profiles.sharded import CostPoint, ModuleCosts
+    from mindspeed_autoparallel.runtime.fsdp2.divided import _divided
+
+    costs = ModuleCosts(
+        at=CostPoint(), forward_us=8.0, backward_us=16.0, backward_transient_bytes=1000, made_gradient_bytes=600
+    )
+    halves = _divided(costs, 2, CostPoint(ulysses_size=2))
+    assert (halves.forward_us, halves.made_gradient_bytes, halves.backward_transient_bytes) == (4.0, 600, 800)
+
+
+@pytest.mark.parametrize("interval", [1, 4, 10])
+def test_the_comparison_is_printed_once_whatever_steps_the_host_logs(
+    monkeypatch: pytest.MonkeyPatch, interval: int
+) -> None:
+    engine = type(
+        "TrainEngine", (), {"train_step": lambda self: None, "training_log": lambda self, step, elapsed: None}
+    )
+    compared: list[int] = []
+    comparison = _Comparison(None, 5)  # type: ignore[arg-type]  # the plan is only printed
+    monkeypatch.setattr(comparison, "_compare", lambda device: compared.append(comparison._step))
+    comparison.attach(types.SimpleNamespace(module=types.SimpleNamespace(TrainEngine=engine)))  # type: ignore[arg-type]
+    running = engine()
+    for step in range(1, 31):
+        running.train_step()
+        if step % interval == 0:
+            running.training_log(step, 0.1)
+    assert compared == [max(5, -(-5 // interval) * interval)]
+    assert comparison._times_ms

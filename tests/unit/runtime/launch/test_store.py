@@ -290,6 +290,11 @@ def test_any_other_order_is_refused(changes):
         orders.read_order(order(**changes), OWN, {"--tensor-model-parallel-size"})
 
 
+def test_an_order_without_the_module_of_an_agent_started_with_m_is_refused():
+    with pytest.raises(LaunchError, match="another script"):
+        orders.read_order(order(words=[0]), ("-m", "training"), set())
+
+
 def test_secrets_are_masked_before_they_reach_a_private_log(tmp_path: Path):
     from mindspeed_autoparallel.runtime.launch.children import private_log
 

@@ -62,6 +62,11 @@ def test_ranks_without_an_iterator_of_their_own_keep_what_they_have(iterator):
     assert largest_of_next(iterator) is iterator
 
 
+def test_a_loader_at_its_end_stays_so():
+    exhausted = iter(())
+    assert largest_of_next(exhausted) is exhausted
+
+
 def test_short_middling_and_long_batches_are_chosen_of_the_next():
     batches = iter([batch(rows) for rows in (4, 9, 1, 3, 7, 2)])
     given = spread_of_next(batches, 5)
