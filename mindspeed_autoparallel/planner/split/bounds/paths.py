@@ -238,7 +238,7 @@ class Paths:
         return other
 
     def all_paths(self, limit: int, effort: int, deadline: float) -> tuple[Labels, bool]:
-        """Return complete paths within ``limit``, those of the first block that reaches the end; and whether none exist.
+        """Return paths within ``limit``: those of the first block that reaches the end. Also whether none exists.
 
         After ``effort`` labels or at the deadline it returns no paths and ``False``. The labels left then give no
         bound: each represents others that are equivalent only for ``limit``.
