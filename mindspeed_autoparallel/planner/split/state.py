@@ -80,7 +80,7 @@ class State:
     rounds: int = 0
     done: bool = False
     by_stages: bool = False
-    """Whether the stages of modules side by side were searched."""
+    """Whether the strategy for parallel branches has searched the stages."""
 
     @functools.cached_property
     def unit(self) -> int:
