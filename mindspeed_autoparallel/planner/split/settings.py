@@ -1,6 +1,7 @@
 """All numbers that trade time for quality in the search for splits.
 
-A docstring covers the fields above it up to the previous docstring. Times are processor seconds.
+A docstring covers the fields above it up to the previous docstring. Seconds of work are processor seconds; fields named
+``..._seconds`` are wall time.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Settings:
     enumeration_most_events: int = 50_000
     """Most forwards and backwards of one step: sorting more of them takes more than half a second."""
     enumeration_most_collections: int = 30_000
-    """Most sets of layers on a rank that need recomputation: about 0.02 ms each."""
+    """Most sets of layers that need recomputation, over all ranks: about 0.02 ms each."""
     enumeration_most_ways: int = 500_000
     """Most recompute choices of one rank that are compared together: about 20 MiB."""
     enumeration_first_block: int = 256
