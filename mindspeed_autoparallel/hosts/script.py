@@ -19,7 +19,7 @@ _PROGRAM = re.compile(r"torchrun|python3?(\.\d+)?|msrun|deepspeed")
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """``exports``: variables a started program sees; ``variables``: all; ``flags``: ``--name`` to its value or ""."""
+    """``exports``: environment of a started program; ``variables``: all; ``flags``: ``--name`` to its value or ""."""
 
     path: str = ""
     exports: dict[str, str] = field(default_factory=dict)

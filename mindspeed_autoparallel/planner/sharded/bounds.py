@@ -1,4 +1,4 @@
-"""Lower bounds of the step time for given sizes, computed from sums alone: cheap enough for every choice of sizes."""
+"""Lower bounds of the step time for given sizes, from sums of times only: cheap enough for every choice of sizes."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Sums(NamedTuple):
     after: int
     """Computation after the border, recomputation included."""
     whole: int
-    """Computation of both phases."""
+    """Computation of both phases: ``before`` plus ``after``."""
     later: int
     """Computation between the border and backward."""
     gathers: int
     gathers_again: int
     reduces: int
-    """Reductions, and what is packed between two of them: computing waits for one before it packs for the next."""
+    """Reductions, and packing between them: computing waits for one reduction before it packs the next buffer."""
     all_reduces: int
-    """Of the last micro batch."""
+    """All-reduces over replicas in the last micro batch."""
     crossing: int
     """Time by which prefetched units may move from one phase to the other."""
 
@@ -102,7 +102,7 @@ def _sums(lowering: Lowering, again_ns: int) -> Sums:
 def _step_ns(lowering: Lowering, sums: Sums, ends: Ends) -> int:
     """Return the step time for ``sums``: each phase lasts at least as long as its gathers and its computation.
 
-    The computation that memory does not force to repeat lasts at least as long as itself and its ``ends``.
+    It is also at least the computation without recomputation plus ``ends``.
     """
     forward, gathers = max(sums.before, sums.gathers) + sums.later, sums.gathers + sums.gathers_again
     phases = max(sums.whole, sums.before + sums.gathers_again, sums.gathers + sums.after, gathers)
@@ -116,7 +116,7 @@ def _step_ns(lowering: Lowering, sums: Sums, ends: Ends) -> int:
         gathers += 2 * sums.gathers_again * more
         return max(sums.whole * (more + 1), gathers, sums.reduces * (more + 1)) + lowering.optimizer_ns
     if lowering.problem.host.stays_gathered or lowering.problem.host.defers_reduction:
-        # Other micro batches than one may gather, copy and reduce nothing.
+        # All micro batches but one may run without gathers, copies and reductions.
         later = sums.computing
     # Reductions start in the first backward and may end in the next forward; those of the last step end in its own.
     begun = forward * (lowering.problem.host.variant == "torch" or not more)
@@ -128,10 +128,10 @@ def _step_ns(lowering: Lowering, sums: Sums, ends: Ends) -> int:
 
 
 def _reduces_ns(lowering: Lowering, finest: Lowering) -> int:
-    """Return the reductions, and what is packed between them; ``finest`` may have more units at a module.
+    """Return the time of reductions and of packing between them; ``finest`` may have more units at a module.
 
-    Units with hooks at one module do not wait for one another; the first packed are experts that are split. Only
-    MindSpeed-MM's wait for all units of another module.
+    Units with hooks at one module do not wait for one another, and split experts pack first. Only in MindSpeed-MM does
+    a unit wait for all units of another module.
     """
     variant = lowering.problem.host.variant
     reducing = [row for row in lowering.kinds.values() if row[0].has_gradients and not row[0].empty]
@@ -147,7 +147,7 @@ def _reduces_ns(lowering: Lowering, finest: Lowering) -> int:
 
 
 def _later_ns(lowering: Lowering) -> int:
-    """Return the computation of forward behind the copy-out of the last unit."""
+    """Return the computation of forward after the copy-out of the last unit."""
     if lowering.parts > 1:
         return 0
     kinds = passes_ns(lowering)
@@ -158,7 +158,7 @@ def _later_ns(lowering: Lowering) -> int:
 
 
 def _forced_ns(lowering: Lowering) -> int:
-    """Return the recomputation time of layers that run a micro batch in parts: they have no choice of policy."""
+    """Return the recomputation time of layers that run a micro batch in parts, which have a fixed policy."""
     again = {kind: sum(passes[:2]) for kind, passes in passes_ns(lowering).items()}
     modules = zip(lowering.profile.modules, lowering.problem.layer_names, strict=True)
     return sum(again[module.kind] for module, layer in modules if layer in lowering.forced)

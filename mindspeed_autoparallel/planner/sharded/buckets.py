@@ -1,4 +1,4 @@
-"""Megatron-FSDP's buckets, from a profile and decisions: flat buffers, without a copy before a gather."""
+"""Megatron-FSDP's buckets from a profile and decisions: flat buffers that are gathered without a copy."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The step of one choice of units with every layer kept, from queues alone: a bound that takes a fifth of a replay.
+"""Lower bound of the step time of one choice of units without recomputation, in a fifth of a replay's time.
 
-It follows the replay's rules for gathers, waits and reductions of one micro batch, without bytes and without a path.
+It follows the replay's rules for gathers, waits and reductions of one micro batch, without memory and critical path.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from mindspeed_autoparallel.spec.sharded import MEGATRON_FSDP
 
 
 def chain_ns(lowering: Lowering) -> int:
-    """Return a lower bound of the step time; 0 where layers run in parts or are called again, or units are buckets.
+    """Return a lower bound of the step time; 0 if layers run in parts or are called again, or units are buckets.
 
-    Of further micro batches computing alone is counted: backward may gather what the next forward needs.
+    Further micro batches count with their computation only, since backward may gather parameters of the next forward.
     """
     host = lowering.problem.host
     if host.variant == MEGATRON_FSDP or host.reentrant or lowering.parts > 1:

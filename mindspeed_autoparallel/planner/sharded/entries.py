@@ -1,4 +1,4 @@
-"""What a search over sizes, switches and units has found, and what it has open."""
+"""Results and open choices of a search over sizes, switches and units."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Found:
 
 @dataclass(frozen=True)
 class Entry:
-    """An open choice and what is refined so far: sizes, then switches, units, and the replay with every layer kept."""
+    """An open choice, refined in steps: sizes, then switches, units, and the replay with every layer kept."""
 
     sizes: ShardSizes
     switches: Switches | None = None
     search: LayerSearch | None = None
     kept: Replayed | None = None
     rough: bool = False
-    """Whether its bound needs no units yet."""
+    """Whether its bound is one that needs no units."""

@@ -1,8 +1,8 @@
 """The policy of every layer at fixed sizes and switches: a small integer program with the replay as its oracle.
 
-The program minimises a time that is at least every path found so far, in memory that suffices at every point found so
-far. Replays give paths and points; a path's length and a point's bytes are sums over layers under any policies, so each
-is a valid cut. Paths leave out copies to the host, which only delay.
+The program minimises a time that is at least the length of every known path, within the memory left at every known
+point. Replays add paths and points. A path's length and a point's bytes are sums over layers under any policies, so
+each is a valid cut. Paths leave out copies to the host, which only delay the step.
 """
 
 from __future__ import annotations

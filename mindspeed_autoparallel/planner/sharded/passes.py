@@ -1,4 +1,4 @@
-"""What modules compute, and what transfers add in front of all computing and behind it."""
+"""Times of modules, and the time that transfers add before and after all computation of a step."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from mindspeed_autoparallel.profiles.sharded import ModuleCosts
 from mindspeed_autoparallel.spec.sharded import MEGATRON_FSDP, ShardSizes
 
 ROUNDING_NS = 4
-"""Of the times of one module."""
+"""Largest rounding error of the times of one module, in nanoseconds."""
 
 
 def passes_ns(lowering: Lowering) -> dict[str, Pass]:
-    """Return computing and exchanges by kind of module."""
+    """Return the times of computation and exchanges by kind of module."""
     known, decisions = lowering.problem.known_passes, lowering.decisions
     key = lowering.point, (decisions.micro_batch_chunk, decisions.chunked) if lowering.parts > 1 else None
     if key not in known:
@@ -31,7 +31,7 @@ def _pass_ns(lowering: Lowering, costs: ModuleCosts) -> Pass:
 
 
 def size_bound_ns(problem: Problem, sizes: ShardSizes) -> int:
-    """Return a lower bound of the step time at ``sizes`` that needs no units: computing, and the bytes to transfer.
+    """Return a lower bound of the step time at ``sizes`` that needs no units: computation, and bytes to transfer.
 
     Raises ``Unmeasured`` if the profile lacks such costs.
     """
@@ -40,7 +40,7 @@ def size_bound_ns(problem: Problem, sizes: ShardSizes) -> int:
     step = _least_computing_us(problem, sizes, exchanges) * steps
     owned = transfers = 0.0
     for experts in (False, True) if split else (False,):
-        # Cutting loses less than an element per rank and module.
+        # Sharding pads by less than an element per rank and module.
         ranks = sizes.expert_shard_size if experts else sizes.fully_shard_size
         less = ranks * len(problem.profile.modules)
         kinds = [
@@ -53,14 +53,14 @@ def size_bound_ns(problem: Problem, sizes: ShardSizes) -> int:
         owned += trained / ranks
         transfers += exchanges.shard_us((trained + untrained) * of.gathered, experts=experts)
         transfers += exchanges.shard_us(trained * of.reduced, experts=experts) * steps
-    # The first reduction starts behind all gathers of forward.
+    # The first reduction starts after all gathers of forward.
     step = max(step, transfers * (problem.host.variant != MEGATRON_FSDP))
     step += owned * problem.profile.optimizer_us_per_element + problem.profile.step_us
     return max(0, ns(step) - ROUNDING_NS * len(problem.profile.modules) * (steps + 1))
 
 
 def _least_computing_us(problem: Problem, sizes: ShardSizes, exchanges: Exchanges) -> float:
-    """Return a micro batch's computing and exchanges, whole or in the parts that take the least time."""
+    """Return the time of a micro batch's computation and exchanges, whole or in the fastest division into parts."""
     point, micro = point_of(sizes), sizes.micro_batch_size
     rows = [(1, problem.costs_at(point))]
     chunks = [size for size in problem.host.micro_batch_chunks if 0 < size < micro and micro % size == 0]
@@ -82,19 +82,19 @@ def _least_computing_us(problem: Problem, sizes: ShardSizes, exchanges: Exchange
 
 
 class Ends(NamedTuple):
-    """Nanoseconds by which transfers lengthen a step of computing alone, at its two ends."""
+    """Nanoseconds that transfers add to a step's computation, at its two ends."""
 
     lead: int
-    """In front of a unit's forward: its gather and those of all units before it, less what is computed before it."""
+    """Before a unit's forward: its gather and those of all units before it, minus the computation before it."""
     tail: int
-    """Behind a unit's backward: its reduction and those of all units before it, less what is computed after it."""
+    """After a unit's backward: its reduction and those of all units before it, minus the computation after it."""
 
 
 def ends_ns(lowering: Lowering, *, merged: bool = False) -> Ends:
     """Return the ends of a step, each the longest over the units.
 
-    ``merged``: what also holds if any of the units are parts of units around them, which are gathered earlier and
-    reduced later. Only split experts stay units; the others have no latencies of their own.
+    ``merged``: a lower bound that also holds if units are merged into the units around them, which are gathered
+    earlier and reduced later. Only split experts stay units; the others have no latencies of their own.
     """
     structure, exchanges = lowering.structure, lowering.exchanges
     kinds = passes_ns(lowering)

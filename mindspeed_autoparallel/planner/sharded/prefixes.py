@@ -1,5 +1,5 @@
-"""One policy for the first layers of a model, which is all that some hosts support: the fewest that fit, or all
-numbers."""
+"""One policy for the first layers of a model, the only choice of some hosts: the fewest layers that fit, or any
+number."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Layers = Mapping[str, Sequence[str]]
 
 
 def fewest_first(layers: Layers, run: Run, limit_bytes: int, *, all_or_none: bool) -> tuple[Replayed, Policies] | None:
-    """Return the fastest policy, each on the fewest first layers that fit; ``None`` if no policy fits."""
+    """Return the fastest choice, with each policy on the fewest first layers that fit; ``None`` if none fits."""
     best: tuple[Replayed, Policies] | None = None
     for policy, names in layers.items():
         low, high, fits = len(names) if all_or_none else 1, len(names), None
@@ -33,7 +33,7 @@ def fewest_first(layers: Layers, run: Run, limit_bytes: int, *, all_or_none: boo
 
 
 def every_number(layers: Layers, run: Run, limit_bytes: int) -> tuple[Replayed, Policies] | None:
-    """Return the fastest that fits of all policies on all numbers of first layers, including none."""
+    """Return the fastest choice that fits, over all policies and numbers of first layers, zero included."""
     rows = [
         dict.fromkeys(names[:number], policy) for policy, names in layers.items() for number in range(1, len(names) + 1)
     ]

@@ -37,7 +37,7 @@ class Effort:
 _ORDER = (RECOMPUTE_OFFLOAD, RECOMPUTE, RECOMPUTE_KEEP_ATTENTION, OFFLOAD, KEEP)
 THOROUGH = Effort()
 QUICK = Effort(tolerance=1e-3, program_s=0.1, total_s=0.3, rounds=10, alike=True)
-"""For one of many sizes."""
+"""Limits for each of many sizes."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Cuts:
     paths: list[tuple[int, dict[tuple[str, str], int]]] = field(default_factory=list)
     """Nanoseconds that do not depend on policies, and nanoseconds added by (layer, policy)."""
     points: list[tuple[int, dict[tuple[str, str], int], tuple[str, str] | None]] = field(default_factory=list)
-    """Bytes left for layers, bytes that each takes by (layer, policy), and the choice under which the point exists."""
+    """Bytes left for layers, bytes by (layer, policy), and the (layer, policy) under which alone the point exists."""
     known: list[dict[str, str]] = field(default_factory=list)
     """Policies whose replay was slower or larger than the cuts predict."""
 
@@ -75,8 +75,7 @@ class Answer:
 
 
 def _classes(options_of: Options, cuts: Cuts, effort: Effort) -> list[list[str]]:
-    """Return layers that no cut distinguishes as one class; a layer is a class of its own if a single solution is
-    excluded."""
+    """Return classes of layers that no cut distinguishes; if single solutions are excluded, every layer is a class."""
     named = {only[0] for _, _, only in cuts.points if only is not None}
     rows = [weights for _, weights in cuts.paths] + [weights for _, weights, _ in cuts.points]
     classes: dict[object, list[str]] = {}

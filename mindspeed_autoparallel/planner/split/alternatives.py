@@ -1,4 +1,4 @@
-"""The next best plans. For a chain: paths in order of their bounds, each simulated before it is returned."""
+"""The next best plans. A chain enumerates paths in order of their bounds and simulates each before returning it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def best_plans(
 ) -> tuple[list[tuple[Placement, int]], bool]:
     """Return up to ``count`` plans that differ in their layers, fastest first, and whether no other plan is faster.
 
-    ``best``: the optimum, the first of them. Recomputation is the least that fits each plan's layers.
+    The first one is ``best``, the solution of ``problem``. Each plan recomputes the least that makes its layers fit.
     """
     deadline = time.monotonic() + time_limit_s
     if is_chain(problem):
@@ -66,7 +66,8 @@ def _in_order(
     num = len(paths.ranges)
     learned: dict[Cut, None] = {}
     found: list[tuple[Placement, int]] = []
-    # Bound, stages left (whole plans first), order of arrival, layers done by stage, value under every cut, plan.
+    # Bound, stages left (complete plans first), insertion order, layers placed up to each stage, value under every cut,
+    # plan.
     heap: list[tuple[int, int, int, tuple[int, ...], object, Placement | None]] = [
         (paths.bound(), num, 0, (), paths.constant, None)
     ]
@@ -95,6 +96,6 @@ def _in_order(
             arrived += 1
             end = int(ranges.end[low + index])
             heapq.heappush(heap, (int(bounds[index]), left - 1, arrived, (*ends, end), values[index], None))
-    # They make the next, wider search sharper.
+    # The next, wider search starts with the cuts of the simulated plans.
     paths.cuts.update(learned)
     return found, expanded <= SETTINGS.alternatives_most_expanded and time.monotonic() <= deadline

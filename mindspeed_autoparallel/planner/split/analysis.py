@@ -1,4 +1,4 @@
-"""The bottlenecks of a plan, the gain from more memory or microbatches, and the least memory with a plan."""
+"""The bottlenecks of a plan, and the least increase of the memory limit with which any plan fits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Limits:
 
 
 def limits_of(problem: SplitProblem, solution: SplitSolution) -> Limits:
-    """Return shares that add up to 1, host time per operation counted with the stage that spends it."""
+    """Return shares of the critical path that add up to 1; host time per operation counts for its stage."""
     step = step_of(problem, solution.placement)
     forward, backward = stage_times(problem, solution.placement)
     spent = [0.0] * problem.num_stages
@@ -51,10 +51,10 @@ def limits_of(problem: SplitProblem, solution: SplitSolution) -> Limits:
 
 
 def least_excess(problem: SplitProblem, *, resolution: int = 1, time_limit_s: float = 60.0) -> int:
-    """Return the increase of every stage's limit with which a plan fits; 0 or less: one fits already.
+    """Return the least increase of every stage's limit with which a plan fits; at 0 or less, a plan fits already.
 
-    Exact for chains; else the least multiple of ``resolution`` (0 where a plan fits as it is), by bisection with the
-    integer solver, which raises ``StoppedEarly`` if its queries take longer than ``time_limit_s``.
+    Exact for chains. Otherwise bisection with the integer solver gives the least multiple of ``resolution``, at least
+    0; it raises ``StoppedEarly`` if its queries take longer than ``time_limit_s``.
     """
     if is_chain(problem):
         return Chain(problem).roomiest()[0]

@@ -1,6 +1,6 @@
-"""DualPipeV of a pipeline: the one split that MindSpeed runs, with its step and its peak.
+"""DualPipeV: the one split that MindSpeed runs, with its step time and peak memory.
 
-Every rank holds two chunks of equally many layers; where nothing else fits, all layers are recomputed alike.
+Every rank holds two chunks with the same number of layers, and all layers have the same recompute policy.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ class DualPipeVSplit:
     """The split that MindSpeed runs."""
 
     problem: SplitProblem
-    """Virtual stages by chunk and rank: place ``chunk * num_stages + rank``."""
+    """The pipeline, whose virtual stage ``chunk * num_stages + rank`` is that chunk of that rank."""
     placement: Placement
     recompute: str
-    """Recompute kind of every layer."""
+    """Recompute policy of every layer."""
     step_time: float
-    """Nanoseconds."""
+    """Step time in nanoseconds."""
     stage_memory: tuple[int, ...]
-    """Bytes by rank."""
+    """Peak memory by rank, in bytes."""
 
 
 def dualpipev_split(
     profile: Profile, *, num_stages: int, num_microbatches: int, memory_limit_mib: float
 ) -> DualPipeVSplit:
-    """Return the fastest way of recomputing all layers alike that fits.
+    """Return the split with the fastest recompute policy that fits; one policy applies to all layers.
 
-    Raises ``ConfigError`` for what MindSpeed refuses, or would run with layers left out, and ``InfeasiblePlan``.
+    Raises ``ConfigError`` if MindSpeed refuses the configuration or would drop layers, and ``InfeasiblePlan`` if no
+    policy fits.
     """
     _check(profile, num_stages)
     program = dualpipev_program(num_stages, num_microbatches)
@@ -104,7 +105,7 @@ def _extra(problem: SplitProblem, name: str) -> list[int]:
 
 
 def _even(problem: SplitProblem, recompute: str) -> Placement:
-    """Return as many layers for every chunk, in the order of the chain."""
+    """Return the placement with the same number of layers in every chunk, in the order of the chain."""
     num = problem.num_stages
     places = {chain_stage(rank, chunk, num): chunk * num + rank for chunk in range(2) for rank in range(num)}
     num_layers = sum(segment.num_layers for segment in problem.segments if segment.beside is None)

@@ -1,4 +1,4 @@
-"""The inner problem of one measured point of a profile: nanoseconds and bytes, nothing lost."""
+"""The split problem of a profile's first measured point, in whole nanoseconds and bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NS_PER_US = 1000
 MAX_LIMIT_MIB = 2**30
 _WAYS = ("none", "full", "selective")
 MAX_OPERATIONS = 400_000
-"""Forwards and backwards of all stages: beyond, one simulated step takes seconds."""
+"""Most forwards and backwards of all stages in a step; with more, simulating one step takes seconds."""
 
 
 def _check(profile: Profile, num_stages: int, num_chunks: int, num_microbatches: int, memory_limit_mib: float) -> None:
@@ -39,7 +39,7 @@ def _check(profile: Profile, num_stages: int, num_chunks: int, num_microbatches:
 
 
 def _sends(profile: Profile, schedule: str) -> str:
-    # MindSpeed's formulas let messages travel; a profile of ours is of a host that waits for them.
+    # In MindSpeed's formulas messages overlap with computation; in this tool's profiles the host waits for them.
     if profile.memory_semantics == "mindspeed":
         return "eager"
     return profile.interleaved_sends if schedule == "interleaved" else "blocking"
@@ -56,15 +56,18 @@ def problem_from_profile(
     microbatch_group_size: int = 0,
     standalone_ends: bool = False,
 ) -> SplitProblem:
-    """Return the problem; pre and post blocks sit with their module's first and last layer, or, ``standalone_ends`` of
-    the only module in a profile of ours, are units of their own at either end.
+    """Return the problem, in nanoseconds and bytes.
 
-    Memory: MindSpeed's rule for MindSpeed's file; otherwise saved bytes times in-flight microbatches, plus state, plus
-    the largest transient. Messages and host time as `plan` has them. Raises ``ConfigError``.
+    Pre and post blocks are on the stage of their module's first and last layer. With ``standalone_ends``, those of a
+    single module may be on a stage of their own (not for MindSpeed's file).
+
+    Memory follows MindSpeed's rule for MindSpeed's file; otherwise it is saved bytes times in-flight microbatches, plus
+    state, plus the largest transient. Message and host times are those of ``plan``. Raises ``ConfigError`` for a memory
+    limit out of range, too many operations, and fewer layers than stages.
     """
     _check(profile, num_stages, num_chunks, num_microbatches, memory_limit_mib)
     program = make_program(schedule, num_stages, num_microbatches, num_chunks, microbatch_group_size)
-    # With several chunks, those of one stage share its memory at every moment of the schedule.
+    # The chunks of a stage share its memory at every moment of the schedule.
     moments = fullest_moments(program) if num_chunks > 1 else ()
     held = [0] * num_stages * num_chunks if moments else list(in_flight(program))
     mindspeed = profile.memory_semantics == "mindspeed"
@@ -82,8 +85,8 @@ def problem_from_profile(
         sends=_sends(profile, schedule),
         per_operation=round(profile.device.operation_overhead_us * NS_PER_US),
         in_flight=moments,
-        # Multi-token prediction stays beside the loss where no rank but the first could have it, or where the loss has
-        # the copy of a tied embedding.
+        # Multi-token prediction stays on the stage of the loss if only the first rank could hold it otherwise, or if
+        # the loss's stage holds the copy of a tied embedding.
         joints=blocks.joints(prediction_apart=num_stages >= 3 and not profile.model.tied_embeddings),
         microbatch_group_size=microbatch_group_size,
     )
@@ -114,7 +117,7 @@ def _kinds(block: BlockCost, held: list[int], mindspeed: bool, ways: list[str]) 
     kinds: list[LayerKind] = []
     for name in ways:
         cost = block.recompute[name]
-        # MindSpeed: one microbatch is always held whole, the other in-flight ones as recomputed.
+        # MindSpeed's rule: one microbatch in flight keeps all activations, the others as under the policy.
         one_whole = whole - cost.saved_bytes if mindspeed else 0
         kinds.append(
             LayerKind(

@@ -1,6 +1,6 @@
-"""The interleaved schedule's group size, the number of consecutive microbatches of a chunk, chosen with the split.
+"""Search of the interleaved schedule's group size (consecutive microbatches of one chunk) together with the split.
 
-Larger groups leave messages more time, and hold more microbatches in flight.
+Larger groups give messages more time to overlap and hold more microbatches in flight.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class TriedSize:
 
     size: int
     step_time: int | None
-    """Step time of its best plan; ``None``: none faster than that of another size was found."""
+    """Step time of its best plan; ``None`` if no plan faster than the best of earlier sizes was found."""
     lower_bound: int
-    """Lower bound of all its plans that are faster than those of earlier sizes."""
+    """Lower bound of the step time of its plans, at most the best step time of earlier sizes."""
     was_searched: bool = True
-    """False if time ended before."""
+    """Whether the search of this size found a bound before time ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class GroupSizeSolution:
     """The best of all group sizes; the solution's bound is the least of ``tried``."""
 
     problem: SplitProblem
-    """With the group size of the solution."""
+    """The problem with the group size of the solution."""
     solution: SplitSolution
     tried: tuple[TriedSize, ...]
 
@@ -61,7 +61,7 @@ def sizes_to_try(num_stages: int, num_microbatches: int) -> tuple[int, ...]:
 
 
 def with_group_size(problem: SplitProblem, size: int) -> SplitProblem:
-    """Return the same pipeline with groups of ``size``: another order, and more or fewer microbatches in flight."""
+    """Return the problem with group size ``size``, and the microbatches in flight of that schedule."""
     moments = problem.in_flight
     if moments:
         program = make_program("interleaved", problem.num_stages, problem.num_microbatches, problem.num_chunks, size)
@@ -70,9 +70,9 @@ def with_group_size(problem: SplitProblem, size: int) -> SplitProblem:
 
 
 def solve_group_sizes(problem: SplitProblem, *, time_limit_s: float, seed: int = 0) -> GroupSizeSolution:
-    """Return the fastest plan over ``sizes_to_try``. Raises ``InfeasiblePlan`` where none fits the smallest group.
+    """Return the fastest plan over ``sizes_to_try``; its lower bound holds for the sizes that were searched.
 
-    A bound holds for the sizes that were tried.
+    Raises ``InfeasiblePlan`` if no plan fits with the smallest group size.
     """
     deadline = time.monotonic() + time_limit_s
     smallest, *others = sizes_to_try(problem.num_stages, problem.num_microbatches)
@@ -89,7 +89,7 @@ def solve_group_sizes(problem: SplitProblem, *, time_limit_s: float, seed: int =
             continue
         found, bound = _solved_below(problems[size], best, left, seed)
         step = found.step_time if found else None
-        # A search that time ended before its first bound is none.
+        # Without a bound, the size counts as not searched.
         tried.append(TriedSize(size=size, step_time=step, lower_bound=bound, was_searched=bound > 0))
         if found is not None and found.step_time < best.step_time:
             best_problem, best = problems[size], found
@@ -102,14 +102,14 @@ def solve_group_sizes(problem: SplitProblem, *, time_limit_s: float, seed: int =
 
 
 def _promise(problem: SplitProblem, placement: Placement) -> tuple[bool, float]:
-    """Return what ranks a group size: whether a plan found for another fits, and the step that it takes."""
+    """Return the sort key of a group size: whether ``placement`` overruns memory, and its step time."""
     return not fits(problem, placement), time_of(problem, placement)
 
 
 def _solved_below(
     problem: SplitProblem, best: SplitSolution, seconds: float, seed: int
 ) -> tuple[SplitSolution | None, int]:
-    """Return a plan faster than ``best``, if one is found, and a bound of all plans."""
+    """Return a plan faster than ``best`` or ``None``, and a lower bound of the step time."""
     overruns, step = _promise(problem, best.placement)
     begin = None if overruns else Beginning(placement=best.placement, cuts=())
     try:
@@ -117,7 +117,7 @@ def _solved_below(
     except NoneBelow:
         return None, best.step_time
     except StoppedEarly as error:
-        # The plan known may itself be faster under this order of microbatches.
+        # The best plan may itself be faster in this order of microbatches.
         return _same_plan(problem, best, int(step)) if not overruns else None, error.lower_bound
     except InfeasiblePlan:
         return None, best.step_time

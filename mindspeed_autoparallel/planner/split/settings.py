@@ -1,6 +1,7 @@
-"""Every number that trades time for quality in the search for splits, with its reason.
+"""All numbers that trade time for quality in the search for splits.
 
-A docstring covers the fields above it up to the one before. Seconds are of the processor.
+A docstring covers the fields above it up to the previous docstring. Seconds of work are processor seconds; fields named
+``..._seconds`` are wall time.
 """
 
 from __future__ import annotations
@@ -11,36 +12,36 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """One record for all strategies. No value makes a bound or a plan wrong."""
+    """Settings of all strategies. No value makes a bound or a plan wrong."""
 
-    # What a unit of effort is worth, about a processor second: counts, so that every machine finds the same
+    # A unit of effort, about a processor second: counts, so that every machine gets the same result
     effort_labels: int = 100_000
     effort_replays: int = 6_000
     effort_nodes: int = 4_000
     effort_divisions: int = 50
-    """Labels of the chain search, replays of local searches, nodes of queries about whole layers, divisions of modules
-    side by side."""
+    """Per unit: labels of the chain search, replays of local searches, nodes of queries on whole layers, nodes of the
+    search of parallel branches."""
 
     # The order of strategies
     solve_long_step_share: float = 0.8
-    """Share of the time for a step of very many microbatches."""
+    """Share of the time for the strategy for very many microbatches."""
     solve_cuts_kept: int = 200
-    """Cuts returned with a solution with virtual stages, from which the next solve begins."""
+    """Most cuts returned with a solution with virtual stages; the next solve may start from them."""
 
     # Small problems, enumerated
     enumeration_most_placements: int = 100_000
-    """Placements of layers, and combinations with recomputation: about half a second of work."""
+    """Most placements of layers, and most combinations with recompute choices: about half a second of work."""
     enumeration_most_ideals: int = 1_000
-    """Order ideals with three virtual stages or more, where there are about as many placements as pairs of ideals."""
+    """Most order ideals with three virtual stages or more, which have about as many placements as pairs of ideals."""
     enumeration_most_events: int = 50_000
-    """Forwards and backwards of one step: sorting more of them takes more than half a second."""
+    """Most forwards and backwards of one step: sorting more of them takes more than half a second."""
     enumeration_most_collections: int = 30_000
-    """Sets of layers on one rank, some of which must be recomputed: about 0.02 ms each."""
+    """Most sets of layers that need recomputation, over all ranks: about 0.02 ms each."""
     enumeration_most_ways: int = 500_000
-    """Ways to recompute the layers of one rank that are compared together: about 20 MiB."""
+    """Most recompute choices of one rank that are compared together: about 20 MiB."""
     enumeration_first_block: int = 256
     enumeration_replayed: int = 64
-    """Placements examined together, doubled each round; candidates replayed together."""
+    """Placements of the first round, doubled each round; candidates simulated together."""
     enumeration_learned: int = 4
     """Critical paths kept from each replay."""
 
@@ -48,7 +49,7 @@ class Settings:
     chain_beam: int = 100
     """Partial paths kept per stage while the search looks for good plans."""
     chain_simulated: int = 4
-    """Plans simulated per round: each may bring a cut."""
+    """Plans simulated per round; each may add a cut."""
     chain_first_share: float = 0.1
     chain_most_share: float = 0.3
     """Target between bound and plan, as a share of the gap. It grows with every proof that no plan reaches it, and
@@ -58,8 +59,9 @@ class Settings:
     chain_first_effort: int = 10_000
     """Labels made before a lower target is tried; doubled each time."""
     chain_branching_effort: int = 20_000
-    """Labels from which a query is divided at the bottleneck; below, one search is cheaper than two halves."""
+    """Labels of a query from which it is divided at the bottleneck; below, one search is cheaper than two halves."""
     chain_most_means: int = 4
+    """Newest means of cuts kept."""
 
     # Chains: moves
     chain_moves_most_tried: int = 40
@@ -69,7 +71,7 @@ class Settings:
     paths_most_labels: int = 20_000
     """Labels expanded together; the others wait, which bounds memory."""
     paths_most_compared: int = 300
-    """Labels of one node that others are compared with; more comparisons cost more than they save."""
+    """Most labels of one node that others are compared with; more comparisons cost more than they save."""
     paths_worthwhile: int = 16
     """Comparisons after which the loop continues only while each removes one label on average."""
     paths_slice: int = 1_000
@@ -77,71 +79,74 @@ class Settings:
 
     # Chains: weighted means of cuts
     best_mean_close: float = 1e-5
-    """Share of the step at which the mixture and the mean count as one."""
+    """Difference between mixture and mean, as a share of the step, that ends the search for weights."""
     best_mean_centred: float = 0.5
-    """Share of the best weights in the next weights tried: damps oscillation."""
+    """Share of the best weights in the next weights tried, which damps oscillation."""
     best_mean_most_rounds: int = 400
+    """Most linear programs for one mean."""
 
     # Virtual stages
     virtual_most_simulated: int = 300_000
-    """Replays of a local search without a limit."""
+    """Most simulated placements of a local search without a limit of effort."""
     virtual_most_nodes: int = 100_000
-    """Nodes of one query about whole layers."""
+    """Most nodes of one query on whole layers."""
     virtual_hopeless: float = 0.06
     virtual_hopeless_split: float = 0.2
-    """How much slower than the plan to beat the first placements, and the simple splits before them, may be to be
-    improved. A descent gains about a tenth."""
+    """How much slower than the step time to undercut the first placements, and the simple splits before them, may be
+    for the search to go on. A descent gains about a tenth."""
     virtual_little_effort: float = 0.25
     virtual_few_rounds: int = 15
     virtual_rounds_again: int = 4
-    """Up to this effort the first relaxation alone gives the bound, in this many rounds; fewer if cuts are known."""
+    """Up to this effort only the first relaxation gives the bound, in this many rounds, or in fewer with known cuts."""
     virtual_relaxed_share: float = 0.3
     virtual_search_share: float = 0.5
     """Shares of the time: for the first relaxation, and until the local search ends."""
 
     # The linear relaxation
     relaxation_between: tuple[float, ...] = (0.1, 0.3, 0.6)
-    """Where paths are sought between the fastest fractional plan (0) and the optimum of the relaxation (1)."""
+    """Points between the fastest fractional plan (0) and the optimum of the relaxation (1) that give cuts."""
     relaxation_close: float = 1e-4
-    """Share of the step at which bound and fastest fractional plan count as one."""
+    """Gap between bound and fastest fractional plan, as a share of the step, that ends the relaxation."""
     relaxation_most_rounds: int = 300
     relaxation_most_events: int = 4_000_000
-    """Rounds of one relaxation, and events replayed in all: counts, so that a rerun gives the same result."""
+    """Most rounds of one relaxation, and most events simulated: counts, so that a rerun gives the same result."""
 
     # Whole layers per rank
     ranks_worth_rounding: float = 0.02
     """Layers below this share of a rank's work stay fractional."""
     ranks_halvings: int = 6
     ranks_most_ways: int = 20_000
-    """Ways to keep or recompute a number of whole layers on one rank; with more, fractions hide little."""
+    """Steps of bisection; most combinations of kinds for the whole layers of a rank (with more, fractions matter
+    little)."""
 
     # Whole layers: queries between bound and plan
     whole_layers_first_nodes: int = 1_000
     whole_layers_rounds: int = 40
-    """Nodes of the first query, and rounds of its relaxation."""
+    """Nodes of the first query, and most rounds of the relaxation before it."""
     whole_layers_first_share: float = 0.25
     whole_layers_least_share: float = 0.02
     whole_layers_few_ticks: int = 4
-    """Step time of the first query as a share of the gap; the least share; and the ticks closed in one query."""
+    """First target as a share of the gap; the least share; and the gap in ticks that one query closes."""
     whole_layers_nearly: float = 5e-4
-    """Share of the step that is closed in one query."""
+    """Gap, as a share of the step, that one query closes."""
     whole_layers_nearer: float = 1.5
     whole_layers_round_share: float = 0.5
     whole_layers_last_seconds: float = 1.0
-    """Growth of the share after a proof; share of the time left for one query; seconds that are not divided."""
+    """Growth of the share after a proof; share of the remaining time for one query; remaining seconds that one query
+    gets alone."""
 
     # Local search
     search_most_fastest: int = 3
-    """Fastest simple splits that fit from which descents begin, beside those even in time."""
+    """Number of the fastest simple splits that fit from which descents start, besides those even in time."""
     search_side_by_side: int = 8
     """Descents that share a replay."""
     search_first_batch: int = 16
     search_most_in_batch: int = 128
-    """Candidates of one descent timed together; doubled while none is better."""
+    """Candidates of one descent simulated together, first and at most; doubled while none is better."""
     search_most_kicks: int = 6
-    """Random moves of a perturbation, at most."""
+    """Most random moves of a perturbation."""
     search_forgiven: float = 5e-4
-    """How much slower than the current placement the end of a descent may be to replace it."""
+    """How much slower than the current placement the result of a descent may be to replace it."""
     search_restart: int = 30
     """Perturbations without success after which the search returns to the best placement."""
     search_patience: int = 90
@@ -154,22 +159,22 @@ class Settings:
 
     # Simple splits
     starts_lighter_ends: tuple[float, ...] = (0.0, 0.1, 0.2, 0.3, 0.5)
-    """Share by which the last chunk holds less; the first chunk half of that."""
+    """Share by which the last chunk holds less; the first chunk holds less by half of it."""
     starts_fewer_first: tuple[int, ...] = (0, 1)
     starts_fewer_last: tuple[int, ...] = (0, 1, 2)
-    """Layers that the first and the last virtual stage hold less than others, beside embedding and loss."""
+    """Layers that the first and the last virtual stage hold less than others, besides embedding and loss."""
     starts_short: int = 2
     """Runs of at most this many layers at either end (embedding, prediction, loss) count as blocks, not layers."""
 
     # Recompute policies
     ways_most_combined: int = 512
-    """Combinations of ways over all chunks but the last; longer lists are thinned evenly."""
+    """Most combinations of choices over all chunks but the last; longer lists are thinned evenly."""
     ways_most_ways: int = 48
-    """Ways kept for one rank."""
+    """Most recompute choices kept for one rank."""
 
-    # Modules side by side
+    # Parallel branches
     beside_ceilings: tuple[float, ...] = (1.6, 3.2, math.inf)
-    """Longest steps searched, one after the other until there is a plan, as multiples of the step of equal stages."""
+    """Longest steps searched, in turn until a plan is found, as multiples of the step of equal stages."""
     beside_without_plan: int = 100
     """Nodes without any plan before the integer solver takes over, which proves infeasibility sooner."""
     beside_rounded: int = 16
@@ -178,66 +183,67 @@ class Settings:
     """Nodes between two mixtures that are rounded."""
     beside_first_perturbations: int = 2
     beside_later_perturbations: int = 1
-    """Replays of the local search without a faster plan, per move."""
+    """Replays of the local search without a faster plan, per move: at first, and later."""
     beside_first_share: float = 0.3
     beside_most_share: float = 1.0
     """Target between bound and plan, as for chains."""
     beside_first_nodes: int = 30
-    """Divisions of one query before a lower target is tried; doubled each time."""
+    """Nodes of one query before a lower target is tried; doubled each time."""
     beside_futile: float = 0.005
-    """Share of the options: a cut that drops less by itself is skipped until the next query."""
+    """A cut that alone drops less than this share of the options is skipped until the next query."""
     beside_nearly: float = 0.999
     beside_nearly_share: float = 0.6
-    """Bound as a share of the step that is good enough after this share of the time."""
+    """A bound of this share of the step is good enough after this share of the time."""
     beside_worthwhile: float = 0.7
-    """Share of options left below which prices are computed again before the rest is divided."""
+    """Share of options left below which the bound is computed again before branching."""
 
-    # Modules side by side: stages' options
+    # Parallel branches: stages' options
     options_most_options: int = 100_000
-    """Combinations of counts that one stage may hold; a longer table is too slow."""
+    """Most combinations of counts that one stage may hold; a longer table is too slow."""
 
-    # Modules side by side: prices
+    # Parallel branches: dual prices
     mixture_whole: float = 1e-4
-    """Layers that count as none in a mixture."""
+    """Number of layers below which a violation of the order is ignored."""
     mixture_close: float = 1e-5
-    """Share of the step at which mixture and bound count as one."""
+    """Difference between mixture and bound, as a share of the step, that ends the program."""
     mixture_centred: float = 0.5
-    """Share of the best prices in the next prices tried: damps oscillation."""
+    """Share of the best prices in the next prices tried, which damps oscillation."""
     mixture_most_rounds: int = 200
     mixture_beginnings: int = 3
-    """Rounds of one program, and the options of every stage with which it begins."""
+    """Most rounds of one program, and the number of options of every stage with which it starts."""
     mixture_missing: float = 10.0
     """Cost of a missing layer in steps, so that the program always has a solution."""
     mixture_settled: int = 20
-    """Options whose recomputation is solved together."""
+    """Most options whose exact recomputation is computed together."""
 
-    # Modules side by side: moves
+    # Parallel branches: moves
     layer_moves_replayed: int = 32
-    """Moves replayed together: those with the lowest bounds."""
+    """Moves simulated together: those with the lowest bounds."""
     layer_moves_most_failed: int = 4
     """Replays without a faster plan before the descent ends."""
     layer_moves_kicks: tuple[int, ...] = (1, 2, 3, 4)
-    """Random moves of a perturbation."""
+    """Numbers of random moves of a perturbation, drawn at random."""
 
     # Steps of many microbatches
     long_step_many: int = 100_000
     long_step_fewer: int = 10_000
-    """Forwards and backwards above which a step is searched with fewer microbatches, and their number then."""
+    """Number of forwards and backwards above which the search uses fewer microbatches, and their number then."""
     long_step_searched: float = 0.5
-    """Share of the time for that search; whole layers and replays get the rest."""
+    """Share of the time for that search; bounds and simulation of the whole step get the rest."""
 
     # Group sizes
     groups_most_sizes: int = 8
-    """Sizes tried, from the smallest to the largest legal one."""
+    """Most sizes tried, from the smallest to the largest legal one."""
     groups_first_share: float = 0.5
-    """Share of the time for the smallest group; each other gets half of what is left, the likeliest first."""
+    """Share of the time for the smallest group; each other size gets half of the rest, the most promising first."""
     groups_least_seconds: float = 0.1
+    """Least seconds for one size; with less time left, it is not searched."""
 
     # The next best plans
     alternatives_slacks: tuple[float, ...] = (0.002, 0.01, 0.05, 0.25, 4.0)
-    """How much slower the plans listed may be, as shares of the step; the next share is tried if there are too few."""
+    """How much slower than the best the listed plans may be, as shares; the next share follows if plans are too few."""
     alternatives_most_expanded: int = 20_000
-    """Partial paths expanded per share."""
+    """Most partial paths expanded per share."""
 
 
 SETTINGS = Settings()

@@ -1,4 +1,4 @@
-"""Finds the fastest placement of layers on the stages of one pipeline, with a bound on what a better one could take."""
+"""Find the fastest placement of layers on the stages of one pipeline, with a lower bound of its step time."""
 
 from __future__ import annotations
 
@@ -22,19 +22,22 @@ def solve(
     excluded: Sequence[Placement] = (),
     begin: Beginning | None = None,
 ) -> SplitSolution:
-    """Return the fastest placement that fits, with a bound.
+    """Return the fastest placement that fits, with a lower bound of the step time.
+
+    Times are in the units of ``problem``.
 
     Args:
+        time_limit_s: wall-clock limit in seconds.
         below: return only a plan with a smaller step time.
-        excluded: plans whose layers are not to be used again (beyond chains).
+        excluded: plans to exclude; the solution's layers differ from those of each.
         effort: limit that does not depend on the machine, in units of about a processor second: the integer solver's
             deterministic clock, and counts of the other searches (``Settings.effort_...``).
-        begin: plan and cuts of the same pipeline with other memory and virtual stages.
+        begin: plan and cuts of the same pipeline under another memory limit, to start from.
 
     Raises:
-        InfeasiblePlan: no plan fits; names the smallest memory that fits.
-        NoneBelow: proved, no plan takes less than ``below``, or none fits.
-        StoppedEarly: the limits ended before a plan was found.
+        InfeasiblePlan: no plan fits; the message names the tightest stage of the best simple split.
+        NoneBelow: proved that no plan takes less than ``below``, or that none fits.
+        StoppedEarly: a limit was reached before a plan was found.
     """
     limits = Limits(time_limit_s=time_limit_s, below=below, effort=effort, seed=seed)
     check_schedule(problem)
@@ -48,7 +51,7 @@ def solve(
 
 
 def fits_within(problem: SplitProblem, extra: int, time_limit_s: float) -> bool:
-    """Return whether any plan fits when every stage may hold ``extra`` more. Raises ``StoppedEarly``."""
+    """Return whether any plan fits with ``extra`` added to every stage's limit. Raises ``StoppedEarly``."""
     master = IntegerMaster(replace(problem, memory_limit=tuple(limit + extra for limit in problem.memory_limit)), 0)
     master.model.clear_objective()
     status, _, placements = master.solve(time_limit_s, 0, None, None, None)

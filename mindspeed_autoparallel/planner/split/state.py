@@ -1,7 +1,7 @@
-"""The state of one solve: problem, limits, best plan, bound, and the cuts that a later strategy starts with.
+"""The state of one solve: problem, limits, best plan, lower bound, and the cuts that later strategies start with.
 
-Strategies change it by ``offer`` and ``raise_bound``. It is ``closed`` once nothing faster is possible, and ``done``
-once a strategy has used up what it was given.
+Strategies change it through ``offer`` and ``raise_bound``. It is ``closed`` once no faster plan exists, and ``done``
+once later strategies are to be skipped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mindspeed_autoparallel.planner.split.model.solution import (
 from mindspeed_autoparallel.planner.split.settings import SETTINGS
 
 LONGEST = 2**56
-"""Ticks of a step; far below where 64-bit sums overflow."""
+"""Longest step in ticks, so that 64-bit sums do not overflow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,29 +35,29 @@ class Limits:
 
     time_limit_s: float = 60.0
     below: int | None = None
-    """Only plans with a smaller step are wanted."""
+    """Accept only plans with a smaller step time."""
     effort: float | None = None
     seed: int = 0
     started: float = field(default_factory=lambda: time.monotonic())  # looked up late: benchmarks replace the clock
 
     @property
     def deadline(self) -> float:
-        """Return the end, by the monotonic clock in seconds."""
+        """Return when the time limit ends, in seconds of the monotonic clock."""
         return self.started + self.time_limit_s
 
     def after(self, share: float) -> float:
-        """Return when a share of the time is over."""
+        """Return when ``share`` of the time limit is over, in seconds of the monotonic clock."""
         return self.started + share * self.time_limit_s
 
     @property
     def most_effort(self) -> float:
-        """Return ``effort``, infinity where there is none."""
+        """Return ``effort``, or infinity without a limit."""
         return inf if self.effort is None else self.effort
 
 
 @dataclass(frozen=True, kw_only=True)
 class Beginning:
-    """Plan and cuts of the same pipeline with other memory: where to search from."""
+    """Plan and cuts to start from, of the same pipeline under another memory limit."""
 
     placement: Placement | None = None
     cuts: tuple[Cut, ...]
@@ -65,22 +65,22 @@ class Beginning:
 
 @dataclass(kw_only=True)
 class State:
-    """Times in the units of the problem; ``step_time`` is -1 without a plan."""
+    """State of one solve. Times are in the units of the problem; ``step_time`` is -1 without a plan."""
 
     problem: SplitProblem
     limits: Limits
     excluded: tuple[Placement, ...] = ()
-    """Plans that must not be found again."""
+    """Plans that the solution must differ from."""
     begin: Beginning | None = None
     placement: Placement | None = None
     step_time: int = -1
     lower_bound: int = 0
     cuts: tuple[Cut, ...] = ()
-    """Critical paths found so far, which bound every plan."""
+    """Critical paths found so far; each is a lower bound for every plan."""
     rounds: int = 0
     done: bool = False
     by_stages: bool = False
-    """Whether the stages of modules side by side were searched."""
+    """Whether the strategy for parallel branches has searched the stages."""
 
     @functools.cached_property
     def unit(self) -> int:
@@ -89,30 +89,29 @@ class State:
 
     @property
     def limit(self) -> float:
-        """Return the step that a better plan stays below; infinite where any plan is one."""
+        """Return the step time that a better plan must undercut; infinite if any plan is better."""
         below = inf if self.limits.below is None else self.limits.below
         return below if self.placement is None else min(below, self.step_time)
 
     def offer(self, placement: Placement, step_time: float) -> bool:
-        """Keep a plan that is faster than the best one and than the limit. Return whether it is."""
+        """Keep a plan if its step time is below ``limit``. Return whether it was kept."""
         if step_time >= self.limit:
             return False
         self.placement, self.step_time = placement, int(step_time)
         return True
 
     def raise_bound(self, bound: float) -> None:
-        """Keep a bound, rounded up to whole ticks, that is higher than the best one."""
+        """Raise the lower bound to ``bound``, rounded up to whole ticks, if that is higher."""
         whole = ceil(bound * (1 - 1e-12)) if isinstance(bound, float) else bound
         self.lower_bound = max(self.lower_bound, -(-whole // self.unit) * self.unit)
 
     @property
     def closed(self) -> bool:
-        """Return whether no plan is faster than the best one, or than the limit where there is none."""
+        """Return whether it is proved that no plan has a step time below ``limit``."""
         return self.lower_bound >= self.limit
 
     def solution(self) -> SplitSolution:
-        """Return what was found. Raises ``StoppedEarly`` without a plan, ``NoneBelow`` with the proof that there is
-        none below the limit."""
+        """Return the best plan. Without one, raise ``no_plan()`` if that is proved, else ``StoppedEarly``."""
         if self.placement is None:
             raise self.no_plan() if self.closed else self.nothing_found()
         return SplitSolution(
@@ -127,17 +126,17 @@ class State:
         )
 
     def nothing_found(self) -> StoppedEarly:
-        """Return the error of a solve that ends without a plan and without a proof that there is none."""
+        """Return the error of a solve that ends with neither a plan nor a proof that none exists."""
         return nothing_found(self.limits.time_limit_s, self.lower_bound)
 
     def no_plan(self) -> InfeasiblePlan:
-        """Return the error of a proof: no plan takes less than the limit, or, without a limit, none fits."""
+        """Return the error of a proof: no plan takes less than ``below``, or, without ``below``, no plan fits."""
         if self.limits.below is None:
             return self.infeasible()
         return NoneBelow(f"no plan takes less than {self.limits.below}.")
 
     def infeasible(self) -> InfeasiblePlan:
-        """Return the error that names the tightest stage, by the simple split that overruns its limits least."""
+        """Return the error for a problem without a plan; names the tightest stage of the best baseline."""
         problem = self.problem
         tightest, over = 0, None
         for baseline in baselines(problem):
@@ -156,7 +155,7 @@ class State:
 
 
 def nothing_found(time_limit_s: float, lower_bound: int) -> StoppedEarly:
-    """Return the error of a search that ended without a plan; ``lower_bound`` holds for every plan."""
+    """Return the error of a search that ended without a plan; ``lower_bound`` is that of every plan."""
     error = StoppedEarly(
         f"no plan was found within the time limit of {time_limit_s:g} s, and none was proved impossible. Raise it."
     )

@@ -1,4 +1,4 @@
-"""How torch's hooks gather and free one unit's parameters, and when the gather's buffer is freed."""
+"""Rules of torch's hooks for gathering and freeing a unit's parameters and the gather's buffer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mindspeed_autoparallel.schedule.sharded.training import StreamTraining
 
 
 class Gathers:
-    """Parameters of all units of one step."""
+    """Gathers of the parameters of all units in one step."""
 
     def __init__(self, training: StreamTraining, queues: Queues, memory: Bytes) -> None:
         self.variant = training.variant
@@ -18,7 +18,7 @@ class Gathers:
         self.modules_of = {unit: module.name for module in training.modules for unit in module.units}
 
     def _gather(self, state: State, *, alone: bool = False) -> None:
-        """Gather a unit, overlapping computing or ``alone``."""
+        """Gather a unit, overlapping with computation, or on the compute queue if ``alone``."""
         unit = state.unit
         if state.pending is not None or state.gathered:
             return

@@ -1,4 +1,4 @@
-"""Offloaded inputs of layers, as in MindSpeed-MM: out during the forward, back one layer ahead in backward."""
+"""Offloaded inputs of layers, as in MindSpeed-MM: copied out during forward, and back one layer ahead in backward."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""When Megatron-FSDP gathers, frees and reduces: its buckets under ``optim_grads_params``, in a step after the first.
+"""Rules of Megatron-FSDP for gathering, freeing and reducing buckets under ``optim_grads_params``.
 
-Read from ``megatron/core/distributed/fsdp/src/megatron_fsdp`` (0.19). A bucket is a layer or lies outside layers; those
-outside stay gathered, and are gathered anew in place when a step begins. Its first step gathers some layers once more.
+Read from ``megatron/core/distributed/fsdp/src/megatron_fsdp`` (0.19). A bucket is a layer, or holds parameters outside
+layers; the latter stay gathered and are gathered again, in place, when a step begins. The replay covers steps after the
+first, which gathers some layers once more.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class MegatronFsdp:
         self.order = staying + [index for index in filled if index not in self.stays]
         self.place = {index: place for place, index in enumerate(self.order)}
         self.done: dict[int, int] = {}
-        """Of buckets that are gathered or being gathered: the moment at which it is done."""
+        """By bucket that is gathered or being gathered: the end of its gather."""
         self.waited: set[int] = set()
         self.made: Counter[int] = Counter()
         self.reducing: list[tuple[int, int]] = []
@@ -43,7 +44,7 @@ class MegatronFsdp:
         memory.add("gathered parameters", sum(training.units[index].gathered_bytes for index in self.stays))
 
     def begin(self, *, is_last: bool) -> None:
-        """Start a micro batch; the first one gathers what stays, and layers ahead."""
+        """Start a micro batch; the first one gathers the buckets that stay gathered, and layers ahead."""
         self.is_backward = False
         if not self.has_begun and self.order:
             self._gather(self.order[0], 1)
@@ -55,25 +56,25 @@ class MegatronFsdp:
             self._wait(unit)
 
     def pre_forward(self, units: tuple[int, ...]) -> None:
-        """Gather what a forward needs, and layers ahead where it is no recomputation."""
+        """Gather the buckets of a forward; unless it is a recomputation, also layers ahead."""
         for unit in self._layers(units):
             self._gather(unit, 0 if self.is_backward else 1)
             self._wait(unit)
 
     def post_forward(self, units: tuple[int, ...], *, recomputing: bool = False) -> None:
-        """Free what a forward needed; a recomputed layer's backward follows at once, and keeps it."""
+        """Free the buckets of a forward; not in recomputation, as the layer's backward follows at once."""
         for unit in () if recomputing else self._layers(units):
             self._free(unit)
 
     def pre_backward(self, units: tuple[int, ...]) -> None:
-        """Gather what a backward needs, and layers ahead of it."""
+        """Gather the buckets of a backward, and layers ahead of it."""
         self.is_backward = True
         for unit in self._layers(units):
             self._gather(unit, -1)
             self._wait(unit)
 
     def _counts(self, unit: int, is_leaf: bool) -> bool:
-        """Return whether a bucket waits for a module: the norm of the decoder runs behind the layers inside it."""
+        """Return whether a bucket waits for a module: the decoder's norm runs after the layers inside the decoder."""
         return is_leaf or unit not in self.stays
 
     def adds(self, unit: int) -> bool:
@@ -105,7 +106,7 @@ class MegatronFsdp:
         return [unit for unit in units if unit in self.place and unit not in self.stays]
 
     def _gather(self, unit: int, direction: int) -> None:
-        """Gather a bucket and those behind it in ``direction`` until these have half of the unit size.
+        """Gather a bucket and the next ones in ``direction`` until these have half of the unit size.
 
         Gathers begin in the order of forward, so that in backward the bucket itself comes last.
         """
@@ -136,7 +137,7 @@ class MegatronFsdp:
             self.queues.mark(("free", self.units[unit].name))
 
     def _reduce(self, index: int) -> None:
-        """Reduce a bucket's gradients, once those in front of it have no more than the unit size."""
+        """Reduce a bucket's gradients after waiting until pending reductions have at most the unit size."""
         queues, unit = self.queues, self.units[index]
         queues.run(COMPUTE, ("pack", unit.name), unit.pack_ns)
         left = sum(self.units[one].elements for one, _ in self.reducing)

@@ -1,4 +1,4 @@
-"""Queues of one device on one clock, and the bytes that are alive in program order."""
+"""In-order queues of one device on one clock, and the live bytes in program order."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Queues:
     def __init__(self, with_spans: bool) -> None:
         self.now: dict[str, int] = dict.fromkeys(QUEUES, Moment(0))
         self.operations: list[tuple[object, int, int]] = []
-        """Operation, its duration, and the operation that it waited for (-1: none)."""
+        """Operation, its duration, and the index of the operation that it waited for (-1: none)."""
         self.busy = dict.fromkeys(QUEUES, 0)
         self.spans: list[Span] = []
         self._with_spans = with_spans
 
     def run(self, queue: str, what: object, duration_ns: int) -> int:
-        """Run for ``duration_ns`` at the end of ``queue``; return the moment at which it is done."""
+        """Append an operation of ``duration_ns`` to ``queue``; return the moment at which it ends."""
         start = self.now[queue]
         if not duration_ns:
             return start
@@ -45,12 +45,12 @@ class Queues:
         return end
 
     def mark(self, what: object) -> None:
-        """Note a wait or a free, which takes no time, among the spans."""
+        """Record a wait or a free, which takes no time, among the spans."""
         if self._with_spans:
             self.spans.append((COMPUTE, what, self.now[COMPUTE], self.now[COMPUTE]))
 
     def wait(self, queue: str, moment_ns: int) -> None:
-        """Let ``queue`` continue no earlier than ``moment_ns``."""
+        """Delay further operations of ``queue`` until ``moment_ns``."""
         if moment_ns > self.now[queue]:
             self.now[queue] = moment_ns
 

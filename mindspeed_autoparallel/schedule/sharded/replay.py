@@ -88,7 +88,7 @@ class _Step:
         self.communication.pre_forward(module.units)
         self.copies.before_forward(index)
         self.memory.hold(index, self._input_bytes(module))
-        # Its caller holds the input of a module that saves none.
+        # If a module saves no input, its caller holds the input.
         waiting = 0 if module.needs_backward else module.input_bytes
         self.memory.add("temporary", waiting)
         for _ in range(module.chunks):
@@ -151,7 +151,7 @@ class _Step:
             self.communication.post_forward(module.units, recomputing=True)
 
     def _call_again(self, index: int) -> None:
-        """Run a module's whole forward again, its own hooks included, before its backward's begin."""
+        """Run a module's whole forward again, its own hooks included, before the hooks of its backward."""
         units = self.modules[index].units
         self.memory.at = f"recomputation of {self.modules[index].name}"
         self.copies.before_backward(index)

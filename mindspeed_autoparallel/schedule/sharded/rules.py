@@ -93,7 +93,7 @@ class Communication(Gathers):
                 self.outermost = None
 
     def use(self, unit: int) -> None:
-        """Note that a module with parameters runs: torch's hooks have waited for its unit."""
+        """Record that a module with parameters runs; torch's hooks have waited for its unit."""
 
     # Backward
 
@@ -121,7 +121,7 @@ class Communication(Gathers):
         return unit >= 0 and self.micro_batches > 1 and (of.empty or (self.defers and not of.accumulated_bytes))
 
     def made_gradients(self, unit: int, size: int, *, is_first: bool, is_last: bool, is_leaf: bool) -> None:
-        """Note gradients of a unit's parameters.
+        """Record the gradients of a unit's parameters.
 
         With several parts of a micro batch they exist from the first part on, and reach the unit with the last part.
         """

@@ -1,8 +1,8 @@
-"""Two cases of one search: the pipeline's bottleneck is below a middle value, or it is not.
+"""Branching on the pipeline's bottleneck: it is below a threshold, or it is not.
 
-Many critical paths pass every stage once in each direction and some stages more often. So a step takes at least all
-stages' work, and on top the largest *extra* of any stage. No single cut implies this, nor does a mean of cuts: where
-some stage's extra reaches a value for sure, the work of all stages with that value is a cut of its own.
+Many critical paths pass every stage once in each direction and some stages more often. So a step takes at least the
+work of all stages plus the largest *extra* of any stage. No single cut implies this, nor does a mean of cuts. If some
+stage's extra is at least a given value, then all stages' work plus that value is a valid cut.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from mindspeed_autoparallel.planner.split.model.recompute_choice import Array
 
 
 def bottleneck(cuts: Iterable[Cut], times: Sequence[tuple[Array, Array]], floor: int) -> tuple[int, list[Array]] | None:
-    """Return a middle value, and the extra of every choice of each stage; ``None``: all are alike.
+    """Return the median of the extras, and the extra of every choice of each stage; ``None`` if nothing can be divided.
 
-    ``times``: by stage, forward and backward times of its choices. ``floor``: some stage's extra is no less.
+    ``times``: by stage, forward and backward times of its choices. ``floor``: a lower bound of the largest extra.
     """
     passing = [cut for cut in cuts if min(cut.forwards) >= 1 and min(cut.backwards) >= 1]
     if not passing:
@@ -30,7 +30,7 @@ def bottleneck(cuts: Iterable[Cut], times: Sequence[tuple[Array, Array]], floor:
     for stage, (forward, backward) in enumerate(times):
         passes = numpy.unique(numpy.stack([*more[:, :, stage].T, constant]), axis=1)
         extras.append((forward[:, None] * passes[0] + backward[:, None] * passes[1] + passes[2]).max(axis=1))
-    # Some stage has at least its least extra, whatever is chosen.
+    # Under any choice, a stage has at least its smallest extra.
     floor = max(floor, *(int(extra.min()) for extra in extras))
     values = numpy.unique(numpy.concatenate(extras))
     values = values[values > floor]
@@ -38,9 +38,9 @@ def bottleneck(cuts: Iterable[Cut], times: Sequence[tuple[Array, Array]], floor:
 
 
 def halves(paths: Paths) -> tuple[Paths, Paths] | None:
-    """Return paths whose largest extra is below a middle value, and those where it is not; ``None``: all are alike.
+    """Return the paths whose largest extra is below a threshold, and the others; ``None`` if nothing can be divided.
 
-    The latter have that value as a cut, which holds for them alone: cuts and means of both are their own.
+    The threshold is a valid cut for the second half only, so each half has its own cuts and means.
     """
     num = len(paths.ranges)
     found = bottleneck(paths.cuts, [(ranges.forward, ranges.backward) for ranges in paths.ranges], paths.floor)

@@ -1,4 +1,4 @@
-"""Weighted means of cuts: no plan is faster than any of them, and a good mean bounds better than every cut alone.
+"""Weighted means of cuts: each is a lower bound, and a good mean gives a higher bound than every single cut.
 
 The best mean is the dual of a linear program: the fastest mixture of paths under all cuts. Columns are paths (one
 shortest path through the ranges prices them), rows are cuts (the simulator separates them at the mixture's stage
@@ -22,9 +22,10 @@ from mindspeed_autoparallel.planner.split.settings import SETTINGS
 
 
 def best_mean(problem: SplitProblem, paths: Paths, limit: int, deadline: float) -> Array | None:
-    """Return the weights of the cuts whose cheapest path costs most of all tried; ``paths.cuts`` may grow.
+    """Return the weights of the cuts that give the highest bound found: the cost of their cheapest path.
 
-    Stops when that is above ``limit``. ``None`` when the linear solver fails before any was found.
+    Stops when the bound exceeds ``limit``. Adds new cuts to ``paths.cuts``. ``None`` if no weights were found before
+    the deadline or a failure of the linear solver.
     """
     return _Mixture(problem, paths, limit).run(deadline)
 
@@ -42,7 +43,7 @@ class _Mixture:
         self.shares: list[Any] = []
         self.cuts: list[Array] = []
         self.columns: list[Array] = []
-        """Forward times, backward times and tails of a path's stages, and 1 for the cuts' constants."""
+        """Forward times, backward times and tails of a path's stages, and 1 to multiply the cuts' constants."""
         for cut in paths.cuts:
             self._add_cut(cut)
         self.costs = [
@@ -113,7 +114,7 @@ class _Mixture:
         self.shares.append(share)
 
     def _separate(self, shares: Array, step: float) -> Cut | None:
-        """Return the critical path of the mixture, if it is longer than all known ones."""
+        """Return the critical path of the mixture as a cut, if it is new and exceeds the program's ``step``."""
         problem, num = self.problem, self.problem.num_stages
         mixed = shares @ numpy.array(self.columns[: len(shares)])
         forward, backward, tails = mixed[: 3 * num].reshape(3, num).tolist()

@@ -1,4 +1,4 @@
-"""Choices of stages' options, for parallel branches, and their divisions into two choices with the same plans."""
+"""Branching for parallel branches: subsets of the stages' options, divided so that no plan is lost."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Choice:
 
     options: list[Array]
     floor: int = 0
-    """Some stage's extra is known to be no less: every stage's work and this are a cut."""
+    """Lower bound of the largest extra (``bottlenecks.py``): all stages' work plus this value is a cut."""
     cuts: list[Cut] = field(default_factory=list[Cut])
-    """Cuts that were relevant to the bound."""
+    """Cuts to start with: those with a weight in the last bound."""
     columns: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """(stage, option) pairs of the fastest mixture."""
 
     def divided(self, stage: int, which: Array) -> Choice:
-        """Return the same with other options on one stage."""
+        """Return a copy in which ``stage`` has the options ``which``."""
         options = list(self.options)
         options[stage] = which
         return Choice(options, self.floor, list(self.cuts), list(self.columns))
@@ -38,7 +38,10 @@ class Choice:
 
 
 def divided(table: StageOptions, choice: Choice, cuts: dict[Cut, None], mixed: Array) -> list[Choice]:
-    """Return choices that hold every plan of this one: by joints, order of segments, bottleneck or layer counts."""
+    """Return choices that together hold every plan of ``choice``.
+
+    The first rule that applies divides it: joints, order of segments, bottleneck, layer counts.
+    """
     if choice.is_empty():
         return []
     return (
@@ -50,7 +53,7 @@ def divided(table: StageOptions, choice: Choice, cuts: dict[Cut, None], mixed: A
 
 
 def _divided_by_joints(table: StageOptions, choice: Choice) -> list[Choice]:
-    """Return a part for each stage where the one segment of a joint may end, beside first layers of the other."""
+    """Return one choice for each stage that may hold a joint: the end of one segment and the start of the other."""
     num = len(choice.options)
     for joint in table.problem.joints:
         parts: list[Choice] = []
@@ -63,13 +66,13 @@ def _divided_by_joints(table: StageOptions, choice: Choice) -> list[Choice]:
             if not part.is_empty():
                 parts.append(part)
         if len(parts) != 1 or parts[0].size() < choice.size():
-            # Without any part there is no plan, which an empty choice expresses.
+            # Without any part no plan exists: return an empty choice.
             return parts or [choice.divided(0, choice.options[0][:0])]
     return []
 
 
 def _divided_by_order(table: StageOptions, choice: Choice, mixed: Array) -> list[Choice]:
-    """Return two halves: a segment is done before a boundary, or one that waits for it is not begun there."""
+    """Return two halves: a segment is complete before a boundary, or its successor starts only after that boundary."""
     worst, found = SETTINGS.mixture_whole, None
     for k, segment in enumerate(table.problem.segments):
         for before in segment.predecessors:
@@ -91,7 +94,7 @@ def _divided_by_order(table: StageOptions, choice: Choice, mixed: Array) -> list
 
 
 def _divided_at_bottleneck(table: StageOptions, choice: Choice, cuts: dict[Cut, None]) -> list[Choice]:
-    """Return two halves: some stage's extra reaches a middle value, and all stages' work comes on top; or none does."""
+    """Return two halves: the largest extra is at least a threshold, or every stage's extra is below it."""
     for stage, listed in enumerate(choice.options):
         choice.options[stage] = listed[table.backward[stage][listed] < NEVER]
     if choice.is_empty():
@@ -109,7 +112,7 @@ def _divided_at_bottleneck(table: StageOptions, choice: Choice, cuts: dict[Cut, 
 
 
 def _divided_by_count(table: StageOptions, choice: Choice, mixed: Array) -> list[Choice]:
-    """Return two halves: a stage holds more than so many layers of a segment, or at most so many."""
+    """Return two halves: a stage holds more than a number of layers of a segment, or at most that number."""
     best, found = -1.0, None
     for stage, options in enumerate(choice.options):
         least, most = table.counts[options].min(axis=0), table.counts[options].max(axis=0)

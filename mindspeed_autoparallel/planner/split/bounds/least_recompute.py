@@ -1,7 +1,8 @@
 """The least recomputation of a rank for every number of whole layers, each recomputed or kept whole.
 
 Linear programs recompute fractions. A rank that holds five layers and has room to keep 1.4 of them whole recomputes
-four, not 3.6. All combinations are listed, so this is for ranks with few layers, where fractions hide most.
+four, not 3.6. This module lists all combinations, so it is limited to ranks with few layers; there, fractions weaken
+the bound most.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ Floor = tuple[float, float]
 
 
 class LeastRecompute:
-    """Of one stack on one rank, whatever else it holds. Not for stacks of several segments (see ``suits``)."""
+    """Least recomputation of one stack's layers on one rank, whatever else the rank holds.
+
+    Does not cover stacks of several segments (see ``suits``).
+    """
 
     def __init__(self, problem: SplitProblem, rank: int, group: tuple[int, ...], blocks: dict[int, int]) -> None:
-        """``blocks``: segments of one layer that the rank surely holds, and their virtual stages."""
+        """``blocks``: segments of one layer that the rank holds in every plan, and their virtual stages."""
         self._problem, self._rank = problem, rank
         self._segment = problem.segments[group[0]]
         self._is_single = len(group) == 1
@@ -32,7 +36,7 @@ class LeastRecompute:
         others = [s for k, s in enumerate(problem.segments) if k != group[0] and s.beside is None]
         self._least = int(not problem.allow_empty_stages and not others)
         self.fewest = self._least * len(self._chunks)
-        """Layers that the rank surely holds."""
+        """Layers that the rank holds in every plan."""
         self._kinds = _undominated(self._segment.kinds, self._chunks)
         held = [(problem.segments[k].kinds[0], v) for k, v in blocks.items()]
         self._transient = max((kind.transient for kind, _ in held), default=0)
@@ -47,20 +51,22 @@ class LeastRecompute:
         self._found: list[int | None] = []
 
     def suits(self, layers: int) -> bool:
-        """Return whether the ways of so many layers are few enough to list."""
+        """Return whether the combinations for ``layers`` layers are few enough to list."""
         bins = len(self._added)
         return self._is_single and comb(layers + bins - 1, bins - 1) <= SETTINGS.ranks_most_ways
 
     def added(self, layers: int) -> int | None:
-        """Return the least added backward time of a microbatch; ``None``: so many layers do not fit. Where there are
-        too many ways, that of fewer layers."""
+        """Return the least added backward time of a microbatch in ticks, or ``None`` if ``layers`` layers do not fit.
+
+        With too many combinations to list, the time for fewer layers is the lower bound.
+        """
         while len(self._found) <= layers:
             known = self._found[-1] if self._found else 0
             self._found.append(None if known is None else self._least_of(len(self._found), known))
         return self._found[layers]
 
     def floors(self, most: int) -> tuple[Floor, ...]:
-        """Return rows that the added time of up to ``most`` whole layers is above: the lower hull of all numbers."""
+        """Return linear lower bounds of the added time of up to ``most`` whole layers: the lower convex hull."""
         points = [
             (number, added) for number in range(self.fewest, most + 1) if (added := self.added(number)) is not None
         ]
@@ -106,7 +112,7 @@ def _undominated(kinds: tuple[LayerKind, ...], chunks: range) -> list[LayerKind]
 
 @lru_cache(maxsize=256)
 def _ways(layers: int, chunks: int, kinds: int, least: int) -> Array:
-    """Return every way to put ``layers`` on chunks in kinds, each chunk ``least`` or more: ``[way, chunk x kind]``."""
+    """Return all splits of ``layers`` over chunks and kinds, ``least`` or more per chunk: ``[way, chunk x kind]``."""
     bins = chunks * kinds
     bars: Array = numpy.array(list(itertools.combinations(range(layers + bins - 1), bins - 1)), dtype=numpy.int64)
     bars = bars.reshape(comb(layers + bins - 1, bins - 1), bins - 1)

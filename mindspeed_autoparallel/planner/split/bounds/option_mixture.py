@@ -1,7 +1,8 @@
-"""The fastest mixture of stages' options under known cuts: a linear program by columns, and the bound of its prices.
+"""The fastest mixture of stages' options under known cuts: column generation, and the bound of its dual prices.
 
-Layers have a price at every stage, cuts have weights. Then stages choose by themselves, and the sum of what they choose
-is a bound on every plan. An option that raises it above a limit is in no plan within that limit.
+Dual prices give every layer a price at every stage and every cut a weight. Under them each stage chooses its cheapest
+option independently, and the sum is a lower bound for every plan. An option that would raise it above a limit is in no
+plan within that limit.
 """
 
 from __future__ import annotations
@@ -29,17 +30,20 @@ class Prices:
 
     weights: Array
     duals: Array
-    """Of the rows of counts."""
+    """Dual values of the rows of counts."""
     bound: float
 
 
 class Mixture:
-    """One linear program. ``cuts`` are shared by all, and grow."""
+    """One linear program over the options of a choice."""
 
     def __init__(
         self, table: StageOptions, choice: Choice, cuts: dict[Cut, None] | None, simulator: BatchSimulator, unit: float
     ) -> None:
-        """Begin with the choice's cuts; without others, with ``None``, those are all."""
+        """Start with the cuts of ``choice``.
+
+        ``cuts``: shared; ``run`` takes cuts from it and adds new ones to it. ``None``: only those of ``choice`` count.
+        """
         self.table, self.choice, self.known, self.simulator, self.unit = table, choice, cuts, simulator, unit
         self.problem: SplitProblem = table.problem
         self.lp = LinearProgram()
@@ -66,10 +70,10 @@ class Mixture:
             self._add_cut(Cut((1,) * num, (1,) * num, choice.floor))
 
     def _rows_of_counts(self) -> tuple[Array, Array]:
-        """Return rows over counts, ``[row, stage, segment]``, and what they add up to: all layers of a segment.
+        """Return rows over counts, ``[row, stage, segment]``, and their right-hand sides.
 
-        Rows with an upper limit alone follow: a segment's share before a boundary minus that of a segment that it waits
-        for, and joints.
+        The first rows place all layers of each segment. The others have an upper limit only: the share of a segment
+        before a boundary minus that of its predecessor, and joints.
         """
         segments, num = self.problem.segments, self.problem.num_stages
         rows, totals = list[Array](), list[float]()
@@ -102,8 +106,8 @@ class Mixture:
     def run(self, limit: int, deadline: float) -> tuple[Prices | None, Array]:
         """Return the best prices found, and the fastest mixture's counts, ``[stage, segment]``.
 
-        Stops when the bound is above ``limit``. No prices: some stage has no option left that fits, or the linear
-        solver failed.
+        Stops when the bound exceeds ``limit``. Prices are ``None`` if some stage has no option left that fits, or if
+        the linear solver failed.
         """
         best: Prices | None = None
         mixed: Array = numpy.zeros((self.problem.num_stages, len(self.problem.segments)))
@@ -145,7 +149,7 @@ class Mixture:
         return best, mixed
 
     def used(self, prices: Prices) -> None:
-        """Store in ``choice`` the cuts and columns with which a search of some of its options begins."""
+        """Store in ``choice`` the cuts and columns from which the searches of its parts start."""
         num = len(prices.weights)
         ones = (1,) * self.problem.num_stages
         self.choice.cuts = [
@@ -201,7 +205,7 @@ class Mixture:
         return True
 
     def priced(self, weights: Array, duals: Array) -> tuple[float, list[int], list[Array]]:
-        """Return the bound of some prices, each stage's choice under them, and what its options cost."""
+        """Return the bound under these prices, each stage's cheapest option, and the costs of all options."""
         table, cuts = self.table, self.cuts[: len(weights)]
         forwards = weights @ numpy.array([cut.forwards for cut in cuts])
         backwards = weights @ numpy.array([cut.backwards for cut in cuts])
@@ -228,7 +232,7 @@ class Mixture:
         return bound, chosen, costs
 
     def drop(self, prices: Prices, limit: int) -> None:
-        """Drop options that no plan within ``limit`` has."""
+        """Drop options that are in no plan within ``limit``."""
         bound, _, costs = self.priced(prices.weights, prices.duals)
         most = limit * (1 + 1e-9) + 1
         for stage, cost in enumerate(costs):
@@ -243,7 +247,7 @@ class Mixture:
         return mixed
 
     def _separate(self, columns: list[tuple[int, int, Any]], shares: Array, value: float) -> bool:
-        """Add cuts that are longer than the program's value at its mixture. Return whether there were any."""
+        """Add cuts that exceed the program's value at its mixture. Return whether any were added."""
         table, num = self.table, self.problem.num_stages
         times: Array = numpy.zeros((3, num))
         forward, backward, tail = times
@@ -254,7 +258,7 @@ class Mixture:
                 tail[stage] += share * table.tail[stage][option]
         if self.known is None:
             return False
-        # What others found comes first: it need not be replayed.
+        # Cuts of other programs come first: they need no replay.
         known = [cut for cut in self.known if cut not in set(self.cuts)]
         if known:
             length = (

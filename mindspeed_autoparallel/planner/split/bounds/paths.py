@@ -1,8 +1,8 @@
 """Search of the layered graph: for known cuts, every path that could beat a limit, or the proof that there is none.
 
-A label is a path's beginning: its value under every cut so far. With the least value of every way to the end (one
-backward pass per cut) it gives a bound; labels above the limit go, and so do labels that another one at the same node
-equals or beats under every cut that can still matter.
+A label is a partial path with its value under every cut so far. Adding the least cost to the end (one backward pass
+per cut) gives a bound. The search drops labels above the limit, and labels that another one at the same node dominates
+under every cut that can still exceed the limit.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from mindspeed_autoparallel.planner.split.settings import SETTINGS
 
 @dataclass
 class Labels:
-    """Beginnings of paths that end at the same stage."""
+    """Partial paths that end at the same stage."""
 
     position: Array
     value: Array
     """``[label, cut]``."""
     bound: Array
-    """What a path through the label costs at least."""
+    """Lower bound of the cost of a path through the label."""
     arcs: Array
     """``[label, stage]``: indices into the stages' ranges."""
 
@@ -52,9 +52,9 @@ class Paths:
         self.ranges, self.num_nodes = ranges, num_layers + 1
         self.cuts: dict[Cut, None] = {}
         self.means: list[Array] = []
-        """Weights of the first cuts: each mean bounds like a cut."""
+        """Weights of the first cuts: each mean is a bound like a cut."""
         self.floor = 0
-        """Some stage's extra (``bottlenecks.py``) is known to be no less."""
+        """Lower bound of the largest extra (``bottlenecks.py``)."""
 
     def copy(self) -> Paths:
         """Return a copy with its own arcs and the same cuts."""
@@ -66,8 +66,8 @@ class Paths:
         return sum(map(len, self.ranges))
 
     def weigh(self) -> bool:
-        """Compute the cost of every arc and of the cheapest paths to the end, for the present cuts. Return whether any
-        path is left."""
+        """Compute the cost of every arc and of the cheapest paths to the end under all cuts and means. Return whether
+        any path is left."""
         forwards = numpy.array([cut.forwards for cut in self.cuts], dtype=numpy.int64)
         backwards = numpy.array([cut.backwards for cut in self.cuts], dtype=numpy.int64)
         self.num_cuts = len(self.cuts)
@@ -89,7 +89,7 @@ class Paths:
         return self.bound() < NEVER
 
     def cheapest(self, cost: list[Array]) -> tuple[float, list[int]]:
-        """Return the path that costs least, and its cost. ``cost``: by stage, of every arc."""
+        """Return the cost of the cheapest path, and its arcs. ``cost``: by stage, of every arc."""
         least = numpy.full(self.num_nodes, numpy.inf)
         least[-1] = 0
         ways: list[Array] = []
@@ -126,7 +126,7 @@ class Paths:
         self.most_to_end.reverse()
 
     def from_start(self) -> list[Array]:
-        """Return least value of every node's beginnings, by stage."""
+        """Return the least value of partial paths to every node, by stage: ``[node, cut]``."""
         least = numpy.full((self.num_nodes, len(self.constant)), NEVER)
         least[0] = self.constant
         found = [least]
@@ -142,7 +142,7 @@ class Paths:
         return found
 
     def prune(self, limit: int) -> bool:
-        """Drop arcs that no path of at most ``limit`` takes. Return whether any path is left."""
+        """Drop arcs that are on no path of cost ``limit`` or less. Return whether any path is left."""
         while True:
             before = sum(map(len, self.ranges))
             starts = self.from_start()
@@ -172,7 +172,7 @@ class Paths:
         )
 
     def expand(self, labels: Labels, stage: int, limit: int) -> Labels:
-        """Return every next label within ``limit``, none of them beaten by another."""
+        """Return every label within ``limit`` that extends ``labels`` by an arc of ``stage``."""
         ranges, to_end = self.ranges[stage], self.to_end[stage + 1]
         low = numpy.searchsorted(ranges.start, labels.position, "left")
         count = numpy.searchsorted(ranges.start, labels.position, "right") - low
@@ -187,13 +187,13 @@ class Paths:
         return Labels(end, value, bound, arcs)
 
     def undominated(self, labels: Labels, stage: int, limit: int, deadline: float = inf) -> Labels:
-        """Return labels that no other label at their node equals or beats, cuts that cannot exceed ``limit`` apart.
+        """Return the labels that no other label at their node dominates; cuts that cannot exceed ``limit`` are ignored.
 
-        From the deadline on, all that are left to compare stay.
+        Labels not compared before the deadline stay.
         """
         if len(labels) < 2:
             return labels
-        # Below this a cut cannot exceed the limit whatever follows: all such values are alike.
+        # Below this value a cut cannot exceed the limit on any continuation, so all such values are equivalent.
         num = self.num_cuts
         harmless = limit - self.most_to_end[stage + 1][labels.position]
         value = numpy.maximum(labels.value, harmless)[:, :num]
@@ -215,7 +215,7 @@ class Paths:
         return labels.take(numpy.sort(order[alive]))
 
     def beam(self, width: int, limit: int) -> Labels:
-        """Return the most promising ``width`` beginnings per stage: whole paths, best first, no proof."""
+        """Return complete paths, best first, from a beam search of ``width`` labels per stage: a heuristic."""
         labels = self.root()
         for stage in range(len(self.ranges)):
             labels = self.undominated(self.expand(labels, stage, limit), stage, limit)
@@ -226,7 +226,7 @@ class Paths:
         return labels.take(numpy.argsort(labels.bound, kind="stable"))
 
     def _relevant(self, limit: int) -> Paths:
-        """Return the same under those cuts alone by which some path exceeds ``limit``."""
+        """Return a copy with only those cuts under which some path exceeds ``limit``."""
         which = self.constant + self.most_to_end[0][0] > limit
         which[0] = True
         other = self.copy()
@@ -238,11 +238,10 @@ class Paths:
         return other
 
     def all_paths(self, limit: int, effort: int, deadline: float) -> tuple[Labels, bool]:
-        """Return whole paths within ``limit``: those of the first block that reaches the end. And whether there is
-        none.
+        """Return paths within ``limit``: those of the first block that reaches the end. Also whether none exists.
 
-        After ``effort`` labels or at the deadline it gives up, with neither. Labels left then bound nothing: they
-        stand for others that are alike only as far as ``limit`` goes.
+        After ``effort`` labels or at the deadline it returns no paths and ``False``. The labels left then give no
+        bound: each represents others that are equivalent only for ``limit``.
         """
         num_stages = len(self.ranges)
         paths = self._relevant(limit)
@@ -271,5 +270,5 @@ class Paths:
 
 
 def _below(value: Array) -> Array:
-    """Return integers certainly not above."""
+    """Round down to integers, with a margin for floating-point errors."""
     return numpy.floor(value * (1 - 1e-12)).astype(numpy.int64) - 1

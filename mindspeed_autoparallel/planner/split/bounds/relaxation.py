@@ -1,8 +1,8 @@
-"""Cuts from the linear relaxation: cheap rounds that leave little for the search over whole layers.
+"""Cuts from the linear relaxation: cheap rounds before the search over whole layers.
 
-A critical path is a linear function of the stages' times, and no plan is faster than any path: that holds for the
-paths of fractional plans too. Paths are sought at the program's optimum and between it and the fastest fractional plan
-known, where they cut deeper.
+The length of a path is a linear function of the stages' times and a lower bound for every plan; that holds for the
+critical paths of fractional plans too. Each round adds the critical paths at the program's optimum and at points
+between it and the fastest fractional plan found, where cuts are deeper.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mindspeed_autoparallel.schedule import BatchSimulator
 
 
 def cut_of(problem: SplitProblem, placement: Counts) -> tuple[Cut, float]:
-    """Return the critical path of a placement with the longest tail, and their length."""
+    """Return the critical path of a placement, with the longest tail, as a cut; and the step time."""
     step = step_of(problem, placement)
     forward, backward = stage_times(problem, placement)
     stage, tail = longest_tail(problem, placement)
@@ -45,10 +45,10 @@ def relaxed_cuts(
     most_rounds: int = SETTINGS.relaxation_most_rounds,
     caps: Sequence[RankCap] = (),
 ) -> tuple[dict[Cut, None], float] | None:
-    """Return cuts, and a lower bound on the step time; ``None`` when even fractions of layers do not fit.
+    """Return cuts, and a lower bound of the step time in ticks; ``None`` if even fractions of layers do not fit.
 
-    ``stop_at``: a bound that is high enough. ``known``: cuts to begin with. ``caps``: what ranks hold at most; bound
-    and ``None`` are about the plans that keep to them.
+    ``stop_at``: a bound that is high enough. ``known``: cuts to start with. ``caps``: upper limits of layers per rank;
+    the bound and ``None`` then hold for plans within them only.
     """
     if min(problem.memory_limit) < 0:
         return None
@@ -75,7 +75,7 @@ def relaxed_cuts(
         bound = found
         if not left or (stop_at is not None and bound >= stop_at):
             break
-        # Sorting a schedule's events takes longer than the first optimum, which may be enough.
+        # Sorting a schedule's events takes longer than the first optimum, which may suffice.
         simulator = simulator or batch_simulator(problem)
         values = model.values()
         here = numpy.array([(*row,) for kinds in values for row in kinds])
@@ -100,7 +100,7 @@ def relaxed_cuts(
 
 
 def _paths_at(problem: SplitProblem, simulator: BatchSimulator, points: list[Array]) -> list[tuple[Cut, float]]:
-    """Return critical path with tail, and length, of fractional placements (rows: segment by segment, kind by kind)."""
+    """Return cuts and step times of fractional placements, whose rows are segment by segment, kind by kind."""
     forward = numpy.array([s.forward for s in problem.segments for _ in s.kinds])
     backward = numpy.array([s.backward + kind.extra_backward for s in problem.segments for kind in s.kinds])
     passes = numpy.array([forward @ point for point in points]), numpy.array([backward @ point for point in points])

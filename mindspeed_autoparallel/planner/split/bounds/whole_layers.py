@@ -1,8 +1,8 @@
-"""Queries about whole layers: does any placement of them stay below a step under the known cuts?
+"""Feasibility queries with whole layers: does any placement take at most a target step time under the known cuts?
 
-A step well below the plan known leaves so little room on ranks and at boundaries that many such queries are decided
-in moments where the optimum itself is out of reach. The next step is nearer to the bound after a query that was too
-hard, and nearer to the plan after one that was not.
+A target well below the best plan leaves little room on ranks and at boundaries, so many queries are decided quickly
+even if the optimum itself is out of reach. The next target is nearer to the bound after an undecided query, and nearer
+to the plan after a proof.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class Answer:
     """The answer to a query."""
 
     status: str
-    """``none below``, ``optimal``, ``feasible`` (some placement may stay below) or ``unknown``."""
+    """``none below`` (proved), ``optimal``, ``feasible`` (a placement meets the target under the cuts), ``unknown``."""
     bound: float
-    """No placement of whole layers takes less."""
+    """Lower bound of the step time of all placements of whole layers, in ticks."""
     values: list[list[list[float]]] | None = None
-    """Layers by segment, kind and virtual stage, of the shortest placement met; recomputed ones may be fractions."""
+    """Layers by segment, kind and virtual stage of the fastest placement found; recomputed ones may be fractions."""
 
 
 def query(problem: SplitProblem, cuts: Collection[Cut], target: int | None, deadline: float, nodes: int) -> Answer:
-    """Look for a placement of whole layers that takes at most ``target`` by the cuts known; ``None``: for the shortest.
+    """Search for a placement of whole layers that takes at most ``target`` under ``cuts``; ``None``: the fastest one.
 
-    ``nodes``: of the search, at most.
+    ``nodes``: most nodes of the search.
     """
     caps = rank_caps(problem, target) if target is not None else []
     if caps is None:
@@ -61,7 +61,7 @@ def query(problem: SplitProblem, cuts: Collection[Cut], target: int | None, dead
 
 
 class Queries:
-    """The step times to query, between a bound and a plan."""
+    """The targets of queries, between a bound and a plan."""
 
     def __init__(self, problem: SplitProblem, most_nodes: float) -> None:
         self._unit, self._most_nodes = tick_of(problem), most_nodes
@@ -69,17 +69,17 @@ class Queries:
 
     @property
     def are_worthwhile(self) -> bool:
-        """Return whether another query is within the effort."""
+        """Return whether another query is within the limits."""
         return self.nodes <= self._most_nodes and self._share >= SETTINGS.whole_layers_least_share
 
     def between(self, low: int, high: int) -> int:
-        """Return the step to query, in whole ticks."""
+        """Return the next target, in whole ticks above ``low``; ``high`` if the interval is small."""
         if high - low <= max(SETTINGS.whole_layers_few_ticks * self._unit, SETTINGS.whole_layers_nearly * high):
             return high
         return low + max(1, round(self._share * (high - low) / self._unit)) * self._unit
 
     def take(self, answer: Answer) -> None:
-        """Go nearer to the plan or to the bound."""
+        """Move the next target toward the plan after a proof; otherwise toward the bound, with more nodes."""
         if answer.status == "none below":
             self._share = min(1.0, self._share * SETTINGS.whole_layers_nearer)
         elif answer.status != "optimal":
@@ -87,7 +87,7 @@ class Queries:
 
 
 def raised_bound(problem: SplitProblem, low: float, high: int, deadline: float) -> float:
-    """Return a step that no plan beats, ``low`` or more; it need not exceed ``high``."""
+    """Return a lower bound of the step time between ``low`` and ``high``."""
     if not fits_a_row(problem):
         return low
     caps, relaxed = rank_caps(problem, high), None
@@ -102,6 +102,6 @@ def raised_bound(problem: SplitProblem, low: float, high: int, deadline: float) 
         bound = max(bound, min(high, floor(answer.bound)))
         queries.take(answer)
         if answer.status == "optimal":
-            # These cuts give no higher bound.
+            # This optimum is the highest bound that these cuts give.
             break
     return max(low, bound)

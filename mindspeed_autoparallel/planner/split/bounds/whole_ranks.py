@@ -1,8 +1,8 @@
-"""Whole layers per rank: the largest number of a stack's layers on a rank in a sufficiently short step.
+"""Whole layers per rank: the largest number of a stack's layers that a rank can hold within a given step time.
 
-Fractions of layers hide much where ranks hold few: 80 layers on 16 ranks and an output layer that takes as long as 1.4
-of them leave some rank six, not 5.1. A rank by itself is a small linear program; rounding its optimum down is what the
-linear relaxation of all ranks cannot do.
+Fractions of layers weaken the bound on ranks with few layers: 80 layers on 16 ranks, and an output layer that takes as
+long as 1.4 of them, leave some rank with six, not 5.1. The linear program of one rank is small, and its optimum can be
+rounded down; the linear relaxation of all ranks allows no such rounding.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ ROUNDING = 1e-6
 
 
 def rank_cuts(problem: SplitProblem) -> list[Cut]:
-    """Return one path per rank, valid in every placement: a microbatch comes down to it, the rank does all its work
-    without a pause, and the last microbatch goes back up."""
+    """Return one path per rank, a cut for every placement: the forwards of the first microbatch on the ranks before it,
+    all work of the rank without a pause, and the backwards of the last microbatch on the ranks before it."""
     num, size, microbatches = problem.num_virtual, problem.num_stages, problem.num_microbatches
     found: list[Cut] = []
     for rank in range(size):
@@ -34,15 +34,15 @@ def rank_cuts(problem: SplitProblem) -> list[Cut]:
 
 
 def rank_caps(problem: SplitProblem, step: float) -> list[RankCap] | None:
-    """Return what ranks hold at most in a plan that takes no longer than ``step``; ``None``: there is no such plan.
+    """Return the most layers per rank in plans that take at most ``step`` ticks; ``None`` if no such plan exists.
 
-    Only the ranks' paths and memory count, each rank by itself.
+    Considers only the path and the memory of each rank by itself.
     """
     return _Ranks(problem).caps(step)
 
 
 def whole_ranks_bound(problem: SplitProblem, low: float, high: float) -> float:
-    """Return a step time that no plan beats, ``low`` or more; it need not exceed ``high``."""
+    """Return a lower bound of the step time between ``low`` and ``high``, by bisection."""
     ranks = _Ranks(problem)
     if ranks.caps(high) is None:
         return high
@@ -72,7 +72,7 @@ class _Ranks:
         self._ranks = [_Rank(problem, rank, cut, blocks) for rank, cut in enumerate(cuts)]
 
     def caps(self, step: float) -> list[RankCap] | None:
-        """Return what ranks hold at most within ``step``; ``None``: it is too short for any plan."""
+        """Return the most layers per rank within ``step``; ``None`` if it is too short for any plan."""
         found: list[RankCap] = []
         for group, total in self._layers.items():
             caps = [rank.cap(group, step, total) for rank in self._ranks]
@@ -83,7 +83,7 @@ class _Ranks:
 
 
 def _sure_blocks(problem: SplitProblem) -> dict[int, int]:
-    """Return single blocks at either end of a row where they surely are: on the first and the last virtual stage."""
+    """Return the single blocks at the ends of a row with their virtual stage, which is the same in every plan."""
     if problem.allow_empty_stages or not is_one_row(problem):
         return {}
     ends = {0: 0, len(problem.segments) - 1: problem.num_virtual - 1}
@@ -91,11 +91,11 @@ def _sure_blocks(problem: SplitProblem) -> dict[int, int]:
 
 
 class _Rank:
-    """One rank's share of the linear relaxation; and what its whole layers recompute."""
+    """One rank's part of the linear relaxation, and the recomputation of its whole layers."""
 
     def __init__(self, problem: SplitProblem, rank: int, cut: Cut, blocks: dict[int, int]) -> None:
         self.problem, self.rank, self._program = problem, rank, LinearProgram()
-        # Times near 1: solvers fail on large numbers.
+        # Scale times to about 1: solvers fail on large numbers.
         self._unit = max(1.0, sum(s.num_layers * (s.forward + s.backward) for s in problem.segments))
         self._unit *= problem.num_microbatches / problem.num_virtual
         self._chunks = range(rank, problem.num_virtual, problem.num_stages)
@@ -124,7 +124,7 @@ class _Rank:
     def _add_path(self, cut: Cut) -> None:
         problem = self.problem
         for tail, fixed in tail_rows(problem, self.x, cut.tail_stage):
-            # Solvers' variables overload ==: no keys of a dictionary.
+            # Keyed by id: the solver's variables overload ``==`` and cannot be keys.
             after = {id(variable): ticks for ticks, variable in tail}
             terms: list[tuple[float, Any]] = []
             for term in path_row(problem, cut, self._chunks):
@@ -135,8 +135,8 @@ class _Rank:
             self._constants.append(self._constant + fixed)
 
     def cap(self, group: tuple[int, ...], step: float, total: int) -> RankCap | None:
-        """Return how many whole layers of a stack the rank holds at most, and what they recompute; ``None``: not even
-        the blocks that it surely holds fit."""
+        """Return the most whole layers of a stack on the rank, and the least they recompute; ``None`` if not even the
+        layers and blocks that it holds in every plan fit."""
         most = self._most(group, step, total)
         if most is None:
             return None
@@ -152,7 +152,7 @@ class _Rank:
         return RankCap(group=group, rank=self.rank, most=most, floors=recompute.floors(most))
 
     def _is_within(self, recompute: LeastRecompute, k: int, layers: int, step: float) -> bool:
-        """Return whether so many whole layers of a segment, and the sure blocks, take no longer than ``step``."""
+        """Return whether ``layers`` whole layers of segment ``k`` and the fixed blocks take at most ``step``."""
         problem, added = self.problem, recompute.added(layers)
         if added is None:
             return False
@@ -160,13 +160,13 @@ class _Rank:
         work = added + sum(n * (problem.segments[j].forward + problem.segments[j].backward) for j, n in held.items())
         after = 0
         for row in problem.tails_at(self.rank):
-            # What else the rank may hold shortens no tail whose ticks are all 0 or more.
+            # With ticks of 0 or more, other layers on the rank do not shorten the tail.
             if min(row.by_segment) >= 0 and any(n and row.by_segment[j] for j, n in held.items()):
                 after = max(after, row.fixed + sum(row.by_segment[j] * n for j, n in held.items()))
         return self._constant + problem.num_microbatches * work + after <= step * (1 + ROUNDING)
 
     def _most(self, group: tuple[int, ...], step: float, total: int) -> int | None:
-        """Return how many layers a rank holds at most that may recompute fractions."""
+        """Return the most layers on the rank if fractions of them may recompute."""
         for row, constant in zip(self._steps, self._constants, strict=True):
             row.SetUb((step * (1 + ROUNDING) - constant) / self._unit)
         objective = self._program.solver.Objective()
@@ -183,13 +183,13 @@ class _Rank:
 
 
 def _least_way(problem: SplitProblem, rank: int, blocks: dict[int, int]) -> int:
-    """Return what a microbatch takes at least on the stages before a rank, down and back up."""
+    """Return the least time of one microbatch's forward and backward on the stages before a rank, in ticks."""
     if problem.allow_empty_stages:
         return 0
     solid = [k for k, s in enumerate(problem.segments) if s.beside is None]
     way = 0
     for v in range(rank):
-        # Sure blocks lie on their own stage alone.
+        # Fixed blocks are on their own stage only.
         times = [_least_time(problem, k) for k in solid if blocks.get(k, v) == v]
         beside = [_least_time(problem, k) for k, place in blocks.items() if place == v and k not in solid]
         way += min(times) + sum(beside)

@@ -1,4 +1,4 @@
-"""The splits without a solver, even and greedy, printed for comparison with the optimum."""
+"""Splits without a solver, even and greedy, for comparison with the optimum."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mindspeed_autoparallel.planner.split.model.solution import Placement, fits,
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """A chain split in one rule; it recomputes just enough to fit, where that is possible."""
+    """A split by a simple rule, with just enough recomputation to fit if that is possible."""
 
     name: str
     fits: bool
@@ -23,12 +23,12 @@ class Baseline:
 
     @functools.cached_property
     def step_time(self) -> int:
-        """Return nanoseconds of a step, by a replay of the schedule."""
+        """Return the step time from a replay of the schedule, in the problem's units."""
         return int(time_of(self.problem, self.placement))
 
 
 def baselines(problem: SplitProblem) -> tuple[Baseline, ...]:
-    """Return ``even``: layers spread evenly; ``greedy``: stages of nearly equal forward + backward time."""
+    """Return two baselines: ``even`` spreads layers evenly, ``greedy`` balances forward + backward times of stages."""
     found: list[Baseline] = []
     for name, by_time in (("even", False), ("greedy", True)):
         placement = _fit(problem, _chain(problem, by_time))
@@ -62,7 +62,7 @@ def _chain(problem: SplitProblem, by_time: bool) -> list[list[int]]:
 
 
 def _broken(problem: SplitProblem, row: list[int]) -> list[bool]:
-    """Return before which layers of ``row`` (segments) no stage may begin: what is joined stays together."""
+    """Return for every layer of ``row`` (its segment) whether no stage may begin there, because a joint spans it."""
     if not problem.joints:
         return [False] * len(row)
     counts: Array = numpy.zeros((len(row), len(problem.segments)), dtype=int)
@@ -74,7 +74,7 @@ def _broken(problem: SplitProblem, row: list[int]) -> list[bool]:
 
 
 def _fit(problem: SplitProblem, counts: list[list[int]]) -> Placement:
-    """Turn layers to the kind that saves most memory per added time, stage by stage, until each fits."""
+    """Recompute layers, most saved memory per added time first, until every stage fits or nothing is left to save."""
     rows = [
         [list(count), *([0] * problem.num_virtual for _ in segment.kinds[1:])]
         for segment, count in zip(problem.segments, counts, strict=True)
@@ -90,7 +90,7 @@ def _fit(problem: SplitProblem, counts: list[list[int]]) -> Placement:
     excess = _excess(problem, rows)
     for _, chosen, q, v in sorted(choices):
         stage = v % problem.num_stages
-        # Of a stack, the first layers on a stage: those of earlier segments, too.
+        # A stage recomputes the first layers of a stack, including those of earlier segments.
         for k in groups[chosen]:
             while k <= chosen and rows[k][0][v] and excess[stage] > 0:
                 saved = max(
@@ -106,7 +106,7 @@ def _fit(problem: SplitProblem, counts: list[list[int]]) -> Placement:
 
 
 def _excess(problem: SplitProblem, rows: list[list[list[int]]]) -> list[int]:
-    """Return by stage what is held above the limit; below 0 there is room."""
+    """Return peak memory minus the limit, by stage."""
     held = stage_memory(problem, _freeze(rows))
     return [size - limit for size, limit in zip(held, problem.memory_limit, strict=True)]
 
@@ -116,13 +116,13 @@ def _freeze(rows: list[list[list[int]]]) -> Placement:
 
 
 def best_baseline(problem: SplitProblem) -> Baseline | None:
-    """Return the faster of the simple splits that fit and are plans, ``None`` where neither is."""
+    """Return the fastest baseline that fits and is a valid plan, or ``None``."""
     plans = [item for item in baselines(problem) if item.fits and is_plan(problem, item.placement)]
     return min(plans, key=lambda item: item.step_time, default=None)
 
 
 def is_plan(problem: SplitProblem, placement: Placement) -> bool:
-    """Return whether a placement keeps every order, of kinds too, its companions' places, and leaves no stage empty."""
+    """Return whether a placement is valid: order of segments and kinds, blocks beside layers, joints, empty stages."""
     segments, num = problem.segments, problem.num_virtual
     here = [[sum(row[v] for row in kinds) for v in range(num)] for kinds in placement]
     for k, segment in enumerate(segments):

@@ -1,4 +1,4 @@
-"""Many placements of one problem at once: their times, their fit in memory, and their bounds by known cuts."""
+"""Evaluation of many placements at once: step times, memory, and lower bounds from known cuts."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from mindspeed_autoparallel.schedule import BatchSimulator
 
 @dataclass
 class Candidates:
-    """Rows of placements. Times are numbers of ticks; placements that do not fit are omitted."""
+    """Placements that fit in memory, one per row; times are in ticks."""
 
     ends: Array
-    """``[candidate, num_virtual + 1]``: layers done before every virtual stage, and all."""
+    """``[candidate, num_virtual + 1]``: layers placed before every virtual stage; the last entry is all layers."""
     extra: Array
     """``[candidate, virtual stage]``: added backward time of recomputation."""
     forward: Array
     backward: Array
-    """With recomputation."""
+    """Backward time with recomputation."""
     tail_stage: Array
     tail: Array
 
@@ -38,12 +38,12 @@ class Candidates:
         return len(self.ends)
 
     def take(self, which: Array) -> Candidates:
-        """Return some of them."""
+        """Return the candidates ``which``."""
         return Candidates(*(getattr(self, name)[which] for name in _FIELDS))
 
     @staticmethod
     def join(parts: list[Candidates]) -> Candidates:
-        """Return all of them, in order."""
+        """Return the candidates of all ``parts``, in order."""
         return Candidates(*(numpy.concatenate([getattr(part, name) for part in parts]) for name in _FIELDS))
 
 
@@ -65,19 +65,19 @@ class Replay:
     step: int
     """Step time of the fastest candidate."""
     passes: Array
-    """Backwards by virtual stage of the critical path that was learned: of the fastest candidate if it beats what was
-    to be beaten, otherwise of the first one."""
+    """Backwards by virtual stage on the critical path that became a cut: that of the fastest candidate if its step
+    time is below ``to_beat``, else that of the first."""
 
 
 class OutOfTime(Exception):
-    """The deadline came while candidates were made."""
+    """The deadline passed while candidates were computed."""
 
 
 _FIELDS = ("ends", "extra", "forward", "backward", "tail_stage", "tail")
 
 
 class Evaluator:
-    """Times of candidates: by the exact schedule, and from below by the cuts learned on the way."""
+    """Step times of candidates from the exact schedule, and lower bounds from the cuts found so far."""
 
     def __init__(self, problem: SplitProblem, deadline: float = math.inf) -> None:
         self.problem, self.deadline = problem, deadline
@@ -102,11 +102,14 @@ class Evaluator:
 
     @functools.cached_property
     def simulator(self) -> BatchSimulator:
-        """Return the replay of the problem's schedule; sorting its events takes a while."""
+        """Return the simulator of the problem's schedule; created on first use, as sorting its events is slow."""
         return batch_simulator(self.problem)
 
     def candidates(self, ends: Array, weights: Array) -> Candidates:
-        """Return the candidates that fit. ``weights``: cost of a tick of recomputation, by virtual stage."""
+        """Return the candidates among ``ends`` that fit, each with the cheapest recomputation.
+
+        ``weights``: cost of a tick of recomputation, by virtual stage.
+        """
         held = self.row.held(ends)
         extra, fits = self._least_extra(held, weights)
         ends, held, extra = ends[fits], held[fits], extra[fits]
@@ -115,7 +118,7 @@ class Evaluator:
         return Candidates(ends, extra, forward, backward, stage, tail)
 
     def variants(self, one: Candidates) -> Candidates:
-        """Return all variants of a candidate with other recomputation on one of its ranks."""
+        """Return the candidate with each other recompute choice of one rank at a time."""
         held, rows = self.row.held(one.ends)[0], list[Array]()
         for rank in range(self.problem.num_stages):
             ways = self.ways_of(rank, held).extra
@@ -132,7 +135,7 @@ class Evaluator:
         return Candidates(many, extra, self.row.forward_times(many), backward, stage, tail)
 
     def overrun(self, ends: Array) -> Array:
-        """Return by how much the ranks of every candidate exceed their memory in sum, recomputed as far as helps."""
+        """Return the sum over ranks of memory above the limit, by candidate, with the leanest kind for every layer."""
         problem = self.problem
         held = self.row.held(ends)
         least = [[problem.leanest(segment, v) for segment in problem.segments] for v in range(problem.num_virtual)]
@@ -143,7 +146,7 @@ class Evaluator:
         return numpy.maximum(used, 0).sum(axis=1)
 
     def _used(self, held: Array, memory: Array, saved: Array) -> Array:
-        """Return memory by rank at its fullest moment, ``[candidate, rank]``."""
+        """Return peak memory without transients, ``[candidate, rank]``."""
         base = (held * memory).sum(axis=2).reshape(len(held), *self._shape).sum(axis=1)
         copies = (held * saved).sum(axis=2).reshape(len(held), *self._shape)
         fullest = [
@@ -173,29 +176,29 @@ class Evaluator:
         return extra.reshape(num, self.problem.num_virtual), fits
 
     def _runs_plainly(self, held: Array) -> Array:
-        """Return which ranks have memory for all of their layers whole, ``[candidate, rank]``."""
+        """Return which ranks surely fit without recomputation, ``[candidate, rank]``."""
         if not self._is_free:
             return numpy.zeros((len(held), self.problem.num_stages), dtype=bool)
         plainly = held.reshape(len(held), len(self._most)).astype(float) @ self._most + self._transient <= self._rooms
         return plainly if plainly.all() else self._used(held, self._plain, self._saved) + self._transient <= self._rooms
 
     def _rank_keys(self, held: Array) -> Array:
-        """Return a number for what every rank holds, ``[candidate, rank]``; equal ones hold the same."""
+        """Return a hash of every rank's layers, ``[candidate, rank]``."""
         size = self.problem.num_stages
         keys: Array = (held.reshape(len(held), *self._shape, held.shape[2]) * self._hashes).sum(axis=(1, 3)) * size
         return keys + numpy.arange(size)
 
     def ways_of(self, rank: int, held: Array) -> RankWays:
-        """Return ways for a rank; ``held``: ``[virtual stage, segment]``."""
+        """Return the recompute choices of a rank. ``held``: layers, ``[virtual stage, segment]``."""
         return self.kinds.ways(rank, tuple(map(tuple, held[rank :: self.problem.num_stages].tolist())))
 
     def steps(self, some: Candidates) -> Array:
-        """Return the step of every candidate, exactly."""
+        """Return the exact step time of every candidate, in ticks."""
         self.num_simulated += len(some)
         return self.simulator.step_times(some.forward, some.backward) + some.tail
 
     def replay(self, requests: list[Request]) -> list[Replay]:
-        """Time all candidates exactly, and keep a critical path of every request as a cut."""
+        """Simulate all candidates exactly, and keep one critical path of every request as a cut."""
         answers: list[Replay] = []
         learned: list[Cut] = []
         for group in self._packed(requests):
@@ -216,7 +219,7 @@ class Evaluator:
         return answers
 
     def _packed(self, requests: list[Request]) -> list[list[Request]]:
-        """Return the requests in groups that one replay has memory for, as far as they are not too large alone."""
+        """Return the requests in groups that fit in one replay; a request that is too large is a group of its own."""
         groups: list[list[Request]] = [[]]
         size = 0
         for request in requests:
@@ -228,7 +231,7 @@ class Evaluator:
         return groups if groups[-1] else []
 
     def know(self, cuts: Iterable[Cut]) -> None:
-        """Keep cuts."""
+        """Add cuts; the newest ``SETTINGS.search_most_cuts`` bound candidates."""
         fresh: list[Cut] = []
         for cut in cuts:
             if cut not in self.cuts:
@@ -244,8 +247,10 @@ class Evaluator:
             ]
 
     def bounds(self, some: Candidates, since: int = 0) -> Array:
-        """Return a lower bound on every candidate's step, by the cuts learned; ``since``: only by those learned when
-        ``num_learned`` was that or more."""
+        """Return a lower bound of every candidate's step time from the known cuts.
+
+        ``since``: an earlier value of ``num_learned``; only cuts added after it count.
+        """
         number = min(len(self._constant), self.num_learned - since)
         if not number:
             return some.tail + 0.0
@@ -253,11 +258,11 @@ class Evaluator:
         return (times @ self._matrix[-number:].T + self._constant[-number:]).max(axis=1) + some.tail
 
     def plain_bounds(self, ends: Array) -> Array:
-        """Return a lower bound on the step of every candidate, whether it fits or not: nothing recomputed."""
+        """Return a lower bound of every step time without recomputation, whether the placement fits or not."""
         stage, tail = tails_of(self.problem, self.row.held(ends))
         forward, backward = self.row.forward_times(ends), self.row.backward_times(ends)
         return self.bounds(Candidates(ends, numpy.zeros_like(backward), forward, backward, stage, tail))
 
     def placement(self, one: Candidates) -> Placement:
-        """Return the rows of the first candidate."""
+        """Return the placement of the first candidate."""
         return self.kinds.placement(self.row.held(one.ends[:1])[0], one.extra[0])

@@ -1,6 +1,6 @@
-"""Local search over layer counts: a layer, or two of different modules, change stages.
+"""Local search over layer counts: a move between two stages transfers a layer, or exchanges layers of two segments.
 
-All such moves are valued under the cuts known, and those that may be faster are replayed together.
+The search bounds all moves by the known cuts and replays the promising ones together.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ IMPOSSIBLE = 2.0**50
 
 
 class LayerMoves:
-    """Counts are ``[stage, segment]``. The best plan seen is kept."""
+    """Local search that keeps the best plan found; layer counts are ``[stage, segment]``."""
 
     def __init__(self, problem: SplitProblem, choice: RecomputeChoice, cuts: dict[Cut, None], seed: int) -> None:
-        """Set up all moves. ``cuts``: grows."""
+        """List all moves. Replays add their cuts to ``cuts``."""
         self.problem, self.choice, self.cuts = problem, choice, cuts
         self._passes: Array = numpy.zeros(0)
         self._constant: Array = numpy.zeros(0)
@@ -40,11 +40,11 @@ class LayerMoves:
         self._by: Array = numpy.tile(numpy.arange(len(self._shifts)), len(pairs))
 
     def __len__(self) -> int:
-        """Return how many moves there are."""
+        """Return the number of moves."""
         return len(self._by)
 
     def _all_shifts(self) -> Array:
-        """Return what a move takes from one stage and gives to the other: ``[shift, segment]``."""
+        """Return the layers that a move transfers from one stage to the other: ``[shift, segment]``."""
         segments = self.problem.segments
         one: Array = numpy.eye(len(segments), dtype=numpy.int64)
         rows = [*one]
@@ -53,7 +53,7 @@ class LayerMoves:
         return numpy.array(rows)
 
     def add(self, starts: list[Array], deadline: float, most: int = 3) -> None:
-        """Improve the fastest of some counts."""
+        """Descend from the ``most`` fastest of ``starts``."""
         if not starts:
             return
         steps = self._steps(numpy.array(starts))
@@ -62,7 +62,7 @@ class LayerMoves:
                 self._descend(starts[int(index)], float(steps[index]), deadline)
 
     def perturb(self, most_replays: int, deadline: float) -> None:
-        """Search around the best plan until so many were replayed without a faster one."""
+        """Descend from perturbed plans until ``most_replays`` replays in a row find no faster plan."""
         if self.best is None:
             return
         here, now = self.best, self.best_time
@@ -114,7 +114,7 @@ class LayerMoves:
                 return counts, step
 
     def _promising(self, counts: Array, step: float) -> Array:
-        """Return the moves that the cuts known allow to be faster, the most promising of them."""
+        """Return the moves with the lowest bounds, all below ``step``, under the known cuts."""
         num = self.problem.num_stages
         here, less, more = (
             numpy.array([[self._times(v, row) for row in counts[v] + sign * shifts] for v in range(num)])
@@ -129,7 +129,7 @@ class LayerMoves:
         return found[numpy.argsort(bound[found], kind="stable")[: SETTINGS.layer_moves_replayed]]
 
     def _weights(self) -> tuple[Array, Array]:
-        """Return how often each cut passes a stage, ``[stage, (forward, backward, tail), cut]``, and the constants."""
+        """Return each cut's passes of every stage, ``[stage, (forward, backward, tail), cut]``, and the constants."""
         if len(self.cuts) != len(self._constant):
             last = numpy.array([cut.tail_stage for cut in self.cuts]) == numpy.arange(self.problem.num_stages)[:, None]
             passes = [numpy.array([cut[way] for cut in self.cuts], dtype=float).T for way in (0, 1)]
@@ -138,7 +138,7 @@ class LayerMoves:
         return self._passes, self._constant
 
     def _times(self, stage: int, counts: Array) -> tuple[float, float, float]:
-        """Return forward, backward and tail; the first is ``IMPOSSIBLE`` where the stage cannot hold these."""
+        """Return forward, backward and tail times; forward is ``IMPOSSIBLE`` if the stage cannot hold ``counts``."""
         held = tuple(counts.tolist())
         found = self._known.get((stage, held))
         if found is None:
@@ -157,7 +157,7 @@ class LayerMoves:
         return steps
 
     def _replayed(self, times: Array) -> Array:
-        """Return steps; the critical path of the fastest becomes a cut."""
+        """Return step times; the critical path of the fastest becomes a cut, unless one replay cannot hold them all."""
         if not len(times):
             return numpy.zeros(0)
         self.replays += len(times)
@@ -174,8 +174,7 @@ class LayerMoves:
         return steps
 
     def in_order(self, counts: Array) -> Array:
-        """Return which counts, ``[candidate, stage, segment]``, begin no segment before what it waits for is done, and
-        keep joints on one stage."""
+        """Return which counts, ``[candidate, stage, segment]``, keep the order of segments and the joints."""
         last = counts.shape[1] - 1
         some = counts > 0
         begin, end = some.argmax(axis=1), last - some[:, ::-1].argmax(axis=1)

@@ -1,8 +1,8 @@
 """Local search of placements: it moves boundaries and recomputation, and perturbs the results.
 
-A step shifts boundaries i to j by one layer, all of them tried at once: cuts known so far discard most, the batch
-simulator times the rest, and each round's critical paths become cuts. Several descents run side by side and share each
-replay, since a replay of a hundred placements takes little longer than that of one. Effort is counted in replayed
+A move shifts boundaries i to j by one layer. Each round considers all moves at once: the known cuts discard most, the
+batch simulator times the rest, and the critical paths become cuts. Several descents run side by side and share each
+replay, since replaying a hundred placements takes little longer than replaying one. Effort is counted in replayed
 placements, not in seconds, so that a rerun gives the same result.
 """
 
@@ -24,12 +24,12 @@ from mindspeed_autoparallel.planner.split.settings import SETTINGS
 
 @dataclass(frozen=True)
 class Best:
-    """The best placement known."""
+    """A placement with its step time and critical path."""
 
     one: Candidates
     step: int
     passes: Array
-    """Backwards of its critical path, by virtual stage."""
+    """Backwards on its critical path, by virtual stage."""
 
 
 Descent = Generator[Request, Replay, Best]
@@ -37,11 +37,11 @@ Descent = Generator[Request, Replay, Best]
 
 
 class LocalSearch:
-    """Deterministic by seed and effort."""
+    """The search of one problem: deterministic for a seed and an effort."""
 
     def __init__(self, evaluator: Evaluator, deadline: float, seed: int = 0, no_later: float = 0.0) -> None:
-        """Prepare the moves. ``no_later``: until then a first placement that fits is looked for, if ``deadline`` comes
-        before any."""
+        """List the moves. ``no_later``: without a placement that fits, the search for one goes on after ``deadline``
+        until then."""
         self.evaluator, self.deadline, self.no_later = evaluator, deadline, max(deadline, no_later)
         self._random = numpy.random.default_rng(seed)
         self._moves = shifts(evaluator.problem.num_virtual)
@@ -56,10 +56,10 @@ class LocalSearch:
         return time.monotonic() > self.deadline
 
     def start(self, hopeless: float = inf) -> bool:
-        """Descend from the best simple splits. Return whether any that fits was found.
+        """Descend from the best simple splits. Return whether a placement that fits was found.
 
-        All of them are timed even when time is up: no answer is worse than what one would write by hand.
-        ``hopeless``: where the fastest simple split takes more, it is all that is found.
+        The simple splits are timed even after the deadline, so that no result is worse than a hand-written split.
+        ``hopeless``: the search ends with the fastest simple split if its step time exceeds this.
         """
         splits, evaluator = simple_splits(self.evaluator.row), self.evaluator
         fitting = evaluator.candidates(splits, self._weights(self._nowhere))
@@ -73,14 +73,14 @@ class LocalSearch:
                 return True
         found = [self._made_to_fit(ends) for ends in splits[: len(SETTINGS.starts_lighter_ends)]]
         if self.best is None and not any(found):
-            # Nearest in memory first: what is even in time may need much to be made to fit.
+            # Smallest overrun first: a split that is even in time may be far from fitting.
             nearest = numpy.argsort(evaluator.overrun(splits), kind="stable")
             found = [next(filter(None, (self._made_to_fit(splits[place]) for place in nearest)), None)]
         self._search_from([one for one in found if one is not None] + fastest)
         return self.best is not None
 
     def add(self, starts: list[Array]) -> None:
-        """Descend from placements, made to fit first where they do not."""
+        """Descend from placements; those that do not fit are made to fit first."""
         found = [self._made_to_fit(ends) for ends in starts]
         self._search_from([one for one in found if one is not None])
 
@@ -90,17 +90,17 @@ class LocalSearch:
             under_way, _ = self._advance(under_way)
 
     def keep(self, best: Best) -> None:
-        """Keep a placement that is faster than the best one."""
+        """Keep a placement if it is faster than the best one."""
         if self.best is None or best.step < self.best.step:
             self.best = best
 
     def _is_done(self, most_simulated: int, lower_bound: float) -> bool:
-        """Return whether effort or time is over, or the best placement proved."""
+        """Return whether effort or time is used up, or the best placement meets ``lower_bound``."""
         assert self.best is not None
         return self.best.step <= lower_bound or self.evaluator.num_simulated >= most_simulated or self.is_late
 
     def improve(self, most_simulated: int, lower_bound: float = 0) -> None:
-        """Search on from perturbed placements until effort, patience or time ends, or the best one is proved."""
+        """Descend from perturbed placements until effort, patience or time ends, or the best one is optimal."""
         assert self.best is not None
         current, since, quiet = self.best, 0, 0
         under_way: list[tuple[Descent, Request]] = []
@@ -123,7 +123,7 @@ class LocalSearch:
                 current, since = self.best, 0
 
     def _advance(self, under_way: list[tuple[Descent, Request]]) -> tuple[list[tuple[Descent, Request]], list[Best]]:
-        """Take the descents one replay further. Return those that go on, and the ends of the others."""
+        """Advance every descent by one replay. Return the unfinished ones, and the results of the others."""
         going, ended = list[tuple[Descent, Request]](), list[Best]()
         replays = self.evaluator.replay([request for _, request in under_way])
         for (descent, request), replay in zip(under_way, replays, strict=True):
@@ -136,12 +136,12 @@ class LocalSearch:
         return going, ended
 
     def _weights(self, passes: Array) -> Array:
-        """Return what a tick of recomputation costs on every virtual stage."""
+        """Return the cost of a tick of recomputation, by virtual stage: high on the critical path."""
         problem = self.evaluator.problem
         return numpy.full(problem.num_virtual, SETTINGS.search_other_places * problem.num_microbatches) + passes
 
     def _made_to_fit(self, ends: Array) -> Candidates | None:
-        """Return the placement, or one that fits, found by moves that lower the overrun."""
+        """Return the placement, or one near it that fits, reached by moves that lower the overrun; else ``None``."""
         evaluator = self.evaluator
         weights = self._weights(self._nowhere)
         over = int(evaluator.overrun(ends[None])[0])
@@ -160,7 +160,7 @@ class LocalSearch:
             around, overs = around[overs < over], overs[overs < over]
             if not len(around):
                 return None
-            # What fits best may be far from fast: of all that fits better, the one with the smallest bound.
+            # The smallest overrun may be slow: among all smaller overruns, take the placement with the lowest bound.
             place = int(evaluator.plain_bounds(around).argmin())
             ends, over = around[place], int(overs[place])
         return None
@@ -193,7 +193,7 @@ class LocalSearch:
         return Best(one, replay.step, replay.passes)
 
     def _faster(self, around: Candidates, step: int) -> Generator[Request, Replay, tuple[Candidates, Replay] | None]:
-        """Return one of the candidates that is faster: of the first batch that has any, the fastest."""
+        """Return the fastest candidate of the first batch with one faster than ``step``, or ``None``."""
         evaluator = self.evaluator
         bounds = evaluator.bounds(around)
         left = numpy.flatnonzero(bounds < step)

@@ -1,6 +1,7 @@
-"""Better plans near a good one: one layer moves from a stage to another, the stages between pass theirs on.
+"""Local search for chains: a layer moves from one stage to another by shifting all boundaries between them.
 
-Moves are valued under the cuts known, all at once; the best are simulated, and a move that disappoints brings its cut.
+All moves are bounded by the known cuts at once and the best is simulated. If it is not faster, its critical path
+becomes a cut that excludes it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from mindspeed_autoparallel.planner.split.settings import SETTINGS
 def improve(
     problem: SplitProblem, chain: Chain, ends: list[int], cuts: dict[Cut, None], deadline: float
 ) -> tuple[list[int], int]:
-    """Return a plan (by layers done after each stage) that no known move makes faster, and its step; ``cuts`` grows."""
+    """Return a plan (layers placed up to each stage) that the search cannot improve, and its step time.
+
+    Adds the critical paths of simulated plans to ``cuts``.
+    """
     cut, length = cut_of(problem, chain.placement(ends))
     cuts[cut] = None
     step, failed = int(length), 0
@@ -47,7 +51,7 @@ def _best_move(chain: Chain, ends: list[int], cuts: dict[Cut, None]) -> tuple[li
     base: Array = numpy.array([cut.constant for cut in cuts], dtype=numpy.int64)
 
     def cost(shift_start: int, shift_end: int) -> Array:
-        """Return the cost, ``[stage, cut]``."""
+        """Return each stage's part of every cut, ``[stage, cut]``, with shifted boundaries."""
         times = [chain.times(s, starts[s] + shift_start, ends[s] + shift_end) for s in range(num)]
         impossible = numpy.array([item is None for item in times])
         known = numpy.array([item or (0, 0, 0) for item in times], dtype=numpy.int64)
@@ -61,7 +65,7 @@ def _best_move(chain: Chain, ends: list[int], cuts: dict[Cut, None]) -> tuple[li
     for shift in (-1, 1):
         last, first = cost(0, shift) - here, cost(shift, 0) - here
         between = numpy.cumsum(cost(shift, shift) - here, axis=0)
-        # From stage i to stage j > i: boundaries i to j - 1 move.
+        # A move between stages i and j > i shifts boundaries i to j - 1.
         value = total + last[:, None, :] + (first + numpy.roll(between, 1, axis=0))[None, :, :] - between[:, None, :]
         worst = value.max(axis=2)
         worst[numpy.tril_indices(num)] = NEVER

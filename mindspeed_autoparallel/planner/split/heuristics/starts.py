@@ -1,4 +1,4 @@
-"""Starts of a local search: simple splits, even in time or in layers, with lighter ends or not."""
+"""Starting points of local search: simple splits, even in time or in layers, with or without lighter ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mindspeed_autoparallel.planner.split.settings import SETTINGS
 
 
 def simple_splits(row: LayerRow) -> Array:
-    """Return ``[split, num_virtual + 1]``: different ones, splits even in time first."""
+    """Return the boundaries of distinct splits, ``[split, num_virtual + 1]``; those even in time first."""
     problem = row.problem
     work = (row.forward + row.backward).astype(float) + 1e-3 * numpy.arange(row.num_layers + 1)
     found: list[Array] = []
@@ -28,7 +28,7 @@ def simple_splits(row: LayerRow) -> Array:
 
 
 def _whole_layers(row: LayerRow) -> list[Array]:
-    """Return splits as recipes have them: all virtual stages hold as many layers, some one more, the ends fewer."""
+    """Return splits as recipes use them: equal layers per virtual stage, some with one more, the ends with fewer."""
     num = row.problem.num_virtual
     lead, trail = _blocks(row, forwards=True), _blocks(row, forwards=False)
     layers = row.num_layers - lead - trail
@@ -53,7 +53,7 @@ def _whole_layers(row: LayerRow) -> list[Array]:
 
 
 def _blocks(row: LayerRow, *, forwards: bool) -> int:
-    """Return units of short runs at one end of the row."""
+    """Return the number of layers in short runs (embedding, loss) at one end of the row."""
     sizes = [s.num_layers for s in row.problem.segments if s.beside is None]
     total = 0
     for size in sizes if forwards else reversed(sizes):

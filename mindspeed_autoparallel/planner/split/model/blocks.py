@@ -10,7 +10,7 @@ from mindspeed_autoparallel.profiles import BlockCost, ModuleCost
 from mindspeed_autoparallel.spec import Model, Module
 
 Costs = tuple[int, int, tuple[LayerKind, ...]]
-"""Forward, backward, and the ways to run one block."""
+"""Forward and backward ticks of one block, and its kinds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,15 +20,18 @@ class Blocks:
     model: Model
     segments: list[Segment] = field(default_factory=list[Segment])
     costs: list[BlockCost] = field(default_factory=list[BlockCost])
-    """Of one block, by segment."""
+    """Cost of one block, by segment."""
     parts: list[str] = field(default_factory=list[str])
     """By segment: ``pre``, ``layer``, ``prediction``, ``post``."""
     stacks: dict[str, range] = field(default_factory=dict[str, range])
-    """Segments of every module's layers."""
+    """Segments of the layers of every module, by module name."""
 
     def joints(self, *, prediction_apart: bool) -> tuple[Joint, ...]:
-        """Return what stays on one virtual stage: features of an encoder's layers and the first layers of the decoder
-        (deepstack), and, unless ``prediction_apart``, multi-token prediction and the loss."""
+        """Return the layers that must share a virtual stage.
+
+        With deepstack they are an encoder's last layer and the decoder's first layers, which read its features. Unless
+        ``prediction_apart``, they also are multi-token prediction and the loss.
+        """
         found: list[Joint] = []
         for encoder, reader in self.model.deepstacks():
             left = encoder.deepstack_layers
@@ -50,8 +53,11 @@ def blocks_of(
     *,
     standalone_ends: bool,
 ) -> Blocks:
-    """Return the blocks of every module. ``price``: of a module's part and block, with the runs of layers from this one
-    on. ``standalone_ends``: the blocks at either end of the only module lie beside no layer."""
+    """Return the blocks of every module.
+
+    ``price`` gets the module, the part, the block, and the runs of layers from this one on (or the block itself).
+    ``standalone_ends``: the end blocks of a single module may be on a stage without a layer.
+    """
     found = Blocks(model=model)
     segments, last = found.segments, dict[str, int]()
     alone = standalone_ends and len(model.modules) == 1
@@ -71,7 +77,7 @@ def blocks_of(
                     backward=backward,
                     kinds=kinds,
                     predecessors=before,
-                    # Other blocks lie with the first or the last layer of their module.
+                    # Other blocks share the stage of their module's first or last layer.
                     beside=None if alone else {"pre": first, "layer": None}.get(part, first + len(runs) - 1),
                     continues=part == "layer" and run > 0,
                 )

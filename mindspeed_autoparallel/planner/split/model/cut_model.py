@@ -1,7 +1,7 @@
-"""Layer counts under known cuts, as a linear program or with whole layers: no plan is faster than its optimum.
+"""Layer counts under known cuts, as a linear or an integer program, whose optimum is a lower bound for every plan.
 
-Counts are by segment, kind and virtual stage. Order, memory at every moment that may be fullest, and one row per
-critical path; transients are left out, which keeps the optimum a bound.
+Variables are counts by segment, kind and virtual stage. Rows keep the order, memory at every moment that may be a
+stage's fullest, and one critical path each. Memory leaves transients out; the optimum stays a lower bound.
 """
 
 from __future__ import annotations
@@ -18,38 +18,41 @@ from mindspeed_autoparallel.planner.split.model.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.model.solution import Placement
 
 ROUNDING = 1e-6
-"""Of the step: how far solvers' optima may be above the true ones."""
+"""Share of the step by which a solver's optimum may exceed the true one."""
 
 
 FEW_SEPARATIONS = "separating/maxroundsroot = 3\nseparating/maxrounds = 1\n"
-"""SCIP's: rounds of cutting planes of its own, which take long beside rows as full as paths are."""
+"""SCIP's limits for rounds of its own cutting planes, which are slow with the dense rows of paths."""
 CLOCK = 2
-"""SCIP's: 1 is processor time, which benchmarks on a busy machine take; 2 is wall time."""
+"""SCIP's clock: 1 is processor time, which benchmarks use on a busy machine; 2 is wall time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankCap:
-    """A rank holds at most so many layers of a stack, and recomputes some of them."""
+    """An upper limit of a stack's layers on one rank, and lower bounds of their recomputation."""
 
     group: tuple[int, ...]
     """The stack's segments."""
     rank: int
     most: int
     floors: tuple[tuple[float, float], ...] = ()
-    """What they add to a microbatch's backward at least: so much per layer, and so much beside it, in ticks."""
+    """Lower bounds of the added backward time of a microbatch: (ticks per layer, constant ticks)."""
 
 
 class CutModel:
-    """Grows by cuts. ``whole``: stages hold whole layers (SCIP), otherwise fractions are allowed (CLP). How many of a
-    stage's layers are recomputed may be a fraction: that costs little of the bound and makes queries much easier."""
+    """The program, to which cuts are added.
+
+    ``whole``: stages hold whole layers (SCIP); otherwise fractions are allowed (CLP). In both, the number of recomputed
+    layers on a stage may be a fraction: that lowers the bound little and makes queries much easier.
+    """
 
     def __init__(self, problem: SplitProblem, *, whole: bool) -> None:
-        """Set up order and memory."""
+        """Add the variables, and the rows of order and memory."""
         self.problem, self._whole = problem, whole
         self._program = LinearProgram("SCIP" if whole else "CLP")
         self._row = self._program.row
         num = problem.num_virtual
-        # Times near 1: solvers fail on large numbers.
+        # Scale times to about 1: solvers fail on large numbers.
         self.unit = max(1.0, sum(s.num_layers * (s.forward + s.backward) for s in problem.segments) / num)
         self.x: list[list[list[Any]]] = [
             [[self._count(s.num_layers, len(s.kinds) == 1) for _ in range(num)] for _ in s.kinds]
@@ -69,18 +72,18 @@ class CutModel:
         return self._program.number(most, whole=self._whole and is_all)
 
     def _of(self, k: int, stages: range, factor: float = 1.0) -> list[tuple[float, Any]]:
-        """Return a segment's layers on some virtual stages."""
+        """Return the terms of a segment's layers on ``stages``, times ``factor``."""
         return [(factor, row[v]) for row in self.x[k] for v in stages]
 
     def _add_totals(self) -> None:
-        """Add whole numbers for what a stage holds of layers that may be recomputed."""
+        """Add an integer variable for each stage's total of a segment with several kinds."""
         for k, segment in enumerate(self.problem.segments):
             for v in range(self.problem.num_virtual if len(segment.kinds) > 1 else 0):
                 self._row([*self._of(k, range(v, v + 1)), (-1.0, self._count(segment.num_layers))], 0.0, 0.0)
 
     def _add_prefixes(self) -> None:
-        """Add whole numbers for what each segment has placed before a boundary: branching on them moves boundaries,
-        which raises bounds faster than branching on what single stages hold."""
+        """Add an integer variable for each segment's layers before every boundary: branching on them moves boundaries,
+        which raises bounds faster than branching on the counts of single stages."""
         num = self.problem.num_virtual
         for k, segment in enumerate(self.problem.segments):
             self._prefixes.append([self._count(segment.num_layers) for _ in range(num - 1)])
@@ -94,7 +97,7 @@ class CutModel:
                 self._row(terms, total, total)
 
     def _before(self, k: int, boundary: int) -> list[tuple[float, Any]]:
-        """Return a segment's layers on the virtual stages before a boundary."""
+        """Return the terms of a segment's layers on the virtual stages before a boundary."""
         if self._prefixes:
             return [(1.0, self._prefixes[k][boundary - 1])]
         return self._of(k, range(boundary))
@@ -121,7 +124,8 @@ class CutModel:
                 self._row([term for k in solid for term in self._of(k, range(v, v + 1))], low=1)
 
     def _follow(self, k: int, before: int, boundary: int) -> None:
-        """Add that segment ``k`` lags the one before; with whole layers: is not begun until that is done."""
+        """Add that the share of segment ``k`` before a boundary is at most that of its predecessor; with whole layers,
+        that it has layers there only if its predecessor is complete."""
         of_k, of_before = self.problem.segments[k].num_layers, self.problem.segments[before].num_layers
         if not self._whole:
             stages = range(boundary)
@@ -142,7 +146,7 @@ class CutModel:
                 self._row(terms, high=problem.memory_limit[stage] * scale)
 
     def add(self, cut: Cut) -> None:
-        """Add that no plan takes less than this path."""
+        """Add that the step takes at least the length of this path."""
         terms = [
             (term.size / self.unit, self.x[term.segment][term.kind][term.stage])
             for term in path_row(self.problem, cut)
@@ -150,14 +154,14 @@ class CutModel:
         ]
         for tail, fixed in tail_rows(self.problem, self.x, cut.tail_stage):
             after = [(size / self.unit, count) for size, count in tail]
-            # A variable stands once in a row. Solvers' variables overload ==: no keys of a dictionary.
+            # A row takes each variable once. Keyed by id: solvers' variables overload ``==`` and cannot be keys.
             sums: dict[int, tuple[float, Any]] = {}
             for weight, count in [*terms, *after]:
                 sums[id(count)] = (sums.get(id(count), (0.0, count))[0] - weight, count)
             self._row([(1.0, self.step), *sums.values()], low=(cut.constant + fixed) / self.unit)
 
     def cap(self, caps: Iterable[RankCap]) -> None:
-        """Add what ranks hold at most, and recompute at least."""
+        """Add the limits of layers per rank and the lower bounds of their recomputation."""
         for item in caps:
             stages = range(item.rank, self.problem.num_virtual, self.problem.num_stages)
             self._row([term for k in item.group for term in self._of(k, stages)], high=item.most)
@@ -171,9 +175,9 @@ class CutModel:
                 self._row(terms, low=(fixed - ROUNDING * abs(fixed)) / self.unit)
 
     def solve(self, deadline: float, most_nodes: int = 0, below: float | None = None) -> tuple[str, float]:
-        """Return ``optimal``, ``feasible``, ``infeasible`` or ``unknown``; and a bound in ticks.
+        """Return ``optimal``, ``feasible``, ``infeasible`` or ``unknown``; and a lower bound in ticks.
 
-        ``below``: only shorter steps count. ``most_nodes``: of the search for whole layers.
+        ``below``: upper limit of the step. ``most_nodes``: most nodes of the search for whole layers; 0: no limit.
         """
         seconds = max(0.01, min(3600.0, deadline - time.monotonic()))
         solver = self._program.solver
@@ -191,12 +195,12 @@ class CutModel:
         return status, bound * self.unit * (1 - ROUNDING)
 
     def values(self) -> list[list[list[float]]]:
-        """Return the counts found."""
+        """Return the counts of the solution: by segment, kind and virtual stage."""
         return [[[max(0.0, v.solution_value()) for v in row] for row in kinds] for kinds in self.x]
 
 
 def tail_rows(problem: SplitProblem, x: Any, stage: int) -> list[tuple[list[tuple[int, Any]], int]]:
-    """Return rows below the stage's tail: (coefficient, variable) pairs, and a constant."""
+    """Return lower bounds of the stage's tail, each as (coefficient, variable) pairs and a constant."""
     rows: list[tuple[list[tuple[int, Any]], int]] = []
     for tail in problem.tails_at(stage) if stage >= 0 else ():
         terms = [
@@ -206,14 +210,14 @@ def tail_rows(problem: SplitProblem, x: Any, stage: int) -> list[tuple[list[tupl
             for v in range(stage, problem.num_virtual, problem.num_stages)
             if ticks
         ]
-        # A stage may hold nothing but layers without a tail: then there is no fixed part.
+        # The fixed part does not apply to a stage whose layers all have no tail.
         surely = all(tail.by_segment) and not problem.allow_empty_stages
         rows.append((terms, tail.fixed if surely else 0))
     return rows or [([], 0)]
 
 
 def whole_counts(values: list[list[list[float]]]) -> Placement:
-    """Return whole counts of whole layers of which fractions are recomputed: more of them rather than fewer."""
+    """Return integer counts for whole layers of which fractions are recomputed; recomputed layers are rounded up."""
     placement: list[tuple[tuple[int, ...], ...]] = []
     for kinds in values:
         columns: list[tuple[int, ...]] = []

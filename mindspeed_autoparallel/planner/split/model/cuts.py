@@ -1,4 +1,4 @@
-"""A cut: one path through the schedule, whose length no plan's step goes below."""
+"""A cut: one path through the schedule, whose length is a lower bound of every plan's step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 
 class CriticalPath(Protocol):
-    """How often a path passes every virtual stage."""
+    """The number of times that a path passes every virtual stage."""
 
     @property
     def num_forwards(self) -> tuple[int, ...]:
@@ -23,15 +23,15 @@ class CriticalPath(Protocol):
 
 
 class Cut(NamedTuple):
-    """Every plan takes at least its own stage times, so often, and the constant; in ticks."""
+    """A lower bound of every plan's step: its stage times, each times the path's passes, plus a constant in ticks."""
 
     forwards: tuple[int, ...]
-    """By virtual stage."""
+    """Forwards on the path by virtual stage; ``backwards`` likewise."""
     backwards: tuple[int, ...]
     constant: int
-    """Messages and host time."""
+    """Ticks of messages and host time on the path."""
     tail_stage: int = -1
-    """Stage whose work after the pipeline follows; -1: none."""
+    """Stage whose tail after the pipeline ends the path; -1: none."""
 
     @classmethod
     def of(
@@ -45,5 +45,5 @@ class Cut(NamedTuple):
         """Return the cut of a critical path that ends at ``end`` under these stage times, which may be fractions."""
         computed = sum(n * t for n, t in zip(path.num_forwards, forward, strict=True))
         computed += sum(n * t for n, t in zip(path.num_backwards, backward, strict=True))
-        # What is left is messages and host time: whole ticks, whatever the rounding of the times.
+        # The rest of the path is messages and host time, which are whole ticks even if the stage times are not.
         return cls(path.num_forwards, path.num_backwards, round(float(end - computed)), tail_stage)

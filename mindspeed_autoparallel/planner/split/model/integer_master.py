@@ -1,4 +1,4 @@
-"""Layer counts under known cuts as an integer program (CP-SAT), for modules in any order."""
+"""Layer counts under known cuts as an integer program (CP-SAT), for any order of modules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mindspeed_autoparallel.planner.split.model.solution import Placement, longe
 
 
 class IntegerMaster:
-    """Layer counts, order and memory rows, and one row per known path."""
+    """The program: layer counts, rows of order and memory, and a row for every known cut."""
 
     def __init__(self, problem: SplitProblem, bound: int) -> None:
         from ortools.sat.python import cp_model
@@ -62,7 +62,7 @@ class IntegerMaster:
                 self.model.add(sum(row[v] for k, row in enumerate(here) if segments[k].beside is None) >= 1)
 
     def _keep_order_of_kinds(self, k: int) -> None:
-        """Add that where the segment before has layers late in the order of kinds, none here comes earlier."""
+        """Add that no stage has layers of segment ``k`` with an earlier kind than layers of the segment before it."""
         before, here = self.x[k - 1], self.x[k]
         order = self.problem.segments[k].order
         for v in range(self.problem.num_virtual):
@@ -106,7 +106,7 @@ class IntegerMaster:
             self.model.add(self.step >= sum(terms) + sum(ticks) + (cut.constant + fixed) // self.unit)
 
     def forbid(self, placement: Placement) -> None:
-        """Add that at least one stage holds another number of some segment's layers."""
+        """Exclude plans in which every stage holds the same layers as in ``placement``."""
         differs: list[Any] = []
         for here, kinds in zip(self.here, placement, strict=True):
             for count, value in zip(here, map(sum, zip(*kinds, strict=True)), strict=True):
@@ -119,7 +119,7 @@ class IntegerMaster:
     def solve(
         self, seconds: float, seed: int, best: Placement | None, limit: int | None, effort: float | None
     ) -> tuple[str, int, list[Placement]]:
-        """Return (optimal, feasible, unknown or infeasible; bound in ticks; every plan met on the way)."""
+        """Return the status (optimal, feasible, unknown or infeasible), a bound in ticks, and every plan found."""
         variables = [v for kinds in self.x for row in kinds for v in row]
         if best is not None:
             self.model.clear_hints()

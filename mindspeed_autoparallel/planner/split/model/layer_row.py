@@ -1,7 +1,7 @@
 """The layers of a problem in one row, cut into virtual stages at ``num_virtual - 1`` boundaries.
 
-Pre and post blocks go with the first or last layer of their segment, and joined layers count as one. Parallel branches
-are put one after the other, which is one of their possible orders.
+Pre and post blocks belong to the first or last layer of their segment, and joined layers count as one. Parallel
+branches follow each other in the row, which is one of their possible orders.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from mindspeed_autoparallel.planner.split.model.solution import Placement
 
 
 def fits_a_row(problem: SplitProblem) -> bool:
-    """Return whether the list's order keeps all rules: blocks of a segment are single and next to it, and enough parts
-    remain after joints."""
+    """Return whether the segments can form a row: blocks beside a segment are single, and joints leave enough parts for
+    the virtual stages."""
     if any(segment.num_layers != 1 for segment in problem.segments if segment.beside is not None):
         return False
-    # Parallel branches are joined with a module between them in the list.
+    # Joined parallel branches have another module between them in the row, which the joint then covers.
     return not problem.joints or problem.allow_empty_stages or LayerRow(problem).num_layers >= problem.num_virtual
 
 
 def is_one_row(problem: SplitProblem) -> bool:
-    """Return whether every placement is a cut of the row: each segment waits for all before it."""
+    """Return whether every placement is a cut of the row: each segment depends on all segments before it."""
     known: list[set[int]] = []
     for index, segment in enumerate(problem.segments):
         known.append(set(segment.predecessors).union(*(known[before] for before in segment.predecessors)))
@@ -33,8 +33,10 @@ def is_one_row(problem: SplitProblem) -> bool:
 
 
 class LayerRow:
-    """Times and counts of the first i layers, for every i. Boundaries: ``[candidate, num_virtual + 1]``, from 0 to
-    ``num_layers``."""
+    """Times and counts of the first i layers of the row, for every i.
+
+    Boundaries are ``[candidate, num_virtual + 1]``, from 0 to ``num_layers``.
+    """
 
     def __init__(self, problem: SplitProblem) -> None:
         self.problem = problem
@@ -42,14 +44,14 @@ class LayerRow:
         counts: Array = numpy.zeros((len(units) + 1, len(problem.segments)), dtype=numpy.int64)
         counts[1:] = numpy.cumsum(units, axis=0)
         self.counts: Array = counts[~problem.breaks_joint(counts)]
-        """``[i, segment]``: its layers among the first i."""
+        """``[i, segment]``: layers of the segment among the first i."""
         self.num_layers = len(self.counts) - 1
         self.forward: Array = self.counts @ numpy.array([s.forward for s in problem.segments])
         self.backward: Array = self.counts @ numpy.array([s.backward for s in problem.segments])
         self.least_per_stage = 0 if problem.allow_empty_stages else 1
 
     def _units(self) -> list[list[int]]:
-        """Return the number of layers of each segment that go with every layer in the row."""
+        """Return for every place in the row the number of layers of each segment there: a layer and its blocks."""
         segments = self.problem.segments
         units: list[list[int]] = []
         first: dict[int, int] = {}
@@ -68,11 +70,11 @@ class LayerRow:
         return numpy.diff(self.counts[ends], axis=1)
 
     def forward_times(self, ends: Array) -> Array:
-        """Return ``[candidate, virtual stage]``."""
+        """Return forward times, ``[candidate, virtual stage]``."""
         return numpy.diff(self.forward[ends], axis=1)
 
     def backward_times(self, ends: Array) -> Array:
-        """Return times without recomputation, ``[candidate, virtual stage]``."""
+        """Return backward times without recomputation, ``[candidate, virtual stage]``."""
         return numpy.diff(self.backward[ends], axis=1)
 
     def ends_of(self, placement: Placement) -> Array:
@@ -83,7 +85,7 @@ class LayerRow:
         return ends
 
     def is_cut(self, ends: Array) -> Array:
-        """Return which candidates leave every virtual stage at least the layers it needs."""
+        """Return which candidates leave no virtual stage empty, unless the problem allows that."""
         return (numpy.diff(ends, axis=1) >= self.least_per_stage).all(axis=1)
 
     def even(self, weight: Array, share: Array) -> Array:

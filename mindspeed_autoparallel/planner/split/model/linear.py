@@ -1,4 +1,4 @@
-"""Shared parts of all programs over layer counts: rows of memory and of paths, and a builder of linear programs."""
+"""Parts shared by all programs over layer counts: rows of memory and of paths, and a builder of linear programs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Term(NamedTuple):
 
 
 def memory_rows(problem: SplitProblem, stage: int) -> Iterator[list[Term]]:
-    """Yield a row for every moment at which a stage may be fullest; without fixed memory and transients."""
+    """Yield a row of memory, without transients, for every moment at which a stage may be fullest."""
     for moment in problem.moments(stage):
         yield [
             Term(kind.memory[v] + moment[chunk] * kind.saved, k, q, v)
@@ -31,7 +31,7 @@ def memory_rows(problem: SplitProblem, stage: int) -> Iterator[list[Term]]:
 
 
 def path_row(problem: SplitProblem, cut: Cut, stages: Sequence[int] | None = None) -> list[Term]:
-    """Return the layers' contribution to a path, on all virtual stages or on some, without its constant and tail."""
+    """Return the layers' terms in a path's length, on all virtual stages or on ``stages``; no constant, no tail."""
     return [
         Term(cut.forwards[v] * segment.forward + cut.backwards[v] * (segment.backward + kind.extra_backward), k, q, v)
         for k, segment in enumerate(problem.segments)
@@ -41,7 +41,7 @@ def path_row(problem: SplitProblem, cut: Cut, stages: Sequence[int] | None = Non
 
 
 class LinearProgram:
-    """Variables of 0 or more and rows, solved by GLOP, CLP or SCIP of OR-Tools, which is imported here only."""
+    """A linear program with non-negative variables, solved by OR-Tools (GLOP, CLP or SCIP), imported on first use."""
 
     def __init__(self, solver: str = "GLOP") -> None:
         from ortools.linear_solver import pywraplp
@@ -55,12 +55,12 @@ class LinearProgram:
         }
 
     def number(self, most: float | None = None, *, whole: bool = False) -> Any:
-        """Return a new variable."""
+        """Return a new variable from 0 to ``most``."""
         most = self.endless if most is None else most
         return self.solver.IntVar(0, most, "") if whole else self.solver.NumVar(0, most, "")
 
     def row(self, terms: Sequence[tuple[float, Any]] = (), low: float | None = None, high: float | None = None) -> Any:
-        """Add a row, and return it. Variables must differ: the last coefficient of one counts."""
+        """Add a row and return it. Each variable may occur once: a later coefficient replaces an earlier one."""
         row = self.solver.Constraint(-self.endless if low is None else low, self.endless if high is None else high)
         for coefficient, variable in terms:
             row.SetCoefficient(variable, coefficient)

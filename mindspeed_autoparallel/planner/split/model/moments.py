@@ -1,4 +1,4 @@
-"""The moments at which a rank of an interleaved pipeline may be fullest: microbatches in flight of each chunk."""
+"""The moments at which memory of an interleaved pipeline's rank may peak: microbatches in flight of each chunk."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from mindspeed_autoparallel.schedule import Program
 
 @lru_cache(maxsize=64)
 def fullest_moments(program: Program) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """Return by stage the counts by chunk of every moment that no other moment equals or exceeds in all chunks.
+    """Return by stage the microbatches in flight of each chunk, at every moment that no other moment dominates.
 
-    For any activation sizes of the chunks, the stage's peak is at one of them.
+    Whatever the chunks' activation sizes, the stage's peak is at one of these moments.
     """
     num_chunks = 1 + max(action.chunk for action in program[0])
     found: list[tuple[tuple[int, ...], ...]] = []
@@ -21,7 +21,7 @@ def fullest_moments(program: Program) -> tuple[tuple[tuple[int, ...], ...], ...]
         for index, action in enumerate(actions):
             now[action.chunk] += 1 if action.kind == "F" else -1
             following = actions[index + 1] if index + 1 < len(actions) else None
-            # Another forward follows, so this moment is not the fullest.
+            # Memory is fullest after the last forward of a run of forwards.
             if action.kind == "F" and (following is None or following.kind == "B"):
                 seen[tuple(now)] = None
         moments = list(seen)

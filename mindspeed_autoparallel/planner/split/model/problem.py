@@ -1,4 +1,4 @@
-"""The inner problem as integers: times in ticks, memory in any unit.
+"""The split problem in integers: times in ticks, memory in any unit.
 
 Virtual stage ``v`` of P stages is chunk ``v // P`` of stage ``v % P``.
 """
@@ -11,28 +11,29 @@ from typing import Any
 from mindspeed_autoparallel.errors import ConfigError
 
 MOST_LAYERS = 1024
-"""Most layers of a model, several times those of the deepest ones; recompute choices grow with a stage's square."""
+"""Most layers of a model, several times those of the deepest models; the number of recompute choices of a stage grows
+with the square of its layers."""
 MOST_MEMORY = 2**55
 """Most memory of all layers together: 36 petabytes, so that 64-bit sums over a few dozen segments are exact."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerKind:
-    """One kind of running a layer: kept whole, recomputed, offloaded."""
+    """One way to run a layer: activations kept, recomputed or offloaded."""
 
     name: str
     extra_backward: int = 0
     memory: tuple[int, ...]
-    """By virtual stage: a layer's addition to its stage's peak, including static memory and in-flight copies except
-    ``saved``."""
+    """By virtual stage: memory that a layer adds to its stage's peak, static memory and in-flight copies included, but
+    without ``saved``."""
     transient: int = 0
-    """Added once to a stage that has such layers (the largest over its kinds counts)."""
+    """Memory added once to a stage with such layers; the largest transient of its layers counts."""
     saved: int = 0
-    """Bytes per microbatch in flight, if the problem has the number of each chunk (``in_flight``)."""
+    """Memory per microbatch in flight, for problems with ``in_flight``."""
 
 
 def order_of_kinds(num_kinds: int) -> tuple[int, ...]:
-    """Return kinds in their order on a stage: recomputing kinds first, the plain one last."""
+    """Return indices of kinds in their order on a stage: recomputing kinds first, the plain one last."""
     return (*range(1, num_kinds), 0)
 
 
@@ -44,16 +45,16 @@ class Segment:
     num_layers: int
     forward: int
     backward: int
-    """Backward time; 0 when frozen."""
+    """Backward time in ticks; 0 if frozen."""
     kinds: tuple[LayerKind, ...]
     """Kinds, the plain one first."""
     predecessors: tuple[int, ...] = ()
-    """Indices of segments that must be complete before this one begins (the same stage will do)."""
+    """Indices of segments that must be complete before this one begins; both may share a stage."""
     beside: int | None = None
-    """Index of a segment that must have a layer on the same virtual stage: the position of a pre or post block."""
+    """Index of a segment that must have a layer on the same virtual stage, for pre and post blocks."""
     continues: bool = False
-    """The same stack as the segment before it, with layers of another kind: the first layers of the stack on a stage
-    are those of ``kinds[1]``, then come those of ``kinds[2]`` and so on, the plain ones last."""
+    """Whether it continues the stack of the segment before it with layers of other costs. On each stage the first
+    layers of the stack run as ``kinds[1]``, the next ones as ``kinds[2]`` and so on, the last ones as ``kinds[0]``."""
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -63,19 +64,19 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class PostPipelineTime:
-    """The tail of a stage after the pipeline, linear in its layers; of several rows the largest counts."""
+    """A stage's time after the pipeline (its tail), linear in its layers; with several rows the largest counts."""
 
     by_segment: tuple[int, ...]
-    """Ticks per layer of each segment; negative if it hides more than it adds. A stage's sum is at least 0."""
+    """Ticks per layer of each segment, negative if a layer hides more than it adds; a stage's sum is at least 0."""
     fixed: int = 0
-    """Added on stages with a layer whose ticks are not 0."""
+    """Ticks added on stages with a layer whose ticks are not 0."""
     first_only: bool = False
-    """Whether the row counts only on the first stage."""
+    """Whether the row applies to the first stage only."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Joint:
-    """The last layer of segment ``before`` and the first ``num_layers`` of ``segment`` lie on one virtual stage."""
+    """The last layer of segment ``before`` and the first ``num_layers`` of ``segment`` share one virtual stage."""
 
     before: int
     segment: int
@@ -84,17 +85,17 @@ class Joint:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitProblem:
-    """The solver's input; the schedule's order determines time, the kinds' tables determine memory."""
+    """The solver's input: segments, pipeline, schedule and memory limits."""
 
     segments: tuple[Segment, ...]
     num_stages: int
     num_microbatches: int
     memory_limit: tuple[int, ...]
-    """Memory limit by stage."""
+    """Memory limit by stage, in the unit of ``LayerKind.memory``."""
     link: tuple[int, ...] = ()
-    """Message time between virtual stages v and v + 1; empty: 0."""
+    """Message ticks between virtual stages v and v + 1; empty: 0."""
     per_operation: int = 0
-    """Host time added to every forward and backward of a stage; a multiple of the other times' common divisor."""
+    """Ticks of host time added to every forward and backward of a stage."""
     schedule: str = "1f1b"
     num_chunks: int = 1
     sends: str = "eager"
@@ -103,14 +104,14 @@ class SplitProblem:
     microbatch_group_size: int = 0
     """Consecutive microbatches of one chunk (interleaved); 0: the number of stages."""
     paired: bool = False
-    """Combined 1F1B (interleaved): forward and backward of two microbatches are one pass with the time of both."""
+    """Combined 1F1B (interleaved): a forward and a backward of two microbatches run as one pass with both times."""
     in_flight: tuple[tuple[tuple[int, ...], ...], ...] = ()
-    """By stage, the moments that may be fullest: microbatches in flight of each chunk. Empty: one moment, nothing
-    counted by ``LayerKind.saved``."""
+    """By stage, the moments at which memory may peak: microbatches in flight of each chunk. If empty,
+    ``LayerKind.memory`` has the whole peak and ``saved`` does not count."""
     tails: tuple[PostPipelineTime, ...] = ()
     """The longest tail of all stages is added to the step."""
     joints: tuple[Joint, ...] = ()
-    """Joints between segments one of which waits for the other."""
+    """Joints between a segment and one of its successors."""
 
     def __post_init__(self) -> None:
         if self.num_stages < 1 or self.num_chunks < 1 or self.num_microbatches < 1:
@@ -178,7 +179,7 @@ class SplitProblem:
             )
 
     def tails_at(self, stage: int) -> tuple[PostPipelineTime, ...]:
-        """Return rows of a stage's tail."""
+        """Return the rows that apply to a stage's tail."""
         return tuple(tail for tail in self.tails if stage == 0 or not tail.first_only)
 
     @property
@@ -194,9 +195,10 @@ class SplitProblem:
         return tuple(groups)
 
     def breaks_joint(self, counts: Any) -> Any:
-        """Return the boundaries that split a joint; ``counts[..., segment]``: layers before each (numpy's arrays).
+        """Return a mask of the boundaries that split a joint.
 
-        Once the last layer of the one segment is placed, so are the first ones of the other.
+        ``counts[..., segment]``: layers before each boundary. A boundary after the last layer of ``before`` must also
+        be after the joined layers of ``segment``.
         """
         broken = counts[..., 0] < 0
         for joint in self.joints:
@@ -205,14 +207,14 @@ class SplitProblem:
         return broken
 
     def moments(self, stage: int) -> tuple[tuple[int, ...], ...]:
-        """Return microbatches in flight by chunk, at every moment that may be a stage's fullest."""
+        """Return microbatches in flight by chunk, at every moment at which a stage's memory may peak."""
         return self.in_flight[stage] if self.in_flight else ((0,) * self.num_chunks,)
 
     def most_memory(self, kind: LayerKind, v: int) -> int:
-        """Return a layer's memory on a virtual stage when most of its copies are in flight."""
+        """Return a layer's memory on a virtual stage with the most copies in flight."""
         most = max(moment[v // self.num_stages] for moment in self.moments(v % self.num_stages))
         return kind.memory[v] + most * kind.saved
 
     def leanest(self, segment: Segment, v: int) -> LayerKind:
-        """Return the kind that needs least memory on a virtual stage."""
+        """Return the kind with the least memory on a virtual stage."""
         return min(segment.kinds, key=lambda kind: self.most_memory(kind, v))

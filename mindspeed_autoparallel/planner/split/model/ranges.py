@@ -1,8 +1,8 @@
 """A chain as a layered graph: one node per (stage, layers done), one arc per range of layers that a stage may hold.
 
-For a chain with one chunk per stage the order of layers leaves each stage a range of them, and for each range only the
-recomputation with the least added backward time that fits its stage's memory matters: every schedule is monotone in
-stage times. A plan is a path of this graph. See docs/decisions/0006-paths-of-ranges.md.
+In a chain with one chunk per stage, each stage holds a range of layers. For each range only the recomputation with the
+least added backward time that fits the stage's memory matters, since every schedule is monotone in stage times. A plan
+is a path of this graph. See docs/decisions/0006-paths-of-ranges.md.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from mindspeed_autoparallel.planner.split.model.solution import (
 
 NEVER = 2**60
 UNUSABLE = 2 * MOST_MEMORY
-"""Memory of a layer under a forbidden kind: more than all layers need, with sums below 64 bits."""
+"""Memory of a layer under a forbidden kind: more than all layers need, small enough for 64-bit sums."""
 MOST_LAYERS = 600
 """Most layers of a chain; the number of ranges grows with its square."""
 
 
 @dataclass
 class Ranges:
-    """The arcs of one stage, sorted by ``start``: layers ``start`` to ``end - 1`` of the chain."""
+    """The arcs of one stage, sorted by ``start``; each is the layers ``start`` to ``end - 1`` of the chain."""
 
     start: Array
     end: Array
@@ -43,7 +43,7 @@ class Ranges:
         return len(self.start)
 
     def first(self) -> Array:
-        """Return index of the first arc of every start that has any."""
+        """Return the index of the first arc of every start node with arcs."""
         return numpy.flatnonzero(numpy.diff(self.start, prepend=-1))
 
     def keep(self, mask: Array) -> None:
@@ -52,7 +52,7 @@ class Ranges:
 
 
 def is_chain(problem: SplitProblem) -> bool:
-    """Return whether every segment waits for all before it, and stages hold one range each."""
+    """Return whether every segment depends on all before it, with one chunk per stage and at most ``MOST_LAYERS``."""
     if problem.num_chunks > 1 or sum(segment.num_layers for segment in problem.segments) > MOST_LAYERS:
         return False
     return is_one_row(problem)
@@ -66,7 +66,7 @@ class Chain:
         sizes = [segment.num_layers for segment in problem.segments]
         self.num_layers = sum(sizes)
         self.counts: Array = numpy.zeros((len(sizes), self.num_layers + 1), dtype=numpy.int64)
-        """``[segment, i]``: its layers among the first i of the chain."""
+        """``[segment, i]``: layers of the segment among the first i of the chain."""
         at = 0
         for k, size in enumerate(sizes):
             self.counts[k, at + 1 : at + size + 1] = numpy.arange(1, size + 1)
@@ -77,7 +77,7 @@ class Chain:
         self.choice = RecomputeChoice(problem)
 
     def _allowed(self) -> tuple[Array, Array]:
-        """Return every range that a stage may hold: not empty where that is forbidden, blocks with their layers."""
+        """Return every range that a stage may hold: blocks beside their layers, joints whole, empty only if allowed."""
         problem, counts = self.problem, self.counts
         solid = counts[[k for k, s in enumerate(problem.segments) if s.beside is None]].sum(axis=0)
         start, end = numpy.triu_indices(self.num_layers + 1, 0 if problem.allow_empty_stages else 1)
@@ -91,8 +91,8 @@ class Chain:
         return start[mask], end[mask]
 
     def roomiest(self) -> tuple[int, list[int]]:
-        """Return the least overrun of any plan's worst stage (0 or less: it fits), and that plan's layers done by
-        stage."""
+        """Return the plan with the least overrun of its worst stage: the overrun (0 or less: it fits), and the layers
+        placed up to each stage."""
         num = self.problem.num_stages
         held = (self.counts[:, self._end] - self.counts[:, self._start]).T
         first = numpy.flatnonzero(numpy.diff(self._start, prepend=-1))
@@ -112,7 +112,7 @@ class Chain:
         return int(least[0]), ends
 
     def _least_memory(self, stage: int, held: Array) -> Array:
-        """Return the memory of every range that a stage may hold, with the leanest recomputation."""
+        """Return the least memory of every range that a stage may hold, over all recompute choices."""
         segments = self.problem.segments
         used = numpy.full(len(held), NEVER)
         for peak in sorted({kind.transient for s in segments for kind in s.kinds}):
@@ -123,10 +123,10 @@ class Chain:
         return used
 
     def _least_of_stack(self, stage: int, group: tuple[int, ...], peak: int) -> Array:
-        """Return by range the least memory of one stack's layers, each under a kind of at most ``peak`` transient.
+        """Return by range the least memory of one stack's layers, under kinds whose transient is at most ``peak``.
 
-        The kinds of a stack's layers on a stage come in their order, so that the last layer's kind and the range before
-        it decide the rest: ``least[place, start]`` grows by one layer at a time.
+        Kinds have a fixed order on a stage, so dynamic programming over layers needs only the last layer's kind:
+        ``least[place, start]`` is the least memory from ``start`` on with the last kind at ``place`` or before.
         """
         segments = [self.problem.segments[k] for k in group]
         sizes = [
@@ -145,7 +145,7 @@ class Chain:
         return table[start, end]
 
     def ranges(self, longest: int) -> list[Ranges]:
-        """Return by stage every range that could fit and keeps it busy for at most ``longest``, nothing recomputed."""
+        """Return by stage every range that may fit and takes at most ``longest`` in a step without recomputation."""
         problem, counts = self.problem, self.counts
         forward = numpy.array([s.forward for s in problem.segments]) @ counts
         backward = numpy.array([s.backward for s in problem.segments]) @ counts
@@ -177,7 +177,7 @@ class Chain:
         return found
 
     def recompute(self, stage: int, ranges: Ranges) -> None:
-        """Drop ranges that do not fit the stage, and add the least recomputation to the others."""
+        """Drop ranges that do not fit the stage; add the least recomputation to the backward times of the others."""
         segments = self.problem.segments
         held = (self.counts[:, ranges.end] - self.counts[:, ranges.start]).T
         plain = numpy.array([s.kinds[0].memory[stage] for s in segments])
@@ -197,7 +197,8 @@ class Chain:
         return tail_lengths(self.problem.tails_at(stage), (self.counts[:, end] - self.counts[:, start]).T)
 
     def times(self, stage: int, start: int, end: int) -> tuple[int, int, int] | None:
-        """Forward, backward (with the least recomputation) and tail; ``None``: the range cannot be on that stage."""
+        """Return forward, backward (with the least recomputation) and tail times; ``None`` if the stage cannot hold the
+        range."""
         if not 0 <= start <= end <= self.num_layers or self._broken[start] or self._broken[end]:
             return None
         return held_times(self.choice, stage, tuple((self.counts[:, end] - self.counts[:, start]).tolist()))
@@ -207,7 +208,7 @@ class Chain:
         return placement_that_holds(self.choice, numpy.diff(self.counts[:, [0, *ends]], axis=1).T)
 
     def ends_of(self, placement: Placement) -> list[int]:
-        """Return layers done after each stage."""
+        """Return the number of layers placed up to each stage."""
         ends, done = list[int](), 0
         for stage in range(self.problem.num_stages):
             done += sum(row[stage] for rows in placement for row in rows)

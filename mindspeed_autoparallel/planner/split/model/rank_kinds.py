@@ -1,7 +1,7 @@
 """Recompute choices for the layers of one rank with several chunks, which share its memory.
 
-Of all ways that fit, those are kept whose added backward times, chunk by chunk, no other way equals or beats: which of
-them is best depends on the rest of the pipeline, so the search tries them.
+Of all choices ("ways") that fit, the Pareto front over the chunks' added backward times is kept. Which of them is best
+depends on the rest of the pipeline, so the search tries them.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ from mindspeed_autoparallel.planner.split.model.solution import Placement, place
 from mindspeed_autoparallel.planner.split.settings import SETTINGS
 
 _MANY_WAYS = 4096
-"""Number of choices for one stack on a stage that counts as many: about 90 layers of three kinds."""
+"""Number of ways of one stack on a stage above which dominated ones are dropped early: about 90 layers of three
+kinds."""
 Held = tuple[int, ...]
-"""Layers of one virtual stage by segment."""
+"""Number of layers of one virtual stage, by segment."""
 
 
 @dataclass(frozen=True)
 class _Front:
-    """Choices of one virtual stage, with increasing memory and decreasing time."""
+    """Recompute choices of one virtual stage, with increasing memory and decreasing time."""
 
     memory: Array
     saved: Array
     extra: Array
     edges: tuple[tuple[Edges, ...], ...]
-    """By way: of every stack held, where each kind's layers begin."""
+    """By way, for every stack held: where each kind's layers begin."""
 
     def thinned(self, number: int) -> _Front:
         if len(self.memory) <= number:
@@ -51,23 +52,23 @@ class _Front:
 
 @dataclass(frozen=True)
 class RankWays:
-    """The recompute choices of one rank; empty: its layers do not fit."""
+    """The recompute choices of one rank; empty if its layers do not fit."""
 
     extra: Array
     """``[way, chunk]``: added backward time."""
     fronts: tuple[tuple[tuple[_Front, ...], Array], ...]
-    """By way: the ways of every chunk, and which of them."""
+    """By way: the fronts of the chunks, and the place of the way in each."""
     complete: bool = True
-    """Whether no other way is as good in some chunk."""
+    """Whether the whole Pareto front is here: nothing was dropped to limit the number of ways."""
 
     def edges(self, way: int) -> list[tuple[Edges, ...]]:
-        """Return by chunk where each kind's layers begin."""
+        """Return by chunk and stack held where each kind's layers begin."""
         fronts, chosen = self.fronts[way]
         return [front.edges[place] for front, place in zip(fronts, chosen.tolist(), strict=True)]
 
 
 class RankKinds:
-    """Recompute choices, cached."""
+    """Recompute choices of ranks, cached."""
 
     def __init__(self, problem: SplitProblem) -> None:
         self.problem = problem
@@ -75,7 +76,7 @@ class RankKinds:
         self._fronts: dict[tuple[int, Held, int], _Front] = {}
 
     def ways(self, rank: int, held: tuple[Held, ...]) -> RankWays:
-        """Return the recompute policies of the layers held by each chunk of a rank."""
+        """Return the recompute choices of a rank whose chunks hold the layers ``held``."""
         key = (rank, held)
         if key not in self._ways:
             self._ways[key] = self._find(rank, held)
@@ -107,15 +108,15 @@ class RankKinds:
                 extras.append(numpy.stack([front.extra[ways[:, c]] for c, front in enumerate(fronts)], axis=1))
                 chosen += [(fronts, way) for way in ways]
             if not extras[-1].any(axis=1).all():
-                # Nothing recomputed: no choice is better, even if the transients would allow more.
+                # A way without recomputation exists: higher transients cannot give a better one.
                 break
         every = numpy.concatenate(extras)
         kept = _undominated(every)
         return RankWays(every[kept], tuple(chosen[k] for k in kept), complete and len(kept) < SETTINGS.ways_most_ways)
 
     def _combined(self, rank: int, fronts: tuple[_Front, ...], room: int) -> Array:
-        """Return ways of all chunks together that fit, ``[way, chunk]``: for each choice of the others, the quickest of
-        the last chunk."""
+        """Return places in the fronts that fit together, ``[way, chunk]``: all combinations of the other chunks, each
+        with the fastest choice of the last chunk."""
         moments = numpy.array(self.problem.moments(rank))
         *others, last = fronts
         sizes = [len(front.memory) for front in others]
@@ -126,7 +127,7 @@ class RankKinds:
             used += each[grid[:, chunk]]
         each = last.memory[:, None] + last.saved[:, None] * moments[:, -1]
         fits = (used[:, None, :] + each[None, :, :] <= room).all(axis=2)
-        # The last way that fits is the quickest one that does.
+        # Fronts fall in time, so the last choice that fits is the fastest.
         place = fits.shape[1] - 1 - fits[:, ::-1].argmax(axis=1)
         which = fits.any(axis=1)
         return numpy.concatenate([grid[which], place[which][:, None]], axis=1)
@@ -155,7 +156,7 @@ class RankKinds:
         )
         memory, saved, extra = (sum_over_kinds(segments, counts, edges, value) for value in values)
         if len(edges) > _MANY_WAYS:
-            # A product would drop these, too, but one by one.
+            # The product would also drop dominated ways, but only after building all combinations.
             moments = self.problem.moments(v % self.problem.num_stages)
             whole = memory + max(moment[v // self.problem.num_stages] for moment in moments) * saved
             kept = _least(whole, extra)
@@ -164,7 +165,7 @@ class RankKinds:
 
 
 def _product(left: _Front, right: _Front, in_flight: int) -> _Front:
-    """Return the undominated combinations of both."""
+    """Return the Pareto front of the combinations of both."""
     a: Array = numpy.repeat(numpy.arange(len(left.memory)), len(right.memory))
     b: Array = numpy.tile(numpy.arange(len(right.memory)), len(left.memory))
     memory, saved = left.memory[a] + right.memory[b], left.saved[a] + right.saved[b]
@@ -175,8 +176,7 @@ def _product(left: _Front, right: _Front, in_flight: int) -> _Front:
 
 
 def _least(whole: Array, extra: Array) -> Array:
-    """Return indices of the ways that no other of at most their memory equals or beats in added time, least memory
-    first."""
+    """Return indices of the Pareto front over memory and added time, least memory first."""
     order = numpy.lexsort((extra, whole))
     sorted_extra = extra[order]
     better: Array = numpy.ones(len(order), dtype=bool)
@@ -186,7 +186,7 @@ def _least(whole: Array, extra: Array) -> Array:
 
 
 def _undominated(extras: Array) -> list[int]:
-    """Return rows that no other row equals or beats everywhere, least sum first."""
+    """Return up to ``SETTINGS.ways_most_ways`` rows that no other row dominates, least sum first."""
     left = numpy.argsort(extras.sum(axis=1), kind="stable")
     kept: list[int] = []
     while len(left) and len(kept) < SETTINGS.ways_most_ways:
@@ -196,7 +196,7 @@ def _undominated(extras: Array) -> list[int]:
 
 
 class Ways(Protocol):
-    """Recompute choices of the layers of one rank."""
+    """Interface: recompute choices of the layers of one rank."""
 
     @property
     def extra(self) -> Array:
@@ -209,7 +209,7 @@ class Ways(Protocol):
 def placement_of_ways(problem: SplitProblem, held: Array, extra: Array, ways: Sequence[Ways]) -> Placement:
     """Return the placement that holds these layers, ``[virtual stage, segment]``, and adds ``extra`` by virtual stage.
 
-    ``ways``: by rank, those of its layers; ``extra`` is among them.
+    ``ways``: the choices of every rank for these layers; they include ``extra``.
     """
     columns: list[Rows] = [()] * problem.num_virtual
     for rank, choices in enumerate(ways):

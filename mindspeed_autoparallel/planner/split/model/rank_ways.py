@@ -1,7 +1,7 @@
-"""Recompute choices of many collections of layers of one rank at once, all of them: enumerations compare collections.
+"""All undominated recompute choices of many collections of layers of one rank at once, for the enumeration.
 
-Choices are multiplied out chunk by chunk for all collections together. What cannot fit is dropped on the way, and at
-the end what another choice of the same layers equals or beats in every chunk.
+Choices are multiplied out chunk by chunk for all collections together. Combinations that cannot fit are dropped on the
+way; dominated choices of the same layers are dropped at the end.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class ManyWays:
     """The recompute choices that fit, in the order of the collections."""
 
     owner: Array
-    """Collection of every way."""
+    """Index of every way's collection."""
     extra: Array
     """``[way, chunk]``: added backward time."""
     chosen: Array
-    """``[way, chunk]``: places in the chunks' choices."""
+    """``[way, chunk]``: indices into ``choices``."""
     choices: tuple[list[tuple[Edges, ...]], ...]
 
     def edges(self, way: int) -> list[tuple[Edges, ...]]:
@@ -35,7 +35,7 @@ class ManyWays:
 
 
 class _Choices(NamedTuple):
-    """Of one virtual stage's layers."""
+    """Recompute choices of one virtual stage's layers."""
 
     memory: Array
     saved: Array
@@ -45,17 +45,17 @@ class _Choices(NamedTuple):
 
 
 class AllRankWays:
-    """The choices of every virtual stage, cached."""
+    """Recompute choices of ranks; those of every virtual stage are cached."""
 
     def __init__(self, problem: SplitProblem) -> None:
         self.problem, self.kinds = problem, RankKinds(problem)
         self._choices: dict[tuple[int, Held], _Choices] = {}
 
     def of(self, rank: int, held: Array, most: int) -> ManyWays | None:
-        """Return the ways of every collection, ``held[collection, chunk, segment]``; ``None``: more than ``most`` would
-        have to be compared."""
+        """Return the ways of every collection, ``held[collection, chunk, segment]``; ``None`` if there are more than
+        ``most`` combinations to compare."""
         tables = [self._table(rank, chunk, held[:, chunk]) for chunk in range(self.problem.num_chunks)]
-        # What the chunks behind need at least.
+        # Least memory of the chunks not yet combined.
         rest = sum(table.least[table.kind] for table in tables)
         owner: Array = numpy.arange(len(held))
         used: Array = numpy.zeros_like(rest)
@@ -80,7 +80,7 @@ class AllRankWays:
 
     def placement(self, held: Array, extra: Array, most: int) -> Placement:
         """Return the placement that holds these layers, ``[virtual stage, segment]``, with this added backward time by
-        virtual stage; both are of ways that ``of`` has returned."""
+        virtual stage; ``of`` must have returned such ways for every rank."""
         size = self.problem.num_stages
         ways = [self.of(rank, held[rank::size][None], most) for rank in range(size)]
         return placement_of_ways(self.problem, held, extra, [one for one in ways if one is not None])
@@ -103,7 +103,7 @@ class AllRankWays:
         )
 
     def _choices_of(self, v: int, held: Held) -> _Choices:
-        """Return the choices of a virtual stage that no other one equals or beats in memory, time and transients."""
+        """Return the choices of a virtual stage that no other one dominates in memory, time and transient."""
         if (v, held) not in self._choices:
             kinds = [s.kinds for s, count in zip(self.problem.segments, held, strict=True) if count]
             peaks = sorted({kind.transient for row in kinds for kind in row}) or [0]
@@ -125,24 +125,24 @@ class AllRankWays:
 
 @dataclass(frozen=True, kw_only=True)
 class _Table:
-    """The choices of one chunk of a rank, those of equal layers one behind the other."""
+    """The choices of one chunk for all collections; those for the same layers are adjacent."""
 
     kind: Array
-    """Number of every collection's layers among the different ones."""
+    """Index of every collection's layers among the distinct ones."""
     count: Array
     first: Array
-    """By different layers: how many choices, and the first one's place."""
+    """By distinct layers: ``count`` is the number of choices, ``first`` the index of the first one."""
     least: Array
-    """``[different layers, moment]``: memory at least."""
+    """``[distinct layers, moment]``: least memory over the choices."""
     used: Array
-    """``[choice, moment]``."""
+    """``[choice, moment]``: memory."""
     extra: Array
     transient: Array
     edges: list[tuple[Edges, ...]]
 
 
 def _undominated(owner: Array, extra: Array) -> Array:
-    """Return ways that no other one of the same owner equals or beats in every chunk, in the order of owners."""
+    """Return indices of the ways that no other way of the same owner dominates, in the order of owners."""
     left = numpy.lexsort((extra.sum(axis=1), owner))
     kept: list[Array] = []
     while len(left):

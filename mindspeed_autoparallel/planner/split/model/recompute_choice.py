@@ -1,6 +1,6 @@
 """The fastest recompute policy of a stage's layers among those that fit.
 
-Layers of several kinds in one stack (a group of segments) are recomputed as by hosts: the first ones of the stage.
+In a stack of several segments, a stage recomputes the first layers of the stack, as hosts do.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from mindspeed_autoparallel.planner.split.model.problem import LayerKind, Segmen
 
 Array: TypeAlias = NDArray[Any]
 Rows = tuple[tuple[int, ...], ...]
-"""Layers by kind of each segment."""
+"""Number of layers by segment and kind."""
 Edges = tuple[int, ...]
-"""Of the layers of a stack on a stage, in their order: where each way to run them begins, and the last one ends."""
+"""For a stack's layers on a stage, in order of kinds: where the layers of each kind begin, and the end of the last."""
 Option = tuple[int, int, tuple[Edges, ...]]
-"""Memory, added backward time, edges of the stacks so far; fronts rise in memory and fall in time."""
+"""Memory, added backward time, and edges of the stacks so far. Lists of options rise in memory and fall in time."""
 
 _MOST_LAYERS_REMEMBERED = 256
-"""Most layers of a stage whose cuts are cached: those of two kinds take half a megabyte, and grow with the square."""
+"""Most layers of a stage whose divisions into kinds are cached; the size grows with the square for three kinds."""
 
 
 class RecomputeChoice:
-    """The fastest recompute choices, cached."""
+    """The fastest recompute choices of stages, cached."""
 
     def __init__(self, problem: SplitProblem) -> None:
         self.problem = problem
@@ -37,8 +37,8 @@ class RecomputeChoice:
         self._best: dict[tuple[int, tuple[int, ...]], tuple[int, Rows] | None] = {}
 
     def best(self, stage: int, held: tuple[int, ...]) -> tuple[int, Rows] | None:
-        """Return least added backward time for these layers (by segment) on this stage, and the layers by segment and
-        kind."""
+        """Return the least added backward time of a stage with the layers ``held`` (by segment), and the layers by
+        segment and kind; ``None`` if they do not fit."""
         key = (stage, held)
         if key not in self._best:
             self._best[key] = self._find(stage, held)
@@ -46,12 +46,12 @@ class RecomputeChoice:
 
     def _find(self, stage: int, held: tuple[int, ...]) -> tuple[int, Rows] | None:
         segments = self.problem.segments
-        # Long fronts last: the last one is searched, not multiplied out.
+        # The longest front comes last: it is searched by bisection instead of multiplied out.
         present = stacks_held(self.problem, held)
         present.sort(key=lambda group: (len(segments[group[0]].kinds) > 1, sum(held[k] for k in group)))
         best: Option | None = None
         for peak in self._transients(held):
-            # Plans with a smaller peak are charged ``peak`` here, and exactly in their own iteration.
+            # A choice with a smaller transient counts with ``peak`` here, and exactly in its own iteration.
             room = self.problem.memory_limit[stage] - peak
             front: list[Option] = [(0, 0, ())] if room >= 0 else []
             for group in present[:-1]:
@@ -69,8 +69,8 @@ class RecomputeChoice:
         return sorted({kind.transient for segment, count in segments if count for kind in segment.kinds}) or [0]
 
     def _front(self, group: tuple[int, ...], held: tuple[int, ...], stage: int, peak: int) -> list[Option]:
-        """Return the Pareto front of all assignments of kinds with at most ``peak`` transient to the layers of a
-        group."""
+        """Return the Pareto front over memory and time of a stack's layers, under kinds with a transient of at most
+        ``peak``."""
         segments = [self.problem.segments[k] for k in group]
         counts = tuple(held[k] for k in group)
         usable = tuple(tuple(kind.transient <= peak for kind in segment.kinds) for segment in segments)
@@ -81,7 +81,7 @@ class RecomputeChoice:
 
 
 def _ways(segments: Sequence[Segment], counts: Sequence[int], stage: int, peak: int) -> list[Option]:
-    """Return the ways to run a stack's layers that no other of at most their memory equals or beats in added time."""
+    """Return the Pareto front over memory and added time of all divisions of a stack's layers into kinds."""
     edges = edges_of_a_row(sum(counts), len(segments[0].kinds))
     values: tuple[Callable[[LayerKind], int], ...] = (
         lambda kind: kind.memory[stage],
@@ -99,7 +99,7 @@ def _ways(segments: Sequence[Segment], counts: Sequence[int], stage: int, peak: 
 def sum_over_kinds(
     segments: Sequence[Segment], counts: Sequence[int], edges: Array, value: Callable[[LayerKind], int]
 ) -> Array:
-    """Return a value summed over the layers of a stack, for every way to cut it into kinds."""
+    """Return ``value`` summed over the layers of a stack, for every division into kinds (row of ``edges``)."""
     result: Array = numpy.zeros(len(edges), dtype=numpy.int64)
     for place, q in enumerate(order_of_kinds(len(segments[0].kinds))):
         each: Array = numpy.repeat(numpy.array([int(value(s.kinds[q])) for s in segments], dtype=numpy.int64), counts)
@@ -109,8 +109,7 @@ def sum_over_kinds(
 
 
 def edges_of_a_row(total: int, num_kinds: int) -> Array:
-    """Return the starts of each kind's layers and the end of the last ones, for every division of ``total`` layers into
-    kinds in their order."""
+    """Return every division of ``total`` layers into kinds in their order: ``[division, num_kinds + 1]`` edges."""
     few = total <= _MOST_LAYERS_REMEMBERED
     return _edges_of_a_row(total, num_kinds) if few else _edges_of_a_row.__wrapped__(total, num_kinds)
 
@@ -122,7 +121,7 @@ def _edges_of_a_row(total: int, num_kinds: int) -> Array:
 
 
 def stacks_held(problem: SplitProblem, held: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return the stacks of which there are layers among ``held``, by segment."""
+    """Return the stacks with layers in ``held`` (layers by segment)."""
     return [group for group in problem.groups if any(held[k] for k in group)]
 
 
@@ -140,7 +139,7 @@ def rows_of_kinds(
 
 
 def _row_of_kinds(num_kinds: int, edges: Edges, start: int, end: int) -> tuple[int, ...]:
-    """Return the number of layers ``start`` to ``end`` by kind."""
+    """Return the number of layers of each kind among the layers ``start`` to ``end - 1`` of a stack."""
     row = [0] * num_kinds
     for q, (low, high) in zip(order_of_kinds(num_kinds), itertools.pairwise(edges), strict=True):
         row[q] = max(0, min(high, end) - max(low, start))
@@ -158,7 +157,7 @@ def _merge(left: list[Option], right: list[Option], room: int) -> list[Option]:
 
 
 def _best_pair(left: list[Option], right: list[Option], room: int) -> list[Option]:
-    """Return the sum of least time, alone in its list, or nothing."""
+    """Return the fastest combination that fits as the only item of a list; an empty list if none fits."""
     sizes = [option[0] for option in right]
     best: Option | None = None
     for a in left:

@@ -1,4 +1,4 @@
-"""A placement, its cost, and the solver's answer."""
+"""Placements, their step time and memory, and the solver's result."""
 
 from __future__ import annotations
 
@@ -27,23 +27,26 @@ from mindspeed_autoparallel.schedule import (
 Placement = tuple[tuple[tuple[int, ...], ...], ...]
 """``placement[segment][kind][virtual stage]``: number of layers."""
 Counts = Sequence[Sequence[Sequence[float]]]
-"""The same, whole or fractions."""
+"""Numbers of layers like ``Placement``; may be fractions."""
 
 
 class NoneBelow(InfeasiblePlan):
-    """Proved: no plan is faster than the given limit."""
+    """It is proved that no plan is faster than the given limit."""
 
 
 class StoppedEarly(InfeasiblePlan):
-    """Time or effort ended before any plan was found or all were proved impossible."""
+    """Time or effort ended before a plan was found or its absence proved."""
 
     lower_bound: int = 0
-    """Lower bound of all plans."""
+    """Lower bound of the step time of all plans."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitSolution:
-    """``optimal``: proved, ``lower_bound`` equals ``step_time``; ``feasible``: the time limit came first."""
+    """The best plan found.
+
+    ``status`` is ``optimal`` if ``lower_bound`` equals ``step_time``, and ``feasible`` if a limit ended the search.
+    """
 
     status: str
     placement: Placement
@@ -53,10 +56,10 @@ class SplitSolution:
     rounds: int
     solve_seconds: float
     cuts: tuple[Cut, ...] = ()
-    """Critical paths learned, with virtual stages: they hold for the same pipeline with other memory, too."""
+    """Cuts found, for problems with virtual stages; they also hold under other memory limits."""
 
     def layers(self, segment: int) -> tuple[int, ...]:
-        """Return layers of a segment by virtual stage."""
+        """Return the number of layers of a segment, by virtual stage."""
         return tuple(map(sum, zip(*self.placement[segment], strict=True)))
 
 
@@ -71,7 +74,7 @@ def tick_of(problem: SplitProblem) -> int:
 
 
 def longest_step(problem: SplitProblem) -> int:
-    """Return a time that no plan exceeds: every operation and message of every microbatch in turn."""
+    """Return an upper bound of the step time: all operations and messages of all microbatches in sequence."""
     work = sum(
         s.num_layers * (s.forward + s.backward + max(kind.extra_backward for kind in s.kinds)) for s in problem.segments
     )
@@ -87,7 +90,7 @@ def longest_step(problem: SplitProblem) -> int:
 
 
 def stage_times(problem: SplitProblem, placement: Counts) -> tuple[list[float], list[float]]:
-    """Forward and backward time by virtual stage; counts may be fractions."""
+    """Return forward and backward times of one microbatch by virtual stage; counts may be fractions."""
     forward: list[float] = [0] * problem.num_virtual
     backward: list[float] = [0] * problem.num_virtual
     for segment, rows in zip(problem.segments, placement, strict=True):
@@ -121,25 +124,25 @@ def _program_sizes(problem: SplitProblem) -> ProgramSizes:
 
 
 def batch_simulator(problem: SplitProblem) -> BatchSimulator:
-    """Return the replay of many placements at once; sorting the schedule's events takes a while."""
+    """Return a simulator of many placements at once; creating it sorts the schedule's events, which is slow."""
     return BatchSimulator(program_of(problem), problem.sends, problem.link, problem.per_operation)
 
 
 def step_of(problem: SplitProblem, placement: Counts, *, with_timeline: bool = False) -> SimulatedStep:
-    """Simulate a placement (exactly for integers)."""
+    """Simulate the pipeline of a placement, without tails; integer times give exact results."""
     return step_at(problem, *stage_times(problem, placement), with_timeline=with_timeline)
 
 
 def step_at(
     problem: SplitProblem, forward: Sequence[float], backward: Sequence[float], *, with_timeline: bool = False
 ) -> SimulatedStep:
-    """Simulate a pipeline with these times of virtual stages."""
+    """Simulate the pipeline with these forward and backward times of virtual stages."""
     times = StepTimes(forward=forward, backward=backward, link=problem.link, per_operation=problem.per_operation)
     return simulate_folded(_program_sizes(problem), times, problem.sends, with_timeline=with_timeline)
 
 
 def longest_tail(problem: SplitProblem, placement: Counts) -> tuple[int, float]:
-    """Return the stage whose tail is longest, and its length; (-1, 0) without tails. Counts may be fractions."""
+    """Return the stage with the longest tail, and its ticks; (-1, 0) without tails. Counts may be fractions."""
     if not problem.tails:
         return -1, 0
     held = numpy.array([[sum(counts) for counts in zip(*kinds, strict=True)] for kinds in placement])
@@ -148,8 +151,10 @@ def longest_tail(problem: SplitProblem, placement: Counts) -> tuple[int, float]:
 
 
 def tails_of(problem: SplitProblem, held: Array) -> tuple[Array, Array]:
-    """Return the stage whose tail is longest (-1 without tails), and its length, of many placements; ``held``:
-    ``[placement, virtual stage, segment]``."""
+    """Return the stage with the longest tail (-1 without tails) and its ticks, for many placements.
+
+    ``held``: layers, ``[placement, virtual stage, segment]``.
+    """
     if not problem.tails:
         return numpy.full(len(held), -1), numpy.zeros(len(held), dtype=numpy.int64)
     by_rank = held.reshape(len(held), problem.num_chunks, problem.num_stages, held.shape[2]).sum(axis=1)
@@ -159,7 +164,7 @@ def tails_of(problem: SplitProblem, held: Array) -> tuple[Array, Array]:
 
 
 def tail_lengths(tails: Sequence[PostPipelineTime], held: Array) -> Array:
-    """Return the longest of the rows for layers by segment, ``held[..., segment]``; 0 without rows."""
+    """Return the ticks of the longest row of ``tails`` for the layers ``held[..., segment]``, at least 0."""
     length: Array = numpy.zeros(held.shape[:-1], dtype=held.dtype)
     for tail in tails:
         ticks = numpy.array(tail.by_segment)
@@ -169,18 +174,18 @@ def tail_lengths(tails: Sequence[PostPipelineTime], held: Array) -> Array:
 
 
 def time_of(problem: SplitProblem, placement: Counts) -> float:
-    """Return the whole step: pipeline and the longest tail."""
+    """Return the step time: the pipeline and the longest tail."""
     return step_of(problem, placement).step_time + longest_tail(problem, placement)[1]
 
 
 def fits(problem: SplitProblem, placement: Placement) -> bool:
-    """Return whether every stage's peak is within its limit."""
+    """Return whether every stage's peak memory is within its limit."""
     return all(a <= b for a, b in zip(stage_memory(problem, placement), problem.memory_limit, strict=True))
 
 
 def held_times(choice: RecomputeChoice, stage: int, held: tuple[int, ...]) -> tuple[int, int, int] | None:
-    """Return forward, backward (with the least recomputation) and tail of a stage that holds these layers by segment;
-    ``None``: it cannot."""
+    """Return forward, backward (with the least recomputation) and tail times of a stage with the layers ``held`` (by
+    segment); ``None`` if it cannot hold them."""
     problem = choice.problem
     segments = problem.segments
     if any(s.beside is not None and count > held[s.beside] for count, s in zip(held, segments, strict=True)):
@@ -196,7 +201,7 @@ def held_times(choice: RecomputeChoice, stage: int, held: tuple[int, ...]) -> tu
 
 
 def placement_that_holds(choice: RecomputeChoice, held: Array) -> Placement:
-    """Return the placement of layers ``[stage, segment]``, which fit, with the least recomputation."""
+    """Return the placement of the layers ``held[stage, segment]``, which must fit, with the least recomputation."""
     columns: list[Rows] = []
     for stage, row in enumerate(held.tolist()):
         kinds = choice.best(stage, tuple(row))
@@ -206,12 +211,12 @@ def placement_that_holds(choice: RecomputeChoice, held: Array) -> Placement:
 
 
 def placement_of(columns: Sequence[Sequence[Sequence[int]]]) -> Placement:
-    """Return the placement of layers by virtual stage, segment and kind."""
+    """Return the placement for numbers of layers by virtual stage, segment and kind."""
     return tuple(tuple(zip(*rows, strict=True)) for rows in zip(*columns, strict=True))
 
 
 def stage_memory(problem: SplitProblem, placement: Placement) -> tuple[int, ...]:
-    """Return peak memory by stage."""
+    """Return peak memory by stage, in the problem's unit."""
     num = problem.num_stages
     peaks: list[int] = []
     for stage in range(num):

@@ -1,7 +1,7 @@
-"""Modules side by side, stage by stage: every number of layers of each module that a stage may hold, and its times.
+"""Options of the stages for parallel branches: every combination of layer counts that a stage may hold, with its times.
 
-Of all ways to recompute the layers of a stage only the one with the least added backward time matters: every schedule
-is monotone in stage times. That time is computed when it is needed; until then a bound stands in its place.
+Of all recompute choices of a stage's layers only the one with the least added backward time matters, since every
+schedule is monotone in stage times. That time is computed on demand; until then a lower bound takes its place.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from mindspeed_autoparallel.planner.split.settings import SETTINGS
 
 
 class StageOptions:
-    """Combinations of counts, one row each; and what each takes on every stage."""
+    """The options, one row each, and their times on every stage."""
 
     def __init__(self, problem: SplitProblem, longest: int) -> None:
-        """List the combinations that keep a stage busy for at most ``longest``; see ``is_complete``."""
+        """List the combinations with which a stage computes for at most ``longest`` ticks of a step."""
         self.problem, self.longest = problem, longest
         self.choice = RecomputeChoice(problem)
         self.counts: Array = numpy.zeros((0, len(problem.segments)), dtype=numpy.int64)
         """``[option, segment]``."""
         listed = self._listed()
         self.is_complete = listed is not None
-        """There are not too many of them."""
+        """Whether all options are listed; none are if there are too many (``SETTINGS.options_most_options``)."""
         if listed is not None:
             self.counts = listed
         self.forward: Array = self.counts @ numpy.array([s.forward for s in problem.segments])
@@ -36,18 +36,18 @@ class StageOptions:
         self.tail: list[Array] = [
             tail_lengths(problem.tails_at(stage), self.counts) for stage in range(problem.num_stages)
         ]
-        """By stage."""
+        """Tail times by stage."""
         self.backward: list[Array] = []
-        """By stage: a bound, or exact."""
+        """Backward times by stage: exact, or a lower bound."""
         self._exact: list[Array] = []
         self.first: list[Array] = []
-        """By stage: options that may fit."""
+        """Indices of options that may fit, by stage."""
         alike: dict[tuple[int, ...], int] = {}
         for stage in range(problem.num_stages):
             memory = [kind.memory[stage] for s in problem.segments for kind in s.kinds]
             other = alike.setdefault((problem.memory_limit[stage], *memory), stage)
             if other < stage:
-                # What is found for one is found for all.
+                # Stages with the same memory share their arrays, and so all results of ``settle``.
                 self.backward.append(self.backward[other])
                 self._exact.append(self._exact[other])
                 self.first.append(self.first[other])
@@ -81,8 +81,8 @@ class StageOptions:
         return counts[kept] if kept.sum() <= SETTINGS.options_most_options else None
 
     def _least_extra(self, stage: int) -> tuple[Array, Array, Array]:
-        """Return added backward time if layers could be recomputed in part and needed nothing meanwhile; which options
-        may fit; and for which that is exact, since nothing is recomputed."""
+        """Return a lower bound of the added backward time (fractions of layers, no transients), which options may fit,
+        and for which the bound is exact because nothing is recomputed."""
         segments = self.problem.segments
         plain = self.counts @ numpy.array([s.kinds[0].memory[stage] for s in segments])
         transient = numpy.where(self.counts > 0, [s.kinds[0].transient for s in segments], 0).max(axis=1, initial=0)
@@ -92,7 +92,7 @@ class StageOptions:
             return numpy.zeros_like(plain), numpy.ones(len(plain), dtype=bool), numpy.zeros(len(plain), dtype=bool)
         steps: list[tuple[float, int, int]] = []
         for k, segment in enumerate(segments):
-            # The lower hull of the kinds: each step saves at a higher price.
+            # The lower hull of the kinds: each further step costs more time per saved byte.
             memory, extra = segment.kinds[0].memory[stage], 0
             while True:
                 leaner = [
@@ -118,13 +118,13 @@ class StageOptions:
         return self._exact[stage][options]
 
     def settle(self, stage: int, option: int) -> None:
-        """Find the least recomputation of an option; its backward time is ``NEVER`` where none fits."""
+        """Compute an option's exact backward time with the least recomputation; ``NEVER`` if it does not fit."""
         found = self.choice.best(stage, tuple(self.counts[option].tolist()))
         self.backward[stage][option] = NEVER if found is None else self._plain[option] + found[0]
         self._exact[stage][option] = True
 
     def near(self, stage: int, options: Array, counts: Sequence[float], number: int) -> list[int]:
-        """Return some options that fit, those nearest to ``counts``; fewer when fewer do."""
+        """Return the ``number`` options nearest to ``counts`` that fit, or fewer."""
         weight = numpy.array([s.forward + s.backward + 1 for s in self.problem.segments])
         far = numpy.abs(self.counts[options] - numpy.array(counts)) @ weight
         found: list[int] = []
@@ -139,5 +139,5 @@ class StageOptions:
         return found
 
     def placement(self, held: Array) -> Placement:
-        """Return the plan that holds these layers (``[stage, segment]``), each of which fits."""
+        """Return the placement of the layers ``held[stage, segment]``, which must fit."""
         return placement_that_holds(self.choice, held)

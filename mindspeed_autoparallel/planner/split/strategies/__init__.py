@@ -1,1 +1,1 @@
-"""How problems of one shape are solved: chains, modules side by side, virtual stages, long steps."""
+"""Search strategies by shape of problem: chains, parallel branches, virtual stages, long steps."""

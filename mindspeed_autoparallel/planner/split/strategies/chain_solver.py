@@ -1,4 +1,4 @@
-"""Chains, without an integer solver: search the layered graph under the cuts known, simulate, cut again."""
+"""Chains, without an integer solver: search the layered graph under the known cuts, simulate plans, add their cuts."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from mindspeed_autoparallel.planner.split.state import LONGEST, State
 
 
 def search_chain(state: State) -> None:
-    """Label stage after stage of a chain. Raises ``InfeasiblePlan`` with a proof, ``ConfigError`` for a tick too fine.
+    """Find the fastest plan of a chain by labels, stage after stage.
 
-    ``effort``: labels for one query; where more are needed, the gap stays.
+    ``Limits.effort`` limits the labels of one query; the gap stays open if it needs more. Raises ``InfeasiblePlan`` if
+    proved, ``ConfigError`` if ticks are too fine for 64-bit sums.
     """
     if longest_step(state.problem) > LONGEST:
         raise ConfigError("the step is too long for the tick chosen: use coarser times.")
@@ -35,12 +36,12 @@ class _Search:
         self.state, self.problem, self.deadline = state, state.problem, state.limits.deadline
         self.chain = Chain(state.problem)
         self.left = 0
-        """Labels that the two halves of the search may still make."""
+        """Labels left for the halves of the present query."""
         cuts = first_cuts(state.problem)
         if state.limits.below is None:
             simple = best_baseline(state.problem)
             if simple is not None:
-                # The same layers, with the least recomputation that fits.
+                # The chain gives the same layers the least recomputation that fits.
                 self._improve(self.chain.ends_of(simple.placement), cuts)
             else:
                 overrun, ends = self.chain.roomiest()
@@ -52,11 +53,11 @@ class _Search:
 
     @property
     def best_time(self) -> int:
-        """Return the step that a better plan stays below."""
+        """Return the step time that a better plan must undercut."""
         return int(min(self.state.limit, 2 * LONGEST))
 
     def run(self) -> None:
-        """Raise the bound to the best plan, or as far as effort and time allow."""
+        """Improve plan and bound until they meet or effort or time ends."""
         paths, state = self.paths, self.state
         most = self.best_time if state.placement is not None else self._limit()
         for step in (False, True):
@@ -69,7 +70,7 @@ class _Search:
         share, effort = SETTINGS.chain_first_share, SETTINGS.chain_first_effort
         most_effort = state.limits.most_effort * SETTINGS.effort_labels
         while not state.closed and effort <= most_effort and time.monotonic() < self.deadline:
-            # Search the lowest part of the open interval: few arcs are left there, whatever the outcome.
+            # A target just above the bound leaves few arcs, so both outcomes are cheap.
             target = min(self._limit(), state.lower_bound + int((self.best_time - state.lower_bound) * share))
             before = self.best_time
             self.left = effort
@@ -82,8 +83,8 @@ class _Search:
                 state.raise_bound(self.best_time)
 
     def _none_within(self, among: Paths, target: int, effort: int) -> bool:
-        """Return whether no plan ``among`` these takes at most ``target``, proved. Otherwise one was found, or effort
-        or time is up."""
+        """Return whether it is proved that no plan ``among`` these takes at most ``target``. If not, such a plan was
+        found, or effort or time ended."""
         while True:
             paths = among.copy()
             if not paths.weigh() or not paths.prune(target):
@@ -116,7 +117,7 @@ class _Search:
                 return False
 
     def _strengthen(self, paths: Paths, target: int) -> bool:
-        """Add means of cuts while they drop many arcs. Return whether any path is left."""
+        """Add means of cuts as long as each drops many arcs. Return whether any path is left."""
         while True:
             before = paths.num_arcs()
             mean = best_mean(self.problem, paths, target, self.deadline)
@@ -135,11 +136,11 @@ class _Search:
             self.state.offer(self.chain.placement(ends), step)
 
     def _limit(self) -> int:
-        """Return the longest step of a better plan."""
+        """Return the longest step time of a better plan."""
         return self.best_time - self.state.unit
 
     def _visit(self, paths: Paths, labels: Labels) -> bool:
-        """Simulate the most promising plans and keep the best. Return whether a cut or a better plan was new."""
+        """Simulate the most promising plans and keep the best. Return whether this gave a new cut or a better plan."""
         self.state.rounds += 1
         learned = False
         for row in labels.arcs[: SETTINGS.chain_simulated]:
@@ -156,7 +157,7 @@ class _Search:
 
 
 def first_cuts(problem: SplitProblem) -> dict[Cut, None]:
-    """Return the critical paths of an even pipeline, and of one with each stage in turn twice as slow."""
+    """Return the critical paths of a pipeline with equal stages, and with each stage in turn twice as slow."""
     num = problem.num_stages
     even = [
         max(1, sum(s.num_layers * s.forward for s in problem.segments) // num),

@@ -1,8 +1,8 @@
-"""Small problems, exactly: every placement of the layers, bounded by critical paths, and replayed if it may be best.
+"""Exact solution of small problems: all placements, bounded by critical paths and simulated if one may be the best.
 
 After every stage the layers placed so far form an order ideal: no segment has begun before its predecessors are
-complete. A placement is a path of such ideals. Of the ways to recompute a stage's layers only those matter whose added
-backward time no other way equals or beats, since every schedule is monotone in stage times.
+complete. A placement is a path of such ideals. Of the recompute choices of a rank only those with undominated added
+backward times matter, since every schedule is monotone in stage times.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from mindspeed_autoparallel.planner.split.settings import SETTINGS
 from mindspeed_autoparallel.planner.split.state import State
 
 LONGEST = 2**52
-"""Ticks: steps that floating-point numbers hold exactly."""
+"""Longest step in ticks, so that floating-point numbers are exact."""
 
 Integers: TypeAlias = NDArray[numpy.int64]
 Floats: TypeAlias = NDArray[numpy.float64]
 
 
 def enumerate_all(state: State) -> int:
-    """Find the fastest of all placements. Return how many placements of layers there are; 0: too many, and nothing is
-    found or proved."""
+    """Find the fastest of all placements. Return the number of placements of layers; 0 if there are too many, with
+    nothing found or proved."""
     problem = state.problem
     if (
         2 * problem.num_virtual * problem.num_microbatches > SETTINGS.enumeration_most_events
@@ -38,7 +38,7 @@ def enumerate_all(state: State) -> int:
         return 0
     kinds = [segment.kinds for segment in problem.segments]
     if not (_are_alike(kinds, "memory") or _are_alike(kinds, "saved")):
-        # Fronts of recompute policies compare memory at the fullest moment alone.
+        # Pareto fronts compare memory at the fullest moment only, which is exact only if kinds differ in one term.
         return 0
     ideals = _ideals(problem)
     paths = None if ideals is None else _paths(problem, ideals, SETTINGS.enumeration_most_placements)
@@ -50,8 +50,8 @@ def enumerate_all(state: State) -> int:
 
 
 def every_split(problem: SplitProblem, most: int) -> Integers | None:
-    """Return the layers of every split that leaves no stage empty, ``[split, virtual stage, segment]``; ``None``: there
-    are more than ``most``."""
+    """Return the layers of every split without empty stages, ``[split, virtual stage, segment]``; ``None`` if there are
+    more than ``most`` splits."""
     ideals = _ideals(problem)
     paths = None if ideals is None else _paths(problem, ideals, most)
     if ideals is None or paths is None or len(paths) > most:
@@ -65,7 +65,7 @@ def _are_alike(kinds: list[tuple[LayerKind, ...]], name: str) -> bool:
 
 
 def _ideals(problem: SplitProblem) -> Integers | None:
-    """Return ``[ideal, segment]``: layers that may be placed before a boundary; ``None``: too many."""
+    """Return the order ideals, ``[ideal, segment]``: layers before a boundary. ``None`` if there are too many."""
     most = SETTINGS.enumeration_most_placements if problem.num_virtual == 2 else SETTINGS.enumeration_most_ideals
     segments = problem.segments
     found: Integers = numpy.zeros((1, 0), dtype=numpy.int64)
@@ -82,7 +82,10 @@ def _ideals(problem: SplitProblem) -> Integers | None:
 
 
 def _paths(problem: SplitProblem, ideals: Integers, most: int) -> Integers | None:
-    """Return ``[placement, num_virtual + 1]``, places in ``ideals``; ``None``: more than ``most``."""
+    """Return all placements as indices into ``ideals``, ``[placement, num_virtual + 1]``.
+
+    ``None`` if there are more than ``most`` with three virtual stages or more.
+    """
     num = problem.num_virtual
     totals = [segment.num_layers for segment in problem.segments]
     (root,), (end,) = (numpy.flatnonzero((ideals == whole).all(axis=1)) for whole in (0, totals))
@@ -92,7 +95,7 @@ def _paths(problem: SplitProblem, ideals: Integers, most: int) -> Integers | Non
         inner = numpy.flatnonzero(_follows(problem, ideals[root], ideals) & _follows(problem, ideals, ideals[end]))
         return numpy.stack([numpy.full(len(inner), root), inner, numpy.full(len(inner), end)], axis=1)
     follows = numpy.stack([_follows(problem, ideal, ideals) for ideal in ideals])
-    # Ways from every ideal to the end, by the number of stages left.
+    # By number of stages left: the ideals from which a path to the end exists.
     ways = [numpy.arange(len(ideals)) == end]
     counts: Floats = ways[0].astype(float)
     for _ in range(num):
@@ -108,7 +111,7 @@ def _paths(problem: SplitProblem, ideals: Integers, most: int) -> Integers | Non
 
 
 def _follows(problem: SplitProblem, before: Integers, after: Integers) -> NDArray[numpy.bool_]:
-    """Return between which ideals one virtual stage may lie."""
+    """Return whether one virtual stage may hold the layers between the ideals ``before`` and ``after``."""
     held = after - before
     legal: NDArray[numpy.bool_] = (held >= 0).all(axis=-1)
     for k, segment in enumerate(problem.segments):
@@ -120,7 +123,7 @@ def _follows(problem: SplitProblem, before: Integers, after: Integers) -> NDArra
 
 
 class _Search:
-    """Placements in the order of their bounds, until none left may be faster than the best."""
+    """The search: placements in order of their bounds, until no bound is below the best step time."""
 
     def __init__(self, state: State, prefixes: Integers) -> None:
         self.state, self.problem = state, state.problem
@@ -133,12 +136,12 @@ class _Search:
         self.simulator = batch_simulator(problem)
         self.cuts: dict[Cut, None] = {}
         self.best: tuple[int, Integers] | None = None
-        """Place among the placements, and added backward time by virtual stage."""
+        """Index of the best placement, and its added backward time by virtual stage."""
         self.best_time = min(state.limit, longest_step(problem) + 1)
         self.num_candidates = self.num_collections = 0
 
     def run(self) -> bool:
-        """Return whether the best was found; otherwise there are too many recompute policies."""
+        """Find the best placement. Return ``False`` if there are too many recompute choices."""
         bounds = self.tail.astype(float)
         left = numpy.arange(len(self.held))
         bounds = self._raised(bounds, left, self._learn(rank_cuts(self.problem)))
@@ -168,7 +171,7 @@ class _Search:
         return cuts
 
     def _raised(self, bounds: Floats, which: Integers, cuts: list[Cut]) -> Floats:
-        """Return bounds of the placements ``which``, nothing recomputed, raised by more cuts."""
+        """Raise the bounds of the placements ``which`` by more cuts, without recomputation; return ``bounds``."""
         if cuts and len(which):
             length = self._lengths(self.forward[which], self.plain[which], cuts) + self.tail[which]
             bounds[which] = numpy.maximum(bounds[which], length)
@@ -176,15 +179,15 @@ class _Search:
 
     @staticmethod
     def _lengths(forward: Integers, backward: Integers, cuts: list[Cut]) -> Floats:
-        """Return the longest of the cuts' paths for every row of stage times."""
+        """Return the length of the longest of the cuts' paths, without tails, for every row of stage times."""
         times = numpy.concatenate([forward, backward], axis=1).astype(float)
         matrix = numpy.array([[*cut.forwards, *cut.backwards] for cut in cuts], dtype=float)
         longest: Floats = (times @ matrix.T + numpy.array([cut.constant for cut in cuts], dtype=float)).max(axis=1)
         return longest
 
     def _candidates(self, which: Integers) -> tuple[Integers, Integers] | None:
-        """Return placements with all recompute policies that fit: places, and added backward time by virtual stage;
-        ``None``: too many."""
+        """Return the placements ``which`` with all recompute choices that fit: indices of placements, and added
+        backward times by virtual stage; ``None`` if there are too many."""
         problem, size = self.problem, self.problem.num_stages
         by_rank: list[tuple[Integers, Integers, Integers]] = []
         choices: Integers = numpy.ones(len(which), dtype=numpy.int64)
@@ -212,9 +215,11 @@ class _Search:
         return which[rows], extra
 
     def _extras(self, rank: int, which: Integers) -> tuple[Integers, Integers, Integers] | None:
-        """Return the recompute policies of every collection of layers that a rank holds in some placements, ``[way,
-        chunk]`` of added backward time, how many each collection has, and which one each placement has; ``None``: too
-        many."""
+        """Return the recompute choices of a rank for every collection of layers that it holds in these placements.
+
+        These are the added backward times, ``[way, chunk]``; the number of ways by collection; and the collection of
+        each placement. ``None`` if there are too many.
+        """
         size, chunks = self.problem.num_stages, self.problem.num_chunks
         held = self.held[which, rank::size].reshape(len(which), -1)
         different, inverse = numpy.unique(held, axis=0, return_inverse=True)
@@ -234,7 +239,7 @@ class _Search:
         return extra[numpy.argsort(owner, kind="stable")], number, inverse.reshape(-1)
 
     def _fits_plainly(self, rank: int, held: Integers) -> NDArray[numpy.bool_]:
-        """Return which collections, ``[collection, chunk, segment]``, fit a rank with nothing recomputed."""
+        """Return which collections, ``[collection, chunk, segment]``, fit on a rank without recomputation."""
         problem = self.problem
         plain = [segment.kinds[0] for segment in problem.segments]
         if any(kind.extra_backward for kind in plain):
@@ -248,7 +253,7 @@ class _Search:
         return fits
 
     def _replay(self, places: Integers, extra: Integers) -> None:
-        """Time candidates that may be faster than the best, those of the lowest bounds first."""
+        """Simulate the candidates that may be faster than the best, lowest bounds first."""
         forward, backward, tail = self.forward[places], self.plain[places] + extra, self.tail[places]
         bounds: Floats = tail + self._lengths(forward, backward, list(self.cuts))
         left = numpy.flatnonzero(bounds < self.best_time)

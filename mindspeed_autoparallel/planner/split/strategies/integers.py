@@ -1,7 +1,7 @@
-"""Critical-path cuts: an integer master over a few paths, and the simulator, which finds the path that is missing.
+"""Critical-path cuts for any problem: an integer master program over some paths, and the simulator, which adds paths.
 
-The master's bound never exceeds the optimum (every cut is a path of every plan); when it equals the simulated time of
-the best plan seen, that plan is proved optimal. See docs/decisions/0006-paths-of-ranges.md.
+The master's bound never exceeds the optimum, since every cut is a path of every plan. When it equals the step time of
+the best plan found, that plan is proved optimal. See docs/decisions/0006-paths-of-ranges.md.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mindspeed_autoparallel.planner.split.state import State
 
 
 def search_by_integers(state: State) -> None:
-    """Improve plan and bound of any problem until they meet or the limits are reached; the last strategy."""
+    """Improve plan and bound of any problem until they meet or a limit is reached; the last strategy."""
     problem, limits = state.problem, state.limits
     below = limits.below
     relaxed = relaxed_cuts(problem, limits.after(0.5), stop_at=below, known=state.cuts)

@@ -1,6 +1,6 @@
-"""Interleaved steps of very many microbatches: searched with fewer, then timed and bounded as they are.
+"""Interleaved steps with very many microbatches: search with fewer, then simulate and bound the whole step.
 
-A long step repeats the middle of a shorter one: its first and its last microbatches are the same.
+A long step repeats the steady state of a shorter one; warmup and cooldown are the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mindspeed_autoparallel.planner.split.strategies.virtual_stages import searc
 
 
 def with_fewer_microbatches(problem: SplitProblem) -> SplitProblem | None:
-    """Return the same pipeline with a shorter step; ``None``: it is short enough."""
+    """Return the problem with fewer microbatches; ``None`` if it has few enough, or cannot have fewer."""
     per_microbatch = 2 * problem.num_virtual
     if problem.num_microbatches * per_microbatch <= SETTINGS.long_step_many:
         return None
@@ -29,7 +29,7 @@ def with_fewer_microbatches(problem: SplitProblem) -> SplitProblem | None:
 
 
 def search_long_step(state: State) -> None:
-    """Find a plan of the same pipeline with a shorter step, then time and bound it in the long one."""
+    """Find a plan with fewer microbatches, then simulate and bound it with all of them."""
     problem, limits = state.problem, state.limits
     shorter = with_fewer_microbatches(problem)
     if shorter is None:
@@ -39,7 +39,7 @@ def search_long_step(state: State) -> None:
     search_row(short, limits.after(SETTINGS.solve_long_step_share * SETTINGS.long_step_searched))
     if short.placement is None:
         return
-    # Sorting so many events takes seconds, whatever the time limit; only two plans are timed.
+    # Sorting so many events takes seconds, even after the time limit, so only two plans are simulated.
     cut, length = cut_of(problem, short.placement)
     state.offer(short.placement, length)
     state.done = True

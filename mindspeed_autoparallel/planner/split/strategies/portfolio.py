@@ -1,6 +1,6 @@
-"""The strategies in the order in which a solve tries them: each one runs where it suits the problem.
+"""The strategies in the order in which a solve tries them; each runs only if it suits the problem.
 
-The first ones prove what they find (chains, small problems); later ones hand plan, bound and cuts to the integer
+The first ones (chains, small problems) find a proved optimum; later ones pass plan, bound and cuts on to the integer
 solver.
 """
 
@@ -22,16 +22,16 @@ from mindspeed_autoparallel.planner.split.strategies.virtual_stages import searc
 
 
 class Strategy(NamedTuple):
-    """One way to search."""
+    """A search strategy, and the problems that it suits."""
 
     name: str
     suits: Callable[[State], bool]
     run: Callable[[State], object]
-    """Improves plan and bound of the state, marks it done, or raises ``InfeasiblePlan`` with a proof."""
+    """Improves plan and bound of the state, may mark it done, or raises ``InfeasiblePlan`` if that is proved."""
 
 
 def _search_row(state: State) -> None:
-    """Cut the row of layers; modules side by side leave half of the time to the integer solver."""
+    """Search cuts of the row of layers; for parallel branches half of the time is left for the integer solver."""
     limits, one_row = state.limits, is_one_row(state.problem)
     exhausted = search_row(state, limits.after(1 if one_row else 0.5))
     if state.placement is not None:

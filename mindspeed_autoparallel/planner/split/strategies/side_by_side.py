@@ -1,7 +1,7 @@
-"""Modules side by side: stages choose among their options, layers have prices, and queries are divided.
+"""Parallel branches: branch and bound over the options of every stage, with bounds from dual prices.
 
-A query is whether any plan takes at most so long. The prices' bound drops options above that; what is left is divided
-at the bottleneck (``bottlenecks.py``), then at layer counts. The local search finds plans, also near the mixtures met.
+A query asks whether any plan takes at most a target step time. The bound drops options above the target; branching
+divides the others (``divisions.py``). Local search finds plans, starting also from roundings of the mixtures.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from mindspeed_autoparallel.planner.split.strategies.chain_solver import first_c
 
 
 def may_be_side_by_side(problem: SplitProblem) -> bool:
-    """Return whether stages hold one chunk each, and the tick is not too fine."""
+    """Return whether every stage has one chunk, and 64-bit sums of ticks do not overflow."""
     return problem.num_chunks == 1 and not problem.in_flight and longest_step(problem) <= LONGEST
 
 
 def search_side_by_side(state: State) -> None:
-    """Search the stages of modules side by side; does nothing where stages have too many options."""
+    """Search the stages' options for parallel branches; proves nothing if stages have too many options."""
     if relaxed_cuts(state.problem, state.limits.deadline, most_rounds=1) is None:
         raise state.infeasible()
     search = _Search(state)
@@ -66,11 +66,11 @@ class _Search:
         self.alike = max(
             state.unit, (work / num + 2 * problem.per_operation) * (microbatches + num - 1) + 2 * sum(problem.link)
         )
-        """Step of stages that are all alike."""
+        """Step time of equal stages, in ticks."""
         self.columns_of: dict[Cut, list[tuple[int, int]]] = {}
-        """Where the mixture of one cut begins."""
+        """By cut: the columns from which the mixture of that cut alone starts."""
         self.futile: set[Cut] = set()
-        """Cuts that dropped few options by themselves since the last query."""
+        """Cuts that alone dropped few options in the present query."""
         self.drawn = numpy.random.default_rng(limits.seed)
         self.table = StageOptions(problem, 0)
         self.moves = LayerMoves(problem, self.table.choice, self.cuts, limits.seed)
@@ -83,11 +83,11 @@ class _Search:
 
     @property
     def best_time(self) -> int:
-        """Return the step that a better plan stays below."""
+        """Return the step time that a better plan must undercut."""
         return int(min(self.state.limit, 2 * LONGEST))
 
     def run(self, ceiling: int) -> bool:
-        """Search plans of at most ``ceiling``. Return whether their options could be listed."""
+        """Search for plans that take at most ``ceiling``. Return ``False`` if their options are too many to list."""
         ceiling = min(ceiling, self._limit())
         self.table = StageOptions(self.problem, ceiling)
         self.moves.choice = self.table.choice
@@ -127,17 +127,19 @@ class _Search:
         return True
 
     def _limit(self) -> int:
-        """Return the longest step of a better plan."""
+        """Return the longest step time of a better plan."""
         return self.best_time - self.state.unit
 
     def is_over(self) -> bool:
-        """Return whether nodes or time are up; some is left to others where no plan is known or little is open."""
+        """Return whether nodes or time are used up. Without a plan, or with a small gap, part of the time is left for
+        other strategies."""
         state = self.state
         goes_on = state.placement is not None and state.lower_bound < SETTINGS.beside_nearly * state.step_time
         return self.nodes_left <= 0 or time.monotonic() > (self.deadline if goes_on else self.nearly_until)
 
     def _none_within(self, root: Choice, target: int, most_nodes: int) -> bool:
-        """Return whether no plan takes at most ``target``, proved. Otherwise one was found, or nodes or time are up."""
+        """Return whether it is proved that no plan takes at most ``target``. If not, such a plan was found, or nodes or
+        time are used up."""
         self.futile.clear()
         stack = [Choice(list(root.options), 0, list(root.cuts), list(root.columns))]
         for number in range(most_nodes):
@@ -164,7 +166,8 @@ class _Search:
         return not stack
 
     def _narrowed(self, choice: Choice, target: int) -> Array | None:
-        """Drop options that no plan within ``target`` has, and return the mixture of those left; ``None``: none are."""
+        """Drop options that are in no plan within ``target``; return the mixture of the others, ``None`` without a
+        plan."""
         most = target * (1 + 1e-9) + 1
         while True:
             before = choice.size()
@@ -179,8 +182,8 @@ class _Search:
                 return mixed
 
     def _narrowed_by_each(self, choice: Choice, target: int) -> bool:
-        """Drop options by every cut alone, which a mixture may exceed if others balance it. Return whether any plan is
-        left."""
+        """Drop options by the bound of every single cut, which the weighted bound may miss. Return whether any plan may
+        be left."""
         for cut in choice.cuts:
             if cut in self.futile:
                 continue
@@ -213,7 +216,7 @@ class _Search:
         return prices, mixed
 
     def _round(self, mixed: Array) -> None:
-        """Begin the local search with roundings of a mixture."""
+        """Descend from roundings of a mixture."""
         starts: dict[bytes, Array] = {}
         for turn in range(SETTINGS.beside_rounded):
             begun = numpy.cumsum(mixed, axis=0)
@@ -236,7 +239,7 @@ class _Search:
             self._learn(self.table.placement(self.moves.best))
 
     def _visit(self, counts: Array) -> None:
-        """Replay the one plan that options leave, if it is one."""
+        """Simulate the placement of the only options left, if it is a valid plan."""
         totals = [s.num_layers for s in self.problem.segments]
         if counts.sum(axis=0).tolist() == totals and self.moves.in_order(counts[None])[0]:
             self._learn(self.table.placement(counts))

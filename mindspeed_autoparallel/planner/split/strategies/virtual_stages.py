@@ -1,6 +1,6 @@
-"""Pipelines with virtual stages: local search for the plan, cuts over layer counts for the bound, in turns.
+"""Rows of layers cut into virtual stages: local search for plans and cuts over layer counts for the bound, in turns.
 
-What the search learns sharpens the bound, and whole-layer optima under the cuts known are where the search goes on.
+Whole-layer optima under the known cuts are starting points of further local search.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ from mindspeed_autoparallel.planner.split.state import State
 
 
 def search_row(state: State, deadline: float) -> bool:
-    """Cut the row of layers: improve plan and bound until ``deadline``. Return whether cuts over layer counts are
-    exhausted: what is left are transients and the order of modules. Raises ``InfeasiblePlan`` with a proof."""
+    """Improve plan and bound over cuts of the row of layers until ``deadline``.
+
+    Return whether cuts over layer counts are exhausted, so that only transients and the order of modules can close the
+    gap. Raises ``InfeasiblePlan`` if that is proved.
+    """
     search = _Solve(state, deadline)
     try:
         search.run()
@@ -44,11 +47,11 @@ class _Solve:
         )
         self.exhausted = False
         self.cuts: dict[Cut, None] = {}
-        """Of the relaxations and of plans of whole layers. Cuts of the local search lie near its plans; no query
-        below them gets easier by them."""
+        """Cuts of the relaxations and of whole-layer plans. Those of the local search are tight near its plans only and
+        make no query below them easier."""
 
     def run(self) -> None:
-        """Relax, search locally, relax again below the plan found, then search whole layers."""
+        """Run the relaxation, the local search, the relaxation below the plan found, then queries on whole layers."""
         state, begin = self.state, self.state.begin
         known = begin.cuts if begin is not None else ()
         rounds = SETTINGS.relaxation_most_rounds
@@ -71,7 +74,7 @@ class _Solve:
                 self._search_whole_layers()
 
     def _relax_again(self) -> None:
-        """Raise the bound of plans faster than the known one, by the cuts known and by whole layers per rank."""
+        """Raise the bound of plans faster than the best one, by whole layers per rank and the known cuts."""
         state, limit = self.state, self.state.limit
         if limit == inf:
             return
@@ -87,7 +90,7 @@ class _Solve:
             self._learn((again[0], min(again[1], limit)))
 
     def _started(self) -> bool:
-        """Return whether the local search has found a placement that fits."""
+        """Start the local search. Return whether it found a placement that fits."""
         begin, below = self.state.begin, self.state.limits.below
         if begin is not None and begin.placement is not None:
             self.search.add([self.evaluator.row.ends_of(begin.placement)])
@@ -96,7 +99,7 @@ class _Solve:
 
     @property
     def _is_promising(self) -> bool:
-        """Return whether the first placements come near the step to beat."""
+        """Return whether the first placements are near the step time to undercut."""
         found, below = self.search.best, self.state.limits.below
         return below is None or (found is not None and found.step <= below * (1 + SETTINGS.virtual_hopeless))
 
@@ -106,13 +109,13 @@ class _Solve:
         self.cuts.update(relaxed[0])
 
     def take_over(self) -> None:
-        """Take the local search's plan, if it is better."""
+        """Keep the local search's plan if it is better."""
         found = self.search.best
         if found is not None and found.step < self.state.limit:
             self.state.offer(self.evaluator.placement(found.one), found.step)
 
     def _search_whole_layers(self) -> None:
-        """Bound and improve by whole layers under the cuts known, in queries between bound and plan."""
+        """Improve bound and plan by queries on whole layers under the known cuts."""
         queries = Queries(self.problem, min(SETTINGS.virtual_most_nodes, self.effort * SETTINGS.effort_nodes))
         state = self.state
         while not state.closed and queries.are_worthwhile and time.monotonic() < self.deadline:
@@ -120,7 +123,7 @@ class _Solve:
             state.rounds += 1
             answer = query(self.problem, self.cuts, target, self.deadline, queries.nodes)
             if answer.status == "none below" and target is None:
-                # Memory rows leave transients out: nothing fits at all.
+                # Nothing fits even without transients, which memory rows leave out.
                 raise state.infeasible()
             state.raise_bound(answer.bound)
             if answer.values is not None:
@@ -132,13 +135,13 @@ class _Solve:
             queries.take(answer)
 
     def _go_on_from(self, values: list[list[list[float]]]) -> None:
-        """Time the counts found and search around them."""
+        """Simulate the counts found and search around them."""
         placement = whole_counts(values)
         for point in (values, placement):
             cut, step = cut_of(self.problem, point)
             self.evaluator.know([cut])
             self.cuts[cut] = None
-        # Rows of whole layers leave out which layers of a stack are recomputed first.
+        # The program ignores which layers of a stack are recomputed first, so check the placement.
         if fits(self.problem, placement) and is_plan(self.problem, placement):
             self.state.offer(placement, step)
         ends = self.evaluator.row.ends_of(placement)
