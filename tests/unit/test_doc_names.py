@@ -27,6 +27,30 @@ HOSTS = {
     *("auto_settings", "pretrain_mamba", "pretrain_hybrid", "moss_tts", "qwen3vl_30B_config_v1"),
     *("linear.py", "layernorm_linear.py", "layernorm_linear"),
     *("package_dir", "_CallableGenericAlias"),
+    # Files and settings of trainers whose starts are on docs/hosts.md.
+    *(
+        "arguments/arguments_types.py",
+        "arguments_types",
+        "audio_codes",
+        "distributed/torch_parallelize.py",
+        "features/memory/recompute.py",
+        "finetune_qwen2_5_vl_3b",
+        "finetune_qwen2_5_vl_3b.sh",
+        "fsdp_turbo",
+        "init_device",
+        "kimik2_5",
+        "modeling_kimi_k25",
+        "modeling_step3_vl",
+        "modeling_step_vl",
+        "modeling_step_vl.py",
+        "models/kimi_k3/__init__.py",
+        "models/kimik2_5/modeling_kimi_k25.py",
+        "models/step3_vl/modeling_step3_vl.py",
+        "step3_vl",
+        "torch_parallelize",
+        "train_fsdp2.py",
+        "workers/engine/fsdp/transformer_impl.py",
+    ),
 }
 USERS = {"train.sh", "VLM_ARGS", "DATA_2", "model_hetero_"}
 """What a page's reader has and no checkout of this project: scripts, variables, data, names with a number behind."""

@@ -12,8 +12,17 @@ from mindspeed_autoparallel.errors import ConfigError
 _RUNTIME = Path(__file__).parents[2]
 _TRACING_FOLDERS = tuple(
     (_RUNTIME / name).resolve()
-    for name in ("profiling", "profiling/trace", "profiling/measure", "profiling/calibrate", "attention", "devices/cpu")
-    + ("megatron", "../patching", "../profiles/knowledge")
+    for name in (
+        "profiling",
+        "profiling/trace",
+        "profiling/measure",
+        "profiling/calibrate",
+        "attention",
+        "devices/cpu",
+        "megatron",
+        "../patching",
+        "../profiles/knowledge",
+    )
 )
 
 

@@ -166,6 +166,8 @@ def test_gradients_of_whole_parameters_stay_whole_at_ulysses_sizes() -> None:
 def test_the_comparison_is_printed_once_whatever_steps_the_host_logs(
     monkeypatch: pytest.MonkeyPatch, interval: int
 ) -> None:
+    from mindspeed_autoparallel.runtime.fsdp2.apply import _Comparison
+
     engine = type(
         "TrainEngine", (), {"train_step": lambda self: None, "training_log": lambda self, step, elapsed: None}
     )
