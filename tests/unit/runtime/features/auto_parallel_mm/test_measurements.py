@@ -142,7 +142,7 @@ def test_a_killed_rank_costs_its_point_one_run_and_is_reported(
     assert "1 of 3 points were not measured: TP2" in caplog.text
     assert [len(points) for points in killed.launches] == [3, 2]
     again = Coordinator(lambda point: "ok", tmp_path)
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger="mindspeed_autoparallel"):
         assert statuses(measurements.measure(again)) == ["ok"] * 3
     assert "2 of 3 points were measured before" in caplog.text
     assert len(again.launches[0]) == 1
