@@ -26,8 +26,8 @@ from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.units import MIB
 
 HETERO_SWITCHES = ("hetero_parallel", "auto_parallel_hetero")
-_MOST_DEVICES = 2**20
-"""Provisional device count, which all smaller powers of two divide; the real one is computed from the sizes."""
+_ANY_DEVICES = math.factorial(20) * 2**10
+"""Provisional device count, which sizes divide as a rule; the real one is computed from the sizes."""
 
 _FEATURE = "--auto-parallel-preflight"
 
@@ -86,7 +86,7 @@ def layout_of_script(arguments: argparse.Namespace, shared: AutoParallelFlags, f
 def _hetero_layout(arguments: argparse.Namespace, devices: int | None) -> Layout:
     """Return the layout of model.json's modules on ``devices``; ``None``: on the fewest that all their sizes divide."""
     path, model = read_model(arguments)
-    found = read_layout(model, world_size=devices or _MOST_DEVICES, source=str(path))
+    found = read_layout(model, world_size=devices or _ANY_DEVICES, source=str(path))
     backbone = found.backbone
     if devices is None:
         devices = math.lcm(

@@ -219,7 +219,7 @@ def test_the_scripts_own_layout_takes_as_few_devices_as_hold_it(tmp_path: Path) 
 
 
 def test_the_layouts_of_encoders_are_those_of_model_json(tmp_path: Path) -> None:
-    sizes = {
+    sizes: dict[str, dict[str, object]] = {
         "image_encoder": {"pp": 2, "tp": 2, "num_layers": 4, "pipeline_num_layers": [2, 2]},
         "audio_encoder": {"tp": 1},
         "text_decoder": {"tp": 1, "pp": 2, "num_layers": 4, "pipeline_num_layers": [2, 2]},
@@ -232,6 +232,10 @@ def test_the_layouts_of_encoders_are_those_of_model_json(tmp_path: Path) -> None
     assert [kind.members for kind in request.kinds] == [(0, 1), (2, 3)]
     with pytest.raises(ConfigError, match="6"):
         read_request(arguments(**words, auto_parallel_work_dir=str(tmp_path / "work"), simulated_nproc_per_node=6))
+    sizes["image_encoder"]["tp"] = sizes["text_decoder"]["tp"] = 3
+    (tmp_path / "model.json").write_text(json.dumps(sizes))
+    request = read_request(arguments(**words, auto_parallel_work_dir=str(tmp_path / "work")))
+    assert request.layout.num_devices == 6
 
 
 @pytest.mark.parametrize(
