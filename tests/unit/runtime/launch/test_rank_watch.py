@@ -45,7 +45,9 @@ def test_a_rank_that_falls_silent_is_named_to_all_others(ranks):
     assert not any(watch.found for watch in ranks.of)
     ranks.pass_(20, 0, 1)
     assert {watch.found for watch in ranks.of[:2]} == {ranks.of[0].found}
-    assert re.match(rf"rank 2 \({re.escape(socket.gethostname())}, process {os.getpid()}\) has not", ranks.of[1].found)
+    assert re.match(
+        rf"rank 2 \({re.escape(socket.gethostname())}, process {os.getpid()}\) has sent no heartbeat", ranks.of[1].found
+    )
 
 
 def test_rank_0_is_named_by_the_others(ranks):
@@ -131,11 +133,13 @@ def test_real_ranks_without_torchrun_name_the_one_that_was_killed_and_say_nothin
     }
     errors = {dying: [one.communicate(timeout=200)[1] for one in ranks] for dying, ranks in processes.items()}
     assert [one.returncode for one in processes["none"]] == [0, 0]
-    assert not any("has not been heard" in text for text in errors["none"])
+    assert not any("has sent no heartbeat" in text for text in errors["none"])
     assert processes["1"][1].returncode == -signal.SIGKILL
     (killed,) = re.findall(r"^process (\d+)$", errors["1"][1], re.M)
     for rank in (0, 2):
         assert processes["1"][rank].returncode == 1
-        assert re.search(rf"^\[rank {rank}\] rank 1 \(.*, process {killed}\) has not", errors["1"][rank], re.M)
+        assert re.search(
+            rf"^\[rank {rank}\] rank 1 \(.*, process {killed}\) has sent no heartbeat", errors["1"][rank], re.M
+        )
     assert processes["0"][1].returncode == 1
     assert re.search(r"^\[rank 1\] .*rank 0", errors["0"][1], re.M)
