@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mindspeed_autoparallel.report.markup import percent
 from mindspeed_autoparallel.spec.plan import EDITED, Plan, ProfileRecord
 from mindspeed_autoparallel.units import format_us
 
@@ -112,7 +113,7 @@ def proof(plan: Plan) -> str:
 
 def gap_percent(fraction: float) -> str:
     """Return ``6.4 %``; two digits below 0.1 %, where ``0.0 %`` would look like a proof. A proof has 1e-6 at most."""
-    return f"{fraction * 100:.2g} %" if 1e-6 < fraction < 0.001 else f"{fraction * 100:.1f} %"
+    return f"{fraction * 100:.2g} %" if 1e-6 < fraction < 0.001 else percent(fraction)
 
 
 def _loses(plan: Plan) -> bool:

@@ -34,6 +34,7 @@ TEXT = {
     "rope_scaling": {"rope_type": "default", "mrope_section": [4, 2, 2], "mrope_interleaved": True},
     "tie_word_embeddings": False,
 }
+PLAIN = {key: value for key, value in TEXT.items() if key != "rope_scaling"}
 EXPERTS = {
     "num_experts": 8,
     "num_experts_per_tok": 2,
@@ -42,7 +43,7 @@ EXPERTS = {
     "mlp_only_layers": [],
 }
 LINEAR = {
-    **{key: value for key, value in TEXT.items() if key != "rope_scaling"},
+    **PLAIN,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 16,
@@ -68,7 +69,7 @@ VISION = {
     "deepstack_visual_indexes": [0, 1],
 }
 MIMO = {
-    **{key: value for key, value in TEXT.items() if key != "rope_scaling"},
+    **PLAIN,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
     "partial_rotary_factor": 0.5,
     "v_head_dim": 8,

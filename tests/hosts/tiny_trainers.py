@@ -10,19 +10,9 @@ from pathlib import Path
 
 import torch
 import transformers
+from tiny_native import PLAIN
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-SIZES = {
-    "vocab_size": 320,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": False,
-}
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -45,7 +35,7 @@ def write_model(folder):
     tokenizer.save_pretrained(folder)
     numbers = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     torch.manual_seed(7)
-    model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZES, **numbers)).float()
+    model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**PLAIN, **numbers)).float()
     for parameter in model.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.05)

@@ -211,7 +211,7 @@ class ContextParallelAttention(torch.nn.Module):
             )
         if size > 1:
             # A rank whose queries use no gathered key still joins the backward collectives.
-            out = out + (0.0 * (key.float().sum() + value.float().sum())).to(out.dtype)
+            out = out + (0.0 * (key.sum(dtype=torch.float32) + value.sum(dtype=torch.float32))).to(out.dtype)
         flat = out.flatten(-2)
         return flat.unsqueeze(1) if squeeze else flat
 

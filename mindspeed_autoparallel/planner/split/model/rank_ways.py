@@ -81,9 +81,12 @@ class AllRankWays:
     def placement(self, held: Array, extra: Array, most: int) -> Placement:
         """Return the placement that holds these layers, ``[virtual stage, segment]``, with this added backward time by
         virtual stage; ``of`` must have returned such ways for every rank."""
-        size = self.problem.num_stages
-        ways = [self.of(rank, held[rank::size][None], most) for rank in range(size)]
-        return placement_of_ways(self.problem, held, extra, [one for one in ways if one is not None])
+        size, ways = self.problem.num_stages, list[ManyWays]()
+        for rank in range(size):
+            found = self.of(rank, held[rank::size][None], most)
+            assert found is not None  # it was among those compared
+            ways.append(found)
+        return placement_of_ways(self.problem, held, extra, ways)
 
     def _table(self, rank: int, chunk: int, held: Array) -> _Table:
         rows, kind = numpy.unique(held, axis=0, return_inverse=True)

@@ -52,7 +52,7 @@ class Attempts:
         """Return the points to give up; ``ProfileError`` if the launch would fail at any point.
 
         ``begun``: the point that was running. It is retried once, unless its result reports out of memory. If it has
-        one sample per microbatch, the rest of its layout is given up with it. ``LaunchError`` if the disk is full.
+        one sample per microbatch, its layout is not measured further. ``LaunchError`` if the disk is full.
         """
         full = next((line.strip() for line in outcome.last_lines if any(sign in line for sign in _FULL_DISK)), None)
         if full is not None:

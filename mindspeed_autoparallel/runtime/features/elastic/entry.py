@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import write_text_atomic
-from mindspeed_autoparallel.runtime.features.elastic.neighbour import watch_next_node
+from mindspeed_autoparallel.runtime.features.elastic.neighbour import ended_by_error, watch_next_node
 from mindspeed_autoparallel.runtime.features.elastic.plans import plan_for_world
 from mindspeed_autoparallel.runtime.features.elastic.request import ElasticRequest, read_request
 from mindspeed_autoparallel.runtime.first_rank import print_once
@@ -107,8 +107,7 @@ def announce_end(request: ElasticRequest) -> None:
     path.unlink(missing_ok=True)
 
     def announce() -> None:
-        # Set by the interpreter if an exception ends the script.
-        if getattr(sys, "last_value", None) is None:
+        if not ended_by_error():
             path.parent.mkdir(parents=True, exist_ok=True)
             write_text_atomic(path, "")
 

@@ -76,10 +76,14 @@ def watch_next_node(folder: Path, world: World) -> None:
 
     def end() -> None:
         over.set()
-        # Set by the interpreter if an exception ends the script: the other nodes then restart, too.
-        if getattr(sys, "last_value", None) is None:
+        if not ended_by_error():  # else the other nodes restart, too
             with contextlib.suppress(OSError):
                 neighbour.leave()
 
     atexit.register(end)
     threading.Thread(target=run, daemon=True, name="next node").start()
+
+
+def ended_by_error() -> bool:
+    """Return at exit whether an exception ended the script: the interpreter then sets ``sys.last_value``."""
+    return getattr(sys, "last_value", None) is not None
