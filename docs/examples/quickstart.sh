@@ -47,7 +47,7 @@ echo "== 2. the same for 1 x $devices devices, one per core here: the measuremen
 search local 1 "$devices" 16
 echo "== 3. train by that plan on $devices processes"
 "$python" -m torch.distributed.run --nproc-per-node "$devices" --master-port 6011 docs/examples/pretrain_vlm.py \
-    $TRAINING_ARGS --global-batch-size 16 --auto-parallel-plan "$out/local/plan.json" >> "$log" 2>&1
+    $TRAINING_ARGS --global-batch-size 16 --auto-parallel-plan "$out/local/plan.json" --auto-parallel-check-steps 12 >> "$log" 2>&1
 # Of the training's output: the plan against what was measured, and the last loss.
 sed -n '/^plan against/,/^ \[20/{/^ \[20/!p;}' "$log"
 grep -E '^ \[20.* iteration ' "$log" | tail -n 1 | sed -E 's/^.*iteration +([0-9]+)\/ *([0-9]+).*lm loss: ([^ ]+).*$/iteration \1 of \2: lm loss \3/'

@@ -127,7 +127,8 @@ class _Comparison:
         step_ms, peak = measured.tolist()
         predicted_ms, predicted_peak = self._plan.step.total_us / US_PER_MS, self._plan.memory.peak_bytes
         say(
-            f"step {predicted_ms:.1f} ms predicted, {step_ms:.1f} ms measured ({step_ms / predicted_ms - 1:+.1%}); "
+            f"step {predicted_ms:.1f} ms predicted, {step_ms:.1f} ms measured ({predicted_ms / step_ms - 1:+.1%}); "
             f"peak {predicted_peak / MIB:.1f} MiB predicted, {peak / MIB:.1f} MiB measured "
-            f"({peak / predicted_peak - 1:+.1%}), median of {len(self._times_ms)} steps, largest of the ranks"
+            f"({predicted_peak / peak - 1:+.1%}), median of {len(self._times_ms)} steps "
+            f"({min(self._times_ms):.1f} to {max(self._times_ms):.1f} ms), largest of the ranks"
         )

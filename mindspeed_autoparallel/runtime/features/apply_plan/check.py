@@ -100,6 +100,8 @@ class MeasuredRank(MeasuredPhases):
     step_spread: float
     """Relative standard deviation of ``step_us``, by the scatter of the steps behind it."""
     peak_bytes: int
+    steps_us: list[float]
+    """Every timed step, in order."""
 
 
 class PlanCheck:
@@ -177,6 +179,7 @@ def _report(check: PlanCheck, plan: Plan) -> None:
         "step_us": settled_us(check.step_us),
         "step_spread": _spread(check.step_us),
         "peak_bytes": check.peak_bytes,
+        "steps_us": check.step_us,
     }
     if check.phase_us[0]:
         own["phase_us"] = {name: settled_us([step[name] for step in check.phase_us]) for name in check.phase_us[0]}
@@ -211,14 +214,17 @@ def _spread(steps_us: Sequence[float]) -> float:
 
 
 def comparison(plan: Plan, ranks: Sequence[MeasuredRank]) -> str:
-    """Return a table of prediction and measurement. ``ranks``: ``step_us`` and ``peak_bytes`` of every global
-    rank."""
-    measured_us = max(rank["step_us"] for rank in ranks)
+    """Return a table of prediction and measurement. ``ranks``: the measurements of every global rank.
+
+    The range of the timed steps shows how much of an error comes from a machine whose speed changes."""
+    slowest = max(ranks, key=lambda rank: rank["step_us"])
+    measured_us, steps_us = slowest["step_us"], slowest["steps_us"]
     predicted_us = plan.step.total_us
+    timed = f"(timed steps: {min(steps_us) / US_PER_MS:.1f} to {max(steps_us) / US_PER_MS:.1f} ms)"
     lines = [
         "plan against the first steps of this training",
         f"step        predicted {predicted_us / US_PER_MS:10.1f} ms  measured {measured_us / US_PER_MS:10.1f} ms  "
-        f"{_error(predicted_us, measured_us)}",
+        f"{_error(predicted_us, measured_us)}  {timed}",
         *phase_lines(plan, [rank.get("phase_us", {}) for rank in ranks]),
         "stage       predicted peak_MiB  measured peak_MiB   error",
     ]

@@ -745,8 +745,12 @@ def test_processes_that_share_cores_get_the_note_that_times_are_not_comparable()
 
 
 def test_the_comparison_shows_the_worst_rank_of_each_stage():
-    ranks = [{"step_us": 900.0, "peak_bytes": 100 * MIB}, {"step_us": 800.0, "peak_bytes": 50 * MIB}]
+    ranks = [
+        {"step_us": 900.0, "peak_bytes": 100 * MIB, "steps_us": [2500.0, 900.0, 700.0]},
+        {"step_us": 800.0, "peak_bytes": 50 * MIB, "steps_us": [800.0]},
+    ]
     text = comparison(make_plan(TWO), ranks)
+    assert "(timed steps: 0.7 to 2.5 ms)" in text
     assert "+11.1 %" in text
     assert "+0.0 %" in text
     assert "+100.0 %" in text

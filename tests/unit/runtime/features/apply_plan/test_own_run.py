@@ -38,7 +38,7 @@ def run(monkeypatch):
 
 
 def measured(step_ms):
-    return [{"step_us": step_ms * 1e3, "step_spread": 0.01, "peak_bytes": 1}]
+    return [{"step_us": step_ms * 1e3, "step_spread": 0.01, "peak_bytes": 1, "steps_us": [step_ms * 1e3]}]
 
 
 def test_a_run_brings_the_files_prediction_half_way_to_what_it_measured(run, tmp_path):

@@ -342,7 +342,13 @@ def test_phases_of_a_hetero_training_stand_beside_those_of_its_plan(plan: Plan) 
         plan.step.total_us - plan.step.optimizer_us - sum(phase.optimizer_us for phase in plan.hetero.encoders)
     )
     ranks: list[MeasuredRank] = [
-        {"step_us": 1.0, "step_spread": 0.0, "peak_bytes": 1, "phase_us": dict.fromkeys(predicted, 1000.0 * rank)}
+        {
+            "step_us": 1.0,
+            "step_spread": 0.0,
+            "peak_bytes": 1,
+            "steps_us": [1.0],
+            "phase_us": dict.fromkeys(predicted, 1000.0 * rank),
+        }
         for rank in (1, 2, 3, 4)
     ]
     text = comparison(plan, ranks)
