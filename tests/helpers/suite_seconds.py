@@ -5,13 +5,16 @@ included; on a busy machine they say more than the clock does. ``tests/seconds.j
 which workers (``-n``) get the long files first, and of every test of a fifth of a second and more.
 ``SECONDS_TO=tests/seconds.json pytest ...`` writes what ran again. ``LEAVE_OUT_FROM_S=0.2`` leaves out tests of so many
 seconds, and files that import torch, Megatron or transformers, which takes longer than their short tests.
+``PART_OF_FILES=1/2`` leaves out the files of the other parts: workers of xdist would import all of them each.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
+import zlib
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,10 +60,51 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Leave out files with slow imports, where ``LEAVE_OUT_FROM_S`` is set."""
-    if "LEAVE_OUT_FROM_S" in os.environ and collection_path.suffix == ".py":
-        return True if _SLOW_IMPORT.search(collection_path.read_text("utf-8")) else None
-    return None
+    """Leave out files with slow imports, where ``LEAVE_OUT_FROM_S`` is set, and those of other parts."""
+    if not collection_path.name.startswith("test_") or collection_path.suffix != ".py":
+        return None
+    if "LEAVE_OUT_FROM_S" in os.environ and _SLOW_IMPORT.search(collection_path.read_text("utf-8")):
+        return True
+    part, _, num_parts = os.environ.get("PART_OF_FILES", "1/1").partition("/")
+    return True if _part_of(collection_path, int(num_parts)) != int(part) - 1 else None
+
+
+def _part_of(file: Path, num_parts: int) -> int:
+    """Return the part of ``file``; a file without recorded seconds goes where its name's checksum sends it."""
+    name = file.relative_to(KEPT.parents[1]).as_posix()
+    return _parts(num_parts).get(name, zlib.crc32(name.encode()) % num_parts)
+
+
+@functools.cache
+def _parts(num_parts: int) -> dict[str, int]:
+    """Return the part of every file with recorded seconds: the longest first, each to the part with the least."""
+    seconds = _known_seconds()
+    most = float(os.environ.get("LEAVE_OUT_FROM_S", "inf"))
+    left: dict[str, float] = {name: value + _COLLECTED_S for name, value in seconds.items() if "::" not in name}
+    for name, value in seconds.items():
+        if "::" in name and value >= most:
+            left[_file_of(name)] -= value
+    loads = [0.0] * num_parts
+    found: dict[str, int] = {}
+    for name in sorted(left, key=lambda name: (-left[name], name)):
+        if _SLOW_IMPORT.search(_text(name)):
+            continue
+        found[name] = loads.index(min(loads))
+        loads[found[name]] += left[name]
+    return found
+
+
+_COLLECTED_S = 0.05
+"""What importing a test file takes."""
+
+
+def _text(name: str) -> str:
+    file = KEPT.parents[1] / name
+    return file.read_text("utf-8") if file.exists() else ""
+
+
+def _known_seconds() -> dict[str, float]:
+    return json.loads(KEPT.read_text("utf-8")) if KEPT.exists() else {}
 
 
 _SLOW_IMPORT = re.compile(
@@ -73,7 +117,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     Under xdist, put files of many seconds first: two workers then end at nearly the same time.
     """
-    seconds: dict[str, float] = json.loads(KEPT.read_text("utf-8")) if KEPT.exists() else {}
+    seconds = _known_seconds()
     most = float(os.environ.get("LEAVE_OUT_FROM_S", "inf"))
     long = [item for item in items if seconds.get(item.nodeid, 0.0) >= most]
     if long:
