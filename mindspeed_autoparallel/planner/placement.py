@@ -117,9 +117,8 @@ def check_prediction(model: Model, layout: Layout, placement: ModulePlacement) -
     last = max(place for row in placement.layers.values() for place, count in enumerate(row) if count)
     if len(model.modules) > 1 or not max(last, num - size + 1) <= v < num - 1:
         raise ConfigError(
-            f"virtual stage {v} cannot hold the layers of multi-token prediction: of {num} virtual stages on {size} "
-            "ranks, it must be the last chunk of a rank other than the first, after all layers (the last is on stage "
-            f"{last}). "
+            f"virtual stage {v} cannot hold the layers of multi-token prediction: they run on the last chunk of a rank "
+            f"other than the first, behind all layers (stage {last} has the last one of {num} stages on {size} ranks). "
             "Without prediction_stage they run beside the loss."
         )
 
