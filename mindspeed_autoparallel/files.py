@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 from mindspeed_autoparallel.errors import ConfigError, first_line
 
 T = TypeVar("T")
+_MISPLACED = (errno.EISDIR, errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS)
 MAX_INPUT_BYTES = 64 * 1024**2
 """Size limit of a file that is read whole: parsed JSON takes up to twenty times its size."""
 _MAX_DIGITS = 300
@@ -61,7 +63,8 @@ def write_together(texts: Mapping[Path, str]) -> None:
             with contextlib.suppress(OSError):
                 made.unlink()
         reason = error.strerror or str(error)
-        raise ConfigError(f"cannot write {path}: {reason}. Free space there or choose another folder.") from error
+        way_out = "Choose another path." if error.errno in _MISPLACED else "Free space there or choose another folder."
+        raise ConfigError(f"cannot write {path}: {reason}. {way_out}") from error
 
 
 def write_json_atomic(path: Path, value: Any) -> None:

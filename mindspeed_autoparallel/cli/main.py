@@ -92,7 +92,10 @@ class _Parser(argparse.ArgumentParser):
         """Parse; the command's parser, whose help lists its flags, reports unknown flags."""
         found, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            chosen = self if self._subparsers is None else self._commands().get(getattr(found, "command", ""), self)
+            chosen: argparse.ArgumentParser = self
+            for name in ("command", "data_command"):
+                if isinstance(chosen, _Parser) and chosen._subparsers is not None:
+                    chosen = chosen._commands().get(getattr(found, name, ""), chosen)
             chosen.error(f"unrecognized arguments: {' '.join(unknown)}")
         return found
 

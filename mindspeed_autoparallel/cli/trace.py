@@ -154,6 +154,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _run_script(arguments)
     if arguments.arguments:
         raise ConfigError(f"{arguments.arguments[0]!r} is an argument for a script; give the script with --script.")
+    if missing := [_flag(name) for name in _SIZES if getattr(arguments, name) is None]:
+        raise ConfigError(f"missing: {', '.join(sorted(missing))}, or --script.")
     from mindspeed_autoparallel.runtime.profiling.trace.process import trace
     from mindspeed_autoparallel.runtime.profiling.trace.request import read_request
 

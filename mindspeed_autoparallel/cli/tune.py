@@ -17,6 +17,7 @@ from mindspeed_autoparallel.cli import _plan_answer, _script
 from mindspeed_autoparallel.cli._launch import release_of
 from mindspeed_autoparallel.cli._progress import progress_of
 from mindspeed_autoparallel.cost.analytic.fields import part
+from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.interrupts import Stopped, exit_code_of
 
 if TYPE_CHECKING:
@@ -59,10 +60,23 @@ _COMPARED = 20
 """Number of fastest plans that --what-to-measure compares."""
 
 
+def _check_one_request(request: object, path: Path) -> None:
+    """Raise ``ConfigError`` if the parsed file is not an object with the sections of a request."""
+    names = ("model", "hw", "train")
+    if isinstance(request, Mapping):
+        missing = [name for name in names if not isinstance(request.get(name), Mapping)]
+        if not missing:
+            return
+        listed = " and ".join(filter(None, (", ".join(missing[:-1]), missing[-1])))
+        reason = f"; {listed} {'is' if len(missing) == 1 else 'are'} missing"
+    else:
+        reason = ", not a list" if isinstance(request, list) else ", not a value"
+    raise ConfigError(f"{path} must be one request: an object with model, hw and train{reason}.")
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Search and print; exit code 3 if no plan fits."""
     from mindspeed_autoparallel.cost.catalogue import read_device
-    from mindspeed_autoparallel.errors import ConfigError
     from mindspeed_autoparallel.files import read_json
     from mindspeed_autoparallel.planner.layouts.options import SearchOptions
     from mindspeed_autoparallel.predict.tuning import tune
@@ -71,10 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     tokens = _plan_answer.tokens(arguments.tokens)
     _script.check(arguments)
     request = read_json(arguments.request, "request file")
-    if not isinstance(request, dict) or not all(
-        isinstance(request.get(name), dict) for name in ("model", "hw", "train")
-    ):
-        raise ConfigError(f"{arguments.request} must be one request: an object with model, hw and train, not a list.")
+    _check_one_request(request, arguments.request)
     devices = tuple(read_device(path) for path in arguments.device_file)
     options = SearchOptions(
         time_limit_s=arguments.time_limit_s,

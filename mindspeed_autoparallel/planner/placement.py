@@ -93,8 +93,8 @@ def check_deepstack(model: Model, layers: Mapping[str, Sequence[int]]) -> None:
         if missing > 0:
             raise ConfigError(
                 f"virtual stage {stage} ends {encoder.name} and holds {layers[reader.name][stage]} layers of "
-                f"{reader.name}, and features of {encoder.name} are added to the first {encoder.deepstack_layers} "
-                f"there (deepstack), which hosts send no further. Move {missing} or more to it."
+                f"{reader.name}, but features of {encoder.name} are added to the first {encoder.deepstack_layers} "
+                f"(deepstack) and hosts do not send them to later stages. Move {missing} or more to this stage."
             )
 
 
@@ -118,8 +118,8 @@ def check_prediction(model: Model, layout: Layout, placement: ModulePlacement) -
     if len(model.modules) > 1 or not max(last, num - size + 1) <= v < num - 1:
         raise ConfigError(
             f"virtual stage {v} cannot hold the layers of multi-token prediction: they run on the last chunk of a rank "
-            f"other than the first, behind all layers ({last} has the last one), of {num} virtual stages on {size} "
-            "ranks. Leave prediction out of it, and they run beside the loss."
+            f"other than the first, behind all layers (stage {last} has the last one of {num} stages on {size} ranks). "
+            "Without prediction_stage they run beside the loss."
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from mindspeed_autoparallel.cost.analytic.request_keys import KNOWN
 from mindspeed_autoparallel.cost.analytic.spellings import canonical
+from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.predict.hugging_face import decoder_of_config
 from mindspeed_autoparallel.predict.hugging_face_modules import is_of_several_modules, request_model
 from mindspeed_autoparallel.predict.megatron_arguments import model_and_rest
@@ -26,7 +27,10 @@ def in_request_words(model: Mapping[str, object], where: str) -> dict[str, objec
         sequence = names.get("seq", names.get("seq_length"))
         return {**decoder_of_config(names, where), **({} if sequence is None else {"seq": sequence})}
     if "hidden_size" in names:
-        return _of_arguments(names)
+        try:
+            return _of_arguments(names)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
     return dict(model)
 
 

@@ -155,9 +155,9 @@ def predict(document: Any, extra_devices: tuple[Device, ...] = (), where: str = 
     for another form."""
     requests = document.get("requests") if isinstance(document, Mapping) else document
     if not isinstance(requests, list):
-        keys = (
-            f"an object with the keys {shown(', '.join(document), 100)}" if isinstance(document, Mapping) else "a value"
-        )
+        keys = "an empty object" if document == {} else "a value"
+        if isinstance(document, Mapping) and document:
+            keys = f"an object with the keys {shown(', '.join(document), 100)}"
         raise ConfigError(f'{where} must hold {{"requests": [...]}}, not {keys}.')
     return {
         "schema_version": SCHEMA_VERSION,

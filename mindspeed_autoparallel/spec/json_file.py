@@ -40,14 +40,16 @@ class JsonFile:
     @classmethod
     def read(cls: type[Record], path: Path) -> Record:
         """Read and check a file; raises ``ERROR`` for a foreign one, another version, or broken contents."""
-        return cls.parse(read_json(path, cls.WHAT), str(path))
+        return cls.parse(read_json(path, cls.WHAT.removesuffix(" of this tool")), str(path))
 
     @classmethod
     def parse(cls: type[Record], value: Any, where: str = "") -> Record:
         """Return the record from parsed JSON; ``where`` names it in messages."""
         where = where or cls.WHAT
-        if not isinstance(value, dict) or value.get("format") != cls.format:
-            raise cls.ERROR(f"{where} is not a {cls.WHAT} (key 'format' should be {cls.format!r}). {cls.AGAIN}")
+        found = value.get("format") if isinstance(value, dict) else None
+        if found != cls.format:
+            own = "" if found is None else f"is {shown(repr(found))}, "
+            raise cls.ERROR(f"{where} is not a {cls.WHAT} (key 'format' {own}should be {cls.format!r}). {cls.AGAIN}")
         if value.get("schema_version") != cls.schema_version:
             raise cls.ERROR(
                 f"{where} has schema_version {shown(value.get('schema_version'))}; this release reads "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ PAGES = {
     **{ROOT / "docs" / page.name: page for page in sorted((ROOT / "docs" / "zh").glob("*.md")) if page != INDEX},
 }
 OTHER_WORDS = ("微批次", "令牌", "间隙", "重算", "气泡", "规约", "流水级", "拆分")
-"""Words for what the pages call 微批, token, 差距, 重计算, 空泡, 归约, 阶段 and 切分."""
+"""Words for what the pages call 微批, token, 差距, 重计算, 空泡, 归约, 阶段 and 切分; the report calls a plan 计划 and a step time 步时."""
 PAIRS = pytest.mark.parametrize(("english", "chinese"), PAGES.items(), ids=[page.stem for page in PAGES])
 
 
@@ -89,6 +90,13 @@ def test_each_page_links_to_the_other(english: Path, chinese: Path) -> None:
 def test_one_word_for_each_thing(english: Path, chinese: Path) -> None:
     text = chinese.read_text("utf-8")
     assert [word for word in OTHER_WORDS if word in text] == []
+
+
+def test_the_report_uses_the_words_of_the_pages() -> None:
+    texts = json.loads((ROOT / "mindspeed_autoparallel" / "report" / "static" / "zh.json").read_text("utf-8"))
+    words = (*OTHER_WORDS, "方案", "单步时间", "microbatch ")
+    found = [(word, text) for part in texts.values() for text in part.values() for word in words if word in f"{text} "]
+    assert found == []
 
 
 def test_every_page_that_a_user_reads_is_there_in_chinese() -> None:

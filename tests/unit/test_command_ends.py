@@ -167,6 +167,10 @@ def test_ctrl_c_at_a_search_with_workers_writes_the_best_plan_and_leaves_no_proc
             "predict --request one.json",
             'one.json must hold {"requests": [...]}, not an object with the keys id, model.',
         ),
+        ("predict --request empty.json", 'empty.json must hold {"requests": [...]}, not an empty object.'),
+        ("tune --request empty.json", "with model, hw and train; model, hw and train are missing."),
+        ("tune --request one.json", "with model, hw and train; hw and train are missing."),
+        ("tune --request number.json", "with model, hw and train, not a value."),
         ("predict --request number.json", 'number.json must hold {"requests": [...]}, not a value.'),
         ("predict --request bytes.json", "cannot read request file bytes.json: byte 0 is not UTF-8 text."),
         ("preflight plan.json", "the training script is missing: give it and its arguments after --."),
@@ -175,6 +179,22 @@ def test_ctrl_c_at_a_search_with_workers_writes_the_best_plan_and_leaves_no_proc
             "data describe --lengths a --table b",
             "give one of --mm-data, --lengths, --indexed and --table; 2 were given.",
         ),
+        ("data describe --lengths a --colour red", "(flags: mindspeed-autoparallel data describe --help)"),
+        ("simulate --plan gone.json", "ConfigError: cannot read plan gone.json: No such file or directory."),
+        (
+            "plan --nnodes 1 --nproc-per-node 8 --global-batch-size 8 --profile plan.json",
+            "(key 'format' is 'mindspeed-autoparallel/plan', should be 'mindspeed-autoparallel/profile')",
+        ),
+        ("trace --hidden 64", "missing: --heads, --seq-length, or --script."),
+        ("rendezvous --port 70000", "argument --port: must be at most 65535, got '70000'"),
+        (
+            "data describe --lengths lengths.txt --output folder --overwrite",
+            "cannot write folder: Is a directory. Choose another path.",
+        ),
+        (
+            "plan --nnodes 1 --nproc-per-node 8 --global-batch-size 8 --model wide.json --device H100 --seq-length 64",
+            "ConfigError: model file wide.json: --hidden-size is wide, must be a number.",
+        ),
         ("trace --script gone.py", "--script gone.py: there is no such file."),
     ],
 )
@@ -182,6 +202,11 @@ def test_wrong_input_is_refused_in_one_line(words, line, tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     Path("one.json").write_text('{"id": "a", "model": {}}')
     Path("number.json").write_text("1")
+    Path("empty.json").write_text("{}")
+    Path("plan.json").write_text('{"format": "mindspeed-autoparallel/plan"}')
+    Path("wide.json").write_text('{"hidden_size": "wide"}')
+    Path("lengths.txt").write_text("12\n")
+    Path("folder").mkdir()
     Path("bytes.json").write_bytes(b"\x80\x81")
     try:
         code = main(words.split())

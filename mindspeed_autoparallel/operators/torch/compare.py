@@ -14,19 +14,16 @@ from typing import Any
 import torch
 from torch._subclasses import FakeTensor
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from mindspeed_autoparallel.errors import ConfigError, first_line
 from mindspeed_autoparallel.operators.graph.node import Graph
 from mindspeed_autoparallel.operators.torch.calls import SHAPES
 from mindspeed_autoparallel.operators.torch.causes import functions_behind, written_at
-from mindspeed_autoparallel.operators.torch.decompositions import short_name
+from mindspeed_autoparallel.operators.torch.draws import SEED, SameDraws, kept_generators
 from mindspeed_autoparallel.operators.torch.graph_builder import Captured
 
 _TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.complex64: 1e-3, torch.complex128: 1e-6}
 _LOW_PRECISION = 0.1
-_SEED = 20261123
-_UNWRITTEN = frozenset(["empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"])
 _GOLDEN = 0.6180339887498949
 _NOISE = 1e-2
 """Share of the largest value below which values may be rounding errors of zero."""
@@ -35,12 +32,12 @@ _NOISE = 1e-2
 def compare(captured: Captured, model: torch.nn.Module) -> None:
     """Raise ``ConfigError`` if the capture computes other results or gradients than ``model``.
 
-    ``model`` must hold values. Its parameters, buffers and gradients, and the CPU generator, are restored.
+    ``model`` must hold values. Its parameters, buffers and gradients, and all random generators, are restored.
     """
     arguments, keywords = pytree.tree_map_only(torch.Tensor, _with_values, captured.example)
     trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
     flows = ObservedFlows()
-    with torch.random.fork_rng(devices=[]), torch.enable_grad(), _SameDraws():
+    with kept_generators(), torch.enable_grad(), SameDraws():
         _check_accumulate_hooks(model)
         eager, right, of_inputs = _of_module(model, (arguments, keywords), [*trained.values()])
         captured.causes += functions_behind(eager)
@@ -173,7 +170,7 @@ def _gradients(made: list[torch.Tensor], wanted: list[torch.Tensor]) -> list[tor
     for value in made:
         if not value.requires_grad:
             continue
-        # Not drawn at random: _SameDraws makes draws constant, and equal weights cancel after a norm.
+        # Not drawn at random: SameDraws makes draws constant, and equal weights cancel after a norm.
         places = torch.arange(value.numel(), device=value.device, dtype=torch.float64)
         numbers = ((places * _GOLDEN) % 1 + 0.5).reshape(value.shape).to(value.real.dtype)
         term = (torch.view_as_real(value.resolve_conj()).sum(-1) if value.is_complex() else value) * numbers
@@ -213,7 +210,7 @@ def _with_values(value: torch.Tensor) -> torch.Tensor:
     if not value.is_meta:
         return value
     if value.is_floating_point():
-        return torch.randn(value.shape, generator=torch.Generator().manual_seed(_SEED)).to(value.dtype)
+        return torch.randn(value.shape, generator=torch.Generator().manual_seed(SEED)).to(value.dtype)
     return torch.zeros(value.shape, dtype=value.dtype)
 
 
@@ -226,36 +223,6 @@ def _check_accumulate_hooks(model: torch.nn.Module) -> None:
                 f"{written_at(hook)}, which its distributed parameter would not have. Register it after "
                 "distribute_plan."
             )
-
-
-class _SameDraws(TorchDispatchMode):
-    """Fixes random numbers, so that module and capture need not draw in the same order.
-
-    Masks keep all elements, draws are a constant or start from one seed, and uninitialized memory is zero.
-    """
-
-    _CONSTANT = 0.5
-    supports_higher_order_operators = True
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        keywords: Mapping[str, object] = kwargs or {}
-        name = short_name(function)
-        if name in ("bernoulli_", "uniform_", "normal_", "random_", "exponential_"):
-            return args[0].fill_(1 if name == "bernoulli_" else self._CONSTANT)
-        if name in ("uniform", "exponential", "normal_functional", "random"):  # the rewritten forms of those above
-            return torch.full_like(args[0], self._CONSTANT)
-        if name == "bernoulli":
-            return torch.ones_like(args[0])
-        if name in ("rand", "randn", "rand_like", "randn_like"):
-            made = function(*args, **keywords)
-            return made.fill_(self._CONSTANT)
-        if name == "native_dropout":
-            kept = 1.0 if not (len(args) < 3 or args[2]) else 1.0 / max(1e-9, 1.0 - float(args[1]))
-            return args[0] * kept, torch.ones_like(args[0], dtype=torch.bool)
-        if torch.Tag.nondeterministic_seeded in getattr(function, "tags", ()):
-            torch.manual_seed(_SEED)
-        made = function(*args, **keywords)
-        return made.zero_() if name in _UNWRITTEN else made
 
 
 class ObservedFlows:

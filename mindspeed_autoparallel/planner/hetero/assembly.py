@@ -32,7 +32,9 @@ def assemble(profile: Profile, best: Solved, others: Sequence[Solved], record: S
         if phase.interpolated_from
     ]
     if best.record.memory == WINDOW:
-        notes.append("Memory mode window was tried with splits found for the other modes; its bound is the pipeline's.")
+        notes.append(
+            "Memory mode window was evaluated on splits found for other modes only; its bound is the pipeline's."
+        )
     inner = replace(
         inner,
         model=profile.model,

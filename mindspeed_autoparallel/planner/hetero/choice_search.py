@@ -136,7 +136,7 @@ class ChoiceSearch(Search[Choice]):
         for item in group:
             if item.late and self._virtual_left_s <= 0:
                 self._leave_open(
-                    item, "no processor time is left for virtual stages: request them to search them fully."
+                    item, "the processor time for virtual stages is used up: request them to search them fully."
                 )
                 continue
             started = time.process_time()

@@ -99,8 +99,8 @@ def _unmeasured_experts(profile: Profile) -> list[str]:
     ways = {point.expert_tensor_size for point in points}
     if len(ways) != 1 or not any(module.num_experts for module in profile.model.modules):
         return []
-    known = "share every expert" if ways == {0} else f"share an expert by {ways.pop()}"
-    return [f"tensor ranks {known} in all of the profile: other expert tensor sizes (ETP) are not searched."]
+    known = "equal to TP" if ways == {0} else f"{ways.pop()}"
+    return [f"the profile has only expert tensor size (ETP) {known}: other expert tensor sizes are not searched."]
 
 
 def limits_of_plan(found: Evaluation) -> tuple[str, ...]:

@@ -99,7 +99,7 @@ class NothingFits:
             nodes, label = (fewer, again) if again is not None else (times * self.cluster.num_nodes, found)
             return (
                 f" The memory of {nodes} nodes ({nodes * self.cluster.devices_per_node} devices) is enough, with "
-                f"{label}; of fewer, by doubling, no simple split was found."
+                f"{label}; no simple split was found for the smaller clusters tried."
             )
         return (
             f" On up to {times // 2} times the nodes no simple split was found either: a smaller micro batch, a "

@@ -127,7 +127,7 @@ class Frontier:
             self._leave_unmeasured(sizes, reason)
             return
         possible = [bound for bound in bounds if bound is not None]
-        self._tried[sizes] = "nothing fits in memory" if possible else "states and the least activations exceed it"
+        self._tried[sizes] = "nothing fits in memory" if possible else "states and least activations exceed the memory"
         if possible:
             self._push(min(possible), Entry(sizes))
         else:

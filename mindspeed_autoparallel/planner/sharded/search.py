@@ -57,7 +57,7 @@ def search_sharded(
             f"nothing fits in {format_bytes(search.limit)} on each of {cluster.num_devices} devices{least}. Use more "
             "devices, a smaller batch, or more memory."
         )
-    bound, units = search.polish(), "modules wrapped as shipped"
+    bound, units = search.polish(), "the units of the shipped configuration"
     if host.lists_units:
         bound = min(bound, UnitSearch(search, _UNITS_S).run())
         units = f"units beside the longest stack of layers (at most {MOST_PATTERNS} patterns)"

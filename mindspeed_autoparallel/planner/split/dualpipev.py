@@ -85,7 +85,7 @@ def _check(profile: Profile, num_stages: int) -> None:
     if others:
         raise ConfigError(f"DualPipeV runs only language models, not {1 + len(others)} modules.")
     if profile.memory_semantics == "mindspeed":
-        raise ConfigError("DualPipeV needs a profile of this tool: in MindSpeed's file the ends hold layers.")
+        raise ConfigError("DualPipeV needs a profile of this tool: the end blocks of MindSpeed's file include layers.")
     if profile.model.tied_embeddings:
         raise ConfigError("MindSpeed refuses DualPipeV without --untie-embeddings-and-output-weights.")
     if profile.measurements[0].at.context_size > 1:

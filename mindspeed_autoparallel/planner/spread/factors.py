@@ -185,7 +185,9 @@ def sample_factors(
         causal = 0.5 if rows == "tokens" else 1.0
         share = 2.0 * module.hidden_size * causal / parameters if parameters and module.hidden_size else 0.0
         if not share:
-            notes.append(f"{module.name}: without hidden size or parameters its time is taken as linear in {rows}.")
+            notes.append(
+                f"{module.name}: no hidden size or parameters in the profile, its time is taken as linear in {rows}."
+            )
         squared = reference**2 if rows == "tokens" else reference * items
         works.append(
             measured_work(module.name, rows, profile.time_by_rows.get(module.name, ()), share, squared / reference)

@@ -94,6 +94,31 @@ def test_comparing_leaves_the_module_and_the_generators_as_they_were():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+@pytest.mark.parametrize("is_initialized", [True, False])
+def test_comparing_draws_leaves_the_generators_of_accelerators_as_they_were(monkeypatch, is_initialized):
+    seeds = {0: 7, 1: 8}
+
+    def seed_all(seed):
+        seeds.update(dict.fromkeys(seeds, seed))
+
+    def set_state(state, device=0):
+        seeds[torch.device(device).index] = int(state)
+
+    names = {
+        "is_initialized": lambda: is_initialized,
+        "device_count": lambda: len(seeds),
+        "get_rng_state": lambda device=0: torch.tensor(seeds[torch.device(device).index]),
+        "set_rng_state": set_state,
+        "manual_seed_all": seed_all,
+        "_is_in_bad_fork": lambda: False,
+    }
+    for name, value in names.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    draws = Layers(lambda value: value + torch.multinomial(value.detach().abs() + 1, 8))
+    assert capture_program(draws, (torch.randn(2, 8),)).is_compared
+    assert seeds == {0: 7, 1: 8}
+
+
 def test_a_module_without_values_is_compared_when_it_is_distributed():
     with torch.device("meta"):
         captured = capture_program(Layers(), (torch.ones(2, 8),))

@@ -27,7 +27,7 @@ class IntegerMaster:
         self.unit, self.effort = tick_of(problem), 0.0
         highest = longest_step(problem) // self.unit + 1
         if highest > 2**56:
-            raise ConfigError("the step is too long for the tick chosen: use coarser times.")
+            raise ConfigError("the step has too many ticks for 64-bit sums: give times in a coarser unit.")
         self.step = new(min(highest, -(-bound // self.unit)), highest, "")
         self.here = [
             [sum(self.x[k][q][v] for q in range(len(s.kinds))) for v in range(num)] for k, s in enumerate(segments)

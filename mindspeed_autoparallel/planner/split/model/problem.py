@@ -132,12 +132,15 @@ class SplitProblem:
             if segment.num_layers < 1:
                 raise ConfigError(f"{segment.name}: num_layers must be at least 1, got {segment.num_layers}.")
             if min(segment.forward, segment.backward) < 0 or not segment.kinds:
-                raise ConfigError(f"{segment.name}: times must not be negative, and one kind is needed.")
+                raise ConfigError(f"{segment.name}: times must not be negative, and it needs at least one kind.")
             if any(before >= index for before in segment.predecessors):
-                raise ConfigError(f"{segment.name}: predecessors come first in the list.")
+                raise ConfigError(f"{segment.name}: its predecessors must come before it in the list.")
             for kind in segment.kinds:
                 if len(kind.memory) != self.num_virtual or kind.extra_backward < 0 or min(kind.memory) < 0:
-                    raise ConfigError(f"{segment.name}, {kind.name}: one memory of at least 0 per virtual stage.")
+                    raise ConfigError(
+                        f"{segment.name}, {kind.name}: it needs {self.num_virtual} memories and extra_backward, none "
+                        "negative."
+                    )
         names = [[kind.name for kind in segment.kinds] for segment in self.segments]
         for index, segment in enumerate(self.segments):
             if segment.continues and (not index or names[index] != names[index - 1]):

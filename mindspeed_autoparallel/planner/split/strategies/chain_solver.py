@@ -26,7 +26,7 @@ def search_chain(state: State) -> None:
     proved, ``ConfigError`` if ticks are too fine for 64-bit sums.
     """
     if longest_step(state.problem) > LONGEST:
-        raise ConfigError("the step is too long for the tick chosen: use coarser times.")
+        raise ConfigError("the step has too many ticks for 64-bit sums: give times in a coarser unit.")
     _Search(state).run()
     state.done = True
 

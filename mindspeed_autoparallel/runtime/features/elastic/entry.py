@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import write_text_atomic
-from mindspeed_autoparallel.runtime.features.elastic.neighbour import ended_by_error, watch_next_node
+from mindspeed_autoparallel.runtime.features.elastic.neighbour import ended_by_error, record_exits, watch_next_node
 from mindspeed_autoparallel.runtime.features.elastic.plans import plan_for_world
 from mindspeed_autoparallel.runtime.features.elastic.request import ElasticRequest, read_request
 from mindspeed_autoparallel.runtime.first_rank import print_once
@@ -105,6 +105,7 @@ def announce_end(request: ElasticRequest) -> None:
     """Write a file for spare processes when this process, rank 0, ends without an error."""
     path = _end_of(request)
     path.unlink(missing_ok=True)
+    record_exits()
 
     def announce() -> None:
         if not ended_by_error():

@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dis
+import functools
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 from mindspeed_autoparallel.runtime.features.elastic.request import World
 
@@ -24,6 +28,17 @@ SILENCE_S = 30.0
 UNSEEN_S = 120.0
 """The same for a neighbour that has not been seen yet: it may still be importing."""
 _BEAT_S = 1.0
+
+
+class _Exit:
+    """The last ``sys.exit`` of this process."""
+
+    status: int | str | None = None
+    script: FrameType | None = None
+    """The outermost frame of the script, once ``record_exits`` has run."""
+
+
+_exit = _Exit()
 
 
 class Neighbour:
@@ -62,6 +77,7 @@ def watch_next_node(folder: Path, world: World) -> None:
     """Watch in a thread of each node's first process; if the neighbour is lost, end the process with code 1."""
     if world.num_nodes == 1 or world.rank % world.per_node:
         return
+    record_exits()
     neighbour, over = Neighbour(folder, world), threading.Event()
     neighbour.beat()
 
@@ -84,6 +100,32 @@ def watch_next_node(folder: Path, world: World) -> None:
     threading.Thread(target=run, daemon=True, name="next node").start()
 
 
+def record_exits() -> None:
+    """Record the status of ``sys.exit`` for ``ended_by_error``: the interpreter keeps nothing of a ``SystemExit``."""
+    if _exit.script is not None:
+        return
+    _exit.script, leave = sys._getframe(), sys.exit
+    while _exit.script.f_back is not None:
+        _exit.script = _exit.script.f_back
+
+    @functools.wraps(leave)
+    def exit_recorded(status: int | str | None = None, /) -> NoReturn:
+        _exit.status = status
+        leave(status)
+
+    sys.exit = exit_recorded
+
+
 def ended_by_error() -> bool:
-    """Return at exit whether an exception ended the script: the interpreter then sets ``sys.last_value``."""
-    return getattr(sys, "last_value", None) is not None
+    """Return at exit whether an exception or ``sys.exit`` with an error code ended the script.
+
+    The interpreter sets ``sys.last_value`` for the former. The latter ended the script if its outermost frame did not
+    return. A ``SystemExit`` that is raised directly is not detected.
+    """
+    if getattr(sys, "last_value", None) is not None:
+        return True
+    return _exit.status not in (None, 0) and _exit.script is not None and not _has_returned(_exit.script)
+
+
+def _has_returned(frame: FrameType) -> bool:
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")

@@ -1,1 +1,1 @@
-"""How to find a host model's items and insert their embeddings; ``protocol``: the interface of every adapter."""
+"""Adapters find the items in a host's batches and form their embeddings; ``protocol`` has the interface."""

@@ -1,9 +1,8 @@
 """Megatron-LM's LLaVA host (``pretrain_vlm.py``): its CLIP vision model under its own layout.
 
 In model.json: ``"vision_model": {"tp": 1, "hetero": {"adapter":
-"mindspeed_autoparallel.runtime.hetero.adapters.llava:LlavaVision"}}``. The projection stays with the language model and
-its layout: it is small, and its input has fewer elements to send than its output. An item is an image, a row is an
-image too.
+"mindspeed_autoparallel.runtime.hetero.adapters.llava:LlavaVision"}}``. The projection stays in the language model's
+layout: it is small, and its input has fewer elements to send than its output. An item is one image and one row.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from mindspeed_autoparallel.runtime.hetero.adapters.protocol import LocalItem
 
 
 class LlavaVision:
-    """Builds ``vision_model`` from the script's arguments like the script; other scripts override ``vision_config``."""
+    """Builds ``vision_model`` from the script's arguments as the script does; subclasses override ``vision_config``."""
 
     attributes = ("vision_model",)
     vision_model_type = "clip"
@@ -44,14 +43,14 @@ class LlavaVision:
         return model
 
     def vision_config(self, arguments: Any) -> Any:
-        """Return the language model's config, for the layers of one stage."""
+        """Return a copy of the language model's config with the vision model's layers and without a pipeline split."""
         from megatron.training.arguments import core_transformer_config_from_args
 
         config = copy.deepcopy(core_transformer_config_from_args(arguments))
         config.num_layers = arguments.encoder_num_layers
         config.vision_model_type = self.vision_model_type
         config.tp_comm_overlap = False
-        # A split of the language model's layers would take layers from this one.
+        # These sizes of the language model's stages would take layers from the vision model.
         for name in ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"):
             setattr(config, name, None)
         if config.context_parallel_size > 1:
@@ -80,8 +79,8 @@ class LlavaAdapter:
         self.output_dtype = dtype
 
     def items(self, batch: Mapping[str, torch.Tensor]) -> list[LocalItem]:
-        """Return one image per sample, as the script's data has it; ``ConfigError`` names a sample with other
-        tokens."""
+        """Return one image per sample, as in the script's data; ``ConfigError`` names a sample that has not exactly
+        one image token."""
         counts = (batch["tokens"] == self._token).sum(dim=1).tolist()
         for sample, count in enumerate(counts):
             if count != 1:

@@ -3,8 +3,8 @@ feature_attention_mask)``, ``text_decoder``.
 
 In model.json, inside the block: ``"hetero": {"adapter":
 "mindspeed_autoparallel.runtime.hetero.adapters.mindspeed_mm:ImageEncoder"}`` (or ``:AudioEncoder``). The training
-script's own ``model_provider(..., modules=[...])`` builds each encoder alone under its own parallel state, and the rest
-without encoders.
+script's own ``model_provider(..., modules=[...])`` builds each encoder alone under its own parallel state, and the text
+decoder without encoders.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.runtime.hetero.adapters.protocol import EncoderAdapter, LocalItem, places_of
 
 AUDIO_TOKEN = 151646
-"""VLMModel's own value."""
+"""The constant in VLMModel."""
 
 
 class _Module:
-    """One of VLMModel's encoders: built by the script's provider, enabled on the text decoder's first stage."""
+    """An encoder of VLMModel: built by the script's provider, called on the text decoder's first stage only."""
 
     name: str
 
@@ -35,7 +35,7 @@ class _Module:
         return functools.partial(provider, modules=["text_decoder"])
 
     def attached(self, chunk: Any) -> None:
-        """Keep later stages, which hold the encoder for checkpoints too, from calling it."""
+        """Disable the encoder on later stages, which hold it only for checkpoints."""
         setattr(chunk, f"add_{self.name}", bool(chunk.pre_process))
 
 
@@ -60,8 +60,10 @@ class AudioEncoder(_Module):
 
 
 class ImageAdapter:
-    """Items are images; rows are patches in, merged rows out, with the rows of deeper layers beside them where the
-    decoder takes those (deepstack); ``meta`` is the item's grid."""
+    """Items are images; input rows are patches, output rows are merged patches; ``meta`` is (frames, height, width).
+
+    With deepstack, the features of the listed deeper layers follow on the last dimension of the output row.
+    """
 
     meta_size = 3
 
@@ -111,7 +113,7 @@ class ImageAdapter:
 
 
 class AudioAdapter:
-    """Items are clips; rows are the unpadded mel frames in, audio tokens out."""
+    """Items are clips; input rows are unpadded mel frames, output rows are audio tokens."""
 
     meta_size = 0
 
@@ -154,12 +156,12 @@ class AudioAdapter:
 
 
 def _num_tokens(num_frames: int) -> int:
-    """Return tokens of a clip: a convolution of stride 2, then a mean over pairs."""
+    """Return the number of tokens of a clip: a convolution of stride 2, then a mean over pairs of frames."""
     return ((num_frames - 1) // 2 + 1) // 2
 
 
 def _inputs(batch: Mapping[str, torch.Tensor], name: str, video_name: str) -> Any:
-    """Return the inputs that the script's ``get_batch`` picks: videos take precedence over images."""
+    """Return the tensor that the script's ``get_batch`` selects: videos take precedence over images."""
     video = batch.get(video_name)
     return batch.get(name) if video is None else video
 

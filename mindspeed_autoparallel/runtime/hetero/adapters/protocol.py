@@ -1,4 +1,4 @@
-"""Interface between a host and hetero parallel, per encoder: how to build it, and how to feed it batches."""
+"""Interface between a host and hetero parallel for each encoder and generator: how to build it and pass batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class LocalItem:
     input_rows: int
     output_rows: int
     cost: float
-    """Relative work in any unit; about ``a n + b n^2`` for n patches that attend to each other."""
+    """Relative work in any unit; about ``a n + b n^2`` for n patches that attend to one another."""
     meta: tuple[int, ...] = ()
     """Small integers that ``encode`` needs beside the rows, e.g. (frames, height, width) in patches."""
     first_token: int | None = None
@@ -43,11 +43,11 @@ class ItemAdapter(Protocol):
     """Length of every item's ``meta``."""
 
     def items(self, batch: Any) -> Sequence[LocalItem]:
-        """Return items of one microbatch as the data iterator gave it; a generator's in the order in which the host
-        calls it with their rows."""
+        """Return the items of one microbatch of the data iterator; a generator's in the order in which the host calls
+        it with their rows."""
 
     def rows(self, batch: Any) -> Any:
-        """Return input rows of all items of the microbatch, ``[sum(input_rows), *input_shape]``."""
+        """Return the input rows of all items of the microbatch, ``[sum(input_rows), *input_shape]``."""
 
 
 class EncoderAdapter(ItemAdapter, Protocol):
@@ -60,15 +60,17 @@ class EncoderAdapter(ItemAdapter, Protocol):
         """Return the cheapest legal input, for a rank without items while others encode."""
 
     def embeddings(self, rows: Any) -> Any:
-        """Return the output of the host's own call of the encoder, built from the rows of one microbatch."""
+        """Return what the host's own call of the encoder returns, formed from the output rows of one microbatch."""
 
 
 class PipelinedAdapter(EncoderAdapter, Protocol):
-    """An adapter whose encoder may be cut into pipeline stages; every stage but the last gives ``[rows, 1, width]``."""
+    """An adapter whose encoder can be cut into pipeline stages; all but the last return ``[rows, 1, width]``."""
 
     def encode_later_stage(self, module: Any, hidden: Any, items: Sequence[Any]) -> Any:
-        """Run a stage after the first (which ``encode`` runs) on ``hidden [rows, 1, width]`` from the stage before;
-        the last stage returns the output of ``encode``."""
+        """Run a stage after the first (``encode``) on ``hidden [rows, 1, width]`` from the previous stage.
+
+        The last stage returns rows in the output shape of ``encode``.
+        """
 
     def arriving_shape(self, module: Any, items: Sequence[Any]) -> tuple[int, int, int]:
         """Return the shape ``(rows, 1, width)`` of this rank's input from the previous stage for these items. Only a
@@ -76,31 +78,38 @@ class PipelinedAdapter(EncoderAdapter, Protocol):
 
 
 class SequenceParallelAdapter(EncoderAdapter, Protocol):
-    """An adapter whose encoder may split its rows over tensor ranks between matrix products; ``encode`` still takes and
-    gives all rows on every rank."""
+    """An adapter whose encoder can split its rows over tensor ranks between matrix products.
+
+    ``encode`` takes and returns all rows on every rank.
+    """
 
     runs_sequence_parallel: bool
 
 
 class GeneratorAdapter(ItemAdapter, Protocol):
-    """The interface of a host's generator. Input rows are those of targets, output rows those of the decoder; an item's
-    ``first_token`` is the token of its first decoder row, which sequence and context parallelism need."""
+    """The interface of a host's generator. Input rows are targets, output rows are the decoder's hidden states.
+
+    An item's ``first_token`` is the token of its first decoder row; sequence and context parallelism need it.
+    """
 
     def generate(self, module: Any, hidden: Any, targets: Any, items: Sequence[Any]) -> Any:
-        """Return the loss of every row of ``hidden [sum(output_rows), *output_shape]``, fp32 ``[rows]``."""
+        """Return the loss of every row of ``hidden [sum(output_rows), *output_shape]``, fp32 ``[sum(output_rows)]``."""
 
     def dummy(self) -> tuple[Any, Any, Sequence[LocalItem]]:
         """Return the cheapest legal rows, targets and items, for a rank without items while others generate."""
 
 
 class PipelinedGeneratorAdapter(GeneratorAdapter, Protocol):
-    """An adapter whose generator may be cut into pipeline stages; each item is one microbatch of this pipeline.
-    ``generate`` runs the first; every stage but the last returns ``[rows, 1, width]`` and receives ``None`` as
-    targets."""
+    """An adapter whose generator can be cut into pipeline stages; each item is one microbatch of this pipeline.
+
+    ``generate`` runs the first stage. Every stage but the last returns ``[rows, 1, width]`` and gets None as targets.
+    """
 
     def generate_later_stage(self, module: Any, hidden: Any, targets: Any, items: Sequence[Any]) -> Any:
-        """Run a stage after the first on ``hidden [rows, 1, width]`` from the stage before; the last stage gives what
-        ``generate`` promises."""
+        """Run a stage after the first on ``hidden [rows, 1, width]`` from the previous stage.
+
+        The last stage returns the losses of ``generate``.
+        """
 
     def arriving_shape(self, module: Any, items: Sequence[Any]) -> tuple[int, int, int]:
         """Return the shape ``(rows, 1, width)`` of the input from the previous stage. Only a pre-flight of a later
@@ -111,8 +120,8 @@ class HostModule(Protocol):
     """How a host builds its encoder or generator. Registered by the host, or named in model.json as
     ``"module:Class"``.
 
-    A class may list ``attributes``: the attributes of the host's model that can hold such an encoder. Then another
-    ``attr`` in model.json is refused before start-up, otherwise once the model is built.
+    A class may list ``attributes``: the attributes of the host's model that can hold such an encoder. Any other
+    ``attr`` in model.json is then refused before start-up; without the list it is refused once the model is built.
     """
 
     def build(self, arguments: Any) -> Any:
@@ -124,17 +133,17 @@ class HostModule(Protocol):
 
 
 class HostModel(Protocol):
-    """An optional part of a ``HostModule``, for a host's model that must be set up for an encoder from outside."""
+    """An optional part of a ``HostModule``, for a host's model that is built without its encoders."""
 
     def without_encoders(self, provider: Any) -> Any:
         """Return a ``model_provider`` like ``provider`` that builds the host's model without its encoders."""
 
     def attached(self, chunk: Any) -> None:
-        """Prepare for the encoder, which is now attached to the host's first model chunk."""
+        """Prepare ``chunk`` after the encoder has been attached to it."""
 
 
 class Place(NamedTuple):
-    """Position of an item's tokens."""
+    """The sample of an item and the position of its tokens."""
 
     sample: int
     first_token: int | None
@@ -142,9 +151,9 @@ class Place(NamedTuple):
 
 
 def places_of(marked: torch.Tensor, sizes: Sequence[int], kind: str) -> list[Place]:
-    """Return the position of each item's tokens. ``marked [b, s]``: mask of their tokens; ``sizes``: tokens per item.
+    """Return the place of each item's tokens. ``marked [b, s]``: mask of all items' tokens; ``sizes``: tokens per item.
 
-    A batch without such tokens carries a stand-in input, which is no item: the list is empty then.
+    The list is empty for a batch without such tokens: its input is a stand-in and no item.
     ``ConfigError`` names the first sample whose tokens are not those of whole items.
     """
     found: list[Place] = []

@@ -1,4 +1,4 @@
-"""Each rank's coordinates in a module's layout, and the rows of an item that it keeps under SP and CP.
+"""Coordinates of ranks in a module's layout, and the rows of an item that each rank keeps under SP and CP.
 
 Context parallelism cuts a sequence into ``2 * size`` chunks and gives rank ``c`` chunks ``c`` and ``2 * size - 1 - c``;
 sequence parallelism cuts a context rank's rows into equal runs, one per tensor rank. These are Megatron's cuts.
@@ -26,7 +26,7 @@ class Item:
     output_rows: int
     cost: float
     meta: tuple[int, ...] = ()
-    """Small integers the encoder needs beside the rows, e.g. (frames, height, width) in patches."""
+    """Small integers that the encoder needs beside the rows, e.g. (frames, height, width) in patches."""
     first_token: int | None = None
     """Position of the first output row in the sample's sequence, if the rows are contiguous there."""
     num_tokens: int = 0
@@ -49,8 +49,10 @@ Placement = tuple[Coordinates, ...]
 def sized_placement(
     world_size: int, tensor: int, context: int, pipeline: int, *, pipeline_before_data: bool = False
 ) -> Placement:
-    """Return the places that Megatron's order of dimensions gives: tensor ranks are neighbours, then come context, data
-    and pipeline; ``pipeline_before_data``: ``--use-tp-pp-dp-mapping``."""
+    """Return the coordinates of every rank in Megatron's order: tensor varies fastest, then context, data, pipeline.
+
+    ``pipeline_before_data`` swaps the last two, as ``--use-tp-pp-dp-mapping`` does.
+    """
     inner = tensor * context
     data = world_size // (inner * pipeline)
 
@@ -75,14 +77,14 @@ def num_replicas(placement: Placement) -> int:
 
 
 def replica_ranks(placement: Placement, data: int, pipeline: int | None = None) -> list[int]:
-    """Return ranks of one data-parallel replica, of one pipeline stage if given, in rank order."""
+    """Return the ranks of one data-parallel replica in rank order, only those of stage ``pipeline`` if given."""
     return [
         rank for rank, at in enumerate(placement) if at.data == data and (pipeline is None or at.pipeline == pipeline)
     ]
 
 
 def by_replica(placement: Placement, pipeline: int | None = None) -> dict[int, list[int]]:
-    """Return ``replica_ranks`` of every replica, in one walk over the ranks."""
+    """Return ``replica_ranks`` of every replica in one pass over the ranks."""
     found: dict[int, list[int]] = {}
     for rank, at in enumerate(placement):
         if pipeline is None or at.pipeline == pipeline:
@@ -91,8 +93,10 @@ def by_replica(placement: Placement, pipeline: int | None = None) -> dict[int, l
 
 
 def closed_sets(placements: Sequence[Placement]) -> list[list[int]]:
-    """Return the smallest sets of ranks that hold whole replicas of every placement; local exchange stays inside
-    one."""
+    """Return the smallest disjoint sets of ranks that hold whole replicas of every placement.
+
+    Mode ``local`` exchanges rows only inside one set.
+    """
     parent = list(range(len(placements[0])))
 
     def root(rank: int) -> int:
@@ -112,7 +116,7 @@ def closed_sets(placements: Sequence[Placement]) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Shard:
-    """Rows of one item and the ranks that keep them, each of which has the same gradient for them."""
+    """Rows of one item and the ranks that keep them; all these ranks have the same gradient for the rows."""
 
     ranks: tuple[int, ...]
     rows: tuple[Rows, ...]
@@ -120,7 +124,7 @@ class Shard:
 
 @functools.lru_cache(maxsize=4096)
 def tokens_held(num_tokens: int, context: int, context_size: int, tensor: int, tensor_size: int) -> tuple[Rows, ...]:
-    """Return runs of a sequence that one rank holds; ``tensor_size`` is 1 without sequence parallelism."""
+    """Return the token runs of a sequence that one rank holds; ``tensor_size`` is 1 without sequence parallelism."""
     chunks = [(0, num_tokens)]
     if context_size > 1:
         size = num_tokens // (2 * context_size)
@@ -138,8 +142,10 @@ def tokens_held(num_tokens: int, context: int, context_size: int, tensor: int, t
 
 
 def shards_of(item: Item, ranks: Sequence[int], backbone: Placement, sequence_parallel: bool) -> list[Shard]:
-    """Return the shards of an item over the first-stage ``ranks`` of its replica; whole items per context rank if
-    the position of its tokens is unknown or its sequence cannot be cut evenly."""
+    """Return the shards of an item over ``ranks``, one stage of its backbone replica.
+
+    Each context rank keeps the whole item if its position is unknown or its sequence cannot be cut evenly.
+    """
     context_size = 1 + max(backbone[rank].context for rank in ranks)
     tensor_size = 1 + max(backbone[rank].tensor for rank in ranks) if sequence_parallel else 1
     even = item.num_tokens % (tensor_size * (2 * context_size if context_size > 1 else 1)) == 0

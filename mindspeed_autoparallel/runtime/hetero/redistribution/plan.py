@@ -1,11 +1,11 @@
 """Which replica computes which item, and which rows travel from which rank to which rank.
 
-An item is one image or audio clip of one sample. ``deliver`` serves both directions: every rank that needs rows gets
-each of them from exactly one holder, itself if possible, otherwise the holders take turns. Forward, the holders of an
-item are the members of the encoder replica that owns it, and the needers are the first-stage ranks of the backbone
-replica whose sample it is, each the rows of its shard of the sequence. Backward, the backbone's partial gradients are
-delivered to every member of the owner, each shard from one of the ranks that keep it, summed in rank order. In an
-encoder with a pipeline, the members of the first stage take inputs and those of the last have outputs.
+An item is one image or audio clip of one sample. ``deliver`` serves both directions: a rank receives each row that it
+needs from one holder: from itself if it holds the row, otherwise from the holder that has sent the fewest rows.
+Forward, the ranks of the encoder replica that owns an item hold its output; the first-stage ranks of the backbone
+replica that has the sample need it, each the rows of its shard of the sequence. Backward, every rank of the owner needs
+the gradient of every shard, from one of the ranks that keep the shard, and sums the shards in rank order. In an encoder
+with a pipeline, the first stage receives the inputs and the last stage has the outputs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ MODES = ("local", "global", "off")
 
 
 def longest_first(costs: Sequence[float], num_owners: int) -> list[int]:
-    """Return the owner of each item. Loads differ by at most the longest item; ties go to the lower index."""
+    """Return the owner of each item: the costliest item first, to the owner with the least load.
+
+    Loads differ by at most the largest cost; ties go to the lower index.
+    """
     loads = [0.0] * num_owners
     owners = [0] * len(costs)
     for item in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
@@ -39,7 +42,7 @@ def longest_first(costs: Sequence[float], num_owners: int) -> list[int]:
 
 
 def contiguous(num_items: int, num_owners: int) -> list[int]:
-    """Return the owner of each item: runs in the order of items, of equal length (some one longer)."""
+    """Return the owner of each item: equal runs in item order, the first ``num_items % num_owners`` one longer."""
     size, extra = divmod(num_items, num_owners)
     return [owner for owner in range(num_owners) for _ in range(size + (1 if owner < extra else 0))]
 
@@ -55,7 +58,7 @@ def imbalance(costs: Sequence[float], owners: Sequence[int], num_owners: int) ->
 
 @dataclass(frozen=True, order=True)
 class Piece:
-    """Rows ``[start, stop)`` of one item on their way from ``source`` to ``target`` (equal when nothing travels)."""
+    """Rows ``[start, stop)`` of one item to send from rank ``source`` to rank ``target`` (equal: nothing is sent)."""
 
     source: int
     target: int
@@ -67,7 +70,7 @@ class Piece:
 def deliver(needs: Iterable[tuple[int, int, Rows]], holders: Mapping[int, Sequence[int]]) -> tuple[Piece, ...]:
     """Return pieces for ``needs`` (target rank, item, rows), each from one of the ranks in ``holders[item]``.
 
-    Empty row ranges give no piece. Sources are spread: among the holders the one that has sent the fewest rows so far.
+    Empty row ranges give no piece. A target that holds no copy receives from the holder that has sent the fewest rows.
     """
     sent: dict[int, int] = {}
     pieces = []
@@ -87,8 +90,8 @@ def assign(
 ) -> list[int]:
     """Return the encoder replica of each item, among the replicas inside ``ranks``.
 
-    ``off`` keeps the order of (replica, microbatch, sample) in contiguous runs; ``local`` and ``global`` put the
-    longest first; they differ in the set of ranks (and so of items) that the caller hands in.
+    ``off`` assigns contiguous runs of items in their order; ``local`` and ``global`` assign the costliest items first
+    and differ only in ``ranks`` and ``items``, which the caller passes.
     """
     replicas = sorted({encoder[rank].data for rank in ranks})
     if mode == "off":
@@ -97,7 +100,10 @@ def assign(
 
 
 def _dp_replica_runs(items: Sequence[Item], encoder: Placement, backbone: Placement, replicas: list[int]) -> list[int]:
-    """Return contiguous runs, within the encoder replicas inside the item's own backbone replica if there are any."""
+    """Return the owner of each item in contiguous runs over the encoder replicas inside the item's backbone replica.
+
+    If a backbone replica with items contains no encoder replica, the runs of all items go over all ``replicas``.
+    """
     owners = [0] * len(items)
     for replica in sorted({item.dp_replica for item in items}):
         ranks = set(replica_ranks(backbone, replica))
@@ -112,7 +118,7 @@ def _dp_replica_runs(items: Sequence[Item], encoder: Placement, backbone: Placem
 
 @dataclass(frozen=True)
 class RedistributionPlan:
-    """All that one macro-batch needs: owners, and the pieces of inputs, outputs and gradients. Same on every rank."""
+    """Owners and pieces of one macro-batch: inputs, outputs and gradients. The same on every rank."""
 
     items: tuple[Item, ...]
     owners: tuple[int, ...]
@@ -132,9 +138,9 @@ class MeetingStages:
     backbone: int
     """Stage that receives the outputs and sends the gradients."""
     takes: int
-    """Stage of the module's own pipeline that receives the inputs."""
+    """Stage of the encoder's or generator's own pipeline that receives the inputs."""
     gives: int
-    """Stage that has the outputs."""
+    """Stage of that pipeline that has the outputs."""
 
 
 def make_plan(
@@ -151,7 +157,8 @@ def make_plan(
     """Return the plan for ``items`` over ``ranks`` (a closed set of ranks, or the world).
 
     ``batch_owner_ranks``: for each replica, the ranks that hold its batches; all ranks of the replica by default.
-    ``sequence_parallel``: of the backbone; rows then go only to the rank that keeps their tokens, if it is known.
+    ``sequence_parallel``: of the backbone; a row then goes only to the rank that keeps its token, if its position is
+    known.
     ``stages``: the exchanging stages; those of an encoder by default. A generator receives the decoder's rows on the
     path of an encoder's "gradients" and sends their gradients on the path of its "outputs".
     """
@@ -179,7 +186,7 @@ def make_plan(
 
 
 def replicas_nested(encoder: Placement, backbone: Placement) -> bool:
-    """Return whether every encoder replica is inside one backbone replica: then no input has to be sent."""
+    """Return whether every encoder replica is inside one backbone replica: then no input is sent."""
     return all(
         len({backbone[rank].data for rank in replica_ranks(encoder, replica)}) == 1
         for replica in range(num_replicas(encoder))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -197,10 +199,39 @@ def test_an_error_at_the_end_of_the_script_is_seen_by_every_python(
     monkeypatch.setattr(entry.atexit, "register", at_exit.append)
     monkeypatch.delattr("sys.last_exc", raising=False)
     monkeypatch.setattr("sys.last_value", error, raising=False)
+    monkeypatch.setattr(sys, "exit", sys.exit)
+    monkeypatch.setattr(neighbour._exit, "script", None)
     of_first = request_of(plan_file, tmp_path)
     entry.announce_end(of_first)
     at_exit[0]()
     assert entry._end_of(of_first).exists() == (error is None)
+
+
+@pytest.mark.parametrize(
+    ("end", "is_good"),
+    [
+        ("pass", True),
+        ("sys.exit()", True),
+        ("sys.exit(0)", True),
+        ("sys.exit(16)", False),
+        ("sys.exit('validation failed')", False),
+        ("raise ValueError", False),
+        ("caught(16)", True),
+        ("caught(16); sys.exit(0)", True),
+    ],
+)
+def test_a_node_that_ends_with_an_exit_code_is_no_good_end(tmp_path: Path, end: str, is_good: bool) -> None:
+    program = (
+        "import sys\nfrom pathlib import Path\n"
+        "from mindspeed_autoparallel.runtime.features.elastic.neighbour import watch_next_node\n"
+        "from mindspeed_autoparallel.runtime.features.elastic.request import World\n"
+        "watch_next_node(Path(sys.argv[1]), World(rank=0, size=2, per_node=1, start='run'))\n"
+        "def caught(code):\n    try: sys.exit(code)\n    except SystemExit: pass\n"
+        f"def main(): {end}\nmain()\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, timeout=100, check=False)
+    assert (tmp_path / "nodes-run" / "0").exists()
+    assert (tmp_path / "nodes-run" / "0.left").exists() == is_good
 
 
 def test_a_spare_waits_for_the_end_of_this_training(plan_file: Path, tmp_path: Path) -> None:
