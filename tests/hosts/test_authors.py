@@ -130,6 +130,15 @@ def test_a_kernel_that_mindspeed_checks_for_beside_an_overlap_stays(authors, min
     assert "--moe-grouped-gemm" not in shrink.shrink(words[3:], release="0.12", mindspeed=mindspeed).words
 
 
+@pytest.mark.parametrize(("mindspeed", "stays"), [(True, True), (False, False)])
+def test_a_mamba_of_mindspeed_llm_trains_in_bf16(authors, mindspeed, stays):
+    """Its gated norm returns bf16 in every training; the product behind it takes no other type than its weights'."""
+    _, shrink = authors
+    words = ("--num-layers", "4", "--bf16", "--mamba-chunk-size", "256")
+    assert ("--bf16" in shrink.shrink(words, release="0.12", mindspeed=mindspeed).words) == stays
+    assert "--bf16" not in shrink.shrink(words[:3], release="0.12", mindspeed=mindspeed).words
+
+
 @pytest.mark.parametrize("path", ["/work/run-1/a.json", "(/work/run-1/a.json)", "'/work/run-1/a.json'"])
 def test_a_kept_line_has_no_folder_of_the_machine(authors, path):
     import kept_rows

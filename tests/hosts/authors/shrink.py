@@ -110,6 +110,8 @@ _ACCELERATOR = (
 _STANDS_IN = ("--use-flash-attn",)
 _GROUPED = ("--moe-fb-overlap", "--moe-alltoall-overlap-comm", "--moe-allgather-overlap-comm")
 """MindSpeed checks for ``--moe-grouped-gemm`` beside one of these: it stays there, and arguments are checked with it."""
+_BF16 = "--mamba-chunk-size"
+"""MindSpeed-LLM's Mamba computes in bf16 whatever a training's type is: ``--bf16`` stays beside this flag."""
 _ADDED = (
     *("--distributed-backend", "gloo", "--transformer-impl", "local", "--no-gradient-accumulation-fusion"),
     *("--no-masked-softmax-fusion", "--no-persist-layer-norm", "--no-rope-fusion"),
@@ -152,6 +154,8 @@ def shrink(words: tuple[str, ...], *, release: str, mindspeed: bool = False) -> 
     kept = _STANDS_IN if mindspeed else ()
     if mindspeed and any(name in flags for name in _GROUPED):
         kept = (*kept, "--moe-grouped-gemm")
+    if mindspeed and _BF16 in flags:
+        kept = (*kept, "--bf16")
     for name in (*_FILES, *_ACCELERATOR):
         if name not in kept:
             flags.pop(name, None)
