@@ -123,9 +123,9 @@ def test_sizes_shrink_and_every_other_flag_stays(authors):
 @pytest.mark.parametrize(("mindspeed", "stays"), [(True, True), (False, False)])
 def test_a_kernel_that_mindspeed_checks_for_beside_an_overlap_stays(authors, mindspeed, stays):
     _, shrink = authors
-    words = ("--num-layers", "4", "--moe-fb-overlap", "--moe-grouped-gemm", "--moe-permute-fusion")
+    words = ("--num-layers", "4", "--moe-fb-overlap", "--moe-grouped-gemm", "--moe-permute-fusion", "--bf16")
     small = shrink.shrink(words, release="0.12", mindspeed=mindspeed)
-    assert ("--moe-grouped-gemm" in small.words) == stays
+    assert ("--moe-grouped-gemm" in small.words) == ("--bf16" in small.words) == stays
     assert "--moe-permute-fusion" not in small.words
     assert "--moe-grouped-gemm" not in shrink.shrink(words[3:], release="0.12", mindspeed=mindspeed).words
 

@@ -76,8 +76,9 @@ def improve_layout(
     options: SolveOptions,
     known: ModulePlacement | None = None,
 ) -> LayoutResult:
-    """Return a bound from some critical paths and, unless it reaches ``cutoff_us``, a good plan. The bound is that of the
-    plan's search where its problem has every plan of the layout.
+    """Return a bound from some critical paths and, unless it reaches ``cutoff_us``, a good plan.
+
+    The bound is that of the plan's search where its problem has every plan of the layout.
 
     ``known``: a placement to start from, whether it fits or not.
     """

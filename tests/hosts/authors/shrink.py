@@ -32,6 +32,7 @@ _WIDTHS = {
     "--v-head-dim": 16,
     "--mamba-state-dim": 16,
     "--mamba-head-dim": 16,
+    "--mamba-chunk-size": 16,
     "--linear-key-head-dim": 16,
     "--linear-value-head-dim": 16,
     "--moe-latent-size": 32,
@@ -153,7 +154,7 @@ def shrink(words: tuple[str, ...], *, release: str, mindspeed: bool = False) -> 
     given = {name: list(values) for name, values in flags.items()}
     kept = _STANDS_IN if mindspeed else ()
     if mindspeed and any(name in flags for name in _GROUPED):
-        kept = (*kept, "--moe-grouped-gemm")
+        kept = (*kept, "--moe-grouped-gemm", "--bf16")  # Megatron checks for the one beside the other
     if mindspeed and _BF16 in flags:
         kept = (*kept, "--bf16")
     for name in (*_FILES, *_ACCELERATOR):
