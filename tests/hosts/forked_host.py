@@ -8,9 +8,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import math
 import os
 import re
-import runpy
 import signal
 import socket
 import sys
@@ -19,12 +19,27 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from forked_ranks import Program
 from host_runs import Ran
 from python_server import share_gloo_devices
 from remembered_sources import remember_sources
 
 _GRACE_S = 10.0
 """Ranks that wait for one that has failed are ended after this."""
+_LIBRARIES = (
+    *("torch.distributed", "torch._dynamo", "torch.distributed.tensor.experimental", "torch.utils.cpp_extension"),
+    *(
+        "torch_npu",
+        "transformers",
+        "transformers.models.auto.tokenization_auto",
+        "transformers.generation",
+        "scipy.stats",
+        "scipy.sparse.linalg",
+        "sklearn.metrics",
+    ),
+    *("pandas", "accelerate", "datasets", "einops", "triton"),
+)
+"""What programs of MindSpeed import beside Megatron and MindSpeed."""
 
 
 def import_megatron(*, features: bool = True) -> None:
@@ -42,11 +57,7 @@ def import_megatron(*, features: bool = True) -> None:
     import megatron.training.training  # noqa: F401
 
     if features:
-        from mindspeed_autoparallel.runtime.features.apply_plan import entry as plans
-        from mindspeed_autoparallel.runtime.features.auto_parallel_mm import entry, search, write
-        from mindspeed_autoparallel.runtime.features.auto_tuning import entry as tuning
-
-        _ = plans, entry, search, write, tuning
+        _import_features()
     sys.path.insert(0, os.environ["PYTHONPATH"].split(os.pathsep)[0])
     builders = ("gpt_builders", "mamba_builders", "hybrid_builders", "model_provider", "pretrain_gpt")
     for name in ("megatron.core.tokenizers.text", *builders):
@@ -64,23 +75,27 @@ def import_libraries() -> None:
     """
     import mindspeed_autoparallel  # noqa: F401  # prepares the device in front of torch's users
 
-    for name in ("torch.distributed", "transformers", "scipy.sparse.linalg"):
+    for name in _LIBRARIES:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    _import_features()
+    share_gloo_devices()
     _keep_collections_away()
+
+
+def _import_features() -> None:
+    """Import what flags of this package load, none of which imports Megatron."""
+    from mindspeed_autoparallel.runtime.features.apply_plan import entry as plans
+    from mindspeed_autoparallel.runtime.features.auto_parallel_mm import entry, search, write
+    from mindspeed_autoparallel.runtime.features.auto_tuning import entry as tuning
+
+    _ = plans, entry, search, write, tuning
 
 
 def _keep_collections_away() -> None:
     gc.collect()
     gc.freeze()
     gc.disable()
-
-
-def run_program(file: Path, words: Sequence[str], folder: Path, log: Path, variables: Mapping[str, str]) -> int:
-    """Become the program ``file`` with ``words``, in ``folder``, writing to ``log``; return its exit code."""
-    become(file, words, folder, log, variables)
-    sys.path.insert(0, str(file.parent))
-    return exit_code_of(lambda: runpy.run_path(str(file), run_name="__main__"))
 
 
 def become(file: Path, words: Sequence[str], folder: Path, log: Path, variables: Mapping[str, str]) -> None:
@@ -132,22 +147,69 @@ def fork(program: Callable[[], int]) -> int:
 def run_ranks(
     script: Path, words: Sequence[str], world: int, folder: Path, *, limit_s: float = 300.0, **variables: str
 ) -> Ran:
-    """Run ``script`` on ``world`` forked ranks of one node; ``Ran.seconds`` are processor seconds of all of them."""
+    """Run ``script`` on ``world`` ranks of one node; ``Ran.seconds`` are processor seconds of all of them.
+
+    One process imports what ``script`` imports, with its ``words``, and the ranks are forks of that: nothing above the
+    call of ``main()`` may depend on ``RANK``.
+    """
+    used = os.times()
+    status = os.waitpid(fork(lambda: _launch(script, words, world, folder, limit_s, variables)), 0)[1]
+    now = os.times()
+    seconds = now.children_user + now.children_system - used.children_user - used.children_system
+    logs = [_log(folder, "import"), *(_log(folder, rank) for rank in range(world))]
+    output = "\n".join(log.read_text(errors="replace") for log in logs if log.is_file())
+    for log in logs:
+        log.unlink(missing_ok=True)
+    code = os.waitstatus_to_exitcode(status)
+    return Ran(exit_code=124 if code == -signal.SIGALRM else code, output=output, seconds=seconds)
+
+
+def _log(folder: Path, part: int | str) -> Path:
+    return folder / f"rank{part}.log"
+
+
+def _launch(
+    script: Path, words: Sequence[str], world: int, folder: Path, limit_s: float, variables: Mapping[str, str]
+) -> int:
+    """Import once, fork the ranks, and return the first exit code that is not 0."""
+    deadline = time.monotonic() + limit_s
+    signal.alarm(math.ceil(limit_s))  # of the import; ranks have the rest
     with socket.socket() as free:
         free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    used = os.times()
-    logs = [folder / f"rank{rank}.log" for rank in range(world)]
+        port = str(free.getsockname()[1])
+    places = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    become(script, words, folder, _log(folder, "import"), {**variables, **places})
+    sys.path.insert(0, "")  # which the program's folder replaces
+    program = Program(str(script), None, list(words))
+    code = exit_code_of(program.prepare)
+    signal.alarm(0)
+    if code:
+        return code
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    _keep_collections_away()
     children = {}
-    for rank, log in enumerate(logs):
-        places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_PORT": port}
-        own = {**variables, "MASTER_ADDR": "localhost", **{name: str(value) for name, value in places.items()}}
-        children[fork(lambda log=log, own=own: run_program(script, words, folder, log, own))] = rank
-    worst, deadline = 0, time.monotonic() + limit_s
+    for rank in range(world):
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        log = _log(folder, rank)
+        children[fork(lambda log=log, place=place: _be_rank(program, script, words, folder, log, place))] = rank
+    return _worst(set(children), deadline)
+
+
+def _be_rank(
+    program: Program, script: Path, words: Sequence[str], folder: Path, log: Path, place: Mapping[str, str]
+) -> int:
+    become(script, words, folder, log, place)
+    return exit_code_of(program.run)
+
+
+def _worst(children: set[int], deadline: float) -> int:
+    """Wait for ``children``, end them at the ``deadline`` or soon after the first failure, and return its exit code."""
+    worst = 0
     while children:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid:
-            del children[pid]
+            children.remove(pid)
             code = os.waitstatus_to_exitcode(status)
             worst = worst or code
             deadline = min(deadline, time.monotonic() + _GRACE_S) if code else deadline
@@ -157,10 +219,7 @@ def run_ranks(
                 os.kill(child, signal.SIGKILL)
             worst, deadline = worst or 124, deadline + _GRACE_S
         time.sleep(0.02)
-    now = os.times()
-    seconds = now.children_user + now.children_system - used.children_user - used.children_system
-    output = "\n".join(log.read_text(errors="replace") for log in logs if log.is_file())
-    return Ran(exit_code=worst, output=output, seconds=seconds)
+    return worst
 
 
 def environment(checkout: os.PathLike[str], more: str = "") -> dict[str, str]:

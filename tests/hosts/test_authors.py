@@ -123,11 +123,20 @@ def test_sizes_shrink_and_every_other_flag_stays(authors):
 @pytest.mark.parametrize(("mindspeed", "stays"), [(True, True), (False, False)])
 def test_a_kernel_that_mindspeed_checks_for_beside_an_overlap_stays(authors, mindspeed, stays):
     _, shrink = authors
-    words = ("--num-layers", "4", "--moe-fb-overlap", "--moe-grouped-gemm", "--moe-permute-fusion")
+    words = ("--num-layers", "4", "--moe-fb-overlap", "--moe-grouped-gemm", "--moe-permute-fusion", "--bf16")
     small = shrink.shrink(words, release="0.12", mindspeed=mindspeed)
-    assert ("--moe-grouped-gemm" in small.words) == stays
+    assert ("--moe-grouped-gemm" in small.words) == ("--bf16" in small.words) == stays
     assert "--moe-permute-fusion" not in small.words
     assert "--moe-grouped-gemm" not in shrink.shrink(words[3:], release="0.12", mindspeed=mindspeed).words
+
+
+@pytest.mark.parametrize(("mindspeed", "stays"), [(True, True), (False, False)])
+def test_a_mamba_of_mindspeed_llm_trains_in_bf16(authors, mindspeed, stays):
+    """Its gated norm returns bf16 in every training; the product behind it takes no other type than its weights'."""
+    _, shrink = authors
+    words = ("--num-layers", "4", "--bf16", "--mamba-chunk-size", "256")
+    assert ("--bf16" in shrink.shrink(words, release="0.12", mindspeed=mindspeed).words) == stays
+    assert "--bf16" not in shrink.shrink(words[:3], release="0.12", mindspeed=mindspeed).words
 
 
 @pytest.mark.parametrize("path", ["/work/run-1/a.json", "(/work/run-1/a.json)", "'/work/run-1/a.json'"])

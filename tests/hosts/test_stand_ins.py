@@ -50,3 +50,25 @@ def test_attention_over_parts_of_the_keys_combines_by_its_statistics(operators):
     torch.testing.assert_close(of_query, query.grad)
     torch.testing.assert_close(torch.cat([one[0] for one in of_keys]), key.grad)
     torch.testing.assert_close(torch.cat([one[1] for one in of_keys]), value.grad)
+
+
+def test_a_position_bias_is_added_in_front_of_the_scale(operators):
+    """MindSpeed-LLM divides its biases by the scale: they are added to the scaled products."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(1, 4, 6, 8, generator=generator) for _ in range(3))
+    bias = torch.randn(1, 4, 6, 6, generator=generator)
+    found, *_ = operators.npu_fusion_attention(query, key, value, 4, "BNSD", scale=SCALE, pse=bias / SCALE)
+    expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=SCALE)
+    torch.testing.assert_close(found, expected)
+
+
+def test_adamw_steps_as_torch_does(operators):
+    generator = torch.Generator().manual_seed(0)
+    own = torch.nn.Parameter(torch.randn(5, generator=generator))
+    optimizer = torch.optim.AdamW([own], lr=0.1, betas=(0.9, 0.95), eps=1e-3, weight_decay=0.1)
+    state = own.detach().clone(), torch.zeros(5), torch.zeros(5)
+    for step in range(3):
+        own.grad = torch.randn(5, generator=generator)
+        optimizer.step()
+        operators.npu_apply_adam_w(0.9**step, 0.95**step, 0.1, 0.1, 0.9, 0.95, 1e-3, own.grad, None, out=state)
+        torch.testing.assert_close(state[0], own.detach())

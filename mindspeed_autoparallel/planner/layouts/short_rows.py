@@ -13,13 +13,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
+from mindspeed_autoparallel.cost.step import embedding_us
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.problem_building import module_placement
 from mindspeed_autoparallel.planner.rank_memory import fits_rank
 from mindspeed_autoparallel.planner.split import SplitProblem
-from mindspeed_autoparallel.planner.split.strategies.enumeration import every_split
+from mindspeed_autoparallel.planner.split.strategies.enumeration import every_split, plain_steps
+from mindspeed_autoparallel.planner.stage_times import NS_PER_US
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster
 from mindspeed_autoparallel.spec.recompute import in_order
@@ -39,7 +41,7 @@ class ShortRow:
     """Result of trying all splits."""
 
     plain_us: float
-    """Bound: step of the fastest split with nothing recomputed, regardless of its memory."""
+    """Bound: step of the fastest split with nothing recomputed, regardless of its memory, or of the known plan."""
     best: tuple[ModulePlacement, Evaluation] | None = None
     """The fastest plan that fits and is faster than the known one."""
     complete: bool = False
@@ -66,8 +68,10 @@ def search_short_row(
     splits = None if hides else every_split(problem, MOST_EVENTS_OF_CUTS // operations)
     if splits is None:
         return None
+    tied_us = embedding_us(profile.model, candidate.measurement, layout, cluster, profile.device)
+    may_win = plain_steps(problem, splits) / NS_PER_US + tied_us < known_us
     plain: list[tuple[float, ModulePlacement]] = []
-    for held in splits.tolist():
+    for held in splits[may_win].tolist():
         if time.monotonic() > deadline:
             return None
         rows = tuple(
@@ -78,6 +82,7 @@ def search_short_row(
         found = evaluate(profile, cluster, layout, placement, global_batch_size, with_timeline=False)
         plain.append((found.step.total_us, placement))
     plain.sort(key=lambda item: item[0])
+    plain_us = min([step_us for step_us, _ in plain[:1]], default=known_us)
     search = _Ways(profile, cluster, candidate, deadline)
     best: tuple[ModulePlacement, Evaluation] | None = None
     complete = search.complete
@@ -92,7 +97,7 @@ def search_short_row(
             if found.fits and found.step.total_us < known_us:
                 best, known_us = (changed, found), found.step.total_us
         complete &= search.complete
-    return ShortRow(plain_us=plain[0][0], best=best, complete=complete)
+    return ShortRow(plain_us=plain_us, best=best, complete=complete)
 
 
 class _Ways:

@@ -78,6 +78,8 @@ def improve_layout(
 ) -> LayoutResult:
     """Return a bound from some critical paths and, unless it reaches ``cutoff_us``, a good plan.
 
+    The bound is that of the plan's search where its problem has every plan of the layout.
+
     ``known``: a placement to start from, whether it fits or not.
     """
     look = _Look(profile, cluster, candidate, options)
@@ -88,8 +90,8 @@ def improve_layout(
         return look.result(look.below)
     placement = None if known is None else split_placement(profile, candidate.measurement, known)
     begin = Beginning(cuts=tuple(relaxed[0]), placement=placement)
-    attempts = _searched(look, global_batch_size, options, begin, known)
-    return look.result(relaxed[1], attempts.best)
+    attempts, bound = _searched(look, global_batch_size, options, begin, known)
+    return look.result(max(relaxed[1], bound), attempts.best)
 
 
 def prove_layout(
@@ -150,8 +152,8 @@ class _Look:
 
 def _searched(
     look: _Look, global_batch_size: int, options: SolveOptions, begin: Beginning, known: ModulePlacement | None
-) -> Attempts:
-    """Return solutions with true message sizes, with less and less memory until one fits."""
+) -> tuple[Attempts, float]:
+    """Return solutions with true message sizes, with less and less memory until one fits, and a bound in ticks."""
     profile, cluster, candidate = look.profile, look.cluster, look.candidate
     attempts = Attempts(
         profile=profile,
@@ -171,19 +173,30 @@ def _searched(
             attempts.take(split.placement, split.evaluation)
     fastest = min(simple, key=lambda split: split.evaluation.step.total_us, default=None)
     attempts.last_module_from = 0 if fastest is None else first_of_last_module(profile.model, fastest.placement)
-    limits = look.limits
+    limits, bound = look.limits, 0.0
     for _ in range(ATTEMPTS):
         best_us = min(look.cutoff_us, attempts.best[1].step.total_us if attempts.best is not None else inf)
+        problem, below = attempts.problem(limits, safe=False), look.ticks(best_us)
+        own, found = 0.0, None
         try:
-            _, found = attempts.solve(attempts.problem(limits, safe=False), look.ticks(best_us), options)
-        except (NoneBelow, StoppedEarly, InfeasiblePlan):
+            bound_us, found = attempts.solve(problem, below, options)
+            own = bound_us * NS_PER_US
+        except NoneBelow:
+            own = below or 0.0
+        except StoppedEarly as error:
+            own = error.lower_bound
+        except InfeasiblePlan:
+            break
+        if problem == look.problem:
+            bound = own
+        if found is None:
             break
         if found.fits or time.monotonic() > look.deadline or attempts.last is None:
             break
         attempts.last_module_from = first_of_last_module(profile.model, attempts.last)
         over = [max(0, rank.peak_bytes - rank.limit_bytes) for rank in found.memory]
         limits = tuple(max(0, limit - excess) for limit, excess in zip(limits, over, strict=True))
-    return attempts
+    return attempts, bound
 
 
 def first_of_last_module(model: Model, placement: ModulePlacement) -> int:

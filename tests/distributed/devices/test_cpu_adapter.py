@@ -76,6 +76,28 @@ def gather_unequal(sizes):
     return [works[0] is None, *(part.tolist() for part in gathered)]
 
 
+def gather_stacked():
+    from mindspeed_autoparallel.runtime.devices import prepare_for_megatron
+
+    prepare_for_megatron()
+
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    stacked = torch.zeros(2, 3, 2)
+    dist.all_gather_into_tensor(stacked, torch.full((3, 2), dist.get_rank() + 1.0), async_op=True).wait()
+    scattered = torch.zeros(3, 2)
+    dist.reduce_scatter_tensor(output=scattered, input=stacked)
+    return [*stacked[:, 0, 0].tolist(), *scattered[:, 0].tolist()]
+
+
+def test_ranks_gather_into_a_stack_and_scatter_one():
+    """MindSpeed-LLM's Mamba does with context parallelism; gloo takes tensors with the same axes alone."""
+    first, second = (rank.result for rank in run_ranks(2, gather_stacked))
+    assert (first, second) == ([1.0, 2.0, 2.0, 2.0, 2.0], [1.0, 2.0, 4.0, 4.0, 4.0])
+
+
 def test_ranks_gather_tensors_of_unequal_sizes():
     """Accelerators' libraries do; experts that tensor ranks share gather each other's tokens so. gloo refuses them."""
     for rank in run_ranks(3, gather_unequal, [2, 0, 1]):

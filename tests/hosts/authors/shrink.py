@@ -32,6 +32,7 @@ _WIDTHS = {
     "--v-head-dim": 16,
     "--mamba-state-dim": 16,
     "--mamba-head-dim": 16,
+    "--mamba-chunk-size": 16,
     "--linear-key-head-dim": 16,
     "--linear-value-head-dim": 16,
     "--moe-latent-size": 32,
@@ -110,6 +111,8 @@ _ACCELERATOR = (
 _STANDS_IN = ("--use-flash-attn",)
 _GROUPED = ("--moe-fb-overlap", "--moe-alltoall-overlap-comm", "--moe-allgather-overlap-comm")
 """MindSpeed checks for ``--moe-grouped-gemm`` beside one of these: it stays there, and arguments are checked with it."""
+_BF16 = "--mamba-chunk-size"
+"""MindSpeed-LLM's Mamba computes in bf16 whatever a training's type is: ``--bf16`` stays beside this flag."""
 _ADDED = (
     *("--distributed-backend", "gloo", "--transformer-impl", "local", "--no-gradient-accumulation-fusion"),
     *("--no-masked-softmax-fusion", "--no-persist-layer-norm", "--no-rope-fusion"),
@@ -151,7 +154,9 @@ def shrink(words: tuple[str, ...], *, release: str, mindspeed: bool = False) -> 
     given = {name: list(values) for name, values in flags.items()}
     kept = _STANDS_IN if mindspeed else ()
     if mindspeed and any(name in flags for name in _GROUPED):
-        kept = (*kept, "--moe-grouped-gemm")
+        kept = (*kept, "--moe-grouped-gemm", "--bf16")  # Megatron checks for the one beside the other
+    if mindspeed and _BF16 in flags:
+        kept = (*kept, "--bf16")
     for name in (*_FILES, *_ACCELERATOR):
         if name not in kept:
             flags.pop(name, None)

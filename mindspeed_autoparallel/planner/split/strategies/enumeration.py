@@ -60,6 +60,14 @@ def every_split(problem: SplitProblem, most: int) -> Integers | None:
     return held[held.any(axis=2).all(axis=1)]
 
 
+def plain_steps(problem: SplitProblem, held: Integers) -> Floats:
+    """Return the ticks of every split ``held``, ``[split, virtual stage, segment]``, with nothing recomputed."""
+    forward = held @ numpy.array([segment.forward for segment in problem.segments])
+    backward = held @ numpy.array([segment.backward for segment in problem.segments])
+    steps: Floats = batch_simulator(problem).step_times(forward, backward) + tails_of(problem, held)[1]
+    return steps
+
+
 def _are_alike(kinds: list[tuple[LayerKind, ...]], name: str) -> bool:
     return all(getattr(kind, name) == getattr(row[0], name) for row in kinds for kind in row)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -56,6 +57,8 @@ def install(edits: Edits) -> None:
     gather_unequal = _gathers_of_unequal_sizes(distributed)
     for module in (distributed, distributed_c10d):
         edits.set(module, "all_gather", gather_unequal)
+        for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):
+            edits.set(module, name, _of_stacks(getattr(module, name)))
         edits.set(module, "isend", sent_from_its_storage)
         edits.set(module, "barrier", gloo_barrier)
         edits.set(module, "init_process_group", init_process_group)
@@ -83,6 +86,25 @@ def _gathers_of_unequal_sizes(distributed: Any) -> Callable[..., Any]:
         return work
 
     return gather_unequal
+
+
+def _of_stacks(collective: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``collective`` that takes one more axis, of ranks, on the larger of its tensors, for gloo."""
+    names = tuple(inspect.signature(collective).parameters)[:2]
+
+    @functools.wraps(collective)
+    def of_stacks(*args: Any, **kwargs: Any) -> Any:
+        kwargs |= zip(names, args, strict=False)
+        output, given = (kwargs.pop(name) for name in names)
+        # Accelerators' libraries count elements alone.
+        more = output.dim() - given.dim()
+        if more == 1 and given.dim():
+            output = output.flatten(0, 1)
+        elif more == -1 and output.dim():
+            given = given.flatten(0, 1)
+        return collective(output, given, *args[2:], **kwargs)
+
+    return of_stacks
 
 
 def _gloo(backend: Any) -> Any:

@@ -61,4 +61,15 @@ def provide() -> NpuModule:
     for name, value in (("", module), (".utils", module.utils), ("._recovery", module._recovery)):
         sys.modules[f"torch_npu.npu{name}"] = value
     torch.npu, torch.device = module, Device
+    torch.histc = _histc
     return module
+
+
+_torch_histc = torch.histc
+
+
+def _histc(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    """Count integers as an accelerator does; on CPU torch counts floating-point numbers alone."""
+    if tensor.is_floating_point():
+        return _torch_histc(tensor, *args, **kwargs)
+    return _torch_histc(tensor.double(), *args, **kwargs).to(tensor.dtype)

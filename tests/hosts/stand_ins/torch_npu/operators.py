@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as functional
 
 __all__ = [
+    "npu_apply_adam_w",
     "npu_confusion_transpose",
     "npu_fast_gelu",
     "npu_format_cast",
@@ -79,6 +80,33 @@ def npu_confusion_transpose(x: Any, perm: Any, shape: Any, transpose_first: bool
     return x.permute(perm).reshape(shape) if transpose_first else x.reshape(shape).permute(perm)
 
 
+def npu_apply_adam_w(
+    beta1_power: float,
+    beta2_power: float,
+    lr: float,
+    weight_decay: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    grad: Any,
+    max_grad_norm: Any = None,
+    amsgrad: bool = False,
+    maximize: bool = False,
+    *,
+    out: tuple[Any, Any, Any],
+) -> tuple[Any, Any, Any]:
+    """Update parameter and both moments (``out``) in place by AdamW. Powers are those of the step before."""
+    if amsgrad:
+        raise NotImplementedError("the stand-in AdamW has no amsgrad")
+    parameter, first, second = out
+    grad = -grad if maximize else grad
+    first.mul_(beta1).add_(grad, alpha=1 - beta1)
+    second.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+    root = (second / (1 - beta2_power * beta2)).sqrt_().add_(epsilon)
+    parameter.mul_(1 - lr * weight_decay).addcdiv_(first, root, value=-lr / (1 - beta1_power * beta1))
+    return out
+
+
 def npu_format_cast(x: Any, *formats: Any) -> Any:
     """Keep the tensor: formats are the NPU's own."""
     return x
@@ -112,19 +140,23 @@ def npu_fusion_attention(
 ) -> tuple[Any, ...]:
     """Attention in one of torch_npu's layouts (SBH, BSH, BSND, BNSD, TND); the output first, as the operator has it.
 
-    ``settings``: ``atten_mask`` (true where nothing may be seen), ``scale``, ``sparse_mode``, ``next_tockens`` and, for
-    TND, ``actual_seq_qlen`` and ``actual_seq_kvlen`` (running totals). Dropout is refused.
+    ``settings``: ``atten_mask`` (true where nothing may be seen), ``scale``, ``sparse_mode``, ``next_tockens``, ``pse``
+    (added to the products in front of ``scale``) and, for TND, ``actual_seq_qlen`` and ``actual_seq_kvlen`` (running
+    totals). Dropout is refused.
     """
-    if settings.get("keep_prob", 1.0) != 1.0 or settings.get("pse") is not None:
-        raise NotImplementedError("the stand-in attention has neither dropout nor a position bias")
+    bias = settings.get("pse")
+    if settings.get("keep_prob", 1.0) != 1.0:
+        raise NotImplementedError("the stand-in attention has no dropout")
     mask, causal = _mask(settings)
     scale, unused = settings.get("scale", 1.0), torch.zeros(1)
     if input_layout == "TND":
+        if bias is not None:
+            raise NotImplementedError("the stand-in attention of packed sequences has no position bias")
         return _packed(query, key, value, scale, causal, settings), unused, unused, unused, 0, 0, 0
     size = query.shape[-1] // head_num if input_layout in ("SBH", "BSH") else query.shape[-1]
     heads = [_heads_first(tensor, input_layout, size) for tensor in (query, key, value)]
-    output = _heads_back(_attention(*heads, scale, mask, causal), input_layout)
-    scores = _scores(*(tensor.detach() for tensor in heads[:2]), scale, mask, causal)
+    output = _heads_back(_attention(*heads, scale, mask, causal, bias), input_layout)
+    scores = _scores(*(tensor.detach() for tensor in heads[:2]), scale, mask, causal, bias)
     most = scores.amax(-1, keepdim=True)
     return output, *_eightfold(most, (scores - most).exp().sum(-1, keepdim=True)), unused, 0, 0, 0
 
@@ -177,15 +209,16 @@ def _packed(query: Any, key: Any, value: Any, scale: float, causal: bool, settin
     return torch.cat(parts)
 
 
-def _attention(query: Any, key: Any, value: Any, scale: float, mask: Any, causal: bool) -> Any:
+def _attention(query: Any, key: Any, value: Any, scale: float, mask: Any, causal: bool, bias: Any = None) -> Any:
     """Plain attention over [batch, heads, tokens, size] in fp32; key and value heads are repeated for their group."""
     value = value.repeat_interleave(query.shape[1] // key.shape[1], 1)
-    return (_scores(query, key, scale, mask, causal).softmax(-1) @ value.float()).to(value.dtype)
+    return (_scores(query, key, scale, mask, causal, bias).softmax(-1) @ value.float()).to(value.dtype)
 
 
-def _scores(query: Any, key: Any, scale: float, mask: Any, causal: bool) -> Any:
+def _scores(query: Any, key: Any, scale: float, mask: Any, causal: bool, bias: Any = None) -> Any:
     key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
-    scores = query.float() @ key.float().transpose(-1, -2) * scale
+    scores = query.float() @ key.float().transpose(-1, -2)
+    scores = (scores if bias is None else scores + bias.float()) * scale
     if causal:
         rows, columns = scores.shape[-2:]
         mask = torch.ones(rows, columns, dtype=torch.bool).triu(1 + columns - rows)

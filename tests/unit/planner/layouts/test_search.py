@@ -14,7 +14,7 @@ from small_profile import block, small_profile
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.best_first import Open, silent
 from mindspeed_autoparallel.planner.evaluate import evaluate
-from mindspeed_autoparallel.planner.layouts import short_rows, turns
+from mindspeed_autoparallel.planner.layouts import short_rows, turns, virtual_layouts
 from mindspeed_autoparallel.planner.layouts.group_sizes import three_chunks
 from mindspeed_autoparallel.planner.layouts.layout_search import LayoutSearch
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
@@ -195,9 +195,9 @@ def _searched_on_four(sizes: tuple[int, ...] | None) -> Plan:
     return search(_row_of_layers(), Cluster(num_nodes=1, devices_per_node=4), 16, options)
 
 
-@pytest.mark.parametrize("long", [False, True])
+@pytest.mark.parametrize(("long", "proved"), [(False, False), (True, False), (False, True)])
 def test_layouts_with_virtual_stages_are_bounded_then_planned_then_searched_long(
-    monkeypatch: pytest.MonkeyPatch, long: bool
+    monkeypatch: pytest.MonkeyPatch, long: bool, proved: bool
 ) -> None:
     asked: list[int] = []
     perform = Workers.perform
@@ -209,7 +209,13 @@ def test_layouts_with_virtual_stages_are_bounded_then_planned_then_searched_long
     monkeypatch.setattr(Workers, "perform", note)
     monkeypatch.setattr(short_rows, "MOST_EVENTS_OF_CUTS", 0)
     monkeypatch.setattr(turns, "takes_long", lambda model, candidate: long and candidate.layout.virtual_size > 1)
+    searched = virtual_layouts._searched
+    if not proved:
+        monkeypatch.setattr(virtual_layouts, "_searched", lambda *given: (searched(*given)[0], 0.0))
     plan = _searched_on_four((1, 2, 3))
+    if proved:  # by the search of the first plan
+        assert set(asked) == {LOOKS.index(look) for look in (BOUND, IMPROVE)}
+        return
     # What takes long is bounded by whole layers, which is enough here; what is solved in a moment is not before.
     assert set(asked) == {LOOKS.index(look) for look in (BOUND, IMPROVE, PROVE if long else SOLVE)}
     assert asked == sorted(asked)

@@ -14,9 +14,10 @@ from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts import short_rows
 from mindspeed_autoparallel.planner.layouts.layout_solver import limits_of
-from mindspeed_autoparallel.planner.layouts.options import SearchOptions
+from mindspeed_autoparallel.planner.layouts.options import SearchOptions, SolveOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions, enumerate_layouts
+from mindspeed_autoparallel.planner.layouts.virtual_layouts import improve_layout
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.problem_building import build_problem
 from mindspeed_autoparallel.profiles import Profile
@@ -76,6 +77,19 @@ def test_a_tight_short_pipeline_equals_enumeration(capacity_mib: int) -> None:
     status, step_us, bound_us = _search(profile, CLUSTER, LAYOUT, BATCH)
     assert (status, step_us) == ("optimal", pytest.approx(expected))
     assert bound_us == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("capacity_mib", [290, 410])
+def test_a_first_plan_with_virtual_stages_has_the_bound_of_its_search(capacity_mib: int) -> None:
+    profile = _language_model(capacity_mib, 5)
+    expected = _enumerated(profile)
+    assert expected is not None
+    (candidate,), _ = enumerate_layouts(profile, CLUSTER, BATCH, SpaceOptions(), [LAYOUT])
+    options = SolveOptions(time_limit_s=60.0, seed=0, cutoff_us=1.2 * expected, only_faster=True, effort=0.2)
+    found = improve_layout(profile, CLUSTER, candidate, BATCH, options)
+    assert found.evaluation is not None
+    assert found.evaluation.step.total_us == pytest.approx(expected)
+    assert found.lower_bound_us == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("capacity_mib", range(250, 470, 44))
