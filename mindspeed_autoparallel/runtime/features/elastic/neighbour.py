@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import dis
 import functools
 import os
 import sys
@@ -18,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
 from mindspeed_autoparallel.runtime.features.elastic.request import World
@@ -34,8 +32,7 @@ class _Exit:
     """The last ``sys.exit`` of this process."""
 
     status: int | str | None = None
-    script: FrameType | None = None
-    """The outermost frame of the script, once ``record_exits`` has run."""
+    is_recorded = False
 
 
 _exit = _Exit()
@@ -102,11 +99,9 @@ def watch_next_node(folder: Path, world: World) -> None:
 
 def record_exits() -> None:
     """Record the status of ``sys.exit`` for ``ended_by_error``: the interpreter keeps nothing of a ``SystemExit``."""
-    if _exit.script is not None:
+    if _exit.is_recorded:
         return
-    _exit.script, leave = sys._getframe(), sys.exit
-    while _exit.script.f_back is not None:
-        _exit.script = _exit.script.f_back
+    _exit.is_recorded, leave = True, sys.exit
 
     @functools.wraps(leave)
     def exit_recorded(status: int | str | None = None, /) -> NoReturn:
@@ -119,13 +114,7 @@ def record_exits() -> None:
 def ended_by_error() -> bool:
     """Return at exit whether an exception or ``sys.exit`` with an error code ended the script.
 
-    The interpreter sets ``sys.last_value`` for the former. The latter ended the script if its outermost frame did not
-    return. A ``SystemExit`` that is raised directly is not detected.
+    The interpreter sets ``sys.last_value`` for the former. A ``SystemExit`` that is raised directly is not detected,
+    and a ``sys.exit`` that the script catches counts unless another one follows.
     """
-    if getattr(sys, "last_value", None) is not None:
-        return True
-    return _exit.status not in (None, 0) and _exit.script is not None and not _has_returned(_exit.script)
-
-
-def _has_returned(frame: FrameType) -> bool:
-    return dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
+    return getattr(sys, "last_value", None) is not None or _exit.status not in (None, 0)
