@@ -177,9 +177,10 @@ def _searched(
     for _ in range(ATTEMPTS):
         best_us = min(look.cutoff_us, attempts.best[1].step.total_us if attempts.best is not None else inf)
         problem, below = attempts.problem(limits, safe=False), look.ticks(best_us)
-        own, found = 0.0, None
+        own = 0.0
+        solved: Evaluation | None = None
         try:
-            bound_us, found = attempts.solve(problem, below, options)
+            bound_us, solved = attempts.solve(problem, below, options)
             own = bound_us * NS_PER_US
         except NoneBelow:
             own = below or 0.0
@@ -189,12 +190,12 @@ def _searched(
             break
         if problem == look.problem:
             bound = own
-        if found is None:
+        if solved is None:
             break
-        if found.fits or time.monotonic() > look.deadline or attempts.last is None:
+        if solved.fits or time.monotonic() > look.deadline or attempts.last is None:
             break
         attempts.last_module_from = first_of_last_module(profile.model, attempts.last)
-        over = [max(0, rank.peak_bytes - rank.limit_bytes) for rank in found.memory]
+        over = [max(0, rank.peak_bytes - rank.limit_bytes) for rank in solved.memory]
         limits = tuple(max(0, limit - excess) for limit, excess in zip(limits, over, strict=True))
     return attempts, bound
 
