@@ -81,7 +81,9 @@ def flags_line(plan: Plan, num_mtp_layers: int = 0) -> str:
         beside = f"; priced with {', '.join(left)} too, for which no flag is known here" if left else ""
         return f"flags of {host}: {shlex.join(launch_flags(plan, host, num_mtp_layers))}{beside}"
     except PlanError as error:
-        return f"no flags of {host} describe this plan: {error} It trains by --auto-parallel-plan plan.json (--out)."
+        # The advice is for a script that was given the plan.
+        reason = str(error).removesuffix(" Search it again.")
+        return f"no flags of {host} describe this plan: {reason} It trains by --auto-parallel-plan plan.json (--out)."
 
 
 def _stages(

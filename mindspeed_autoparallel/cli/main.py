@@ -91,6 +91,9 @@ class _Parser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse; the command's parser, whose help lists its flags, reports unknown flags."""
         found, unknown = self.parse_known_args(args, namespace)
+        if unknown[:1] == ["--"] and hasattr(found, "arguments"):
+            # argparse fills the list before the flags that stand in front of "--", and leaves the script over.
+            found.arguments, unknown = [*found.arguments, *unknown[1:]], []
         if unknown:
             chosen: argparse.ArgumentParser = self
             for name in ("command", "data_command"):

@@ -174,6 +174,7 @@ def test_ctrl_c_at_a_search_with_workers_writes_the_best_plan_and_leaves_no_proc
         ("predict --request number.json", 'number.json must hold {"requests": [...]}, not a value.'),
         ("predict --request bytes.json", "cannot read request file bytes.json: byte 0 is not UTF-8 text."),
         ("preflight plan.json", "the training script is missing: give it and its arguments after --."),
+        ("preflight plan.json --ranks 0 -- gone.py", "gone.py is not a file; give the training script after --."),
         ("data describe", "give one of --mm-data, --lengths, --indexed and --table; none was given."),
         (
             "data describe --lengths a --table b",

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from small_profile import small_profile
 
+from mindspeed_autoparallel.cli._launch import flags_line
 from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.results import RESULT_FILE, result_of
@@ -179,3 +180,11 @@ def test_mindspeed_profile_is_planned_at_its_own_tensor_size(
     assert plan.layout.tensor_size == 2
     assert plan.layout.micro_batch_size == 1
     assert plan.search.status == "optimal"
+
+
+def test_a_plan_without_flags_gets_no_advice_to_search_again(capsys: pytest.CaptureFixture[str]) -> None:
+    example = Path(__file__).parents[3] / "docs" / "examples" / "model_profile.json"
+    words = ["plan", "--profile", str(example), "--profile-tensor-size", "8", "--nnodes", "4", "--nproc-per-node", "8"]
+    assert main([*words, "--global-batch-size", "8", "--json"]) == 0
+    line = flags_line(Plan.parse(json.loads(capsys.readouterr().out)))
+    assert line.startswith("no flags of") and "Search it again" not in line
