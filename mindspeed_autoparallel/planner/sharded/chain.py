@@ -1,36 +1,38 @@
 """Lower bound of the step time of one choice of units without recomputation, in a fifth of a replay's time.
 
-It follows the replay's rules for gathers, waits and reductions of one micro batch, without memory and critical path.
+It follows the replay's rules for gathers, waits and reductions, without memory and critical path.
 """
 
 from __future__ import annotations
+
+from collections import defaultdict
 
 from mindspeed_autoparallel.planner.sharded.lowering import Lowering
 from mindspeed_autoparallel.schedule.sharded import StreamModule, Unit
 from mindspeed_autoparallel.spec.sharded import MEGATRON_FSDP
 
 
-def chain_ns(lowering: Lowering) -> int:
+def chain_ns(lowering: Lowering, target_ns: int | None = None) -> int:
     """Return a lower bound of the step time; 0 if layers run in parts or are called again, or units are buckets.
 
-    Further micro batches count with their computation only, since backward may gather parameters of the next forward.
+    Micro batches left when the bound reaches ``target_ns`` count with their computation only.
     """
     host = lowering.problem.host
     if host.variant == MEGATRON_FSDP or host.reentrant or lowering.parts > 1:
         return 0
     chain = _Chain(lowering)
-    chain.forward(0)
-    chain.backward(0)
-    computed, end = chain.end()
-    if more := lowering.sizes.accumulation - 1:
-        modules = chain.modules
-        whole = sum(one.forward_ns + one.tail_forward_ns + one.backward_ns + one.tail_backward_ns for one in modules)
-        end = computed + more * whole
-    return end + lowering.optimizer_ns
+    modules, number = chain.modules, lowering.sizes.accumulation
+    whole = sum(one.forward_ns + one.tail_forward_ns + one.backward_ns + one.tail_backward_ns for one in modules)
+    for done in range(1, number + 1):
+        chain.run(is_last=done == number)
+        bound = chain.compute + (number - done) * whole + lowering.optimizer_ns
+        if target_ns is not None and bound >= target_ns:
+            break
+    return bound
 
 
 class _Chain:
-    """The queues of one micro batch."""
+    """The queues of a step."""
 
     def __init__(self, lowering: Lowering) -> None:
         structure, host = lowering.structure, lowering.problem.host
@@ -45,18 +47,42 @@ class _Chain:
         )
         self.hook = {unit: name for name, units in lowering.hooked.items() for unit in units}
         self.torch, self.patched = host.variant == "torch", host.variant == "mindspeed-mm"
+        self.defers, self.stays, self.is_last = host.defers_reduction, host.stays_gathered, True
         made = {module.parameters_of for module in self.modules if module.gradient_bytes}
         self.reduces = [unit.has_gradients and place in made for place, unit in enumerate(self.units)]
         self.ready: dict[int, int] = {}
         """End of a unit's gather, until computing waits for it."""
-        self.gathered, self.reduced = set[int](), set[int]()
+        self.gathered, self.ended = set[int](), set[int]()
+        """Units whose parameters are there, and those whose backward has ended."""
         self.copied: dict[int, tuple[int, int]] = {}
         """Last copy-out in forward by context: its end and its unit."""
         self.reducing: dict[int, tuple[int, int]] = {}
         """Last reduction by context: its end and its unit."""
+        self.reduced: dict[int, int] = {}
+        """End of a unit's reduction, until computing waits for it."""
         self.done: list[int] = []
+        self.order: defaultdict[int, list[int]] = defaultdict(list)
+        """By unit, its places in ``done`` that backward has not come to."""
         self.outermost = -1
         self.compute = self.copying = self.gathering = self.reduction = self.summing = 0
+
+    def run(self, *, is_last: bool) -> None:
+        """Run a micro batch, and units whose inputs need no gradient at its end."""
+        self.is_last = is_last
+        self.forward(0)
+        self.ended.clear()
+        self.backward(0)
+        waits = is_last or (self.defers and not self.stays)
+        for place, unit in enumerate(self.units):
+            if place not in self.ended:
+                self._end(place)
+            if waits and not unit.empty:
+                reduced = max(self.reduction, self.summing) if self.torch else self.reduced.pop(place, 0)
+                self.compute = max(self.compute, reduced, self.ready.pop(place, 0))
+        if waits:
+            self.reducing.clear()
+            self.done.clear()
+            self.order.clear()
 
     def forward(self, index: int) -> None:
         """Run a module and those inside it."""
@@ -71,11 +97,13 @@ class _Chain:
             if not unit.empty:
                 if unit.reshard_after_forward and (place > 0 or self.torch):
                     self.gathered.discard(place)
+                self.order[place].append(len(self.done))
                 self.done.append(place)
             if place == self.outermost:
                 for moment, _ in self.copied.values():
                     self._hold(moment)
                 self.copied.clear()
+                self.outermost = -1
 
     def backward(self, index: int) -> None:
         """Run backward of a module and of those inside it."""
@@ -90,19 +118,13 @@ class _Chain:
         self.compute += module.backward_ns
         if module.input_requires_grad:
             for place in reversed(module.units):
-                self._reduce(place)
-
-    def end(self) -> tuple[int, int]:
-        """Return the end of computing, and that of all queues, after units whose inputs need no gradient."""
-        for place in range(len(self.units)):
-            if place not in self.reduced:
-                self._reduce(place)
-        return self.compute, max(self.compute, self.reduction, self.summing)
+                self._end(place)
 
     def _before_forward(self, module: StreamModule) -> None:
         for place in module.units:
             if self.outermost < 0:
                 self.outermost = place
+                self._hold(self.compute)
             if not self.units[place].empty:
                 self._gather(place)
                 self._copy_out(place)
@@ -152,18 +174,18 @@ class _Chain:
                 self.compute = (self.compute if alone else max(self.compute, moment)) + unit.copy_out_ns
                 self.gathered.add(place)
                 self._hold(self.compute)
-            before = self.done.index(place) - 1 if not behind and place in self.done else -1
-            if before >= 0:
-                self._gather(self.done[before])
+            if not behind and self.order[place] and (before := self.order[place].pop()):
+                self._gather(self.done[before - 1])
         for target in behind:
             if not self.units[target].empty:
                 self._gather(target)
 
-    def _reduce(self, place: int) -> None:
+    def _end(self, place: int) -> None:
         unit, own = self.units[place], self.lists[place][2]
-        self.reduced.add(place)
-        self.gathered.discard(place)
-        if unit.empty:
+        self.ended.add(place)
+        if self.is_last or not self.stays:
+            self.gathered.discard(place)
+        if unit.empty or (self.defers and not self.is_last):
             return
         if self.torch or self.reduces[place]:
             for context in list(self.reducing) if self.patched else [own]:
@@ -173,10 +195,11 @@ class _Chain:
                     self.reducing.pop(context, None)
         if not self.reduces[place]:
             return
-        self.compute += unit.pack_ns
+        self.compute = max(self.compute, self.reduced.get(place, 0)) + unit.pack_ns
         self.reduction = max(self.reduction, self.compute) + unit.reduce_ns
         self.reducing[own] = self.reduction, place
-        if unit.replicated:
+        if unit.replicated and self.is_last:
             self.summing = max(self.summing, self.reduction) + unit.all_reduce_ns + unit.finish_ns
-        else:
+        elif not unit.replicated:
             self.reduction += unit.finish_ns
+        self.reduced[place] = self.summing if unit.replicated and self.is_last else self.reduction

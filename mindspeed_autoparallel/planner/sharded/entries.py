@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from mindspeed_autoparallel.planner.sharded.layers import LayerSearch
+from mindspeed_autoparallel.planner.sharded.lowering import Lowering
+from mindspeed_autoparallel.planner.sharded.program import QUICK
 from mindspeed_autoparallel.planner.sharded.space import Switches
 from mindspeed_autoparallel.schedule.sharded import Replayed
-from mindspeed_autoparallel.spec.sharded import ShardedDecisions, ShardSizes
+from mindspeed_autoparallel.spec.sharded import ShardedDecisions, ShardingHost, ShardSizes
 from mindspeed_autoparallel.spec.sharded_plan import ShardedOutcome
+
+LoweringOf = Callable[[ShardSizes, Switches], Lowering | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,3 +46,26 @@ class Entry:
     kept: Replayed | None = None
     rough: bool = False
     """Whether its bound is one that needs no units."""
+    chained: bool = False
+    """Whether its bound includes that of the queues with every layer kept."""
+
+
+class Fits:
+    """Whether a choice of chunks may fit: the switches that hold the least decide, and are replayed once."""
+
+    def __init__(self, host: ShardingHost, limit_bytes: int, lowering_of: LoweringOf) -> None:
+        """``lowering_of``: the choice of units that holds the least, or ``None`` if none is known to."""
+        self.host, self.limit, self.lowering_of = host, limit_bytes, lowering_of
+        self._known: dict[tuple[ShardSizes, Switches], int] = {}
+
+    def excess_peak(self, sizes: ShardSizes, switches: Switches) -> int:
+        """Return the least peak if it exceeds the memory limit, or 0 if something may fit."""
+        reshard, prefetch = max(self.host.reshard_choices), min(self.host.prefetch_depths)
+        least = replace(switches, reshard=reshard, prefetch=prefetch)
+        if (sizes, least) not in self._known:
+            lowering, peak = self.lowering_of(sizes, least), 0
+            if lowering is not None:
+                search = LayerSearch(lowering, self.limit, QUICK)
+                peak = 0 if search.may_fit() else search.least_peak
+            self._known[sizes, least] = peak
+        return self._known[sizes, least]

@@ -14,7 +14,8 @@ from dataclasses import replace
 
 from mindspeed_autoparallel.planner.sharded.bounds import step_bound_ns
 from mindspeed_autoparallel.planner.sharded.buckets import lowering_of
-from mindspeed_autoparallel.planner.sharded.entries import Entry, Found, ShardedOptions
+from mindspeed_autoparallel.planner.sharded.chain import chain_ns
+from mindspeed_autoparallel.planner.sharded.entries import Entry, Fits, Found, ShardedOptions
 from mindspeed_autoparallel.planner.sharded.layers import LayerSearch
 from mindspeed_autoparallel.planner.sharded.lowering import Lowering
 from mindspeed_autoparallel.planner.sharded.passes import size_bound_ns
@@ -44,8 +45,9 @@ class Frontier:
         self.end = time.process_time() + options.time_limit_s
         self._heap: list[tuple[int, int, int, int, Entry]] = []
         self._count = itertools.count()
-        self._whole_loss: set[tuple[ShardSizes, int]] = set()
-        """Sizes and numbers of parts of their micro batch with which an unchunked loss may fit."""
+        self._fits = Fits(problem.host, self.limit, self._lowering)
+        self._whole_loss: set[tuple[ShardSizes, Switches]] = set()
+        """Switches with an unchunked loss that wait for those with a chunked one."""
         self._dived = False
         self._lost: list[int] = []
         """Bounds of entries whose search ended without a result and without a proof that none exists."""
@@ -89,6 +91,8 @@ class Frontier:
                 self._open_sizes(entry.sizes, offload_optimizer=offload_optimizer)
             elif entry.switches is None:
                 self._open_switches(entry.sizes, bound, offload_optimizer=offload_optimizer)
+            elif not entry.chained and entry.search is None:
+                self._open_chain(entry.sizes, entry.switches, bound)
             elif entry.search is None:
                 self._open_path(entry.sizes, entry.switches, bound)
             else:
@@ -134,43 +138,44 @@ class Frontier:
             self._note_peak(lowering.static_bytes)
 
     def _open_switches(self, sizes: ShardSizes, bound: int, *, offload_optimizer: bool) -> None:
-        """Add the switches of ``sizes`` with bounds from sums, except those whose chunks exceed the memory limit."""
-        host = self.problem.host
+        """Add the switches of ``sizes`` with bounds from sums."""
         rows = switches_of(self.problem, sizes, offload_optimizer=offload_optimizer)
-        smallest = min((one.unit_elements for one in rows if one.unit_elements), default=0)
-        least = max(host.reshard_choices), min(host.prefetch_depths), smallest
-        too_large = set()
+        entries = []
         for switches in rows:
-            if (switches.reshard, switches.prefetch, switches.unit_elements) != least:
-                continue
             lowering = self._lowering(sizes, switches)
-            search = LayerSearch(lowering, self.limit, QUICK)
             divided = not switches.micro_batch_chunk or lowering.parts > 1
-            if not divided or step_bound_ns(lowering, self.limit) is None or not search.may_fit():
-                self._note_peak(search.least_peak or lowering.static_bytes)
-                too_large.add((switches.loss_chunk, switches.micro_batch_chunk))
-        fitting = {(one.loss_chunk, one.micro_batch_chunk) for one in rows} - too_large
-        for switches in rows:
-            chunks = (switches.loss_chunk, switches.micro_batch_chunk)
-            if chunks not in fitting:
-                continue
-            # An unchunked loss gets its bound from the same switches with a chunked loss where these can fit.
-            if not switches.loss_chunk and any(loss and part == chunks[1] for loss, part in fitting):
-                self._whole_loss.add((sizes, chunks[1]))
-                continue
-            lower = step_bound_ns(self._lowering(sizes, switches), self.limit)
-            if lower is not None:
-                self._push(max(bound, lower), Entry(sizes, switches))
+            lower = step_bound_ns(lowering, self.limit) if divided else None
+            if lower is None:
+                self._note_peak(lowering.static_bytes)
+            else:
+                entries.append((max(bound, lower), switches))
+        chunked = {replace(switches, loss_chunk=0) for _, switches in entries if switches.loss_chunk}
+        for lower, switches in entries:
+            # An unchunked loss gets its bound from the same switches with a chunked loss.
+            if switches in chunked:
+                self._whole_loss.add((sizes, switches))
+            else:
+                self._push(lower, Entry(sizes, switches))
+
+    def _open_chain(self, sizes: ShardSizes, switches: Switches, bound: int) -> None:
+        """Raise an entry's bound to that of its queues with every layer kept."""
+        lowering = self._lowering(sizes, switches)
+        bound = max(bound, chain_ns(lowering, self.target_ns))
+        self._push(bound, Entry(sizes, switches, chained=True))
+        whole = replace(switches, loss_chunk=0)
+        if switches.loss_chunk and (sizes, whole) in self._whole_loss:
+            # The head's backward and the loss run at another place: the step is shorter by at most their time.
+            late = lowering.late_head_ns * sizes.accumulation
+            self._push(max(0, bound - late), Entry(sizes, whole, chained=True))
 
     def _open_path(self, sizes: ShardSizes, switches: Switches, bound: int) -> None:
         """Replace an entry's bound by that of its longest path with every layer kept; drop it if nothing fits."""
+        if peak := self._fits.excess_peak(sizes, switches):
+            self._note_peak(peak)
+            return
         search = LayerSearch(self._lowering(sizes, switches), self.limit, QUICK)
         kept = search.run({})
         lower = search.path_bound_ns(kept)
-        if switches.loss_chunk and (sizes, switches.micro_batch_chunk) in self._whole_loss:
-            # The head's backward and the loss run at another place: the step is shorter by at most their time.
-            least = 0 if lower is None else lower - search.lowering.late_head_ns * sizes.accumulation
-            self._push(max(bound, least), Entry(sizes, replace(switches, loss_chunk=0)))
         if lower is None:
             self._note_peak(kept.peak_bytes)
         else:

@@ -12,10 +12,9 @@ from dataclasses import replace
 
 from mindspeed_autoparallel.planner.sharded.bounds import step_bound_ns
 from mindspeed_autoparallel.planner.sharded.lowering import Lowering
-from mindspeed_autoparallel.planner.sharded.memory import least_time_ns, tight_moments
+from mindspeed_autoparallel.planner.sharded.memory import least_time_ns, policies_of, tight_moments
 from mindspeed_autoparallel.planner.sharded.prefixes import every_number, fewest_first
 from mindspeed_autoparallel.planner.sharded.program import THOROUGH, Cuts, Effort, Solved, solve_program
-from mindspeed_autoparallel.profiles.sharded import ShardedModule
 from mindspeed_autoparallel.schedule.sharded import Replayed, StreamModule, replay
 from mindspeed_autoparallel.spec.sharded import (
     ALL,
@@ -42,7 +41,7 @@ class LayerSearch:
             layer = problem.layer_of(module)
             if layer is not None and layer.name in self.members:
                 self.members[layer.name].append(index)
-        self.options = {layer.name: self._options(layer) for layer in self.layers}
+        self.options = {layer.name: policies_of(lowering, layer.kind) for layer in self.layers}
         self._rows: dict[str, tuple[StreamModule, ...]] = {}
         self._held: dict[tuple[str, ...], int] = {}
         self.best_policies: dict[str, str] = {}
@@ -50,16 +49,6 @@ class LayerSearch:
         """Least peak memory of all replays, in bytes."""
         self.nothing_fits = False
         """True once a search has proved that nothing fits."""
-
-    def _options(self, layer: ShardedModule) -> tuple[str, ...]:
-        profile, found = self.lowering.profile, list[str]()
-        for policy in self.lowering.problem.host.policies:
-            if policy in (OFFLOAD, RECOMPUTE_OFFLOAD) and not profile.host_link_bytes_per_s:
-                continue
-            if policy == RECOMPUTE_KEEP_ATTENTION and not self.lowering.costs[layer.kind].attention_bytes:
-                continue
-            found.append(policy)
-        return tuple(found)
 
     def _modules(self, policy: str) -> tuple[StreamModule, ...]:
         """Return the modules when every layer has ``policy``."""

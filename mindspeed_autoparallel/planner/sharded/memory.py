@@ -139,7 +139,17 @@ def _policy_points(lowering: Lowering, kind: str, kinds: tuple[str, ...]) -> lis
         OFFLOAD: (whole - own, 0),
         RECOMPUTE_OFFLOAD: (0, again),
     }
-    return [points[KEEP], *(points[policy] for policy in lowering.problem.host.policies if policy != KEEP)]
+    return [points[KEEP], *(points[policy] for policy in policies_of(lowering, kind) if policy != KEEP)]
+
+
+def policies_of(lowering: Lowering, kind: str) -> tuple[str, ...]:
+    """Return the host's policies that a layer of ``kind`` may have: offload needs a link, kept attention some bytes."""
+    without = set[str]()
+    if not lowering.profile.host_link_bytes_per_s:
+        without |= {OFFLOAD, RECOMPUTE_OFFLOAD}
+    if not lowering.costs[kind].attention_bytes:
+        without.add(RECOMPUTE_KEEP_ATTENTION)
+    return tuple(policy for policy in lowering.problem.host.policies if policy not in without)
 
 
 def _hull(points: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from mindspeed_autoparallel.planner.sharded.bounds import shards_are_small, step_bound_ns, units_bound_ns
 from mindspeed_autoparallel.planner.sharded.chain import chain_ns
-from mindspeed_autoparallel.planner.sharded.entries import Entry, Found
+from mindspeed_autoparallel.planner.sharded.entries import Entry, Fits, Found
 from mindspeed_autoparallel.planner.sharded.frontier import Frontier
 from mindspeed_autoparallel.planner.sharded.layers import LayerSearch
 from mindspeed_autoparallel.planner.sharded.lowering import Lowering
@@ -41,6 +41,7 @@ class UnitSearch:
         self.end = max(frontier.end, time.process_time() + least_s)
         self._heap: list[tuple[int, int, Entry]] = []
         self._count = itertools.count()
+        self._fits = Fits(self.problem.host, frontier.limit, self._finest)
         self._closed: list[int] = []
         """Bounds of entries that are solved, or whose search ended without a result."""
 
@@ -65,7 +66,7 @@ class UnitSearch:
             if entry.rough:
                 self._open_sizes(bound, entry.sizes, offload_optimizer=offloads)
             elif entry.switches is None:
-                self._push_all(bound, entry.sizes, self._fitting(entry.sizes, offload_optimizer=offloads))
+                self._open_switches(bound, entry.sizes, offload_optimizer=offloads)
             elif entry.search is None:
                 self._open_units(bound, entry.sizes, entry.switches)
             elif entry.kept is None:
@@ -80,22 +81,15 @@ class UnitSearch:
         if lower is not None:
             heapq.heappush(self._heap, (max(bound, lower), next(self._count), entry))
 
-    def _push_all(self, bound: int, sizes: ShardSizes, rows: Collection[Switches]) -> None:
-        for switches in rows:
+    def _open_switches(self, bound: int, sizes: ShardSizes, *, offload_optimizer: bool) -> None:
+        for switches in switches_of(self.problem, sizes, offload_optimizer=offload_optimizer):
             self._push(bound, self._bound_ns(sizes, switches), Entry(sizes, switches))
 
-    def _fitting(self, sizes: ShardSizes, *, offload_optimizer: bool) -> list[Switches]:
-        """Return the switches of ``sizes``, except those whose chunks exceed the memory limit with the most units,
-        which hold the least at a time."""
-        rows = switches_of(self.problem, sizes, offload_optimizer=offload_optimizer)
-        host, too_large = self.problem.host, set()
-        for switches in rows:
-            if (switches.reshard, switches.prefetch) == (max(host.reshard_choices), min(host.prefetch_depths)):
-                _, finest = self._ends(sizes, switches)
-                whole = not switches.micro_batch_chunk or finest.parts > 1
-                if whole and shards_are_small(finest) and not LayerSearch(finest, self.frontier.limit, QUICK).may_fit():
-                    too_large.add((switches.loss_chunk, switches.micro_batch_chunk))
-        return [one for one in rows if (one.loss_chunk, one.micro_batch_chunk) not in too_large]
+    def _finest(self, sizes: ShardSizes, switches: Switches) -> Lowering | None:
+        """Return the most units, which hold the least at a time, unless shards take more than full gradients."""
+        _, finest = self._ends(sizes, switches)
+        whole = not switches.micro_batch_chunk or finest.parts > 1
+        return finest if whole and shards_are_small(finest) else None
 
     def _open_sizes(self, bound: int, sizes: ShardSizes, *, offload_optimizer: bool) -> None:
         rows = switches_of(self.problem, sizes, offload_optimizer=offload_optimizer)
@@ -119,12 +113,14 @@ class UnitSearch:
         return [Lowering(self.problem, _with_units(self.problem, plain, free, wanted)) for wanted in ((), free)]
 
     def _open_units(self, bound: int, sizes: ShardSizes, switches: Switches) -> None:
+        if self._fits.excess_peak(sizes, switches):
+            return
         for decisions in wrappings(self.problem, decided(self.frontier.shipped, self.problem, sizes, switches)):
             lowering = Lowering(self.problem, decisions)
             if not switches.micro_batch_chunk or lowering.parts > 1:
                 lower = step_bound_ns(lowering, self.frontier.limit)
                 if lower is not None and lower < (self.frontier.target_ns or 0):
-                    lower = max(lower, chain_ns(lowering))
+                    lower = max(lower, chain_ns(lowering, self.frontier.target_ns))
                 self._push(bound, lower, Entry(sizes, switches, LayerSearch(lowering, self.frontier.limit, QUICK)))
 
     def _solve(self, bound: int, search: LayerSearch, kept: Replayed) -> None:

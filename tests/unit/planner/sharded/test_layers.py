@@ -13,7 +13,17 @@ from mindspeed_autoparallel.planner.sharded.layers import LayerSearch
 from mindspeed_autoparallel.planner.sharded.lowering import Lowering
 from mindspeed_autoparallel.planner.sharded.problem import Problem
 from mindspeed_autoparallel.profiles.sharded import CostPoint
-from mindspeed_autoparallel.spec.sharded import ALL, FIRST, MEGATRON_FSDP, VARIANTS, ShardingHost
+from mindspeed_autoparallel.spec.sharded import (
+    ALL,
+    FIRST,
+    KEEP,
+    MEGATRON_FSDP,
+    OFFLOAD,
+    RECOMPUTE,
+    RECOMPUTE_OFFLOAD,
+    VARIANTS,
+    ShardingHost,
+)
 
 
 def brute_force(search):
@@ -50,6 +60,23 @@ def test_two_hundred_problems_equal_brute_force():
         if found is not None:
             assert found.bound_ns <= best <= found.replayed.step_ns <= best * 1.0001, seed
             assert found.replayed.peak_bytes <= search.limit
+
+
+def test_a_policy_that_no_layer_can_have_lowers_no_bound():
+    """Offload without a link to the host: what exceeds the memory without it is dropped before any replay."""
+    dropped = 0
+    for seed in range(30):
+        search = limited(seed)
+        lowering = search.lowering
+        least = min(search.run(search.all(policy)).peak_bytes for policy in (KEEP, RECOMPUTE))
+        bounds = []
+        for policies in ((KEEP, RECOMPUTE), (KEEP, RECOMPUTE, OFFLOAD, RECOMPUTE_OFFLOAD)):
+            profile = replace(lowering.profile, host_link_bytes_per_s=0.0)
+            problem = Problem(profile, replace(lowering.problem.host, policies=policies), 4)
+            bounds.append(step_bound_ns(Lowering(problem, lowering.decisions), int(least * 0.7)))
+        assert bounds[0] == bounds[1], seed
+        dropped += bounds[1] is None
+    assert dropped > 5
 
 
 AS_MEGATRON_FSDP = {"reentrant": True, "variant": MEGATRON_FSDP}
