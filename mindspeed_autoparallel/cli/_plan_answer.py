@@ -10,6 +10,7 @@ from mindspeed_autoparallel.errors import ConfigError
 
 if TYPE_CHECKING:
     from mindspeed_autoparallel.profiles import Profile
+    from mindspeed_autoparallel.profiles.sharded import ShardedProfile
     from mindspeed_autoparallel.spec import Cluster
 
 _UNITS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
@@ -23,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         metavar="PERCENT",
         help="percent of the memory to leave free (default: 5 for computed profiles, about the error of their peaks; 0 "
-        "for measured ones)",
+        "for measured ones and with --fsdp2)",
     )
     add_tokens(parser)
 
@@ -35,7 +36,7 @@ def add_tokens(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def with_margin(arguments: argparse.Namespace, profile: Profile, cluster: Cluster) -> Cluster:
+def with_margin(arguments: argparse.Namespace, profile: Profile | ShardedProfile, cluster: Cluster) -> Cluster:
     """Return ``cluster`` with the memory that a plan may use; the margin does not reduce an explicit limit."""
     from mindspeed_autoparallel.predict.switches import MEMORY_MARGIN
 

@@ -29,6 +29,7 @@ class _Inputs:
 
 def run_sharded(arguments: argparse.Namespace, cluster: Cluster) -> int:
     """Search and print; with ``--out`` also write ``plan.json``, the page and the configuration."""
+    from mindspeed_autoparallel.cli._plan_answer import with_margin
     from mindspeed_autoparallel.hosts.opening import with_global_batch
     from mindspeed_autoparallel.planner.sharded.search import ShardedOptions, search_sharded
     from mindspeed_autoparallel.report.sharded import text_lines
@@ -40,6 +41,8 @@ def run_sharded(arguments: argparse.Namespace, cluster: Cluster) -> int:
     inputs = _inputs(arguments)
     file, profile = inputs.file, inputs.profile
     cluster = _of_tensor_ranks(file, cluster)
+    if arguments.memory_margin is not None:
+        cluster = with_margin(arguments, profile, cluster)
     on_npu = "ascend" in profile.provenance.device.lower()
     shipped = file.decisions(profile.modules, cluster.num_devices, on_npu)
     if arguments.global_batch_size is not None:

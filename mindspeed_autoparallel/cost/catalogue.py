@@ -24,7 +24,10 @@ _SHARES = (
     *("optimizer_fraction", "expert_fraction", "replica_fraction", "fp8_fraction"),
 )
 """Efficiencies that are shares of a datasheet's figure: above 0, at most 1."""
-_OPTIONAL = ("host_link_gb_per_s", "workspace_mib", "peak_fp8_tflops", "peak_fp4_tflops", "mesh_peers", "link_domain")
+_OPTIONAL = (
+    *("counted_gib", "host_link_gb_per_s", "workspace_mib", "peak_fp8_tflops", "peak_fp4_tflops"),
+    *("mesh_peers", "link_domain"),
+)
 """Figures of a device that its file omits if they are unknown."""
 _MOST = 1e18
 """Upper limit on a device's figures, so that their products do not overflow."""

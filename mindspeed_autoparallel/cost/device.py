@@ -102,6 +102,8 @@ class Device:
     network_gbit_per_s: float
     """Per node, by default."""
     source: str
+    counted_gib: float | None = None
+    """Memory that torch counts on the device; ``None`` if no published run states it."""
     host_link_gb_per_s: float | None = None
     """One direction, between a device and its host; ``None`` if no datasheet gives it."""
     peak_fp8_tflops: float | None = None
@@ -122,6 +124,11 @@ class Device:
         """Return whether eight-bit products need transposed copies of their operands: NVIDIA's before Blackwell do,
         recognized by their lack of four-bit products."""
         return self.peak_fp4_tflops is None
+
+    @property
+    def counted_bytes(self) -> int:
+        """Return ``counted_gib`` in bytes, or all of the memory if it is unknown."""
+        return int((self.counted_gib or self.memory_gib) * 2**30)
 
     @property
     def workspace_bytes(self) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from mindspeed_autoparallel.cost.analytic.activations import backward_transient_bytes, layer_activation_bytes
 from mindspeed_autoparallel.cost.analytic.kernels import memory_pass_us
 from mindspeed_autoparallel.cost.analytic.layer_time import head_time, layer_time
-from mindspeed_autoparallel.cost.analytic.memory import CONTEXT_BYTES
+from mindspeed_autoparallel.cost.analytic.memory import usable_bytes
 from mindspeed_autoparallel.cost.analytic.mixers import mixing
 from mindspeed_autoparallel.cost.analytic.model_shape import LayerKind
 from mindspeed_autoparallel.cost.analytic.parameters import layer_parameters
@@ -213,7 +213,7 @@ def device_cost(device: Device, fabric: Fabric, resident_bytes: int = 0) -> Devi
         return LinkTier(default=link, operations=routed)
 
     return DeviceCost(
-        memory_capacity_bytes=int(device.memory_gib * 2**30) - CONTEXT_BYTES,
+        memory_capacity_bytes=usable_bytes(device.counted_bytes),
         runtime_overhead_bytes=device.workspace_bytes + resident_bytes,
         intra=tier(fabric.link_latency_us, fabric.link_bytes_per_us),
         inter=tier(

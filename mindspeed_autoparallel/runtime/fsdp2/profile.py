@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
+from mindspeed_autoparallel.cost.analytic.memory import usable_bytes
 from mindspeed_autoparallel.profiles.device import Collective, DeviceCost, LinkTier
 from mindspeed_autoparallel.profiles.profile import Provenance
 from mindspeed_autoparallel.profiles.sharded import ElementBytes, HeadCost, ModuleCosts, ShardedModule, ShardedProfile
@@ -20,8 +21,6 @@ from mindspeed_autoparallel.runtime.fsdp2.timeline import Passed
 from mindspeed_autoparallel.runtime.fsdp2.trainer import NativeTrainer
 from mindspeed_autoparallel.runtime.profiling.measure.communication import measure_links
 
-_RESERVE_FRACTION = 0.06
-"""Reserved share of the device's memory: contexts, communicator buffers, fragmentation."""
 _ELEMENT_BYTES = {"bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2}
 _COPIED_BYTES = 64 * 1024 * 1024
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -181,7 +180,7 @@ def _device_cost(device: Any, notes: list[str]) -> DeviceCost:
     intra = tiers.get("intra") or tiers.get("inter") or assumed
     if tiers and "inter" not in tiers:
         notes.append("links between nodes were not measured (one node): those inside the node are used for them")
-    capacity = int(device.total_memory_bytes() * (1 - _RESERVE_FRACTION))
+    capacity = usable_bytes(device.total_memory_bytes())
     return DeviceCost(memory_capacity_bytes=capacity, intra=intra, inter=tiers.get("inter") or intra)
 
 

@@ -69,7 +69,7 @@ def readable(path: Path) -> Path:
 
 def die_of(package: Device) -> Device:
     """Return one of a 910C's two dies, which is what a node of sixteen counts."""
-    halves = ("peak_tflops", "memory_gib", "memory_bandwidth_gb_per_s", "link_gb_per_s")
+    halves = ("peak_tflops", "memory_gib", "counted_gib", "memory_bandwidth_gb_per_s", "link_gb_per_s")
     return replace(package, name=f"half a {package.name}", **{key: getattr(package, key) / 2 for key in halves})
 
 

@@ -340,3 +340,14 @@ def test_bad_input_is_one_line(files, capsys, change, words):
     assert run(files, *change) == 2
     error = capsys.readouterr().err
     assert words in error and "Traceback" not in error
+
+
+@pytest.mark.parametrize(("device", "counted_gib"), [("910B", 60.97), ("H100", 79.11), ("MI300X", 192)])
+def test_computed_plans_leave_six_percent_of_what_torch_counts(device, counted_gib):
+    profile = sharded_profile(CONFIG, "config.json", Described(sequence=512), find_device(device), 8)
+    assert profile.device.memory_capacity_bytes == pytest.approx(0.94 * counted_gib * 2**30, rel=1e-9)
+
+
+def test_a_memory_margin_reduces_the_limit(files, capsys):
+    assert run(files, "--memory-limit-mib", "60000", "--memory-margin", "99") == 0
+    assert " of 600.0 MiB" in capsys.readouterr().out

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mindspeed_autoparallel.cost.analytic.memory import usable_bytes
 from mindspeed_autoparallel.errors import ConfigError, ProfileError
 from mindspeed_autoparallel.planner.tuner.candidates import ProfileVariant
 from mindspeed_autoparallel.planner.tuner.pricing import Prices
@@ -36,7 +37,6 @@ from mindspeed_autoparallel.runtime.features.auto_tuning.traces import Traces, t
 from mindspeed_autoparallel.runtime.megatron.sends import interleaved_sends
 from mindspeed_autoparallel.runtime.profiling.sources.analytic import kind_of
 from mindspeed_autoparallel.runtime.profiling.sources.building import build_profile, provenance_of
-from mindspeed_autoparallel.runtime.profiling.sources.device_cost import usable_bytes
 from mindspeed_autoparallel.spec.recompute import policy_of
 
 

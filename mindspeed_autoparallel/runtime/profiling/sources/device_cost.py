@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from mindspeed_autoparallel.cost.analytic.memory import usable_bytes
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError
@@ -12,9 +13,6 @@ from mindspeed_autoparallel.planner.tuner.links import TIERS, catalogue_tier
 from mindspeed_autoparallel.profiles import Collective, DeviceCost, LinkTier, MeasuredAt
 from mindspeed_autoparallel.profiles.records import OptimizerRecord, PointResult
 
-_RESERVE_FRACTION = 0.06
-"""Reserved share of the device's memory (contexts, communicators, fragmentation); --auto-parallel-memory-limit-mib
-overrides it."""
 _ASSUMED = Collective(latency_us=10.0, bytes_per_s=10e9)
 
 
@@ -48,11 +46,6 @@ def device_cost(results: Mapping[MeasuredAt, PointResult]) -> tuple[DeviceCost, 
         ),
         notes,
     )
-
-
-def usable_bytes(capacity_bytes: int) -> int:
-    """Return the device memory that a training may use."""
-    return int(capacity_bytes * (1 - _RESERVE_FRACTION))
 
 
 def with_peak(cost: DeviceCost, name: str) -> DeviceCost:
