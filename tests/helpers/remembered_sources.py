@@ -53,7 +53,7 @@ def remember_sources() -> None:
 
     inspect.getsource, inspect.getsourcelines, ast.parse = getsource, getsourcelines, parse_once
     dataclasses.exec = lambda text, *names: exec(compiled.get(text, text), *names)  # type: ignore[attr-defined]
-    inspect.getmodule(remember_sources.__code__)  # which notes the path of every module that is there
+    inspect.getmodule(compile("", "<no module's>", "exec"))  # which notes the path of every module that is there
 
 
 def _noted() -> tuple[dict, dict, dict]:

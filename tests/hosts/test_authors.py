@@ -109,7 +109,7 @@ def test_sizes_shrink_and_every_other_flag_stays(authors):
     )
     small = shrink.shrink(words, release="0.20")
     flags = shrink.flags_of(small.words)
-    assert flags["--num-layers"] == ["16"], "four chunks of a layer on each of four stages"
+    assert flags["--num-layers"] == ["8"], "two chunks of a layer on each of four stages"
     assert int(flags["--num-experts"][0]) % 8 == 0
     assert flags["--my-own-flag"] == ["a", "b"]
     assert {"--squared", "--swiglu"} <= flags.keys()
@@ -118,6 +118,21 @@ def test_sizes_shrink_and_every_other_flag_stays(authors):
     assert "--my-own-flag" not in small.replaced
     assert small.num_processes == 32
     assert int(flags["--global-batch-size"][0]) % (small.num_processes // 4) == 0
+
+
+def test_small_trainings_start(authors):
+    """Eight groups share Mamba's heads out, a batch that ramps up grows, and no kernel's part is recomputed."""
+    _, shrink = authors
+    words = "--hybrid-layer-pattern M-M*-M-M*|M-M-/*M --num-layers 13 --hidden-size 1024 --num-attention-heads 16 "
+    words += "--num-experts 8 --moe-grouped-gemm --recompute-modules moe_act layernorm "
+    words += "--rampup-batch-size 32 32 9999 --global-batch-size 96 --train-samples 9"
+    flags = shrink.flags_of(shrink.shrink(tuple(words.split()), release="0.20").words)
+    assert 2 * int(flags["--hidden-size"][0]) // 64 % 8 == 0
+    assert flags["--hybrid-layer-pattern"] == ["M-M*|M-/*M"] and flags["--num-layers"] == ["6"]
+    assert flags["--recompute-modules"] == ["layernorm"]
+    start, step, samples = map(int, flags["--rampup-batch-size"])
+    assert int(flags["--global-batch-size"][0]) == start + step > start
+    assert int(flags["--train-samples"][0]) == samples + 2 * (start + step), "three iterations"
 
 
 @pytest.mark.parametrize(("mindspeed", "stays"), [(True, True), (False, False)])
@@ -248,6 +263,8 @@ def test_one_process_keeps_no_layout_but_sizes_of_one(authors, monkeypatch):
     words = "--swiglu --tensor-model-parallel-size 4 --sequence-parallel --recompute-in-advance --context-parallel-size 2 --lr 1"
     flags = train.flags_of(tuple(words.split()))
     assert train.of_one_process(flags) == ["--swiglu", "--lr", "1", "--tensor-model-parallel-size", "1"]
+    staged = {"--hybrid-layer-pattern": ["M-|M*"], "--overlap-param-gather-with-optimizer-step": []}
+    assert train.of_one_process(staged) == ["--hybrid-layer-pattern", "M-M*"], "a pattern's stages are a layout, too"
 
 
 def test_a_host_does_not_import_from_the_working_directory(monkeypatch, tmp_path):

@@ -1,4 +1,4 @@
-"""The stand-in torch_npu computes what the operators that it replaces are documented to."""
+"""Stand-ins compute what the operators that they replace are documented to."""
 
 import importlib.util
 from pathlib import Path
@@ -8,15 +8,35 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 FILE = Path(__file__).parent / "stand_ins" / "torch_npu" / "operators.py"
+SCAN = Path(__file__).parent / "hybrid_stand_ins" / "mamba_ssm" / "ops" / "triton" / "ssd_combined.py"
 SCALE = 0.25
+
+
+def _module(file):
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="module")
 def operators():
-    spec = importlib.util.spec_from_file_location("stand_in_operators", FILE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return _module(FILE)
+
+
+def test_mambas_scan_is_a_state_that_runs_over_tokens():
+    generator = torch.Generator().manual_seed(0)
+    x, steps = torch.randn(2, 7, 4, 3, generator=generator), torch.rand(2, 7, 4, generator=generator)
+    rates = -torch.rand(4, generator=generator)
+    written, reading = torch.randn(2, 2, 7, 2, 5, generator=generator)
+    outputs, state = [], torch.zeros(2, 4, 3, 5)
+    for token in range(7):
+        key, query = (part[:, token].repeat_interleave(2, 1)[:, :, None] for part in (written, reading))
+        added = (steps[:, token, :, None] * x[:, token])[..., None] * key
+        state = torch.exp(steps[:, token] * rates)[..., None, None] * state + added
+        outputs.append((state * query).sum(-1))
+    found = _module(SCAN).mamba_chunk_scan_combined(x, steps, rates, written, reading, 4)
+    torch.testing.assert_close(found, torch.stack(outputs, 1))
 
 
 def test_attention_over_parts_of_the_keys_combines_by_its_statistics(operators):

@@ -44,6 +44,8 @@ class SpaceOptions:
     not name it."""
     held: Mapping[str, int] = field(default_factory=dict)
     """Fixed values of fields of ``Layout``; layouts with other values are not listed."""
+    least_expert_size: int = 1
+    """Fewest expert ranks that the host's ``group_limited_greedy`` runs on; 1 without it."""
     paired: bool = False
     """Whether to try combined 1F1B as well, for layouts that can run it."""
 
@@ -67,6 +69,10 @@ def enumerate_layouts(
         if layouts is None and options.group_sizes:
             layout = with_smallest_groups(layout, global_batch_size)
         reason, outcome = _illegal(profile, cluster, layout, global_batch_size), "illegal"
+        if not reason and layout.expert_size < options.least_expert_size:
+            reason = (
+                f"EP {layout.expert_size} is below {options.least_expert_size}, the least for group_limited_greedy."
+            )
         measurement = None
         if not reason:
             measurement = point_of(profile, layout)

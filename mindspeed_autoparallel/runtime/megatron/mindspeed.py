@@ -111,18 +111,23 @@ def check_tensor_size(arguments: argparse.Namespace, layout: Layout, path: Path)
         )
 
 
-def check_expert_groups(arguments: argparse.Namespace, layout: Layout, path: Path) -> None:
-    """Raise ``PlanError`` if the plan has too few expert ranks for MindSpeed-LLM's group-limited routing.
+def least_expert_size(arguments: argparse.Namespace) -> int:
+    """Return the fewest expert ranks that MindSpeed-LLM's group-limited routing runs on; 1 without it.
 
     Its groups are the expert ranks; it asserts that they outnumber the groups of a token.
     """
     limited = getattr(arguments, "moe_router_load_balancing_type", None) == "group_limited_greedy"
-    most = int(getattr(arguments, "moe_router_group_topk", None) or 0)
-    if limited and most >= layout.expert_size:
+    return 1 + int(getattr(arguments, "moe_router_group_topk", None) or 0) if limited else 1
+
+
+def check_expert_groups(arguments: argparse.Namespace, layout: Layout, path: Path) -> None:
+    """Raise ``PlanError`` if the plan has too few expert ranks for MindSpeed-LLM's group-limited routing."""
+    least = least_expert_size(arguments)
+    if layout.expert_size < least:
         raise PlanError(
             f"{path} has expert-parallel size {layout.expert_size}, and group_limited_greedy routes each token to "
-            f"{most} of so many groups (--moe-router-group-topk), which must be fewer. Search for devices that hold "
-            f"--expert-model-parallel-size {most + 1} or more."
+            f"{least - 1} of so many groups (--moe-router-group-topk), which must be fewer. Search for devices that "
+            f"hold --expert-model-parallel-size {least} or more."
         )
 
 

@@ -50,62 +50,26 @@ _FILES = (
 )
 """Data, tokenizers and checkpoints of the authors' disks."""
 _ACCELERATOR = (
-    *(
-        "--use-flash-attn",
-        "--attention-backend",
-        "--fp8-format",
-        "--fp8-recipe",
-        "--fp8-param-gather",
-        "--tp-comm-overlap",
-    ),
+    *("--use-flash-attn", "--attention-backend", "--fp8-format", "--fp8-recipe", "--fp8-param-gather"),
+    "--tp-comm-overlap",
     *("--tp-comm-overlap-cfg", "--fp8-amax-history-len", "--fp8-amax-compute-algo", "--fp8-margin", "--fp8-interval"),
     *("--fp8-hybrid", "--gemm-gradient-accumulation-fusion", "--cuda-graph-impl", "--cuda-graph-modules", "--use-te"),
-    *(
-        "--cuda-graph-scope",
-        "--cuda-graph-warmup-steps",
-        "--enable-cuda-graph",
-        "--external-cuda-graph",
-        "--use-nccl-ub",
-    ),
-    *(
-        "--te-rng-tracker",
-        "--profile",
-        "--profile-step-start",
-        "--profile-step-end",
-        "--use-transformer-engine-op-fuser",
-    ),
-    *(
-        "--moe-permute-fusion",
-        "--moe-router-fusion",
-        "--first-last-layers-bf16",
-        "--moe-router-padding-for-quantization",
-    ),
+    *("--cuda-graph-scope", "--cuda-graph-warmup-steps", "--enable-cuda-graph", "--external-cuda-graph"),
+    "--use-nccl-ub",
+    *("--te-rng-tracker", "--profile", "--profile-step-start", "--profile-step-end"),
+    "--use-transformer-engine-op-fuser",
+    *("--moe-permute-fusion", "--moe-router-fusion", "--first-last-layers-bf16"),
+    "--moe-router-padding-for-quantization",
     *("--fp8-param", "--num-layers-at-start-in-bf16", "--num-layers-at-end-in-bf16", "--cross-entropy-fusion-impl"),
-    *(
-        "--reuse-grad-buf-for-mxfp8-param-ag",
-        "--moe-router-padding-for-fp8",
-        "--bf16",
-        "--fp16",
-        "--grad-reduce-in-bf16",
-    ),
+    *("--reuse-grad-buf-for-mxfp8-param-ag", "--moe-router-padding-for-fp8", "--bf16", "--fp16"),
+    "--grad-reduce-in-bf16",
     *("--initial-loss-scale", "--accumulate-allreduce-grads-in-fp32", "--async-save", "--use-persistent-ckpt-worker"),
     *("--main-params-dtype", "--main-grads-dtype", "--exp-avg-dtype", "--exp-avg-sq-dtype", "--distributed-backend"),
     *("--use-precision-aware-optimizer", "--transformer-impl", "--export-default-te-spec", "--reuse-fp32-param"),
-    *(
-        "--cross-entropy-loss-fusion",
-        "--deterministic-mode",
-        "--use-sharp",
-        "--moe-grouped-gemm",
-        "--apply-layernorm-1p",
-        "--fsdp-manual-registration",
-        "--fine-grained-activation-offloading",
-        "--offload-modules",
-        "--delay-wgrad-compute",
-        "--fp4-format",
-        "--fp4-recipe",
-        "--fp4-param",
-        "--fp4-param-gather",
-    ),
+    *("--cross-entropy-loss-fusion", "--deterministic-mode", "--use-sharp", "--moe-grouped-gemm"),
+    *("--apply-layernorm-1p", "--fsdp-manual-registration", "--fine-grained-activation-offloading"),
+    *("--offload-modules", "--delay-wgrad-compute", "--fp4-format", "--fp4-recipe", "--fp4-param"),
+    "--fp4-param-gather",
 )
 """Kernels, precisions and libraries that the CPU lacks; what they need instead is in ``_ADDED``."""
 _STANDS_IN = ("--use-flash-attn",)
@@ -118,6 +82,8 @@ _ADDED = (
     *("--no-masked-softmax-fusion", "--no-persist-layer-norm", "--no-rope-fusion"),
     *("--tokenizer-type", "NullTokenizer", "--mock-data"),
 )
+PATTERNS = ("--hybrid-layer-pattern", "--hybrid-override-pattern")
+"""Flags that name a kind of every layer."""
 _OLD, _NEW = "0.12", "0.17"
 
 
@@ -173,6 +139,8 @@ def shrink(words: tuple[str, ...], *, release: str, mindspeed: bool = False) -> 
     flags["--log-interval"] = ["1"]
     flags["--num-workers"] = ["0"]
     flags["--hidden-dropout"], flags["--attention-dropout"] = ["0"], ["0"]
+    if flags.get("--spec", [""])[0].endswith("hybrid_layer_specs"):
+        flags["--spec"] = ["local_hybrid", *flags["--spec"][1:]]  # tests/hosts/hybrid_stand_ins
     if float(release) < float(_NEW):
         flags["--use-mcore-models"] = []
     replaced = [name for name in given if flags.get(name) != given[name]]
@@ -198,7 +166,21 @@ def _set(flags: Flags, name: str, value: int) -> None:
         flags[name] = [str(value)]
 
 
+def _shrink_patterns(flags: Flags) -> None:
+    """Cut every stage behind the first layer of its last kind; without stages, at a multiple of the authors' chunks."""
+    for name in PATTERNS:
+        for pattern in flags.get(name, [])[:1]:
+            main, slash, depths = pattern.partition("/")
+            stages = [part[: max(map(part.index, part), default=0) + 1] for part in main.split("|")]
+            if len(stages) == 1:
+                chunks = _number(flags, "--pipeline-model-parallel-size")
+                stages = [main[: -(-len(stages[0]) // chunks) * chunks]]
+            flags[name] = ["|".join(stages) + slash + depths]
+            _set(flags, "--num-layers", sum(map(len, stages)))
+
+
 def _shrink_layers(flags: Flags) -> None:
+    _shrink_patterns(flags)
     frequency = (flags.get("--moe-layer-freq") or ["1"])[0]
     if any(name in flags for name in _LAYER_FLAGS) or not frequency.lstrip("-").isdigit():
         return
@@ -208,8 +190,10 @@ def _shrink_layers(flags: Flags) -> None:
     chunks = (
         layers // (pipeline * per_virtual) if per_virtual else _number(flags, "--num-virtual-stages-per-pipeline-rank")
     )
+    chunks = min(max(chunks, 1), 2)
     _set(flags, "--num-layers-per-virtual-pipeline-stage", 1)
-    small = max(pipeline * max(chunks, 1), 2)
+    _set(flags, "--num-virtual-stages-per-pipeline-rank", chunks)
+    small = max(pipeline * chunks, 2)
     for name in ("--num-layers", "--encoder-num-layers", "--decoder-num-layers"):
         _set(flags, name, min(small, layers) if name == "--num-layers" else small)
     _set(flags, "--recompute-num-layers", 1)
@@ -221,11 +205,14 @@ def _shrink_widths(flags: Flags) -> None:
     groups = math.gcd(heads, max(_number(flags, "--num-query-groups", heads), tensor))
     _set(flags, "--num-attention-heads", heads)
     _set(flags, "--num-query-groups", groups)
-    _set(flags, "--hidden-size", 16 * heads)
+    # Mamba's heads of 64 must share eight groups of states out.
+    mamba = any("M" in value for name in PATTERNS for value in flags.get(name, []))
+    _set(flags, "--hidden-size", 64 * heads if mamba and "--mamba-num-heads" not in flags else 16 * heads)
     _set(flags, "--ffn-hidden-size", 32 * heads)
     for name, value in _WIDTHS.items():
         _set(flags, name, value)
-    for name in ("--mamba-num-heads", "--linear-num-key-heads", "--linear-num-value-heads"):
+    _set(flags, "--mamba-num-heads", 2 * heads)
+    for name in ("--linear-num-key-heads", "--linear-num-value-heads"):
         _set(flags, name, heads)
     length = max(64, 2 * context * tensor)
     for name in ("--seq-length", "--max-position-embeddings", "--encoder-seq-length", "--decoder-seq-length"):
@@ -235,6 +222,10 @@ def _shrink_widths(flags: Flags) -> None:
 def _shrink_experts(flags: Flags) -> None:
     if "--num-experts" not in flags:
         return
+    modules = flags.get("--recompute-modules", [])
+    # That part is one of grouped products alone.
+    if "moe_act" in modules and len(modules) > 1 and "--moe-grouped-gemm" not in flags:
+        flags["--recompute-modules"] = [name for name in modules if name != "moe_act"]
     expert, groups = _number(flags, "--expert-model-parallel-size"), _number(flags, "--moe-router-num-groups")
     wanted, group_top = _number(flags, "--num-experts"), _number(flags, "--moe-router-group-topk")
     topk = min(_number(flags, "--moe-router-topk"), 4)
@@ -257,14 +248,15 @@ def _shrink_batch(flags: Flags) -> None:
     batch = max(8, micro * shares * rounds)
     _set(flags, "--global-batch-size", batch)
     _set(flags, "--train-iters", 3)
-    samples = 3 * batch
+    samples = (5 if "--rampup-batch-size" in flags else 3) * batch
     _set(flags, "--train-samples", samples)
     for name, value in (("--lr-decay-iters", 3), ("--lr-warmup-iters", 1), ("--lr-wsd-decay-iters", 1)):
         _set(flags, name, value)
     for name, value in (("--lr-decay-samples", samples), ("--lr-warmup-samples", 1), ("--lr-wsd-decay-samples", 1)):
         _set(flags, name, value)
-    if len(flags.get("--rampup-batch-size", [])) > 0:
+    if len(flags.get("--rampup-batch-size", [])) > 0:  # the batch doubles behind the first iteration
         flags["--rampup-batch-size"] = [str(batch), str(batch), str(batch)]
+        flags["--global-batch-size"] = [str(2 * batch)]
     for name in ("--exit-interval", "--exit-duration-in-mins", "--save-interval"):
         if name in flags:
             flags[name] = ["1000"]

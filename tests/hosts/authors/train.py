@@ -17,7 +17,7 @@ from typing import Any
 
 from forked_host import run_ranks
 from kept_rows import TOLERANCE, Row
-from shrink import Flags, flags_of
+from shrink import PATTERNS, Flags, flags_of
 
 from mindspeed_autoparallel.spec.plan import Plan
 
@@ -29,13 +29,16 @@ _LAYOUT = (
     *("--microbatch-group-size-per-virtual-pipeline-stage", "--overlap-p2p-communication-warmup-flush"),
     *("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"),
     *("--no-overlap-p2p-communication", "--defer-embedding-wgrad-compute", "--wgrad-deferral-limit"),
+    "--overlap-param-gather-with-optimizer-step",
     *("--recompute-in-advance", "--tp-2d", "--tp-x", "--tp-y", "--num-layer-list"),
 )
 """What one process does without."""
 _KERNELS = (
     *("--use-fused-rotary-pos-emb", "--use-ascend-mc2", "--use-ascend-coc", "--use-fused-ring-attention-update"),
+    "--overlap-moe-expert-parallel-comm",
 )
-"""MindSpeed's that are compiled where they are first called, or communicate by HCCL; arguments are checked with them."""
+"""MindSpeed's that are compiled where they are first called, or communicate by HCCL, and Megatron's that needs half
+precision; arguments are checked with them."""
 
 _CHECKPOINTS = re.compile(
     r"ckpt_|async_|dist_ckpt_|use_dist_ckpt|no_load_|no_save_|save_|verify_|use_checkpoint_|override_opt|exit_on_missing"
@@ -116,7 +119,12 @@ def kept_runs(rows: Iterable[Row]) -> dict[str, Run]:
 def of_one_process(flags: Flags) -> list[str]:
     """Return the words of ``flags`` for one process. Sizes stay, as 1: MindSpeed reads some that only a flag gives."""
     sizes = {name: ["1"] for name in flags if name in _LAYOUT and name.endswith("-model-parallel-size")}
-    others = {name: values for name, values in flags.items() if name not in _LAYOUT}
+    # "|" in a pattern ends a stage.
+    others = {
+        name: [value.replace("|", "") for value in values] if name in PATTERNS else values
+        for name, values in flags.items()
+        if name not in _LAYOUT
+    }
     return [word for name, values in {**others, **sizes}.items() for word in (name, *values)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from small_profile import small_profile
@@ -15,7 +16,9 @@ from mindspeed_autoparallel.planner.layouts.nothing_fits import too_full
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions, enumerate_layouts
 from mindspeed_autoparallel.planner.placement import ModulePlacement
-from mindspeed_autoparallel.spec import Cluster
+from mindspeed_autoparallel.planner.runnable import runnable
+from mindspeed_autoparallel.profiles import BlockCost, Profile
+from mindspeed_autoparallel.spec import Cluster, Plan
 from mindspeed_autoparallel.units import MIB
 
 
@@ -54,3 +57,39 @@ def test_the_cluster_that_is_named_has_a_plan() -> None:
                 assert search(profile, larger, 16).num_microbatches >= 1
                 return
     pytest.fail("no limit was tight enough on one node and wide enough on more")
+
+
+def _with_parts(_: str, layer: BlockCost) -> BlockCost:
+    """Offer a recompute of parts that needs less memory than that of whole layers."""
+    if "full" not in layer.recompute:
+        return layer
+    parts = replace(layer.recompute["full"], backward_peak_bytes=MIB)
+    return replace(layer, recompute={**layer.recompute, "selective": parts})
+
+
+def test_the_limit_that_is_named_is_enough_for_what_the_host_can_recompute() -> None:
+    original = small_profile()
+    measurements = tuple(
+        replace(one, modules={name: cost.with_layers(_with_parts) for name, cost in one.modules.items()})
+        for one in original.measurements
+    )
+    profile = replace(original, measurements=measurements)
+
+    def no_parts(plan: Plan) -> bool:
+        return not any("selective" in kinds for stage in plan.stages for kinds in stage.recompute.values())
+
+    def within(mib: int) -> Plan:
+        cluster = Cluster(num_nodes=1, devices_per_node=2, memory_limit_bytes=mib * MIB)
+
+        def of(one: Profile) -> Plan:
+            return search(one, cluster, 4)
+
+        return runnable(of, profile, no_parts)
+
+    with pytest.raises(InfeasiblePlan, match="recomputed whole or not at all") as caught:
+        within(10)
+    limit = re.search(r"A memory limit of (\d+) MiB per device is enough", str(caught.value))
+    assert limit is not None
+    assert no_parts(within(int(limit[1])))
+    with pytest.raises(InfeasiblePlan):
+        within(int(limit[1]) - 1)

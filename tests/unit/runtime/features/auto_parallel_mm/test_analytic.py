@@ -202,8 +202,8 @@ def test_a_grid_of_tensor_ranks_has_its_own_costs() -> None:
     """Groups of 2 x 2 ranks have two each; sides of 4 x 1 and 1 x 4 gather and reduce tensors of different widths."""
     times = set()
     for x, y in ((2, 2), (4, 1), (1, 4)):
-        profile = _profile(_arguments(tp_2d=True, tp_x=x, tp_y=y))
-        (one,) = (row for row in profile.measurements if row.at.tensor_size == 4 and row.at.micro_batch_size == 1)
+        rows = _profile(_arguments(tp_2d=True, tp_x=x, tp_y=y)).measurements
+        (one,) = (row for row in rows if row.at.tensor_size == 4 and row.at.micro_batch_size == 1)
         times.add(one.modules["text_decoder"].layer.forward_us)
     assert len(times) == 3
 
@@ -256,6 +256,18 @@ def test_a_plan_recomputes_what_flags_can_give(tmp_path: Path) -> None:
         kinds.append({kind for kind, count in plan.stages[0].recompute.get("text_decoder", {}).items() if count})
         assert ("recomputed whole" in plan.search.scope) == (limit == 7000)
     assert kinds[0] == {"full"}
+
+
+def test_expert_sizes_that_group_limited_routing_does_not_run_are_left_out(tmp_path: Path) -> None:
+    """MindSpeed-LLM's groups are the expert ranks, of which each token takes fewer than there are."""
+    experts = {"num_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 512, "moe_router_group_topk": 1}
+    for balance in ("aux_loss", "group_limited_greedy"):
+        plan = _planned(tmp_path, **experts, moe_router_load_balancing_type=balance, expert_model_parallel_size=2)
+        illegal = [one for one in plan.search.verdicts if "group_limited_greedy" in one.reason]
+        searched = [one.layout for one in plan.search.verdicts if one.outcome in ("solved", "bounded")]
+        assert {one.layout.expert_size for one in illegal} == ({1} if balance == "group_limited_greedy" else set())
+        assert (1 in {layout.expert_size for layout in searched}) == (balance == "aux_loss")
+        assert {one.outcome for one in illegal} <= {"illegal"}
 
 
 def _planned(folder: Path, **given: Any) -> Plan:
