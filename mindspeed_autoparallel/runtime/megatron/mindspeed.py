@@ -106,8 +106,8 @@ def check_tensor_size(arguments: argparse.Namespace, layout: Layout, path: Path)
     if layout.tensor_size > 1 and overlaps_whole_experts(arguments):
         raise PlanError(
             f"{path} has tensor-parallel size {layout.tensor_size}, and MindSpeed runs --moe-alltoall-overlap-comm "
-            "with --moe-token-dispatcher-type alltoall_seq without tensor parallelism, or with --moe-tp-extend-ep. Add that "
-            "flag to the script, or search again."
+            "with --moe-token-dispatcher-type alltoall_seq without tensor parallelism, or with --moe-tp-extend-ep. "
+            "Add that flag to the script, or search again."
         )
     if getattr(arguments, "use_ascend_mc2", False) and not (layout.tensor_size > 1 and layout.sequence_parallel):
         raise PlanError(
