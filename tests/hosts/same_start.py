@@ -91,12 +91,21 @@ def _whole_name(model: Any, name: str) -> str:
         offsets = getattr(getattr(layer, "config", None), "layer_offset", None)
         if offsets:
             number = offsets[parallel_state.get_pipeline_model_parallel_rank()] + int(found[2]) + 1
+        number -= sum(place < number - 1 for place in _noop_layers())
         name = f"{found[1]}.{number}.{found[3]}"
     owner, found_output, own = name.partition("output_layer.")
     if found_output and getattr(model.get_submodule(owner.rstrip(".")), "share_embeddings_and_output_weights", False):
         # Under pipelines the last stage holds a copy of a tied embedding as its output layer.
         name = f"{owner}embedding.word_embeddings.{own}"
     return name
+
+
+def _noop_layers() -> set[int]:
+    """Return the places of layers that do nothing, which MindSpeed-LLM counts among all."""
+    from megatron.training import get_args
+
+    places = getattr(get_args(), "noop_layers", None) or ()
+    return {int(place) for place in (places.split(",") if isinstance(places, str) else places)}
 
 
 def _shards(module: Any, name: str) -> tuple[int, int]:

@@ -92,9 +92,23 @@ def tensor_grid(arguments: argparse.Namespace) -> int:
     return int(getattr(arguments, "tp_x", 1)) * int(getattr(arguments, "tp_y", 1))
 
 
+def overlaps_whole_experts(arguments: argparse.Namespace) -> bool:
+    """Return whether MindSpeed ends at tensor parallelism: ``--moe-alltoall-overlap-comm`` with ``alltoall_seq`` needs
+    ``--moe-tp-extend-ep`` there."""
+    overlaps = getattr(arguments, "moe_alltoall_overlap_comm", False)
+    sequential = getattr(arguments, "moe_token_dispatcher_type", None) == "alltoall_seq"
+    return bool(overlaps and sequential and not getattr(arguments, "moe_tp_extend_ep", False))
+
+
 def check_tensor_size(arguments: argparse.Namespace, layout: Layout, path: Path) -> None:
     """Raise ``PlanError`` if MindSpeed would fail: ``--use-ascend-mc2`` needs sequence parallelism, ``--tp-2d``
-    its own TP size without sequence parallelism."""
+    its own TP size without sequence parallelism, overlapped experts none."""
+    if layout.tensor_size > 1 and overlaps_whole_experts(arguments):
+        raise PlanError(
+            f"{path} has tensor-parallel size {layout.tensor_size}, and MindSpeed runs --moe-alltoall-overlap-comm "
+            "with --moe-token-dispatcher-type alltoall_seq without tensor parallelism, or with --moe-tp-extend-ep. "
+            "Add that flag to the script, or search again."
+        )
     if getattr(arguments, "use_ascend_mc2", False) and not (layout.tensor_size > 1 and layout.sequence_parallel):
         raise PlanError(
             f"{path} has tensor-parallel size {layout.tensor_size}"

@@ -38,6 +38,7 @@ from mindspeed_autoparallel.runtime.megatron.mindspeed import (
     context_is_fixed,
     expert_tensor_sizes,
     least_expert_size,
+    overlaps_whole_experts,
     tensor_grid,
 )
 from mindspeed_autoparallel.runtime.megatron.splits import runnable_splits
@@ -88,6 +89,8 @@ class SearchRequest(MeasuringRequest):
     """Whether the host can no longer change the script's context-parallel size."""
     fused_linear: bool = False
     """``--use-ascend-mc2``, which needs tensor and sequence parallelism."""
+    overlapped_experts: bool = False
+    """``--moe-alltoall-overlap-comm``, where it needs tensor-parallel size 1."""
     tensor_grid: int = 0
     """Tensor-parallel size that ``--tp-2d`` requires, without sequence parallelism; 0: any."""
     least_expert_size: int = 1
@@ -108,6 +111,7 @@ class SearchRequest(MeasuringRequest):
         """Return whether the host, with the flags that a plan cannot change, runs the sizes of ``at``."""
         same_context = not self.context_is_fixed or at.context_size == self.context_size
         split = not self.fused_linear or (at.tensor_size > 1 and at.sequence_parallel)
+        split = split and not (self.overlapped_experts and at.tensor_size > 1)
         on_grid = at.tensor_size == self.tensor_grid and not at.sequence_parallel
         return same_context and split and (on_grid or not self.tensor_grid)
 
@@ -117,6 +121,7 @@ class SearchRequest(MeasuringRequest):
         flags = (
             (self.context_is_fixed and self.context_size > 1, f"--context-parallel-size {self.context_size}"),
             (self.fused_linear, "--use-ascend-mc2 (tensor and sequence parallelism)"),
+            (self.overlapped_experts, "--moe-alltoall-overlap-comm (tensor-parallel size 1)"),
             (self.tensor_grid, f"--tp-2d (tensor-parallel size {self.tensor_grid}, no sequence parallelism)"),
         )
         return ", ".join(words for kept, words in flags if kept)
@@ -219,6 +224,7 @@ def read_request(arguments: argparse.Namespace) -> SearchRequest:
         layer_choices=_layer_choices(arguments, description),
         context_is_fixed=context_is_fixed(),
         fused_linear=bool(getattr(arguments, "use_ascend_mc2", False)),
+        overlapped_experts=overlaps_whole_experts(arguments),
         tensor_grid=tensor_grid(arguments),
         link_device=named_device(read_flags(ProfileSourceFlags, arguments)) if not measuring.target_device else None,
     )

@@ -692,6 +692,20 @@ def test_mindspeeds_fused_linear_layers_need_sequence_parallelism(flags_job, mon
         prepare(arguments)
 
 
+@pytest.mark.parametrize(("tensor", "extended"), [(1, False), (2, True), (2, False)])
+def test_overlapped_whole_experts_take_no_tensor_parallelism(flags_job, monkeypatch, tensor, extended):
+    """MindSpeed asserted "needs `moe_tp_extend_ep`"."""
+    monkeypatch.setenv("WORLD_SIZE", str(2 * tensor))
+    given = {"moe_alltoall_overlap_comm": True, "moe_token_dispatcher_type": "alltoall_seq"}
+    plan = make_plan({"text_decoder": [1, 3]}, tensor_size=tensor)
+    arguments = flags_job(plan, **given, moe_tp_extend_ep=extended)
+    if tensor == 1 or extended:
+        prepare(arguments)
+        return
+    with pytest.raises(PlanError, match=r"size 2, and MindSpeed runs --moe-alltoall-overlap-comm .* --moe-tp-extend"):
+        prepare(arguments)
+
+
 @pytest.mark.parametrize(("tensor", "accepted"), [(2, False), (4, True)])
 def test_a_grid_of_tensor_ranks_keeps_its_size(flags_job, monkeypatch, tensor, accepted):
     """MindSpeed asserted "need satisfy tp = tp_x * tp_y"."""

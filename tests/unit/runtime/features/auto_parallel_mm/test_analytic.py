@@ -230,6 +230,15 @@ def test_a_search_keeps_tensor_sizes_at_which_mindspeed_runs(
         search(replace(request, cluster_devices_per_node=1), profile, arguments)
 
 
+def test_overlapped_whole_experts_are_searched_without_tensor_parallelism(tmp_path: Path) -> None:
+    """MindSpeed asserted that they "need moe_tp_extend_ep"."""
+    given = {"moe_alltoall_overlap_comm": True, "moe_token_dispatcher_type": "alltoall_seq", "nproc_per_node": 4}
+    arguments = _arguments(**{**_SEARCH, **given, "auto_parallel_work_dir": str(tmp_path)})
+    assert {point.tensor_size for point in read_request(arguments).points()} == {1}
+    arguments.moe_tp_extend_ep = True
+    assert {point.tensor_size for point in read_request(arguments).points()} > {1}
+
+
 def _with_light_selective(_: str, layer: BlockCost) -> BlockCost:
     """Half of the activations for a tenth of the time of full recompute."""
     none, full = layer.recompute["none"], layer.recompute["full"]
