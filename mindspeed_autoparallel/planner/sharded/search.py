@@ -10,7 +10,7 @@ from mindspeed_autoparallel.planner.sharded.baselines import baselines_of
 from mindspeed_autoparallel.planner.sharded.entries import Found, ShardedOptions
 from mindspeed_autoparallel.planner.sharded.frontier import Frontier
 from mindspeed_autoparallel.planner.sharded.problem import Problem
-from mindspeed_autoparallel.planner.sharded.wrapping import MOST_PATTERNS, UnitSearch
+from mindspeed_autoparallel.planner.sharded.wrapping import MOST_PATTERNS, UnitSearch, rewrap
 from mindspeed_autoparallel.profiles.sharded import ShardedProfile
 from mindspeed_autoparallel.spec.cluster import Cluster
 from mindspeed_autoparallel.spec.plan import ProfileRecord
@@ -27,7 +27,7 @@ _SCOPE = (
     "chunked layer has hooks of its own. "
     "Not searched: other units of the longest stack of layers, switches that differ by group"
 )
-_UNITS_S = 5.0
+_UNITS_S = 10.0
 """Processor seconds for units other than the shipped ones when the search has used up its time."""
 
 
@@ -57,6 +57,8 @@ def search_sharded(
             f"nothing fits in {format_bytes(search.limit)} on each of {cluster.num_devices} devices{least}. Use more "
             "devices, a smaller batch, or more memory."
         )
+    if host.lists_units:
+        rewrap(search)  # a faster best leaves less to polish
     bound, units = search.polish(), "the units of the shipped configuration"
     if host.lists_units:
         bound = min(bound, UnitSearch(search, _UNITS_S).run())

@@ -52,9 +52,8 @@ class UnitSearch:
         becomes the frontier's best.
         """
         frontier = self.frontier
+        rewrap(frontier)
         assert frontier.best is not None
-        if (better := rewrapped(self.problem, frontier.best.outcome, frontier.limit)) is not None:
-            frontier.take(Found(better.decisions, better, 0))
         offloads = frontier.best.decisions.offload_optimizer
         for sizes in sizes_of(self.problem, frontier.num_devices, frontier.shipped.sizes.global_batch_size):
             try:
@@ -121,7 +120,10 @@ class UnitSearch:
                 lower = step_bound_ns(lowering, self.frontier.limit)
                 if lower is not None and lower < (self.frontier.target_ns or 0):
                     lower = max(lower, chain_ns(lowering, self.frontier.target_ns))
-                self._push(bound, lower, Entry(sizes, switches, LayerSearch(lowering, self.frontier.limit, QUICK)))
+                entry = Entry(sizes, switches)
+                if lower is not None and lower < (self.frontier.target_ns or 0):  # others are never refined
+                    entry = replace(entry, search=LayerSearch(lowering, self.frontier.limit, QUICK))
+                self._push(bound, lower, entry)
 
     def _solve(self, bound: int, search: LayerSearch, kept: Replayed) -> None:
         solved = search.solve(self.frontier.target_ns, kept)
@@ -131,6 +133,13 @@ class UnitSearch:
             self._closed.append(max(bound, solved.bound_ns))
         elif not search.nothing_fits:
             self._closed.append(bound)
+
+
+def rewrap(frontier: Frontier) -> None:
+    """Give the best configuration its fastest choice of units."""
+    assert frontier.best is not None
+    if (better := rewrapped(frontier.problem, frontier.best.outcome, frontier.limit)) is not None:
+        frontier.take(Found(better.decisions, better, 0))
 
 
 def rewrapped(problem: Problem, best: ShardedOutcome, limit_bytes: int) -> ShardedOutcome | None:
