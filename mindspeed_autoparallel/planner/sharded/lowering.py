@@ -209,9 +209,8 @@ class Lowering:
         if policy == RECOMPUTE_KEEP_ATTENTION:
             again -= costs.attention_us
             kept = costs.attention_bytes
-        trainable = sum(self.profile.kinds[module.kind].parameters)
         experts = self.sizes.expert_size if module.holds_experts else 1
-        gradients = trainable // experts * self.profile.bytes_of.gathered
+        gradients = sum(self.profile.kinds[module.kind].parameters) // experts * self.profile.bytes_of.gathered
         link = self.profile.host_link_bytes_per_s
         record = StreamModule(
             name=module.name,
@@ -231,6 +230,7 @@ class Lowering:
             kept_bytes=kept,
             again_bytes=whole - kept,
             forward_transient_bytes=costs.forward_transient_bytes,
+            unsaved_bytes=costs.unsaved_bytes if redoes else None,
             backward_transient_bytes=costs.backward_transient_bytes if module.needs_backward else 0,
             made_gradient_bytes=costs.made_gradient_bytes if module.needs_backward else 0,
             tail_kept_bytes=0 if redoes else costs.tail_kept_bytes,

@@ -13,7 +13,7 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.profiles.sharded import CostPoint
 from mindspeed_autoparallel.runtime.fsdp2.attention import AttentionCalls, attention_calls
 from mindspeed_autoparallel.runtime.fsdp2.modules import FoundModules
-from mindspeed_autoparallel.runtime.fsdp2.saved import SavedBytes, saved_bytes
+from mindspeed_autoparallel.runtime.fsdp2.saved import SavedBytes, nothing_saved, saved_bytes
 from mindspeed_autoparallel.runtime.fsdp2.timeline import Passed, Timeline
 from mindspeed_autoparallel.runtime.fsdp2.trainer import NativeTrainer
 
@@ -29,6 +29,8 @@ class MeasuredStep:
     backward: dict[str, Passed]
     transient_forward: dict[str, Passed]
     transient_backward: dict[str, Passed]
+    unsaved_forward: dict[str, Passed]
+    """Transients of a forward that saves nothing, above the level at its start."""
     saved: SavedBytes
     attention: AttentionCalls
     inputs: dict[str, tuple[int, bool]]
@@ -107,7 +109,10 @@ def _measure(
         with attention_calls(running, device.synchronize) as attention, saved_bytes(timeline, layers) as saved:
             step()
         with device.tracked_memory() as probe:
-            timeline.probe = probe
+            timeline.probe, timeline.saves_nothing = probe, True
+            with nothing_saved():
+                step()
+            unsaved, timeline.saves_nothing = timeline.forward, False
             step()
     finally:
         for handle in handles:
@@ -118,6 +123,7 @@ def _measure(
         backward=_median(backward),
         transient_forward=timeline.forward,
         transient_backward=timeline.backward,
+        unsaved_forward=unsaved,
         saved=saved,
         attention=attention,
         inputs=timeline.inputs,

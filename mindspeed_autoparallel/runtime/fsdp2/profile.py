@@ -104,6 +104,9 @@ def _costs(step: MeasuredStep, modules: Sequence[ShardedModule], kind: str, topk
         attention_bytes=min(attention_bytes, kept),
         forward_transient_bytes=max(0, int(of(step.transient_forward, "head_bytes"))),
         tail_forward_transient_bytes=max(0, int(of(step.transient_forward, "tail_bytes"))),
+        unsaved_transient_bytes=max(0, int(of(step.unsaved_forward, "head_bytes"))),
+        unsaved_waiting_bytes=max(0, int(of(step.unsaved_forward, "waiting_bytes"))),
+        tail_unsaved_transient_bytes=max(0, int(of(step.unsaved_forward, "tail_bytes"))),
         backward_transient_bytes=max(
             0, int(of(step.transient_backward, "tail_bytes" if _has_tail(step, names) else "head_bytes"))
         ),

@@ -63,6 +63,30 @@ def saved_bytes(timeline: Timeline, layers: Collection[str]) -> Iterator[SavedBy
         yield found
 
 
+@contextlib.contextmanager
+def nothing_saved() -> Iterator[None]:
+    """Save no activation inside the block, as in the first forward of a recomputed layer; backward gets ones instead.
+
+    Integers stay, as kernels and exchanges take their sizes from them.
+    """
+    import torch
+
+    def pack(tensor: Any) -> Any:
+        stays = not (tensor.is_floating_point() or tensor.dtype == torch.bool)
+        if stays or tensor.layout != torch.strided or _is_parameter(tensor):
+            return tensor
+        return tensor.shape, tensor.dtype, tensor.device
+
+    def unpack(packed: Any) -> Any:
+        if isinstance(packed, torch.Tensor):
+            return packed
+        shape, dtype, device = packed
+        return torch.ones(shape, dtype=dtype, device=device)
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        yield
+
+
 def _is_parameter(tensor: Any) -> bool:
     """Return whether ``tensor`` is a parameter or a view of one, such as the weights that ``linear`` saves."""
     import torch

@@ -27,6 +27,8 @@ class Passed:
     head_made_bytes: int = 0
     """Part of ``head_bytes``: parameter gradients, which later parts of a micro batch add to the first part's."""
     tail_made_bytes: int = 0
+    waiting_bytes: int = 0
+    """Bytes that the head leaves while the last submodule runs, where nothing is saved."""
     num_segments: int = 0
 
 
@@ -36,6 +38,9 @@ class _Segment:
     transient_bytes: int = 0
     later_bytes: int = 0
     """``transient_bytes`` in a later part of a micro batch, which adds its gradients to existing ones."""
+    left_bytes: int = 0
+    inside_bytes: int = 0
+    """Bytes that the submodule behind it leaves."""
 
     @property
     def made_bytes(self) -> int:
@@ -62,6 +67,7 @@ class Timeline:
         """Bytes of each module's first floating-point input, and whether any such input requires a gradient."""
         self.input_addresses: dict[str, int] = {}
         self.probe: MemoryProbe | None = None
+        self.saves_nothing = False
         self.same_shape: dict[str, bool] = {}
         """Whether a module's first output has the shape of its first input."""
         self.shapes: dict[str, tuple[int, ...]] = {}
@@ -225,7 +231,8 @@ class Timeline:
             segment = self._stack[-1].segments[-1]
             segment.us += (time.perf_counter() - self._since) * 1e6
             if self.probe is not None:
-                saves = self._done is self.forward and self._stack[-1].saves
+                saves = self._done is self.forward and self._stack[-1].saves and not self.saves_nothing
+                segment.left_bytes += self.probe.current_bytes() - self._base_bytes
                 self._note_peak(self.probe.current_bytes() if saves else self._base_bytes)
         self._since = None
 
@@ -257,7 +264,11 @@ class Timeline:
             *before, last = frame.segments
             if before:
                 passed.tail_us += last.us
-                passed.tail_bytes = max(passed.tail_bytes, last.transient_bytes)
+                handed_bytes = before[-1].inside_bytes if self.saves_nothing else 0
+                passed.tail_bytes = max(passed.tail_bytes, last.transient_bytes + handed_bytes)
+                passed.waiting_bytes = (
+                    sum(one.left_bytes + one.inside_bytes for one in before) - before[-1].inside_bytes
+                )
                 passed.tail_made_bytes = last.made_bytes
             for segment in before or [last]:
                 passed.head_us += segment.us
@@ -265,6 +276,8 @@ class Timeline:
                     passed.head_bytes, passed.head_made_bytes = segment.transient_bytes, segment.made_bytes
             passed.num_segments = len(frame.segments)
             if self._stack:
+                left_bytes = sum(one.left_bytes + one.inside_bytes for one in frame.segments)
+                self._stack[-1].segments[-1].inside_bytes = left_bytes
                 self._stack[-1].segments.append(_Segment())
             if frame.name == name:
                 break

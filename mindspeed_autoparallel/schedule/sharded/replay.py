@@ -106,14 +106,18 @@ class _Step:
             self.communication.use(module.parameters_of)
         self.queues.run(COMPUTE, ("F", module.name), module.forward_ns)
         self.memory.hold(index, module.kept_bytes * module.needs_backward)
-        self.memory.touch("temporary", module.forward_transient_bytes)
+        saving = module.forward_transient_bytes, 0, module.tail_forward_transient_bytes
+        head_bytes, waiting_bytes, tail_bytes = module.unsaved_bytes or saving
+        self.memory.touch("temporary", head_bytes)
+        self.memory.add("temporary", waiting_bytes)
         for child in self.children[index]:
             self._forward(child)
         if module.tail_forward_ns or module.tail_kept_bytes or module.tail_forward_transient_bytes:
             self.memory.at = f"end of forward of {module.name or 'the model'}"
             self.queues.run(COMPUTE, ("FT", module.name), module.tail_forward_ns)
             self.memory.hold(index, module.tail_kept_bytes * module.needs_backward)
-            self.memory.touch("temporary", module.tail_forward_transient_bytes)
+            self.memory.touch("temporary", tail_bytes)
+        self.memory.add("temporary", -waiting_bytes)
 
     @staticmethod
     def _part_bytes(module: StreamModule) -> int:

@@ -89,6 +89,9 @@ class StreamModule:
     again_bytes: int = 0
     """Bytes saved additionally by recomputation, until the backward ends."""
     forward_transient_bytes: int = 0
+    unsaved_bytes: tuple[int, int, int] | None = None
+    """Transient bytes of a first forward that saves nothing: before, during and after its children; ``None``: those of
+    any forward."""
     backward_transient_bytes: int = 0
     made_gradient_bytes: int = 0
     """Part of ``backward_transient_bytes`` that a later part of a micro batch adds to existing gradients."""

@@ -151,6 +151,34 @@ def test_finished_gradients_are_recorded_at_the_peak_of_a_backward() -> None:
     assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
 
 
+def test_a_forward_that_saves_nothing_holds_what_others_save() -> None:
+    from mindspeed_autoparallel.runtime.devices.cpu.storages import TrackedStorages
+    from mindspeed_autoparallel.runtime.fsdp2.saved import nothing_saved
+    from mindspeed_autoparallel.runtime.fsdp2.timeline import Timeline
+
+    class Wide(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.inner, self.second = (torch.nn.Linear(*sizes) for sizes in ((8, 64), (64, 64), (64, 8)))
+
+        def forward(self, x):  # type: ignore[no-untyped-def]
+            gate = self.first(x).exp()
+            inner = self.inner(gate.sigmoid())
+            return self.second(inner * gate)
+
+    size = 4 * 16 * 64
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), Wide(), torch.nn.Linear(8, 8))
+    timeline = Timeline(lambda: None)
+    timeline.attach(model, ["", "1", "1.inner"])
+    timeline.saves_nothing = True
+    with TrackedStorages(let_go_s=0.0) as timeline.probe, nothing_saved():
+        timeline.start()
+        model(torch.ones(16, 8)).sum().backward()
+    wide, inner = timeline.forward["1"], timeline.forward["1.inner"]
+    assert (wide.head_bytes, wide.waiting_bytes) == (2 * size, 2 * size)  # the gate and its sigmoid
+    assert (inner.head_bytes, wide.tail_bytes) == (size, 2 * size + 4 * 16 * 8 - size)
+
+
 def test_gradients_of_whole_parameters_stay_whole_at_ulysses_sizes() -> None:
     from mindspeed_autoparallel.profiles.sharded import CostPoint, ModuleCosts
     from mindspeed_autoparallel.runtime.fsdp2.divided import _divided
