@@ -91,6 +91,11 @@ def _whole_name(model: Any, name: str) -> str:
         offsets = getattr(getattr(layer, "config", None), "layer_offset", None)
         if offsets:
             number = offsets[parallel_state.get_pipeline_model_parallel_rank()] + int(found[2]) + 1
+        # MindSpeed-MM's lists of stages: there, too.
+        if counts := getattr(getattr(layer, "config", None), "pipeline_num_layers", None):
+            rank = parallel_state.get_pipeline_model_parallel_rank()
+            if isinstance(counts[0], int):
+                number = sum(counts[:rank]) + int(found[2]) + 1
         number -= sum(place < number - 1 for place in _noop_layers())
         name = f"{found[1]}.{number}.{found[3]}"
     owner, found_output, own = name.partition("output_layer.")

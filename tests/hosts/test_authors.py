@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from forked_python import forked_python
@@ -43,7 +44,7 @@ def authors(monkeypatch):
     import shrink
 
     yield collect, shrink
-    for name in ("collect", "shrink", "kept_rows", "table", "train"):
+    for name in ("collect", "shrink", "kept_rows", "table", "train", "multimodal"):
         sys.modules.pop(name, None)
 
 
@@ -265,6 +266,33 @@ def test_one_process_keeps_no_layout_but_sizes_of_one(authors, monkeypatch):
     assert train.of_one_process(flags) == ["--swiglu", "--lr", "1", "--tensor-model-parallel-size", "1"]
     staged = {"--hybrid-layer-pattern": ["M-|M*"], "--overlap-param-gather-with-optimizer-step": []}
     assert train.of_one_process(staged) == ["--hybrid-layer-pattern", "M-M*"], "a pattern's stages are a layout, too"
+
+
+def test_scripts_of_a_known_family_get_a_tiny_model(authors, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(HERE.parent))
+    import multimodal
+
+    monkeypatch.setattr(multimodal.tiny_qwen2vl, "write", lambda folder, checkout, family: written.append(family))
+    written, words = [], ("--mm-model", "examples/qwen2.5vl/model_7b.json", "--mm-data", "data.json", "--swiglu")
+    small = multimodal.with_tiny_model(words, "pretrain_vlm.py", Path("mm"), tmp_path)
+    assert written == ["qwen2.5vl"] and "--swiglu" in small and "data.json" not in small
+    for other in ("posttrain_qwen2vl_dpo.py", "pretrain_vlm.py"):
+        kept = words if "dpo" in other else ("--mm-model", "examples/internvl3/model.json")
+        assert multimodal.with_tiny_model(kept, other, Path("mm"), tmp_path) == kept
+
+
+def test_layers_of_mindspeed_mm_are_counted_by_its_lists(monkeypatch):
+    """Its layer_number counts as if all stages were alike."""
+    pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(str(HERE.parent))
+    state = SimpleNamespace(get_pipeline_model_parallel_rank=lambda: 1)
+    monkeypatch.setitem(sys.modules, "megatron", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "megatron.core", SimpleNamespace(parallel_state=state))
+    import same_start
+
+    layer = SimpleNamespace(layer_number=4, config=SimpleNamespace(pipeline_num_layers=[1, 3]))
+    model = SimpleNamespace(get_submodule=lambda place: layer)
+    assert same_start._whole_name(model, "decoder.layers.0.weight") == "decoder.layers.2.weight"
 
 
 def test_a_host_does_not_import_from_the_working_directory(monkeypatch, tmp_path):

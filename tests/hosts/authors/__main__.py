@@ -31,6 +31,7 @@ Task = dict[str, Any]
 ROOT = Path(__file__).parents[3]
 sys.path[:0] = [str(ROOT / "tests" / "hosts"), str(ROOT / "tests" / "helpers")]
 
+import multimodal  # noqa: E402
 from forked_host import environment, release_of  # noqa: E402
 
 
@@ -76,6 +77,9 @@ def _try(checkout: Path, options: argparse.Namespace) -> None:
     ):
         if re.search(options.only, found.source):
             small = shrink.shrink(found.words, release=release, mindspeed=mindspeed)
+            words = tuple(_placed(word, checkout) for word in small.words)
+            if options.train:
+                words = multimodal.with_tiny_model(words, found.program, checkout, Path(tempfile.gettempdir()))
             tasks.append(
                 {
                     "host": host,
@@ -83,7 +87,7 @@ def _try(checkout: Path, options: argparse.Namespace) -> None:
                     "source": found.source,
                     "program": found.program,
                     "file": str(collect.checkout_file(found)),
-                    "words": tuple(_placed(word, checkout) for word in small.words),
+                    "words": words,
                     "processes": small.num_processes,
                     "devices": math.lcm(2 if options.train else 4, _context_size(small.words) if mindspeed else 1),
                     "keep_plans": options.train,

@@ -43,7 +43,7 @@ _FILES = (
     *("--train-data-path", "--valid-data-path", "--test-data-path", "--data-args-path", "--per-split-data-args-path"),
     *("--tokenizer-name-or-path", "--tokenizer-type", "--save", "--tensorboard-dir", "--pretrained-checkpoint"),
     *("--wandb-project", "--wandb-exp-name", "--wandb-save-dir", "--wandb-entity", "--language-model-checkpoint"),
-    *("--tiktoken-pattern", "--exit-on-missing-checkpoint", "--dataloader-save", "--tokenizer-prompt-format"),
+    *("--tiktoken-pattern", "--exit-on-missing-checkpoint", "--dataloader-save"),
     *("--use-checkpoint-args", "--one-logger-project", "--one-logger-run-name", "--vocab-extra-ids", "--finetune"),
     *("--prompt-path", "--hf-assign-unused-tokens", "--auto-detect-ckpt-format", "--fim-data", "--fim-rate"),
     *("--fim-spm-rate", "--export-kd-teacher-load", "--export-kd-cfg", "--lora-load", "--per-dataset-sequences-path"),
