@@ -177,7 +177,8 @@ def _searched(
     for _ in range(ATTEMPTS):
         best_us = min(look.cutoff_us, attempts.best[1].step.total_us if attempts.best is not None else inf)
         problem, below = attempts.problem(limits, safe=False), look.ticks(best_us)
-        own, found = 0.0, None
+        own = 0.0
+        found: Evaluation | None = None
         try:
             bound_us, found = attempts.solve(problem, below, options)
             own = bound_us * NS_PER_US
