@@ -129,6 +129,7 @@ def _grid_us(work: Workload, fabric: Fabric, kind: LayerKind) -> tuple[float, fl
 
     A product's input is gathered along one side, its output reduced and scattered along the other. A block's
     input and output are rows gathered over x, 1 / y of the hidden state wide; between its products the sides swap.
+    Attention has the rows of all ranks of y: they exchange heads, as in Ulysses.
     """
     assert work.tensor_grid is not None
     (x, y), model = work.tensor_grid, work.model
@@ -139,6 +140,8 @@ def _grid_us(work: Workload, fabric: Fabric, kind: LayerKind) -> tuple[float, fl
         between.append(((2 if model.gated else 1) * model.ffn, model.ffn))
     rows = work.tokens * work.element_bytes
     time = own = 0.0
+    if kind.mixer != "none":
+        time = fabric.exchange_us(rows * 2 * (model.query_size + model.kv_size) / (x * y), y, x)
     for made, read in between:
         moved = (model.hidden / y, x, 1), (made / x, y, x), (read / x, y, x), (model.hidden / y, x, 1)
         time += sum(fabric.one_shot_us(rows * width, ranks, stride) for width, ranks, stride in moved)

@@ -214,6 +214,9 @@ def _shrink_widths(flags: Flags) -> None:
     _set(flags, "--mamba-num-heads", 2 * heads)
     for name in ("--linear-num-key-heads", "--linear-num-value-heads"):
         _set(flags, name, heads)
+    for name in ("--long-factor", "--short-factor"):  # MindSpeed-LLM's, one for every second number of a head
+        if name in flags:
+            flags[name] = [",".join(",".join(flags[name]).split(",")[:8])]
     length = max(64, 2 * context * tensor)
     for name in ("--seq-length", "--max-position-embeddings", "--encoder-seq-length", "--decoder-seq-length"):
         _set(flags, name, length)
