@@ -178,11 +178,7 @@ def _searched(
         best_us = min(look.cutoff_us, attempts.best[1].step.total_us if attempts.best is not None else inf)
         problem, below = attempts.problem(limits, safe=False), look.ticks(best_us)
         own = 0.0
-<<<<<<< HEAD
         solved: Evaluation | None = None
-=======
-        found: Evaluation | None = None
->>>>>>> w-llm
         try:
             bound_us, solved = attempts.solve(problem, below, options)
             own = bound_us * NS_PER_US

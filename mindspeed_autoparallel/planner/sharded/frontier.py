@@ -46,8 +46,6 @@ class Frontier:
         self._heap: list[tuple[int, int, int, int, Entry]] = []
         self._count = itertools.count()
         self._fits = Fits(problem.host, self.limit, self._lowering)
-        self._whole_loss: set[tuple[ShardSizes, Switches]] = set()
-        """Switches with an unchunked loss that wait for those with a chunked one."""
         self._dived = False
         self._lost: list[int] = []
         """Bounds of entries whose search ended without a result and without a proof that none exists."""
@@ -140,7 +138,6 @@ class Frontier:
     def _open_switches(self, sizes: ShardSizes, bound: int, *, offload_optimizer: bool) -> None:
         """Add the switches of ``sizes`` with bounds from sums."""
         rows = switches_of(self.problem, sizes, offload_optimizer=offload_optimizer)
-        entries = []
         for switches in rows:
             lowering = self._lowering(sizes, switches)
             divided = not switches.micro_batch_chunk or lowering.parts > 1
@@ -148,25 +145,12 @@ class Frontier:
             if lower is None:
                 self._note_peak(lowering.static_bytes)
             else:
-                entries.append((max(bound, lower), switches))
-        chunked = {replace(switches, loss_chunk=0) for _, switches in entries if switches.loss_chunk}
-        for lower, switches in entries:
-            # An unchunked loss gets its bound from the same switches with a chunked loss.
-            if switches in chunked:
-                self._whole_loss.add((sizes, switches))
-            else:
-                self._push(lower, Entry(sizes, switches))
+                self._push(max(bound, lower), Entry(sizes, switches))
 
     def _open_chain(self, sizes: ShardSizes, switches: Switches, bound: int) -> None:
         """Raise an entry's bound to that of its queues with every layer kept."""
-        lowering = self._lowering(sizes, switches)
-        bound = max(bound, chain_ns(lowering, self.target_ns))
-        self._push(bound, Entry(sizes, switches, chained=True))
-        whole = replace(switches, loss_chunk=0)
-        if switches.loss_chunk and (sizes, whole) in self._whole_loss:
-            # The head's backward and the loss run at another place: the step is shorter by at most their time.
-            late = lowering.late_head_ns * sizes.accumulation
-            self._push(max(0, bound - late), Entry(sizes, whole, chained=True))
+        lower = chain_ns(self._lowering(sizes, switches), self.target_ns)
+        self._push(max(bound, lower), Entry(sizes, switches, chained=True))
 
     def _open_path(self, sizes: ShardSizes, switches: Switches, bound: int) -> None:
         """Replace an entry's bound by that of its longest path with every layer kept; drop it if nothing fits."""
