@@ -166,8 +166,8 @@ def _searched(
     )
     simple = simple_splits(profile, cluster, candidate, global_batch_size)
     if known is not None:
-        found = evaluate(profile, cluster, candidate.layout, known, global_batch_size, with_timeline=False)
-        simple = (*simple, SimpleSplit(name="known", placement=known, evaluation=found))
+        first = evaluate(profile, cluster, candidate.layout, known, global_batch_size, with_timeline=False)
+        simple = (*simple, SimpleSplit(name="known", placement=known, evaluation=first))
     for split in simple:
         if split.evaluation.step.total_us < look.cutoff_us or not options.only_faster:
             attempts.take(split.placement, split.evaluation)
