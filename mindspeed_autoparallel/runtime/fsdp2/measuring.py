@@ -110,7 +110,7 @@ def _measure(
             step()
         with device.tracked_memory() as probe:
             timeline.probe, timeline.saves_nothing = probe, True
-            with nothing_saved():
+            with nothing_saved(engine.optimizer):
                 step()
             unsaved, timeline.saves_nothing = timeline.forward, False
             step()

@@ -64,10 +64,11 @@ def saved_bytes(timeline: Timeline, layers: Collection[str]) -> Iterator[SavedBy
 
 
 @contextlib.contextmanager
-def nothing_saved() -> Iterator[None]:
+def nothing_saved(optimizer: Any) -> Iterator[None]:
     """Save no activation inside the block, as in the first forward of a recomputed layer; backward gets ones instead.
 
-    Integers stay, as kernels and exchanges take their sizes from them.
+    Its gradients mean nothing, so ``optimizer.step`` changes no parameter. Integers stay, as kernels and exchanges take
+    their sizes from them.
     """
     import torch
 
@@ -83,8 +84,12 @@ def nothing_saved() -> Iterator[None]:
         shape, dtype, device = packed
         return torch.ones(shape, dtype=dtype, device=device)
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-        yield
+    update, optimizer.step = optimizer.step, lambda *_, **__: None
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            yield
+    finally:
+        optimizer.step = update
 
 
 def _is_parameter(tensor: Any) -> bool:

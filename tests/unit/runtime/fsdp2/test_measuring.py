@@ -171,9 +171,14 @@ def test_a_forward_that_saves_nothing_holds_what_others_save() -> None:
     timeline = Timeline(lambda: None)
     timeline.attach(model, ["", "1", "1.inner"])
     timeline.saves_nothing = True
-    with TrackedStorages(let_go_s=0.0) as timeline.probe, nothing_saved():
+    optimizer, before = torch.optim.AdamW(model.parameters()), [value.clone() for value in model.parameters()]
+    with TrackedStorages(let_go_s=0.0) as timeline.probe, nothing_saved(optimizer):
         timeline.start()
         model(torch.ones(16, 8)).sum().backward()
+        optimizer.step()
+    assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))  # no gradient is a real one
+    optimizer.step()
+    assert not torch.equal(before[0], next(iter(model.parameters())))
     wide, inner = timeline.forward["1"], timeline.forward["1.inner"]
     assert (wide.head_bytes, wide.waiting_bytes) == (2 * size, 2 * size)  # the gate and its sigmoid
     assert (inner.head_bytes, wide.tail_bytes) == (size, 2 * size + 4 * 16 * 8 - size)
