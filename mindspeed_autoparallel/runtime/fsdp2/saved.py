@@ -67,14 +67,13 @@ def saved_bytes(timeline: Timeline, layers: Collection[str]) -> Iterator[SavedBy
 def nothing_saved(optimizer: Any) -> Iterator[None]:
     """Save no activation inside the block, as in the first forward of a recomputed layer; backward gets ones instead.
 
-    Its gradients mean nothing, so ``optimizer.step`` changes no parameter. Integers stay, as kernels and exchanges take
-    their sizes from them.
+    Its gradients mean nothing, so ``optimizer.step`` changes no parameter. Integers and masks stay, as kernels,
+    exchanges and indexing take their sizes from them.
     """
     import torch
 
     def pack(tensor: Any) -> Any:
-        stays = not (tensor.is_floating_point() or tensor.dtype == torch.bool)
-        if stays or tensor.layout != torch.strided or _is_parameter(tensor):
+        if not tensor.is_floating_point() or tensor.layout != torch.strided or _is_parameter(tensor):
             return tensor
         return tensor.shape, tensor.dtype, tensor.device
 
