@@ -288,10 +288,14 @@ def test_layers_of_mindspeed_mm_are_counted_by_its_lists(monkeypatch):
     state = SimpleNamespace(get_pipeline_model_parallel_rank=lambda: 1)
     monkeypatch.setitem(sys.modules, "megatron", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "megatron.core", SimpleNamespace(parallel_state=state))
+    arguments = SimpleNamespace(noop_layers=None)
+    monkeypatch.setitem(sys.modules, "megatron.training", SimpleNamespace(get_args=lambda: arguments))
     import same_start
 
     layer = SimpleNamespace(layer_number=4, config=SimpleNamespace(pipeline_num_layers=[1, 3]))
     model = SimpleNamespace(get_submodule=lambda place: layer)
+    assert same_start._whole_name(model, "decoder.layers.0.weight") == "decoder.layers.2.weight"
+    layer.config.pipeline_num_layers, arguments.noop_layers = None, "0,2,5"  # MindSpeed-LLM counts these among all
     assert same_start._whole_name(model, "decoder.layers.0.weight") == "decoder.layers.2.weight"
 
 
