@@ -67,7 +67,11 @@ def launch_flags(plan: Plan, host: str, num_mtp_layers: int = 0, release: tuple[
         arguments.pipeline_model_parallel_layout = None
     elif host != MEGATRON:
         arguments.num_layer_list = arguments.noop_layers = None
-    stages = {**_stages(plan, arguments, stage_arguments(plan, arguments)), **group_arguments(plan, arguments)}
+    try:
+        stages = {**_stages(plan, arguments, stage_arguments(plan, arguments)), **group_arguments(plan, arguments)}
+    except PlanError as error:
+        # The advice is for a script that was given the plan.
+        raise PlanError(str(error).removesuffix(" Search it again.")) from None
     return [*native_flags(plan, stages), *switches(plan, host, release), *_recompute(plan)]
 
 
@@ -81,9 +85,7 @@ def flags_line(plan: Plan, num_mtp_layers: int = 0) -> str:
         beside = f"; priced with {', '.join(left)} too, for which no flag is known here" if left else ""
         return f"flags of {host}: {shlex.join(launch_flags(plan, host, num_mtp_layers))}{beside}"
     except PlanError as error:
-        # The advice is for a script that was given the plan.
-        reason = str(error).removesuffix(" Search it again.")
-        return f"no flags of {host} describe this plan: {reason} It trains by --auto-parallel-plan plan.json (--out)."
+        return f"no flags of {host} describe this plan: {error} It trains by --auto-parallel-plan plan.json (--out)."
 
 
 def _stages(

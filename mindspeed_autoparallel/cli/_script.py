@@ -111,7 +111,7 @@ def write_script(plan: Plan, path: Path, shape: Mapping[str, object] | None, rel
         layout, reason = launch_flags(plan, host, mtp, release), ""
     except PlanError as error:
         layout = ["--auto-parallel-plan", plan_file.name, *switches(plan, host, release)]
-        reason = str(error).removesuffix(" Search it again.")
+        reason = str(error)
         files[plan_file] = plan.text()
     model = model_flags(shape, host) if shape is not None else None
     left = without_flags(plan, host, release)

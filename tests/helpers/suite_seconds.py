@@ -65,8 +65,10 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
         return None
     if "LEAVE_OUT_FROM_S" in os.environ and _SLOW_IMPORT.search(collection_path.read_text("utf-8")):
         return True
-    part, _, num_parts = os.environ.get("PART_OF_FILES", "1/1").partition("/")
-    return True if _part_of(collection_path, int(num_parts)) != int(part) - 1 else None
+    if "PART_OF_FILES" in os.environ:
+        part, _, num_parts = os.environ["PART_OF_FILES"].partition("/")
+        return True if _part_of(collection_path, int(num_parts)) != int(part) - 1 else None
+    return None
 
 
 def _part_of(file: Path, num_parts: int) -> int:

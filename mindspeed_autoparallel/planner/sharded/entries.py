@@ -54,7 +54,7 @@ class Fits:
     """Whether a choice of chunks may fit: the switches that hold the least decide, and are replayed once."""
 
     def __init__(self, host: ShardingHost, limit_bytes: int, lowering_of: LoweringOf) -> None:
-        """``lowering_of``: the choice of units that holds the least, or ``None`` if none is known to."""
+        """``lowering_of``: returns the units that hold the least memory, or ``None`` if no choice is sure to."""
         self.host, self.limit, self.lowering_of = host, limit_bytes, lowering_of
         self._known: dict[tuple[ShardSizes, Switches], int] = {}
 

@@ -117,13 +117,12 @@ class UnitSearch:
         for decisions in wrappings(self.problem, decided(self.frontier.shipped, self.problem, sizes, switches)):
             lowering = Lowering(self.problem, decisions)
             if not switches.micro_batch_chunk or lowering.parts > 1:
-                lower = step_bound_ns(lowering, self.frontier.limit)
-                if lower is not None and lower < (self.frontier.target_ns or 0):
-                    lower = max(lower, chain_ns(lowering, self.frontier.target_ns))
-                entry = Entry(sizes, switches)
-                if lower is not None and lower < (self.frontier.target_ns or 0):  # others are never refined
-                    entry = replace(entry, search=LayerSearch(lowering, self.frontier.limit, QUICK))
-                self._push(bound, lower, entry)
+                lower, search, target = step_bound_ns(lowering, self.frontier.limit), None, self.frontier.target_ns or 0
+                if lower is not None and lower < target:
+                    lower = max(lower, chain_ns(lowering, target))
+                    if lower < target:  # others are never refined
+                        search = LayerSearch(lowering, self.frontier.limit, QUICK)
+                self._push(bound, lower, Entry(sizes, switches, search))
 
     def _solve(self, bound: int, search: LayerSearch, kept: Replayed) -> None:
         solved = search.solve(self.frontier.target_ns, kept)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from mindspeed_autoparallel.runtime.features.elastic.request import World
+from mindspeed_autoparallel.runtime.state import of_process
 
 SILENCE_S = 30.0
 """Seconds without an update after which a neighbour counts as lost; shared storage may stall for a while."""
@@ -31,11 +32,9 @@ _BEAT_S = 1.0
 class _Exit:
     """The last ``sys.exit`` of this process."""
 
-    status: int | str | None = None
-    is_recorded = False
-
-
-_exit = _Exit()
+    def __init__(self) -> None:
+        self.status: int | str | None = None
+        self.is_recorded = False
 
 
 class Neighbour:
@@ -99,13 +98,14 @@ def watch_next_node(folder: Path, world: World) -> None:
 
 def record_exits() -> None:
     """Record the status of ``sys.exit`` for ``ended_by_error``: the interpreter keeps nothing of a ``SystemExit``."""
-    if _exit.is_recorded:
+    last = of_process(_Exit)
+    if last.is_recorded:
         return
-    _exit.is_recorded, leave = True, sys.exit
+    last.is_recorded, leave = True, sys.exit
 
     @functools.wraps(leave)
     def exit_recorded(status: int | str | None = None, /) -> NoReturn:
-        _exit.status = status
+        last.status = status
         leave(status)
 
     sys.exit = exit_recorded
@@ -117,4 +117,4 @@ def ended_by_error() -> bool:
     The interpreter sets ``sys.last_value`` for the former. A ``SystemExit`` that is raised directly is not detected,
     and a ``sys.exit`` that the script catches counts unless another one follows.
     """
-    return getattr(sys, "last_value", None) is not None or _exit.status not in (None, 0)
+    return getattr(sys, "last_value", None) is not None or of_process(_Exit).status not in (None, 0)

@@ -200,7 +200,7 @@ def test_an_error_at_the_end_of_the_script_is_seen_by_every_python(
     monkeypatch.delattr("sys.last_exc", raising=False)
     monkeypatch.setattr("sys.last_value", error, raising=False)
     monkeypatch.setattr(sys, "exit", sys.exit)
-    monkeypatch.setattr(neighbour._exit, "is_recorded", False)
+    monkeypatch.setattr(neighbour.of_process(neighbour._Exit), "is_recorded", False)
     of_first = request_of(plan_file, tmp_path)
     entry.announce_end(of_first)
     at_exit[0]()
