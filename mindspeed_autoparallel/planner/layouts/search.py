@@ -6,6 +6,7 @@ model.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -75,7 +76,7 @@ def search(
         # The known plan has groups of another size than those that are tried first.
         candidates += enumerate_layouts(profile, cluster, global_batch_size, options.space, [known.layout])[0]
     if not candidates:
-        raise _nothing_to_search(verdicts, global_batch_size)
+        raise _nothing_to_search(verdicts, global_batch_size, options)
     progress(f"{len(candidates)} layouts to search, {len(verdicts)} ruled out")
     request = Request(profile=profile, cluster=cluster, global_batch_size=global_batch_size, seed=options.seed)
     with Workers(request, _num_processes(candidates, options)) as workers:
@@ -262,13 +263,17 @@ def _evaluated(profile: Profile, cluster: Cluster, global_batch_size: int, found
     )
 
 
-def _nothing_to_search(verdicts: list[Verdict], global_batch_size: int) -> ConfigError:
-    reasons: dict[str, int] = {}
+def _nothing_to_search(verdicts: list[Verdict], global_batch_size: int, options: SearchOptions) -> ConfigError:
+    kinds: dict[str, list[str]] = {}
     for verdict in verdicts:
-        reasons[verdict.reason] = reasons.get(verdict.reason, 0) + 1
-    common = sorted(reasons, key=lambda reason: (-reasons[reason], reason))[:3]
-    listed = " ".join(f"({reasons[reason]}x) {reason}" for reason in common) or "the profile's sizes do not divide it."
+        kinds.setdefault(re.sub(r"\d+", "#", verdict.reason), []).append(verdict.reason)
+    common = sorted(kinds.values(), key=lambda reasons: (-len(reasons), reasons[0]))[:3]
+    listed = (
+        " ".join(f"({len(reasons)}x) {reasons[0]}" for reasons in common) or "the profile's sizes do not divide it."
+    )
+    virtual = options.space.virtual_sizes
+    one_chunk = "" if virtual is None or 1 in virtual else "add 1 to --virtual-sizes, "
     return ConfigError(
         f"no layout is possible for this cluster and a global batch of {global_batch_size}: {listed} "
-        "Change the number of devices, the batch, or measure more sizes."
+        f"To get one, {one_chunk}change the number of devices or the batch, or measure more sizes."
     )

@@ -92,6 +92,11 @@ def enumerate_layouts(
 
 
 def _check_pairs(profile: Profile, options: SpaceOptions) -> None:
+    if options.paired and all(measurement.at.expert_size == 1 for measurement in profile.measurements):
+        raise ConfigError(
+            "combined 1F1B hides exchanges of experts, and none of the profile's layouts has EP above 1: leave "
+            "--overlap-moe-expert-parallel-comm out."
+        )
     if options.paired and not knows_exchanges(profile.measurements):
         raise ConfigError(
             "the profile lacks the time of experts' exchanges (forward_exchange_us of a layer), so that "

@@ -57,6 +57,8 @@ def test_pairs_are_tried_where_megatron_runs_them_and_no_elsewhere():
     assert verdicts[0].reason == "combined 1F1B needs EP above 1."
     with pytest.raises(ConfigError, match="lacks the time of experts' exchanges"):
         enumerate_layouts(language_profile(experts=(2,)), CLUSTER, 32, PAIRED)
+    with pytest.raises(ConfigError, match="none of the profile's layouts has EP above 1"):
+        enumerate_layouts(language_profile(experts=(1,)), CLUSTER, 32, PAIRED)
 
 
 def test_the_plan_uses_pairs_where_they_gain_and_sets_megatrons_flag():

@@ -160,6 +160,14 @@ def test_a_batch_that_no_layout_divides_is_refused_with_the_reason(profile: Prof
         search(profile, Cluster(num_nodes=1, devices_per_node=8), 7, SearchOptions(layouts=[Layout(data_size=8)]))
 
 
+def test_where_no_layout_is_possible_each_kind_of_reason_is_listed_once(profile: Profile) -> None:
+    with pytest.raises(ConfigError) as refused:
+        search(profile, Cluster(num_nodes=1, devices_per_node=16), 7)
+    message = str(refused.value)
+    assert message.count("stages are more than") == 1
+    assert "not divisible" in message
+
+
 def test_memory_limit_of_zero_is_refused() -> None:
     with pytest.raises(ConfigError, match="above 0"):
         Cluster(num_nodes=1, devices_per_node=2, memory_limit_bytes=0)
