@@ -26,6 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="percent of the memory to leave free (default: 5 for computed profiles, about the error of their peaks; 0 "
         "for measured ones and with --fsdp2)",
     )
+    parser.add_argument(
+        "--time-limit-s",
+        type=float,
+        default=600.0,
+        help="after it: the best plan so far, with its gap (default: 600, with --fsdp2 60)",
+    )
+    parser.set_defaults(default_of=parser.get_default)
     add_tokens(parser)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mindspeed_autoparallel.cli import _unused_flags
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_json, write_together
 
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from mindspeed_autoparallel.spec.cluster import Cluster
     from mindspeed_autoparallel.spec.sharded_plan import ShardedPlan
 
-_REFUSED = ("candidate", "hetero_parallel", "mm_model", "data")
+
+LIMIT_S = 60.0
+"""Default of ``--time-limit-s`` with ``--fsdp2``."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +38,11 @@ def run_sharded(arguments: argparse.Namespace, cluster: Cluster) -> int:
     from mindspeed_autoparallel.report.sharded import text_lines
     from mindspeed_autoparallel.spec.codec import to_json
 
-    for name in _REFUSED:
-        if getattr(arguments, name, None):
-            raise ConfigError(f"--{name.replace('_', '-')} has no effect with --fsdp2: the YAML file sets it.")
+    _unused_flags.refuse(
+        arguments,
+        (*_unused_flags.MEGATRON, *_unused_flags.MINDSPEED_FILE, *_unused_flags.MEDIA),
+        "no effect with --fsdp2, whose file has the training's switches.",
+    )
     inputs = _inputs(arguments)
     file, profile = inputs.file, inputs.profile
     cluster = _of_tensor_ranks(file, cluster)
@@ -47,7 +52,8 @@ def run_sharded(arguments: argparse.Namespace, cluster: Cluster) -> int:
     shipped = file.decisions(profile.modules, cluster.num_devices, on_npu)
     if arguments.global_batch_size is not None:
         shipped = with_global_batch(shipped, arguments.global_batch_size)
-    limit_s = min(arguments.time_limit_s, 60.0)
+    chosen = arguments.time_limit_s != arguments.default_of("time_limit_s")
+    limit_s = arguments.time_limit_s if chosen else LIMIT_S
     plan = search_sharded(
         profile,
         cluster,
@@ -98,7 +104,12 @@ def _inputs(arguments: argparse.Namespace) -> _Inputs:
     file = open_host_file(arguments.fsdp2)
     if arguments.global_batch_size is not None and file.states_batch:
         raise ConfigError(f"--global-batch-size has no meaning with --fsdp2: {file.path} states the batch.")
-    if arguments.profile is not None:
+    measured = arguments.profile is not None
+    if arguments.profile_source and measured != (arguments.profile_source == "file"):
+        given = "with" if measured else "without"
+        raise ConfigError(f"--profile-source {arguments.profile_source} {given} --profile: leave it out.")
+    if measured:
+        _unused_flags.refuse(arguments, _unused_flags.COMPUTED, "no effect beside --profile, whose costs are measured.")
         return _Inputs(file, ShardedProfile.read(arguments.profile))
     if file.arguments and arguments.model is not None:
         raise ConfigError(f"--model has no meaning with --fsdp2 {file.path}: its flags describe the model.")

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mindspeed_autoparallel.cli import _unused_flags
 from mindspeed_autoparallel.cost.analytic.request_keys import KNOWN
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import shown
@@ -35,7 +36,6 @@ _FLAGS_OF_THEIR_OWN = {
         "the search chooses it; predict prices one choice",
     ),
 }
-_MEDIA_FLAGS = ("images_per_sample", "image_size", "patches_per_sample", "audio_seconds")
 _MOST_PIXELS, _MOST_SECONDS, _MOST_IMAGES = 2**16, 1e6, 1e6
 
 
@@ -106,18 +106,21 @@ def read_profile_of(arguments: argparse.Namespace) -> Profile:
         print(f"analytic: nothing was measured; costs are computed for {profile.provenance.device}", file=sys.stderr)
         path = arguments.model.absolute()
         return named(profile, path.parent.name if path.stem in ("config", "model") else path.stem)
-    for flag in ("model", "device", "seq-length", "train"):
-        if getattr(arguments, flag.replace("-", "_")) not in (None, []):
-            raise ConfigError(
-                f"--{flag} requires --profile-source analytic; a profile file already has its model and device."
-            )
+    _unused_flags.refuse(
+        arguments,
+        _unused_flags.COMPUTED,
+        "requires --profile-source analytic; a profile file already has its model and device.",
+    )
     if arguments.profile is None:
         raise ConfigError("--profile is missing. Without measurements: --model FILE --device NAME.")
     from mindspeed_autoparallel.profiles import read_profile
 
-    return read_profile(
+    profile = read_profile(
         arguments.profile, tensor_size=arguments.profile_tensor_size, p2p_gbps=arguments.p2p_gbit_per_s * 1e9 / 8 / GIB
     )
+    if profile.memory_semantics != "mindspeed":
+        _unused_flags.refuse(arguments, _unused_flags.MINDSPEED_FILE, f"{arguments.profile} has this itself.")
+    return profile
 
 
 def model_shape(arguments: argparse.Namespace) -> Mapping[str, object] | None:
@@ -177,6 +180,7 @@ def _check_analytic(arguments: argparse.Namespace) -> None:
         raise ConfigError(
             "--profile reads costs from a file, --profile-source analytic computes them; give one of them."
         )
+    _unused_flags.refuse(arguments, _unused_flags.MINDSPEED_FILE, "only MindSpeed's profile file lacks this.")
     for flag in ("model", "device"):
         if getattr(arguments, flag) is None:
             raise ConfigError(f"--profile-source analytic needs --{flag}.")
@@ -244,7 +248,7 @@ def _media_of_sample(arguments: argparse.Namespace) -> SampleMedia | None:
     """Return the mean sample that the flags and ``--data`` describe; ``None`` without them."""
     from mindspeed_autoparallel.predict.hugging_face_modules import SampleMedia
 
-    given = any(getattr(arguments, name) is not None for name in _MEDIA_FLAGS) or arguments.freeze_encoders
+    given = tuple(name for name in _unused_flags.MEDIA if getattr(arguments, name) not in (None, False))
     if arguments.data is None and not given:
         return None
     _check_media(arguments)

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mindspeed_autoparallel.cli import _launch, _plan_answer, _plan_data, _profile_source, _script
+from mindspeed_autoparallel.cli import _launch, _plan_answer, _plan_data, _profile_source, _script, _unused_flags
 from mindspeed_autoparallel.cli._progress import progress_of
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import json_text, made_folder, shown
@@ -45,9 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory-limit-mib", type=float, help="limit per device (default: the profile's capacity)")
     _plan_answer.add_arguments(parser)
     parser.add_argument("--top-k", type=int, default=3, help="alternatives to report (default 3)")
-    parser.add_argument(
-        "--time-limit-s", type=float, default=600.0, help="after it: the best plan so far, with its gap"
-    )
     parser.add_argument("--seed", type=LARGE, default=0, help="seed of the solver")
     parser.add_argument(
         "--overlap-grad-reduce",
@@ -102,13 +99,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out is not None:
         made_folder(arguments.out, "--out")
     if arguments.fsdp2 is not None:
-        if arguments.train:
-            raise ConfigError("--train applies to Megatron layouts; the YAML of --fsdp2 has the training's switches.")
         from mindspeed_autoparallel.cli._plan_sharded import run_sharded
 
         return run_sharded(arguments, cluster)
     if arguments.global_batch_size is None:
         raise ConfigError("--global-batch-size, the samples per step, is missing.")
+    if not arguments.hetero_parallel:
+        _unused_flags.refuse(arguments, ("hetero_balance", "mm_model"), "only --hetero-parallel uses this.")
     profile = _profile_source.read_profile_of(arguments)
     cluster = _plan_answer.with_margin(arguments, profile, cluster)
     options = _options(arguments, profile, virtual_sizes)
@@ -120,8 +117,6 @@ def run(arguments: argparse.Namespace) -> int:
         from mindspeed_autoparallel.cli._plan_hetero import run_hetero
 
         return run_hetero(arguments, profile, wanted, lambda plan: _finish(arguments, plan, profile, tokens))
-    if arguments.mm_model is not None:
-        raise ConfigError("--mm-model is for --hetero-parallel, which writes a copy of it with every module's sizes.")
 
     interrupt = None
     try:

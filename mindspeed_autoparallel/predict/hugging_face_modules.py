@@ -37,8 +37,8 @@ class SampleMedia:
     audio_frames: int = 0
     """Encoder positions of a sample; 0: from the seconds."""
     frozen_encoders: bool = False
-    stated: bool = False
-    """Whether the user set any of these values, so that a model without encoders is an error."""
+    stated: tuple[str, ...] = ()
+    """Names of the flags that the user set; one for an encoder that the model lacks is an error."""
 
 
 def is_of_several_modules(config: Values) -> bool:
@@ -61,6 +61,11 @@ def modules_of_config(config: Values, where: str, media: SampleMedia) -> list[di
         modules.append({"name": AUDIO, **_audio(audio, f"{where}: audio_config", media)})
     if not modules:
         raise ConfigError(f"{where} has neither vision_config nor audio_config beside its text.")
+    names = {module["name"] for module in modules}
+    for flag in media.stated:
+        encoder = "audio" if flag == "audio_seconds" else "image"
+        if f"{encoder}_encoder" not in names and flag != "freeze_encoders":
+            raise ConfigError(f"--{flag.replace('_', '-')}: {where} has no {encoder} encoder.")
     for module in modules:
         module["frozen"] = media.frozen_encoders
     return [*modules, {"name": TEXT, **text}]

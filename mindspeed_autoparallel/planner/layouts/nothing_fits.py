@@ -71,7 +71,7 @@ class NothingFits:
         if nearest is None:
             return InfeasiblePlan(f"no plan fits in {format_bytes(limit)} per device.")
         unsure = sum(verdict.outcome == "unsolved" for verdict in self.verdicts)
-        maybe = f" {unsure} layouts were not settled in time." if unsure else ""
+        maybe = f" {unsure} layout{'s were' if unsure > 1 else ' was'} not settled in time." if unsure else ""
         for encoder, reader in profile.model.deepstacks():
             maybe += (
                 f" One stage holds the end of {encoder.name} and the first {encoder.deepstack_layers} layers of "

@@ -67,8 +67,8 @@ class SpreadOptions:
             raise ConfigError(f"--oom-steps must be at least 1, got {self.oom_steps}.")
         if self.pack_length < 0 or (self.pack_length and not (self.is_balanced and self.padding == "none")):
             raise ConfigError(
-                f"packs filled to {self.pack_length} tokens need a length of at least 1, packed texts (none) and "
-                "--data-balance, which forms the packs."
+                f"--data-pack-length must be at least 1 and needs --data-padding none, which packs texts, and "
+                f"--data-balance, which forms the packs; got {self.pack_length}."
             )
 
 

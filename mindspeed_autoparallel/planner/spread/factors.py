@@ -154,6 +154,8 @@ def sample_factors(
 
     The reference is the profile's sample (``tokens_per_sample``), or the mean sample if the profile has none.
     """
+    if profile.memory_semantics == "mindspeed":
+        raise ConfigError("memory by samples needs a profile of this tool; MindSpeed's file has one figure a layer.")
     if padding not in PADDINGS:
         raise ConfigError(f"padding must be one of {', '.join(PADDINGS)}, got {padding!r}.")
     longest, length = int(data.sizes()[:, _TOKENS].max()), profile.model.sequence_length

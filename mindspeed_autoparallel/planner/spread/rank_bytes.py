@@ -9,7 +9,6 @@ import numpy
 from numpy.lib.stride_tricks import sliding_window_view
 
 from mindspeed_autoparallel.cost.memory import PlacedBlock
-from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.placement import ModulePlacement, boundary_bytes, placed_blocks
 from mindspeed_autoparallel.planner.rank_memory import point_of
@@ -50,8 +49,6 @@ class RankBytes:
 def rank_bytes(profile: Profile, plan: Plan) -> tuple[RankBytes, ...]:
     """Return the bytes of every pipeline rank of ``plan`` under ``profile``, as measured."""
     layout, placement = plan.layout, ModulePlacement.of_plan(plan)
-    if profile.memory_semantics == "mindspeed":
-        raise ConfigError("memory by samples needs a profile of this tool; MindSpeed's file has one figure a layer.")
     measurement = point_of(profile, layout)
     assert measurement is not None  # it was planned
     names = [module.name for module in profile.model.modules]

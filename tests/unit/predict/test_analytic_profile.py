@@ -182,7 +182,7 @@ def test_many_experts_are_planned_over_several_nodes(tmp_path: Path) -> None:
     [
         ([], "--profile is missing"),
         (["--profile-source", "analytic"], "needs --model"),
-        (["--device", "H100"], "--device requires --profile-source analytic"),
+        (["--device", "H100"], "--device: requires --profile-source analytic"),
         (["--profile-source", "analytic", "--model", "MODEL"], "needs --device"),
         (["--profile-source", "analytic", "--model", "MODEL", "--device", "TPU"], "unknown device 'TPU'"),
         (["--profile-source", "analytic", "--model", "MODEL", "--device", "H100", "--profile", "p.json"], "give one"),

@@ -372,7 +372,10 @@ def test_the_command_prints_the_cost_of_the_spread(files: Path, capsys: pytest.C
         (("--data-balance",), "--data-balance needs --data"),
         (("--max-oom-probability", "nan", "--oom-steps", "-5"), "--max-oom-probability, --oom-steps need --data"),
         (("--data-padding", "none"), "--data-padding needs --data"),
-        (("--data", "DATA", "--data-pack-length", "900"), "need a length of at least 1, packed texts"),
+        (
+            ("--data", "DATA", "--data-pack-length", "900"),
+            "--data-pack-length must be at least 1 and needs --data-padding none",
+        ),
         (
             ("--data", "DATA", "--data-pack-length", "100", "--data-padding", "none", "--data-balance"),
             "fits in no pack of 100",

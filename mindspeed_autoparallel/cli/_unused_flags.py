@@ -1,0 +1,31 @@
+"""Flags of `plan` that a kind of search does not read: each is refused before anything is searched."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+
+from mindspeed_autoparallel.errors import ConfigError
+
+MEDIA = ("images_per_sample", "image_size", "patches_per_sample", "audio_seconds", "freeze_encoders")
+COMPUTED = ("model", "device", "device_file", "network_gbit_per_s", "seq_length", "train", *MEDIA)
+"""Flags of computed costs."""
+MINDSPEED_FILE = ("profile_tensor_size", "p2p_gbit_per_s")
+"""Flags that complete MindSpeed's profile file."""
+_DATA = ("data", "mm_data", "data_padding", "data_pack_length", "data_balance", "max_oom_probability", "oom_steps")
+MEGATRON = (
+    *("overlap_grad_reduce", "overlap_moe_expert_parallel_comm", "virtual_sizes", "schedules", "no_standalone_ends"),
+    *("candidate", "hetero_parallel", "hetero_balance", "mm_model", "train", "script", "megatron_release", "why"),
+    *("tokens", *_DATA),
+)
+"""Flags of Megatron's layouts."""
+
+
+def refuse(arguments: argparse.Namespace, names: Iterable[str], reason: str) -> None:
+    """Raise ``ConfigError`` with the flags among ``names`` that have another value than their default.
+
+    ``arguments.default_of`` returns the default of a name. ``reason`` follows the flags' names.
+    """
+    given = [name for name in names if getattr(arguments, name) != arguments.default_of(name)]
+    if given:
+        raise ConfigError(f"{', '.join('--' + name.replace('_', '-') for name in given)}: {reason}")
