@@ -132,7 +132,7 @@ def planned(wanted: Wanted, interleaved_sends: str = "freed") -> Planned:
         cluster,
         wanted.num_microbatches * wanted.data_size,
         # What pairs save is not in the bounds: none closes.
-        SearchOptions(layouts=[layout], with_relaxations=False, time_limit_s=1.0 if wanted.paired else 20.0),
+        SearchOptions(layouts=[layout], with_relaxations=False, time_limit_s=0.3 if wanted.paired else 20.0),
     )
     _, evaluation = replay(plan)
     return Planned(wanted=wanted, plan=plan, evaluation=evaluation, cases=cases_of(profile, plan, evaluation))

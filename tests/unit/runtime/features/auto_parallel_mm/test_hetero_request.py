@@ -73,7 +73,7 @@ def asked(tmp_path: Path, **changes: Any) -> argparse.Namespace:
         "micro_batch_size": 1,
         "auto_parallel_work_dir": str(tmp_path / "work"),
         "auto_parallel_memory_limit_mib": None,
-        "auto_parallel_time_limit_s": 10.0,
+        "auto_parallel_time_limit_s": 2.0,
         "auto_parallel_launch_timeout_s": 10.0,
         "auto_parallel_profile_file": None,
         "auto_parallel_hetero": True,
@@ -139,7 +139,7 @@ def test_the_best_plan_without_hetero_layouts_is_kept_where_none_with_them_fits(
     assert isinstance(found, Plan) and found.hetero is None
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def plan() -> Plan:
     return search_hetero(small_profile(capacity_mib=330), Cluster(num_nodes=1, devices_per_node=4), 8)
 
