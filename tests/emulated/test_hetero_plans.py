@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 
-from how_many import how_many
 import pytest
 from emulated_device.hetero_forced import (
     Forced,
@@ -25,6 +24,7 @@ from emulated_device.hetero_plans import (
     ways,
 )
 from emulated_device.launching import run_hetero
+from how_many import how_many
 
 pytestmark = [pytest.mark.emulated, pytest.mark.megatron, pytest.mark.torch]
 EIGHT = replace(LOADS[1], global_batch_size=8)
