@@ -73,7 +73,7 @@ def asked(tmp_path: Path, **changes: Any) -> argparse.Namespace:
         "micro_batch_size": 1,
         "auto_parallel_work_dir": str(tmp_path / "work"),
         "auto_parallel_memory_limit_mib": None,
-        "auto_parallel_time_limit_s": 2.0,
+        "auto_parallel_time_limit_s": 10.0,
         "auto_parallel_launch_timeout_s": 10.0,
         "auto_parallel_profile_file": None,
         "auto_parallel_hetero": True,
