@@ -50,7 +50,7 @@ def limited(seed):
 
 @pytest.mark.slow
 def test_drawn_problems_equal_brute_force():
-    for seed in range(how_many(60, 200)):
+    for seed in range(how_many(80, 200)):
         search = limited(seed)
         best, found = brute_force(search), search.solve()
         assert (found is None) == (best is None), seed
