@@ -1,5 +1,6 @@
 """Fixtures of all tests. The launcher and the release table are in tests/helpers: ``from ranks import run_ranks``."""
 
+import gc
 import os
 import signal
 import sys
@@ -20,6 +21,16 @@ hypothesis.settings.load_profile("new_examples" if os.environ.get("EXPLORE") els
 # A shell starts a job behind "&" with interrupts ignored, and programs started by tests would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Nothing that importing all tests makes is garbage: no look for it meanwhile, and later ones pass over it.
+gc.disable()
+
+
+def pytest_collection_finish():
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(params=list(RELEASES))

@@ -4,6 +4,7 @@ import itertools
 from typing import Any
 
 import pytest
+from how_many import how_many
 from ranks import run_ranks
 
 from mindspeed_autoparallel.cost.messages import Traffic, left_over
@@ -19,7 +20,7 @@ SENDS = {"freed": (True, False), "blocking": (False, False), "flushed-freed": (T
 """Whether messages overlap, and in warm-up and cool-down, too; older releases free as late."""
 CASES = [
     (*size, batch, sends, rank)
-    for size in ((2, 2), (2, 3), (3, 2))
+    for size in ((2, 2), (3, 2), (2, 3))[: how_many(2, 3)]
     for batch, sends in itertools.product((1, 3), SENDS)
     for rank in range(size[0])
 ] + [(stages, 1, batch, "blocking", rank) for stages in (2, 3) for batch in (1, 3) for rank in range(stages)]

@@ -44,12 +44,15 @@ def sources() -> dict[str, ast.Module]:
 def functions(path: str, tree: ast.AST, prefix: str = "") -> Iterator[Function]:
     """Yield all functions of a file, also those inside others."""
     for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.expr):
+            continue
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             yield Function(path, prefix + node.name, node)
         inside = isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
         yield from functions(path, node, f"{prefix}{node.name}." if inside else prefix)  # type: ignore[attr-defined]
 
 
+@cache
 def all_functions() -> list[Function]:
     """Return the functions of all files."""
     return [function for path, tree in sources().items() for function in functions(path, tree)]
@@ -95,13 +98,20 @@ def untyped_between_packages() -> set[str]:
 def _names_imported_from_elsewhere() -> set[tuple[str, str]]:
     found = set()
     for path, tree in sources().items():
-        for node in ast.walk(tree):
+        for node in _statements(tree):
             if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(PACKAGE):
                 defined = node.module.replace(".", "/")
                 for file in (f"{defined}.py", f"{defined}/__init__.py"):
                     if file in sources() and Path(file).parent != Path(path).parent:
                         found |= {(file, name.name) for name in node.names}
     return found
+
+
+def _statements(tree: ast.AST) -> Iterator[ast.AST]:
+    for node in ast.iter_child_nodes(tree):
+        if not isinstance(node, ast.expr):
+            yield node
+            yield from _statements(node)
 
 
 def _is_untyped(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:

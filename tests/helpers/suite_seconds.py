@@ -79,25 +79,34 @@ def _part_of(file: Path, num_parts: int) -> int:
 
 @functools.cache
 def _parts(num_parts: int) -> dict[str, int]:
-    """Return the part of every file with recorded seconds: the longest first, each to the part with the least."""
+    """Return the part of every file with recorded seconds: the longest first, each to the part with the least of its folder.
+
+    By folder of ``tests``, as a run may take some of these alone.
+    """
     seconds = _known_seconds()
     most = float(os.environ.get("LEAVE_OUT_FROM_S", "inf"))
-    left: dict[str, float] = {name: value + _COLLECTED_S for name, value in seconds.items() if "::" not in name}
+    left: dict[str, float] = {
+        name: value + _COLLECTED_S + _A_TEST_S * _text(name).count("def test_")
+        for name, value in seconds.items()
+        if "::" not in name
+    }
     for name, value in seconds.items():
         if "::" in name and value >= most:
             left[_file_of(name)] -= value
-    loads = [0.0] * num_parts
+    every: dict[str, list[float]] = defaultdict(lambda: [0.0] * num_parts)
     found: dict[str, int] = {}
     for name in sorted(left, key=lambda name: (-left[name], name)):
         if _SLOW_IMPORT.search(_text(name)):
             continue
+        loads = every[name.split("/")[1]]
         found[name] = loads.index(min(loads))
         loads[found[name]] += left[name]
     return found
 
 
 _COLLECTED_S = 0.05
-"""What importing a test file takes."""
+_A_TEST_S = 0.006
+"""What importing a test file takes, and collecting and reporting a test with its parameters."""
 
 
 def _text(name: str) -> str:

@@ -5,13 +5,14 @@ import itertools
 from typing import Any
 
 import pytest
+from how_many import how_many
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mindspeed_autoparallel.cost.catalogue import find_device, known_devices
 from mindspeed_autoparallel.predict.predict import predict_one
 
-_SETTINGS = settings(max_examples=25, deadline=None)
+_SETTINGS = settings(max_examples=how_many(10, 25), deadline=None)
 _ACCELERATORS = sorted(device.name for device in known_devices() if device.name != "CPU")
 _MODELS: tuple[dict[str, Any], ...] = (
     {"num_layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocab": 128256, "swiglu": True},

@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from how_many import how_many
 
 pytestmark = [pytest.mark.torch]
 pytest.importorskip("safetensors")
-COUNT = 280
-"""Ten of every target."""
+COUNT = how_many(140, 280)
+"""Five or ten of every target."""
 
 
 @pytest.mark.timeout(900)

@@ -1,4 +1,4 @@
-"""Ten kills with a fixed seed; ``python tests/robustness/kills.py --long`` is the whole, with searches and trainings."""
+"""Kills with a fixed seed, one of every conversion or two; ``python tests/robustness/kills.py --long`` is the whole, with searches and trainings."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from how_many import how_many
 
 pytestmark = [pytest.mark.torch]
 pytest.importorskip("safetensors")
@@ -17,13 +18,13 @@ pytest.importorskip("safetensors")
 def test_conversions_killed_at_random_moments_leave_nothing_half_and_run_again():
     if not Path("/proc/self/environ").exists():
         pytest.skip("processes are found in /proc")
-    script = Path(__file__).with_name("kills.py")
+    script, count = Path(__file__).with_name("kills.py"), how_many(5, 10)
     run = subprocess.run(
-        [sys.executable, str(script), "--count", "10", "--seed", "1"],
+        [sys.executable, str(script), "--count", str(count), "--seed", "1"],
         capture_output=True,
         text=True,
         timeout=850,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
-    assert "10 kills" in run.stdout and "10 resumed" in run.stdout
+    assert f"{count} kills" in run.stdout and f"\n{count} resumed" in run.stdout

@@ -38,6 +38,7 @@ LONG = {
     "plan.md",
     "analytic.md",
     "operators.md",
+    "predict.md",
     "trace.md",
 }
 """Pages whose blocks take long and whose features other tests run."""

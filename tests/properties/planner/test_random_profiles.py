@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from how_many import how_many
 from random_profiles import random_job
 from small_profile import block, small_profile
 
@@ -16,7 +17,7 @@ from mindspeed_autoparallel.profiles import ModuleCost
 from mindspeed_autoparallel.report import render_table
 from mindspeed_autoparallel.spec import Cluster, Layout, Module
 
-SHORT, LONG, TIME_LIMIT_S = 40, 10_000, 1.0
+SHORT, LONG, TIME_LIMIT_S = 40, 10_000, how_many(1, 4) / 4
 
 
 def planned(seed: int) -> str:

@@ -5,6 +5,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from how_many import how_many
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.split import Joint, LayerKind, Segment, SplitProblem, solve, stage_memory, step_of
@@ -17,7 +18,7 @@ SHAPES = [
     ("gpipe", 3, 1),
     ("interleaved", 2, 2),
 ]
-NUM_PER_SHAPE, NUM_JOINED = 100, 60
+NUM_PER_SHAPE, NUM_JOINED = how_many(30, 100), how_many(20, 60)
 
 
 def random_problem(drawn, schedule, stages, chunks):

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from how_many import how_many
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.split import LayerKind, Segment, SplitProblem, solve, stage_memory, step_of
@@ -19,7 +20,7 @@ from mindspeed_autoparallel.planner.split.state import LONGEST, Limits, State
 from mindspeed_autoparallel.planner.split.strategies import chain_solver, portfolio
 from mindspeed_autoparallel.planner.split.strategies.chain_solver import first_cuts, search_chain
 
-NUM_PROBLEMS = 150
+NUM_PROBLEMS = how_many(50, 150)
 
 
 def random_chain(drawn):
@@ -106,7 +107,7 @@ def test_host_time_per_operation_does_not_make_the_only_plan_impossible(monkeypa
 @pytest.mark.parametrize("only_means", [False, True])
 def test_wherever_time_runs_out_the_bound_holds_and_the_plan_is_one(monkeypatch, only_means):
     drawn = random.Random(11)
-    problems = [random_chain(drawn) for _ in range(25)]
+    problems = [random_chain(drawn) for _ in range(how_many(10, 25))]
     optima = [outcome(problem) for problem in problems]
     monkeypatch.setitem(vars(SETTINGS), "paths_slice", 1)
     if only_means:
@@ -141,7 +142,7 @@ def leave_the_search_to_means(monkeypatch):
 
 def test_search_by_branching_on_the_bottleneck_finds_the_same_optimum(monkeypatch):
     drawn = random.Random(19)
-    problems = [random_chain(drawn) for _ in range(60)]
+    problems = [random_chain(drawn) for _ in range(how_many(25, 60))]
     whole = [outcome(problem) for problem in problems]
     branched = []
     monkeypatch.setattr(chain_solver, "halves", lambda some: branched.append(halves(some)) or branched[-1])
@@ -149,19 +150,19 @@ def test_search_by_branching_on_the_bottleneck_finds_the_same_optimum(monkeypatc
     monkeypatch.setitem(vars(SETTINGS), "chain_branching_effort", 0)
     monkeypatch.setattr(chain_solver, "best_mean", lambda *rest: None)
     assert whole == [outcome(problem) for problem in problems]
-    assert sum(two is not None for two in branched) > 8
+    assert sum(two is not None for two in branched) > how_many(3, 8)
 
 
 def test_search_by_means_of_cuts_alone_finds_the_same_optimum(monkeypatch):
     drawn = random.Random(13)
-    problems = [random_chain(drawn) for _ in range(60)]
+    problems = [random_chain(drawn) for _ in range(how_many(25, 60))]
     whole = [outcome(problem) for problem in problems]
     means = []
     best_mean = cut_combination.best_mean
     monkeypatch.setattr(chain_solver, "best_mean", lambda *rest: means.append(best_mean(*rest)) or means[-1])
     leave_the_search_to_means(monkeypatch)
     assert whole == [outcome(problem) for problem in problems]
-    assert sum(mean is not None for mean in means) > 20
+    assert sum(mean is not None for mean in means) > how_many(8, 20)
 
 
 @pytest.mark.parametrize("most_labels", [1, 7])
@@ -185,7 +186,7 @@ def whole_paths(paths):
 def test_branching_on_the_bottleneck_each_plan_is_in_a_half_and_no_faster_than_the_cuts_of_its_half():
     drawn = random.Random(17)
     divided = 0
-    for _ in range(40):
+    for _ in range(how_many(16, 40)):
         problem = random_chain(drawn)
         chain = Chain(problem)
         paths = Paths(chain.ranges(2 * LONGEST), chain.num_layers)
@@ -212,7 +213,7 @@ def test_branching_on_the_bottleneck_each_plan_is_in_a_half_and_no_faster_than_t
             divided += 0 < len(smaller) < len(held)
             pending += [(below, smaller), (above, held - smaller)]
         assert paths.cuts == known
-    assert divided > 20
+    assert divided > how_many(8, 20)
 
 
 def value(chain, ends, cut):

@@ -4,6 +4,7 @@ import itertools
 import random
 
 import pytest
+from how_many import how_many
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.split import (
@@ -23,7 +24,7 @@ from mindspeed_autoparallel.planner.split.strategies.enumeration import enumerat
 from mindspeed_autoparallel.schedule import BatchSimulator, make_program
 
 SHAPES = [("1f1b", 1, 1), ("1f1b", 2, 1), ("1f1b", 4, 1), ("gpipe", 3, 1), ("interleaved", 2, 2), ("interleaved", 2, 3)]
-NUM_PER_SHAPE = 12
+NUM_PER_SHAPE = how_many(6, 12)
 MOST_TRIED = 4_000
 
 

@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from how_many import how_many
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.split import LayerKind, Segment, SplitProblem, stage_memory
@@ -11,7 +12,7 @@ from mindspeed_autoparallel.planner.split.state import Limits, State
 from mindspeed_autoparallel.planner.split.strategies.integers import search_by_integers
 from mindspeed_autoparallel.planner.split.strategies.side_by_side import search_side_by_side
 
-NUM_PROBLEMS = 25
+NUM_PROBLEMS = how_many(10, 25)
 
 
 def random_modules(drawn):
@@ -88,7 +89,7 @@ def test_the_integer_solver_finds_no_faster_plan():
 @pytest.mark.parametrize("faster", [0, 1])
 def test_below_a_known_time(faster):
     drawn = random.Random(3)
-    for _ in range(6):
+    for _ in range(how_many(3, 6)):
         problem = random_modules(drawn)
         try:
             expected = by_integers(problem)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
+from how_many import how_many
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.split import (
@@ -95,7 +96,7 @@ def test_pipeline_and_tail_together_are_minimal(monkeypatch, chains):
         monkeypatch.setattr(portfolio, "is_chain", lambda problem: False)
     drawn = random.Random(5)
     differs = 0
-    for _ in range(25):
+    for _ in range(how_many(12, 25)):
         problem = random_problem(drawn)
         best = enumerated(problem)
         if best is None:

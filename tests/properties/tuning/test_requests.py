@@ -4,6 +4,7 @@ import copy
 import math
 from typing import Any
 
+from how_many import how_many
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,7 +45,7 @@ _ODD = st.one_of(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=how_many(150, 400), deadline=None)
 @given(changes=st.lists(st.tuples(st.sampled_from(_KEYS), _ODD), max_size=4), left_out=st.sets(st.sampled_from(_KEYS)))
 def test_every_request_is_answered_with_finite_figures_or_a_reason(
     changes: list[tuple[tuple[str, str], Any]], left_out: set[tuple[str, str]]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from how_many import how_many
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from random_model import write_random_model
@@ -96,7 +97,7 @@ def all_tensors(folder: Path) -> dict[str, Any]:
     return loaded
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=how_many(12, 30), deadline=None)
 @given(data=st.data(), config=configs(), nested=st.booleans(), dtype=st.sampled_from(["float32", "bfloat16"]))
 def test_weights_come_back_exactly_after_two_random_layouts(
     data: st.DataObject, config: dict[str, Any], nested: bool, dtype: str

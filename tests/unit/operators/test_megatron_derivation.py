@@ -1,5 +1,6 @@
 """A plan per operator becomes sizes, flags and a price; what the model forbids gives way with a note."""
 
+import itertools
 import json
 
 import pytest
@@ -60,9 +61,15 @@ def test_tokens_of_norms_cut_under_tensor_parallelism_are_sequence_parallelism()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(
-    ("batch", "devices"), [(1, 4), (2, 8), (1, 64), (8, 64), (6, 12)]
+    ("batch", "devices", "tied"),
+    [
+        *itertools.product((1,), (4,), (True, False)),
+        *itertools.product((2,), (8,), (True, False)),
+        *itertools.product((6,), (12,), (True, False)),
+        (8, 64, True),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in ((8, 64, False), (1, 64, True), (1, 64, False))),
+    ],
 )  # (1, 64) and (8, 64): the cuts alone end above the uniform plan
 def test_exact_is_never_dearer_than_the_configuration_derived_from_it(batch, devices, tied):
     graph = preset_graph("llama2-7b", batch=batch, sequence=4096, num_layers=2)

@@ -32,6 +32,9 @@ _BASE: dict[str, Any] = {
 _EXPERTS = {**_BASE["model"], "type": "moe", "num_experts": 64, "topk": 4, "moe_ffn": 512, "swiglu": True}
 
 
+_BRIEF = SearchOptions(top_k=1, time_limit_s=1, num_workers=1, with_relaxations=False)
+
+
 @functools.lru_cache(maxsize=1)
 def _tuned() -> Tuned:
     return tune(_BASE)
@@ -79,8 +82,7 @@ _ODD = {**_BASE["model"], "heads": 24, "kv_heads": 6, "hidden": 1536, "seq": 153
 )
 def test_odd_sizes_and_switches_that_are_off_are_held_and_priced(parallel: dict[str, Any], devices: int) -> None:
     hardware = {"gpu": "H100", "num_gpus": devices, "gpus_per_node": devices}
-    options = SearchOptions(top_k=1, time_limit_s=1, num_workers=1, with_relaxations=False)
-    tuned = tune({**_BASE, "model": _ODD, "hw": hardware, "parallel": parallel, "train": {"gbs": 48}}, options=options)
+    tuned = tune({**_BASE, "model": _ODD, "hw": hardware, "parallel": parallel, "train": {"gbs": 48}}, options=_BRIEF)
     for plan, request in zip(tuned.plans, tuned.requests, strict=True):
         assert {key: request["parallel"][key] for key in parallel} == parallel
         answer, flags = predict_one(request), _flags(plan)
@@ -107,15 +109,14 @@ def test_settings_that_tune_does_not_search_with_are_refused_by_name(key: str, v
 
 def test_unknown_keys_are_noted_in_every_section() -> None:
     base = {**_BASE, "parallel": {"tp": 1, "pp": 1, "tpp": 4}, "train": {"gbs": 32, "lr": 1, "wd": 2}}
-    options = SearchOptions(top_k=1, time_limit_s=1, num_workers=1, with_relaxations=False)
-    for answer in tune(base, options=options).answers:
+    for answer in tune(base, options=_BRIEF).answers:
         assert {f"{key}: unknown; ignored" for key in ("parallel.tpp", "train.lr", "train.wd")} <= set(answer["notes"])
 
 
 @pytest.mark.slow
 def test_sizes_that_the_request_names_are_held() -> None:
     base = {**_BASE, "parallel": {"tp": 2, "pp": 2}, "train": {"gbs": 32, "recompute": "none", "mbs": 2}}
-    for plan in tune(base).plans:
+    for plan in tune(base, options=_BRIEF).plans:
         assert (plan.layout.tensor_size, plan.layout.pipeline_size, plan.layout.micro_batch_size) == (2, 2, 2)
         assert not any(plan.recomputed_of("text_decoder", kind)[0] for kind in ("selective", "full"))
         assert "--tensor-model-parallel-size 2" in _flags(plan)
@@ -130,7 +131,7 @@ def test_the_switches_that_a_price_rests_on_are_among_the_flags() -> None:
     def flags(gpu: str, model: dict[str, Any] = _BASE["model"], **train: object) -> str:
         parallel = {"tp": 2, "pp": 1}
         base = {**_BASE, "model": model, "hw": {"gpu": gpu, "num_gpus": 8}, "parallel": parallel}
-        plan = tune({**base, "train": {"gbs": 32, "mbs": 2, **train}}).plans[0]
+        plan = tune({**base, "train": {"gbs": 32, "mbs": 2, **train}}, options=_BRIEF).plans[0]
         return _flags(plan, host_of(plan))
 
     assert "--overlap-grad-reduce --overlap-param-gather --tp-comm-overlap" in flags("H100")
@@ -145,7 +146,7 @@ def test_experts_may_spread_over_nodes_and_no_vendor_gets_anothers_dispatcher() 
     def plan(gpu: str, expert: int) -> Plan:
         hardware = {"gpu": gpu, "num_gpus": 32}
         base = {"model": _EXPERTS, "hw": hardware, "parallel": {"tp": 1, "pp": 1, "ep": expert}}
-        return tune({**base, "train": {"gbs": 64, "mbs": 1}}).plans[0]
+        return tune({**base, "train": {"gbs": 64, "mbs": 1}}, options=_BRIEF).plans[0]
 
     assert "--moe-token-dispatcher-type alltoall" in _flags(plan("H100", 8))
     assert "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend deepep" in _flags(plan("H100", 32))
@@ -161,7 +162,7 @@ def test_layers_that_do_not_split_evenly_are_placed_in_the_hosts_words() -> None
         ("910B", MINDSPEED_LLM, "--num-layer-list"),
     ):
         base = {**_BASE, "model": model, "hw": {"gpu": gpu, "num_gpus": 8}, "parallel": {"pp": 4, "vpp": 1}}
-        assert flag in _flags(tune(base).plans[0], host)
+        assert flag in _flags(tune(base, options=_BRIEF).plans[0], host)
 
 
 def test_a_model_too_large_for_every_layout_is_infeasible_with_the_numbers() -> None:

@@ -253,7 +253,8 @@ def _least_memory(profile: Profile, cluster: Cluster, candidate: Candidate, batc
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("devices", "distributed", "post_us"), [(2, True, 240.0), (4, False, 240.0), (4, True, 1900.0)]
+    ("devices", "distributed", "post_us"),
+    [(2, True, 240.0), (2, False, 240.0), pytest.param(4, False, 240.0, marks=pytest.mark.long), (4, True, 1900.0)],
 )
 def test_the_nearest_layout_and_the_smallest_limit_are_those_of_enumeration(
     devices: int, distributed: bool, post_us: float

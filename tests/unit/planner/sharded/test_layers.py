@@ -5,6 +5,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from how_many import how_many
 from sharded_profile import decisions_of, drawn_problem, drawn_profile, drawn_sizes
 
 from mindspeed_autoparallel.planner.sharded.bounds import step_bound_ns
@@ -48,8 +49,8 @@ def limited(seed):
 
 
 @pytest.mark.slow
-def test_two_hundred_problems_equal_brute_force():
-    for seed in range(200):
+def test_drawn_problems_equal_brute_force():
+    for seed in range(how_many(80, 200)):
         search = limited(seed)
         best, found = brute_force(search), search.solve()
         assert (found is None) == (best is None), seed
@@ -121,7 +122,7 @@ def with_experts(seed):
 
 
 def test_no_drawn_policies_are_faster_than_keeping_or_than_the_bounds_of_their_memory():
-    for seed in range(100):
+    for seed in range(how_many(35, 100)):
         search, drawn = with_experts(seed)
         kept = search.run({})
         for _ in range(8):
@@ -136,14 +137,15 @@ def test_no_drawn_policies_are_faster_than_keeping_or_than_the_bounds_of_their_m
 
 @pytest.mark.parametrize(("defers", "stays"), [(True, True), (True, False), (False, True)])
 def test_trainers_that_reduce_or_free_once_a_step_equal_brute_force(defers, stays):
-    for seed in range(40):
+    number = how_many(15, 40)
+    for seed in range(number):
         problem = limited(seed).lowering.problem
         host = replace(problem.host, defers_reduction=defers, stays_gathered=stays)
         decisions = drawn_problem(seed)[1]
         decisions = replace(decisions, sizes=replace(decisions.sizes, accumulation=2 + seed % 3))
         search = LayerSearch(Lowering(replace(problem, host=host), decisions), 2**60)
         peaks = [search.run(search.all(policy)).peak_bytes for policy in host.policies]
-        search.limit = int(min(peaks) + seed / 40 * (max(peaks) - min(peaks)))
+        search.limit = int(min(peaks) + seed / number * (max(peaks) - min(peaks)))
         best, found = brute_force(search), search.solve()
         assert (found is None) == (best is None), seed
         for bound in (step_bound_ns(search.lowering, search.limit), search.path_bound_ns(search.run({}))):

@@ -5,6 +5,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from how_many import how_many
 from sharded_profile import decisions_of, drawn_profile
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
@@ -126,7 +127,7 @@ def all_choices(problem, shipped):
 
 def test_searches_equal_all_choices_tried():
     outcomes = []
-    for seed in range(40):
+    for seed in range(how_many(16, 40)):
         problem, shipped, generator = drawn(seed)
         tried = all_choices(problem, shipped)
         peaks = [one.memory.peak_bytes for one in tried]

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from forked_python import forked_python
 
 from mindspeed_autoparallel.runtime.launch.children import child_environment
 from mindspeed_autoparallel.runtime.launch.coordinator import Coordinator
@@ -85,7 +86,8 @@ dist.destroy_process_group()
 
 @pytest.mark.torch
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_the_ranks_of_one_node_open_no_socket_beyond_loopback(tmp_path):
+def test_the_ranks_of_one_node_open_no_socket_beyond_loopback(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", forked_python())
     outcome = run(tmp_path, LISTENING)
     assert outcome.status is LaunchStatus.OK, outcome.last_lines
     logs = [path.read_text() for path in (tmp_path / "logs").glob("*.log")]

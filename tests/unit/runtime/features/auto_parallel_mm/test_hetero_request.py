@@ -139,7 +139,7 @@ def test_the_best_plan_without_hetero_layouts_is_kept_where_none_with_them_fits(
     assert isinstance(found, Plan) and found.hetero is None
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def plan() -> Plan:
     return search_hetero(small_profile(capacity_mib=330), Cluster(num_nodes=1, devices_per_node=4), 8)
 
