@@ -98,7 +98,7 @@ def share_gloo_devices() -> None:
 
 
 def keep_libraries() -> None:
-    """Leave torch's libraries of operators alone when a program ends: taking them apart is a fifth of a small training."""
+    """Leave torch's libraries of operators whole when a program ends: taking them apart costs as much as the fork."""
     for one in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         found = one.peek()
         if found and found[1].__module__ == "torch.library":
