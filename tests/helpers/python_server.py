@@ -23,6 +23,7 @@ import socket
 import struct
 import sys
 import warnings
+import weakref
 from pathlib import Path
 
 from python_program import Program
@@ -56,6 +57,7 @@ def main() -> None:
     share_gloo_devices()
     _import_also(also)
     warnings.resetwarnings()
+    keep_libraries()
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(path)
     listening.listen(256)
@@ -93,6 +95,14 @@ def share_gloo_devices() -> None:
     c10d.Backend._ensure_backend_registered(c10d.Backend.GLOO)
     plugin = c10d.Backend._plugins[c10d.Backend.GLOO.upper()]
     c10d.Backend._plugins[c10d.Backend.GLOO.upper()] = plugin._replace(creator_fn=make)
+
+
+def keep_libraries() -> None:
+    """Leave torch's libraries of operators whole when a program ends: taking them apart costs as much as the fork."""
+    for one in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        found = one.peek()
+        if found and found[1].__module__ == "torch.library":
+            one.atexit = False
 
 
 def _import_also(names: list[str]) -> None:

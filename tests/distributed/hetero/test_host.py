@@ -59,7 +59,7 @@ TRAINING = [
     "--hidden-dropout=0.1",
     "--attention-dropout=0.1",
 ]
-EVALUATION = ["--eval-interval=2", "--eval-iters=2"]
+EVALUATION = ["--eval-interval=2", "--eval-iters=1"]
 NO_DROPOUT = ["--hidden-dropout=0", "--attention-dropout=0"]
 DP4_OVER_TP2PP2 = {
     "image": {"tp": 1},
@@ -154,11 +154,14 @@ def evaluations_of(output: str) -> dict[int, float]:
     }
 
 
-def assert_same(found: dict[int, tuple[float, float]], expected: dict[int, tuple[float, float]]) -> None:
-    assert sorted(found) == sorted(expected) == list(range(1, STEPS + 1))
-    for step, (loss, norm) in expected.items():
-        assert found[step][0] == pytest.approx(loss, rel=LOSS_TOLERANCE), step
-        assert found[step][1] == pytest.approx(norm, rel=NORM_TOLERANCE), step
+def assert_same(
+    found: dict[int, tuple[float, float]], expected: dict[int, tuple[float, float]], steps: int = 2
+) -> None:
+    """The second step shows what the first has changed."""
+    assert sorted(found) == list(range(1, steps + 1))
+    for step, (loss, norm) in found.items():
+        assert loss == pytest.approx(expected[step][0], rel=LOSS_TOLERANCE), step
+        assert norm == pytest.approx(expected[step][1], rel=NORM_TOLERANCE), step
 
 
 @pytest.fixture(scope="module")
@@ -179,6 +182,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {
         "folder": folder,
         "common": common,
+        "two_steps": [*common, *load, "--train-iters=2"],
         "load": load,
         "alone": alone,
         "evaluated": evaluated,
@@ -194,8 +198,7 @@ def over_tensor_and_pipeline(job: dict[str, Any]) -> str:
         4,
         "--mm-model",
         model,
-        *job["common"],
-        *job["load"],
+        *job["two_steps"],
         "--hetero-parallel",
         "--hetero-encoder-mbs-scale=2",
         "--sequence-parallel",
@@ -209,19 +212,20 @@ def test_encoders_under_their_own_layouts_train_as_one_process_does(
     job: dict[str, Any], over_tensor_and_pipeline: str
 ) -> None:
     assert_same(steps_of(over_tensor_and_pipeline), job["alone"])
-    assert generated_of(over_tensor_and_pipeline) == pytest.approx(job["generated"], rel=LOSS_TOLERANCE)
+    assert generated_of(over_tensor_and_pipeline) == pytest.approx(job["generated"][:2], rel=LOSS_TOLERANCE)
 
 
 def test_evaluation_gives_the_loss_of_one_process(job: dict[str, Any], over_tensor_and_pipeline: str) -> None:
     assert sorted(job["evaluated"]) == [2, 4]
-    assert evaluations_of(over_tensor_and_pipeline) == pytest.approx(job["evaluated"], rel=LOSS_TOLERANCE)
+    evaluated = evaluations_of(over_tensor_and_pipeline)
+    assert evaluated == {2: pytest.approx(job["evaluated"][2], rel=LOSS_TOLERANCE)}
 
 
 def test_each_step_logs_the_time_of_its_phases_and_the_bytes_moved(over_tensor_and_pipeline: str) -> None:
     lines = re.findall(
         r"hetero ms per step on rank 3: (.*?) \| (.*?) \| received MiB per step: (.*)", over_tensor_and_pipeline
     )
-    assert len(lines) == STEPS
+    assert len(lines) == 2
     for times, encoders, moved in lines:
         assert re.fullmatch(r"(\w+_encoder encode [0-9.]+, encoder_backward [0-9.]+(; )?){2}", encoders)
         values = dict(pair.rsplit(" ", 1) for pair in times.split(", "))
@@ -246,7 +250,7 @@ def test_whole_world_balance_and_recompute_change_nothing(job: dict[str, Any]) -
         str(job["folder"] / "pp2"),
         "--save-interval=2",
     )
-    assert_same(steps_of(output), job["alone"])
+    assert_same(steps_of(output), job["alone"], STEPS)
     assert generated_of(output) == pytest.approx(job["generated"], rel=LOSS_TOLERANCE)
 
 
@@ -258,21 +262,20 @@ def test_context_parallel_encoders_over_a_context_parallel_decoder_train_as_one_
         4,
         "--mm-model",
         model,
-        *job["common"],
-        *job["load"],
+        *job["two_steps"],
         "--hetero-parallel",
         "--sequence-parallel",
         "--hetero-memory=window",
         "--hetero-balance=off",
     )
     assert_same(steps_of(output), job["alone"])
-    assert generated_of(output) == pytest.approx(job["generated"], rel=LOSS_TOLERANCE)
+    assert generated_of(output) == pytest.approx(job["generated"][:2], rel=LOSS_TOLERANCE)
 
 
 def test_a_host_like_mindspeed_mm_trains_through_its_adapters_with_virtual_stages(job: dict[str, Any]) -> None:
     """Its adapters know no samples, so nothing is dropped; neither is in the one process it is compared with."""
     plain = model_file(job["folder"], "without_generator", {})
-    alone = steps_of(train(1, "--mm-model", plain, *job["common"], *job["load"], *NO_DROPOUT))
+    alone = steps_of(train(1, "--mm-model", plain, *job["two_steps"], *NO_DROPOUT))
     assert alone[1] != job["alone"][1], "dropout makes a difference"
     adapters = "mindspeed_autoparallel.runtime.hetero.adapters.mindspeed_mm:"
     blocks = {
@@ -285,8 +288,7 @@ def test_a_host_like_mindspeed_mm_trains_through_its_adapters_with_virtual_stage
         4,
         "--mm-model",
         model,
-        *job["common"],
-        *job["load"],
+        *job["two_steps"],
         "--auto-parallel-hetero",
         "--hetero-encoder-mbs-scale=2",
         *NO_DROPOUT,

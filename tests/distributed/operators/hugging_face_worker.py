@@ -40,7 +40,7 @@ MODELS = {
     "vit": ("ViTForImageClassification", "ViTConfig", {**SIZES, **QUIET, "image_size": IMAGE_SIZE, "patch_size": 8}),
     "bert": ("BertForMaskedLM", "BertConfig", {**TEXT, **QUIET}),
 }
-STEPS, RATE = 3, 0.1
+STEPS, RATE = 2, 0.1
 
 
 def build(name, layers):
@@ -95,10 +95,14 @@ def by_styles(model, given, lowered):
     return found, sorted({type(style).__name__ for style in lowered.styles.values()})
 
 
-def by_plan(captured, model, given):
+def cut_at_random(captured, model):
+    """Return a plan that cuts every operator at random, and what styles could not say of it."""
+    plan = random_plan(captured.graph, {2: (2,), 4: (2, 2)}[int(os.environ["WORLD_SIZE"])], 0)
+    return plan, parallelize_plan(captured, model, plan).not_expressed
+
+
+def by_plan(captured, model, given, plan, refused):
     """Train by a plan that cuts every operator at random; give the losses and what styles could not say of it."""
-    plan = random_plan(captured.graph, {2: (2,), 4: (2, 2)}[dist.get_world_size()], 0)
-    refused = parallelize_plan(captured, model, plan).not_expressed
     distribute_plan(captured, plan, model, init_device_mesh("cpu", plan.decisions.mesh))
     assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
     return train(model, given), list(refused[:1])
@@ -123,10 +127,12 @@ def prepared(name, ways, layers="2"):
     for way in ways.split(","):
         model = build(name, layers)
         if way == "planned":
-            models.append((way, model, capture_program(model, (), given), None))
+            captured = capture_program(model, (), given)
+            models.append((way, model, captured, cut_at_random(captured, model)))
         else:
             lowered = lowered or lowered_styles(first, build(name, layers))
-            models.append((way, model, first, lowered))
+            used = with_sequence_parallel(first, model, lowered) if way == "sequence" else lowered
+            models.append((way, model, first, used))
     return name, given, train(build(name, layers), given), models
 
 
@@ -137,11 +143,10 @@ def main():
     dist.init_process_group("gloo")
     rows = []
     for name, given, expected, models in PREPARED:
-        for way, model, captured, lowered in models:
+        for way, model, captured, used in models:
             if way == "planned":
-                found, told = by_plan(captured, model, given)
+                found, told = by_plan(captured, model, given, *used)
             else:
-                used = with_sequence_parallel(captured, model, lowered) if way == "sequence" else lowered
                 if used.not_expressed:
                     rows.append((name, way, None, list(used.not_expressed[:3]), []))
                     continue

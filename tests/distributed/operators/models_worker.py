@@ -25,7 +25,7 @@ from mindspeed_autoparallel.operators.torch.distribute import distribute_plan
 
 Linear = torch.nn.Linear
 WIDTH, HEADS, HEAD, LENGTH, WORDS = 32, 4, 8, 8, 64
-STEPS, RATE = 3, 0.1
+STEPS, RATE = 2, 0.1
 
 
 class Rotated(torch.nn.Module):

@@ -75,7 +75,7 @@ def check(plan, tokens, expected):
 
 
 def prepared():
-    """Return tokens, the outputs and gradients of one process, the capture and its plans."""
+    """Return tokens, the outputs and gradients of one process, and what plans are lowered to, by name and kind."""
     tokens = torch.randint(0, 64, (8, 16), generator=torch.Generator().manual_seed(0))
     model = build()
     out = model(tokens)
@@ -91,7 +91,11 @@ def prepared():
         "mixed": search_graph(captured.graph, 4, mem_coeff=0.1, pins=mixed),
         "other": search_graph(captured.graph, 4, search_mode="exact", pins={"*.down": {"columns": 4}}),
     }
-    return tokens, expected, captured, searched
+    lowered = {}
+    for name, plan in searched.items():
+        for kind, given in (("plan", plan), ("uniform", derive_megatron(plan).uniform)):
+            lowered[name, kind] = parallelize_plan(captured, build(), given)
+    return tokens, expected, lowered
 
 
 torch.set_num_threads(1)
@@ -101,15 +105,13 @@ PREPARED = prepared()
 
 def main():
     dist.init_process_group("gloo")
-    tokens, expected, captured, searched = PREPARED
+    tokens, expected, plans = PREPARED
     rows = []
-    for name, plan in searched.items():
-        for kind, given in (("plan", plan), ("uniform", derive_megatron(plan).uniform)):
-            lowered = parallelize_plan(captured, build(), given)
-            error = None if lowered.not_expressed else check(lowered, tokens, expected)
-            styles = {module: type(style).__name__ for module, style in lowered.styles.items()}
-            sizes = (lowered.data_size, lowered.tensor_size)
-            rows.append((name, kind, sizes, error, styles, lowered.not_expressed))
+    for (name, kind), lowered in plans.items():
+        error = None if lowered.not_expressed else check(lowered, tokens, expected)
+        styles = {module: type(style).__name__ for module, style in lowered.styles.items()}
+        sizes = (lowered.data_size, lowered.tensor_size)
+        rows.append((name, kind, sizes, error, styles, lowered.not_expressed))
     leave_with(rows)
 
 

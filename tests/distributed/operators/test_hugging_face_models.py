@@ -19,7 +19,7 @@ def test_models_lowered_in_all_ways_train_with_the_losses_of_one_process():
     assert list(found) == [(name.split(":")[0], way) for name in names for way in name.split(":")[1].split(",")]
     for name, way, error, told, losses in rows:
         assert error is not None, (name, way, told)
-        assert error < 1e-6 and len(set(losses)) == 3, (name, way)  # the models compute norms in fp32 themselves
+        assert error < 1e-6 and len(set(losses)) == 2, (name, way)  # the models compute norms in fp32 themselves
         if way == "styles":
             assert told == ["ColwiseParallel", "RowwiseParallel"], name
     around = ["PrepareModuleInput", "PrepareModuleOutput"]

@@ -19,7 +19,7 @@ def _numbers(short, long):
     return pytest.mark.parametrize("number", [short, pytest.param(long, marks=pytest.mark.long)])
 
 
-@_numbers(15, 30)
+@_numbers(8, 30)
 def test_random_plans_and_all_modes_match_one_process_and_their_predicted_bytes(number):
     rows = _rows("plan_worker.py", number)
     assert len(rows) == 2 * number + 3
@@ -28,7 +28,7 @@ def test_random_plans_and_all_modes_match_one_process_and_their_predicted_bytes(
     assert sum(row[3][0] > 0 and row[3][1] > 0 for row in rows) > 5 / 6 * 2 * number
 
 
-@_numbers(4, 8)
+@_numbers(2, 8)
 def test_captured_modules_run_by_their_plans_as_one_process_does_and_send_what_is_predicted(number):
     # 1-D and 2-D meshes, random plans and every mode: a fused projection with biases, and grouped heads with a mask.
     rows = _rows("captured_worker.py", number)
@@ -49,7 +49,7 @@ def test_styles_for_parallelize_module_compute_outputs_and_gradients_of_one_proc
     assert error is None and styles == {} and any(": it is cut by " in reason for reason in not_expressed)
 
 
-@_numbers(2, 3)
+@_numbers(1, 3)
 def test_layers_of_every_kind_run_by_random_plans_in_train_mode_as_one_process_does(number):
     # Tied and frozen weights, padding rows, dropout, products with vectors, convolutions, recurrent layers, experts.
     rows = _rows("layers_worker.py", number)
@@ -73,7 +73,7 @@ def test_whole_tiny_models_train_as_one_process_does():
 
 def test_modules_put_together_at_random_run_as_one_process_does_or_are_refused_in_a_line():
     """``OPERATOR_MODULES=100 OPERATOR_SEED=1`` for the long form."""
-    count, seed = os.environ.get("OPERATOR_MODULES", "12"), os.environ.get("OPERATOR_SEED", "0")
+    count, seed = os.environ.get("OPERATOR_MODULES", "8"), os.environ.get("OPERATOR_SEED", "0")
     found = run_ranks(2, Path(__file__).with_name("modules_worker.py"), count, seed, timeout_s=1800)[0].result
     rows = found["rows"]
     assert [row for row in rows if row[2] == "raw"] == []
@@ -108,7 +108,7 @@ def _ran_or_refused(kind, count, seed, bound):
 def test_modules_of_torchs_own_test_database_run_as_one_process_does_and_send_what_is_predicted():
     """``OPERATOR_MODULES=300 OPERATOR_SEED=1`` for the long form."""
     pytest.importorskip("expecttest")
-    count, seed = os.environ.get("OPERATOR_MODULES", "20"), os.environ.get("OPERATOR_SEED", "0")
+    count, seed = os.environ.get("OPERATOR_MODULES", "12"), os.environ.get("OPERATOR_SEED", "0")
     drawn, refused = _ran_or_refused("torch", count, seed, bound=1e-6)
     assert len(refused) < drawn / 4
 

@@ -100,8 +100,6 @@ FULL = {"recompute_granularity": "full", "recompute_method": "block"}
 LAYOUTS: dict[str, Values] = {
     "plain/dp4": {},
     "plain/tp2-sp-pp2": {"tp": 2, "pp": 2, "sp": True, "vit": [2, 2], "llm": [0, 4]},
-    "plain/tp2-dp2": {"tp": 2},
-    "plain/pp4": {"pp": 4, "vit": [3, 1, 0, 0], "llm": [0, 0, 1, 3]},
     "plain/pp2-recompute": {
         "pp": 2,
         "vit": [3, 1],
@@ -132,7 +130,7 @@ LAYOUTS: dict[str, Values] = {
 
 
 REARRANGED = {"ten", "pairs", "tokens"}
-"""Families of eight microbatches, whose samples are rearranged: three steps, or ten where words of the command line choose
+"""Families of eight microbatches, whose samples are rearranged: two steps, or ten where words of the command line choose
 them. The others train two steps of four microbatches, one per stage of PP4."""
 BALANCED = {"balance": True}
 """By the reference training's own stream."""
@@ -160,7 +158,9 @@ LAYOUTS |= {
     "pairs/packed cp2-tp2-sp": {"cp": 2, "tp": 2, "sp": True, **PACKED},
 }
 ON_REQUEST: dict[str, Values] = {
-    # Their sizes are also those of other families: "windows", "ten" and "audio".
+    # Their sizes are also those of other families: "frozen", "tied", "windows", "ten" and "audio".
+    "plain/tp2-dp2": {"tp": 2},
+    "plain/pp4": {"pp": 4, "vit": [3, 1, 0, 0], "llm": [0, 0, 1, 3]},
     "plain/tp2-pp2": {"tp": 2, "pp": 2, "vit": [4, 0], "llm": [1, 3]},
     "plain/cp2-dp2": {"cp": 2},
     "plain/pp2-vpp2": {"pp": 2, "vit": [[2, 1], [1, 0]], "llm": [[0, 0], [1, 3]]},
@@ -413,7 +413,7 @@ def main() -> None:
     results = {}
     for name, layout in (LAYOUTS | (ON_REQUEST if chosen else {})).items():
         if not chosen or any(word in name for word in chosen):
-            num_steps, num_microbatches = (10 if chosen else 3, 8) if name.split("/")[0] in REARRANGED else (2, 4)
+            num_steps, num_microbatches = (10 if chosen else 2, 8) if name.split("/")[0] in REARRANGED else (2, 4)
             results[name] = run_layout(name, {**layout, "microbatches": num_microbatches}, folder, num_steps)
             if dist.get_rank() == 0:
                 (folder / "results.json").write_text(json.dumps(results))

@@ -97,8 +97,6 @@ def layouts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     "name",
     [
         "plain/tp2-sp-pp2",
-        "plain/tp2-dp2",
-        "plain/pp4",
         "plain/pp2-recompute",
         "plain/pp2-distributed-optimizer",
         "plain/cp2-pp2",
@@ -131,7 +129,7 @@ def test_layout_gives_the_losses_and_norms_of_the_plain_one_from_one_checkpoint(
 )
 def test_rearranged_batches_give_the_losses_and_norms_of_batches_in_order(layouts: dict[str, Any], name: str) -> None:
     expected, got = layouts["ten/dp4"], layouts[f"ten/{name}"]
-    assert len(got["losses"]) == 3
+    assert len(got["losses"]) == 2
     assert got["losses"] == pytest.approx(expected["losses"], rel=1e-6)
     assert got["norms"] == pytest.approx(expected["norms"], rel=TOLERANCE)
 
@@ -139,14 +137,14 @@ def test_rearranged_batches_give_the_losses_and_norms_of_batches_in_order(layout
 @pytest.mark.parametrize("name", ["packed, dp 4", "packed cp2-tp2-sp"])
 def test_packed_samples_give_the_losses_and_norms_of_padded_ones(layouts: dict[str, Any], name: str) -> None:
     expected, got = layouts["pairs/dp4"], layouts[f"pairs/{name}"]
-    assert len(got["losses"]) == 3
+    assert len(got["losses"]) == 2
     assert got["losses"] == pytest.approx(expected["losses"], rel=1e-6)
     assert got["norms"] == pytest.approx(expected["norms"], rel=TOLERANCE)
 
 
 def test_packs_filled_to_a_length_give_the_losses_and_norms_of_padded_pairs(layouts: dict[str, Any]) -> None:
     expected, got = layouts["tokens/dp4"], layouts["tokens/filled pp2-vpp2"]
-    assert len(got["losses"]) == 3
+    assert len(got["losses"]) == 2
     assert got["losses"] == pytest.approx(expected["losses"], rel=1e-6)
     assert got["norms"] == pytest.approx(expected["norms"], rel=TOLERANCE)
 
@@ -174,15 +172,23 @@ def test_qwen2_vl_and_qwen2_5_vl_equal_transformers(tmp_path: Path) -> None:
 def test_training_halves_the_loss_and_its_checkpoint_trains_on_under_another_layout(tmp_path: Path) -> None:
     script = str(ROOT / "docs" / "examples" / "pretrain_vlm.py")
     folder = tmp_path / "checkpoint"
-    common = [script, *TRAINING, "--mm-data", str(EXAMPLE / "data.json"), "--mm-tool", str(EXAMPLE / "tools.json")]
+    common = [
+        script,
+        *TRAINING,
+        "--lr=1e-2",
+        "--mm-data",
+        str(EXAMPLE / "data.json"),
+        "--mm-tool",
+        str(EXAMPLE / "tools.json"),
+    ]
     plain = ["--mm-model", str(EXAMPLE / "model.json")]
-    output = _run(*common, *plain, "--train-iters=30", "--save", str(folder), "--save-interval=27", processes=1)
+    output = _run(*common, *plain, "--train-iters=14", "--save", str(folder), "--save-interval=11", processes=1)
     first = _losses_and_norms(output)
-    assert len(first) == 30
-    assert sum(first[step][0] for step in (28, 29, 30)) / 3 < first[1][0] / 2
+    assert len(first) == 14
+    assert sum(first[step][0] for step in (12, 13, 14)) / 3 < first[1][0] / 2
 
     # Megatron's fp32 Adam without Apex does not get its step count back: both go on with a fresh optimizer.
-    resumed = [*common, "--train-iters=30", "--load", str(folder), "--ckpt-step=27", "--no-load-optim"]
+    resumed = [*common, "--train-iters=14", "--load", str(folder), "--ckpt-step=11", "--no-load-optim"]
     alone = _losses_and_norms(_run(*resumed, *plain, processes=1))
     model = json.loads((EXAMPLE / "model.json").read_text())
     model["image_encoder"]["vision_encoder"]["pipeline_num_layers"] = [3, 1]
@@ -190,9 +196,9 @@ def test_training_halves_the_loss_and_its_checkpoint_trains_on_under_another_lay
     (tmp_path / "model.json").write_text(json.dumps(model))
     layout = ["--tensor-model-parallel-size=2", "--pipeline-model-parallel-size=2"]
     together = _losses_and_norms(_run(*resumed, *layout, "--mm-model", str(tmp_path / "model.json"), processes=4))
-    assert sorted(alone) == sorted(together) == [28, 29, 30]
-    assert alone[28][0] == pytest.approx(first[28][0], rel=TOLERANCE)
-    for step in (28, 29, 30):
+    assert sorted(alone) == sorted(together) == [12, 13, 14]
+    assert alone[12][0] == pytest.approx(first[12][0], rel=TOLERANCE)
+    for step in (12, 13, 14):
         assert together[step][0] == pytest.approx(alone[step][0], rel=TOLERANCE)
         assert together[step][1] == pytest.approx(alone[step][1], rel=1e-3)  # the log has three decimals
 

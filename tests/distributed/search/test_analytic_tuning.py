@@ -11,7 +11,7 @@ from forked_python import forked_python
 pytestmark = [pytest.mark.distributed, pytest.mark.torch, pytest.mark.megatron]
 _ROOT = Path(__file__).parents[3]
 _FLAGS = """--use-mcore-models --num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64
-    --max-position-embeddings 64 --micro-batch-size 1 --global-batch-size 8 --tokenizer-type NullTokenizer
+    --max-position-embeddings 64 --micro-batch-size 1 --global-batch-size 2 --tokenizer-type NullTokenizer
     --vocab-size 511 --make-vocab-size-divisible-by 128 --normalization RMSNorm --swiglu --disable-bias-linear
     --position-embedding-type rope --lr 1e-3 --train-iters 2 --mock-data --use-distributed-optimizer
     --no-gradient-accumulation-fusion --no-masked-softmax-fusion --no-rope-fusion --no-persist-layer-norm

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from forked_python import forked_python
+from ranks import run_ranks
 
 from mindspeed_autoparallel.planner.hetero.search import EncoderSpace, search_hetero
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
@@ -81,20 +82,12 @@ def search(out: Path, model: Path, *words: object) -> subprocess.CompletedProces
 
 
 def train(num_processes: int, *words: object) -> tuple[str, dict[int, tuple[float, float]]]:
-    done = run(
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        num_processes,
-        "docs/examples/pretrain_vlm.py",
-        *FLAGS,
-        *words,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
+    script = ROOT / "docs/examples/pretrain_vlm.py"
+    ranks = run_ranks(num_processes, script, *FLAGS, *words, python_path=[ROOT], cwd=ROOT, timeout_s=600)
+    output = "".join(rank.stdout for rank in ranks)
     pattern = r"iteration +(\d+)/.*?lm loss: ([0-9.E+-]+) .*?grad norm: ([0-9.]+)"
-    steps = {int(step): (float(loss), float(norm)) for step, loss, norm in re.findall(pattern, done.stdout)}
-    return done.stdout, steps
+    steps = {int(step): (float(loss), float(norm)) for step, loss, norm in re.findall(pattern, output)}
+    return output, steps
 
 
 def test_the_search_writes_a_model_file_that_trains_as_one_process_does(tmp_path: Path) -> None:

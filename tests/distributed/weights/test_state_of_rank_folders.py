@@ -46,7 +46,7 @@ LAYOUTS = {
     ),
 }
 """Flags of a training -> those of ``convert`` for its layout."""
-SAVED, UNTIL = 3, 13
+SAVED, UNTIL = 2, 5
 
 
 def train(folder: Path, *words: str, until: int = UNTIL, tied: bool = False) -> dict[int, float]:
