@@ -58,8 +58,8 @@ def worthwhile_sizes(context: SearchContext) -> Sizes:
         expert = kept("expert parallel", divisors, _refused_expert)
         if not expert:
             raise ConfigError(
-                f"no expert-parallel size up to {most} fits: {left_out[f'expert parallel {divisors[-1]}']}. Tune for more "
-                "ranks (--auto-tuning-ranks), or leave that flag out of the script."
+                f"no expert-parallel size up to {most} fits: {left_out[f'expert parallel {divisors[-1]}']}. Tune for "
+                "more ranks (--auto-tuning-ranks), or leave that flag out of the script."
             )
     else:
         left_out["expert parallel"] = "the model has no experts"
