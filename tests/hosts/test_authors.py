@@ -131,6 +131,8 @@ def test_small_trainings_start(authors):
     assert 2 * int(flags["--hidden-size"][0]) // 64 % 8 == 0
     assert flags["--hybrid-layer-pattern"] == ["M-M*|M-/*M"] and flags["--num-layers"] == ["6"]
     assert flags["--recompute-modules"] == ["layernorm"]
+    alone = shrink.shrink(("--num-experts", "8", "--recompute-modules", "moe_act"), release="0.20").words
+    assert shrink.flags_of(alone)["--recompute-modules"] == ["core_attn"]
     start, step, samples = map(int, flags["--rampup-batch-size"])
     assert int(flags["--global-batch-size"][0]) == start + step > start
     assert int(flags["--train-samples"][0]) == samples + 2 * (start + step), "three iterations"
@@ -266,6 +268,8 @@ def test_one_process_keeps_no_layout_but_sizes_of_one(authors, monkeypatch):
     assert train.of_one_process(flags) == ["--swiglu", "--lr", "1", "--tensor-model-parallel-size", "1"]
     staged = {"--hybrid-layer-pattern": ["M-|M*"], "--overlap-param-gather-with-optimizer-step": []}
     assert train.of_one_process(staged) == ["--hybrid-layer-pattern", "M-M*"], "a pattern's stages are a layout, too"
+    hierarchy = {"--cp-comm-type": ["a2a+p2p"], "--hierarchical-context-parallel-sizes": ["2", "2"], "--swiglu": []}
+    assert train.of_one_process(hierarchy) == ["--swiglu"], "it would assert that these sizes make up one rank"
 
 
 def test_scripts_of_a_known_family_get_a_tiny_model(authors, monkeypatch, tmp_path):

@@ -44,8 +44,8 @@ class SpaceOptions:
     not name it."""
     held: Mapping[str, int] = field(default_factory=dict)
     """Fixed values of fields of ``Layout``; layouts with other values are not listed."""
-    least_expert_size: int = 1
-    """Fewest expert ranks that the host's ``group_limited_greedy`` runs on; 1 without it."""
+    least_expert_sizes: Mapping[str, int] = field(default_factory=dict)
+    """Fewest expert ranks that the host runs, by what requires them."""
     paired: bool = False
     """Whether to try combined 1F1B as well, for layouts that can run it."""
 
@@ -69,10 +69,7 @@ def enumerate_layouts(
         if layouts is None and options.group_sizes:
             layout = with_smallest_groups(layout, global_batch_size)
         reason, outcome = _illegal(profile, cluster, layout, global_batch_size), "illegal"
-        if not reason and layout.expert_size < options.least_expert_size:
-            reason = (
-                f"EP {layout.expert_size} is below {options.least_expert_size}, the least for group_limited_greedy."
-            )
+        reason = reason or _too_few_experts(layout, options)
         measurement = None
         if not reason:
             measurement = point_of(profile, layout)
@@ -89,6 +86,11 @@ def enumerate_layouts(
                 )
             )
     return candidates, verdicts
+
+
+def _too_few_experts(layout: Layout, options: SpaceOptions) -> str:
+    below = (item for item in options.least_expert_sizes.items() if layout.expert_size < item[1])
+    return next((f"EP {layout.expert_size} is below {least}, the least for {what}." for what, least in below), "")
 
 
 def _check_pairs(profile: Profile, options: SpaceOptions) -> None:

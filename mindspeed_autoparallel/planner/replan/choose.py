@@ -24,6 +24,7 @@ _KEPT = ("pipeline_size", "tensor_size", "context_size", "expert_size", "expert_
 
 _NEAR = ("tensor_size", "context_size", "expert_size", "expert_tensor_size", "micro_batch_size", "virtual_size")
 """Sizes of the layouts that are searched first."""
+_ANY_HOST = SpaceOptions()
 NEAR_SHARE = 0.3
 """Largest share of the time for these."""
 
@@ -103,18 +104,18 @@ def best_plan(
     time_limit_s: float = 30.0,
     progress: Progress = silent,
     splits: Splits | None = None,
-    group_sizes: bool = True,
+    host: SpaceOptions = _ANY_HOST,
     runs: Runs | None = None,
 ) -> Plan:
-    """Return the fastest plan for all nodes of ``cluster`` or fewer; ``splits`` and those after it: what the host runs.
+    """Return the fastest plan for all nodes of ``cluster`` or fewer; ``splits`` and those after it: what the host runs
+    (of ``host``, its groups of microbatches and expert sizes).
 
     Fewer nodes may be faster where no good layout has as many ranks as there are devices: a number of nodes is searched
     unless a plan that is known is faster than ``old`` would be there at its bound per device. Raises ``InfeasiblePlan``
     (or ``ConfigError``: no legal layout) where no number fits.
     """
-    options = SearchOptions(
-        time_limit_s=time_limit_s, space=replace(_space_of(old), group_sizes=group_sizes), with_relaxations=False
-    )
+    space = replace(_space_of(old), group_sizes=host.group_sizes, least_expert_sizes=host.least_expert_sizes)
+    options = SearchOptions(time_limit_s=time_limit_s, space=space, with_relaxations=False)
     best: Plan | None = None
     errors: list[InfeasiblePlan | ConfigError] = []
     work_us = old.search.lower_bound_us * old.cluster.num_devices

@@ -6,8 +6,8 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mindspeed_autoparallel.cost.catalogue import find_device, read_device
@@ -19,6 +19,7 @@ from mindspeed_autoparallel.runtime.flags.shared import NodeFlags, ProfileSource
 from mindspeed_autoparallel.runtime.launch import Coordinator, Nodes, run_agent
 from mindspeed_autoparallel.runtime.launch.ports import check_port_is_free
 from mindspeed_autoparallel.runtime.megatron.description import Description
+from mindspeed_autoparallel.runtime.megatron.mindspeed import least_expert_sizes
 from mindspeed_autoparallel.runtime.megatron.unsearched import refuse_batch_schedule
 from mindspeed_autoparallel.units import MIB
 
@@ -46,6 +47,8 @@ class MeasuringRequest:
     launch_timeout_s: float
     target_device: Device | None
     """Device of the catalogue for which costs are computed; ``None`` if they are measured."""
+    least_expert_sizes: Mapping[str, int] = field(default_factory=dict)
+    """Fewest expert ranks that the host runs, by what requires them."""
 
     @property
     def nodes(self) -> Nodes:
@@ -102,6 +105,7 @@ def read_measuring(
         memory_limit_bytes=None if memory_limit_mib is None else int(memory_limit_mib * MIB),
         launch_timeout_s=float(launch_timeout_s),
         target_device=target_device(arguments, names_links=plays),
+        least_expert_sizes=least_expert_sizes(arguments),
     )
 
 

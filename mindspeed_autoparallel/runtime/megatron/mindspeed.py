@@ -4,6 +4,7 @@ files."""
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -125,24 +126,43 @@ def check_tensor_size(arguments: argparse.Namespace, layout: Layout, path: Path)
         )
 
 
-def least_expert_size(arguments: argparse.Namespace) -> int:
-    """Return the fewest expert ranks that MindSpeed-LLM's group-limited routing runs on; 1 without it.
+def least_expert_sizes(arguments: argparse.Namespace) -> dict[str, int]:
+    """Return the fewest expert ranks that MindSpeed runs, by the words that require them.
 
-    Its groups are the expert ranks; it asserts that they outnumber the groups of a token.
+    The groups of MindSpeed-LLM's group-limited routing are the expert ranks; it asserts that they outnumber the groups
+    of a token. MindSpeed from 26.1 on does not overlap exchanges of experts that stay on their rank.
     """
-    limited = getattr(arguments, "moe_router_load_balancing_type", None) == "group_limited_greedy"
-    return 1 + int(getattr(arguments, "moe_router_group_topk", None) or 0) if limited else 1
+    least = {}
+    if getattr(arguments, "moe_router_load_balancing_type", None) == "group_limited_greedy":
+        groups = int(getattr(arguments, "moe_router_group_topk", None) or 0)
+        least[f"group_limited_greedy with --moe-router-group-topk {groups}"] = 1 + groups
+    if not _accepts_overlap(arguments, 1) and _accepts_overlap(arguments, 2):
+        least["--moe-alltoall-overlap-comm"] = 2
+    return least
 
 
-def check_expert_groups(arguments: argparse.Namespace, layout: Layout, path: Path) -> None:
-    """Raise ``PlanError`` if the plan has too few expert ranks for MindSpeed-LLM's group-limited routing."""
-    least = least_expert_size(arguments)
-    if layout.expert_size < least:
-        raise PlanError(
-            f"{path} has expert-parallel size {layout.expert_size}, and group_limited_greedy routes each token to "
-            f"{least - 1} of so many groups (--moe-router-group-topk), which must be fewer. Search for devices that "
-            f"hold --expert-model-parallel-size {least} or more."
-        )
+def _accepts_overlap(arguments: argparse.Namespace, expert_size: int) -> bool:
+    """Return whether MindSpeed's own check of ``--moe-alltoall-overlap-comm`` accepts so many expert ranks."""
+    module = sys.modules.get("mindspeed.features_manager.moe.moe_alltoall_overlap")
+    if module is None or not getattr(arguments, "moe_alltoall_overlap_comm", False):
+        return True
+    sizes = {"expert_model_parallel_size": expert_size, "tensor_model_parallel_size": 1}
+    try:
+        with contextlib.redirect_stdout(None):
+            module.MoEAlltoAllOverLapFeature().validate_args(argparse.Namespace(**{**vars(arguments), **sizes}))
+    except (AssertionError, AttributeError):
+        return False
+    return True
+
+
+def check_expert_size(arguments: argparse.Namespace, layout: Layout, path: Path) -> None:
+    """Raise ``PlanError`` if the plan has too few expert ranks for MindSpeed."""
+    for words, least in least_expert_sizes(arguments).items():
+        if layout.expert_size < least:
+            raise PlanError(
+                f"{path} has expert-parallel size {layout.expert_size}, and {words} needs {least} or more. Search for "
+                f"devices that hold --expert-model-parallel-size {least}, or leave that flag out."
+            )
 
 
 def check_schedule(arguments: argparse.Namespace, layout: Layout, path: Path) -> None:

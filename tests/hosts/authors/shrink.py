@@ -227,8 +227,8 @@ def _shrink_experts(flags: Flags) -> None:
         return
     modules = flags.get("--recompute-modules", [])
     # That part is one of grouped products alone.
-    if "moe_act" in modules and len(modules) > 1 and "--moe-grouped-gemm" not in flags:
-        flags["--recompute-modules"] = [name for name in modules if name != "moe_act"]
+    if "moe_act" in modules and "--moe-grouped-gemm" not in flags:
+        flags["--recompute-modules"] = [name for name in modules if name != "moe_act"] or ["core_attn"]
     expert, groups = _number(flags, "--expert-model-parallel-size"), _number(flags, "--moe-router-num-groups")
     wanted, group_top = _number(flags, "--num-experts"), _number(flags, "--moe-router-group-topk")
     topk = min(_number(flags, "--moe-router-topk"), 4)

@@ -30,6 +30,7 @@ _LAYOUT = (
     *("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"),
     *("--no-overlap-p2p-communication", "--defer-embedding-wgrad-compute", "--wgrad-deferral-limit"),
     "--overlap-param-gather-with-optimizer-step",
+    *("--hierarchical-context-parallel-sizes", "--cp-comm-type"),
     *("--recompute-in-advance", "--tp-2d", "--tp-x", "--tp-y", "--num-layer-list"),
 )
 """What one process does without."""

@@ -23,7 +23,7 @@ from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
 from mindspeed_autoparallel.runtime.megatron.mindspeed import (
     check_context_was_given,
     check_deepstack,
-    check_expert_groups,
+    check_expert_size,
     check_schedule,
     check_tensor_size,
     is_mindspeed_mm,
@@ -47,7 +47,7 @@ def check_applies(plan: Plan, description: Description, arguments: argparse.Name
     check_pairs(plan, arguments)
     check_context_was_given(int(getattr(arguments, "context_parallel_size", 1) or 1), plan.layout.context_size, path)
     check_tensor_size(arguments, plan.layout, path)
-    check_expert_groups(arguments, plan.layout, path)
+    check_expert_size(arguments, plan.layout, path)
     check_schedule(arguments, plan.layout, path)
     _refuse_unsaved(plan, arguments)
     _check_recompute(plan, description, arguments)

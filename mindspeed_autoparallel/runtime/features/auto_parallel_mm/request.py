@@ -37,7 +37,6 @@ from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
 from mindspeed_autoparallel.runtime.megatron.mindspeed import (
     context_is_fixed,
     expert_tensor_sizes,
-    least_expert_size,
     overlaps_whole_experts,
     tensor_grid,
 )
@@ -93,8 +92,6 @@ class SearchRequest(MeasuringRequest):
     """``--moe-alltoall-overlap-comm``, where it needs tensor-parallel size 1."""
     tensor_grid: int = 0
     """Tensor-parallel size that ``--tp-2d`` requires, without sequence parallelism; 0: any."""
-    least_expert_size: int = 1
-    """Fewest expert ranks that the host's router runs on."""
     link_device: Device | None = None
     """Device whose links are assumed if one device plays all ranks; ``None``: the measuring device's own entry."""
 
@@ -203,7 +200,6 @@ def read_request(arguments: argparse.Namespace) -> SearchRequest:
         cluster_devices_per_node=devices_per_node,
         expert_size=int(getattr(arguments, "expert_model_parallel_size", 1) or 1),
         expert_tensor_sizes=expert_tensor_sizes(arguments),
-        least_expert_size=least_expert_size(arguments),
         # Megatron trains experts with TP above 1 only with sequence parallelism.
         sequence_parallel=bool(arguments.sequence_parallel or getattr(arguments, "num_experts", None)),
         distributed_optimizer=bool(arguments.use_distributed_optimizer),

@@ -44,7 +44,7 @@ def search(request: SearchRequest, profile: Profile, arguments: argparse.Namespa
         overlap_gradient_reduce=request.overlap_gradient_reduce,
         overlap_parameter_gather=request.overlap_parameter_gather,
         bucket_elements=request.bucket_elements,
-        least_expert_size=request.least_expert_size,
+        least_expert_sizes=request.least_expert_sizes,
     )
     hetero, sample_data = None, request.sample_data
     if request.hetero_balance is not None:

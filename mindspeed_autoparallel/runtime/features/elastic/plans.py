@@ -66,7 +66,7 @@ def _write_plan(request: ElasticRequest, path: Path, arguments: argparse.Namespa
             cluster_of_nodes(request.plan, world.num_nodes, world.per_node),
             time_limit_s=request.time_limit_s,
             splits=request.splits,
-            group_sizes=request.group_sizes,
+            host=request.host,
             runs=lambda plan: gives_recompute(plan, request.description, arguments),
         )
         check_applies(plan, request.description, arguments, path)

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.host_splits import Splits
+from mindspeed_autoparallel.planner.layouts.space import SpaceOptions
 from mindspeed_autoparallel.runtime.megatron.description import Description, describe
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import GROUP_ARGUMENT
+from mindspeed_autoparallel.runtime.megatron.mindspeed import least_expert_sizes
 from mindspeed_autoparallel.runtime.megatron.splits import runnable_splits
 from mindspeed_autoparallel.spec import Plan
 
@@ -49,7 +51,8 @@ class ElasticRequest:
     time_limit_s: float
     description: Description
     splits: Splits | None
-    group_sizes: bool
+    host: SpaceOptions
+    """What the host runs."""
 
 
 def read_request(arguments: argparse.Namespace) -> ElasticRequest:
@@ -79,7 +82,9 @@ def read_request(arguments: argparse.Namespace) -> ElasticRequest:
         time_limit_s=float(arguments.auto_parallel_elastic_time_limit_s),
         description=description,
         splits=runnable_splits(arguments, description),
-        group_sizes=hasattr(arguments, GROUP_ARGUMENT),
+        host=SpaceOptions(
+            group_sizes=hasattr(arguments, GROUP_ARGUMENT), least_expert_sizes=least_expert_sizes(arguments)
+        ),
     )
 
 

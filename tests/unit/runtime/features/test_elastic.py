@@ -16,6 +16,7 @@ import pytest
 from elastic_job import planned
 
 from mindspeed_autoparallel.errors import AutoParallelError, ConfigError, PlanError
+from mindspeed_autoparallel.planner.layouts.space import SpaceOptions
 from mindspeed_autoparallel.runtime.features.elastic import entry, neighbour, plans, request
 from mindspeed_autoparallel.runtime.features.elastic.neighbour import Neighbour
 from mindspeed_autoparallel.runtime.features.elastic.request import ElasticRequest, World
@@ -39,7 +40,7 @@ def request_of(plan_file: Path, folder: Path, *, rank: int = 0, size: int = 3) -
         time_limit_s=10.0,
         description=Description(modules=(), content={}, model_hash="", model_file=None),
         splits=None,
-        group_sizes=True,
+        host=SpaceOptions(),
     )
 
 
@@ -62,6 +63,12 @@ def test_all_ranks_get_one_plan_for_the_processes_there_are(plan_file: Path, tmp
         plans.plan_for_world(request_of(plan_file, tmp_path), SCRIPT)[0].stat().st_mtime_ns == written
     )  # not planned twice
     assert plans.plan_for_world(request_of(plan_file, tmp_path, size=4), SCRIPT)[0] == plan_file
+
+
+def test_a_plan_for_fewer_processes_has_the_expert_ranks_that_the_host_needs(plan_file: Path, tmp_path: Path) -> None:
+    host = SpaceOptions(least_expert_sizes={"group_limited_greedy": 2})
+    with pytest.raises(AutoParallelError, match="EP 1 is below 2, the least for group_limited_greedy"):
+        plans.plan_for_world(replace(request_of(plan_file, tmp_path), host=host), SCRIPT)
 
 
 def test_why_there_is_no_plan_reaches_every_rank(plan_file: Path, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Splits in MindSpeed-LLM's words, read back as its features read them."""
 
+import argparse
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mindspeed_autoparallel.errors import PlanError
-from mindspeed_autoparallel.runtime.megatron.mindspeed import check_list_was_given, split_arguments
+from mindspeed_autoparallel.runtime.megatron.mindspeed import (
+    check_expert_size,
+    check_list_was_given,
+    least_expert_sizes,
+    split_arguments,
+)
+from mindspeed_autoparallel.spec.layout import Layout
 
 
 def layers_read(said, num_layers, pipeline_size, virtual_size):
@@ -42,3 +50,29 @@ def test_a_list_that_the_command_line_lacks_is_requested():
     with pytest.raises(PlanError, match=r"\(given: 2,2\)\. Add --num-layer-list 1,3 to the script's flags"):
         check_list_was_given(said, SimpleNamespace(num_layer_list="2,2"), Path("plan.json"))
     check_list_was_given({}, SimpleNamespace(), Path("plan.json"))
+
+
+@pytest.mark.parametrize("newer", [False, True])
+def test_mindspeeds_own_check_names_the_expert_ranks_that_its_overlap_needs(monkeypatch, newer):
+    """From 26.1 on it asserts two or more beside --moe-alltoall-overlap-comm; master's MiniMax test ended in that."""
+
+    class Feature:
+        def validate_args(self, args):
+            print("Warning: with `alltoall` dispatcher")
+            if newer and args.expert_model_parallel_size == 1:
+                raise AssertionError("only support with `--expert-model-parallel-size` > 1.")
+            if args.tensor_model_parallel_size > 1:
+                raise AssertionError("needs `moe_tp_extend_ep`.")
+
+    name = "mindspeed.features_manager.moe.moe_alltoall_overlap"
+    arguments = argparse.Namespace(moe_alltoall_overlap_comm=True, tensor_model_parallel_size=2)
+    assert least_expert_sizes(arguments) == {}
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(MoEAlltoAllOverLapFeature=Feature))
+    assert least_expert_sizes(arguments) == ({"--moe-alltoall-overlap-comm": 2} if newer else {})
+    assert least_expert_sizes(argparse.Namespace(moe_alltoall_overlap_comm=False)) == {}
+    layout = Layout(pipeline_size=1, tensor_size=1, data_size=2, micro_batch_size=1)
+    if newer:
+        with pytest.raises(PlanError, match="size 1, and --moe-alltoall-overlap-comm needs 2 or more"):
+            check_expert_size(arguments, layout, Path("plan.json"))
+    else:
+        check_expert_size(arguments, layout, Path("plan.json"))

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.tuner.candidates import Dimensions
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.variants import (
@@ -53,7 +54,13 @@ def worthwhile_sizes(context: SearchContext) -> Sizes:
     expert = [1]
     if request.num_experts:
         most = min(request.num_experts, request.num_ranks)
-        expert = [size for size in _powers(most) if request.num_experts % size == 0]
+        divisors = [size for size in _powers(most) if request.num_experts % size == 0]
+        expert = kept("expert parallel", divisors, _refused_expert)
+        if not expert:
+            raise ConfigError(
+                f"no expert-parallel size up to {most} fits: {left_out[f'expert parallel {divisors[-1]}']}. Tune for "
+                "more ranks (--auto-tuning-ranks), or leave that flag out of the script."
+            )
     else:
         left_out["expert parallel"] = "the model has no experts"
     sizes = Sizes(
@@ -109,6 +116,11 @@ def _refused_context(size: int, request: TuningRequest) -> str:
             f"{MINIMUM_CONTEXT_TOKENS}; give --context-parallel-size {size} to have it searched"
         )
     return ""
+
+
+def _refused_expert(size: int, request: TuningRequest) -> str:
+    below = (item for item in request.least_expert_sizes.items() if size < item[1])
+    return next((f"{what} needs {least} or more" for what, least in below), "")
 
 
 def _refused_batch(size: int, request: TuningRequest) -> str:

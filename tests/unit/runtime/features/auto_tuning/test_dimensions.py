@@ -83,6 +83,17 @@ def test_experts_bring_their_dimensions(request_):
     assert all(point.sequence_parallel == (point.tensor_size > 1) for point in plan.points)
 
 
+def test_expert_sizes_that_mindspeed_does_not_run_are_left_out_by_name(tmp_path):
+    given = arguments(tmp_path, moe_router_load_balancing_type="group_limited_greedy", moe_router_group_topk=2)
+    request = replace(read_request(given), num_experts=8)
+    plan = plan_search(request, HOST, "cuda")
+    assert sizes(plan, "expert_size") == [4, 8]
+    reason = "group_limited_greedy with --moe-router-group-topk 2 needs 3 or more"
+    assert (plan.left_out["expert parallel 1"], plan.left_out["expert parallel 2"]) == (reason, reason)
+    with pytest.raises(ConfigError, match=f"no expert-parallel size up to 2 fits: {reason}. Tune for more ranks"):
+        plan_search(replace(request, num_experts=2), HOST, "cuda")
+
+
 def test_whole_layers_are_not_recomputed_where_megatron_fails_beside_multi_token_prediction(request_, monkeypatch):
     host = argparse.Namespace(**vars(HOST), mtp_num_layers=1)
     for release, whole in (("0.18.2", False), ("0.19.0", True)):
