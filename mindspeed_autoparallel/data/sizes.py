@@ -16,7 +16,7 @@ from mindspeed_autoparallel.data.media import (
     picture_size,
 )
 from mindspeed_autoparallel.data.model_sizes import MediaSizes
-from mindspeed_autoparallel.data.sample import SampleSize
+from mindspeed_autoparallel.data.work import SampleSize
 from mindspeed_autoparallel.errors import ConfigError, first_line
 
 _MARKS = re.compile("(<image>|<audio>)")

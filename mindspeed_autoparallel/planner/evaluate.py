@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from mindspeed_autoparallel.cost.buckets import step_tails
-from mindspeed_autoparallel.cost.collectives import p2p_us
+from mindspeed_autoparallel.cost.collectives import boundary_link, p2p_us
 from mindspeed_autoparallel.cost.memory import PlacedBlock
 from mindspeed_autoparallel.cost.overlap import pair_savings_us
 from mindspeed_autoparallel.cost.step import PostPipelineTime, embedding_us
-from mindspeed_autoparallel.cost.topology import boundary_link
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.placement import (
     ModulePlacement,

@@ -18,7 +18,7 @@ from mindspeed_autoparallel.files import shown
 from mindspeed_autoparallel.predict.answers import Answer, Predictions, StageAnswer
 from mindspeed_autoparallel.predict.confidence import half_width, peak_half_width
 from mindspeed_autoparallel.predict.effects import without_effect
-from mindspeed_autoparallel.predict.model_words import request_in_own_words
+from mindspeed_autoparallel.predict.model_file import request_in_own_words
 from mindspeed_autoparallel.predict.price import first_step_bytes, price
 from mindspeed_autoparallel.predict.useful_work import utilization
 from mindspeed_autoparallel.spec.plan import RankMemory, StagePlan

@@ -30,7 +30,7 @@ from mindspeed_autoparallel.cost.catalogue import Device, Efficiency, find_devic
 from mindspeed_autoparallel.cost.collectives import Fabric
 from mindspeed_autoparallel.planner.split import LayerKind, Segment, SplitProblem, solve, stage_memory
 from mindspeed_autoparallel.planner.split.model import cut_model
-from mindspeed_autoparallel.planner.split.model.moments import fullest_moments
+from mindspeed_autoparallel.planner.split.model.problem import fullest_moments
 from mindspeed_autoparallel.planner.split.model.solution import Placement, stage_times, time_of
 from mindspeed_autoparallel.schedule import make_program
 from mindspeed_autoparallel.units import MIB

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from mindspeed_autoparallel.data.balance import BatchShape, balance, in_order, short_at_the_ends
 from mindspeed_autoparallel.data.partition import cost_of, lower_bound, partition
-from mindspeed_autoparallel.data.sample import COLUMNS
-from mindspeed_autoparallel.data.work import TOKENS, ModuleWork, WorkModel
+from mindspeed_autoparallel.data.work import COLUMNS, TOKENS, ModuleWork, WorkModel
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.schedule import StepTimes, make_program, simulate
 

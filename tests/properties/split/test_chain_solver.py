@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
-from mindspeed_autoparallel.planner.split import LayerKind, Segment, SplitProblem, solve, stage_memory, step_of
+from mindspeed_autoparallel.planner.split import LayerKind, Segment, SplitProblem, solve, solver, stage_memory, step_of
 from mindspeed_autoparallel.planner.split.analysis import least_excess
 from mindspeed_autoparallel.planner.split.bounds import cut_combination
-from mindspeed_autoparallel.planner.split.bounds.bottlenecks import halves
+from mindspeed_autoparallel.planner.split.bounds.divisions import halves
 from mindspeed_autoparallel.planner.split.bounds.paths import Paths
 from mindspeed_autoparallel.planner.split.model.ranges import Chain
 from mindspeed_autoparallel.planner.split.settings import SETTINGS
 from mindspeed_autoparallel.planner.split.state import LONGEST, Limits, State
-from mindspeed_autoparallel.planner.split.strategies import chain_solver, portfolio
+from mindspeed_autoparallel.planner.split.strategies import chain_solver
 from mindspeed_autoparallel.planner.split.strategies.chain_solver import first_cuts, search_chain
 
 NUM_PROBLEMS = 150
@@ -78,7 +78,7 @@ def test_chains_get_the_integer_solvers_optimum(monkeypatch):
     drawn = random.Random(7)
     problems = [random_chain(drawn) for _ in range(NUM_PROBLEMS)]
     searched = [outcome(problem) for problem in problems]
-    monkeypatch.setattr(portfolio, "is_chain", lambda problem: False)
+    monkeypatch.setattr(solver, "is_chain", lambda problem: False)
     assert searched == [outcome(problem) for problem in problems]
     assert sum(time is None for time in searched) < NUM_PROBLEMS // 2 < sum(time is not None for time in searched)
 
@@ -98,8 +98,8 @@ def test_host_time_per_operation_does_not_make_the_only_plan_impossible(monkeypa
         memory_limit=(5,),
         per_operation=5,
     )
-    for is_chain in (portfolio.is_chain, lambda problem: False):
-        monkeypatch.setattr(portfolio, "is_chain", is_chain)
+    for is_chain in (solver.is_chain, lambda problem: False):
+        monkeypatch.setattr(solver, "is_chain", is_chain)
         assert outcome(problem) == 4 * (8 + 28 + 3 + 2 * 5)
 
 

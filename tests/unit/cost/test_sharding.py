@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from language_profile import language_profile
 
+from mindspeed_autoparallel.cost.collectives import data_parallel_link
 from mindspeed_autoparallel.cost.memory import PlacedBlock, rank_peak, static_terms
 from mindspeed_autoparallel.cost.sharding import Unit, gathered_bytes, microbatch_us, reach_of, units_of, waiting_bytes
-from mindspeed_autoparallel.cost.topology import data_parallel_link
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts.bounds import pipeline_bound_ns, sharding_bound_us, tail_bound_us

@@ -54,7 +54,7 @@ class Paths:
         self.means: list[Array] = []
         """Weights of the first cuts: each mean is a bound like a cut."""
         self.floor = 0
-        """Lower bound of the largest extra (``bottlenecks.py``)."""
+        """Lower bound of the largest extra (``divisions.bottleneck``)."""
 
     def copy(self) -> Paths:
         """Return a copy with its own arcs and the same cuts."""

@@ -25,8 +25,7 @@ from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     pipeline_layout,
     stage_arguments,
 )
-from mindspeed_autoparallel.spec.cluster import Cluster
-from mindspeed_autoparallel.spec.layout import Layout
+from mindspeed_autoparallel.spec.layout import Cluster, Layout
 from mindspeed_autoparallel.spec.model import Model, Module
 from mindspeed_autoparallel.spec.plan import Plan, ProfileRecord, RankMemory, SearchRecord, StagePlan, StepTime
 from mindspeed_autoparallel.units import MIB
