@@ -100,7 +100,6 @@ def parts() -> list[Part]:
         Part("strategy: long step", "long step", without("long step")),
         Part("strategy: row", "interleaved", without("row")),
         Part("chain: halves at the bottleneck", "chain", ((chain_solver, "halves", nothing),)),
-        Part("chain: means of cuts", "chain", ((chain_solver, "best_mean", nothing),)),
         Part("chain: moves of a layer", "chain", ((chain_solver, "improve", improved),)),
         Part("chain: cuts of slow stages", "chain", ((chain_solver, "first_cuts", lambda problem: {}),)),
         Part("beside: divided by order", "side by side", ((divisions, "_divided_by_order", lambda *_: []),)),

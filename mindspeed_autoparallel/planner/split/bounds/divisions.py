@@ -44,7 +44,7 @@ def bottleneck(cuts: Iterable[Cut], times: Sequence[tuple[Array, Array]], floor:
 def halves(paths: Paths) -> tuple[Paths, Paths] | None:
     """Return the paths whose largest extra is below a threshold, and the others; ``None`` if nothing can be divided.
 
-    The threshold is a valid cut for the second half only, so each half has its own cuts and means.
+    The threshold is a valid cut for the second half only, so each half has its own cuts.
     """
     num = len(paths.ranges)
     found = bottleneck(paths.cuts, [(ranges.forward, ranges.backward) for ranges in paths.ranges], paths.floor)
@@ -53,7 +53,7 @@ def halves(paths: Paths) -> tuple[Paths, Paths] | None:
     middle, extras = found
     below, above = paths.copy(), paths.copy()
     for half in (below, above):
-        half.cuts, half.means = dict(paths.cuts), list(paths.means)
+        half.cuts = dict(paths.cuts)
     for ranges, extra in zip(below.ranges, extras, strict=True):
         ranges.keep(extra < middle)
     above.floor = middle

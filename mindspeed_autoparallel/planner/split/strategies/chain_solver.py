@@ -7,7 +7,6 @@ import time
 import numpy
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.planner.split.bounds.cut_combination import best_mean
 from mindspeed_autoparallel.planner.split.bounds.divisions import halves
 from mindspeed_autoparallel.planner.split.bounds.paths import Labels, Paths
 from mindspeed_autoparallel.planner.split.bounds.relaxation import cut_of
@@ -101,8 +100,6 @@ class _Search:
                 labels = paths.beam(SETTINGS.chain_beam, target)
             labels, none = paths.all_paths(target, SETTINGS.chain_quick_effort, self.deadline)
             if not none and not len(labels):
-                if not self._strengthen(paths, target):
-                    return True
                 if among is self.paths:
                     self.state.raise_bound(min(paths.bound(), target))
                 if effort >= SETTINGS.chain_branching_effort:
@@ -116,20 +113,6 @@ class _Search:
             self._visit(paths, labels)
             if self.best_time <= target or time.monotonic() > self.deadline:
                 return False
-
-    def _strengthen(self, paths: Paths, target: int) -> bool:
-        """Add means of cuts as long as each drops many arcs. Return whether any path is left."""
-        while True:
-            before = paths.num_arcs()
-            mean = best_mean(self.problem, paths, target, self.deadline)
-            if mean is None:
-                return True
-            paths.means.append(mean)
-            del paths.means[: -SETTINGS.chain_most_means]
-            if not paths.weigh() or not paths.prune(target):
-                return False
-            if paths.num_arcs() > 0.7 * before:
-                return True
 
     def _improve(self, ends: list[int], cuts: dict[Cut, None]) -> None:
         ends, step = improve(self.problem, self.chain, ends, cuts, self.deadline)
