@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mindspeed_autoparallel.cost.analytic.fields import section_of
-from mindspeed_autoparallel.cost.analytic.memory import CONTEXT_BYTES
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
 from mindspeed_autoparallel.cost.analytic.request_keys import unknown_keys
+from mindspeed_autoparallel.cost.analytic.states import CONTEXT_BYTES
 from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.cost.device import Device

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from mindspeed_autoparallel.cost.analytic.memory import update_bytes
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
+from mindspeed_autoparallel.cost.analytic.states import update_bytes
 from mindspeed_autoparallel.cost.analytic.step_time import run_again
 from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.catalogue import find_device

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from mindspeed_autoparallel.cost.analytic.activations import backward_transient_bytes, layer_activation_bytes
 from mindspeed_autoparallel.cost.analytic.kernels import memory_pass_us
 from mindspeed_autoparallel.cost.analytic.layer_time import head_time, layer_time
-from mindspeed_autoparallel.cost.analytic.memory import usable_bytes
 from mindspeed_autoparallel.cost.analytic.mixers import mixing
 from mindspeed_autoparallel.cost.analytic.model_shape import LayerKind
 from mindspeed_autoparallel.cost.analytic.parameters import layer_parameters
+from mindspeed_autoparallel.cost.analytic.states import usable_bytes
 from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.collectives import Fabric
 from mindspeed_autoparallel.cost.device import Device

@@ -13,9 +13,8 @@ from math import inf
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.best_first import Progress, Proof, silent
-from mindspeed_autoparallel.planner.candidate import Candidate
+from mindspeed_autoparallel.planner.candidate import Candidate, Layers, Splits
 from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate
-from mindspeed_autoparallel.planner.host_splits import Layers, Splits
 from mindspeed_autoparallel.planner.layouts.assembly import assemble_plan
 from mindspeed_autoparallel.planner.layouts.bounds import pipeline_bound_ns, tail_bound_us
 from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.best_first import Progress, silent
+from mindspeed_autoparallel.planner.candidate import Splits
 from mindspeed_autoparallel.planner.hetero.compare import HeteroOptions, step_us
-from mindspeed_autoparallel.planner.host_splits import Splits
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions

@@ -16,9 +16,8 @@ from mindspeed_autoparallel.planner.split.state import Beginning, Limits, State,
 from mindspeed_autoparallel.planner.split.strategies.chain_solver import search_chain
 from mindspeed_autoparallel.planner.split.strategies.enumeration import enumerate_all
 from mindspeed_autoparallel.planner.split.strategies.integers import search_by_integers
-from mindspeed_autoparallel.planner.split.strategies.many_microbatches import search_long_step
 from mindspeed_autoparallel.planner.split.strategies.side_by_side import may_be_side_by_side, search_side_by_side
-from mindspeed_autoparallel.planner.split.strategies.virtual_stages import search_row
+from mindspeed_autoparallel.planner.split.strategies.virtual_stages import search_long_step, search_row
 
 
 class Strategy(NamedTuple):

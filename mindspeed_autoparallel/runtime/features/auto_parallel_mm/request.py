@@ -11,7 +11,7 @@ from typing import Any
 
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.planner.host_splits import Splits
+from mindspeed_autoparallel.planner.candidate import Splits
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.flags import AutoParallelFlags
 from mindspeed_autoparallel.runtime.features.hetero_parallel.flags import HeteroFlags
