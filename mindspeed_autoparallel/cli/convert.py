@@ -98,14 +98,15 @@ def run(arguments: argparse.Namespace) -> int:
         )
     elif arguments.direction == "hf-to-mm":
         conversion.huggingface_to_checkpoint(source, target, _layout(arguments, source), **written)
+    elif arguments.weights_only:
+        hf_dir = _hf_dir(arguments)
+        conversion.resplit_weights(source, hf_dir, target, _layout(arguments, hf_dir), **written)
+        result["optimizer_state_kept"] = False
     else:
-        weights_only = arguments.weights_only
-        copied = not weights_only and arguments.hf_dir is None and conversion.is_whole_copy(source, arguments.format)
-        hf_dir = None if copied else _hf_dir(arguments)
-        layout = None if hf_dir is None else _layout(arguments, hf_dir)
-        result["optimizer_state_kept"] = conversion.resplit(
-            source, hf_dir, target, layout, weights_only=weights_only, **written
-        )
+        copied = arguments.hf_dir is None and conversion.is_whole_copy(source, arguments.format)
+        original = None if copied else _hf_dir(arguments)
+        layout = None if original is None else _layout(arguments, original)
+        result["optimizer_state_kept"] = conversion.resplit(source, original, target, layout, **written)
     show.end()
     result["seconds"] = round(time.monotonic() - started, 2)
     if arguments.json:

@@ -87,18 +87,17 @@ def resplit(
     *,
     file_format: str = RANK_FOLDERS,
     spelling: Spelling | None = None,
-    weights_only: bool = False,
     overwrite: bool = False,
     progress: Progress = silent,
 ) -> bool:
     """Write a checkpoint of any layout in another one. Returns whether optimizer state was converted, too.
 
-    It is from rank folders, unless ``weights_only`` or a warning names the reason against it. From torch_dist to
+    It is from rank folders, unless a warning names the reason against it. From torch_dist to
     torch_dist neither ``hf_folder`` nor ``layout`` is needed: such a checkpoint has no layout.
     """
     refuse_existing(target, overwrite=overwrite, sources=(checkpoint, *([hf_folder] if hf_folder else [])))
     source_folder = iteration_folder(checkpoint)
-    if not weights_only and is_whole_copy(checkpoint, file_format):
+    if is_whole_copy(checkpoint, file_format):
         with whole_folder(target, overwrite=overwrite) as folder:
             return copy_torch_dist(source_folder, folder, progress)
     if hf_folder is None or layout is None:
@@ -110,7 +109,7 @@ def resplit(
         _write_dcp(source, hf_folder, target, overwrite, progress)
         return False
     state = None
-    if not weights_only and isinstance(source, RankFolderSource) and has_state(source):
+    if isinstance(source, RankFolderSource) and has_state(source):
         reason = None if file_format == TORCH_DIST else why_state_stays(source, layout, spelling or Spelling(LOCAL))
         if reason is None:
             source, state = _with_state(source, layout)
@@ -119,6 +118,27 @@ def resplit(
     rest = _Rest(_iteration_of(source_folder), state)
     _write(source, target, layout, file_format, spelling, overwrite, progress, rest)
     return state is not None
+
+
+def resplit_weights(
+    checkpoint: Path,
+    hf_folder: Path,
+    target: Path,
+    layout: CheckpointLayout,
+    *,
+    file_format: str = RANK_FOLDERS,
+    spelling: Spelling | None = None,
+    overwrite: bool = False,
+    progress: Progress = silent,
+) -> None:
+    """Write a checkpoint of any layout in another one, without an optimizer's state."""
+    refuse_existing(target, overwrite=overwrite, sources=(checkpoint, hf_folder))
+    source = _open(checkpoint, hf_folder, _host(spelling))
+    if file_format == DCP:
+        _write_dcp(source, hf_folder, target, overwrite, progress)
+        return
+    rest = _Rest(_iteration_of(iteration_folder(checkpoint)))
+    _write(source, target, layout, file_format, spelling, overwrite, progress, rest)
 
 
 def _with_state(weights: RankFolderSource, layout: CheckpointLayout) -> tuple[RankFolderSource, OptimizerState]:
