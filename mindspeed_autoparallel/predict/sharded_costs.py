@@ -217,8 +217,6 @@ def device_cost(device: Device, fabric: Fabric, resident_bytes: int = 0) -> Devi
         runtime_overhead_bytes=device.workspace_bytes + resident_bytes,
         intra=tier(fabric.link_latency_us, fabric.link_bytes_per_us),
         inter=tier(
-            fabric.inter_latency_us,
-            fabric.inter_bytes_per_us / fabric.devices_per_node,
-            fabric.exchange_bytes_per_us,
+            fabric.inter_latency_us, fabric.inter_bytes_per_us / fabric.devices_per_node, fabric.exchange_bytes_per_us
         ),
     )

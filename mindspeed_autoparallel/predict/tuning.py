@@ -96,12 +96,7 @@ def tune(
     sizes = held if micro_batch is None else {**held, "mbs": micro_batch}
     points = [at for at in usual_points(sections, device, node, sizes) if _is_held(at, held)]
     profile = analytic_profile(
-        sections,
-        device,
-        node,
-        network_gbit_per_s=network_rate(hardware),
-        train=stated,
-        points=points,
+        sections, device, node, network_gbit_per_s=network_rate(hardware), train=stated, points=points
     )
     profile = _with_recompute_up_to(profile, str(train.get("recompute") or "full"))
     if isinstance(name := request.get("id"), str) and name:

@@ -172,8 +172,7 @@ def _best_of(
 
         def attempt(recomputed: Mapping[str, tuple[int, ...]], layers: Layers = layers) -> _Found:
             placement = ModulePlacement(
-                layers=dict(layers),
-                recompute={name: {FULL: row} for name, row in recomputed.items() if any(row)},
+                layers=dict(layers), recompute={name: {FULL: row} for name, row in recomputed.items() if any(row)}
             )
             evaluation = evaluate(profile, cluster, candidate.layout, placement, global_batch_size, with_timeline=False)
             return _Found(candidate=candidate, placement=placement, evaluation=evaluation)

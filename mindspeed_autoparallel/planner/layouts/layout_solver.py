@@ -47,11 +47,7 @@ def limits_of(profile: Profile, cluster: Cluster, layout_size: int) -> tuple[int
 
 
 def solve_layout(
-    profile: Profile,
-    cluster: Cluster,
-    candidate: Candidate,
-    global_batch_size: int,
-    options: SolveOptions,
+    profile: Profile, cluster: Cluster, candidate: Candidate, global_batch_size: int, options: SolveOptions
 ) -> LayoutResult:
     """Solve the relaxed memory rows for the bound; if their plan exceeds the exact peak, tighten them until
     one fits."""
@@ -151,12 +147,7 @@ class Attempts:
             self.begin = Beginning(placement=solution.placement, cuts=solution.cuts)
         placement = module_placement(self.profile, self.candidate.measurement, solution.placement)
         found = evaluate(
-            self.profile,
-            self.cluster,
-            self.candidate.layout,
-            placement,
-            self.global_batch_size,
-            with_timeline=False,
+            self.profile, self.cluster, self.candidate.layout, placement, self.global_batch_size, with_timeline=False
         )
         self.take(placement, found)
         self.last = placement
@@ -201,13 +192,7 @@ def simple_splits(
     # Simple rules count layers, and keep the embedding and the output layer with theirs.
     scarce = layout.num_virtual_stages > profile.model.num_layers
     plain = replace(candidate, layout=replace(layout, standalone_ends=layout.standalone_ends and scarce))
-    problem = build_problem(
-        profile,
-        cluster,
-        plain,
-        limits_of(profile, cluster, layout.pipeline_size),
-        safe=True,
-    )
+    problem = build_problem(profile, cluster, plain, limits_of(profile, cluster, layout.pipeline_size), safe=True)
     found: list[SimpleSplit] = []
     for simple in baselines(problem):
         placement = module_placement(profile, candidate.measurement, simple.placement)

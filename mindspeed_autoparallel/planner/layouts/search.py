@@ -18,11 +18,7 @@ from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.layouts.assembly import assemble_plan
 from mindspeed_autoparallel.planner.layouts.bounds import expected_us, pipeline_bound_ns, tail_bound_us
 from mindspeed_autoparallel.planner.layouts.group_sizes import regrouped, three_chunks
-from mindspeed_autoparallel.planner.layouts.layout_search import (
-    GROUP,
-    MANY_LAYOUTS,
-    LayoutSearch,
-)
+from mindspeed_autoparallel.planner.layouts.layout_search import GROUP, MANY_LAYOUTS, LayoutSearch
 from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult, with_least_recompute
 from mindspeed_autoparallel.planner.layouts.nothing_fits import NothingFits, too_full
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions

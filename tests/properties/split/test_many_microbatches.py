@@ -13,10 +13,7 @@ NUM_PROBLEMS = 6
 
 def random_row(drawn):
     stages, memory = 2, drawn.randint(2, 6)
-    kinds = (
-        LayerKind(name="none", memory=(memory,) * 4),
-        LayerKind(name="full", extra_backward=5, memory=(1,) * 4),
-    )
+    kinds = (LayerKind(name="none", memory=(memory,) * 4), LayerKind(name="full", extra_backward=5, memory=(1,) * 4))
     return SplitProblem(
         segments=tuple(
             Segment(

@@ -30,10 +30,7 @@ from mindspeed_autoparallel.runtime.hetero.layouts import check_script_sizes
 from mindspeed_autoparallel.runtime.launch.work_dir import private_work_dir
 from mindspeed_autoparallel.runtime.megatron.description import Description, describe
 from mindspeed_autoparallel.runtime.megatron.hybrid import hybrid_pattern
-from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
-    GROUP_ARGUMENT,
-    LAYOUT_ARGUMENT,
-)
+from mindspeed_autoparallel.runtime.megatron.layout_arguments import GROUP_ARGUMENT, LAYOUT_ARGUMENT
 from mindspeed_autoparallel.runtime.megatron.mindspeed import (
     context_is_fixed,
     expert_tensor_sizes,

@@ -418,10 +418,7 @@ def test_a_release_without_layout_strings_gets_first_and_last_stage(layers, said
     ("layers", "said"),
     [
         ([2, 2, 2, 2], {"num_layers_per_virtual_pipeline_stage": 2}),
-        (
-            [1, 2, 2, 2],
-            {"num_layers_per_virtual_pipeline_stage": 2, "account_for_embedding_in_pipeline_split": True},
-        ),
+        ([1, 2, 2, 2], {"num_layers_per_virtual_pipeline_stage": 2, "account_for_embedding_in_pipeline_split": True}),
         ([2, 2, 2, 1], {"num_layers_per_virtual_pipeline_stage": 2, "account_for_loss_in_pipeline_split": True}),
         ([3, 1, 3, 1], {"num_virtual_stages_per_pipeline_rank": 2, "decoder_first_pipeline_num_layers": 6}),
     ],
