@@ -28,9 +28,6 @@ from mindspeed_autoparallel.schedule.window import BackboneTimes, MacroBatchTime
 from mindspeed_autoparallel.spec import Layout, ModuleLayout
 from mindspeed_autoparallel.spec.hetero import HeteroRecord
 
-Chosen = Sequence[tuple[EncoderCosts, ModuleLayout]]
-"""Costs and sizes of every encoder."""
-
 
 def encoders_at_least_us(
     ticks: Sequence[Tick], num_stages: int, link_us: float, encoders: Sequence[Sequence[MacroBatchTimes]]
