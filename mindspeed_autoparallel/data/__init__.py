@@ -1,7 +1,6 @@
 """The data of a training: sizes of samples, and the effects of their spread.
 
-media         sizes of pictures and audio from their headers, and their numbers of tokens
-model_sizes   patches and audio windows by model.json
+media         sizes of pictures and audio from their headers, their tokens, and patches and windows by model.json
 sizes         a conversation and its files -> its sizes
 records       data.json and the records of a data set in the mllm format
 lengths       lists of lengths, and Megatron's indexed data sets

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from mindspeed_autoparallel.data.model_sizes import MediaSizes
+from mindspeed_autoparallel.data.media import MediaSizes
 from mindspeed_autoparallel.data.sizes import Counter, SampleSizes
 from mindspeed_autoparallel.data.work import SampleSize
 from mindspeed_autoparallel.errors import ConfigError

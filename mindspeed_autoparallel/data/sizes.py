@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.data.media import (
+    MediaSizes,
     chunk_lengths,
     fitting_size,
     num_audio_tokens,
     num_mel_frames,
     picture_size,
 )
-from mindspeed_autoparallel.data.model_sizes import MediaSizes
 from mindspeed_autoparallel.data.work import SampleSize
 from mindspeed_autoparallel.errors import ConfigError, first_line
 

@@ -7,7 +7,7 @@ from functools import cache
 from mindspeed_autoparallel.operators.configured import _choice_at
 from mindspeed_autoparallel.operators.graph.node import Graph
 from mindspeed_autoparallel.operators.rules.products import matrix_product, pointwise, source
-from mindspeed_autoparallel.operators.search.advice import advise
+from mindspeed_autoparallel.operators.search.matmul_cut import advise
 from mindspeed_autoparallel.operators.strategies import search_graph
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 
 from mindspeed_autoparallel.data.balance import Assignment, BatchShape, balance, in_order
-from mindspeed_autoparallel.data.model_sizes import MediaSizes
+from mindspeed_autoparallel.data.media import MediaSizes
 from mindspeed_autoparallel.data.sizes import SampleSizes
 from mindspeed_autoparallel.data.work import ModuleWork, SampleSize, WorkModel
 from mindspeed_autoparallel.errors import ConfigError
