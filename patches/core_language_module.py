@@ -12,5 +12,5 @@ PATCHES = [
         versions=">=0.12,<0.21",
         flags=("--auto-parallel-plan",),
         why="MindSpeed-MM's language model may begin after the first stage: the last gets its weights from there.",
-    ),
+    )
 ]

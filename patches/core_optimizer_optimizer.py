@@ -10,5 +10,5 @@ PATCHES = [
         parameters=("state_dict",),
         flags=("--auto-parallel-plan",),
         why="EP above 1 gives experts a separate optimizer: a plan with another EP joins or divides the state.",
-    ),
+    )
 ]

@@ -33,5 +33,5 @@ PATCHES = [
         parameters=("rootclass",),
         why="MindSpeed-LLM's FSDP2 trainer drops unknown arguments: with a flag of this package it would train "
         "as if the flag were not there.",
-    ),
+    )
 ]

@@ -31,5 +31,5 @@ PATCHES = [
         parameters=("plugin_list",),
         why="MindSpeed-MM's native trainer ignores flags after its YAML; if this package is imported ahead of "
         "the script, they work as if training.plugin named mindspeed_autoparallel.plugin.",
-    ),
+    )
 ]

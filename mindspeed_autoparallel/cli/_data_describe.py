@@ -154,7 +154,7 @@ def _refuse_idle(arguments: argparse.Namespace, source: str) -> None:
 
 
 def _empty_modalities(model_file: Path, data: Distribution) -> list[str]:
-    from mindspeed_autoparallel.data.model_sizes import read_media_sizes
+    from mindspeed_autoparallel.data.media import read_media_sizes
 
     model, sizes = read_media_sizes(model_file), data.sizes()
     encoders = (("image", "pictures", model.patch_size, "images"), ("audio", "audio", model.audio_window, "clips"))

@@ -16,7 +16,7 @@ from mindspeed_autoparallel.files import read_json, write_together
 if TYPE_CHECKING:
     from mindspeed_autoparallel.hosts.host_file import HostFile
     from mindspeed_autoparallel.profiles.sharded import ShardedProfile
-    from mindspeed_autoparallel.spec.cluster import Cluster
+    from mindspeed_autoparallel.spec.layout import Cluster
     from mindspeed_autoparallel.spec.sharded_plan import ShardedPlan
 
 

@@ -274,7 +274,7 @@ def _mean_media(arguments: argparse.Namespace) -> tuple[int, int]:
     if arguments.data is None:
         return 0, 0
     from mindspeed_autoparallel.data.distribution import Distribution
-    from mindspeed_autoparallel.data.sample import COLUMNS
+    from mindspeed_autoparallel.data.work import COLUMNS
 
     data = Distribution.read(arguments.data)
     means = data.shares() @ data.sizes()

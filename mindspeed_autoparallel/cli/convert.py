@@ -88,50 +88,25 @@ def run(arguments: argparse.Namespace) -> int:
     started = time.monotonic()
     result: dict[str, object] = {"direction": arguments.direction, "target": str(arguments.target)}
     show = _ProgressLine()
+    source, target = arguments.source, arguments.target
+    common = {"overwrite": arguments.overwrite, "progress": show}
+    written = {"file_format": arguments.format, "spelling": _spelling(arguments), **common}
     if arguments.direction == "mm-to-hf":
+        most_bytes = arguments.max_shard_mib * 1024**2
         conversion.checkpoint_to_huggingface(
-            arguments.source,
-            _hf_dir(arguments),
-            arguments.target,
-            max_shard_bytes=arguments.max_shard_mib * 1024**2,
-            host=arguments.names,
-            overwrite=arguments.overwrite,
-            progress=show,
+            source, _hf_dir(arguments), target, max_shard_bytes=most_bytes, host=arguments.names, **common
         )
     elif arguments.direction == "hf-to-mm":
-        conversion.huggingface_to_checkpoint(
-            arguments.source,
-            arguments.target,
-            _layout(arguments, arguments.source),
-            file_format=arguments.format,
-            spelling=_spelling(arguments),
-            overwrite=arguments.overwrite,
-            progress=show,
-        )
+        conversion.huggingface_to_checkpoint(source, target, _layout(arguments, source), **written)
     elif arguments.weights_only:
-        conversion.resplit_weights(
-            arguments.source,
-            _hf_dir(arguments),
-            arguments.target,
-            _layout(arguments, _hf_dir(arguments)),
-            file_format=arguments.format,
-            spelling=_spelling(arguments),
-            overwrite=arguments.overwrite,
-            progress=show,
-        )
+        hf_dir = _hf_dir(arguments)
+        conversion.resplit_weights(source, hf_dir, target, _layout(arguments, hf_dir), **written)
         result["optimizer_state_kept"] = False
     else:
-        described = arguments.hf_dir is not None or not conversion.is_whole_copy(arguments.source, arguments.format)
-        result["optimizer_state_kept"] = conversion.resplit(
-            arguments.source,
-            _hf_dir(arguments) if described else None,
-            arguments.target,
-            _layout(arguments, _hf_dir(arguments)) if described else None,
-            file_format=arguments.format,
-            spelling=_spelling(arguments),
-            overwrite=arguments.overwrite,
-            progress=show,
-        )
+        copied = arguments.hf_dir is None and conversion.is_whole_copy(source, arguments.format)
+        original = None if copied else _hf_dir(arguments)
+        layout = None if original is None else _layout(arguments, original)
+        result["optimizer_state_kept"] = conversion.resplit(source, original, target, layout, **written)
     show.end()
     result["seconds"] = round(time.monotonic() - started, 2)
     if arguments.json:

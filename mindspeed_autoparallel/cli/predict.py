@@ -80,7 +80,7 @@ def _write_pages(
     from mindspeed_autoparallel.cli._launch import flags_line
     from mindspeed_autoparallel.cli._script import mtp_layers
     from mindspeed_autoparallel.files import write_text_atomic
-    from mindspeed_autoparallel.predict.priced_plan import priced_plan
+    from mindspeed_autoparallel.predict.price import priced_plan
     from mindspeed_autoparallel.report import render_page
 
     for number, (request, answer) in enumerate(zip(requests, answers, strict=True), start=1):

@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
     before = Plan.read(arguments.plan)
     plan, found = replay(before)
     if arguments.trace is not None:
-        from mindspeed_autoparallel.report.trace import chrome_trace
+        from mindspeed_autoparallel.report.replay import chrome_trace
 
         write_json_atomic(arguments.trace, chrome_trace(plan))
     if arguments.json:

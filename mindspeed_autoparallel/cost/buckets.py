@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mindspeed_autoparallel.cost.collectives import all_gather_us, all_reduce_us, reduce_scatter_us
+from mindspeed_autoparallel.cost.collectives import all_gather_us, all_reduce_us, data_parallel_link, reduce_scatter_us
 from mindspeed_autoparallel.cost.placed import PlacedBlock
 from mindspeed_autoparallel.cost.step import PostPipelineTime, post_pipeline_time
-from mindspeed_autoparallel.cost.topology import data_parallel_link
 from mindspeed_autoparallel.profiles import BlockCost, DeviceCost, LinkTier, StateBytes
 from mindspeed_autoparallel.spec import Cluster, Layout
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, fields
 
 from mindspeed_autoparallel.cost.device import Device, Efficiency
 from mindspeed_autoparallel.cost.overlap import sent_once_share
-from mindspeed_autoparallel.profiles import LinkTier, NodeNetwork
+from mindspeed_autoparallel.profiles import DeviceCost, LinkTier, NodeNetwork
+from mindspeed_autoparallel.spec import Cluster, Layout
 
 _EXCHANGE_FRACTION = 0.9
 """Share of the network that exchanges of tokens reach. DeepEP's README (version 2) has 61 and 90 GB/s for four and two
@@ -175,3 +176,28 @@ class Fabric(NodeNetwork):
         if stride < self.devices_per_node:
             return size_bytes / self._inside_rate(2)
         return size_bytes / (self.inter_bytes_per_us / self.devices_per_node)
+
+
+def data_parallel_link(layout: Layout, cluster: Cluster, device: DeviceCost) -> LinkTier:
+    """Return the slowest link inside a data x context group: its ranks are ``tensor_size`` apart within one pipeline
+    stage."""
+    span = layout.tensor_size * layout.context_size * layout.data_size
+    # Consecutive blocks of ``span`` ranks never straddle nodes if ``span`` divides a node.
+    return device.inter if cluster.devices_per_node % span else device.intra
+
+
+def boundary_link(layout: Layout, cluster: Cluster, device: DeviceCost, boundary: int) -> LinkTier:
+    """Return the link between pipeline ranks ``boundary`` and ``boundary + 1`` (wrapping, for interleaved)."""
+    stride = layout.num_devices // layout.pipeline_size
+    node = device.exchange.network.devices_per_node if device.exchange is not None else cluster.devices_per_node
+    sender = boundary % layout.pipeline_size
+    receiver = (sender + 1) % layout.pipeline_size
+    crossing = any(
+        (sender * stride + rank) // node != (receiver * stride + rank) // node for rank in range(min(stride, node))
+    )
+    return device.inter if crossing else device.intra
+
+
+def embedding_link(layout: Layout, cluster: Cluster, device: DeviceCost) -> LinkTier:
+    """Return the link between the first and the last rank of a pipeline."""
+    return device.intra if cluster.num_nodes == 1 or layout.pipeline_size == 1 else device.inter

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mindspeed_autoparallel.cost.collectives import Fabric, all_gather_us, all_reduce_us, reduce_scatter_us
+from mindspeed_autoparallel.cost.collectives import (
+    Fabric,
+    all_gather_us,
+    all_reduce_us,
+    data_parallel_link,
+    embedding_link,
+    reduce_scatter_us,
+)
 from mindspeed_autoparallel.cost.memory import updated_parameter_bytes
 from mindspeed_autoparallel.cost.placed import PlacedBlock
 from mindspeed_autoparallel.cost.sharding import once_us
-from mindspeed_autoparallel.cost.topology import data_parallel_link, embedding_link
 from mindspeed_autoparallel.profiles import DeviceCost, GradientExchange, Measurement
 from mindspeed_autoparallel.spec import Cluster, Layout, Model
 

@@ -9,8 +9,7 @@ import numpy
 
 from mindspeed_autoparallel.data.packs import equal_packs, filled_packs
 from mindspeed_autoparallel.data.partition import cost_of, loads_of, lower_bound, partition
-from mindspeed_autoparallel.data.sample import COLUMNS, Array
-from mindspeed_autoparallel.data.work import WorkModel
+from mindspeed_autoparallel.data.work import COLUMNS, Array, WorkModel
 from mindspeed_autoparallel.errors import ConfigError
 
 _TOKENS = COLUMNS.index("tokens")

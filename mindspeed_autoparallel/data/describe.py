@@ -18,13 +18,13 @@ from mindspeed_autoparallel.data.distribution import DataSource, Distribution, m
 from mindspeed_autoparallel.data.latents import KINDS as VIDEO_KINDS
 from mindspeed_autoparallel.data.latents import LeftOut, VideoRecords, kind_of, read_latent_sizes
 from mindspeed_autoparallel.data.lengths import read_indexed, read_lengths
-from mindspeed_autoparallel.data.model_sizes import MediaSizes, read_media_sizes
+from mindspeed_autoparallel.data.media import MediaSizes, read_media_sizes
 from mindspeed_autoparallel.data.records import RecordSet, RecordSizes, read_format, read_record_set
-from mindspeed_autoparallel.data.sample import SampleSize
 from mindspeed_autoparallel.data.sizes import SampleSizes, text_counter
 from mindspeed_autoparallel.data.tables import digest_of, read_rows, size_of_row, table_files
 from mindspeed_autoparallel.data.tiles import KIND as TILED_KIND
 from mindspeed_autoparallel.data.tiles import TiledRecords
+from mindspeed_autoparallel.data.work import SampleSize
 from mindspeed_autoparallel.errors import ConfigError
 
 Progress = Callable[[str], None]

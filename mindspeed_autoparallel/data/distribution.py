@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy
 
-from mindspeed_autoparallel.data.sample import COLUMNS, Array, SampleSize
+from mindspeed_autoparallel.data.work import COLUMNS, Array, SampleSize
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import shown
-from mindspeed_autoparallel.spec.json_file import JsonFile
+from mindspeed_autoparallel.spec.codec import JsonFile
 
 FORMAT = "mindspeed-autoparallel/data"
 SCHEMA_VERSION = 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy
 
-from mindspeed_autoparallel.data.sample import Array
+from mindspeed_autoparallel.data.work import Array
 
 _NUM_ROUNDS = 16
 """Rounds of exchanges in pairs of bins."""

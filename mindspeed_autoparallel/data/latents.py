@@ -12,10 +12,10 @@ from typing import cast
 
 import msgspec
 
+from mindspeed_autoparallel.data.media import shape_in
 from mindspeed_autoparallel.data.records import read_records
-from mindspeed_autoparallel.data.sample import SampleSize
-from mindspeed_autoparallel.data.torch_headers import shape_in
 from mindspeed_autoparallel.data.video_parameters import FixedSize, Steps, Video
+from mindspeed_autoparallel.data.work import SampleSize
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_as, read_bytes, read_text, shown
 

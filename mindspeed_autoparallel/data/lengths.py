@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy
 
-from mindspeed_autoparallel.data.sample import Array
+from mindspeed_autoparallel.data.work import Array
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_bytes, read_json, read_text, shown
 

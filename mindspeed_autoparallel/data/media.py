@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import collections
 import io
 import math
+import pickle
 import wave
+import zipfile
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from mindspeed_autoparallel.errors import ConfigError
+import msgspec
+
+from mindspeed_autoparallel.errors import ConfigError, first_line
+from mindspeed_autoparallel.files import read_as
 
 MOST_ELONGATED = 200
 MEL_RATE_HZ, MEL_HOP = 16000, 160
@@ -86,3 +94,96 @@ def num_conv_rows(num_frames: int, window: int) -> int:
 def num_audio_tokens(num_frames: int, window: int) -> int:
     """Return the number of tokens of one clip in the text: pairs of convolution rows."""
     return num_conv_rows(num_frames, window) // 2
+
+
+class _Shape(tuple[int, ...]):
+    """The shape of a tensor, whose content is not read."""
+
+
+class _Headers(pickle.Unpickler):
+    """Reads the output of torch.save without its tensors; refuses any other class."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("collections", "OrderedDict"):
+            return collections.OrderedDict
+        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
+            return lambda storage, offset, size, *_: _Shape(size)
+        if module == "torch" and (name.endswith("Storage") or name in ("bfloat16", "float16", "float32")):
+            return name
+        raise ConfigError(f"it holds {module}.{name}, which is not read.")
+
+    def persistent_load(self, pid: Any) -> Any:
+        return None
+
+
+def shape_in(file: Path, key: str) -> tuple[int, ...]:
+    """Return the shape of tensor ``key`` of a dictionary that ``torch.save`` wrote, from its header. Raises
+    ``ConfigError``."""
+    try:
+        with zipfile.ZipFile(file) as opened:
+            name = next(entry for entry in opened.namelist() if entry.endswith("/data.pkl"))
+            held = _Headers(io.BytesIO(opened.read(name))).load()
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
+    except Exception as error:  # zipfile and pickle raise any exception for a damaged file
+        raise ConfigError(f"cannot read {file} as a file of torch.save: {first_line(error)}.") from error
+    shape = held.get(key) if isinstance(held, dict) else None
+    if not isinstance(shape, _Shape):
+        raise ConfigError(f"{file} holds no tensor {key!r}.")
+    return tuple(shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MediaSizes:
+    """``patch_size`` 0: no image encoder; ``audio_window`` 0: no audio encoder (frames of half a chunk)."""
+
+    patch_size: int = 0
+    spatial_merge_size: int = 1
+    audio_window: int = 0
+    max_tokens: int = 0
+    """``max_position_embeddings`` of the text decoder; 0: unknown."""
+
+
+class _Vision(msgspec.Struct):
+    patch_size: int = 14
+    spatial_merge_size: int = 2
+
+
+class _ImageEncoder(msgspec.Struct):
+    vision_encoder: _Vision | None = None
+
+
+class _Audio(msgspec.Struct):
+    n_window: int = 100
+
+
+class _AudioEncoder(msgspec.Struct):
+    audio_encoder: _Audio | None = None
+
+
+class _Text(msgspec.Struct):
+    max_position_embeddings: int = 0
+
+
+class _Model(msgspec.Struct):
+    image_encoder: _ImageEncoder | None = None
+    audio_encoder: _AudioEncoder | None = None
+    text_decoder: _Text | None = None
+
+
+def read_media_sizes(file: Path) -> MediaSizes:
+    """Read ``file``, a model.json; raises ``ConfigError`` for invalid JSON or sizes."""
+    model = read_as(file, "model description (--mm-model)", _Model)
+    vision = model.image_encoder.vision_encoder if model.image_encoder else None
+    audio = model.audio_encoder.audio_encoder if model.audio_encoder else None
+    sizes = MediaSizes(
+        patch_size=vision.patch_size if vision else 0,
+        spatial_merge_size=vision.spatial_merge_size if vision else 1,
+        audio_window=audio.n_window if audio else 0,
+        max_tokens=model.text_decoder.max_position_embeddings if model.text_decoder else 0,
+    )
+    if (vision and min(vision.patch_size, vision.spatial_merge_size) < 1) or (audio and audio.n_window < 2):
+        raise ConfigError(
+            f"{file}: patch_size and spatial_merge_size must be at least 1 and n_window at least 2, got {sizes}."
+        )
+    return sizes

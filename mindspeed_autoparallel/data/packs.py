@@ -7,7 +7,7 @@ import heapq
 import numpy
 
 from mindspeed_autoparallel.data.partition import partition
-from mindspeed_autoparallel.data.sample import Array
+from mindspeed_autoparallel.data.work import Array
 
 ABSENT = -1
 """Fills up packs with fewer samples than the largest one."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy
 
 from mindspeed_autoparallel.data.exchanges import exchange_along_heaviest, exchange_in_pairs
-from mindspeed_autoparallel.data.sample import Array
+from mindspeed_autoparallel.data.work import Array
 from mindspeed_autoparallel.errors import ConfigError
 
 MAX_EXCHANGES = 96

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from mindspeed_autoparallel.data.model_sizes import MediaSizes
-from mindspeed_autoparallel.data.sample import SampleSize
+from mindspeed_autoparallel.data.media import MediaSizes
 from mindspeed_autoparallel.data.sizes import Counter, SampleSizes
+from mindspeed_autoparallel.data.work import SampleSize
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_as, read_bytes, shown
 

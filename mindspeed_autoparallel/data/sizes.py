@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.data.media import (
+    MediaSizes,
     chunk_lengths,
     fitting_size,
     num_audio_tokens,
     num_mel_frames,
     picture_size,
 )
-from mindspeed_autoparallel.data.model_sizes import MediaSizes
-from mindspeed_autoparallel.data.sample import SampleSize
+from mindspeed_autoparallel.data.work import SampleSize
 from mindspeed_autoparallel.errors import ConfigError, first_line
 
 _MARKS = re.compile("(<image>|<audio>)")

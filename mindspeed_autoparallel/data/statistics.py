@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 
 from mindspeed_autoparallel.data.distribution import Distribution
-from mindspeed_autoparallel.data.sample import SHOWN_COLUMNS, Array
+from mindspeed_autoparallel.data.work import SHOWN_COLUMNS, Array
 
 CONFIDENCE = 0.95
 _DEVIATIONS = 1.959964

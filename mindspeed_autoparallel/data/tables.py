@@ -13,8 +13,8 @@ from typing import Any
 
 from mindspeed_autoparallel.data.energon import training_tars
 from mindspeed_autoparallel.data.media import MEL_HOP, MEL_RATE_HZ
-from mindspeed_autoparallel.data.sample import SampleSize
 from mindspeed_autoparallel.data.sizes import Media, SampleSizes
+from mindspeed_autoparallel.data.work import SampleSize
 from mindspeed_autoparallel.errors import ConfigError, first_line
 from mindspeed_autoparallel.files import shown
 

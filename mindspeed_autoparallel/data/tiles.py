@@ -15,8 +15,8 @@ import msgspec
 from mindspeed_autoparallel.data.latents import LeftOut
 from mindspeed_autoparallel.data.media import picture_size
 from mindspeed_autoparallel.data.records import RecordSet, read_records
-from mindspeed_autoparallel.data.sample import SampleSize
 from mindspeed_autoparallel.data.sizes import Counter
+from mindspeed_autoparallel.data.work import SampleSize
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_as, shown
 

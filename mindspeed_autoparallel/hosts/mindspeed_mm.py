@@ -9,8 +9,7 @@ from pathlib import Path
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_text
 from mindspeed_autoparallel.hosts.reading import Values
-from mindspeed_autoparallel.hosts.yaml_edit import Value, with_values
-from mindspeed_autoparallel.hosts.yaml_tree import load_tree
+from mindspeed_autoparallel.hosts.yaml_edit import Value, load_tree, with_values
 
 SECTIONS = ("parallel", "model", "data", "training")
 """Sections without which the trainer does not start; ``features`` and ``tools`` have defaults."""

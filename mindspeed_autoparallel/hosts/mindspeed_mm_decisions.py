@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from mindspeed_autoparallel.errors import PlanError
 from mindspeed_autoparallel.hosts.mindspeed_mm import NativeConfig
 from mindspeed_autoparallel.hosts.mindspeed_mm_checks import check_modules, shard_sizes
-from mindspeed_autoparallel.hosts.module_lists import changed_list, layers_of, wrapped_patterns
-from mindspeed_autoparallel.hosts.patterns import matching_names
+from mindspeed_autoparallel.hosts.patterns import changed_list, layers_of, matching_names, wrapped_patterns
 from mindspeed_autoparallel.hosts.yaml_edit import Value
 from mindspeed_autoparallel.profiles.sharded import ShardedModule
 from mindspeed_autoparallel.spec.sharded import (

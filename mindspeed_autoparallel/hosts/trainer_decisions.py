@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mindspeed_autoparallel.errors import ConfigError, PlanError
-from mindspeed_autoparallel.hosts.module_lists import changed_list, layers_of, wrapped_patterns
-from mindspeed_autoparallel.hosts.patterns import matching_names
+from mindspeed_autoparallel.hosts.patterns import changed_list, layers_of, matching_names, wrapped_patterns
 from mindspeed_autoparallel.hosts.trainer_table import EMBEDDING, HEAD, LAYERS, UNTIED_EMBEDDING
 from mindspeed_autoparallel.hosts.trainers import TrainerFile
 from mindspeed_autoparallel.hosts.yaml_edit import Value

@@ -13,8 +13,7 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_text, shown
 from mindspeed_autoparallel.hosts.reading import Values
 from mindspeed_autoparallel.hosts.trainer_table import TRAINERS, Trainer
-from mindspeed_autoparallel.hosts.yaml_edit import Value, with_values
-from mindspeed_autoparallel.hosts.yaml_tree import load_tree
+from mindspeed_autoparallel.hosts.yaml_edit import Value, load_tree, with_values
 from mindspeed_autoparallel.spec.sharded import ShardSizes
 
 _UNSET = (None, "none", "None", "auto", -1, "-1", 0)

@@ -16,7 +16,7 @@ from mindspeed_autoparallel.operators.moves import list_moves
 from mindspeed_autoparallel.operators.picture import picture_data
 from mindspeed_autoparallel.operators.pipeline import Pipeline, data_parallel, search_pipelined, stage_bytes
 from mindspeed_autoparallel.operators.plan import OperatorPlan
-from mindspeed_autoparallel.operators.search.advice import advise
+from mindspeed_autoparallel.operators.search.matmul_cut import advise
 from mindspeed_autoparallel.operators.search.pins import Pins
 from mindspeed_autoparallel.operators.search.recursive import ExplainedCut
 from mindspeed_autoparallel.units import format_bytes

@@ -7,10 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
+from mindspeed_autoparallel.operators.config import SearchOptions
 from mindspeed_autoparallel.operators.costs import plan_cost
 from mindspeed_autoparallel.operators.graph.node import Graph
 from mindspeed_autoparallel.operators.lowering.megatron import derive_megatron
-from mindspeed_autoparallel.operators.options import SearchOptions
 from mindspeed_autoparallel.operators.plan import Bound, OperatorPlan
 from mindspeed_autoparallel.operators.search.exact import Limits, solve_exact
 from mindspeed_autoparallel.operators.search.pricing import Machine, plan_resident_bytes

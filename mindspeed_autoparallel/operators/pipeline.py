@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
+from mindspeed_autoparallel.operators.config import SearchOptions
 from mindspeed_autoparallel.operators.graph.node import Graph
-from mindspeed_autoparallel.operators.options import SearchOptions
 from mindspeed_autoparallel.operators.plan import OperatorPlan
 from mindspeed_autoparallel.operators.search.pricing import plan_resident_bytes
 from mindspeed_autoparallel.operators.search.state import Decisions, device_factors

@@ -7,9 +7,19 @@ from dataclasses import dataclass, replace
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.operators.graph.node import Graph
-from mindspeed_autoparallel.operators.rules.experts import combine, dispatch, expert_product, router
-from mindspeed_autoparallel.operators.rules.products import attention, gather, matrix_product, norm, pointwise, source
-from mindspeed_autoparallel.spec.decoder import DecoderSizes
+from mindspeed_autoparallel.operators.rules.products import (
+    attention,
+    combine,
+    dispatch,
+    expert_product,
+    gather,
+    matrix_product,
+    norm,
+    pointwise,
+    router,
+    source,
+)
+from mindspeed_autoparallel.spec.model import DecoderSizes
 
 
 @dataclass(frozen=True)

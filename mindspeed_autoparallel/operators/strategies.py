@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from mindspeed_autoparallel.operators.config import SearchOptions
 from mindspeed_autoparallel.operators.graph.node import NO_CUT, Graph
-from mindspeed_autoparallel.operators.options import SearchOptions
 from mindspeed_autoparallel.operators.plan import Bound, OperatorPlan
 from mindspeed_autoparallel.operators.search.pins import pinned_choices
 from mindspeed_autoparallel.operators.search.problem import cut_by_cut

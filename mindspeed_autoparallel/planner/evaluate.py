@@ -10,18 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from mindspeed_autoparallel.cost.buckets import step_tails
-from mindspeed_autoparallel.cost.collectives import p2p_us
+from mindspeed_autoparallel.cost.collectives import boundary_link, p2p_us
 from mindspeed_autoparallel.cost.memory import PlacedBlock
 from mindspeed_autoparallel.cost.overlap import pair_savings_us
 from mindspeed_autoparallel.cost.step import PostPipelineTime, embedding_us
-from mindspeed_autoparallel.cost.topology import boundary_link
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.planner.placement import (
-    ModulePlacement,
-    boundary_bytes,
-    check_placement,
-    placed_blocks,
-)
+from mindspeed_autoparallel.planner.placement import ModulePlacement, boundary_bytes, check_placement, placed_blocks
 from mindspeed_autoparallel.planner.rank_memory import measured_at, memory_of_ranks, point_of, sends_of
 from mindspeed_autoparallel.planner.stage_times import (
     NS_PER_US,
@@ -34,12 +28,7 @@ from mindspeed_autoparallel.planner.stage_times import (
 )
 from mindspeed_autoparallel.planner.variable_data import mean_factors, spread_us
 from mindspeed_autoparallel.profiles import DeviceCost, Profile
-from mindspeed_autoparallel.schedule import (
-    SimulatedStep,
-    StepTimes,
-    program_of_peaks,
-    simulate_folded,
-)
+from mindspeed_autoparallel.schedule import SimulatedStep, StepTimes, program_of_peaks, simulate_folded
 from mindspeed_autoparallel.spec import Cluster, Layout
 from mindspeed_autoparallel.spec.plan import RankMemory, StagePlan, StepTime
 

@@ -5,12 +5,11 @@ Rows count layers only; what was received and not sent is added to the limits, f
 
 from __future__ import annotations
 
-from mindspeed_autoparallel.cost.collectives import p2p_us
+from mindspeed_autoparallel.cost.collectives import boundary_link, p2p_us
 from mindspeed_autoparallel.cost.memory import PlacedBlock
-from mindspeed_autoparallel.cost.topology import boundary_link
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.placement import prediction_may_be_apart
-from mindspeed_autoparallel.planner.split.model.moments import fullest_moments
+from mindspeed_autoparallel.planner.split.model.problem import fullest_moments
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US, block_times_ns
 from mindspeed_autoparallel.planner.variable_data import mean_factors
 from mindspeed_autoparallel.profiles import Measurement, Profile

@@ -109,12 +109,7 @@ def memory_of_ranks(
 
 
 def fits_rank(
-    profile: Profile,
-    cluster: Cluster,
-    layout: Layout,
-    placement: ModulePlacement,
-    num_microbatches: int,
-    rank: int,
+    profile: Profile, cluster: Cluster, layout: Layout, placement: ModulePlacement, num_microbatches: int, rank: int
 ) -> bool:
     """Return whether one rank's exact peak is within its limit. The layout must be measured."""
     measurement = point_of(profile, layout)

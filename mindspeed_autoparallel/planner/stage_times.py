@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from mindspeed_autoparallel.cost.buckets import RankTimes
+from mindspeed_autoparallel.cost.collectives import data_parallel_link
 from mindspeed_autoparallel.cost.memory import PlacedBlock
 from mindspeed_autoparallel.cost.sharding import passes_us, units_of
-from mindspeed_autoparallel.cost.topology import data_parallel_link
 from mindspeed_autoparallel.profiles import DeviceCost
 from mindspeed_autoparallel.schedule import SimulatedStep
 from mindspeed_autoparallel.spec import Cluster, Layout

@@ -10,6 +10,7 @@ from functools import partial
 
 from mindspeed_autoparallel.data.distribution import Distribution
 from mindspeed_autoparallel.planner.best_first import Progress, silent
+from mindspeed_autoparallel.planner.candidate import Splits
 from mindspeed_autoparallel.planner.hetero.compare import (
     Comparison,
     HeteroOptions,
@@ -19,7 +20,6 @@ from mindspeed_autoparallel.planner.hetero.compare import (
 )
 from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES
 from mindspeed_autoparallel.planner.hetero.search import search_hetero
-from mindspeed_autoparallel.planner.host_splits import Splits
 from mindspeed_autoparallel.planner.layouts.given_splits import search_given
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search

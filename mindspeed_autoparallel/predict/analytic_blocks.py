@@ -87,13 +87,7 @@ def encoder_cost(work: Workload, device: Device, fabric: Fabric) -> ModuleCost:
 
 
 def _state(
-    work: Workload,
-    count: float,
-    frozen: bool,
-    adapters: float = 0.0,
-    *,
-    quantized: bool = False,
-    shards: float = 1.0,
+    work: Workload, count: float, frozen: bool, adapters: float = 0.0, *, quantized: bool = False, shards: float = 1.0
 ) -> StateBytes:
     """Return what ``count`` parameters take, and ``adapters`` trained beside them where the run has adapters.
 

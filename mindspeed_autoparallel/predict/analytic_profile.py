@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 from mindspeed_autoparallel.cost.analytic.fields import section_of
 from mindspeed_autoparallel.cost.analytic.kernels import narrow_peak_tflops
-from mindspeed_autoparallel.cost.analytic.memory import CONTEXT_BYTES
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
 from mindspeed_autoparallel.cost.analytic.spellings import canonical
-from mindspeed_autoparallel.cost.analytic.states import bytes_per_parameter
+from mindspeed_autoparallel.cost.analytic.states import CONTEXT_BYTES, bytes_per_parameter
 from mindspeed_autoparallel.cost.analytic.step_time import EXPOSED_WHEN_OVERLAPPED, update_us
 from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.catalogue import find_device

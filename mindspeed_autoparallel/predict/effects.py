@@ -139,12 +139,7 @@ _RULES = (
     ),
     _Rule("train", ("cpu_offloading_num_layers",), lambda work: work.recompute == "full", "layers run again"),
     _Rule("train", ("grad_reduce_in_bf16",), lambda work: bool(work.recipe), "a quantized recipe's default"),
-    _Rule(
-        "train",
-        ("fp8_param_gather",),
-        lambda work: work.adapters is not None,
-        "frozen matrices are not gathered",
-    ),
+    _Rule("train", ("fp8_param_gather",), lambda work: work.adapters is not None, "frozen matrices are not gathered"),
     _Rule(
         "train",
         ("fp8_dot_product_attention",),

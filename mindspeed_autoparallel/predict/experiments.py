@@ -119,10 +119,7 @@ def _shapes(works: Sequence[Workload]) -> NDArray[np.intp]:
 
 
 def _spreads(
-    slopes: NDArray[np.float64],
-    deviations: NDArray[np.float64],
-    errors: NDArray[np.float64],
-    shapes: NDArray[np.intp],
+    slopes: NDArray[np.float64], deviations: NDArray[np.float64], errors: NDArray[np.float64], shapes: NDArray[np.intp]
 ) -> NDArray[np.float64]:
     """Return the standard deviations of differences of log step times, ``[plan, other]``.
 

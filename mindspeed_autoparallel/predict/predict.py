@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mindspeed_autoparallel.cost.analytic.fields import section_of
-from mindspeed_autoparallel.cost.analytic.memory import CONTEXT_BYTES
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
 from mindspeed_autoparallel.cost.analytic.request_keys import unknown_keys
+from mindspeed_autoparallel.cost.analytic.states import CONTEXT_BYTES
 from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.cost.device import Device
@@ -18,7 +18,7 @@ from mindspeed_autoparallel.files import shown
 from mindspeed_autoparallel.predict.answers import Answer, Predictions, StageAnswer
 from mindspeed_autoparallel.predict.confidence import half_width, peak_half_width
 from mindspeed_autoparallel.predict.effects import without_effect
-from mindspeed_autoparallel.predict.model_words import request_in_own_words
+from mindspeed_autoparallel.predict.model_file import request_in_own_words
 from mindspeed_autoparallel.predict.price import first_step_bytes, price
 from mindspeed_autoparallel.predict.useful_work import utilization
 from mindspeed_autoparallel.spec.plan import RankMemory, StagePlan

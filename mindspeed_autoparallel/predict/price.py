@@ -6,22 +6,28 @@ price, for all commands.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from mindspeed_autoparallel.cost.analytic.memory import update_bytes
+from mindspeed_autoparallel.cost.analytic.reading import read_workload
+from mindspeed_autoparallel.cost.analytic.states import update_bytes
 from mindspeed_autoparallel.cost.analytic.step_time import run_again
 from mindspeed_autoparallel.cost.analytic.workload import Workload
+from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.cost.collectives import Fabric
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate
+from mindspeed_autoparallel.planner.layouts.assembly import plan_of
 from mindspeed_autoparallel.planner.placement import ModulePlacement
-from mindspeed_autoparallel.planner.rank_memory import measured_at
+from mindspeed_autoparallel.planner.rank_memory import measured_at, point_of
 from mindspeed_autoparallel.predict.analytic_blocks import encoder_cost, module_cost
 from mindspeed_autoparallel.predict.analytic_profile import ENCODER, device_cost
+from mindspeed_autoparallel.predict.model_file import request_in_own_words
+from mindspeed_autoparallel.predict.useful_work import useful_work
 from mindspeed_autoparallel.profiles import Measurement, ModuleCost, Profile, Provenance
 from mindspeed_autoparallel.schedule import group_sizes
-from mindspeed_autoparallel.spec import Cluster, Layout, Model, Module
-from mindspeed_autoparallel.spec.plan import RankMemory
+from mindspeed_autoparallel.spec import Cluster, Layout, Model, Module, Plan
+from mindspeed_autoparallel.spec.plan import EDITED, RankMemory, SearchRecord
 
 TEXT = "text_decoder"
 _ROUNDS = 4
@@ -180,3 +186,26 @@ def _placement(work: Workload) -> ModulePlacement:
     ahead = next((stage for stage, place in enumerate(work.stages) if place.mtp_layers), size - 1)
     apart = size * (virtual - 1) + ahead if ahead != size - 1 else None
     return ModulePlacement(layers=held, recompute=recompute, prediction_stage=apart)
+
+
+def priced_plan(request: Mapping[str, object], extra_devices: tuple[Device, ...] = ()) -> Plan:
+    """Return the plan whose layout, placement and switches are those of ``request``. Raises ``ConfigError``."""
+    work = read_workload(request_in_own_words(request))
+    device = find_device(work.gpu, extra_devices)
+    run = described(work, device)
+    measurement = point_of(run.profile, run.layout)
+    assert measurement is not None
+    single = replace(work, tensor_size=1, context_size=1, expert_size=1, expert_tensor_size=1)
+    useful = useful_work([single], [False])
+    name = request.get("id")
+    model = replace(
+        run.profile.model,
+        name=name if isinstance(name, str) and name else run.profile.model.name,
+        operations_per_sample=useful.operations,
+    )
+    profile = replace(run.profile, model=model)
+    found = evaluate(profile, run.cluster, run.layout, run.placement, work.global_batch)
+    record = SearchRecord(
+        status=EDITED, lower_bound_us=0.0, gap_fraction=0.0, num_configurations=1, num_solved=1, seconds=0.0
+    )
+    return plan_of(profile, run.cluster, run.layout, measurement, found, work.global_batch, record)

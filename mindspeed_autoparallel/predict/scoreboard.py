@@ -9,9 +9,9 @@ from typing import Any
 
 from mindspeed_autoparallel.cost.analytic.activations import layer_activation_bytes
 from mindspeed_autoparallel.cost.analytic.fields import number, optional_integer, part
-from mindspeed_autoparallel.cost.analytic.memory import in_flight_layers
 from mindspeed_autoparallel.cost.analytic.parameters import layer_parameters
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
+from mindspeed_autoparallel.cost.analytic.states import in_flight_layers
 from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.errors import ConfigError

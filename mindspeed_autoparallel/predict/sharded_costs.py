@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from mindspeed_autoparallel.cost.analytic.activations import backward_transient_bytes, layer_activation_bytes
 from mindspeed_autoparallel.cost.analytic.kernels import memory_pass_us
 from mindspeed_autoparallel.cost.analytic.layer_time import head_time, layer_time
-from mindspeed_autoparallel.cost.analytic.memory import usable_bytes
 from mindspeed_autoparallel.cost.analytic.mixers import mixing
 from mindspeed_autoparallel.cost.analytic.model_shape import LayerKind
 from mindspeed_autoparallel.cost.analytic.parameters import layer_parameters
+from mindspeed_autoparallel.cost.analytic.states import usable_bytes
 from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.collectives import Fabric
 from mindspeed_autoparallel.cost.device import Device
@@ -217,8 +217,6 @@ def device_cost(device: Device, fabric: Fabric, resident_bytes: int = 0) -> Devi
         runtime_overhead_bytes=device.workspace_bytes + resident_bytes,
         intra=tier(fabric.link_latency_us, fabric.link_bytes_per_us),
         inter=tier(
-            fabric.inter_latency_us,
-            fabric.inter_bytes_per_us / fabric.devices_per_node,
-            fabric.exchange_bytes_per_us,
+            fabric.inter_latency_us, fabric.inter_bytes_per_us / fabric.devices_per_node, fabric.exchange_bytes_per_us
         ),
     )

@@ -62,10 +62,7 @@ _NAMES = {
     ),
     "moss_tts": ModuleNames(decoder="language_model", head="lm_heads"),
     "kimi_k3": ModuleNames(
-        decoder="language_model.model",
-        head="language_model.lm_head",
-        experts="block_sparse_moe.experts",
-        towers=_KIMI,
+        decoder="language_model.model", head="language_model.lm_head", experts="block_sparse_moe.experts", towers=_KIMI
     ),
     "nemotron_h": ModuleNames(experts="mixer.experts", joined=False),
     "mimo_v2": ModuleNames(stacked_experts=False, towers={IMAGE: TowerNames(name="visual")}),

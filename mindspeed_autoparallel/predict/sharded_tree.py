@@ -271,10 +271,7 @@ def _tower(
     work = by_micro[1]
     block, patch = round(layer_parameters(work, kind).shared), 3 * 2 * 16 * 16 * work.model.hidden
     merger = 16 * work.model.hidden**2 + 4 * work.model.hidden * works[CostPoint()].model.hidden
-    kinds = {
-        name: _held(patch + merger, (), frozen=frozen),
-        pattern: _held(block, tuple(costs), frozen=frozen),
-    }
+    kinds = {name: _held(patch + merger, (), frozen=frozen), pattern: _held(block, tuple(costs), frozen=frozen)}
     modules = [ShardedModule(name=name, kind=name, pattern=name, input_requires_grad=False, needs_backward=not frozen)]
     for number in range(work.model.num_layers):
         modules.append(

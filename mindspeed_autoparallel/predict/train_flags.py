@@ -17,11 +17,7 @@ _FOUR_BIT_GATHER = (0, 19)
 _GRAPHS_OF_EXPERTS = (0, 18)
 _NO_FUSED_LOSS = (0, 18)
 """From here on Megatron-LM refuses Transformer Engine's fused loss."""
-_RECIPES = {
-    "fp8": ("hybrid", "tensorwise"),
-    "fp8_blockwise": ("e4m3", "blockwise"),
-    "mxfp8": ("e4m3", "mxfp8"),
-}
+_RECIPES = {"fp8": ("hybrid", "tensorwise"), "fp8_blockwise": ("e4m3", "blockwise"), "mxfp8": ("e4m3", "mxfp8")}
 _NOT_OF_A_LAUNCH = frozenset(
     {
         *("gbs", "mbs", "stack", "software", "packing", "mean_document", "variable_seq", "own_masks"),

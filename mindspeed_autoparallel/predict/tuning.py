@@ -25,8 +25,7 @@ from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.rank_memory import point_of
 from mindspeed_autoparallel.predict.analytic_profile import analytic_profile, stated_train, usual_points
 from mindspeed_autoparallel.predict.answers import Answer
-from mindspeed_autoparallel.predict.model_file import Section
-from mindspeed_autoparallel.predict.model_words import request_in_own_words
+from mindspeed_autoparallel.predict.model_file import Section, request_in_own_words
 from mindspeed_autoparallel.predict.predict import UNKNOWN, predict_one
 from mindspeed_autoparallel.predict.switches import MEMORY_MARGIN
 from mindspeed_autoparallel.profiles import MeasuredAt, Profile
@@ -97,12 +96,7 @@ def tune(
     sizes = held if micro_batch is None else {**held, "mbs": micro_batch}
     points = [at for at in usual_points(sections, device, node, sizes) if _is_held(at, held)]
     profile = analytic_profile(
-        sections,
-        device,
-        node,
-        network_gbit_per_s=network_rate(hardware),
-        train=stated,
-        points=points,
+        sections, device, node, network_gbit_per_s=network_rate(hardware), train=stated, points=points
     )
     profile = _with_recompute_up_to(profile, str(train.get("recompute") or "full"))
     if isinstance(name := request.get("id"), str) and name:

@@ -8,11 +8,7 @@ from dataclasses import dataclass, replace
 
 from mindspeed_autoparallel.cost.analytic.kernels import attention_operations
 from mindspeed_autoparallel.cost.analytic.model_shape import LayerKind
-from mindspeed_autoparallel.cost.analytic.parameters import (
-    encoder_parameters,
-    layer_parameters,
-    prediction_parameters,
-)
+from mindspeed_autoparallel.cost.analytic.parameters import encoder_parameters, layer_parameters, prediction_parameters
 from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.device import Device
 

@@ -2,6 +2,8 @@
 
 from mindspeed_autoparallel.profiles.blocks import (
     BlockCost,
+    MeasuredAt,
+    Measurement,
     ModuleCost,
     RecomputeCost,
     SharedBytes,
@@ -10,7 +12,6 @@ from mindspeed_autoparallel.profiles.blocks import (
     mean_layer,
 )
 from mindspeed_autoparallel.profiles.device import Collective, DeviceCost, GradientExchange, LinkTier, NodeNetwork
-from mindspeed_autoparallel.profiles.measurement import MeasuredAt, Measurement
 from mindspeed_autoparallel.profiles.mindspeed import read_profile
 from mindspeed_autoparallel.profiles.profile import PROFILE_SCHEMA_VERSION, Profile, Provenance, VariableData
 

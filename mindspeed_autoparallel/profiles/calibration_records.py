@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from mindspeed_autoparallel.profiles.blocks import MeasuredAt
 from mindspeed_autoparallel.profiles.knowledge import Operator, Sample, Signature
-from mindspeed_autoparallel.profiles.measurement import MeasuredAt
 
 
 @dataclass(frozen=True, kw_only=True)

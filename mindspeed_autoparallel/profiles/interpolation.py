@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from mindspeed_autoparallel.profiles.blocks import ModuleCost
-from mindspeed_autoparallel.profiles.measurement import MeasuredAt, Measurement
+from mindspeed_autoparallel.profiles.blocks import MeasuredAt, Measurement, ModuleCost
 
 _STATE = ("dense", "expert", "tied_copy")
 

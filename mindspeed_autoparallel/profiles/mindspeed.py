@@ -20,9 +20,16 @@ import msgspec
 
 from mindspeed_autoparallel.errors import ConfigError, ProfileError
 from mindspeed_autoparallel.files import read_json
-from mindspeed_autoparallel.profiles.blocks import BlockCost, ModuleCost, RecomputeCost, StateBytes, mean_layer
+from mindspeed_autoparallel.profiles.blocks import (
+    BlockCost,
+    MeasuredAt,
+    Measurement,
+    ModuleCost,
+    RecomputeCost,
+    StateBytes,
+    mean_layer,
+)
 from mindspeed_autoparallel.profiles.device import Collective, DeviceCost, LinkTier
-from mindspeed_autoparallel.profiles.measurement import MeasuredAt, Measurement
 from mindspeed_autoparallel.profiles.profile import Profile, Provenance
 from mindspeed_autoparallel.spec.model import Model, Module
 from mindspeed_autoparallel.units import GIB, MAX_DURATION_US, MIB, US_PER_MS

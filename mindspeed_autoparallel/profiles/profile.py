@@ -6,11 +6,10 @@ from collections.abc import Container
 from dataclasses import dataclass, field, replace
 
 from mindspeed_autoparallel.errors import ProfileError
-from mindspeed_autoparallel.profiles.blocks import BlockCost
+from mindspeed_autoparallel.profiles.blocks import BlockCost, MeasuredAt, Measurement
 from mindspeed_autoparallel.profiles.device import DeviceCost
 from mindspeed_autoparallel.profiles.interpolation import interpolate
-from mindspeed_autoparallel.profiles.measurement import MeasuredAt, Measurement
-from mindspeed_autoparallel.spec.json_file import JsonFile
+from mindspeed_autoparallel.spec.codec import JsonFile
 from mindspeed_autoparallel.spec.model import Model
 
 PROFILE_SCHEMA_VERSION = 2

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from mindspeed_autoparallel.errors import ProfileError
 from mindspeed_autoparallel.profiles.device import DeviceCost
 from mindspeed_autoparallel.profiles.profile import Provenance
-from mindspeed_autoparallel.spec.json_file import JsonFile
+from mindspeed_autoparallel.spec.codec import JsonFile
 
 SHARDED_PROFILE_FORMAT = "mindspeed-autoparallel/sharded-profile"
 SHARDED_PROFILE_SCHEMA_VERSION = 1

@@ -3,7 +3,7 @@ separate."""
 
 from mindspeed_autoparallel.report.data import report_data
 from mindspeed_autoparallel.report.page import render_page
+from mindspeed_autoparallel.report.replay import chrome_trace
 from mindspeed_autoparallel.report.table import render_table
-from mindspeed_autoparallel.report.trace import chrome_trace
 
 __all__ = ["chrome_trace", "render_page", "render_table", "report_data"]

@@ -18,14 +18,15 @@ from mindspeed_autoparallel.report.search_data import (
     VerdictGroup,
     alternatives,
     baselines,
+    group_sizes,
     relaxations,
     verdicts,
+    virtual_comparison,
 )
 from mindspeed_autoparallel.report.stages import StageRow, rank_label, stages
-from mindspeed_autoparallel.report.virtual_stages import comparison, group_sizes
 from mindspeed_autoparallel.schedule import SimulatedStep
-from mindspeed_autoparallel.spec.data import DataRecord
 from mindspeed_autoparallel.spec.plan import Plan, Relaxation
+from mindspeed_autoparallel.spec.plan_records import DataRecord
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,7 @@ def report_data(plan: Plan) -> Report:
         baselines=baselines(plan),
         alternatives=alternatives(plan),
         verdicts=verdicts(plan),
-        limits=(*filter(None, [comparison(plan), group_sizes(plan)]), *plan.search.limits),
+        limits=(*filter(None, [virtual_comparison(plan), group_sizes(plan)]), *plan.search.limits),
         relaxations=relaxations(plan),
         encoders=encoders(plan),
         data=plan.data,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mindspeed_autoparallel.report.markup import draw_tiles, element, percent, table, text
 from mindspeed_autoparallel.spec import Plan
-from mindspeed_autoparallel.spec.data import DataRecord
+from mindspeed_autoparallel.spec.plan_records import DataRecord
 from mindspeed_autoparallel.units import format_bytes, format_us
 
 

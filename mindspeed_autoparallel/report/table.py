@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mindspeed_autoparallel.files import printable
-from mindspeed_autoparallel.report import answer, data, encoders, headline, search_data, spread, stages, virtual_stages
+from mindspeed_autoparallel.report import answer, data, encoders, headline, search_data, spread, stages
 from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.units import US_PER_MS, format_bytes, format_us
 
@@ -37,7 +37,7 @@ def render_table(plan: Plan, tokens: float | None = None, *, with_verdicts: bool
         lines.append(
             f"no plan is faster than {format_us(head.lower_bound_us)}: gap {headline.gap_percent(head.gap_fraction)}"
         )
-    lines += filter(None, (virtual_stages.comparison(plan), virtual_stages.group_sizes(plan)))
+    lines += filter(None, (search_data.virtual_comparison(plan), search_data.group_sizes(plan)))
     lines += [f"limited by: {limit}" for limit in plan.search.limits[:NUM_LIMITS]]
     for item in search_data.relaxations(plan)[:NUM_LIMITS]:
         if item.gain_fraction and item.step_us is not None:

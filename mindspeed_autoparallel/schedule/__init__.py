@@ -11,9 +11,10 @@ from mindspeed_autoparallel.schedule.programs import (
     group_sizes,
     in_flight,
     make_program,
+    program_from_text,
+    program_to_text,
 )
 from mindspeed_autoparallel.schedule.simulator import SimulatedStep, StepTimes, simulate
-from mindspeed_autoparallel.schedule.text import program_from_text, program_to_text
 
 __all__ = [
     "SCHEDULES",

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from mindspeed_autoparallel.schedule.event_graph import take_all
 from mindspeed_autoparallel.schedule.messages import Message, SendReceive, Step, message_steps
 from mindspeed_autoparallel.schedule.programs import Action, make_program
-from mindspeed_autoparallel.schedule.walk import take_all
 
 _EARLIER = 1
 """Exchanges are placed by the times of a pipeline whose passes take 1 each, this much before the last stage's backward.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -138,3 +139,27 @@ def in_flight(program: Program) -> tuple[int, ...]:
             peak = max(peak, held)
         peaks.append(peak)
     return tuple(peaks)
+
+
+_CELL = re.compile(r"(\+(?=B))?([FB])(\d+)\.(\d+)")
+
+
+def program_to_text(program: Program) -> str:
+    """Return the CSV, with a line end after every stage."""
+    return "".join(
+        ",".join(f"{'+' * a.paired}{a.kind}{a.chunk}.{a.microbatch}" for a in actions) + "\n" for actions in program
+    )
+
+
+def program_from_text(text: str) -> Program:
+    """Return the program in ``text``; raises ``ConfigError`` that names the stage and the wrong cell."""
+    program = []
+    for stage, line in enumerate(text.splitlines()):
+        actions = []
+        for cell in line.split(","):
+            found = _CELL.fullmatch(cell.strip())
+            if found is None:
+                raise ConfigError(f"schedule, stage {stage}: cell {cell!r} is not like F0.3 or B1.0.")
+            actions.append(Action(found[2], int(found[3]), int(found[4]), bool(found[1])))
+        program.append(tuple(actions))
+    return tuple(program)

@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.schedule.dualpipev import DUALPIPEV, dualpipev_steps
-from mindspeed_autoparallel.schedule.event_graph import EventGraph
+from mindspeed_autoparallel.schedule.event_graph import EventGraph, take_all
 from mindspeed_autoparallel.schedule.exchanges import MET, Meet, met_steps
 from mindspeed_autoparallel.schedule.messages import Message, Post, SendReceive, Step, Wait, message_steps
 from mindspeed_autoparallel.schedule.programs import Action, Program
-from mindspeed_autoparallel.schedule.walk import take_all
 
 Time = float
 Row = Sequence[Time] | Time

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from mindspeed_autoparallel.schedule.event_graph import take_all
 from mindspeed_autoparallel.schedule.messages import Message, Post, Step, Wait, message_steps
 from mindspeed_autoparallel.schedule.programs import Action, Program, make_program
-from mindspeed_autoparallel.schedule.walk import take_all
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,12 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mindspeed_autoparallel.errors import PlanError
-from mindspeed_autoparallel.spec.cluster import Cluster
-from mindspeed_autoparallel.spec.codec import to_json
-from mindspeed_autoparallel.spec.data import DataRecord
+from mindspeed_autoparallel.spec.codec import JsonFile, to_json
 from mindspeed_autoparallel.spec.hetero import HeteroBest, HeteroRecord
-from mindspeed_autoparallel.spec.json_file import JsonFile
-from mindspeed_autoparallel.spec.layout import Layout
+from mindspeed_autoparallel.spec.layout import Cluster, Layout
 from mindspeed_autoparallel.spec.model import Model
 from mindspeed_autoparallel.spec.plan_consistency import (
     PLAN_AGAIN,
@@ -26,6 +23,7 @@ from mindspeed_autoparallel.spec.plan_records import (
     ROUNDING,
     Alternative,
     Baseline,
+    DataRecord,
     PlannedFrom,
     ProfileRecord,
     RankMemory,

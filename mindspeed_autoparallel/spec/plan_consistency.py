@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from mindspeed_autoparallel.spec.cluster import Cluster
-from mindspeed_autoparallel.spec.layout import Layout
+from mindspeed_autoparallel.spec.layout import Cluster, Layout
 from mindspeed_autoparallel.spec.plan_records import (
     EDITED,
     ROUNDING,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mindspeed_autoparallel.errors import PlanError
-from mindspeed_autoparallel.spec.cluster import Cluster
-from mindspeed_autoparallel.spec.json_file import JsonFile
+from mindspeed_autoparallel.spec.codec import JsonFile
+from mindspeed_autoparallel.spec.layout import Cluster
 from mindspeed_autoparallel.spec.plan import ProfileRecord
 from mindspeed_autoparallel.spec.sharded import ShardedDecisions, ShardSizes
 

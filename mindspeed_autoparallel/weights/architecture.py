@@ -14,7 +14,6 @@ from mindspeed_autoparallel.weights.families.conditions import layer_words, mode
 from mindspeed_autoparallel.weights.families.resolve import rules_of
 from mindspeed_autoparallel.weights.families.sizes import Sizes, short
 from mindspeed_autoparallel.weights.names import AUDIO, MODULES, TEXT, VISION, Rule, Shape, classic_name
-from mindspeed_autoparallel.weights.rope import rope_scaling
 from mindspeed_autoparallel.weights.safetensors_file import stored_shapes
 
 __all__ = ["AUDIO", "MODULES", "TEXT", "VISION", "Architecture", "ModuleShape", "read_architecture"]
@@ -216,3 +215,33 @@ def _block(config: Mapping[str, object], key: str, where: str) -> Mapping[str, o
     if not isinstance(value, dict):
         raise ConfigError(f"{where}: {key} must be an object, got {short(value)}.")
     return value
+
+
+_PLAIN = ("default", "mrope", "axial", "")
+
+
+ROPE_FLAGS = {
+    "llama3": "Megatron has --use-rope-scaling and --rope-scaling-factor",
+    "linear": "Megatron has --rotary-seq-len-interpolation-factor",
+    "yarn": "Megatron has --position-embedding-type yarn, with latent attention --rope-type yarn and "
+    "--rotary-scaling-factor",
+}
+"""Kind of scaling -> the host's flags for it."""
+
+
+def rope_scaling(flat: Mapping[str, object], where: str) -> str:
+    """Return the kind of rope scaling in ``config.json``: ``rope_scaling``, or ``rope_parameters`` of transformers 5.
+
+    ``rope_parameters`` may have one block per kind of layer (Gemma 3); the first kind that is not plain counts.
+    """
+    for key in ("rope_scaling", "rope_parameters"):
+        value = flat.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, dict):
+            raise ConfigError(f"{where}: {key} must be an object, got {short(value)}.")
+        for block in (value, *(one for one in value.values() if isinstance(one, dict))):
+            kind = str(block.get("rope_type", block.get("type", "")))[:40]
+            if kind not in _PLAIN:
+                return kind
+    return ""

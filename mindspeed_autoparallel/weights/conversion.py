@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.weights import names, rope
-from mindspeed_autoparallel.weights.architecture import MEGATRON, Architecture, read_architecture
+from mindspeed_autoparallel.weights import names
+from mindspeed_autoparallel.weights.architecture import MEGATRON, ROPE_FLAGS, Architecture, read_architecture
 from mindspeed_autoparallel.weights.dcp import is_dcp
 from mindspeed_autoparallel.weights.dist_writing import write_torch_dist
 from mindspeed_autoparallel.weights.folders import refuse_existing, whole_folder
@@ -217,10 +217,9 @@ def _tell_rope_scaling(architecture: Architecture) -> None:
     if architecture.rope_scaling:
         _LOG.warning(
             "config.json scales positions (%s): give the host its flags for it (%s), or it trains with other positions "
-            "than "
-            "the weights were made with.",
+            "than the weights were made with.",
             architecture.rope_scaling,
-            rope.FLAGS.get(architecture.rope_scaling, "Megatron has none of this kind"),
+            ROPE_FLAGS.get(architecture.rope_scaling, "Megatron has none of this kind"),
         )
 
 

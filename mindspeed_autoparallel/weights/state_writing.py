@@ -15,9 +15,8 @@ from typing import Any
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.weights import names, tensors
 from mindspeed_autoparallel.weights.architecture import TEXT
-from mindspeed_autoparallel.weights.flat_buffers import ALIGNED, aligned
 from mindspeed_autoparallel.weights.layouts import CheckpointLayout
-from mindspeed_autoparallel.weights.optimizer_state import FILE, MOMENTS, PREFIX
+from mindspeed_autoparallel.weights.optimizer_state import ALIGNED, FILE, MOMENTS, PREFIX, aligned
 from mindspeed_autoparallel.weights.parameter_groups import Group, decays, group_for, groups_of_rank, inner
 from mindspeed_autoparallel.weights.pickles import load_tensors_only
 from mindspeed_autoparallel.weights.placement import Entry, has_output_layer

@@ -19,11 +19,7 @@ SCHEDULES = [
     [*ITERATIONS, "--lr-warmup-iters", "50"],
     *([*length, "--lr-warmup-fraction", "0.1"] for length in (SAMPLES, ITERATIONS)),
 ]
-STYLES = [
-    ["--lr-decay-style", "cosine"],
-    ["--lr-decay-style", "linear"],
-    ["--lr-decay-style", "WSD"],
-]
+STYLES = [["--lr-decay-style", "cosine"], ["--lr-decay-style", "linear"], ["--lr-decay-style", "WSD"]]
 TAILS = {"--train-samples": ["--lr-wsd-decay-samples", "100"], "--train-iters": ["--lr-wsd-decay-iters", "100"]}
 
 SCRIPT = """

@@ -14,15 +14,7 @@ from emulated_device.hetero_forced import (
     forced_stages,
     forced_window,
 )
-from emulated_device.hetero_plans import (
-    LOADS,
-    PP4,
-    TP2_PP2,
-    Variant,
-    hetero_plan,
-    measured_us,
-    ways,
-)
+from emulated_device.hetero_plans import LOADS, PP4, TP2_PP2, Variant, hetero_plan, measured_us, ways
 from emulated_device.launching import run_hetero
 from how_many import how_many
 

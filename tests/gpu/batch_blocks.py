@@ -22,13 +22,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "mla": {"hidden": 2048, "heads": 16, "ffn": 5632, "gated": True, "mla": True},
     "linear_attention": {"hidden": 2048, "heads": 16, "ffn": 5632, "gated": True, "linear_attention": True},
 }
-LATENT = {
-    "q_lora_rank": 768,
-    "kv_lora_rank": 512,
-    "qk_head_dim": 128,
-    "qk_pos_emb_head_dim": 64,
-    "v_head_dim": 128,
-}
+LATENT = {"q_lora_rank": 768, "kv_lora_rank": 512, "qk_head_dim": 128, "qk_pos_emb_head_dim": 64, "v_head_dim": 128}
 LENGTHS = (1024, 4096, 8192)
 NUM_REPEATS = 10
 

@@ -12,13 +12,7 @@ from mindspeed_autoparallel.errors import ConfigError
 _SIZES = {"num_layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocab": 128256, "swiglu": True}
 _DENSE = {"type": "gpt", **_SIZES, "seq": 4096}
 _EXPERTS = {**_DENSE, "type": "moe", "num_experts": 64, "topk": 8, "moe_ffn": 1408, "num_dense_layers": 1}
-_LATENT = {
-    "q_lora_rank": 1536,
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-}
+_LATENT = {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
 MODELS: dict[str, dict[str, Any]] = {
     "dense": _DENSE,
     "tied": {**_DENSE, "hidden": 2048, "heads": 16, "ffn": 8192, "tied_embeddings": True},

@@ -14,7 +14,7 @@ from native_runs import plan_of as native_plan
 from mindspeed_autoparallel.cli._launch import flags_line
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.data.distribution import DataSource, make_distribution
-from mindspeed_autoparallel.data.sample import SampleSize
+from mindspeed_autoparallel.data.work import SampleSize
 from mindspeed_autoparallel.operators import preset_graph, search_graph
 from mindspeed_autoparallel.operators.lowering.megatron import derive_megatron
 from mindspeed_autoparallel.operators.picture import picture_data
@@ -25,7 +25,7 @@ from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.rank_memory import point_of
 from mindspeed_autoparallel.predict.analytic_profile import analytic_profile
 from mindspeed_autoparallel.predict.model_file import Section
-from mindspeed_autoparallel.predict.priced_plan import priced_plan
+from mindspeed_autoparallel.predict.price import priced_plan
 from mindspeed_autoparallel.predict.tuning import tune
 from mindspeed_autoparallel.report import render_page
 from mindspeed_autoparallel.report.data_page import render_data_page

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mindspeed_autoparallel.schedule import StepTimes, make_program, simulate
-from mindspeed_autoparallel.spec.cluster import Cluster
-from mindspeed_autoparallel.spec.layout import Layout
+from mindspeed_autoparallel.spec.layout import Cluster, Layout
 from mindspeed_autoparallel.spec.model import Model, Module
 from mindspeed_autoparallel.spec.plan import (
     Alternative,

@@ -83,8 +83,7 @@ def _pipelines(backbone: Profile, cluster: Cluster, candidate: Candidate, batch:
         ways = [product(*(range(count + 1) for count in counts)) for counts in layers.values()]
         for again in product(*ways):
             placement = ModulePlacement(
-                layers=layers,
-                recompute={name: {"full": counts} for name, counts in zip(layers, again, strict=True)},
+                layers=layers, recompute={name: {"full": counts} for name, counts in zip(layers, again, strict=True)}
             )
             try:
                 yield evaluate(backbone, cluster, candidate.layout, placement, batch, with_timeline=False)

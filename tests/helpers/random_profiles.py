@@ -135,11 +135,7 @@ def _block(drawn: random.Random, module: Module, *, recomputable: bool) -> Block
     )
     backward = 0.0 if module.frozen else drawn.choice([1.0, 2.0]) * forward
     return BlockCost(
-        forward_us=forward,
-        backward_us=backward,
-        recompute=recompute,
-        output_bytes=drawn.choice([0, MIB]),
-        dense=state,
+        forward_us=forward, backward_us=backward, recompute=recompute, output_bytes=drawn.choice([0, MIB]), dense=state
     )
 
 

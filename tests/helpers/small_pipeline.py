@@ -1,7 +1,7 @@
 """Small interleaved pipelines of two kinds of layers, drawn at random."""
 
 from mindspeed_autoparallel.planner.split import LayerKind, Segment, SplitProblem
-from mindspeed_autoparallel.planner.split.model.moments import fullest_moments
+from mindspeed_autoparallel.planner.split.model.problem import fullest_moments
 from mindspeed_autoparallel.schedule import group_sizes, make_program
 
 

@@ -10,7 +10,7 @@ import pytest
 from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import MAX_INPUT_BYTES, json_text, loads_json, read_json, write_text_atomic
-from mindspeed_autoparallel.hosts.yaml_tree import load_tree
+from mindspeed_autoparallel.hosts.yaml_edit import load_tree
 from mindspeed_autoparallel.operators.config import read_config
 
 SIZES = {"model": {"type": "gpt", "num_layers": 4, "hidden": 512, "heads": 8, "seq": 512}}

@@ -40,7 +40,7 @@ def test_each_kind_is_found_in_the_environment(kind):
 def test_a_password_with_an_at_sign_and_settings_without_dashes_are_masked():
     argv = ["train.py", "https://me:hun@ter2@host/x", "wandb.api_key=hunter3", "HF_TOKEN=hunter4", "trainer.seed=3"]
     assert masked_words(argv) == [
-        *("train.py", "https://me:***@host/x", "wandb.api_key=***", "HF_TOKEN=***", "trainer.seed=3"),
+        *("train.py", "https://me:***@host/x", "wandb.api_key=***", "HF_TOKEN=***", "trainer.seed=3")
     ]
 
 

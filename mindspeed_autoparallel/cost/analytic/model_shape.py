@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from mindspeed_autoparallel.spec.decoder import DecoderSizes
+from mindspeed_autoparallel.spec.model import DecoderSizes
 
 Mixer = Literal["attention", "mamba", "linear", "none"]
 Mlp = Literal["dense", "experts", "none"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.operators.costs import PlanCost, plan_cost
 from mindspeed_autoparallel.operators.graph.node import NO_CUT, Graph
-from mindspeed_autoparallel.operators.lowering.roles import (
+from mindspeed_autoparallel.operators.lowering.uniform import (
     CONTEXT,
     DATA,
     EXPERT,
@@ -17,10 +17,10 @@ from mindspeed_autoparallel.operators.lowering.roles import (
     attention_limits,
     role_of_cut,
     samples_at_once,
+    uniform_decisions,
     votes,
     winners,
 )
-from mindspeed_autoparallel.operators.lowering.uniform import uniform_decisions
 from mindspeed_autoparallel.operators.plan import OperatorPlan
 from mindspeed_autoparallel.operators.search.pricing import Machine
 from mindspeed_autoparallel.operators.search.recursive import carried_axes

@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import (
 
 from mindspeed_autoparallel.operators.graph.node import NO_CUT, PARTIAL, REPLICATE, Node
 from mindspeed_autoparallel.operators.graph.redistribution import gradient_of_output
-from mindspeed_autoparallel.operators.lowering.roles import CONTEXT, DATA, role_of_cut, votes, winners
+from mindspeed_autoparallel.operators.lowering.uniform import CONTEXT, DATA, role_of_cut, votes, winners
 from mindspeed_autoparallel.operators.plan import OperatorPlan
 from mindspeed_autoparallel.operators.search.recursive import carried_axes
 from mindspeed_autoparallel.operators.torch.dry_run import refusal_of_shapes

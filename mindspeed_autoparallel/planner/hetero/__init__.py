@@ -9,8 +9,7 @@ backbone        the pipeline solved with less memory
 tight           exact search of a backbone with little memory
 choice_search   refinement of the choices of all layouts, best first
 windowed        memory mode window, tried in addition, and its bounds; ``device_work``: bounds by each device's compute
-solved          one solved choice
 search          the whole search, and the separate gains of layouts, batch scale and recomputation
-assembly        the plan file of the best choice
+assembly        one solved choice, and the plan file of the best
 compare         the hetero plan compared with the homogeneous plan
 """

@@ -3,16 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from mindspeed_autoparallel.planner.hetero.backbone import Reserved, beside, limit_of, outside_pipeline_bytes
+from mindspeed_autoparallel.planner.hetero.backbone import (
+    BackboneSolver,
+    Reserved,
+    beside,
+    limit_of,
+    outside_pipeline_bytes,
+)
 from mindspeed_autoparallel.planner.hetero.encoders import WINDOW
-from mindspeed_autoparallel.planner.hetero.solved import Solved
 from mindspeed_autoparallel.planner.layouts.assembly import assemble_plan, fullest_rank
+from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult
 from mindspeed_autoparallel.profiles import Profile
-from mindspeed_autoparallel.spec import Plan
+from mindspeed_autoparallel.spec import Layout, Plan
 from mindspeed_autoparallel.spec.hetero import HeteroRecord
 from mindspeed_autoparallel.spec.plan import Alternative, RankMemory, SearchRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solved:
+    """A choice of all layouts with the backbone's split."""
+
+    solver: BackboneSolver
+    record: HeteroRecord
+    result: LayoutResult
+    step_us: float
+    lower_bound_us: float
+
+    @property
+    def reserved(self) -> Reserved:
+        """Return the memory that the encoders hold while the pipeline runs."""
+        return reserved_by(self.record)
+
+    @property
+    def layout(self) -> Layout:
+        """Return the backbone's layout with the encoders' own."""
+        return with_modules(self.solver.candidate.layout, self.record)
+
+
+def reserved_by(record: HeteroRecord) -> Reserved:
+    """Return the memory that the encoders of ``record`` hold while the pipeline runs."""
+    return Reserved(everywhere_bytes=record.reserved_bytes, first_stage_bytes=record.first_stage_bytes)
+
+
+def with_modules(layout: Layout, record: HeteroRecord) -> Layout:
+    """Return the backbone's layout with the encoders' own."""
+    return replace(layout, modules={phase.module: phase.layout for phase in record.encoders})
+
 
 LEAST_SHARE = 0.005
 """Share of the step below which a part is not listed as a limit."""

@@ -15,6 +15,7 @@ from math import inf
 
 from mindspeed_autoparallel.planner.best_first import EXACT, Open, Progress, Search
 from mindspeed_autoparallel.planner.evaluate import Evaluation
+from mindspeed_autoparallel.planner.hetero.assembly import Solved, reserved_by
 from mindspeed_autoparallel.planner.hetero.backbone import (
     BackboneSolver,
     Reserved,
@@ -23,7 +24,6 @@ from mindspeed_autoparallel.planner.hetero.backbone import (
     outside_pipeline_fits,
 )
 from mindspeed_autoparallel.planner.hetero.encoder_costs import EncoderCosts
-from mindspeed_autoparallel.planner.hetero.solved import Solved, reserved_by
 from mindspeed_autoparallel.planner.hetero.space import records
 from mindspeed_autoparallel.planner.hetero.tight import search_tight
 from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult

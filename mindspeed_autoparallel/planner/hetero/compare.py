@@ -11,10 +11,10 @@ from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.files import json_text, write_together
 from mindspeed_autoparallel.interrupts import Stopped
 from mindspeed_autoparallel.planner.best_first import Progress, silent
+from mindspeed_autoparallel.planner.candidate import Splits
 from mindspeed_autoparallel.planner.hetero.backbone import backbone_profile
 from mindspeed_autoparallel.planner.hetero.search import EncoderSpace, search_hetero
 from mindspeed_autoparallel.planner.hetero.space import generator_of, split_modules
-from mindspeed_autoparallel.planner.host_splits import Splits
 from mindspeed_autoparallel.planner.layouts.given_splits import search_given
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search

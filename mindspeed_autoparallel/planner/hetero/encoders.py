@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mindspeed_autoparallel.cost.collectives import all_gather_us, p2p_us
+from mindspeed_autoparallel.cost.collectives import all_gather_us, boundary_link, p2p_us
 from mindspeed_autoparallel.cost.redistribution import (
     EncoderExchange,
     all_to_all_us,
@@ -13,7 +13,6 @@ from mindspeed_autoparallel.cost.redistribution import (
     exchange_of,
     stage_loads,
 )
-from mindspeed_autoparallel.cost.topology import boundary_link
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.hetero.encoder_costs import Batch, EncoderCosts
 from mindspeed_autoparallel.planner.hetero.encoder_memory import (
@@ -25,8 +24,14 @@ from mindspeed_autoparallel.planner.hetero.encoder_memory import (
 )
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US
 from mindspeed_autoparallel.profiles import DeviceCost, LinkTier
-from mindspeed_autoparallel.schedule.encoder_pipeline import StagedRounds, staged_backward_us, staged_forward_us
-from mindspeed_autoparallel.schedule.encoder_rounds import Rounds, backward_us, forward_us
+from mindspeed_autoparallel.schedule.encoder_pipeline import (
+    Rounds,
+    StagedRounds,
+    backward_us,
+    forward_us,
+    staged_backward_us,
+    staged_forward_us,
+)
 from mindspeed_autoparallel.schedule.window import MacroBatchTimes, num_alive, ticks_of
 from mindspeed_autoparallel.spec import Cluster, Layout, ModuleLayout
 from mindspeed_autoparallel.spec.hetero import EncoderPhase

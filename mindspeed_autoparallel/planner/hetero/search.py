@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.best_first import Progress, Proof, best_first, silent
-from mindspeed_autoparallel.planner.hetero.assembly import assemble
+from mindspeed_autoparallel.planner.hetero.assembly import Solved, assemble, reserved_by
 from mindspeed_autoparallel.planner.hetero.backbone import (
     BackboneSolver,
     backbone_profile,
@@ -23,7 +23,6 @@ from mindspeed_autoparallel.planner.hetero.choice_search import NOT_FOUND, Choic
 from mindspeed_autoparallel.planner.hetero.encoder_costs import EncoderCosts
 from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES, WINDOW
 from mindspeed_autoparallel.planner.hetero.generator import can_exchange, meeting
-from mindspeed_autoparallel.planner.hetero.solved import Solved, reserved_by
 from mindspeed_autoparallel.planner.hetero.space import costs_of, generator_of, phase_of, split_modules
 from mindspeed_autoparallel.planner.hetero.windowed import explore_window, window_choices
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions

@@ -13,14 +13,13 @@ from dataclasses import replace
 from itertools import product
 from math import inf
 
-from mindspeed_autoparallel.cost.collectives import p2p_us
-from mindspeed_autoparallel.cost.topology import boundary_link
+from mindspeed_autoparallel.cost.collectives import boundary_link, p2p_us
 from mindspeed_autoparallel.planner.evaluate import Evaluation
+from mindspeed_autoparallel.planner.hetero.assembly import Solved, reserved_by
 from mindspeed_autoparallel.planner.hetero.backbone import BackboneSolver
 from mindspeed_autoparallel.planner.hetero.device_work import own_work_at_least_us
 from mindspeed_autoparallel.planner.hetero.encoder_costs import EncoderCosts
 from mindspeed_autoparallel.planner.hetero.encoders import WINDOW, encoder_phase, macro_batches, tick_sizes
-from mindspeed_autoparallel.planner.hetero.solved import Solved, reserved_by
 from mindspeed_autoparallel.planner.hetero.space import distinct_scales
 from mindspeed_autoparallel.planner.hetero.tight import search_tight
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US, beside_blocks_ns
@@ -28,9 +27,6 @@ from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.schedule.window import BackboneTimes, MacroBatchTimes, Tick, ticks_of, window_step_us
 from mindspeed_autoparallel.spec import Layout, ModuleLayout
 from mindspeed_autoparallel.spec.hetero import HeteroRecord
-
-Chosen = Sequence[tuple[EncoderCosts, ModuleLayout]]
-"""Costs and sizes of every encoder."""
 
 
 def encoders_at_least_us(

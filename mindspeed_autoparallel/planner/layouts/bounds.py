@@ -8,10 +8,10 @@ from __future__ import annotations
 import heapq
 
 from mindspeed_autoparallel.cost.buckets import in_buckets, least_tail_us
+from mindspeed_autoparallel.cost.collectives import data_parallel_link
 from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms, updated_parameter_bytes
 from mindspeed_autoparallel.cost.sharding import units_of
 from mindspeed_autoparallel.cost.step import embedding_us, post_pipeline_time
-from mindspeed_autoparallel.cost.topology import data_parallel_link
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.split import SplitProblem
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US, beside_blocks_ns, block_times_ns

@@ -13,9 +13,8 @@ from math import inf
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.best_first import Progress, Proof, silent
-from mindspeed_autoparallel.planner.candidate import Candidate
+from mindspeed_autoparallel.planner.candidate import Candidate, Layers, Splits
 from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate
-from mindspeed_autoparallel.planner.host_splits import Layers, Splits
 from mindspeed_autoparallel.planner.layouts.assembly import assemble_plan
 from mindspeed_autoparallel.planner.layouts.bounds import pipeline_bound_ns, tail_bound_us
 from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult
@@ -173,8 +172,7 @@ def _best_of(
 
         def attempt(recomputed: Mapping[str, tuple[int, ...]], layers: Layers = layers) -> _Found:
             placement = ModulePlacement(
-                layers=dict(layers),
-                recompute={name: {FULL: row} for name, row in recomputed.items() if any(row)},
+                layers=dict(layers), recompute={name: {FULL: row} for name, row in recomputed.items() if any(row)}
             )
             evaluation = evaluate(profile, cluster, candidate.layout, placement, global_batch_size, with_timeline=False)
             return _Found(candidate=candidate, placement=placement, evaluation=evaluation)

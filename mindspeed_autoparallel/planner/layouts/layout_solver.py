@@ -14,13 +14,14 @@ from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate
 from mindspeed_autoparallel.planner.layouts.bounds import tail_bound_us
 from mindspeed_autoparallel.planner.layouts.options import SolveOptions
 from mindspeed_autoparallel.planner.layouts.short_rows import search_short_row
-from mindspeed_autoparallel.planner.placement import ModulePlacement
+from mindspeed_autoparallel.planner.placement import RECOMPUTED_KINDS, ModulePlacement
 from mindspeed_autoparallel.planner.problem_building import build_problem, module_placement
+from mindspeed_autoparallel.planner.rank_memory import fits_rank
 from mindspeed_autoparallel.planner.split import NoneBelow, SplitProblem, StoppedEarly, baselines, solve
 from mindspeed_autoparallel.planner.split.state import Beginning
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US
 from mindspeed_autoparallel.profiles import Profile
-from mindspeed_autoparallel.spec import Cluster
+from mindspeed_autoparallel.spec import Cluster, Layout
 from mindspeed_autoparallel.spec.plan import ROUNDING
 
 MAX_TIGHTENINGS = 6
@@ -46,11 +47,7 @@ def limits_of(profile: Profile, cluster: Cluster, layout_size: int) -> tuple[int
 
 
 def solve_layout(
-    profile: Profile,
-    cluster: Cluster,
-    candidate: Candidate,
-    global_batch_size: int,
-    options: SolveOptions,
+    profile: Profile, cluster: Cluster, candidate: Candidate, global_batch_size: int, options: SolveOptions
 ) -> LayoutResult:
     """Solve the relaxed memory rows for the bound; if their plan exceeds the exact peak, tighten them until
     one fits."""
@@ -150,12 +147,7 @@ class Attempts:
             self.begin = Beginning(placement=solution.placement, cuts=solution.cuts)
         placement = module_placement(self.profile, self.candidate.measurement, solution.placement)
         found = evaluate(
-            self.profile,
-            self.cluster,
-            self.candidate.layout,
-            placement,
-            self.global_batch_size,
-            with_timeline=False,
+            self.profile, self.cluster, self.candidate.layout, placement, self.global_batch_size, with_timeline=False
         )
         self.take(placement, found)
         self.last = placement
@@ -200,13 +192,7 @@ def simple_splits(
     # Simple rules count layers, and keep the embedding and the output layer with theirs.
     scarce = layout.num_virtual_stages > profile.model.num_layers
     plain = replace(candidate, layout=replace(layout, standalone_ends=layout.standalone_ends and scarce))
-    problem = build_problem(
-        profile,
-        cluster,
-        plain,
-        limits_of(profile, cluster, layout.pipeline_size),
-        safe=True,
-    )
+    problem = build_problem(profile, cluster, plain, limits_of(profile, cluster, layout.pipeline_size), safe=True)
     found: list[SimpleSplit] = []
     for simple in baselines(problem):
         placement = module_placement(profile, candidate.measurement, simple.placement)
@@ -218,3 +204,44 @@ def simple_splits(
             known = placement, result
         found.append(SimpleSplit(name=simple.name, placement=placement, evaluation=known[1]))
     return tuple(found)
+
+
+def with_least_recompute(
+    profile: Profile, cluster: Cluster, layout: Layout, placement: ModulePlacement, global_batch_size: int
+) -> tuple[ModulePlacement, Evaluation]:
+    """Return the same split, with no layer recomputed that its rank has memory to keep.
+
+    Stages are processed in order, the most expensive kind first. A schedule is monotone in its stage times, so the step
+    does not get longer, unless a reduction overlaps the backward: then the placement stays unchanged.
+    """
+    before = evaluate(profile, cluster, layout, placement, global_batch_size, with_timeline=False)
+    num_microbatches = layout.num_microbatches(global_batch_size)
+    best = placement
+    for v in range(layout.num_virtual_stages):
+        for module in profile.model.modules:
+            for kind in RECOMPUTED_KINDS:
+                kept, most = 0, best.recompute.get(module.name, {}).get(kind, (0,) * layout.num_virtual_stages)[v]
+                # Bisection: the more layers are kept, the more memory is needed.
+                while kept < most:
+                    trial = -(-(kept + most) // 2)
+                    candidate = _keeping(best, module.name, kind, v, trial)
+                    if fits_rank(profile, cluster, layout, candidate, num_microbatches, v % layout.pipeline_size):
+                        kept = trial
+                    else:
+                        most = trial - 1
+                best = _keeping(best, module.name, kind, v, kept)
+    if best == placement:
+        return placement, before
+    after = evaluate(profile, cluster, layout, best, global_batch_size, with_timeline=False)
+    if after.fits and after.step.total_us <= before.step.total_us:
+        return best, after
+    return placement, before
+
+
+def _keeping(placement: ModulePlacement, module: str, kind: str, stage: int, count: int) -> ModulePlacement:
+    """Return the placement with ``count`` layers fewer recomputed as ``kind`` on a virtual stage."""
+    if not count:
+        return placement
+    kinds = placement.recompute[module]
+    row = tuple(number - count * (v == stage) for v, number in enumerate(kinds[kind]))
+    return replace(placement, recompute={**placement.recompute, module: {**kinds, kind: row}})

@@ -12,9 +12,9 @@ from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.layouts.bounds import least_static_bytes
 from mindspeed_autoparallel.planner.layouts.layout_solver import simple_splits
-from mindspeed_autoparallel.planner.layouts.promise import promise_us
 from mindspeed_autoparallel.planner.layouts.shortage import nearest_plan
 from mindspeed_autoparallel.planner.layouts.space import MAX_DEVICES, SpaceOptions, enumerate_layouts
+from mindspeed_autoparallel.planner.layouts.turns import promise_us
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster
 from mindspeed_autoparallel.spec.plan import Verdict

@@ -10,8 +10,8 @@ from math import inf
 from mindspeed_autoparallel.planner.best_first import Open
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.layouts.plain import is_plain
-from mindspeed_autoparallel.planner.layouts.promise import promise_us
 from mindspeed_autoparallel.planner.layouts.tasks import PLAIN, SolvedLayout, Task
+from mindspeed_autoparallel.planner.layouts.turns import promise_us
 from mindspeed_autoparallel.planner.layouts.workers import Workers
 from mindspeed_autoparallel.spec.plan import Baseline
 

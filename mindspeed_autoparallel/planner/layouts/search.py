@@ -19,21 +19,15 @@ from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.layouts.assembly import assemble_plan
 from mindspeed_autoparallel.planner.layouts.bounds import expected_us, pipeline_bound_ns, tail_bound_us
 from mindspeed_autoparallel.planner.layouts.group_sizes import regrouped, three_chunks
-from mindspeed_autoparallel.planner.layouts.layout_search import (
-    GROUP,
-    MANY_LAYOUTS,
-    LayoutSearch,
-)
-from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult
+from mindspeed_autoparallel.planner.layouts.layout_search import GROUP, MANY_LAYOUTS, LayoutSearch
+from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult, with_least_recompute
 from mindspeed_autoparallel.planner.layouts.nothing_fits import NothingFits, too_full
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.plain_search import SHARE as PLAIN_SHARE
-from mindspeed_autoparallel.planner.layouts.promise import promise_us
 from mindspeed_autoparallel.planner.layouts.relaxations import relaxations_of
 from mindspeed_autoparallel.planner.layouts.space import enumerate_layouts
 from mindspeed_autoparallel.planner.layouts.tasks import Request, SolvedLayout
-from mindspeed_autoparallel.planner.layouts.tie_break import with_least_recompute
-from mindspeed_autoparallel.planner.layouts.turns import likeliest_first
+from mindspeed_autoparallel.planner.layouts.turns import likeliest_first, promise_us
 from mindspeed_autoparallel.planner.layouts.workers import Workers, usable_cores
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US
 from mindspeed_autoparallel.profiles import Profile

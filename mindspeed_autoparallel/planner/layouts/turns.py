@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
+from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms
 from mindspeed_autoparallel.planner.best_first import Open
 from mindspeed_autoparallel.planner.candidate import Candidate
+from mindspeed_autoparallel.planner.layouts.bounds import expected_us, tail_bound_us
 from mindspeed_autoparallel.planner.layouts.tasks import BOUND, IMPROVE, PROVE, SOLVE
 from mindspeed_autoparallel.planner.layouts.virtual_layouts import is_chain, takes_long
-from mindspeed_autoparallel.spec import Model
+from mindspeed_autoparallel.profiles import BlockCost, Profile, RecomputeCost
+from mindspeed_autoparallel.spec import Cluster, Model
 
 QUICK = 0.25
 """Turns of chains are below this."""
@@ -107,3 +110,46 @@ class Looks:
             return replace(item, bound_us=bound_us, late=late + QUICK / 2 if late else 0.0)
         improving = LAST / 2 + max(late, turn_of(self._model, item.item, bound_us))
         return replace(item, late={PROVE: LAST, SOLVE: 2 * LAST}.get(look, improving), bound_us=bound_us)
+
+
+_LATER_RANKS = 0.6
+"""Share of the first rank's recompute in a balanced split: later ranks hold fewer microbatches."""
+
+
+def promise_us(profile: Profile, cluster: Cluster, candidate: Candidate) -> float:
+    """Return an estimated step time in microseconds, infinite if the first rank of an even split never fits.
+
+    It is the sum of the pipeline, the recompute that this rank needs, gradient reduction and optimizer.
+    """
+    layout, limit = candidate.layout, cluster.memory_limit_bytes or profile.device.memory_capacity_bytes
+    size, count = layout.pipeline_size, candidate.num_microbatches
+    in_flight: float = min(size, count)
+    if layout.virtual_size > 1:
+        in_flight = min(count, size + (size - 1) / layout.virtual_size)
+    static = kept = least = again_us = 0.0
+    highest = 0
+    for module in profile.model.modules:
+        cost = candidate.measurement.modules[module.name]
+        for layer, number in cost.runs(0, module.num_layers):
+            plain, whole = layer.recompute["none"], _least_kept(layer)
+            static += number * _static(layer, candidate) / size
+            kept += number * plain.saved_bytes * in_flight / size
+            least += number * whole.saved_bytes * in_flight / size
+            again_us += number * whole.extra_backward_us * count / size
+            highest = max(highest, plain.backward_peak_bytes)
+        ends = [_static(block, candidate) for block in (cost.pre, cost.post) if block is not None]
+        static += sum(ends) if size == 1 else max(ends, default=0)
+    left = limit - profile.overhead_bytes(candidate.measurement) - static - highest
+    if least > left:
+        return inf
+    share = min(1.0, max(0.0, (kept - left) / (kept - least))) if kept > least else 0.0
+    recompute_us = again_us * share * (1.0 if size == 1 else _LATER_RANKS)
+    return expected_us(profile, candidate) + recompute_us + tail_bound_us(profile, cluster, candidate)
+
+
+def _least_kept(layer: BlockCost) -> RecomputeCost:
+    return min(layer.recompute.values(), key=lambda cost: cost.saved_bytes)
+
+
+def _static(block: BlockCost, candidate: Candidate) -> int:
+    return sum(static_terms([PlacedBlock(name="", cost=block)], candidate.layout).values())

@@ -23,7 +23,7 @@ from mindspeed_autoparallel.planner.sharded.pricing import outcome_of, policies_
 from mindspeed_autoparallel.planner.sharded.problem import Problem, Unmeasured
 from mindspeed_autoparallel.planner.sharded.program import QUICK, THOROUGH, Solved
 from mindspeed_autoparallel.planner.sharded.space import Switches, decided, lowest_of, sizes_of, switches_of
-from mindspeed_autoparallel.spec.cluster import Cluster
+from mindspeed_autoparallel.spec.layout import Cluster
 from mindspeed_autoparallel.spec.sharded import ShardedDecisions, ShardSizes
 from mindspeed_autoparallel.spec.sharded_plan import ShardedOutcome, ShardedVerdict
 

@@ -105,11 +105,7 @@ class Lowering:
             unit = self.kinds[like][0]
             if module.name != unit.name or ahead or behind or context:
                 unit = replace(
-                    unit,
-                    name=module.name or "root",
-                    context=context,
-                    forward_prefetch=ahead,
-                    backward_prefetch=behind,
+                    unit, name=module.name or "root", context=context, forward_prefetch=ahead, backward_prefetch=behind
                 )
             units.append(unit)
         return tuple(units)

@@ -7,13 +7,7 @@ from collections.abc import Iterable
 from mindspeed_autoparallel.planner.sharded.lowering import Lowering, ns
 from mindspeed_autoparallel.planner.sharded.passes import passes_ns
 from mindspeed_autoparallel.schedule.sharded import Unit
-from mindspeed_autoparallel.spec.sharded import (
-    KEEP,
-    OFFLOAD,
-    RECOMPUTE,
-    RECOMPUTE_KEEP_ATTENTION,
-    RECOMPUTE_OFFLOAD,
-)
+from mindspeed_autoparallel.spec.sharded import KEEP, OFFLOAD, RECOMPUTE, RECOMPUTE_KEEP_ATTENTION, RECOMPUTE_OFFLOAD
 
 
 def recomputation_ns(lowering: Lowering, limit_bytes: int) -> int | None:

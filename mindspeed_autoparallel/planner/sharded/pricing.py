@@ -69,10 +69,5 @@ def outcome_of(
         terms={term: size for term, size in replayed.peak_terms.items() if size},
     )
     return ShardedOutcome(
-        name=name,
-        decisions=decisions,
-        step=step,
-        memory=memory,
-        feasible=replayed.peak_bytes <= limit_bytes,
-        note=note,
+        name=name, decisions=decisions, step=step, memory=memory, feasible=replayed.peak_bytes <= limit_bytes, note=note
     )

@@ -8,13 +8,7 @@ from dataclasses import dataclass, field, replace
 from ortools.sat.python import cp_model
 
 from mindspeed_autoparallel.schedule.sharded import Replayed
-from mindspeed_autoparallel.spec.sharded import (
-    KEEP,
-    OFFLOAD,
-    RECOMPUTE,
-    RECOMPUTE_KEEP_ATTENTION,
-    RECOMPUTE_OFFLOAD,
-)
+from mindspeed_autoparallel.spec.sharded import KEEP, OFFLOAD, RECOMPUTE, RECOMPUTE_KEEP_ATTENTION, RECOMPUTE_OFFLOAD
 
 Options = Mapping[str, tuple[str, ...]]
 """Policies to choose from, by layer."""

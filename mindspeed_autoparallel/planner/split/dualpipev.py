@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.split.from_profile import problem_from_profile
-from mindspeed_autoparallel.planner.split.model.moments import fullest_moments
-from mindspeed_autoparallel.planner.split.model.problem import SplitProblem
+from mindspeed_autoparallel.planner.split.model.problem import SplitProblem, fullest_moments
 from mindspeed_autoparallel.planner.split.model.solution import Placement, fits, stage_memory, stage_times
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.schedule import StepTimes, group_sizes, simulate

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.split.model.blocks import Blocks, Costs, blocks_of
-from mindspeed_autoparallel.planner.split.model.moments import fullest_moments
-from mindspeed_autoparallel.planner.split.model.problem import LayerKind, SplitProblem
+from mindspeed_autoparallel.planner.split.model.problem import LayerKind, SplitProblem, fullest_moments
 from mindspeed_autoparallel.profiles import BlockCost, Profile
 from mindspeed_autoparallel.schedule import in_flight, make_program
 from mindspeed_autoparallel.spec import Module

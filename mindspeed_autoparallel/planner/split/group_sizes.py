@@ -10,8 +10,7 @@ import time
 from dataclasses import dataclass, replace
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
-from mindspeed_autoparallel.planner.split.model.moments import fullest_moments
-from mindspeed_autoparallel.planner.split.model.problem import SplitProblem
+from mindspeed_autoparallel.planner.split.model.problem import SplitProblem, fullest_moments
 from mindspeed_autoparallel.planner.split.model.solution import (
     NoneBelow,
     Placement,

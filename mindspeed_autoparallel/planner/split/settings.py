@@ -55,13 +55,11 @@ class Settings:
     """Target between bound and plan, as a share of the gap. It grows with every proof that no plan reaches it, and
     shrinks when a proof takes too long: proofs and plans are both cheap just below the optimum."""
     chain_quick_effort: int = 2_000
-    """Labels made before weighted means of cuts are computed."""
+    """Labels made before the query is divided, or searched in earnest."""
     chain_first_effort: int = 10_000
     """Labels made before a lower target is tried; doubled each time."""
     chain_branching_effort: int = 20_000
     """Labels of a query from which it is divided at the bottleneck; below, one search is cheaper than two halves."""
-    chain_most_means: int = 4
-    """Newest means of cuts kept."""
 
     # Chains: moves
     chain_moves_most_tried: int = 40
@@ -76,14 +74,6 @@ class Settings:
     """Comparisons after which the loop continues only while each removes one label on average."""
     paths_slice: int = 1_000
     """Labels expanded between two readings of the clock."""
-
-    # Chains: weighted means of cuts
-    best_mean_close: float = 1e-5
-    """Difference between mixture and mean, as a share of the step, that ends the search for weights."""
-    best_mean_centred: float = 0.5
-    """Share of the best weights in the next weights tried, which damps oscillation."""
-    best_mean_most_rounds: int = 400
-    """Most linear programs for one mean."""
 
     # Virtual stages
     virtual_most_simulated: int = 300_000

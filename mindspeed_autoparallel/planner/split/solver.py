@@ -2,14 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from mindspeed_autoparallel.planner.split.model.integer_master import IntegerMaster
+from mindspeed_autoparallel.planner.split.model.layer_row import fits_a_row, is_one_row
 from mindspeed_autoparallel.planner.split.model.problem import SplitProblem
+from mindspeed_autoparallel.planner.split.model.ranges import is_chain
 from mindspeed_autoparallel.planner.split.model.solution import Placement, SplitSolution, check_schedule
+from mindspeed_autoparallel.planner.split.settings import SETTINGS
 from mindspeed_autoparallel.planner.split.state import Beginning, Limits, State, nothing_found
-from mindspeed_autoparallel.planner.split.strategies.portfolio import PORTFOLIO
+from mindspeed_autoparallel.planner.split.strategies.chain_solver import search_chain
+from mindspeed_autoparallel.planner.split.strategies.enumeration import enumerate_all
+from mindspeed_autoparallel.planner.split.strategies.integers import search_by_integers
+from mindspeed_autoparallel.planner.split.strategies.side_by_side import may_be_side_by_side, search_side_by_side
+from mindspeed_autoparallel.planner.split.strategies.virtual_stages import search_long_step, search_row
+
+
+class Strategy(NamedTuple):
+    """A search strategy, and the problems that it suits."""
+
+    name: str
+    suits: Callable[[State], bool]
+    run: Callable[[State], object]
+    """Improves plan and bound of the state, may mark it done, or raises ``InfeasiblePlan`` if that is proved."""
+
+
+def _search_row(state: State) -> None:
+    """Search cuts of the row of layers; for parallel branches half of the time is left for the integer solver."""
+    limits, one_row = state.limits, is_one_row(state.problem)
+    exhausted = search_row(state, limits.after(1 if one_row else 0.5))
+    if state.placement is not None:
+        state.done = one_row and not exhausted
+    elif one_row and limits.below is not None and limits.most_effort <= SETTINGS.virtual_little_effort:
+        state.done = True
+
+
+def _is_row(state: State) -> bool:
+    return not state.excluded and not state.by_stages and fits_a_row(state.problem)
+
+
+def _is_long_row(state: State) -> bool:
+    return _is_row(state) and is_one_row(state.problem) and state.limits.below is None and state.problem.num_chunks > 1
+
+
+def _is_side_by_side(state: State) -> bool:
+    return _is_row(state) and not is_one_row(state.problem) and may_be_side_by_side(state.problem)
+
+
+def _is_chain(state: State) -> bool:
+    return _is_free(state) and is_chain(state.problem)
+
+
+def _is_free(state: State) -> bool:
+    return not state.excluded
+
+
+def _is_any(state: State) -> bool:
+    return True
+
+
+PORTFOLIO = (
+    Strategy("chain", _is_chain, search_chain),
+    Strategy("enumeration", _is_free, enumerate_all),
+    Strategy("side by side", _is_side_by_side, search_side_by_side),
+    Strategy("long step", _is_long_row, search_long_step),
+    Strategy("row", _is_row, _search_row),
+    Strategy("integers", _is_any, search_by_integers),
+)
+"""Tried in this order: the first ones find a proved optimum, later ones pass plan, bound and cuts on."""
 
 
 def solve(

@@ -26,7 +26,7 @@ from mindspeed_autoparallel.planner.spread.scaled import mean_profile
 from mindspeed_autoparallel.planner.spread.waiting import expected_steps
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Layout, Plan
-from mindspeed_autoparallel.spec.data import ConsideredPlan, DataRecord
+from mindspeed_autoparallel.spec.plan_records import ConsideredPlan, DataRecord
 from mindspeed_autoparallel.units import format_bytes
 
 Search = Callable[[Profile, "list[Layout] | None"], Plan]

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import numpy
 
 from mindspeed_autoparallel.data.distribution import Distribution
-from mindspeed_autoparallel.data.sample import COLUMNS
-from mindspeed_autoparallel.data.work import ModuleWork
+from mindspeed_autoparallel.data.work import COLUMNS, ModuleWork
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.spread.draws import Array
 from mindspeed_autoparallel.profiles import Profile

@@ -19,8 +19,7 @@ import numpy
 
 from mindspeed_autoparallel.cost.redistribution import exchange_of
 from mindspeed_autoparallel.data.distribution import Distribution
-from mindspeed_autoparallel.data.sample import COLUMNS
-from mindspeed_autoparallel.data.work import ModuleWork, WorkModel
+from mindspeed_autoparallel.data.work import COLUMNS, ModuleWork, WorkModel
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.evaluate import evaluate

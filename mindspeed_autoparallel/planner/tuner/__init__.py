@@ -5,12 +5,10 @@ pricing       times of traced blocks: operators, collectives, host overhead
 links         latency and bandwidth per collective and tier, from samples
 host          host time per call, fitted to a few whole blocks
 corrections   ratios of measured to predicted block times
-steps         step time outside the blocks, fitted to a few whole steps
-stages        additional costs of pipeline stages, fitted to short pipelines
+stages        step time outside the blocks, and costs of pipeline stages, fitted to whole steps and short pipelines
 modelled      switches without effect in a CPU trace
 balanced      splits of layers of several kinds
 placements    the best placement of a configuration; ``placement_bounds``: lower bounds of it
 search        best-first search; ``ranking``: measured and modelled configurations in one list
 anchors       the layouts to measure whole
-samples       knowledge base entries of replayed operators
 """

@@ -5,10 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from mindspeed_autoparallel.cost.device import Device
-from mindspeed_autoparallel.profiles.calibration_records import LinkRow
+from mindspeed_autoparallel.profiles.calibration_records import LinkRow, OperatorRow
 from mindspeed_autoparallel.profiles.device import COLLECTIVES, Collective, LinkTier
 from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase, Operator, Sample, Signature
 from mindspeed_autoparallel.profiles.knowledge.signature import Link
+
+
+def operator_samples(rows: Iterable[OperatorRow], source: str) -> tuple[list[tuple[Operator, Sample]], list[str]]:
+    """Return the measurements, and a line for each operator that could not be measured."""
+    measured, failed = [], []
+    for row in rows:
+        if row.reason:
+            failed.append(f"{row.name} {list(row.sizes)}: {row.reason}")
+        else:
+            measured.append((row.operator, row.sample(source)))
+    return measured, failed
+
+
+def single(value_us: float, source: str) -> Sample:
+    """Return a sample of one figure without a spread."""
+    return Sample(median_us=value_us, p10_us=value_us, p90_us=value_us, num_runs=1, source=source)
+
 
 TIERS = ("intra", "inter")
 SIZES = (4 * 1024, 64 * 1024, 1024 * 1024, 8 * 1024 * 1024)

@@ -10,7 +10,7 @@ from pathlib import Path
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_text
 from mindspeed_autoparallel.hosts.mindspeed_mm import NativeConfig, read_native
-from mindspeed_autoparallel.hosts.mindspeed_mm_keys import idle_keys
+from mindspeed_autoparallel.hosts.mindspeed_mm_checks import idle_keys
 from mindspeed_autoparallel.hosts.patterns import EVERY_INDEX, compile_pattern, matching_names
 from mindspeed_autoparallel.hosts.trainers import read_trainer_file
 from mindspeed_autoparallel.runtime.doctor.finding import Finding, advice, fine, problem, unknown

@@ -14,13 +14,7 @@ from mindspeed_autoparallel.runtime.fsdp2.apply import prepare_plan
 from mindspeed_autoparallel.runtime.fsdp2.flags import read_native_flags
 from mindspeed_autoparallel.runtime.fsdp2.preflight import run_and_exit
 from mindspeed_autoparallel.runtime.fsdp2.rank_alone import prepare_rank
-from mindspeed_autoparallel.runtime.fsdp2.trainer import (
-    NativeTrainer,
-    end_with,
-    running_trainer,
-    say,
-    world_size,
-)
+from mindspeed_autoparallel.runtime.fsdp2.trainer import NativeTrainer, end_with, running_trainer, say, world_size
 from mindspeed_autoparallel.runtime.megatron.features import TASK_VARIABLE
 
 

@@ -11,9 +11,14 @@ from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.profiles.sharded import CostPoint
-from mindspeed_autoparallel.runtime.fsdp2.attention import AttentionCalls, attention_calls
 from mindspeed_autoparallel.runtime.fsdp2.modules import FoundModules
-from mindspeed_autoparallel.runtime.fsdp2.saved import SavedBytes, nothing_saved, saved_bytes
+from mindspeed_autoparallel.runtime.fsdp2.saved import (
+    AttentionCalls,
+    SavedBytes,
+    attention_calls,
+    nothing_saved,
+    saved_bytes,
+)
 from mindspeed_autoparallel.runtime.fsdp2.timeline import Passed, Timeline
 from mindspeed_autoparallel.runtime.fsdp2.trainer import NativeTrainer
 

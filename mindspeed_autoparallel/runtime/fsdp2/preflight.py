@@ -11,8 +11,7 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.hosts.mindspeed_mm_checks import shard_sizes
 from mindspeed_autoparallel.interrupts import leaving_kept
 from mindspeed_autoparallel.progress import show_progress
-from mindspeed_autoparallel.report.preflight_result import PreflightResult, RankReport
-from mindspeed_autoparallel.report.preflight_verdict import EXIT_CODES, judge, num_covered
+from mindspeed_autoparallel.report.preflight_result import EXIT_CODES, PreflightResult, RankReport, judge, num_covered
 from mindspeed_autoparallel.runtime.devices import current_device
 from mindspeed_autoparallel.runtime.features.preflight.entry import write
 from mindspeed_autoparallel.runtime.features.preflight.ranks import PreflightTask, rank_numbers

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import datetime, timezone
 from typing import Any
 
-from mindspeed_autoparallel.cost.analytic.memory import usable_bytes
+from mindspeed_autoparallel.cost.analytic.states import usable_bytes
 from mindspeed_autoparallel.profiles.device import Collective, DeviceCost, LinkTier
 from mindspeed_autoparallel.profiles.profile import Provenance
-from mindspeed_autoparallel.profiles.sharded import ElementBytes, HeadCost, ModuleCosts, ShardedModule, ShardedProfile
-from mindspeed_autoparallel.runtime.fsdp2.divided import with_divided_costs
+from mindspeed_autoparallel.profiles.sharded import (
+    CostPoint,
+    ElementBytes,
+    HeadCost,
+    ModuleCosts,
+    ModuleKind,
+    ShardedModule,
+    ShardedProfile,
+)
 from mindspeed_autoparallel.runtime.fsdp2.measuring import MeasuredStep
 from mindspeed_autoparallel.runtime.fsdp2.modules import FoundModules
 from mindspeed_autoparallel.runtime.fsdp2.timeline import Passed
@@ -216,3 +224,70 @@ def _provenance(device: Any, text: str) -> Provenance:
         model_hash=hashlib.sha256(text.encode()).hexdigest(),
         software=device.fingerprint(),
     )
+
+
+_NOTE = "costs at Ulysses and expert sizes above 1 are computed from those measured at 1"
+
+
+def with_divided_costs(profile: ShardedProfile) -> ShardedProfile:
+    """Return ``profile`` with costs at all Ulysses sizes that divide its heads and expert sizes that divide experts.
+
+    Ulysses divides tokens outside attention and heads inside it; encoders in front of the decoder run in full on every
+    rank. Under expert parallelism a rank computes as many token rows on average, so its costs stay the same.
+    """
+    heads = math.gcd(*profile.attention_heads)
+    contexts = [size for size in range(1, heads + 1) if heads % size == 0]
+    experts = [size for size in range(1, max(1, profile.num_experts) + 1) if max(1, profile.num_experts) % size == 0]
+    divided = _divided_kinds(profile)
+    kinds = {
+        name: replace(
+            kind,
+            costs=(
+                *kind.costs,
+                *(
+                    _divided(costs, context if name in divided else 1, _at(costs.at, context, expert))
+                    for costs in kind.costs
+                    if costs.at == CostPoint(micro_batch_size=costs.at.micro_batch_size)
+                    for context in contexts
+                    for expert in experts
+                    if context * expert > 1
+                ),
+            ),
+        )
+        for name, kind in profile.kinds.items()
+    }
+    computed = len(contexts) * len(experts) > 1 and _has_whole(profile.kinds)
+    return replace(profile, kinds=kinds, notes=(*profile.notes, _NOTE) if computed else profile.notes)
+
+
+def _has_whole(kinds: dict[str, ModuleKind]) -> bool:
+    points = {costs.at for kind in kinds.values() for costs in kind.costs}
+    return any(point == CostPoint(micro_batch_size=point.micro_batch_size) for point in points)
+
+
+def _at(point: CostPoint, context: int, expert: int) -> CostPoint:
+    return replace(point, ulysses_size=context, expert_size=expert)
+
+
+def _divided(costs: ModuleCosts, ranks: int, at: CostPoint) -> ModuleCosts:
+    values: dict[str, Any] = {field.name: getattr(costs, field.name) for field in fields(costs) if field.name != "at"}
+    for name, value in values.items():
+        if not isinstance(value, bool):
+            values[name] = value / ranks if isinstance(value, float) else value // ranks
+    # A rank has gradients of whole parameters, however few of a sample's tokens.
+    whole = costs.made_gradient_bytes
+    values["made_gradient_bytes"] = whole
+    values["backward_transient_bytes"] = whole + (costs.backward_transient_bytes - whole) // ranks
+    return ModuleCosts(at=at, **values)
+
+
+def _divided_kinds(profile: ShardedProfile) -> set[str]:
+    """Return the kinds of modules in the decoder: siblings of the token embedding and their submodules, and the
+    head."""
+    embedding = next((module for module in profile.modules if module.kind.endswith(":Embedding")), None)
+    decoder = embedding.name.rpartition(".")[0] if embedding else ""
+    return {
+        module.kind
+        for module in profile.modules
+        if module.is_head or module.name == decoder or (module.name and module.name.startswith(decoder))
+    }

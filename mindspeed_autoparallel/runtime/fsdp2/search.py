@@ -7,6 +7,8 @@ import sys
 from typing import Any
 
 from mindspeed_autoparallel.errors import AutoParallelError
+from mindspeed_autoparallel.files import made_folder, write_text_atomic
+from mindspeed_autoparallel.hosts.mindspeed_mm_decisions import decided_values, read_decisions, sharding_host
 from mindspeed_autoparallel.hosts.yaml_edit import Value
 from mindspeed_autoparallel.profiles.sharded import ShardedProfile
 from mindspeed_autoparallel.runtime.devices import current_device
@@ -16,7 +18,8 @@ from mindspeed_autoparallel.runtime.fsdp2.measuring import measure_steps
 from mindspeed_autoparallel.runtime.fsdp2.modules import FoundModules, find_modules
 from mindspeed_autoparallel.runtime.fsdp2.profile import sharded_profile
 from mindspeed_autoparallel.runtime.fsdp2.trainer import NativeTrainer, before_sharding, end_with, say
-from mindspeed_autoparallel.runtime.fsdp2.write import plan_and_write
+from mindspeed_autoparallel.spec.layout import Cluster
+from mindspeed_autoparallel.units import MIB
 
 _WHILE_MEASURING: dict[str, Value] = {
     "features.recompute": False,
@@ -57,3 +60,31 @@ def _measured(trainer: Any, native: NativeTrainer, found: FoundModules) -> Shard
     sizes = ", ".join(str(step.at.micro_batch_size) for step in steps)
     say(f"measured {len(found.modules)} modules of {len(found.kinds)} kinds at micro batch {sizes}")
     return sharded_profile(trainer, native, found, steps, device)
+
+
+def plan_and_write(native: NativeTrainer, request: NativeRequest, profile: ShardedProfile) -> None:
+    """Search for the cluster of ``request``, and write profile, plan, page and YAML."""
+    # Importing OR-Tools takes most of a second.
+    from mindspeed_autoparallel.planner.sharded.search import ShardedOptions, search_sharded
+    from mindspeed_autoparallel.report.sharded import render_sharded_page
+
+    work = made_folder(request.work_dir, "--auto-parallel-work-dir")
+    output = made_folder(request.output_dir, "--auto-parallel-output-dir")
+    profile.write(work / "sharded_profile.json")
+    limit = request.memory_limit_mib
+    cluster = Cluster(
+        num_nodes=request.num_nodes,
+        devices_per_node=request.devices_per_node,
+        memory_limit_bytes=limit * MIB if limit else None,
+    )
+    npu = current_device().name == "npu"
+    num_devices = request.num_nodes * request.devices_per_node
+    shipped = read_decisions(native.config, profile.modules, num_devices, npu)
+    options = ShardedOptions(time_limit_s=float(request.time_limit_s))
+    plan = search_sharded(profile, cluster, sharding_host(native.config, npu), shipped, options)
+    written = native.config.with_values(decided_values(native.config, plan.decisions, profile.modules))
+    yaml = output / f"{native.config.path.stem}.planned{native.config.path.suffix}"
+    write_text_atomic(yaml, written)
+    write_text_atomic(output / "plan.html", render_sharded_page(plan))
+    plan.write(output / "plan.json")
+    say(f"plan {output / 'plan.json'}, configuration {yaml}: {plan.decisions.sizes.label()}")

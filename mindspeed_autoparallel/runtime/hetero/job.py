@@ -103,11 +103,6 @@ class HeteroJob:
         return tuple(module for module in modules if module.adapter is None)
 
     @property
-    def own_layouts(self) -> frozenset[str]:
-        """Return names of the modules with their own layout; empty while the job is inactive."""
-        return frozenset(self.own_pipelines)
-
-    @property
     def own_pipelines(self) -> dict[str, int]:
         """Return the pipeline size of each module with its own layout, by name."""
         return {m.name: m.pipeline_size for m in self.layout.others} if self.layout is not None else {}

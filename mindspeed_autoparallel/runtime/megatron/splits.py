@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
-from mindspeed_autoparallel.planner.host_splits import Layers, Splits
+from mindspeed_autoparallel.planner.candidate import Layers, Splits
 from mindspeed_autoparallel.runtime.megatron.description import Description, is_llava
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import LAYOUT_ARGUMENT
 from mindspeed_autoparallel.runtime.megatron.mindspeed import is_mindspeed_llm

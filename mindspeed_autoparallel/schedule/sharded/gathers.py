@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from mindspeed_autoparallel.schedule.sharded.queues import COMPUTE, COPY_IN, GATHER, Bytes, Queues
-from mindspeed_autoparallel.schedule.sharded.states import FORWARD, Context, State
+from mindspeed_autoparallel.schedule.sharded.queues import (
+    COMPUTE,
+    COPY_IN,
+    FORWARD,
+    GATHER,
+    Bytes,
+    Context,
+    Queues,
+    State,
+)
 from mindspeed_autoparallel.schedule.sharded.training import StreamTraining
 
 

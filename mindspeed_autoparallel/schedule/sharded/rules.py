@@ -7,8 +7,20 @@ patched copy of 2.7 (``mindspeed-mm``).
 from __future__ import annotations
 
 from mindspeed_autoparallel.schedule.sharded.gathers import Gathers
-from mindspeed_autoparallel.schedule.sharded.queues import ALL_REDUCE, COMPUTE, COPY_IN, REDUCE, Bytes, Queues
-from mindspeed_autoparallel.schedule.sharded.states import FORWARD, IDLE, POST_BACKWARD, PRE_BACKWARD, Context, State
+from mindspeed_autoparallel.schedule.sharded.queues import (
+    ALL_REDUCE,
+    COMPUTE,
+    COPY_IN,
+    FORWARD,
+    IDLE,
+    POST_BACKWARD,
+    PRE_BACKWARD,
+    REDUCE,
+    Bytes,
+    Context,
+    Queues,
+    State,
+)
 from mindspeed_autoparallel.schedule.sharded.training import StreamTraining
 
 

@@ -21,11 +21,7 @@ from mindspeed_autoparallel.planner.tuner.placements import improved, solve
 from mindspeed_autoparallel.planner.tuner.search import search
 from mindspeed_autoparallel.spec import Cluster
 
-CASES = (
-    (2, 32, 60_000, 1, (1, 2, 3, 4)),
-    (16, 80, 40_000, 1, (1, 2, 3, 4)),
-    (8, 96, 60_000, 4, (1, 2, 3, 4, 6, 8)),
-)
+CASES = ((2, 32, 60_000, 1, (1, 2, 3, 4)), (16, 80, 40_000, 1, (1, 2, 3, 4)), (8, 96, 60_000, 4, (1, 2, 3, 4, 6, 8)))
 """Nodes of 8 devices, layers, MiB per device, variants of configurations, virtual stages."""
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy
 
 from mindspeed_autoparallel.data.distribution import DataSource, Distribution, make_distribution
-from mindspeed_autoparallel.data.sample import SampleSize
+from mindspeed_autoparallel.data.work import SampleSize
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.spread.factors import sample_factors

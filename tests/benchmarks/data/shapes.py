@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy
 
-from mindspeed_autoparallel.data.sample import COLUMNS
+from mindspeed_autoparallel.data.work import COLUMNS
 
 Array = Any
 MERGE = 4

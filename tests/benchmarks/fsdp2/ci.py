@@ -18,8 +18,8 @@ from gains import TOKENS
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.hosts.mindspeed_mm import read_native
 from mindspeed_autoparallel.hosts.mindspeed_mm_decisions import read_decisions, sharding_host
-from mindspeed_autoparallel.planner.sharded.baselines import baselines_of
 from mindspeed_autoparallel.planner.sharded.problem import Problem
+from mindspeed_autoparallel.planner.sharded.search import baselines_of
 from mindspeed_autoparallel.predict.sharded_profile import sharded_profile
 from mindspeed_autoparallel.predict.sharded_tree import Described
 

@@ -22,13 +22,12 @@ from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import AutoParallelError, InfeasiblePlan
 from mindspeed_autoparallel.hosts.mindspeed_mm import is_native, read_native
 from mindspeed_autoparallel.hosts.mindspeed_mm_decisions import read_decisions, sharding_host
-from mindspeed_autoparallel.planner.sharded.baselines import baselines_of
 from mindspeed_autoparallel.planner.sharded.problem import Problem
-from mindspeed_autoparallel.planner.sharded.search import search_sharded
+from mindspeed_autoparallel.planner.sharded.search import baselines_of, search_sharded
 from mindspeed_autoparallel.predict.sharded_profile import sharded_profile
 from mindspeed_autoparallel.predict.sharded_tree import Described
 from mindspeed_autoparallel.profiles.sharded import ElementBytes
-from mindspeed_autoparallel.spec.cluster import Cluster
+from mindspeed_autoparallel.spec.layout import Cluster
 
 TOKENS = "data.dataset_param.basic_parameters.cutoff_len"
 MOST_TOKENS = 16384

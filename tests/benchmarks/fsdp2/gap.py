@@ -21,7 +21,7 @@ from mindspeed_autoparallel.planner.sharded.pricing import priced
 from mindspeed_autoparallel.planner.sharded.problem import Problem
 from mindspeed_autoparallel.planner.sharded.search import ShardedOptions, search_sharded
 from mindspeed_autoparallel.profiles.sharded import CostPoint
-from mindspeed_autoparallel.spec.cluster import Cluster
+from mindspeed_autoparallel.spec.layout import Cluster
 from mindspeed_autoparallel.spec.sharded import KEEP, RECOMPUTE, RECOMPUTE_OFFLOAD, ShardingHost, ShardSizes
 
 NODES, PER_NODE, LAYERS = 128, 8, 94

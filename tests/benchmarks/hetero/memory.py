@@ -16,10 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindspeed_autoparallel.planner.hetero.assembly import assemble
+from mindspeed_autoparallel.planner.hetero.assembly import Solved, assemble, reserved_by
 from mindspeed_autoparallel.planner.hetero.backbone import BackboneSolver, backbone_profile
 from mindspeed_autoparallel.planner.hetero.encoders import encoder_phase
-from mindspeed_autoparallel.planner.hetero.solved import Solved, reserved_by
 from mindspeed_autoparallel.planner.hetero.space import costs_of
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions, enumerate_layouts
 from mindspeed_autoparallel.profiles import Profile

@@ -29,8 +29,7 @@ from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.predict.analytic_profile import stated_train
 from mindspeed_autoparallel.predict.answers import Answer
-from mindspeed_autoparallel.predict.model_file import Section
-from mindspeed_autoparallel.predict.model_words import request_in_own_words
+from mindspeed_autoparallel.predict.model_file import Section, request_in_own_words
 from mindspeed_autoparallel.predict.predict import predict_one
 from mindspeed_autoparallel.predict.tuning import tune
 from mindspeed_autoparallel.report.answer import answer_of

@@ -30,7 +30,7 @@ from mindspeed_autoparallel.cost.catalogue import Device, Efficiency, find_devic
 from mindspeed_autoparallel.cost.collectives import Fabric
 from mindspeed_autoparallel.planner.split import LayerKind, Segment, SplitProblem, solve, stage_memory
 from mindspeed_autoparallel.planner.split.model import cut_model
-from mindspeed_autoparallel.planner.split.model.moments import fullest_moments
+from mindspeed_autoparallel.planner.split.model.problem import fullest_moments
 from mindspeed_autoparallel.planner.split.model.solution import Placement, stage_times, time_of
 from mindspeed_autoparallel.schedule import make_program
 from mindspeed_autoparallel.units import MIB
@@ -108,17 +108,7 @@ LEAGUE = (
         group=16,
         together=GLM_TOGETHER,
     ),
-    Entry(
-        "GLM-5.2",
-        GLM,
-        "Et*6|t*4|(t*8|)*6(t*4|)*4t*4mL",
-        13,
-        1,
-        32,
-        208,
-        {"ep": 16},
-        together=GLM_TOGETHER,
-    ),
+    Entry("GLM-5.2", GLM, "Et*6|t*4|(t*8|)*6(t*4|)*4t*4mL", 13, 1, 32, 208, {"ep": 16}, together=GLM_TOGETHER),
 )
 
 
@@ -167,8 +157,7 @@ def units_of(entry: Entry) -> tuple[list[tuple[str, int, LayerTime, float, float
         layer, static, kept, _ = priced[-1]
         joined = linear_us(device, efficiency, work.tokens, 2 * work.model.hidden, work.model.hidden / work.tensor_size)
         time_of_one = LayerTime(
-            forward_us=layer.forward_us + joined.forward_us,
-            backward_us=layer.backward_us + joined.backward_us,
+            forward_us=layer.forward_us + joined.forward_us, backward_us=layer.backward_us + joined.backward_us
         )
         # Megatron computes the logits and the loss of further tokens where the loss is.
         heads = 2

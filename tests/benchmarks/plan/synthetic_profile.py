@@ -50,9 +50,7 @@ def block(
     forward = compute_us + message_us
     saved = round(tokens * saved_per_token * (0.3 + 0.7 / tensor))
     count = round(parameters / tensor)
-    recompute = {
-        "none": RecomputeCost(saved_bytes=saved, backward_peak_bytes=round(2 * output + transient / tensor)),
-    }
+    recompute = {"none": RecomputeCost(saved_bytes=saved, backward_peak_bytes=round(2 * output + transient / tensor))}
     if recomputable:
         recompute["full"] = RecomputeCost(
             saved_bytes=output,

@@ -32,7 +32,7 @@ from mindspeed_autoparallel.planner.split import SplitProblem, solve, solver
 from mindspeed_autoparallel.planner.split.bounds import divisions, relaxation, whole_layers
 from mindspeed_autoparallel.planner.split.heuristics import layer_moves, local_search
 from mindspeed_autoparallel.planner.split.model import cut_model
-from mindspeed_autoparallel.planner.split.strategies import chain_solver, portfolio, virtual_stages
+from mindspeed_autoparallel.planner.split.strategies import chain_solver, virtual_stages
 from mindspeed_autoparallel.profiles import read_profile
 
 small_problem = runpy.run_path(str(Path(__file__).parents[2] / "properties/split/test_enumeration.py"))[
@@ -82,7 +82,7 @@ def parts() -> list[Part]:
     """Return everything that can be taken out."""
 
     def without(name: str) -> tuple[tuple[Any, str, Any], ...]:
-        return ((solver, "PORTFOLIO", tuple(one for one in portfolio.PORTFOLIO if one.name != name)),)
+        return ((solver, "PORTFOLIO", tuple(one for one in solver.PORTFOLIO if one.name != name)),)
 
     def nothing(*_: Any, **__: Any) -> None:
         return None
@@ -100,7 +100,6 @@ def parts() -> list[Part]:
         Part("strategy: long step", "long step", without("long step")),
         Part("strategy: row", "interleaved", without("row")),
         Part("chain: halves at the bottleneck", "chain", ((chain_solver, "halves", nothing),)),
-        Part("chain: means of cuts", "chain", ((chain_solver, "best_mean", nothing),)),
         Part("chain: moves of a layer", "chain", ((chain_solver, "improve", improved),)),
         Part("chain: cuts of slow stages", "chain", ((chain_solver, "first_cuts", lambda problem: {}),)),
         Part("beside: divided by order", "side by side", ((divisions, "_divided_by_order", lambda *_: []),)),

@@ -12,13 +12,7 @@ import numpy
 
 from mindspeed_autoparallel.schedule import BatchSimulator, StepTimes, make_program, simulate
 
-CASES = (
-    (8, 4, 32, "freed"),
-    (8, 4, 32, "eager"),
-    (16, 2, 64, "freed"),
-    (4, 2, 128, "freed"),
-    (16, 1, 64, "blocking"),
-)
+CASES = ((8, 4, 32, "freed"), (8, 4, 32, "eager"), (16, 2, 64, "freed"), (4, 2, 128, "freed"), (16, 1, 64, "blocking"))
 ONE_BY_ONE = 20
 
 
@@ -39,9 +33,7 @@ def main() -> None:
         begun = time.process_time()
         alone = [
             simulate(
-                program,
-                StepTimes(forward=forward[k].tolist(), backward=backward[k].tolist(), link=link),
-                sends=sends,
+                program, StepTimes(forward=forward[k].tolist(), backward=backward[k].tolist(), link=link), sends=sends
             ).step_time
             for k in range(ONE_BY_ONE)
         ]

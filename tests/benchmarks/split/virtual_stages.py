@@ -26,7 +26,7 @@ import numpy
 from mindspeed_autoparallel.planner.split import LayerKind, Segment, SplitProblem, solve
 from mindspeed_autoparallel.planner.split.model import cut_model
 from mindspeed_autoparallel.planner.split.model.layer_row import LayerRow
-from mindspeed_autoparallel.planner.split.model.moments import fullest_moments
+from mindspeed_autoparallel.planner.split.model.problem import fullest_moments
 from mindspeed_autoparallel.schedule import BatchSimulator, make_program
 
 SAME_PERCENT = 0.1

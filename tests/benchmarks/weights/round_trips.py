@@ -16,14 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from mindspeed_autoparallel.weights import conversion
-from mindspeed_autoparallel.weights.architecture import (
-    AUDIO,
-    SUPPORTED,
-    TEXT,
-    VISION,
-    Architecture,
-    read_architecture,
-)
+from mindspeed_autoparallel.weights.architecture import AUDIO, SUPPORTED, TEXT, VISION, Architecture, read_architecture
 from mindspeed_autoparallel.weights.layouts import CheckpointLayout, make_layout
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "helpers"))

@@ -34,11 +34,7 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from megatron.core import dist_checkpointing, package_info  # noqa: E402
 from megatron.core import parallel_state as ps  # noqa: E402
-from megatron.core.distributed import (  # noqa: E402
-    DistributedDataParallel,
-    DistributedDataParallelConfig,
-    finalize_model_grads,
-)
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads  # noqa: E402
 from megatron.core.models.gpt import GPTModel  # noqa: E402
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  # noqa: E402
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # noqa: E402
@@ -79,12 +75,7 @@ CASES: dict[str, Case] = {
     "bf16-tp2-pp2-distributed-optimizer": {"tp": 2, "pp": 2, "bf16": True, "shard": True},
     "moe": {"experts": 4, "config": ALLTOALL},
     "moe-ep2-pp2-alltoall": {"ep": 2, "pp": 2, "experts": 4, "config": ALLTOALL},
-    "moe-ep2-tp2-sp-allgather": {
-        "ep": 2,
-        "tp": 2,
-        "experts": 4,
-        "config": {**ALLGATHER, "sequence_parallel": True},
-    },
+    "moe-ep2-tp2-sp-allgather": {"ep": 2, "tp": 2, "experts": 4, "config": {**ALLGATHER, "sequence_parallel": True}},
     # Whole experts on tensor ranks: twice as many expert ranks as any other layout of TP2 DP2 has room for.
     "moe-ep4-tp2-etp1-alltoall": {
         "ep": 4,

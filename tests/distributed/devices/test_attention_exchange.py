@@ -19,11 +19,7 @@ def attention_of(kind, groups):
         dist.init_process_group("gloo")
     config = types.SimpleNamespace(kv_channels=8, attention_dropout=0.0, sequence_parallel=False)
     attention = ContextParallelAttention(
-        config,
-        1,
-        AttnMaskType.causal,
-        cp_comm_type=kind,
-        pg_collection=types.SimpleNamespace(cp=dist.group.WORLD),
+        config, 1, AttnMaskType.causal, cp_comm_type=kind, pg_collection=types.SimpleNamespace(cp=dist.group.WORLD)
     )
     torch.manual_seed(dist.get_rank())
     inputs = [torch.randn(6, 2, heads, 8, requires_grad=True) for heads in (4, groups, groups)]

@@ -26,12 +26,7 @@ REFERENCES = {
     "dense-eight": ["pp2-vpp2-dp2-groups-of-4"],
     "dense-rms-norm": ["tp2-sp-rms-norm"],
     "dense-tied": ["tp2-pp2-tied"],
-    "moe": [
-        "moe-ep2-pp2-alltoall",
-        "moe-ep2-tp2-sp-allgather",
-        "moe-ep4-tp2-etp1-alltoall",
-        "moe-ep2-tp2-etp1-pp2",
-    ],
+    "moe": ["moe-ep2-pp2-alltoall", "moe-ep2-tp2-sp-allgather", "moe-ep4-tp2-etp1-alltoall", "moe-ep2-tp2-etp1-pp2"],
     "bf16": ["bf16-tp2-pp2-distributed-optimizer"],
 }
 """Single-process case -> layouts on four ranks that must equal it."""

@@ -26,11 +26,7 @@ host = importlib.import_module(sys.argv[3] if len(sys.argv) > 3 else "host")
 
 from megatron.core import parallel_state as mpu  # noqa: E402
 from megatron.core import tensor_parallel  # noqa: E402
-from megatron.core.distributed import (  # noqa: E402
-    DistributedDataParallel,
-    DistributedDataParallelConfig,
-    finalize_model_grads,
-)
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads  # noqa: E402
 from megatron.core.enums import ModelType  # noqa: E402
 from megatron.core.models.gpt.gpt_model import GPTModel  # noqa: E402
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # noqa: E402
@@ -218,8 +214,7 @@ def train_counting(case, planned, groups):
         generator = make_generator(generator_cfg) if g is not None else None
     chunks = make_chunks(case, cfg, encoder, generator)
     ddp_config = DistributedDataParallelConfig(
-        overlap_grad_reduce=False,
-        use_distributed_optimizer=case.get("distributed_optimizer", False),
+        overlap_grad_reduce=False, use_distributed_optimizer=case.get("distributed_optimizer", False)
     )
     wrap = lambda chunk: DistributedDataParallel(cfg, ddp_config, chunk)
     opt_config = optimizer_config(case)

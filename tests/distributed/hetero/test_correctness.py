@@ -125,13 +125,7 @@ CASES += [
         "reference": "reference_late_images",
         "distributed_optimizer": True,
     },
-    {
-        "name": "encoder_pp2_frozen",
-        **PP2_OVER_TP2,
-        "frozen": True,
-        "steps": 2,
-        "reference": "reference_frozen",
-    },
+    {"name": "encoder_pp2_frozen", **PP2_OVER_TP2, "frozen": True, "steps": 2, "reference": "reference_frozen"},
 ]
 CASES += [
     {

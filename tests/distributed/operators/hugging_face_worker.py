@@ -17,8 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 
-from mindspeed_autoparallel.operators.lowering.roles import DATA, TENSOR
-from mindspeed_autoparallel.operators.lowering.uniform import uniform_decisions
+from mindspeed_autoparallel.operators.lowering.uniform import DATA, TENSOR, uniform_decisions
 from mindspeed_autoparallel.operators.plan import OperatorPlan
 from mindspeed_autoparallel.operators.torch.capture import capture_program
 from mindspeed_autoparallel.operators.torch.distribute import distribute_plan

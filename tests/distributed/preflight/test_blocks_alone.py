@@ -27,7 +27,7 @@ from mindspeed_autoparallel.errors import PlanError
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.profiles import Profile, read_profile
-from mindspeed_autoparallel.spec.cluster import Cluster
+from mindspeed_autoparallel.spec.layout import Cluster
 from mindspeed_autoparallel.spec.plan import Plan
 
 pytestmark = [*MARKS, pytest.mark.long]

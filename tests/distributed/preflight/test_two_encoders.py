@@ -27,12 +27,7 @@ CASES: dict[str, tuple[dict[str, int], dict[str, int], dict[str, int], str]] = {
         {"tp": 2},
         "--hetero-memory recompute --sequence-parallel",
     ),
-    "image TP2 PP2, audio PP2, text PP2, window": (
-        {"tp": 2, "pp": 2},
-        {"pp": 2},
-        {"pp": 2},
-        "--hetero-memory window",
-    ),
+    "image TP2 PP2, audio PP2, text PP2, window": ({"tp": 2, "pp": 2}, {"pp": 2}, {"pp": 2}, "--hetero-memory window"),
     "image CP2 PP2, audio CP2 PP2, text TP2 CP2": ({"cp": 2, "pp": 2}, {"cp": 2, "pp": 2}, {"tp": 2, "cp": 2}, ""),
 }
 

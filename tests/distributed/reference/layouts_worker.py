@@ -23,11 +23,7 @@ logging.disable(logging.WARNING)
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from megatron.core import dist_checkpointing, parallel_state  # noqa: E402
-from megatron.core.distributed import (  # noqa: E402
-    DistributedDataParallel,
-    DistributedDataParallelConfig,
-    finalize_model_grads,
-)
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads  # noqa: E402
 from megatron.core.num_microbatches_calculator import (  # noqa: E402
     get_num_microbatches,
     init_num_microbatches_calculator,

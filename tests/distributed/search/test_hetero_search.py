@@ -18,12 +18,7 @@ from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.profiles.mindspeed import read_profile
 from mindspeed_autoparallel.spec import Cluster, Layout
 
-pytestmark = [
-    pytest.mark.timeout(1200),
-    pytest.mark.distributed,
-    pytest.mark.torch,
-    pytest.mark.megatron,
-]
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.distributed, pytest.mark.torch, pytest.mark.megatron]
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "docs/examples/qwen2vl_tiny"
 FLAGS = f"""--use-mcore-models --num-layers 4 --hidden-size 64 --ffn-hidden-size 160 --num-attention-heads 4
@@ -104,10 +99,7 @@ def test_the_search_writes_a_model_file_that_trains_as_one_process_does(tmp_path
     written = Path(compared["model_file"])
     assert written.parent == tmp_path
     sizes = json.loads(written.read_text())
-    for block, name in (
-        (sizes["image_encoder"], "image_encoder"),
-        (sizes["text_decoder"], "text_decoder"),
-    ):
+    for block, name in ((sizes["image_encoder"], "image_encoder"), (sizes["text_decoder"], "text_decoder")):
         expected = compared["modules"][name]
         assert {key.upper(): block[key] for key in ("tp", "pp", "cp", "mbs")} == {
             key: expected[key] for key in ("TP", "PP", "CP", "MBS")

@@ -107,9 +107,7 @@ def test_collectives_are_those_of_real_ranks(pairs: dict[str, tuple[dict[str, An
     assert any(real.get("step", real.get("forward"))["collectives"] for _, real in pairs.values())
 
 
-def test_live_and_peak_bytes_are_those_of_real_ranks(
-    pairs: dict[str, tuple[dict[str, Any], dict[str, Any]]],
-) -> None:
+def test_live_and_peak_bytes_are_those_of_real_ranks(pairs: dict[str, tuple[dict[str, Any], dict[str, Any]]]) -> None:
     for name, (traced, real) in pairs.items():
         for phase in {"forward", "backward", "step"} & set(real):
             assert traced[phase]["live_bytes"] == real[phase]["live_bytes"], (name, phase)

@@ -108,9 +108,7 @@ class ForcedGenerator(Forced):
     def generator_sizes(self) -> ModuleLayout:
         width = self.generator_tensor_size * self.generator_pipeline_size
         return ModuleLayout(
-            tensor_size=self.generator_tensor_size,
-            pipeline_size=self.generator_pipeline_size,
-            data_size=4 // width,
+            tensor_size=self.generator_tensor_size, pipeline_size=self.generator_pipeline_size, data_size=4 // width
         )
 
     def predicted_us(self) -> float:

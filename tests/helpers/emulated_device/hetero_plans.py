@@ -64,10 +64,7 @@ class Load:
         return (self.text_us[0] + self.text_us[1] * samples) * factor
 
 
-LOADS = (
-    Load(name="encoder-bound", image_us=(300.0, 4700.0)),
-    Load(name="LLM-bound", image_us=(60.0, 540.0)),
-)
+LOADS = (Load(name="encoder-bound", image_us=(300.0, 4700.0)), Load(name="LLM-bound", image_us=(60.0, 540.0)))
 
 MORE_LOADS = (
     Load(name="audio", image_us=(40.0, 160.0)),

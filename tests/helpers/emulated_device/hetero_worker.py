@@ -77,12 +77,7 @@ def _run(case: HeteroCase, number: int, groups: GroupMemo) -> dict[str, Any]:
         config = _config(case.generator_tensor_size, len(case.generator_forward_ns))
         generators = [Encoder(GENERATOR, generator, _GeneratorAdapter(), 1, config)]
     session = open_session(
-        states,
-        BACKBONE,
-        [encoder],
-        generators=generators,
-        memory=case.memory,
-        sequence_parallel=case.sequence_parallel,
+        states, BACKBONE, [encoder], generators=generators, memory=case.memory, sequence_parallel=case.sequence_parallel
     )
     dp_replica = ps.get_data_parallel_rank()
     size = case.micro_batch_size

@@ -10,7 +10,7 @@ import numpy
 from emulated_device.cases import Case
 from emulated_device.plans import Wanted, cases_of, profile_for
 from mindspeed_autoparallel.data.distribution import DataSource, Distribution, make_distribution
-from mindspeed_autoparallel.data.sample import COLUMNS, SampleSize
+from mindspeed_autoparallel.data.work import COLUMNS, SampleSize
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.placement import ModulePlacement, placed_blocks

@@ -128,9 +128,5 @@ def deferring_training(seed):
     ]
     defers, stays = drawn.choice(((True, True), (True, False), (False, True)))
     return replace(
-        training,
-        units=tuple(units),
-        accumulation=drawn.randint(2, 4),
-        defers_reduction=defers,
-        stays_gathered=stays,
+        training, units=tuple(units), accumulation=drawn.randint(2, 4), defers_reduction=defers, stays_gathered=stays
     )

@@ -14,8 +14,7 @@ import mindspeed_rows
 
 from mindspeed_autoparallel import __version__
 from mindspeed_autoparallel.spec import Plan
-from mindspeed_autoparallel.spec.cluster import Cluster
-from mindspeed_autoparallel.spec.layout import Layout
+from mindspeed_autoparallel.spec.layout import Cluster, Layout
 from mindspeed_autoparallel.spec.model import Model, Module
 from mindspeed_autoparallel.spec.plan import ProfileRecord, RankMemory, SearchRecord, StagePlan, StepTime
 

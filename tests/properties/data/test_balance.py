@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from mindspeed_autoparallel.data.balance import BatchShape, balance, in_order, short_at_the_ends
 from mindspeed_autoparallel.data.partition import cost_of, lower_bound, partition
-from mindspeed_autoparallel.data.sample import COLUMNS
-from mindspeed_autoparallel.data.work import TOKENS, ModuleWork, WorkModel
+from mindspeed_autoparallel.data.work import COLUMNS, TOKENS, ModuleWork, WorkModel
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.schedule import StepTimes, make_program, simulate
 
@@ -78,13 +77,7 @@ def test_answers_are_near_the_optimum() -> None:
 
 
 @settings(max_examples=80, deadline=None)
-@given(
-    st.integers(1, 4),
-    st.integers(1, 4),
-    st.integers(1, 3),
-    st.booleans(),
-    st.randoms(use_true_random=False),
-)
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.booleans(), st.randoms(use_true_random=False))
 def test_every_sample_lies_in_one_place(replicas: int, microbatches: int, size: int, is_padded: bool, draw) -> None:
     shape = BatchShape(num_replicas=replicas, num_microbatches=microbatches, micro_batch_size=size, is_padded=is_padded)
     number = shape.num_samples
@@ -162,8 +155,7 @@ def test_short_microbatches_at_the_ends_are_no_slower_than_drawn_orders() -> Non
             order: simulate(
                 program,
                 StepTimes(
-                    forward=[[float(times[k]) for k in order]] * 4,
-                    backward=[[float(2 * times[k]) for k in order]] * 4,
+                    forward=[[float(times[k]) for k in order]] * 4, backward=[[float(2 * times[k]) for k in order]] * 4
                 ),
             ).step_time
             for order in [*[*itertools.permutations(range(6))][::5], tuple(short_at_the_ends(times).tolist())]

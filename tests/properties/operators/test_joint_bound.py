@@ -8,12 +8,12 @@ import pytest
 from random_operator_graphs import random_graph
 
 from mindspeed_autoparallel.operators import preset_graph, search_graph
+from mindspeed_autoparallel.operators.config import SearchOptions
 from mindspeed_autoparallel.operators.costs import plan_cost
 from mindspeed_autoparallel.operators.exact import ExactSearch
 from mindspeed_autoparallel.operators.graph.counted import counted, least_shares
 from mindspeed_autoparallel.operators.graph.node import Axis, Graph, Node
 from mindspeed_autoparallel.operators.graph.shortest import all_pairs
-from mindspeed_autoparallel.operators.options import SearchOptions
 from mindspeed_autoparallel.operators.plan import OperatorPlan
 from mindspeed_autoparallel.operators.rules.products import matrix_product, pointwise, source
 from mindspeed_autoparallel.operators.search import classes

@@ -9,7 +9,7 @@ from how_many import how_many
 from mindspeed_autoparallel.operators.configured import _choice_at
 from mindspeed_autoparallel.operators.graph.node import Graph
 from mindspeed_autoparallel.operators.rules.products import matrix_product, pointwise, source
-from mindspeed_autoparallel.operators.search.advice import advise
+from mindspeed_autoparallel.operators.search.matmul_cut import advise
 from mindspeed_autoparallel.operators.strategies import search_graph
 
 

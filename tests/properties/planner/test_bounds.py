@@ -125,12 +125,7 @@ def test_plan_fits_is_no_faster_than_its_bound_and_no_slower_than_simple_splits(
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    size=st.integers(1, 5),
-    chunks=st.integers(1, 4),
-    rounds=st.integers(1, 4),
-    longer=st.integers(0, 3),
-)
+@given(size=st.integers(1, 5), chunks=st.integers(1, 4), rounds=st.integers(1, 4), longer=st.integers(0, 3))
 def test_moments_of_ranks_are_moments_of_the_schedule(size: int, chunks: int, rounds: int, longer: int) -> None:
     count = size * rounds + longer
     interleaved = chunks > 1 and size > 1

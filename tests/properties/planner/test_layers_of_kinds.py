@@ -130,11 +130,7 @@ def test_the_plan_is_the_best_of_every_split_and_its_bound_holds(layout):
         planned += 1
         proved += found <= expected * (1 + 1e-6)
         problem = build_problem(
-            profile,
-            cluster,
-            candidate,
-            (profile.device.memory_capacity_bytes,) * layout.pipeline_size,
-            safe=False,
+            profile, cluster, candidate, (profile.device.memory_capacity_bytes,) * layout.pipeline_size, safe=False
         )
         relaxed = relaxed_cuts(problem, deadline=1e12)
         assert relaxed is not None and relaxed[1] / 1000 <= expected * (1 + 1e-6)

@@ -12,8 +12,7 @@ import pytest
 
 from mindspeed_autoparallel.data.balance import BatchShape, as_loaded, balance, in_order, short_at_the_ends
 from mindspeed_autoparallel.data.distribution import DataSource, make_distribution
-from mindspeed_autoparallel.data.sample import SampleSize
-from mindspeed_autoparallel.data.work import ModuleWork, WorkModel
+from mindspeed_autoparallel.data.work import ModuleWork, SampleSize, WorkModel
 from mindspeed_autoparallel.planner.spread import drawn_failures, memory
 from mindspeed_autoparallel.planner.spread.factors import SampleFactors
 from mindspeed_autoparallel.planner.spread.memory import out_of_memory

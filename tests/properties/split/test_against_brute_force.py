@@ -10,14 +10,7 @@ from how_many import how_many
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.split import Joint, LayerKind, Segment, SplitProblem, solve, stage_memory, step_of
 
-SHAPES = [
-    ("1f1b", 1, 1),
-    ("1f1b", 2, 1),
-    ("1f1b", 3, 1),
-    ("gpipe", 2, 1),
-    ("gpipe", 3, 1),
-    ("interleaved", 2, 2),
-]
+SHAPES = [("1f1b", 1, 1), ("1f1b", 2, 1), ("1f1b", 3, 1), ("gpipe", 2, 1), ("gpipe", 3, 1), ("interleaved", 2, 2)]
 NUM_PER_SHAPE, NUM_JOINED = how_many(30, 100), how_many(20, 60)
 
 

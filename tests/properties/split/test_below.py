@@ -6,9 +6,8 @@ import time
 import pytest
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
-from mindspeed_autoparallel.planner.split import LayerKind, NoneBelow, Segment, SplitProblem, solve
+from mindspeed_autoparallel.planner.split import LayerKind, NoneBelow, Segment, SplitProblem, solve, solver
 from mindspeed_autoparallel.planner.split.bounds.relaxation import relaxed_cuts
-from mindspeed_autoparallel.planner.split.strategies import portfolio
 
 
 def random_problem(drawn):
@@ -38,7 +37,7 @@ def random_problem(drawn):
 @pytest.mark.parametrize("chains", [True, False])
 def test_below_a_known_time_the_solver_returns_the_optimum_or_a_proof(monkeypatch, chains):
     if not chains:
-        monkeypatch.setattr(portfolio, "is_chain", lambda problem: False)
+        monkeypatch.setattr(solver, "is_chain", lambda problem: False)
     drawn = random.Random(11)
     compared = 0
     for _ in range(40):

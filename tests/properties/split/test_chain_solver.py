@@ -9,15 +9,14 @@ import pytest
 from how_many import how_many
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
-from mindspeed_autoparallel.planner.split import LayerKind, Segment, SplitProblem, solve, stage_memory, step_of
+from mindspeed_autoparallel.planner.split import LayerKind, Segment, SplitProblem, solve, solver, stage_memory, step_of
 from mindspeed_autoparallel.planner.split.analysis import least_excess
-from mindspeed_autoparallel.planner.split.bounds import cut_combination
-from mindspeed_autoparallel.planner.split.bounds.bottlenecks import halves
+from mindspeed_autoparallel.planner.split.bounds.divisions import halves
 from mindspeed_autoparallel.planner.split.bounds.paths import Paths
 from mindspeed_autoparallel.planner.split.model.ranges import Chain
 from mindspeed_autoparallel.planner.split.settings import SETTINGS
 from mindspeed_autoparallel.planner.split.state import LONGEST, Limits, State
-from mindspeed_autoparallel.planner.split.strategies import chain_solver, portfolio
+from mindspeed_autoparallel.planner.split.strategies import chain_solver
 from mindspeed_autoparallel.planner.split.strategies.chain_solver import first_cuts, search_chain
 
 NUM_PROBLEMS = how_many(50, 150)
@@ -79,7 +78,7 @@ def test_chains_get_the_integer_solvers_optimum(monkeypatch):
     drawn = random.Random(7)
     problems = [random_chain(drawn) for _ in range(NUM_PROBLEMS)]
     searched = [outcome(problem) for problem in problems]
-    monkeypatch.setattr(portfolio, "is_chain", lambda problem: False)
+    monkeypatch.setattr(solver, "is_chain", lambda problem: False)
     assert searched == [outcome(problem) for problem in problems]
     assert sum(time is None for time in searched) < NUM_PROBLEMS // 2 < sum(time is not None for time in searched)
 
@@ -99,8 +98,8 @@ def test_host_time_per_operation_does_not_make_the_only_plan_impossible(monkeypa
         memory_limit=(5,),
         per_operation=5,
     )
-    for is_chain in (portfolio.is_chain, lambda problem: False):
-        monkeypatch.setattr(portfolio, "is_chain", is_chain)
+    for is_chain in (solver.is_chain, lambda problem: False):
+        monkeypatch.setattr(solver, "is_chain", is_chain)
         assert outcome(problem) == 4 * (8 + 28 + 3 + 2 * 5)
 
 
@@ -111,7 +110,7 @@ def test_wherever_time_runs_out_the_bound_holds_and_the_plan_is_one(monkeypatch,
     optima = [outcome(problem) for problem in problems]
     monkeypatch.setitem(vars(SETTINGS), "paths_slice", 1)
     if only_means:
-        leave_the_search_to_means(monkeypatch)
+        leave_the_search_to_halves(monkeypatch)
     for problem, optimum in zip(problems, optima, strict=True):
         for looks in (1, 3, 7, 20, 60):
             clock = itertools.count()
@@ -132,8 +131,8 @@ def test_the_same_problem_gets_the_same_plan():
     assert solve(problem).placement == solve(problem).placement
 
 
-def leave_the_search_to_means(monkeypatch):
-    """Small problems end before the linear program is used: here no other part may find or prove the result first."""
+def leave_the_search_to_halves(monkeypatch):
+    """Small problems end before any query is divided: here no other part may find or prove the result first."""
     monkeypatch.setitem(vars(SETTINGS), "chain_beam", 0)
     monkeypatch.setitem(vars(SETTINGS), "chain_quick_effort", -1)
     monkeypatch.setitem(vars(SETTINGS), "chain_first_effort", 1)
@@ -146,23 +145,10 @@ def test_search_by_branching_on_the_bottleneck_finds_the_same_optimum(monkeypatc
     whole = [outcome(problem) for problem in problems]
     branched = []
     monkeypatch.setattr(chain_solver, "halves", lambda some: branched.append(halves(some)) or branched[-1])
-    leave_the_search_to_means(monkeypatch)
+    leave_the_search_to_halves(monkeypatch)
     monkeypatch.setitem(vars(SETTINGS), "chain_branching_effort", 0)
-    monkeypatch.setattr(chain_solver, "best_mean", lambda *rest: None)
     assert whole == [outcome(problem) for problem in problems]
     assert sum(two is not None for two in branched) > how_many(3, 8)
-
-
-def test_search_by_means_of_cuts_alone_finds_the_same_optimum(monkeypatch):
-    drawn = random.Random(13)
-    problems = [random_chain(drawn) for _ in range(how_many(25, 60))]
-    whole = [outcome(problem) for problem in problems]
-    means = []
-    best_mean = cut_combination.best_mean
-    monkeypatch.setattr(chain_solver, "best_mean", lambda *rest: means.append(best_mean(*rest)) or means[-1])
-    leave_the_search_to_means(monkeypatch)
-    assert whole == [outcome(problem) for problem in problems]
-    assert sum(mean is not None for mean in means) > how_many(8, 20)
 
 
 @pytest.mark.parametrize("most_labels", [1, 7])

@@ -18,7 +18,7 @@ from mindspeed_autoparallel.planner.split import (
     stage_memory,
     time_of,
 )
-from mindspeed_autoparallel.planner.split.model.moments import fullest_moments
+from mindspeed_autoparallel.planner.split.model.problem import fullest_moments
 from mindspeed_autoparallel.planner.split.state import Limits, State
 from mindspeed_autoparallel.planner.split.strategies.enumeration import enumerate_all
 from mindspeed_autoparallel.schedule import BatchSimulator, make_program

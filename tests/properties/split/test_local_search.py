@@ -9,7 +9,7 @@ import pytest
 from mindspeed_autoparallel.planner.split import LayerKind, Segment, SplitProblem, stage_memory, step_of
 from mindspeed_autoparallel.planner.split.heuristics.candidates import Evaluator
 from mindspeed_autoparallel.planner.split.heuristics.local_search import LocalSearch
-from mindspeed_autoparallel.planner.split.model.moments import fullest_moments
+from mindspeed_autoparallel.planner.split.model.problem import fullest_moments
 from mindspeed_autoparallel.schedule import make_program
 
 

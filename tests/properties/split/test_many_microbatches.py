@@ -6,17 +6,14 @@ from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.split import LayerKind, Segment, SplitProblem, solve
 from mindspeed_autoparallel.planner.split.model.solution import time_of
 from mindspeed_autoparallel.planner.split.settings import SETTINGS
-from mindspeed_autoparallel.planner.split.strategies import many_microbatches
+from mindspeed_autoparallel.planner.split.strategies import virtual_stages
 
 NUM_PROBLEMS = 6
 
 
 def random_row(drawn):
     stages, memory = 2, drawn.randint(2, 6)
-    kinds = (
-        LayerKind(name="none", memory=(memory,) * 4),
-        LayerKind(name="full", extra_backward=5, memory=(1,) * 4),
-    )
+    kinds = (LayerKind(name="none", memory=(memory,) * 4), LayerKind(name="full", extra_backward=5, memory=(1,) * 4))
     return SplitProblem(
         segments=tuple(
             Segment(
@@ -52,7 +49,7 @@ def test_a_long_step_is_timed_and_bounded_exactly(monkeypatch):
             shorter.setitem(vars(SETTINGS), "long_step_many", 200)
             shorter.setitem(vars(SETTINGS), "long_step_fewer", 120)
             found = solve(problem, time_limit_s=20)
-        assert many_microbatches.with_fewer_microbatches(problem) is None
+        assert virtual_stages.with_fewer_microbatches(problem) is None
         assert found.step_time == time_of(problem, found.placement)
         assert found.lower_bound <= expected.step_time <= found.step_time
         fastest += found.step_time == expected.step_time

@@ -15,12 +15,12 @@ from mindspeed_autoparallel.planner.split import (
     Segment,
     SplitProblem,
     solve,
+    solver,
     stage_memory,
     step_of,
     time_of,
 )
 from mindspeed_autoparallel.planner.split.bounds.relaxation import relaxed_cuts
-from mindspeed_autoparallel.planner.split.strategies import portfolio
 
 
 def random_problem(drawn):
@@ -93,7 +93,7 @@ def enumerated(problem):
 @pytest.mark.parametrize("chains", [True, False])
 def test_pipeline_and_tail_together_are_minimal(monkeypatch, chains):
     if not chains:
-        monkeypatch.setattr(portfolio, "is_chain", lambda problem: False)
+        monkeypatch.setattr(solver, "is_chain", lambda problem: False)
     drawn = random.Random(5)
     differs = 0
     for _ in range(how_many(12, 25)):

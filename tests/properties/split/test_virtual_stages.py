@@ -21,14 +21,10 @@ from mindspeed_autoparallel.planner.split import (
 )
 from mindspeed_autoparallel.planner.split.bounds.relaxation import relaxed_cuts
 from mindspeed_autoparallel.planner.split.bounds.whole_layers import raised_bound
-from mindspeed_autoparallel.planner.split.bounds.whole_ranks import (
-    rank_caps,
-    rank_cuts,
-    whole_ranks_bound,
-)
+from mindspeed_autoparallel.planner.split.bounds.whole_ranks import rank_caps, rank_cuts, whole_ranks_bound
 from mindspeed_autoparallel.planner.split.group_sizes import sizes_to_try, solve_group_sizes, with_group_size
 from mindspeed_autoparallel.planner.split.heuristics.candidates import Evaluator
-from mindspeed_autoparallel.planner.split.model.moments import fullest_moments
+from mindspeed_autoparallel.planner.split.model.problem import fullest_moments
 from mindspeed_autoparallel.planner.split.model.rank_kinds import _least
 from mindspeed_autoparallel.planner.split.model.solution import time_of
 from mindspeed_autoparallel.planner.split.state import Limits, State

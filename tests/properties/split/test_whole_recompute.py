@@ -13,7 +13,7 @@ from mindspeed_autoparallel.planner.split.bounds.least_recompute import LeastRec
 from mindspeed_autoparallel.planner.split.bounds.relaxation import relaxed_cuts
 from mindspeed_autoparallel.planner.split.bounds.whole_layers import query
 from mindspeed_autoparallel.planner.split.bounds.whole_ranks import rank_caps, whole_ranks_bound
-from mindspeed_autoparallel.planner.split.model.moments import fullest_moments
+from mindspeed_autoparallel.planner.split.model.problem import fullest_moments
 from mindspeed_autoparallel.planner.split.model.solution import stage_memory, time_of
 from mindspeed_autoparallel.schedule import make_program
 

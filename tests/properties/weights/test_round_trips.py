@@ -13,13 +13,7 @@ from hypothesis import strategies as st
 from random_model import write_random_model
 
 from mindspeed_autoparallel.weights import conversion
-from mindspeed_autoparallel.weights.architecture import (
-    AUDIO,
-    TEXT,
-    VISION,
-    Architecture,
-    read_architecture,
-)
+from mindspeed_autoparallel.weights.architecture import AUDIO, TEXT, VISION, Architecture, read_architecture
 from mindspeed_autoparallel.weights.layouts import CheckpointLayout, make_layout
 
 pytestmark = pytest.mark.torch

@@ -4,9 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from mindspeed_autoparallel.cost.collectives import all_gather_us, all_reduce_us, p2p_us
+from mindspeed_autoparallel.cost.collectives import (
+    all_gather_us,
+    all_reduce_us,
+    boundary_link,
+    data_parallel_link,
+    p2p_us,
+)
 from mindspeed_autoparallel.cost.memory import PlacedBlock, Traffic, mindspeed_stage_bytes, rank_peak
-from mindspeed_autoparallel.cost.topology import boundary_link, data_parallel_link
 from mindspeed_autoparallel.profiles import (
     BlockCost,
     Collective,

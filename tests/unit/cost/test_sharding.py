@@ -6,22 +6,15 @@ from dataclasses import replace
 import pytest
 from language_profile import language_profile
 
+from mindspeed_autoparallel.cost.collectives import data_parallel_link
 from mindspeed_autoparallel.cost.memory import PlacedBlock, rank_peak, static_terms
 from mindspeed_autoparallel.cost.sharding import Unit, gathered_bytes, microbatch_us, reach_of, units_of, waiting_bytes
-from mindspeed_autoparallel.cost.topology import data_parallel_link
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts.bounds import pipeline_bound_ns, sharding_bound_us, tail_bound_us
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions, enumerate_layouts
 from mindspeed_autoparallel.planner.placement import ModulePlacement
-from mindspeed_autoparallel.profiles import (
-    BlockCost,
-    Collective,
-    DeviceCost,
-    LinkTier,
-    RecomputeCost,
-    StateBytes,
-)
+from mindspeed_autoparallel.profiles import BlockCost, Collective, DeviceCost, LinkTier, RecomputeCost, StateBytes
 from mindspeed_autoparallel.schedule import make_program
 from mindspeed_autoparallel.spec import Cluster, Layout, Sharding
 

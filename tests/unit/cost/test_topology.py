@@ -7,10 +7,17 @@ from itertools import product
 import pytest
 from small_profile import block
 
-from mindspeed_autoparallel.cost.collectives import all_gather_us, all_reduce_us, p2p_us, reduce_scatter_us
+from mindspeed_autoparallel.cost.collectives import (
+    all_gather_us,
+    all_reduce_us,
+    boundary_link,
+    data_parallel_link,
+    embedding_link,
+    p2p_us,
+    reduce_scatter_us,
+)
 from mindspeed_autoparallel.cost.memory import PlacedBlock
 from mindspeed_autoparallel.cost.step import post_pipeline_time
-from mindspeed_autoparallel.cost.topology import boundary_link, data_parallel_link, embedding_link
 from mindspeed_autoparallel.profiles import Collective, DeviceCost, LinkTier
 from mindspeed_autoparallel.spec import Cluster, Layout
 from mindspeed_autoparallel.units import MIB

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindspeed_autoparallel.data.distribution import DataSource, Distribution, make_distribution
-from mindspeed_autoparallel.data.sample import SampleSize
 from mindspeed_autoparallel.data.statistics import histogram, joint, padding_share, quantile, unseen_share
+from mindspeed_autoparallel.data.work import SampleSize
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.report.data_page import render_data_page
 

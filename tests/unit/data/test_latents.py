@@ -7,7 +7,7 @@ import zipfile
 import pytest
 
 from mindspeed_autoparallel.data.describe import DescribeOptions, describe_records
-from mindspeed_autoparallel.data.torch_headers import shape_in
+from mindspeed_autoparallel.data.media import shape_in
 from mindspeed_autoparallel.errors import ConfigError
 
 GOOD = {

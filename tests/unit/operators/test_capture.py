@@ -51,10 +51,7 @@ def test_products_carry_the_names_of_their_modules_and_all_parameters_are_there(
     model = Tiny()
     graph = capture(model, tokens())
     products = [name for name, node in graph.nodes.items() if node.matmul]
-    assert products == [
-        *(f"layers.{n}.{part}" for n in range(3) for part in ("qkv", "out", "up", "down")),
-        "head",
-    ]
+    assert products == [*(f"layers.{n}.{part}" for n in range(3) for part in ("qkv", "out", "up", "down")), "head"]
     held = {n for n, node in graph.nodes.items() if node.is_parameter}
     assert held == {name for name, _ in model.named_parameters()} and graph.unknown == {}
 

@@ -48,9 +48,6 @@ def test_limits_and_the_layout_of_megatron_are_constraints(capsys):
 
 def test_one_line_gives_the_cost_or_that_a_plan_is_missing():
     lines = ConstraintCost("--pin q:rows=2", 200.0, 150.0, ("q:columns=2",)).lines()
-    assert lines == [
-        "constraint --pin q:rows=2: costs 50 us of 200 us (25.0%)",
-        "    without it: --pin 'q:columns=2'",
-    ]
+    assert lines == ["constraint --pin q:rows=2: costs 50 us of 200 us (25.0%)", "    without it: --pin 'q:columns=2'"]
     assert "helps" in ConstraintCost("tied", 100.0, 120.0).lines()[0]
     assert ConstraintCost("limit", 1.0, None, note="no plan.").lines() == ["constraint limit: no plan."]

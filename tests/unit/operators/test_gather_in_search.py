@@ -10,8 +10,7 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.mark.parametrize(
-    ("table", "index", "cuts"),
-    [((64, 64), (64, 64), {"rows0": 8}), ((1024, 128), (2, 1024), {"rows0": 2, "table": 4})],
+    ("table", "index", "cuts"), [((64, 64), (64, 64), {"rows0": 8}), ((1024, 128), (2, 1024), {"rows0": 2, "table": 4})]
 )
 def test_search_cuts_the_index_first_then_the_table(table, index, cuts):
     plan = search_strategies(

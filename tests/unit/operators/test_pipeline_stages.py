@@ -9,12 +9,7 @@ import pytest
 from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.operators.config import OperatorConfig, read_config
-from mindspeed_autoparallel.operators.pipeline import (
-    Pipeline,
-    data_parallel,
-    search_pipelined,
-    stage_bytes,
-)
+from mindspeed_autoparallel.operators.pipeline import Pipeline, data_parallel, search_pipelined, stage_bytes
 from mindspeed_autoparallel.operators.presets import preset_graph
 from mindspeed_autoparallel.operators.search.pins import pinned_choices
 

@@ -4,8 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mindspeed_autoparallel.operators.lowering.roles import TENSOR  # noqa: E402
-from mindspeed_autoparallel.operators.lowering.uniform import uniform_decisions  # noqa: E402
+from mindspeed_autoparallel.operators.lowering.uniform import TENSOR, uniform_decisions  # noqa: E402
 from mindspeed_autoparallel.operators.plan import OperatorPlan  # noqa: E402
 from mindspeed_autoparallel.operators.torch.capture import capture_program  # noqa: E402
 from mindspeed_autoparallel.operators.torch.parallelize import nearest_styled, parallelize_plan  # noqa: E402

@@ -77,13 +77,7 @@ _KINDS_OF_MODELS = {
 def test_the_planner_and_predict_agree_on_every_stage_of_the_same_layout(tmp_path: Path, kind: str) -> None:
     device, model = find_device("B200"), _KINDS_OF_MODELS[kind]
     profile = analytic_profile(read_model_file(Path(_file(tmp_path, model))), device, 8)
-    layout = Layout(
-        pipeline_size=2,
-        tensor_size=2,
-        data_size=2,
-        micro_batch_size=1,
-        sequence_parallel=True,
-    )
+    layout = Layout(pipeline_size=2, tensor_size=2, data_size=2, micro_batch_size=1, sequence_parallel=True)
     placement = ModulePlacement(layers={"text_decoder": (8, 8)}, recompute={"text_decoder": {}})
     found = evaluate(profile, Cluster(num_nodes=1, devices_per_node=8), layout, placement, 32)
     request = {

@@ -9,7 +9,7 @@ from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.cost.analytic.parameters import stage_parameters
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.predict.model_words import in_request_words
+from mindspeed_autoparallel.predict.model_file import in_request_words
 from mindspeed_autoparallel.predict.predict import predict_one
 
 _SIZES = {

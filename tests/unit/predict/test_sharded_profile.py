@@ -15,7 +15,7 @@ from mindspeed_autoparallel.planner.sharded.wrapping import wrappings
 from mindspeed_autoparallel.predict.sharded_costs import LogitBytes
 from mindspeed_autoparallel.predict.sharded_profile import sharded_profile
 from mindspeed_autoparallel.predict.sharded_tree import Described
-from mindspeed_autoparallel.spec.cluster import Cluster
+from mindspeed_autoparallel.spec.layout import Cluster
 from mindspeed_autoparallel.spec.sharded import GroupChoice, ShardedDecisions, ShardingHost, ShardSizes
 from mindspeed_autoparallel.spec.sharded_plan import ShardedPlan
 

@@ -18,15 +18,10 @@ import numpy  # noqa: E402
 import torch  # noqa: E402
 
 from mindspeed_autoparallel.data.lengths import read_indexed  # noqa: E402
-from mindspeed_autoparallel.data.media import fitting_size, num_audio_tokens  # noqa: E402
-from mindspeed_autoparallel.data.model_sizes import read_media_sizes  # noqa: E402
+from mindspeed_autoparallel.data.media import fitting_size, num_audio_tokens, read_media_sizes  # noqa: E402
 from mindspeed_autoparallel.data.records import RecordSizes, read_format, read_record_set  # noqa: E402
 from mindspeed_autoparallel.errors import ConfigError  # noqa: E402
-from reference_vlm.configuration import (  # noqa: E402
-    DataDescription,
-    read_data,
-    read_model,
-)
+from reference_vlm.configuration import DataDescription, read_data, read_model  # noqa: E402
 from reference_vlm.data.audio import load_audio  # noqa: E402
 from reference_vlm.data.batches import MicrobatchStream, StreamOptions, collate  # noqa: E402
 from reference_vlm.data.images import cut_patches  # noqa: E402

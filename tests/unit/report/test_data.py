@@ -108,14 +108,7 @@ def test_busy_share_is_the_simulators() -> None:
 def test_every_verdict_is_in_one_group() -> None:
     plan = example_plan()
     groups = report_data(plan).verdicts
-    assert {group.outcome for group in groups} == {
-        "solved",
-        "bounded",
-        "memory",
-        "illegal",
-        "unmeasured",
-        "unsolved",
-    }
+    assert {group.outcome for group in groups} == {"solved", "bounded", "memory", "illegal", "unmeasured", "unsolved"}
     assert sum(len(group.rows) for group in groups) == len(plan.search.verdicts)
     assert sum(row.chosen for group in groups for row in group.rows) == 1
 

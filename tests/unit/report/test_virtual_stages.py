@@ -11,7 +11,7 @@ from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions
 from mindspeed_autoparallel.profiles import MeasuredAt, Measurement, ModuleCost, Profile
 from mindspeed_autoparallel.report.data import report_data
-from mindspeed_autoparallel.report.virtual_stages import comparison, group_sizes
+from mindspeed_autoparallel.report.search_data import group_sizes, virtual_comparison
 from mindspeed_autoparallel.spec import Cluster, Model, Module, Plan
 from mindspeed_autoparallel.spec.plan import EDITED
 from mindspeed_autoparallel.units import format_us
@@ -40,7 +40,7 @@ def test_the_gain_of_virtual_stages_is_stated_against_the_best_plan_without_them
     assert both.layout.virtual_size == 2 and plain.layout.virtual_size == 1
     saved = 1 - both.step.total_us / plain.step.total_us
     assert saved > 0
-    text = comparison(both)
+    text = virtual_comparison(both)
     assert f"save {saved:.2%}" in text
     assert plain.layout.label() in text and format_us(plain.step.total_us) in text
     assert text in report_data(both).limits
@@ -73,7 +73,7 @@ def test_group_sizes_are_compared_within_one_pipeline_size() -> None:
 
 
 def test_without_virtual_stages_the_text_omits_them() -> None:
-    assert comparison(_plan(1)) == ""
+    assert virtual_comparison(_plan(1)) == ""
 
 
 def test_unsettled_layouts_are_stated() -> None:
@@ -82,7 +82,7 @@ def test_unsettled_layouts_are_stated() -> None:
     open_one = replace(other, outcome="unsolved", step_us=None, lower_bound_us=1000.0)
     for plan in (plain, both):
         plan = replace(plan, search=replace(plan.search, verdicts=(*plan.search.verdicts, open_one)))
-        assert "1 layouts with them are not settled" in comparison(plan)
+        assert "1 layouts with them are not settled" in virtual_comparison(plan)
 
 
 def test_virtual_stages_that_gain_nothing() -> None:
@@ -90,5 +90,5 @@ def test_virtual_stages_that_gain_nothing() -> None:
     other = next(v for v in both.search.verdicts if v.layout.virtual_size == 2)
     slower = replace(other, step_us=2 * plain.step.total_us)
     plan = replace(plain, search=replace(plain.search, verdicts=(*plain.search.verdicts, slower)))
-    text = comparison(plan)
+    text = virtual_comparison(plan)
     assert "gain nothing" in text and format_us(2 * plain.step.total_us) in text

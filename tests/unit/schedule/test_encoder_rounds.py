@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mindspeed_autoparallel.schedule.encoder_rounds import Rounds, backward_us, forward_us
+from mindspeed_autoparallel.schedule.encoder_pipeline import Rounds, backward_us, forward_us
 
 
 def runs(*parts: tuple[int, float, float]) -> list[Rounds]:

@@ -17,10 +17,7 @@ from mindspeed_autoparallel.schedule import (
 
 def test_one_forward_more_warms_up_and_then_all_run_in_pairs():
     text = program_to_text(make_program("interleaved", 2, 2, 2, 0, True))
-    assert text.splitlines() == [
-        "F0.0,F0.1,F1.0,F1.1,B1.0,B1.1,B0.0,B0.1",
-        "F0.0,F0.1,F1.0,F1.1,+B1.0,B1.1,B0.0,B0.1",
-    ]
+    assert text.splitlines() == ["F0.0,F0.1,F1.0,F1.1,B1.0,B1.1,B0.0,B0.1", "F0.0,F0.1,F1.0,F1.1,+B1.0,B1.1,B0.0,B0.1"]
     assert program_to_text(make_program("1f1b", 1, 3, 1, 0, True)) == "F0.0,F0.1,+B0.0,F0.2,+B0.1,B0.2\n"
 
 

@@ -6,13 +6,7 @@ import pytest
 
 from mindspeed_autoparallel.errors import ConfigError, PlanError, ProfileError
 from mindspeed_autoparallel.profiles import Collective, DeviceCost, LinkTier, Provenance
-from mindspeed_autoparallel.profiles.sharded import (
-    CostPoint,
-    ModuleCosts,
-    ModuleKind,
-    ShardedModule,
-    ShardedProfile,
-)
+from mindspeed_autoparallel.profiles.sharded import CostPoint, ModuleCosts, ModuleKind, ShardedModule, ShardedProfile
 from mindspeed_autoparallel.spec.codec import from_json, to_json
 from mindspeed_autoparallel.spec.sharded import KEEP, RECOMPUTE, GroupChoice, ShardedDecisions, ShardSizes
 from mindspeed_autoparallel.spec.sharded_plan import ShardedPlan

@@ -14,12 +14,7 @@ from mindspeed_autoparallel.runtime.devices.accelerator import CudaAdapter  # no
 from mindspeed_autoparallel.runtime.devices.cpu.adapter import CpuAdapter  # noqa: E402
 from mindspeed_autoparallel.runtime.hetero.adapters.llava import LlavaAdapter  # noqa: E402
 from mindspeed_autoparallel.runtime.hetero.adapters.protocol import LocalItem  # noqa: E402
-from mindspeed_autoparallel.testing import (  # noqa: E402
-    DeviceAdapterSuite,
-    EncoderAdapterSuite,
-    EncoderCase,
-    HostModuleSuite,
-)
+from mindspeed_autoparallel.testing import DeviceAdapterSuite, EncoderAdapterSuite, EncoderCase, HostModuleSuite  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

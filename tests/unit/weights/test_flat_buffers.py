@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mindspeed_autoparallel.errors import ConfigError  # noqa: E402
-from mindspeed_autoparallel.weights.flat_buffers import placed  # noqa: E402
+from mindspeed_autoparallel.weights.optimizer_state import placed  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

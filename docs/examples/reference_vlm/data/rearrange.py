@@ -15,10 +15,9 @@ from typing import Any
 import numpy
 
 from mindspeed_autoparallel.data.balance import Assignment, BatchShape, balance, in_order
-from mindspeed_autoparallel.data.model_sizes import MediaSizes
-from mindspeed_autoparallel.data.sample import SampleSize
+from mindspeed_autoparallel.data.media import MediaSizes
 from mindspeed_autoparallel.data.sizes import SampleSizes
-from mindspeed_autoparallel.data.work import ModuleWork, WorkModel
+from mindspeed_autoparallel.data.work import ModuleWork, SampleSize, WorkModel
 from mindspeed_autoparallel.errors import ConfigError
 from reference_vlm.configuration import DataDescription, ModelDescription, StackDescription
 from reference_vlm.data.records import Record

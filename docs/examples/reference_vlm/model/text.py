@@ -13,13 +13,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from reference_vlm.configuration import TextDescription
 from reference_vlm.model.core_attention import PackedAttention
 from reference_vlm.model.dropout import DroppingContextAttention
-from reference_vlm.model.stack import (
-    PlacedBlock,
-    changed_config,
-    layer_spec,
-    stack_config,
-    with_dropout,
-)
+from reference_vlm.model.stack import PlacedBlock, changed_config, layer_spec, stack_config, with_dropout
 
 
 class TextDecoder(GPTModel):

@@ -22,13 +22,7 @@ from reference_vlm.model.row_shard import (
     shard_rows,
     to_tensor_ranks,
 )
-from reference_vlm.model.stack import (
-    ACTIVATIONS,
-    changed_config,
-    encoder_block,
-    stack_config,
-    with_dropout,
-)
+from reference_vlm.model.stack import ACTIVATIONS, changed_config, encoder_block, stack_config, with_dropout
 
 
 class PatchEmbedding(torch.nn.Module):

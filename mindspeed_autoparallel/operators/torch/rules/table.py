@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mindspeed_autoparallel.operators.torch.rules.base import Call, Rule, constant, draw, pointwise
+from mindspeed_autoparallel.operators.torch.rules.base import (
+    Call,
+    Rule,
+    along,
+    channel_norm,
+    constant,
+    draw,
+    group_norm,
+    normalised,
+    pointwise,
+    reduction,
+)
 from mindspeed_autoparallel.operators.torch.rules.layout import (
     leading,
     part_of_dim,
@@ -30,13 +41,6 @@ from mindspeed_autoparallel.operators.torch.rules.products import (
     linear,
     matmul,
     recurrent,
-)
-from mindspeed_autoparallel.operators.torch.rules.reductions import (
-    along,
-    channel_norm,
-    group_norm,
-    normalised,
-    reduction,
 )
 
 

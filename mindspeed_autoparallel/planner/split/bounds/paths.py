@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any
 
 import numpy
 
@@ -51,26 +50,20 @@ class Paths:
     def __init__(self, ranges: list[Ranges], num_layers: int) -> None:
         self.ranges, self.num_nodes = ranges, num_layers + 1
         self.cuts: dict[Cut, None] = {}
-        self.means: list[Array] = []
-        """Weights of the first cuts: each mean is a bound like a cut."""
         self.floor = 0
-        """Lower bound of the largest extra (``bottlenecks.py``)."""
+        """Lower bound of the largest extra (``divisions.bottleneck``)."""
 
     def copy(self) -> Paths:
         """Return a copy with its own arcs and the same cuts."""
         other = Paths([replace(ranges) for ranges in self.ranges], self.num_nodes - 1)
-        other.cuts, other.means, other.floor = self.cuts, self.means, self.floor
+        other.cuts, other.floor = self.cuts, self.floor
         return other
 
-    def num_arcs(self) -> int:
-        return sum(map(len, self.ranges))
-
     def weigh(self) -> bool:
-        """Compute the cost of every arc and of the cheapest paths to the end under all cuts and means. Return whether
-        any path is left."""
+        """Compute the cost of every arc and of the cheapest paths to the end under all cuts. Return whether any path is
+        left."""
         forwards = numpy.array([cut.forwards for cut in self.cuts], dtype=numpy.int64)
         backwards = numpy.array([cut.backwards for cut in self.cuts], dtype=numpy.int64)
-        self.num_cuts = len(self.cuts)
         tails = numpy.array([cut.tail_stage for cut in self.cuts], dtype=numpy.int64)
         self.constant = numpy.array([cut.constant for cut in self.cuts], dtype=numpy.int64)
         self.cost = [
@@ -79,32 +72,8 @@ class Paths:
             + ranges.tail[:, None] * (tails == stage)
             for stage, ranges in enumerate(self.ranges)
         ]
-        if self.means:
-            weights = numpy.zeros((len(self.cuts), len(self.means)))
-            for index, mean in enumerate(self.means):
-                weights[: len(mean), index] = mean
-            self.cost = [numpy.concatenate([cost, _below(cost @ weights)], axis=1) for cost in self.cost]
-            self.constant = numpy.concatenate([self.constant, _below(self.constant @ weights)])
         self._potentials()
         return self.bound() < NEVER
-
-    def cheapest(self, cost: list[Array]) -> tuple[float, list[int]]:
-        """Return the cost of the cheapest path, and its arcs. ``cost``: by stage, of every arc."""
-        least = numpy.full(self.num_nodes, numpy.inf)
-        least[-1] = 0
-        ways: list[Array] = []
-        for ranges, arcs in zip(reversed(self.ranges), reversed(cost), strict=True):
-            ways.append(arcs + least[ranges.end])
-            first = ranges.first()
-            least = numpy.full(self.num_nodes, numpy.inf)
-            least[ranges.start[first]] = numpy.minimum.reduceat(ways[-1], first)
-        node, path = 0, list[int]()
-        for ranges, way in zip(self.ranges, reversed(ways), strict=True):
-            low: Any = numpy.searchsorted(ranges.start, node, "left")
-            high = numpy.searchsorted(ranges.start, node, "right")
-            path.append(int(low + numpy.argmin(way[low:high])))
-            node = ranges.end[path[-1]]
-        return float(least[0]), path
 
     def _potentials(self) -> None:
         num_cuts = len(self.constant)
@@ -194,9 +163,8 @@ class Paths:
         if len(labels) < 2:
             return labels
         # Below this value a cut cannot exceed the limit on any continuation, so all such values are equivalent.
-        num = self.num_cuts
         harmless = limit - self.most_to_end[stage + 1][labels.position]
-        value = numpy.maximum(labels.value, harmless)[:, :num]
+        value = numpy.maximum(labels.value, harmless)
         order = numpy.lexsort((value.sum(axis=1, dtype=numpy.float64), labels.position))
         value, position = value[order], labels.position[order]
         alive: Array = numpy.ones(len(order), dtype=bool)
@@ -230,7 +198,6 @@ class Paths:
         which = self.constant + self.most_to_end[0][0] > limit
         which[0] = True
         other = self.copy()
-        other.num_cuts = int(which[: self.num_cuts].sum())
         other.constant = self.constant[which]
         other.cost = [cost[:, which] for cost in self.cost]
         other.to_end = [least[:, which] for least in self.to_end]
@@ -267,8 +234,3 @@ class Paths:
             if len(following):
                 stack.append((stage + 1, following))
         return paths.root().take(slice(0)), True
-
-
-def _below(value: Array) -> Array:
-    """Round down to integers, with a margin for floating-point errors."""
-    return numpy.floor(value * (1 - 1e-12)).astype(numpy.int64) - 1

@@ -14,7 +14,6 @@ import numpy
 
 from mindspeed_autoparallel.planner.split.bounds.whole_ranks import rank_cuts
 from mindspeed_autoparallel.planner.split.model.cut_model import CutModel, RankCap
-from mindspeed_autoparallel.planner.split.model.cut_model import tail_rows as tail_rows
 from mindspeed_autoparallel.planner.split.model.cuts import Cut
 from mindspeed_autoparallel.planner.split.model.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.model.recompute_choice import Array

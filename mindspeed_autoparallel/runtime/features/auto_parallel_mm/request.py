@@ -11,7 +11,7 @@ from typing import Any
 
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.planner.host_splits import Splits
+from mindspeed_autoparallel.planner.candidate import Splits
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.flags import AutoParallelFlags
 from mindspeed_autoparallel.runtime.features.hetero_parallel.flags import HeteroFlags
@@ -30,10 +30,7 @@ from mindspeed_autoparallel.runtime.hetero.layouts import check_script_sizes
 from mindspeed_autoparallel.runtime.launch.work_dir import private_work_dir
 from mindspeed_autoparallel.runtime.megatron.description import Description, describe
 from mindspeed_autoparallel.runtime.megatron.hybrid import hybrid_pattern
-from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
-    GROUP_ARGUMENT,
-    LAYOUT_ARGUMENT,
-)
+from mindspeed_autoparallel.runtime.megatron.layout_arguments import GROUP_ARGUMENT, LAYOUT_ARGUMENT
 from mindspeed_autoparallel.runtime.megatron.mindspeed import (
     context_is_fixed,
     expert_tensor_sizes,

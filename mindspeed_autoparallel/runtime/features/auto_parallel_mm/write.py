@@ -9,8 +9,8 @@ from mindspeed_autoparallel.planner.hetero.compare import Comparison, summary, w
 from mindspeed_autoparallel.planner.results import PROFILE_FILE, write_results
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.report.page import render_page
+from mindspeed_autoparallel.report.replay import chrome_trace
 from mindspeed_autoparallel.report.table import render_table
-from mindspeed_autoparallel.report.trace import chrome_trace
 from mindspeed_autoparallel.runtime.features.apply_plan.hetero_model import training_flags, write_hetero_model
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.request import SearchRequest
 from mindspeed_autoparallel.spec import Plan

@@ -15,8 +15,7 @@ from mindspeed_autoparallel.planner.spread.factors import SampleFactors, sample_
 from mindspeed_autoparallel.planner.spread.scaled import mean_profile
 from mindspeed_autoparallel.planner.tuner.candidates import ProfileVariant, Space, enumerate_space
 from mindspeed_autoparallel.planner.tuner.placements import SolvedConfiguration
-from mindspeed_autoparallel.planner.tuner.ranking import ranked
-from mindspeed_autoparallel.planner.tuner.search import Outcome
+from mindspeed_autoparallel.planner.tuner.search import Outcome, ranked
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.runtime.features.auto_tuning.recommendation import Recommendation, recommend
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest

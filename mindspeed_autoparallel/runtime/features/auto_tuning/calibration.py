@@ -13,11 +13,9 @@ from mindspeed_autoparallel.errors import ProfileError
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.planner.tuner.anchors import choose
 from mindspeed_autoparallel.planner.tuner.host import fit_host
-from mindspeed_autoparallel.planner.tuner.links import SIZES, link_samples
+from mindspeed_autoparallel.planner.tuner.links import SIZES, link_samples, operator_samples
 from mindspeed_autoparallel.planner.tuner.pricing import Prices, calls_of
-from mindspeed_autoparallel.planner.tuner.samples import operator_samples
-from mindspeed_autoparallel.planner.tuner.stages import Modelled, PipelineCost, fit_stages
-from mindspeed_autoparallel.planner.tuner.steps import StepCost, fit_steps
+from mindspeed_autoparallel.planner.tuner.stages import Modelled, PipelineCost, StepCost, fit_stages, fit_steps
 from mindspeed_autoparallel.profiles import MeasuredAt, layer_block
 from mindspeed_autoparallel.profiles.calibration_records import PipelineResult
 from mindspeed_autoparallel.profiles.device import LinkTier

@@ -15,8 +15,7 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.tuner.host import HostModel
 from mindspeed_autoparallel.planner.tuner.links import TIERS, catalogue_tier
 from mindspeed_autoparallel.planner.tuner.pricing import Prices, calls_of
-from mindspeed_autoparallel.planner.tuner.stages import PipelineCost
-from mindspeed_autoparallel.planner.tuner.steps import StepCost
+from mindspeed_autoparallel.planner.tuner.stages import PipelineCost, StepCost
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.profiles.device import COLLECTIVES, LinkTier
 from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase, Operator

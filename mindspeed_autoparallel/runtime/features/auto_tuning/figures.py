@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mindspeed_autoparallel.planner.tuner.host import Anchor, HostModel
-from mindspeed_autoparallel.planner.tuner.links import fitted_tiers
+from mindspeed_autoparallel.planner.tuner.links import fitted_tiers, single
 from mindspeed_autoparallel.planner.tuner.pricing import Prices
-from mindspeed_autoparallel.planner.tuner.samples import single
-from mindspeed_autoparallel.planner.tuner.stages import PipelineCost
-from mindspeed_autoparallel.planner.tuner.steps import StepCost
+from mindspeed_autoparallel.planner.tuner.stages import PipelineCost, StepCost
 from mindspeed_autoparallel.profiles import MeasuredAt, layer_block
 from mindspeed_autoparallel.profiles.calibration_records import PipelineResult, Stages
 from mindspeed_autoparallel.profiles.device import LinkTier, StageOverhead

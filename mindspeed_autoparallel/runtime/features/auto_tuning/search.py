@@ -9,8 +9,7 @@ from dataclasses import replace
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.tuner.candidates import Space, enumerate_space
-from mindspeed_autoparallel.planner.tuner.ranking import ranked
-from mindspeed_autoparallel.planner.tuner.search import Outcome
+from mindspeed_autoparallel.planner.tuner.search import Outcome, ranked
 from mindspeed_autoparallel.runtime.features.apply_plan.applicable import refusal
 from mindspeed_autoparallel.runtime.features.auto_tuning.argv import illegal, with_environment
 from mindspeed_autoparallel.runtime.features.auto_tuning.by_samples import SampledSearch

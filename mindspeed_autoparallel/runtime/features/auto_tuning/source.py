@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mindspeed_autoparallel.cost.analytic.memory import usable_bytes
+from mindspeed_autoparallel.cost.analytic.states import usable_bytes
 from mindspeed_autoparallel.errors import ConfigError, ProfileError
 from mindspeed_autoparallel.planner.tuner.candidates import ProfileVariant
 from mindspeed_autoparallel.planner.tuner.pricing import Prices

@@ -26,7 +26,7 @@ from mindspeed_autoparallel.runtime.launch import LaunchOutcome, LaunchStatus
 from mindspeed_autoparallel.runtime.launch.outcome import worst
 from mindspeed_autoparallel.runtime.profiling.measure.structure import MIN_LAYERS
 from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
-from mindspeed_autoparallel.runtime.profiling.trace.sources import hash_of_sources, release_of
+from mindspeed_autoparallel.runtime.profiling.trace.process import hash_of_sources, release_of
 from mindspeed_autoparallel.runtime.profiling.trace.work_queue import WorkQueue
 
 _LOGGER = logging.getLogger(__name__)

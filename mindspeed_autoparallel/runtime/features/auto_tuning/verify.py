@@ -25,7 +25,7 @@ from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRe
 from mindspeed_autoparallel.runtime.features.auto_tuning.write import rewrite
 from mindspeed_autoparallel.runtime.launch import LaunchStatus
 from mindspeed_autoparallel.runtime.profiling.calibrate.results import fingerprint_of
-from mindspeed_autoparallel.runtime.profiling.trace.sources import hash_of_sources
+from mindspeed_autoparallel.runtime.profiling.trace.process import hash_of_sources
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan, to_json
 from mindspeed_autoparallel.units import US_PER_MS
 

@@ -24,7 +24,7 @@ from mindspeed_autoparallel.runtime.features.auto_tuning.recommendation import R
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
 from mindspeed_autoparallel.runtime.features.auto_tuning.source import TunedProfiles
 from mindspeed_autoparallel.runtime.features.auto_tuning.user_baseline import described
-from mindspeed_autoparallel.spec.data import DataRecord
+from mindspeed_autoparallel.spec.plan_records import DataRecord
 from mindspeed_autoparallel.spec.recompute import policy_of
 from mindspeed_autoparallel.units import US_PER_MS
 

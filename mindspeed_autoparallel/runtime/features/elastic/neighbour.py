@@ -9,6 +9,7 @@ beside the checkpoints, which its neighbour reads.
 from __future__ import annotations
 
 import atexit
+import builtins
 import contextlib
 import functools
 import os
@@ -30,7 +31,7 @@ _BEAT_S = 1.0
 
 
 class _Exit:
-    """The last ``sys.exit`` of this process."""
+    """The last ``SystemExit`` of this process."""
 
     def __init__(self) -> None:
         self.status: int | str | None = None
@@ -97,24 +98,32 @@ def watch_next_node(folder: Path, world: World) -> None:
 
 
 def record_exits() -> None:
-    """Record the status of ``sys.exit`` for ``ended_by_error``: the interpreter keeps nothing of a ``SystemExit``."""
+    """Record the status of every ``SystemExit`` for ``ended_by_error``: the interpreter keeps nothing of it.
+
+    ``SystemExit`` becomes a subclass that records its status, and ``sys.exit`` raises that one, so that both are caught
+    as before.
+    """
     last = of_process(_Exit)
     if last.is_recorded:
         return
-    last.is_recorded, leave = True, sys.exit
+    last.is_recorded = True
 
-    @functools.wraps(leave)
+    class RecordedExit(SystemExit):
+        def __init__(self, *arguments: object) -> None:
+            super().__init__(*arguments)
+            last.status = self.code
+
+    @functools.wraps(sys.exit)
     def exit_recorded(status: int | str | None = None, /) -> NoReturn:
-        last.status = status
-        leave(status)
+        raise RecordedExit(status)
 
-    sys.exit = exit_recorded
+    sys.exit, builtins.SystemExit = exit_recorded, RecordedExit  # type: ignore[misc]  # a class in place of a class
 
 
 def ended_by_error() -> bool:
-    """Return at exit whether an exception or ``sys.exit`` with an error code ended the script.
+    """Return at exit whether an exception or an exit with an error code ended the script.
 
-    The interpreter sets ``sys.last_value`` for the former. A ``SystemExit`` that is raised directly is not detected,
-    and a ``sys.exit`` that the script catches counts unless another one follows.
+    The interpreter sets ``sys.last_value`` for the former. A ``SystemExit`` that the script catches counts unless
+    another one follows.
     """
     return getattr(sys, "last_value", None) is not None or of_process(_Exit).status not in (None, 0)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.planner.host_splits import Splits
+from mindspeed_autoparallel.planner.candidate import Splits
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions
 from mindspeed_autoparallel.runtime.megatron.description import Description, describe
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import GROUP_ARGUMENT

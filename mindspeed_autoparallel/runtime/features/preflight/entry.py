@@ -14,8 +14,7 @@ from mindspeed_autoparallel.interrupts import leaving_kept
 from mindspeed_autoparallel.profiles.records import json_of
 from mindspeed_autoparallel.progress import show_progress
 from mindspeed_autoparallel.report.preflight import render
-from mindspeed_autoparallel.report.preflight_result import PreflightResult, RankReport
-from mindspeed_autoparallel.report.preflight_verdict import EXIT_CODES, judge, num_covered
+from mindspeed_autoparallel.report.preflight_result import EXIT_CODES, PreflightResult, RankReport, judge, num_covered
 from mindspeed_autoparallel.runtime.devices import current_device
 from mindspeed_autoparallel.runtime.features.preflight.request import PreflightRequest, read_request
 from mindspeed_autoparallel.runtime.features.preflight.source import run_source

@@ -14,8 +14,7 @@ from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError, LaunchError
 from mindspeed_autoparallel.files import read_json
-from mindspeed_autoparallel.planner.tuner.links import SIZES, link_samples
-from mindspeed_autoparallel.planner.tuner.samples import operator_samples
+from mindspeed_autoparallel.planner.tuner.links import SIZES, link_samples, operator_samples
 from mindspeed_autoparallel.profiles.device import COLLECTIVES
 from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase, Operator
 from mindspeed_autoparallel.profiles.records import record_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from mindspeed_autoparallel.cost.analytic.memory import usable_bytes
+from mindspeed_autoparallel.cost.analytic.states import usable_bytes
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError

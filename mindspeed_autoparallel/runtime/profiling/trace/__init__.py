@@ -3,7 +3,7 @@
 For a described block, by ``mindspeed-autoparallel trace``:
 
 ``request``   sizes and layout as plain data, and the result
-``process``   starts tracing processes (isolated from the caller) and caches results by content
+``process``   starts tracing processes (isolated from the caller) and caches results by content and source files
 ``world``     process groups of one layout after the other, fake or gloo's
 ``building``  blocks of a megatron-core model
 ``running``   a block forward and backward, a stage through Megatron's schedule
@@ -17,5 +17,4 @@ For a user's own training script, also for ``--auto-tuning``:
 ``fake_host``     batches without data and a device whose clock counts calls
 
 ``fake_tensors``  the tracer of both: operators on tensors with and without data, collectives, storages
-``sources``       the files whose change makes a trace stale
 """

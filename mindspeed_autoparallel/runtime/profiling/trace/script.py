@@ -17,7 +17,7 @@ from mindspeed_autoparallel.runtime.launch import LaunchOutcome, LaunchSpec, Lau
 from mindspeed_autoparallel.runtime.launch.processes import LocalRanks, run_local_processes
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import recompute_arguments
 from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
-from mindspeed_autoparallel.runtime.profiling.trace.sources import hash_of_sources, release_of
+from mindspeed_autoparallel.runtime.profiling.trace.process import hash_of_sources, release_of
 from mindspeed_autoparallel.runtime.profiling.trace.work_queue import WorkQueue
 
 

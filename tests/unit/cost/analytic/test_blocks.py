@@ -8,14 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed_autoparallel.cost.analytic.blocks import (
-    Block,
-    Stream,
-    encoder_block,
-    joined,
-    ltx_exchange,
-    ltx_stream,
-)
+from mindspeed_autoparallel.cost.analytic.blocks import Block, Stream, encoder_block, joined, ltx_exchange, ltx_stream
 from mindspeed_autoparallel.cost.catalogue import find_device
 
 torch = pytest.importorskip("torch")

@@ -6,8 +6,8 @@ import pytest
 from prices import memory_of
 
 from mindspeed_autoparallel.cost.analytic.activations import head_bytes, layer_activation_bytes
-from mindspeed_autoparallel.cost.analytic.memory import in_flight_layers
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
+from mindspeed_autoparallel.cost.analytic.states import in_flight_layers
 
 _GIB = 2**30
 _GPT3 = {

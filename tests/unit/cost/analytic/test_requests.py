@@ -56,9 +56,7 @@ def test_layers_lie_where_the_run_puts_them() -> None:
 def test_group_sizes_are_those_that_megatron_runs(size: int, gbs: int, runs: bool) -> None:
     """4 to all microbatches (8, or 9 of 36 samples), with no remainder below the pipeline size."""
     request = _with(
-        parallel={"tp": 2, "pp": 4, "vpp": 2, "microbatch_group_size": size},
-        hw={"num_gpus": 32},
-        train={"gbs": gbs},
+        parallel={"tp": 2, "pp": 4, "vpp": 2, "microbatch_group_size": size}, hw={"num_gpus": 32}, train={"gbs": gbs}
     )
     if runs:
         assert read_workload(request).num_microbatches == gbs // 4

@@ -13,7 +13,7 @@ from mindspeed_autoparallel.cost.analytic.request_keys import KNOWN, unknown_key
 from mindspeed_autoparallel.cost.analytic.spellings import ALIASES, canonical, container_of
 from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.predict.model_words import request_in_own_words
+from mindspeed_autoparallel.predict.model_file import request_in_own_words
 from mindspeed_autoparallel.predict.predict import predict_one
 
 _LATENT = {"q_lora_rank": 512, "kv_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "v_head_dim": 64}

@@ -146,10 +146,7 @@ def test_sizes_that_were_not_measured_are_named() -> None:
 
 def test_encoder_sizes_must_divide_its_heads() -> None:
     profile = small_profile()
-    modules = (
-        Module(name="image_encoder", result_key="vit", num_layers=2, num_heads=3),
-        profile.model.modules[1],
-    )
+    modules = (Module(name="image_encoder", result_key="vit", num_layers=2, num_heads=3), profile.model.modules[1])
     odd = replace(profile, model=replace(profile.model, modules=modules))
     costs, reasons = costs_of(odd, modules[0], FOUR)
     assert [cost.point.tensor_size for cost in costs] == [1]

@@ -45,12 +45,7 @@ def _language_model(capacity_mib: int = 4000, post_us: float = 240.0, whole_expe
 
     points = [
         MeasuredAt(
-            tensor_size=t,
-            context_size=c,
-            expert_size=e,
-            micro_batch_size=m,
-            sequence_parallel=s,
-            expert_tensor_size=x,
+            tensor_size=t, context_size=c, expert_size=e, micro_batch_size=m, sequence_parallel=s, expert_tensor_size=x
         )
         for t, c, e, m, s, x in product(
             (1, 2), (1, 2), (1, 2, 4) if whole_experts else (1, 2), (1, 2), (False, True), (0, 1)

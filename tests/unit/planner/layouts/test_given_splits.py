@@ -6,8 +6,8 @@ import pytest
 from language_profile import language_profile
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
+from mindspeed_autoparallel.planner.candidate import Splits
 from mindspeed_autoparallel.planner.evaluate import evaluate
-from mindspeed_autoparallel.planner.host_splits import Splits
 from mindspeed_autoparallel.planner.layouts.given_splits import search_given
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions, enumerate_layouts

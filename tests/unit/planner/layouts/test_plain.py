@@ -48,8 +48,7 @@ def _fastest_by_loop(profile: Profile, cluster: Cluster, batch: int) -> float:
 
 
 @pytest.mark.parametrize(
-    ("make", "limit_mib"),
-    [*((small_profile, limit) for limit in (240, 330, 500, 4000)), (language_profile, 40_000)],
+    ("make", "limit_mib"), [*((small_profile, limit) for limit in (240, 330, 500, 4000)), (language_profile, 40_000)]
 )
 def test_the_plain_recipe_is_that_of_a_loop_over_all(make: Callable[[], Profile], limit_mib: int) -> None:
     profile = make()

@@ -14,9 +14,9 @@ import pytest
 from small_profile import small_profile
 
 from mindspeed_autoparallel.planner.evaluate import evaluate
+from mindspeed_autoparallel.planner.layouts.layout_solver import with_least_recompute
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
-from mindspeed_autoparallel.planner.layouts.tie_break import with_least_recompute
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout

@@ -20,7 +20,7 @@ from mindspeed_autoparallel.planner.sharded.search import search_sharded
 from mindspeed_autoparallel.planner.sharded.space import Switches, decided, sizes_of
 from mindspeed_autoparallel.profiles.sharded import CostPoint
 from mindspeed_autoparallel.schedule.sharded import StreamModule, StreamTraining, Unit, replay
-from mindspeed_autoparallel.spec.cluster import Cluster
+from mindspeed_autoparallel.spec.layout import Cluster
 from mindspeed_autoparallel.spec.sharded import KEEP, MEGATRON_FSDP, RECOMPUTE, ShardSizes
 
 HOST = megatron_fsdp_host(Script())

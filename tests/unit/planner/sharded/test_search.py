@@ -23,7 +23,7 @@ from mindspeed_autoparallel.planner.sharded.wrapping import rewrapped, wrappings
 from mindspeed_autoparallel.profiles import Collective, LinkTier
 from mindspeed_autoparallel.profiles.sharded import CostPoint
 from mindspeed_autoparallel.schedule.sharded import replay
-from mindspeed_autoparallel.spec.cluster import Cluster
+from mindspeed_autoparallel.spec.layout import Cluster
 from mindspeed_autoparallel.spec.sharded import KEEP, RECOMPUTE, RECOMPUTE_OFFLOAD, VARIANTS, ShardingHost, ShardSizes
 from mindspeed_autoparallel.spec.sharded_plan import ShardedPlan
 

@@ -12,7 +12,7 @@ from small_profile import small_profile
 
 from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.data.distribution import DataSource, Distribution, make_distribution
-from mindspeed_autoparallel.data.sample import SampleSize
+from mindspeed_autoparallel.data.work import SampleSize
 from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES
 from mindspeed_autoparallel.planner.hetero.search import search_hetero
 from mindspeed_autoparallel.planner.spread.choose import SpreadOptions

@@ -10,7 +10,7 @@ import pytest
 from small_profile import small_profile
 
 from mindspeed_autoparallel.data.distribution import DataSource, make_distribution
-from mindspeed_autoparallel.data.sample import SampleSize
+from mindspeed_autoparallel.data.work import SampleSize
 from mindspeed_autoparallel.errors import ProfileError
 from mindspeed_autoparallel.planner.spread.factors import measured_work, sample_factors
 from mindspeed_autoparallel.profiles import read_profile

@@ -14,7 +14,7 @@ from small_profile import small_profile
 
 from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.data.distribution import DataSource, Distribution, make_distribution
-from mindspeed_autoparallel.data.sample import SampleSize
+from mindspeed_autoparallel.data.work import SampleSize
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions

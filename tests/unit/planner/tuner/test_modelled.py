@@ -17,8 +17,7 @@ from mindspeed_autoparallel.planner.tuner.modelled import (
     unchanged,
     with_switches,
 )
-from mindspeed_autoparallel.planner.tuner.ranking import ranked
-from mindspeed_autoparallel.planner.tuner.search import search
+from mindspeed_autoparallel.planner.tuner.search import ranked, search
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.spec import Cluster
 from mindspeed_autoparallel.units import MIB

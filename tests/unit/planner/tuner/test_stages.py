@@ -2,8 +2,7 @@
 
 import pytest
 
-from mindspeed_autoparallel.planner.tuner.stages import Modelled, PipelineCost, fit_stages
-from mindspeed_autoparallel.planner.tuner.steps import StepCost
+from mindspeed_autoparallel.planner.tuner.stages import Modelled, PipelineCost, StepCost, fit_stages
 from mindspeed_autoparallel.profiles.calibration_records import PipelineResult
 from mindspeed_autoparallel.profiles.records import record_of
 from mindspeed_autoparallel.schedule import StepTimes, make_program, simulate

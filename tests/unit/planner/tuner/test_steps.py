@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from mindspeed_autoparallel.planner.tuner.steps import StepCost, fit_steps
+from mindspeed_autoparallel.planner.tuner.stages import StepCost, fit_steps
 from mindspeed_autoparallel.profiles.records import PointResult, StepsRecord, record_of
 
 

@@ -159,17 +159,7 @@ def test_an_export_holds_no_json_as_text_and_is_read_back(tmp_path: Path) -> Non
     assert copy.entries() == base.entries()
 
 
-@pytest.mark.parametrize(
-    "signature",
-    [
-        "[1, 2",
-        [1, 2, 3],
-        {"tier": "intra"},
-        7,
-        [["x"], ["y"]],
-        [["x"], {"map": 0.5}],
-    ],
-)
+@pytest.mark.parametrize("signature", ["[1, 2", [1, 2, 3], {"tier": "intra"}, 7, [["x"], ["y"]], [["x"], {"map": 0.5}]])
 def test_an_invalid_signature_is_named_in_a_line(tmp_path: Path, signature: object) -> None:
     entry = {"device": "d", "software": "s", "name": "aten.mm", "signature": signature, "sizes": []}
     (tmp_path / "all.json").write_text(json.dumps({"schema_version": 2, "samples": [entry]}))

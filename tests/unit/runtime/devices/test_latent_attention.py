@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mindspeed_autoparallel.runtime.devices.cpu.edits import Edits
-from mindspeed_autoparallel.runtime.devices.cpu.local_attention import let_local_attention_take_two_head_sizes
+from mindspeed_autoparallel.runtime.devices.cpu.megatron import let_local_attention_take_two_head_sizes
 
 
 class LocalAttention:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import builtins
 import os
 import subprocess
 import sys
@@ -207,6 +208,7 @@ def test_an_error_at_the_end_of_the_script_is_seen_by_every_python(
     monkeypatch.delattr("sys.last_exc", raising=False)
     monkeypatch.setattr("sys.last_value", error, raising=False)
     monkeypatch.setattr(sys, "exit", sys.exit)
+    monkeypatch.setattr(builtins, "SystemExit", SystemExit)
     monkeypatch.setattr(neighbour.of_process(neighbour._Exit), "is_recorded", False)
     of_first = request_of(plan_file, tmp_path)
     entry.announce_end(of_first)
@@ -223,7 +225,11 @@ def test_an_error_at_the_end_of_the_script_is_seen_by_every_python(
         ("sys.exit(16)", False),
         ("sys.exit('validation failed')", False),
         ("raise ValueError", False),
+        ("raise SystemExit", True),
+        ("raise SystemExit(16)", False),
+        ("quit(16)", False),
         ("caught(16); sys.exit(0)", True),
+        ("caught(16); raise SystemExit(0)", True),
     ],
 )
 def test_a_node_that_ends_with_an_exit_code_is_no_good_end(tmp_path: Path, end: str, is_good: bool) -> None:

@@ -186,7 +186,7 @@ def test_a_forward_that_saves_nothing_holds_what_others_save() -> None:
 
 def test_gradients_of_whole_parameters_stay_whole_at_ulysses_sizes() -> None:
     from mindspeed_autoparallel.profiles.sharded import CostPoint, ModuleCosts
-    from mindspeed_autoparallel.runtime.fsdp2.divided import _divided
+    from mindspeed_autoparallel.runtime.fsdp2.profile import _divided
 
     costs = ModuleCosts(
         at=CostPoint(), forward_us=8.0, backward_us=16.0, backward_transient_bytes=1000, made_gradient_bytes=600

@@ -46,7 +46,7 @@ def test_the_backbones_sizes_become_the_hosts_arguments(job, tmp_path):
     assert (given.tensor_model_parallel_size, given.pipeline_model_parallel_size) == (2, 2)
     assert given.global_batch_size == 16
     assert job.scales == {"image_encoder": 3, "audio_encoder": 2}
-    assert job.own_layouts == {"image_encoder", "audio_encoder"}
+    assert set(job.own_pipelines) == {"image_encoder", "audio_encoder"}
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_a_script_without_a_model_flag_names_the_file_with_ours(job, tmp_path):
     given.hetero_model = given.mm_model
     del given.mm_model
     entry.prepare(given)
-    assert job.own_layouts == {"image_encoder", "audio_encoder"}
+    assert set(job.own_pipelines) == {"image_encoder", "audio_encoder"}
 
 
 @pytest.mark.parametrize("flag", ["mm_model", "hetero_model"])

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.schedule.event_graph import take_all
 from mindspeed_autoparallel.schedule.messages import SendReceive, message_steps
 from mindspeed_autoparallel.schedule.programs import Action, make_program
-from mindspeed_autoparallel.schedule.walk import take_all
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("megatron.core")

@@ -179,13 +179,7 @@ def test_children_see_what_the_users_training_would_see():
         "OOTB_OPTIMIZER_PROFILING": "TRUE",
     }
     child = child_environment(parent, {"RANK": "0"})
-    assert child == {
-        "PATH": "/bin",
-        "MY_DATA": "/data",
-        "HF_TOKEN": "hf_hunter2",
-        "SLURM_JOB_ID": "9",
-        "RANK": "0",
-    }
+    assert child == {"PATH": "/bin", "MY_DATA": "/data", "HF_TOKEN": "hf_hunter2", "SLURM_JOB_ID": "9", "RANK": "0"}
     assert parent["RANK"] == "7"
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.runtime.megatron.model_file import modules_of_file
+from mindspeed_autoparallel.runtime.megatron.description import modules_of_file
 
 FILE = Path("model.json")
 VISION = {

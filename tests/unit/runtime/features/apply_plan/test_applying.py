@@ -25,8 +25,7 @@ from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     pipeline_layout,
     stage_arguments,
 )
-from mindspeed_autoparallel.spec.cluster import Cluster
-from mindspeed_autoparallel.spec.layout import Layout
+from mindspeed_autoparallel.spec.layout import Cluster, Layout
 from mindspeed_autoparallel.spec.model import Model, Module
 from mindspeed_autoparallel.spec.plan import Plan, ProfileRecord, RankMemory, SearchRecord, StagePlan, StepTime
 from mindspeed_autoparallel.units import MIB
@@ -421,10 +420,7 @@ def test_a_release_without_layout_strings_gets_first_and_last_stage(layers, said
     ("layers", "said"),
     [
         ([2, 2, 2, 2], {"num_layers_per_virtual_pipeline_stage": 2}),
-        (
-            [1, 2, 2, 2],
-            {"num_layers_per_virtual_pipeline_stage": 2, "account_for_embedding_in_pipeline_split": True},
-        ),
+        ([1, 2, 2, 2], {"num_layers_per_virtual_pipeline_stage": 2, "account_for_embedding_in_pipeline_split": True}),
         ([2, 2, 2, 1], {"num_layers_per_virtual_pipeline_stage": 2, "account_for_loss_in_pipeline_split": True}),
         ([3, 1, 3, 1], {"num_virtual_stages_per_pipeline_rank": 2, "decoder_first_pipeline_num_layers": 6}),
     ],

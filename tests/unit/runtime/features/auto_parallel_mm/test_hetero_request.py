@@ -14,7 +14,7 @@ import pytest
 from small_profile import small_profile
 
 from mindspeed_autoparallel.data.distribution import DataSource, make_distribution
-from mindspeed_autoparallel.data.sample import SampleSize
+from mindspeed_autoparallel.data.work import SampleSize
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan, PlanError
 from mindspeed_autoparallel.planner import wanted
 from mindspeed_autoparallel.planner.hetero import choice_search, compare

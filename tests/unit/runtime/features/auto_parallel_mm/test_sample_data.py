@@ -11,7 +11,7 @@ import pytest
 from small_profile import small_profile
 
 from mindspeed_autoparallel.data.distribution import DataSource, make_distribution
-from mindspeed_autoparallel.data.sample import SampleSize
+from mindspeed_autoparallel.data.work import SampleSize
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.request import SearchRequest, read_request
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.search import search

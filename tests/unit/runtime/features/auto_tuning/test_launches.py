@@ -13,8 +13,7 @@ def test_only_launches_that_began_count_as_using_the_devices(tmp_path, monkeypat
     statuses = [LaunchStatus.OK, LaunchStatus.FAILED, LaunchStatus.NOT_STARTED]
     ends = iter([LaunchOutcome(status=status, last_lines=("the end",)) for status in statuses])
     launches = Launches(
-        SimpleNamespace(work_dir=tmp_path, launch_timeout_s=1.0),
-        SimpleNamespace(launch=lambda spec: next(ends)),
+        SimpleNamespace(work_dir=tmp_path, launch_timeout_s=1.0), SimpleNamespace(launch=lambda spec: next(ends))
     )
     for _ in statuses:
         launches.on_devices("verify", {"kind": "verify"})

@@ -4,8 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mindspeed_autoparallel.planner.tuner.stages import PipelineCost
-from mindspeed_autoparallel.planner.tuner.steps import StepCost
+from mindspeed_autoparallel.planner.tuner.stages import PipelineCost, StepCost
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.profiles.calibration_records import PipelineResult, Stages
 from mindspeed_autoparallel.profiles.device import Collective, LinkTier, StageOverhead

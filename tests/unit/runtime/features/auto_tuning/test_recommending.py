@@ -8,7 +8,7 @@ import pytest
 from language_profile import language_profile
 
 from mindspeed_autoparallel.data.distribution import DataSource, make_distribution
-from mindspeed_autoparallel.data.sample import SampleSize
+from mindspeed_autoparallel.data.work import SampleSize
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.spread.choose import SpreadOptions
 from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, ProfileVariant

@@ -25,10 +25,7 @@ def trace_of(profile, at):
             "backward_peak_bytes": plain.backward_peak_bytes,
             "output_bytes": block.output_bytes,
             "parameters": {
-                "dense": {
-                    "parameter_bytes": block.dense.parameter_bytes,
-                    "num_trained": block.dense.num_parameters,
-                }
+                "dense": {"parameter_bytes": block.dense.parameter_bytes, "num_trained": block.dense.num_parameters}
             },
         }
 

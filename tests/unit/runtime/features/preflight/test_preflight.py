@@ -75,11 +75,7 @@ def reports(layout: Layout = LAYOUT, peaks_mib: tuple[int, ...] = (80, 60), **ch
         run = replace(run, **changes) if kind.rank == 0 else run  # type: ignore[arg-type]  # fields by name
         found.append(
             RankReport(
-                run=run,
-                pipeline_rank=kind.pipeline_rank,
-                stands_for=kind.members,
-                why=kind.why,
-                predicted_bytes=None,
+                run=run, pipeline_rank=kind.pipeline_rank, stands_for=kind.members, why=kind.why, predicted_bytes=None
             )
         )
     return found

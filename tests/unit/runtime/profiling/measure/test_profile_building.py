@@ -8,8 +8,7 @@ import pytest
 from mindspeed_autoparallel.errors import ProfileError
 from mindspeed_autoparallel.profiles import Collective, LinkTier, MeasuredAt, Profile, read_profile
 from mindspeed_autoparallel.profiles.records import PointResult, record_of
-from mindspeed_autoparallel.runtime.megatron.description import Description
-from mindspeed_autoparallel.runtime.megatron.model_file import DescribedModule
+from mindspeed_autoparallel.runtime.megatron.description import DescribedModule, Description
 from mindspeed_autoparallel.runtime.profiling.sources.building import build_profile, provenance_of
 from mindspeed_autoparallel.runtime.profiling.sources.device_cost import device_cost, links_of, played_links
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed_autoparallel.runtime.profiling.trace import sources
+from mindspeed_autoparallel.runtime.profiling.trace import process
 
 
 @pytest.mark.parametrize(
@@ -23,11 +23,11 @@ from mindspeed_autoparallel.runtime.profiling.trace import sources
 def test_a_changed_file_changes_both_hashes(name, tmp_path, monkeypatch):
     script = tmp_path / "train.py"
     script.write_text("pass")
-    changed = (Path(sources.__file__).parents[2] / name).resolve()
+    changed = (Path(process.__file__).parents[2] / name).resolve()
     assert changed.is_file()
 
     def hashes():
-        return {sources.hash_of_tracing_code().hexdigest(), sources.hash_of_sources(script).hexdigest()}
+        return {process.hash_of_tracing_code().hexdigest(), process.hash_of_sources(script).hexdigest()}
 
     before, read = hashes(), Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + (b"#" if path == changed else b""))
@@ -37,6 +37,6 @@ def test_a_changed_file_changes_both_hashes(name, tmp_path, monkeypatch):
 def test_a_changed_file_beside_the_script_changes_its_hash(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("pass")
-    before = sources.hash_of_sources(script).hexdigest()
+    before = process.hash_of_sources(script).hexdigest()
     (tmp_path / "layers.py").write_text("pass")
-    assert sources.hash_of_sources(script).hexdigest() != before
+    assert process.hash_of_sources(script).hexdigest() != before
