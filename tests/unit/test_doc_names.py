@@ -30,6 +30,8 @@ HOSTS = {
     *("auto_settings", "pretrain_mamba", "pretrain_hybrid", "moss_tts", "qwen3vl_30B_config_v1"),
     *("linear.py", "layernorm_linear.py", "layernorm_linear"),
     *("package_dir", "_CallableGenericAlias"),
+    *("mindspeed_mm/models/vision/vision_encoders/qwen2vl_vit_model.py", "mindspeed_mm/models/vlm_model.py"),
+    *("qwen2vl_vit_model", "vision_encoders", "gpt3_15b_8t_release"),
     # Files and settings of trainers whose starts are on docs/hosts.md.
     *(
         "arguments/arguments_types.py",
