@@ -101,7 +101,8 @@ def record_exits() -> None:
     """Record the status of every ``SystemExit`` for ``ended_by_error``: the interpreter keeps nothing of it.
 
     ``SystemExit`` becomes a subclass that records its status, and ``sys.exit`` raises that one, so that both are caught
-    as before.
+    as before. A ``sys.exit`` that another module imported by name before raises the original, which such an ``except``
+    no longer catches.
     """
     last = of_process(_Exit)
     if last.is_recorded:
@@ -117,6 +118,14 @@ def record_exits() -> None:
     def exit_recorded(status: int | str | None = None, /) -> NoReturn:
         raise RecordedExit(status)
 
+    shown = threading.excepthook
+
+    def threads_excepthook(error: threading.ExceptHookArgs, /) -> None:
+        # The original prints every exception but exactly SystemExit.
+        if error.exc_type is not RecordedExit:
+            shown(error)
+
+    threading.excepthook = threads_excepthook
     sys.exit, builtins.SystemExit = exit_recorded, RecordedExit  # type: ignore[misc]  # a class in place of a class
 
 

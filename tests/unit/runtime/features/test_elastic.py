@@ -246,6 +246,19 @@ def test_a_node_that_ends_with_an_exit_code_is_no_good_end(tmp_path: Path, end: 
     assert (tmp_path / "nodes-run" / "0.left").exists() == is_good
 
 
+def test_a_thread_that_exits_prints_nothing_beside_recorded_exits() -> None:
+    program = (
+        "import sys, threading\n"
+        "from mindspeed_autoparallel.runtime.features.elastic.neighbour import record_exits\n"
+        "record_exits()\n"
+        "for end in (lambda: sys.exit(0), lambda: 1 / 0):\n"
+        "    thread = threading.Thread(target=end)\n    thread.start()\n    thread.join()\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True)
+    assert "ZeroDivisionError" in ran.stderr
+    assert "Exit" not in ran.stderr
+
+
 def test_a_spare_waits_for_the_end_of_this_training(plan_file: Path, tmp_path: Path) -> None:
     waiting = request_of(plan_file, tmp_path, rank=2)
     end = entry._end_of(waiting)
