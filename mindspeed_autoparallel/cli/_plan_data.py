@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mindspeed_autoparallel.cli import _unused_flags
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.whole_numbers import LARGE
 
@@ -45,15 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check(arguments: argparse.Namespace) -> None:
     """Raise ``ConfigError`` for incompatible flags."""
-    given = {
-        "--data-balance": arguments.data_balance,
-        "--data-pack-length": arguments.data_pack_length,
-        "--mm-data": arguments.mm_data is not None,
-        "--data-padding": arguments.data_padding is not None,
-        "--max-oom-probability": arguments.max_oom_probability is not None,
-        "--oom-steps": arguments.oom_steps is not None,
-    }
-    without_data = [flag for flag, value in given.items() if value]
+    without_data = _unused_flags.given(arguments, _unused_flags.OF_DATA)
     if arguments.data is None and without_data:
         raise ConfigError(
             f"{', '.join(without_data)} need{'s' * (len(without_data) == 1)} --data: a distribution of `data describe`."

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mindspeed_autoparallel.errors import ConfigError
 
 SCHEDULES = ("1f1b", "interleaved", "gpipe")
+
+
+def unmet_expert_size(least_sizes: Mapping[str, int], expert_size: int) -> tuple[str, int] | None:
+    """Return the first of ``least_sizes``, by what requires them, that ``expert_size`` is below; ``None`` if all are
+    met."""
+    return next((item for item in least_sizes.items() if expert_size < item[1]), None)
 
 
 @dataclass(frozen=True, kw_only=True)

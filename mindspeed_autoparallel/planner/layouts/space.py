@@ -13,6 +13,7 @@ from mindspeed_autoparallel.planner.rank_memory import measured_at, point_of
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.schedule import group_sizes
 from mindspeed_autoparallel.spec import Cluster, Layout
+from mindspeed_autoparallel.spec.layout import unmet_expert_size
 from mindspeed_autoparallel.spec.plan import MOST_OPERATIONS, Verdict
 
 AUTOMATIC_VIRTUAL_SIZES = (1, 2, 4)
@@ -89,8 +90,8 @@ def enumerate_layouts(
 
 
 def _too_few_experts(layout: Layout, options: SpaceOptions) -> str:
-    below = (item for item in options.least_expert_sizes.items() if layout.expert_size < item[1])
-    return next((f"EP {layout.expert_size} is below {least}, the least for {what}." for what, least in below), "")
+    unmet = unmet_expert_size(options.least_expert_sizes, layout.expert_size)
+    return "" if unmet is None else f"EP {layout.expert_size} is below {unmet[1]}, the least for {unmet[0]}."
 
 
 def _check_pairs(profile: Profile, options: SpaceOptions) -> None:

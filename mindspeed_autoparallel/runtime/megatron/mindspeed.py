@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.errors import PlanError
-from mindspeed_autoparallel.spec.layout import Layout
+from mindspeed_autoparallel.spec.layout import Layout, unmet_expert_size
 
 LIST_ARGUMENT, NOOP_ARGUMENT = "num_layer_list", "noop_layers"
 
@@ -157,12 +157,13 @@ def _accepts_overlap(arguments: argparse.Namespace, expert_size: int) -> bool:
 
 def check_expert_size(arguments: argparse.Namespace, layout: Layout, path: Path) -> None:
     """Raise ``PlanError`` if the plan has too few expert ranks for MindSpeed."""
-    for words, least in least_expert_sizes(arguments).items():
-        if layout.expert_size < least:
-            raise PlanError(
-                f"{path} has expert-parallel size {layout.expert_size}, and {words} needs {least} or more. Search for "
-                f"devices that hold --expert-model-parallel-size {least}, or leave that flag out."
-            )
+    unmet = unmet_expert_size(least_expert_sizes(arguments), layout.expert_size)
+    if unmet is not None:
+        words, least = unmet
+        raise PlanError(
+            f"{path} has expert-parallel size {layout.expert_size}, and {words} needs {least} or more. Search for "
+            f"devices that hold --expert-model-parallel-size {least}, or leave that flag out."
+        )
 
 
 def check_schedule(arguments: argparse.Namespace, layout: Layout, path: Path) -> None:

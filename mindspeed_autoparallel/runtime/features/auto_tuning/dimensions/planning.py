@@ -23,6 +23,7 @@ from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.variants imp
 )
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import MINIMUM_CONTEXT_TOKENS, TuningRequest
 from mindspeed_autoparallel.runtime.megatron.mindspeed import LIST_ARGUMENT
+from mindspeed_autoparallel.spec.layout import unmet_expert_size
 from mindspeed_autoparallel.spec.recompute import policy_of
 
 _MICRO_BATCHES = (1, 2, 4, 8)
@@ -119,8 +120,8 @@ def _refused_context(size: int, request: TuningRequest) -> str:
 
 
 def _refused_expert(size: int, request: TuningRequest) -> str:
-    below = (item for item in request.least_expert_sizes.items() if size < item[1])
-    return next((f"{what} needs {least} or more" for what, least in below), "")
+    unmet = unmet_expert_size(request.least_expert_sizes, size)
+    return "" if unmet is None else f"{unmet[0]} needs {unmet[1]} or more"
 
 
 def _refused_batch(size: int, request: TuningRequest) -> str:
