@@ -183,6 +183,8 @@ def _serve(listening: socket.socket, woken: int, wakes: int):
 
 def _request(connection: socket.socket) -> tuple[dict, list[int]]:
     head, files, _, _ = socket.recv_fds(connection, 8, 250)
+    if len(head) < 8:
+        raise EOFError  # the client was killed before it wrote
     (size,) = struct.unpack("q", head)
     body = b""
     while len(body) < size:

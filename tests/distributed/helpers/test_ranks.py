@@ -1,9 +1,13 @@
 """The launcher every multi-process test relies on."""
 
 import os
+import socket
+import subprocess
 import time
+from pathlib import Path
 
 import pytest
+from forked_python import forked_python
 from ranks import run_ranks
 
 pytestmark = pytest.mark.distributed
@@ -42,6 +46,14 @@ def test_source_text_and_scripts_run_in_a_scratch_folder(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
     with pytest.raises(AssertionError, match="ended with 4"):
         run_ranks(1, "import sys; sys.exit(4)")
+
+
+def test_a_client_that_is_killed_before_its_request_leaves_the_server_to_others():
+    address = str(Path(forked_python()).with_name("socket"))
+    for _ in range(2):  # the second is refused where the first has ended the server
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(address)
+        subprocess.run([forked_python(), "-c", ""], check=True)
 
 
 def test_a_failing_rank_ends_the_others_and_is_named_first():
