@@ -32,7 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=600.0,
         help="after it: the best plan so far, with its gap (default: 600, with --fsdp2 60)",
     )
-    parser.set_defaults(default_of=parser.get_default)
     add_tokens(parser)
 
 

@@ -1,4 +1,4 @@
-"""Flags of `plan` that a kind of search does not read: each is refused before anything is searched."""
+"""Flags that one use of a command does not read: each is refused before anything starts."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mindspeed_autoparallel.cli._unused_flags import refuse
 from mindspeed_autoparallel.whole_numbers import LARGE
 
 if TYPE_CHECKING:
@@ -50,9 +51,12 @@ def run(arguments: argparse.Namespace) -> int:
             raise ConfigError(
                 "--from-log measures nothing: remove BASE.sqlite; --output names the device file to write."
             )
+        refuse(arguments, ("operators", "processes", "timeout_s"), "--from-log measures nothing.")
         return _learn(arguments)
     if arguments.base is None:
         raise ConfigError("nothing to do: give BASE.sqlite to measure, or --from-log to learn from training logs.")
+    of_logs = ("device", "device_file", "nproc_per_node", "network_gbit_per_s", "output")
+    refuse(arguments, of_logs, "only --from-log reads it; BASE.sqlite is calibrated on this machine's device.")
     if arguments.processes < 1 or arguments.timeout_s < 1:
         raise ConfigError("--processes and --timeout-s must be at least 1.")
     operators: list[object] = []

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mindspeed_autoparallel.cli._unused_flags import refuse
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.whole_numbers import LARGE
 
@@ -31,6 +32,12 @@ _COUNTS = (
     "make_vocab_size_divisible_by",
     "max_shard_mib",
 )
+_OF_A_LAYOUT = (
+    *("llm_pp_layers", "vit_pp_layers", "audio_pp_layers", "tp_size", "vit_tp_size", "audio_tp_size"),
+    *("ep_size", "etp_size", "hetero"),
+)
+_WRITTEN = ("make_vocab_size_divisible_by", "transformer_impl", "experts", "layers", "format")
+"""Flags of the form in which a training checkpoint is written."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -120,6 +127,14 @@ def run(arguments: argparse.Namespace) -> int:
 def _check_flags(arguments: argparse.Namespace) -> None:
     if arguments.weights_only and arguments.direction != "resplit":
         raise ConfigError(f"--weights-only requires resplit: {arguments.direction} has no optimizer state to drop.")
+    if arguments.direction == "mm-to-hf":
+        refuse(arguments, ("plan", *_OF_A_LAYOUT, *_WRITTEN), "a Hugging Face folder has neither layout nor format.")
+    else:
+        refuse(arguments, ("max_shard_mib",), "it is for mm-to-hf, which writes safetensors.")
+    if arguments.direction == "hf-to-mm":
+        refuse(arguments, ("hf_dir",), "the source is the Hugging Face folder.")
+    if arguments.plan is not None:
+        refuse(arguments, _OF_A_LAYOUT, "--plan has the layers and sizes.")
     for name in _COUNTS:
         value = getattr(arguments, name)
         if value is not None and value < 1:
@@ -149,8 +164,6 @@ def _layout(arguments: argparse.Namespace, hf_folder: Path) -> CheckpointLayout:
     sizes = {VISION: arguments.vit_tp_size, AUDIO: arguments.audio_tp_size, TEXT: arguments.tp_size}
     multiple = arguments.make_vocab_size_divisible_by
     if arguments.plan is not None:
-        if any(lists.values()) or any(sizes.values()):
-            raise ConfigError("--plan has the layers and sizes: remove --*-pp-layers and --*-tp-size.")
         return layout_from_plan(arguments.plan, architecture, multiple)
     flags = {VISION: "--vit-pp-layers", AUDIO: "--audio-pp-layers", TEXT: "--llm-pp-layers"}
     return make_layout(

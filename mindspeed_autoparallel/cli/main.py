@@ -144,6 +144,7 @@ def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         command.formatter_class = _Help
         _load(name).add_arguments(command)
         _progress.add_arguments(command)
+        command.set_defaults(default_of=command.get_default)
         for action in command._actions:
             if action.help is None and action.option_strings and action.default not in (None, False, ""):
                 action.help = "default: %(default)s"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -50,9 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--parameter-limit-gib", type=float, metavar="GIB", help="Limit for the weights of one device (mode exact)."
     )
-    parser.add_argument(
-        "--untied", action="store_true", help="Allow repeated layers to differ (modes exact and propagation)."
-    )
+    parser.add_argument("--untied", action="store_true", help="Allow repeated layers to differ (not with --mem-coeff).")
     parser.add_argument(
         "--explain",
         metavar="OP",
@@ -77,9 +74,9 @@ def run(arguments: argparse.Namespace) -> int:
     from mindspeed_autoparallel.operators.search.pins import parse_pins
 
     config = read_config(arguments.config) if arguments.config else OperatorConfig()
-    flags = {"search_mode": arguments.search_mode, "mem_coeff": arguments.mem_coeff}
-    config = dataclasses.replace(config, **{key: value for key, value in flags.items() if value is not None})
-    config = dataclasses.replace(config, auto_pipeline=arguments.auto_pipeline or config.auto_pipeline)
+    config = config.with_flags(
+        arguments.auto_pipeline, search_mode=arguments.search_mode, mem_coeff=arguments.mem_coeff
+    )
     _fill(arguments, config)
     if arguments.layers is not None and arguments.layers < 1:
         raise ConfigError(f"--layers {arguments.layers}: give 1 or more.")

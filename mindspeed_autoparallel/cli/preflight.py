@@ -17,6 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from mindspeed_autoparallel.cli._unused_flags import refuse
 from mindspeed_autoparallel.cli.plan import MAX_LIMIT_MIB
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_json
@@ -111,6 +112,7 @@ def _judge_again(arguments: argparse.Namespace) -> int:
     path = arguments.result
     if arguments.memory_limit_mib is None or arguments.arguments:
         raise ConfigError(f"--result {path} takes --memory-limit-mib and no script: nothing is run.")
+    refuse(arguments, ("plan", "devices", "ranks", "out"), "--result runs nothing.")
     result = record_of(read_json(path, "result of a pre-flight"), str(path), PreflightResult)
     limit = int(arguments.memory_limit_mib * MIB)
     verdict, text = judge(result.ranks, limit, "--memory-limit-mib", result.world_size)

@@ -52,6 +52,14 @@ _SPELT = {
 }
 _OF_A_LAYOUT = ("micro_batch", "tensor", "context", "expert", "world")
 _OF_A_BLOCK = tuple(name for name in (*_SIZES, *_OPTIONAL) if name not in _OF_A_LAYOUT)
+_OF_EXPERTS = ("topk", "expert_ffn", "shared_ffn", "expert_tensor")
+_READ_BY = {
+    **dict.fromkeys(("kv_heads", "head_size", "ffn", "num_experts", *_OF_EXPERTS, "recompute"), ("layer", "stage")),
+    "vocabulary": ("embedding", "head", "stage"),
+    "gated": ("layer", "head", "stage"),
+    **dict.fromkeys(("num_layers", "pipeline", "virtual", "stage", "num_microbatches"), ("stage",)),
+}
+"""The blocks whose trace depends on a size; the other sizes count in each."""
 
 
 def _flag(name: str) -> str:
@@ -148,6 +156,21 @@ def _or_one(size: int | None) -> int:
     return 1 if size is None else size
 
 
+def _refuse_unread(arguments: argparse.Namespace) -> None:
+    """Raise ``ConfigError`` for a flag that changes nothing in the trace of the block."""
+    for name, blocks in _READ_BY.items():
+        if getattr(arguments, name) in (None, False, "none"):
+            continue
+        if arguments.block not in blocks:
+            raise ConfigError(f"{_flag(name)} is for --block {', '.join(blocks)}, not {arguments.block}: drop it.")
+        if name in _OF_EXPERTS and not arguments.num_experts:
+            raise ConfigError(f"{_flag(name)} needs --num-experts, at least 1.")
+    if arguments.sequence_parallel and _or_one(arguments.tensor) == 1:
+        raise ConfigError("--sequence-parallel needs --tp-size, at least 2.")
+    if arguments.recompute.startswith("full:") and arguments.block != "stage":
+        raise ConfigError(f"--recompute {arguments.recompute} counts layers of --block stage; write --recompute full.")
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Trace and print the profile's path."""
     if arguments.script is not None:
@@ -156,6 +179,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{arguments.arguments[0]!r} is an argument for a script; give the script with --script.")
     if missing := [_flag(name) for name in _SIZES if getattr(arguments, name) is None]:
         raise ConfigError(f"missing: {', '.join(sorted(missing))}, or --script.")
+    _refuse_unread(arguments)
     from mindspeed_autoparallel.runtime.profiling.trace.process import trace
     from mindspeed_autoparallel.runtime.profiling.trace.request import read_request
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,17 @@ class OperatorConfig:
     """Bytes."""
     ignored: tuple[str, ...] = ()
     """Keys of the file's parallel sections that a search ignores."""
+
+    def with_flags(self, auto_pipeline: bool, **given: Any) -> OperatorConfig:
+        """Return the configuration with the values of the flags that are ``given``, not None.
+
+        Raises ``ConfigError`` for a ``mem_coeff`` that the mode does not read; in a file it may stand beside any mode.
+        """
+        flags = {name: value for name, value in given.items() if value is not None}
+        config = replace(self, auto_pipeline=auto_pipeline or self.auto_pipeline, **flags)
+        if "mem_coeff" in flags and config.search_mode != "recursive_programming":
+            raise ConfigError(f"--mem-coeff is for recursive_programming, not {config.search_mode}: drop it.")
+        return config
 
     def samples(self, devices: int) -> int | None:
         """Return the samples of one step on ``devices``; None if the file has no batch.
@@ -166,7 +177,8 @@ SEARCH_MODES = ("recursive_programming", "sharding_propagation", "exact")
 class SearchOptions:
     """Options of a search; see docs/operators.md for the modes and units.
 
-    ``tied``: repeated layers are cut alike; None lets the exact mode decide by the size of the graph.
+    ``tied``: repeated layers are cut alike; None lets the exact mode decide by the size of the graph. Symbolic costs
+    (``mem_coeff``) always cut them alike.
     ``parameter_limit_bytes`` (exact): limit of one device's weights; ``InfeasiblePlan`` if it cannot be met.
     ``memory_limit_bytes`` (exact): limit of one device's weights, gradients, optimizer states and outputs kept for
     backward of one of ``num_microbatches``; a note of the plan reports a limit that cannot be met. ``mem_coeff``
@@ -194,3 +206,5 @@ class SearchOptions:
             raise ConfigError(
                 f"a limit of parameter bytes is kept by search_mode exact only, not by {self.search_mode}."
             )
+        if self.tied is False and self.search_mode == "recursive_programming" and given is not None:
+            raise ConfigError("symbolic costs (mem_coeff) cut repeated layers alike: drop mem_coeff, or --untied.")

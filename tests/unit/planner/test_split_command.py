@@ -456,3 +456,12 @@ def test_more_chunks_than_layers_names_the_pipeline_size_that_has_enough(
     assert main(command(file, **more)) == 2
     assert "Lower --pipeline-size to 2 or below, or take fewer chunks." in capsys.readouterr().err
     assert split(file, capsys, pipeline_size=2, **more)["status"] in ("optimal", "feasible")
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_group_sizes_are_refused_without_virtual_stages(
+    file: Path, capsys: pytest.CaptureFixture[str], schedule: str
+) -> None:
+    words = ["--pipeline-size", "2", "--num-microbatches", "4", "--memory-limit-mib", "9999", "--schedule", schedule]
+    assert main(["split", "--profile", str(file), *words, "--microbatch-group-size", "2"]) == 2
+    assert "--microbatch-group-size is for --schedule interleaved" in capsys.readouterr().err

@@ -290,9 +290,11 @@ def test_the_command_goes_there_and_back(make_model: Make, tmp_path: Path, capsy
         (["--tp-size", "0"], "--tp-size 0"),
         (["--vit-tp-size", "-1"], "--vit-tp-size -1"),
         (["--ep-size", "0"], "--ep-size 0"),
-        (["--max-shard-mib", "0"], "--max-shard-mib 0"),
+        (["--max-shard-mib", "9"], "--max-shard-mib: it is for mm-to-hf"),
+        (["--hf-dir", "hf"], "--hf-dir: the source"),
         (["--make-vocab-size-divisible-by", "0"], "--make-vocab-size-divisible-by 0"),
-        (["--plan", "x.json", "--tp-size", "2"], "remove"),
+        (["--plan", "x.json", "--tp-size", "2"], "--tp-size: --plan has"),
+        (["--plan", "x.json", "--ep-size", "2", "--hetero"], "--ep-size, --hetero: --plan has"),
         (["--plan", "absent.json"], "absent.json"),
     ],
 )
@@ -303,3 +305,21 @@ def test_bad_input_ends_with_two_and_one_line(
     told: Any = capsys.readouterr().err
     assert said in told
     assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["convert", "mm-to-hf", "a", "b", "--hf-dir", "hf", "--format", "dcp"], "--format: a Hugging Face folder"),
+        (["convert", "mm-to-hf", "a", "b", "--hf-dir", "hf", "--tp-size", "2"], "--tp-size: a Hugging Face folder"),
+        (["convert", "mm-to-hf", "a", "b", "--hf-dir", "hf", "--max-shard-mib", "0"], "--max-shard-mib 0"),
+        (["calibrate", "base.sqlite", "--device", "H100"], "--device: only --from-log"),
+        (["calibrate", "--from-log", "a.log", "--device", "H100", "--processes", "2"], "--processes: --from-log"),
+        (["preflight", "--result", "r.json", "--memory-limit-mib", "9", "--ranks", "ends"], "--ranks: --result"),
+    ],
+)
+def test_a_flag_that_this_use_does_not_read_is_refused(
+    capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert main(words) == 2
+    assert said in capsys.readouterr().err

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,8 +115,7 @@ def read_settings(flags: OperatorSearchFlags) -> OperatorConfig:
     """Return the settings of the YAML file, overridden by the given flags."""
     config = read_config(Path(flags.operator_config)) if flags.operator_config else OperatorConfig()
     given = {name: getattr(flags, name) for name in ("parallel_mode", "search_mode", "mem_coeff")}
-    config = dataclasses.replace(config, **{name: value for name, value in given.items() if value is not None})
-    config = dataclasses.replace(config, auto_pipeline=flags.auto_pipeline or config.auto_pipeline)
+    config = config.with_flags(flags.auto_pipeline, **given)
     keys = ("parallel_mode", "search_mode", "auto_pipeline")
     block = {
         "use_parallel": config.use_parallel,

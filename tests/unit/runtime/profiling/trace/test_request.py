@@ -1,5 +1,8 @@
 """What can be traced is checked before a process is started."""
 
+import itertools
+import json
+
 import pytest
 
 from mindspeed_autoparallel.cli.main import main
@@ -59,3 +62,55 @@ def test_the_command_refuses_bad_sizes_in_one_line(capsys: pytest.CaptureFixture
     printed = capsys.readouterr()
     assert printed.err.startswith("ConfigError: hidden 65 is not divisible by heads 4")
     assert not printed.out
+
+
+_BLOCKS = {
+    "layer": [],
+    "layer with experts": ["--num-experts", "4", "--ep-size", "2"],
+    "embedding": ["--block", "embedding", "--vocabulary", "512"],
+    "head": ["--block", "head", "--vocabulary", "512"],
+    "stage": ["--block", "stage", "--vocabulary", "512", "--num-layers", "4", "--pp-size", "2"],
+}
+_FLAGS = (
+    *("--hidden 128", "--heads 8", "--seq-length 64", "--micro-batch 2", "--kv-heads 2", "--head-size 8", "--ffn 128"),
+    *("--vocabulary 1024", "--num-experts 8", "--topk 1", "--expert-ffn 32", "--shared-ffn 32", "--tp-size 2"),
+    *("--cp-size 2", "--ep-size 4", "--etp-size 2", "--num-layers 8", "--pp-size 4", "--vpp-size 2", "--stage 1"),
+    *("--num-microbatches 4", "--gated", "--sequence-parallel", "--recompute full", "--dtype float32"),
+)
+_WITHOUT_EFFECT = {("embedding", "--heads 8"), ("head", "--heads 8")}
+"""Sizes that every block must be given."""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--vocabulary 512",
+        "--num-layers 4",
+        "--num-microbatches 2",
+        "--topk 1",
+        "--sequence-parallel",
+        "--recompute full:2",
+        "--block head --vocabulary 512 --ffn 128",
+        "--block embedding --vocabulary 512 --gated",
+    ],
+)
+def test_a_flag_that_the_block_does_not_read_is_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", "--hidden", "64", "--heads", "4", "--seq-length", "32", *words.split()]) == 2
+    assert [word for word in words.split() if word.startswith("--")][-1] in capsys.readouterr().err
+
+
+@pytest.mark.long
+@pytest.mark.megatron
+@pytest.mark.parametrize(("block", "flag"), itertools.product(_BLOCKS, _FLAGS))
+def test_a_flag_changes_the_trace_or_is_refused(
+    block: str, flag: str, capfd: pytest.CaptureFixture[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    cache = str(tmp_path_factory.getbasetemp() / "traces")
+    plain = ["trace", "--hidden", "64", "--heads", "4", "--seq-length", "32", *_BLOCKS[block], "--json", "--quiet"]
+    assert main([*plain, "--cache", cache]) == 0
+    before = json.loads(capfd.readouterr().out)
+    if main([*plain, *flag.split(), "--cache", cache]) == 0:
+        changes = json.loads(capfd.readouterr().out) != before
+        assert changes or (block, flag) in _WITHOUT_EFFECT
+    else:
+        assert "ConfigError" in capfd.readouterr().err
