@@ -46,8 +46,7 @@ def run_sharded(arguments: argparse.Namespace, cluster: Cluster) -> int:
     inputs = _inputs(arguments)
     file, profile = inputs.file, inputs.profile
     cluster = _of_tensor_ranks(file, cluster)
-    if arguments.memory_margin is not None:
-        cluster = with_margin(arguments, profile, cluster)
+    cluster = with_margin(arguments, profile, cluster)
     on_npu = "ascend" in profile.provenance.device.lower()
     shipped = file.decisions(profile.modules, cluster.num_devices, on_npu)
     if arguments.global_batch_size is not None:

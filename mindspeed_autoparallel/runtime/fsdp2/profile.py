@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from datetime import datetime, timezone
 from typing import Any
 
-from mindspeed_autoparallel.cost.analytic.states import usable_bytes
+from mindspeed_autoparallel.cost.device import usable_bytes
 from mindspeed_autoparallel.profiles.device import Collective, DeviceCost, LinkTier
 from mindspeed_autoparallel.profiles.profile import Provenance
 from mindspeed_autoparallel.profiles.sharded import (
