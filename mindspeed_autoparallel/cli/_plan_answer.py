@@ -29,7 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--time-limit-s",
         type=float,
-        default=600.0,
         help="after it: the best plan so far, with its gap (default: 600, with --fsdp2 60)",
     )
     parser.set_defaults(default_of=parser.get_default)
