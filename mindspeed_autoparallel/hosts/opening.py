@@ -114,7 +114,8 @@ def _of_trainer(file: TrainerFile) -> HostFile:
 def _bytes_of(file: TrainerFile) -> ElementBytes:
     keys, values = file.trainer, file.values
     reduced = _BYTES.get(values.text(keys.reduced), 4) if keys.reduced else 4
-    stored = _BYTES.get(values.text(keys.stored).removeprefix("torch."), 2) if keys.stored else 4
+    stored_as = (values.text(keys.stored) or keys.unset_stored).removeprefix("torch.")
+    stored = _BYTES.get(stored_as, 2) if keys.stored else 4
     return ElementBytes(sharded=stored, optimizer=2 * stored, reduced=reduced)
 
 

@@ -255,6 +255,19 @@ def test_automodel_stores_parameters_and_moments_in_the_type_that_it_loads(
     assert (found.sharded, found.optimizer, found.gathered, found.reduced) == (stored, 2 * stored, 2, 4)
 
 
+@pytest.mark.parametrize(
+    ("lines", "stored", "reduced"),
+    [("", 4, 4), ("model_dtype: bf16\n", 2, 4), ("mixed_precision: {reduce_dtype: bf16}\n", 4, 2)],
+)
+def test_verl_stores_and_reduces_in_fp32_where_its_file_has_no_other_type(
+    tmp_path: Path, lines: str, stored: int, reduced: int
+) -> None:
+    """Its ``dtype`` is read by other workers than those that train by this file (workers/engine/fsdp)."""
+    (tmp_path / "config.yaml").write_text(f"fsdp_size: -1\nstrategy: fsdp2\ndtype: float16\n{lines}")
+    found = open_host_file(tmp_path / "config.yaml").bytes_of
+    assert (found.sharded, found.optimizer, found.gathered, found.reduced) == (stored, 2 * stored, 2, reduced)
+
+
 def test_divided_experts_of_automodel_stay_gathered_and_whole_ones_are_not_sharded(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     for lines, reshards in (
