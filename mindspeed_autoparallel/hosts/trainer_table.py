@@ -21,6 +21,8 @@ class Trainer:
     fully_shard: str = ""
     shards_alone: bool = False
     """Whether the key excludes Ulysses ranks."""
+    shards_world: bool = False
+    """Whether the trainer refuses any other size than that of the world."""
     unset_shard: int = 0
     """Size if the key is missing; 0: the world size."""
     replicas: str = ""
@@ -124,6 +126,7 @@ TRAINERS = (
         section="parallel",
         marks=("fsdp_modules", "fsdp_size", "ep_modules"),
         fully_shard="parallel.fsdp_size",
+        shards_world=True,
         unset_shard=1,
         tensor="parallel.tp_size",
         ulysses="parallel.cp_size",

@@ -32,7 +32,7 @@ FILES = {
 }
 LABELS = {
     "MindSpeed-MM fsdp2_config": "FS4 HSDP2 MBS1 x1",
-    "MindSpeed-LLM": "FS4 HSDP2 EP2 EFS1 MBS1 x3",
+    "MindSpeed-LLM": "FS8 EP2 EFS1 MBS1 x3",
     "VeOmni": "FS4 HSDP2 UL2 MBS1 x4",
     "NeMo Automodel": "FS8 EP4 MBS1 x2",
     "verl": "FS8 UL2 MBS1 x1",
@@ -86,6 +86,15 @@ def test_unsupported_files_and_settings_are_named_in_a_line(tmp_path: Path, text
     assert "\n" not in str(error.value)
 
 
+def test_mindspeed_llm_shards_over_all_devices(tmp_path: Path) -> None:
+    """Its ``parallel_state.py`` refuses replicas, and any other size than that of the world."""
+    found = read(tmp_path, FILES["MindSpeed-LLM"])
+    host = open_host_file(tmp_path / "config.yaml").host(False)
+    assert not host.hybrid_shard and found.sizes(16).fully_shard_size == 16
+    assert "fsdp_size: 16 # shards" in found.with_values(found.size_values(found.sizes(16)))
+    assert not found.size_values(found.sizes(4)), "the file has the size of four devices"
+
+
 def test_a_size_without_a_key_is_not_lost(tmp_path: Path) -> None:
     found = read(tmp_path, FILES["verl"])
     with pytest.raises(ConfigError, match="verl has no key for expert size 2"):
@@ -97,7 +106,7 @@ def test_a_size_without_a_key_is_not_lost(tmp_path: Path) -> None:
     [
         ("sub_modules_to_wrap: [lm_head]\n", "FS1 HSDP8 MBS1 x1"),
         ("sharding_size: auto\nsub_modules_to_wrap: [lm_head]\n", "FS8 MBS1 x1"),
-        ("parallel: {fsdp_modules: [lm_head], cp_size: 1}\n", "FS1 HSDP8 MBS1 x1"),
+        ("parallel: {fsdp_modules: [lm_head], cp_size: 1}\n", "FS8 MBS1 x1"),
         ("train: {accelerator: {ulysses_size: 2, dp_shard_size: 4}}\n", "FS8 UL2 MBS1 x1"),
         ("distributed: {strategy: fsdp2, dp_replicate_size: 2, ep_size: 4}\n", "FS4 HSDP2 EP4 MBS1 x1"),
     ],
