@@ -40,8 +40,6 @@ class TrainerHost:
     alone: tuple[tuple[str, str], ...] = ()
     """Further edits for one process."""
     starts_alone: bool = True
-    packs: bool = False
-    """Whether the samples of a micro batch are one sequence, which attention without varlen kernels takes as a whole."""
 
     @property
     def missing(self) -> list[str]:
@@ -77,7 +75,7 @@ VEOMNI = TrainerHost(
     file="configs/text/qwen3.yaml",
     edits=(
         ("Qwen3-8B-Base\n  ops", "FOLDER/model\n  ops"),
-        ("flash_attention_2", f"sdpa{EAGER}"),
+        ("flash_attention_2", f"flash_attention_2{EAGER}"),
         ("tulu-3-sft-mixture", "FOLDER/talks.jsonl"),
         (
             "max_seq_len: 2048",
@@ -96,7 +94,6 @@ VEOMNI = TrainerHost(
     ),
     script=("tasks/train_text.py",),
     starts_alone=False,
-    packs=True,
 )
 MINDSPEED_LLM = TrainerHost(
     sources=("MINDSPEED_LLM_FSDP2_SOURCES", "MINDSPEED_LLM_FSDP2_MINDSPEED"),
