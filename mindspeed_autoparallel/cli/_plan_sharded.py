@@ -131,6 +131,7 @@ def _computed(arguments: argparse.Namespace, file: HostFile) -> ShardedProfile:
         bytes_of=file.bytes_of,
         eager=file.eager,
         loops_experts=file.loops_experts,
+        routing=file.routing,
         tensor_size=file.tensor_size,
         sequence_parallel=file.sequence_parallel,
     )

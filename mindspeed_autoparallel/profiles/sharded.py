@@ -159,6 +159,16 @@ class ElementBytes:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Routing:
+    """How tokens reach their experts on a node."""
+
+    once: bool = False
+    """Whether a device receives a token once, however many of its experts are chosen, as kernels like DeepEP do."""
+    in_order: bool = False
+    """Whether tokens get the experts in turn, from a gate for benchmarks; else at random."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class HeadCost:
     """Logits of one micro batch of one sample on one device without context parallelism."""
 
@@ -187,6 +197,7 @@ class ShardedProfile(JsonFile):
     num_experts: int = 0
     topk: int = 0
     """Experts that each token is sent to."""
+    routing: Routing = field(default_factory=Routing)
     head: HeadCost | None = None
     bytes_of: ElementBytes = field(default_factory=ElementBytes)
     memory_bytes_per_s: float = 0.0

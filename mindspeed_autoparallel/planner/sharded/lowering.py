@@ -41,7 +41,7 @@ class Lowering:
     def __init__(self, problem: Problem, decisions: ShardedDecisions) -> None:
         self.problem, self.decisions = problem, decisions
         self.profile, self.sizes = problem.profile, decisions.sizes
-        self.exchanges = Exchanges.of(self.profile.device, problem.devices_per_node, self.sizes, self.profile.topk)
+        self.exchanges = Exchanges.of(self.profile, problem.devices_per_node, self.sizes)
         sizes, self.point = self.sizes, point_of(self.sizes)
         self.costs = dict(problem.costs_at(self.point))
         self.structure = problem.units(decisions)

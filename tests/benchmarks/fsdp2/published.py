@@ -28,7 +28,7 @@ from mindspeed_autoparallel.planner.sharded.problem import Problem
 from mindspeed_autoparallel.predict.sharded_costs import LogitBytes
 from mindspeed_autoparallel.predict.sharded_profile import sharded_profile
 from mindspeed_autoparallel.predict.sharded_tree import Described
-from mindspeed_autoparallel.profiles.sharded import ElementBytes
+from mindspeed_autoparallel.profiles.sharded import ElementBytes, Routing
 from mindspeed_autoparallel.spec.sharded import KEEP, RECOMPUTE, GroupChoice, ShardedDecisions, ShardingHost, ShardSizes
 
 SMALL = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 14336}
@@ -156,6 +156,8 @@ def predicted(row):
     if row.table == "Automodel":
         narrow = ElementBytes(sharded=2, optimizer=0 if row.first_step else 4)
         described = replace(described, logits=LogitBytes(kept=4, transient=2), bytes_of=narrow)
+        # The table's gate gives tokens the experts in turn; pull request 2577 has no such gate.
+        described = replace(described, routing=Routing(once=True, in_order=bool(row.rate)))
         host = replace(host, defers_reduction=True, stays_gathered=row.frees_once, ignores_whole_experts=True)
     profile = sharded_profile(row.sizes, row.name, described, device_of(row), 8)
     patterns = dict.fromkeys(module.pattern for module in profile.modules)

@@ -13,10 +13,11 @@ from sharded_profile import drawn_profile
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.hosts.opening import open_host_file
 from mindspeed_autoparallel.hosts.trainers import TrainerFile, read_trainer_file
+from mindspeed_autoparallel.planner.sharded.links import Exchanges
 from mindspeed_autoparallel.planner.sharded.lowering import Lowering
 from mindspeed_autoparallel.planner.sharded.problem import Problem
-from mindspeed_autoparallel.profiles.sharded import CostPoint, ElementBytes
-from mindspeed_autoparallel.spec.sharded import ALL, KEEP, RECOMPUTE, ShardedDecisions, ShardingHost
+from mindspeed_autoparallel.profiles.sharded import CostPoint, ElementBytes, Routing
+from mindspeed_autoparallel.spec.sharded import ALL, KEEP, RECOMPUTE, ShardedDecisions, ShardingHost, ShardSizes
 
 FILES = {
     "MindSpeed-MM fsdp2_config": "sharding_size: 4 # shards\nsub_modules_to_wrap:\n  - model.layers.{*}\n  - lm_head\n"
@@ -275,6 +276,28 @@ def test_verl_stores_and_reduces_in_fp32_where_its_file_has_no_other_type(
     (tmp_path / "config.yaml").write_text(f"fsdp_size: -1\nstrategy: fsdp2\ndtype: float16\n{lines}")
     found = open_host_file(tmp_path / "config.yaml").bytes_of
     assert (found.sharded, found.optimizer, found.gathered, found.reduced) == (stored, 2 * stored, 2, reduced)
+
+
+@pytest.mark.parametrize(
+    ("backend", "once", "in_order"),
+    [
+        ("", False, False),
+        ("dispatcher: torch, fake_balanced_gate: true", False, False),
+        ("dispatcher: deepep", True, False),
+        ("dispatcher: hybridep, fake_balanced_gate: true", True, True),
+    ],
+)
+def test_kernels_of_automodel_send_a_token_to_a_device_once(
+    tmp_path: Path, backend: str, once: bool, in_order: bool
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"distributed: {{strategy: fsdp2, ep_size: 4}}\nmodel: {{backend: {{{backend}}}}}\n")
+    routing = open_host_file(path).routing
+    assert (routing.once, routing.in_order) == (once, in_order)
+    drawn = drawn_profile(random.Random(0), 2, experts=True)
+    sizes = ShardSizes(num_devices=8, fully_shard_size=8, expert_size=4, expert_shard_size=2)
+    plain, found = (Exchanges.of(replace(drawn, topk=2, routing=one), 8, sizes) for one in (Routing(), routing))
+    assert (found.forward_us(0, 0, 1e9) < plain.forward_us(0, 0, 1e9)) == once
 
 
 def test_divided_experts_of_automodel_stay_gathered_and_whole_ones_are_not_sharded(tmp_path: Path) -> None:
