@@ -288,7 +288,7 @@ def _tower(
                 kind=pattern,
                 pattern=pattern,
                 parent=name,
-                is_layer=True,
+                is_layer=names.recomputes,
                 needs_backward=not frozen,
                 input_requires_grad=not frozen,
             )
