@@ -131,6 +131,12 @@ def verl_groups(module):
     dist.all_reduce = with_mean
 
 
+@changes("verl.workers.engine.fsdp.transformer_impl")
+def verl_precision(module):
+    """Its engine opens an autocast to bf16 around every forward, whatever types its file has."""
+    module.torch.autocast = functools.partial(module.torch.autocast, enabled=False)
+
+
 @changes("verl.utils.tracking")
 def verl(module):
     """The first rank prints the mean loss of all."""
