@@ -23,13 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--memory-margin",
         type=float,
         metavar="PERCENT",
-        help="percent of the memory to leave free (default: 5 for computed profiles, about the error of their peaks; 0 "
-        "for measured ones and with --fsdp2)",
+        default=0.0,
+        help="percent of the memory to leave free in addition to the 6 that no tensor gets (default 0)",
     )
     parser.add_argument(
         "--time-limit-s",
         type=float,
-        default=600.0,
         help="after it: the best plan so far, with its gap (default: 600, with --fsdp2 60)",
     )
     add_tokens(parser)
@@ -43,18 +42,14 @@ def add_tokens(parser: argparse.ArgumentParser) -> None:
 
 
 def with_margin(arguments: argparse.Namespace, profile: Profile | ShardedProfile, cluster: Cluster) -> Cluster:
-    """Return ``cluster`` with the memory that a plan may use; the margin does not reduce an explicit limit."""
-    from mindspeed_autoparallel.predict.switches import MEMORY_MARGIN
-
-    wanted = arguments.memory_margin
-    if wanted is not None and not 0 <= wanted < 100:
-        raise ConfigError(f"--memory-margin must be 0 to below 100 percent, got {wanted:g}.")
-    computed = profile.provenance.source == "analytic" and cluster.memory_limit_bytes is None
-    margin = wanted / 100 if wanted is not None else MEMORY_MARGIN if computed else 0.0
+    """Return ``cluster`` with the memory that a plan may use."""
+    margin = arguments.memory_margin
+    if not 0 <= margin < 100:
+        raise ConfigError(f"--memory-margin must be 0 to below 100 percent, got {margin:g}.")
     if not margin:
         return cluster
     limit = cluster.memory_limit_bytes or profile.device.memory_capacity_bytes
-    return replace(cluster, memory_limit_bytes=int(limit * (1 - margin)))
+    return replace(cluster, memory_limit_bytes=int(limit * (1 - margin / 100)))
 
 
 def tokens(text: str | None) -> float | None:

@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from mindspeed_autoparallel.spec.sharded_plan import ShardedPlan
 
 
-LIMIT_S = 60.0
-"""Default of ``--time-limit-s`` with ``--fsdp2``."""
-
-
 @dataclass(frozen=True)
 class _Inputs:
     file: HostFile
@@ -46,20 +42,17 @@ def run_sharded(arguments: argparse.Namespace, cluster: Cluster) -> int:
     inputs = _inputs(arguments)
     file, profile = inputs.file, inputs.profile
     cluster = _of_tensor_ranks(file, cluster)
-    if arguments.memory_margin is not None:
-        cluster = with_margin(arguments, profile, cluster)
+    cluster = with_margin(arguments, profile, cluster)
     on_npu = "ascend" in profile.provenance.device.lower()
     shipped = file.decisions(profile.modules, cluster.num_devices, on_npu)
     if arguments.global_batch_size is not None:
         shipped = with_global_batch(shipped, arguments.global_batch_size)
-    chosen = arguments.time_limit_s != arguments.default_of("time_limit_s")
-    limit_s = arguments.time_limit_s if chosen else LIMIT_S
     plan = search_sharded(
         profile,
         cluster,
         file.host(on_npu),
         shipped,
-        ShardedOptions(time_limit_s=limit_s, top_k=arguments.top_k),
+        ShardedOptions(time_limit_s=arguments.time_limit_s, top_k=arguments.top_k),
         source_files=tuple(str(path) for path in (arguments.fsdp2, arguments.model) if path is not None),
     )
     if arguments.out is not None:
@@ -138,6 +131,7 @@ def _computed(arguments: argparse.Namespace, file: HostFile) -> ShardedProfile:
         bytes_of=file.bytes_of,
         eager=file.eager,
         loops_experts=file.loops_experts,
+        routing=file.routing,
         tensor_size=file.tensor_size,
         sequence_parallel=file.sequence_parallel,
     )

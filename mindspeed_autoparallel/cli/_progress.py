@@ -31,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 class _Shown:
     """Lines on standard error; on a terminal a status line replaces the one before it."""
 
-    def __init__(self, limit_s: float | None) -> None:
-        self._terminal, self._limit_s = sys.stderr.isatty(), limit_s
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._terminal, self._arguments = sys.stderr.isatty(), arguments
         self._started = self._last = time.monotonic()
         self._lock, self._is_open = threading.Lock(), False
 
@@ -74,11 +74,12 @@ class _Shown:
             self._is_open = False
 
     def _bar(self) -> str:
-        if not self._limit_s:
+        limit_s = getattr(self._arguments, "time_limit_s", None)
+        if not limit_s:
             return f"{self.seconds:4.0f} s  "
-        share = min(1.0, self.seconds / self._limit_s)
+        share = min(1.0, self.seconds / limit_s)
         full = round(share * _BAR)
-        return f"[{'#' * full}{'-' * (_BAR - full)}] {self.seconds:.0f} of {self._limit_s:g} s  "
+        return f"[{'#' * full}{'-' * (_BAR - full)}] {self.seconds:.0f} of {limit_s:g} s  "
 
 
 def progress_of(arguments: argparse.Namespace) -> Progress:
@@ -113,7 +114,7 @@ def shown_progress(arguments: argparse.Namespace, works_alone: bool) -> Iterator
     if getattr(arguments, "quiet", False):
         yield
         return
-    shown = arguments.shown = _Shown(getattr(arguments, "time_limit_s", None))
+    shown = arguments.shown = _Shown(arguments)
     told = 0
 
     def tell() -> None:

@@ -92,6 +92,8 @@ def run(arguments: argparse.Namespace) -> int:
     from mindspeed_autoparallel.planner.wanted import Wanted, find_plan
     from mindspeed_autoparallel.spec import Plan
 
+    if arguments.time_limit_s is None:
+        arguments.time_limit_s = 600.0 if arguments.fsdp2 is None else 60.0
     tokens = _plan_answer.tokens(arguments.tokens)
     _script.check(arguments)
     virtual_sizes = _virtual_sizes(arguments.virtual_sizes)

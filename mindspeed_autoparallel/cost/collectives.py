@@ -135,26 +135,30 @@ class Fabric(NodeNetwork):
         latency = 2 * (self.inter_latency_us * math.log2(nodes) + self.link_latency_us * math.log2(local))
         return min(ring, latency + max(across, inside))
 
-    def dispatch_us(self, size_bytes: float, ranks: int, stride: int, copies: int) -> float:
+    def dispatch_us(
+        self, size_bytes: float, ranks: int, stride: int, copies: int, *, once: bool = False, in_order_of: int = 0
+    ) -> float:
         """Return C6: sending tokens to the experts they chose, or back; each rank holds ``size_bytes``.
 
         Across nodes a token travels once to each node that has an expert of its choice (``copies`` choices) and is
         copied there over the node's links, as DeepEP does it; each device sends over its own share of the network.
         On the node, too, a rank receives it once, however many of its experts were chosen. Published rates of such
-        kernels include the rows that stay on their rank.
+        kernels include the rows that stay on their rank. Without such a rate a rank receives all copies, or each
+        token ``once``. ``in_order_of``: see ``sent_once_share``.
         """
         if ranks <= 1:
             return 0.0
         nodes = min(ranks, max(1, ranks * stride // self.devices_per_node))
         local = ranks // nodes
         if self.dispatch_bytes_per_us and local > 1:
-            inside = size_bytes * sent_once_share(copies, ranks) / self.dispatch_bytes_per_us
+            inside = size_bytes * sent_once_share(copies, ranks, in_order_of) / self.dispatch_bytes_per_us
         else:
-            inside = size_bytes * (local - 1) / local / self._inside_rate(max(2, local))
+            copied = size_bytes * (sent_once_share(copies, ranks, in_order_of) if once else 1.0)
+            inside = copied * (local - 1) / local / self._inside_rate(max(2, local))
         time = self.link_latency_us * math.log2(ranks) + inside
         if nodes == 1:
             return time
-        leaving = size_bytes * sent_once_share(copies, nodes) * (nodes - 1) / nodes
+        leaving = size_bytes * sent_once_share(copies, nodes, in_order_of) * (nodes - 1) / nodes
         network = leaving / self.exchange_bytes_per_us
         return max(time, self.inter_latency_us * math.log2(nodes) + network)
 

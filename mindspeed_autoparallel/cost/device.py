@@ -6,6 +6,10 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+_RESERVED_SHARE = 0.06
+"""Share of the memory that torch counts which no tensor gets: contexts, communicators' buffers, and the blocks that the
+allocator reserves and cannot give out (docs/fsdp2.md has its sources)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Efficiency:
@@ -85,6 +89,11 @@ class Efficiency:
         return self._correction_table.get(tuple(round(value, 6) for value in key))
 
 
+def usable_bytes(counted_bytes: int) -> int:
+    """Return the memory that a training's tensors may use of what torch counts on a device."""
+    return int(counted_bytes * (1 - _RESERVED_SHARE))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Device:
     """One accelerator."""
@@ -129,6 +138,11 @@ class Device:
     def counted_bytes(self) -> int:
         """Return ``counted_gib`` in bytes, or all of the memory if it is unknown."""
         return int((self.counted_gib or self.memory_gib) * 2**30)
+
+    @property
+    def usable_bytes(self) -> int:
+        """Return the memory that a plan may use."""
+        return usable_bytes(self.counted_bytes)
 
     @property
     def workspace_bytes(self) -> int:

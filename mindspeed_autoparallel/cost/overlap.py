@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -117,11 +118,19 @@ def offloaded(shape: LayerShape, modules: Sequence[str]) -> Offload:
     return Offload(moved_bytes=moved * shape.element_bytes, freed_bytes=(moved - shared) * shape.element_bytes)
 
 
-def sent_once_share(num_experts_per_token: int, num_destinations: int) -> float:
+@functools.lru_cache
+def sent_once_share(num_experts_per_token: int, num_destinations: int, in_order_of: int = 0) -> float:
     """Return O4, the share of a token's copies that are sent if copies to one destination are sent once.
 
     With routing at random ``n (1 - (1 - 1/n)^k)`` of ``n`` destinations get a token that goes to ``k`` experts.
     Destinations are nodes if the group spans several, else ranks, as DeepEP forwards tokens inside a node.
+    ``in_order_of``: the number of experts, which a gate of benchmarks gives to tokens in turn; 0: random routing.
     """
+    if in_order_of:
+        each, chosen = in_order_of // num_destinations, range(num_experts_per_token)
+        found = [
+            len({(token * len(chosen) + one) % in_order_of // each for one in chosen}) for token in range(in_order_of)
+        ]
+        return sum(found) / in_order_of / num_experts_per_token
     reached = num_destinations * (1 - (1 - 1 / num_destinations) ** num_experts_per_token)
     return min(1.0, reached / num_experts_per_token)

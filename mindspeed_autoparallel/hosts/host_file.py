@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mindspeed_autoparallel.profiles.sharded import ElementBytes, ShardedModule
+from mindspeed_autoparallel.profiles.sharded import ElementBytes, Routing, ShardedModule
 from mindspeed_autoparallel.spec.sharded import ShardedDecisions, ShardingHost
 
 Modules = Sequence[ShardedModule]
@@ -39,6 +39,7 @@ class HostFile:
     """Whether attention is unfused and keeps its matrices."""
     loops_experts: bool = False
     """Whether experts run one after another."""
+    routing: Routing = field(default_factory=Routing)
     tokens: int
     """Tokens of the longest sample; 0: not in the file."""
     tokens_key: str

@@ -16,11 +16,12 @@ from mindspeed_autoparallel.hosts.reading import Values
 from mindspeed_autoparallel.hosts.script import read_script
 from mindspeed_autoparallel.hosts.trainer_decisions import trainer_decisions, trainer_host, trainer_values
 from mindspeed_autoparallel.hosts.trainers import TrainerFile, read_trainer_file
-from mindspeed_autoparallel.profiles.sharded import ElementBytes
+from mindspeed_autoparallel.profiles.sharded import ElementBytes, Routing
 from mindspeed_autoparallel.spec.sharded import ShardedDecisions
 
 NATIVE_TOKENS = "data.dataset_param.basic_parameters.cutoff_len"
 ADAPTERS = "peft: adapters are not priced; every parameter is taken to be trained, which needs more memory and time"
+_SENDS_ONCE = ("deepep", "hybridep", "uccl_ep")
 _BYTES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2}
 
 
@@ -98,6 +99,7 @@ def _of_trainer(file: TrainerFile) -> HostFile:
         path=file.path,
         micro_batch=file.size(keys.micro_batch) or file.given.get("micro_batch_size", 1),
         loops_experts=_loops_experts(file),
+        routing=_routing(file),
         tensor_size=file.tensor_size,
         notes=(ADAPTERS,) if values.tree.get("peft") else (),
         sequence_parallel=bool(keys.sequence_parallel) and values.switch(keys.sequence_parallel, False),
@@ -114,8 +116,16 @@ def _of_trainer(file: TrainerFile) -> HostFile:
 def _bytes_of(file: TrainerFile) -> ElementBytes:
     keys, values = file.trainer, file.values
     reduced = _BYTES.get(values.text(keys.reduced), 4) if keys.reduced else 4
-    stored = _BYTES.get(values.text(keys.stored).removeprefix("torch."), 2) if keys.stored else 4
+    stored_as = (values.text(keys.stored) or keys.unset_stored).removeprefix("torch.")
+    stored = _BYTES.get(stored_as, 2) if keys.stored else 4
     return ElementBytes(sharded=stored, optimizer=2 * stored, reduced=reduced)
+
+
+def _routing(file: TrainerFile) -> Routing:
+    """Return how NeMo Automodel's kernels send tokens; other trainers send every copy."""
+    key, values = "model.backend", file.values
+    once = file.trainer.name == "NeMo Automodel" and values.text(f"{key}.dispatcher") in _SENDS_ONCE
+    return Routing(once=once, in_order=once and values.switch(f"{key}.fake_balanced_gate", False))
 
 
 def _loops_experts(file: TrainerFile) -> bool:

@@ -39,7 +39,7 @@ def trainer_host(file: TrainerFile) -> ShardingHost:
         root_stays=keys.root_stays,
         last_layer_stays=keys.last_layer_stays and file.values.at(_reshard_key(file)) is None,
         prefetch_depths=(0, 1, 2) if prefetches else (0,),
-        hybrid_shard=bool(keys.fully_shard or keys.replicas),
+        hybrid_shard=bool(keys.fully_shard or keys.replicas) and not keys.shards_world,
         ulysses=bool(keys.ulysses or "ulysses_size" in keys.words) and file.tensor_size == 1,
         expert_parallel=bool(keys.expert) and keys.plans_experts and file.tensor_size == 1,
         lists_units=bool(keys.wrap),

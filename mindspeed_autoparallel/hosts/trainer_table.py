@@ -21,6 +21,8 @@ class Trainer:
     fully_shard: str = ""
     shards_alone: bool = False
     """Whether the key excludes Ulysses ranks."""
+    shards_world: bool = False
+    """Whether the trainer refuses any other size than that of the world."""
     unset_shard: int = 0
     """Size if the key is missing; 0: the world size."""
     replicas: str = ""
@@ -78,7 +80,9 @@ class Trainer:
     reduced: str = ""
     """Data type of reductions; fp32 if missing."""
     stored: str = ""
-    """Data type of parameters and moments, bf16 if missing or automatic; without this key they are fp32."""
+    """Data type of parameters and moments; without this key they are fp32."""
+    unset_stored: str = "bf16"
+    """The same if the file lacks the key."""
     tokens: str = ""
     """Tokens of the longest sample."""
     words: Mapping[str, str] = field(default_factory=dict)
@@ -90,7 +94,7 @@ class Trainer:
         """Return every dotted key of the table."""
         texts = [getattr(self, one.name) for one in fields(self) if one.type == "str"]
         named = (*texts, *self.reshard, *(f"{self.section}.{mark}".lstrip(".") for mark in self.marks))
-        own = {"name", "section", "older_strategy"}
+        own = {"name", "section", "older_strategy", "unset_stored"}
         return tuple(key for key in named if key and key not in {getattr(self, one) for one in own})
 
 
@@ -122,6 +126,7 @@ TRAINERS = (
         section="parallel",
         marks=("fsdp_modules", "fsdp_size", "ep_modules"),
         fully_shard="parallel.fsdp_size",
+        shards_world=True,
         unset_shard=1,
         tensor="parallel.tp_size",
         ulysses="parallel.cp_size",
@@ -199,6 +204,9 @@ TRAINERS = (
         strategy="strategy",
         older_strategy="fsdp",
         recomputes=True,
+        stored="model_dtype",
+        unset_stored="fp32",
+        reduced="mixed_precision.reduce_dtype",
         words={
             "micro_batch_size": "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={}",
             "recompute": "actor_rollout_ref.model.enable_gradient_checkpointing={}",

@@ -60,6 +60,7 @@ class TrainerFile:
         given = self.size(keys.fully_shard)
         unset = keys.unset_shard if self.values.at(keys.fully_shard or keys.replicas) is None else 0
         shard = given or unset or num_devices // (self.size(keys.replicas) or 1)
+        shard = num_devices if keys.shards_world else shard
         shard *= context if given and keys.shards_alone else 1
         if context > num_devices or expert > num_devices or shard < 1:
             raise ConfigError(f"{self.path}: its sizes need more than {num_devices} devices.")
@@ -90,6 +91,8 @@ class TrainerFile:
             (keys.micro_batch, "micro_batch_size", present.micro_batch_size, sizes.micro_batch_size),
         ]
         shards = [one.fully_shard_size // (one.context_size if keys.shards_alone else 1) for one in (present, sizes)]
+        if keys.shards_world:
+            shards[0] = self.size(keys.fully_shard) or keys.unset_shard
         if keys.fully_shard or not keys.replicas:
             changes.append((keys.fully_shard, "fully_shard_size", shards[0], shards[1]))
         if keys.replicas:

@@ -12,7 +12,7 @@ from mindspeed_autoparallel.cost.analytic.fields import section_of
 from mindspeed_autoparallel.cost.analytic.kernels import narrow_peak_tflops
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
 from mindspeed_autoparallel.cost.analytic.spellings import canonical
-from mindspeed_autoparallel.cost.analytic.states import CONTEXT_BYTES, bytes_per_parameter
+from mindspeed_autoparallel.cost.analytic.states import bytes_per_parameter
 from mindspeed_autoparallel.cost.analytic.step_time import EXPOSED_WHEN_OVERLAPPED, update_us
 from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.catalogue import find_device
@@ -272,7 +272,7 @@ def device_cost(work: Workload, device: Device, fabric: Fabric) -> DeviceCost:
     # Gradients in two bytes meet the optimizer in fp32, a shard at a time where it is precision-aware.
     cast = work.half_precision or (work.reduced_in_two_bytes and work.master_bytes + work.moment_bytes == 12)
     return DeviceCost(
-        memory_capacity_bytes=int(device.memory_gib * 2**30) - CONTEXT_BYTES,
+        memory_capacity_bytes=device.usable_bytes,
         runtime_overhead_bytes=device.workspace_bytes,
         intra=tier(fabric.link_latency_us, fabric.link_bytes_per_us, inside),
         inter=tier(fabric.inter_latency_us, across, across),

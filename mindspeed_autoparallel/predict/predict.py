@@ -9,7 +9,6 @@ from typing import Any
 from mindspeed_autoparallel.cost.analytic.fields import section_of
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
 from mindspeed_autoparallel.cost.analytic.request_keys import unknown_keys
-from mindspeed_autoparallel.cost.analytic.states import CONTEXT_BYTES
 from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.cost.device import Device
@@ -120,11 +119,11 @@ def _answer(identity: Any, work: Workload, extra_devices: tuple[Device, ...]) ->
         "stack": work.stack,
         "provenance": efficiency.provenance,
     }
-    room = device.memory_gib - CONTEXT_BYTES / _GIB
+    room = device.counted_bytes / _GIB
     if peaks[worst] > room:
         answer["status"] = "out_of_memory"
         answer["reason"] = (
-            f"stage {worst} needs {peaks[worst]:.1f} GiB of {room:.1f} GiB that {device.name} has for tensors; "
+            f"stage {worst} needs {peaks[worst]:.1f} GiB, and torch counts {room:.1f} GiB on {device.name}; "
             f"raise tp, pp or cp, lower mbs, use recompute or dist_opt."
         )
     return answer

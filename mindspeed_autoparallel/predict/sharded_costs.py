@@ -12,7 +12,6 @@ from mindspeed_autoparallel.cost.analytic.layer_time import head_time, layer_tim
 from mindspeed_autoparallel.cost.analytic.mixers import mixing
 from mindspeed_autoparallel.cost.analytic.model_shape import LayerKind
 from mindspeed_autoparallel.cost.analytic.parameters import layer_parameters
-from mindspeed_autoparallel.cost.analytic.states import usable_bytes
 from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.collectives import Fabric
 from mindspeed_autoparallel.cost.device import Device
@@ -213,7 +212,7 @@ def device_cost(device: Device, fabric: Fabric, resident_bytes: int = 0) -> Devi
         return LinkTier(default=link, operations=routed)
 
     return DeviceCost(
-        memory_capacity_bytes=usable_bytes(device.counted_bytes),
+        memory_capacity_bytes=device.usable_bytes,
         runtime_overhead_bytes=device.workspace_bytes + resident_bytes,
         intra=tier(fabric.link_latency_us, fabric.link_bytes_per_us),
         inter=tier(

@@ -17,6 +17,8 @@ class TowerNames:
 
     name: str
     layers: str = "blocks.{*}"
+    recomputes: bool = True
+    """Whether the layers accept the cache that MindSpeed-MM passes to every module it recomputes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +67,7 @@ _NAMES = {
         decoder="language_model.model", head="language_model.lm_head", experts="block_sparse_moe.experts", towers=_KIMI
     ),
     "nemotron_h": ModuleNames(experts="mixer.experts", joined=False),
-    "mimo_v2": ModuleNames(stacked_experts=False, towers={IMAGE: TowerNames(name="visual")}),
+    "mimo_v2": ModuleNames(stacked_experts=False, towers={IMAGE: TowerNames(name="visual", recomputes=False)}),
     "step_robotics": ModuleNames(
         decoder="model.language_model",
         towers={IMAGE: TowerNames(name="model.vision_model", layers="transformer.resblocks.{*}")},

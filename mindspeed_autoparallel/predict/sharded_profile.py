@@ -76,6 +76,7 @@ def _profile(
         attention_heads=_heads(tree.decoder) if tree.decoder else (1,),
         num_experts=tree.decoder.num_experts if tree.decoder else 0,
         topk=tree.decoder.topk if tree.decoder else 0,
+        routing=described.routing,
         head=_head(tree.decoder, described) if tree.decoder else None,
         bytes_of=described.bytes_of,
         memory_bytes_per_s=device.memory_bandwidth_gb_per_s * 1e9 * efficiency.memory_fraction,

@@ -32,7 +32,14 @@ from mindspeed_autoparallel.predict.sharded_families import (
 )
 from mindspeed_autoparallel.predict.sharded_modules import ModuleNames, TowerNames, decoder_modules, names_of
 from mindspeed_autoparallel.predict.sharded_parts import Parts
-from mindspeed_autoparallel.profiles.sharded import CostPoint, ElementBytes, ModuleCosts, ModuleKind, ShardedModule
+from mindspeed_autoparallel.profiles.sharded import (
+    CostPoint,
+    ElementBytes,
+    ModuleCosts,
+    ModuleKind,
+    Routing,
+    ShardedModule,
+)
 
 _MICRO_BATCHES = (1, 2, 4, 8)
 _ROOT = ShardedModule(name="", kind="root", pattern="", input_requires_grad=False)
@@ -60,6 +67,7 @@ class Described:
     """Whether attention keeps its matrices (``attn_implementation: eager``)."""
     loops_experts: bool = False
     """Whether experts run one after another, each indexed from the tensors of all."""
+    routing: Routing = field(default_factory=Routing)
 
 
 @dataclass(frozen=True)
@@ -280,7 +288,7 @@ def _tower(
                 kind=pattern,
                 pattern=pattern,
                 parent=name,
-                is_layer=True,
+                is_layer=names.recomputes,
                 needs_backward=not frozen,
                 input_requires_grad=not frozen,
             )

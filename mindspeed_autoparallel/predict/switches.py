@@ -13,8 +13,6 @@ from mindspeed_autoparallel.cost.analytic.model_shape import ModelShape
 from mindspeed_autoparallel.cost.analytic.workload import OPERAND_BYTES
 from mindspeed_autoparallel.errors import ConfigError
 
-MEMORY_MARGIN = 0.05
-"""Share of a device's memory that a plan without measurements leaves free: predicted peaks are about so far off."""
 _OTHER_VENDORS = ("ascend", "910", "mi300", "mi355", "cpu")
 
 

@@ -27,7 +27,6 @@ from mindspeed_autoparallel.predict.analytic_profile import analytic_profile, st
 from mindspeed_autoparallel.predict.answers import Answer
 from mindspeed_autoparallel.predict.model_file import Section, request_in_own_words
 from mindspeed_autoparallel.predict.predict import UNKNOWN, predict_one
-from mindspeed_autoparallel.predict.switches import MEMORY_MARGIN
 from mindspeed_autoparallel.profiles import MeasuredAt, Profile
 from mindspeed_autoparallel.spec import Cluster, Plan
 from mindspeed_autoparallel.spec.plan import Alternative
@@ -103,8 +102,7 @@ def tune(
         profile = replace(profile, model=replace(profile.model, name=name))
     if devices % node:
         raise ConfigError(f"hw.num_gpus {devices} is not a multiple of hw.gpus_per_node {node}.")
-    limit = int(profile.device.memory_capacity_bytes * (1 - MEMORY_MARGIN))
-    cluster = Cluster(num_nodes=devices // node, devices_per_node=node, memory_limit_bytes=limit)
+    cluster = Cluster(num_nodes=devices // node, devices_per_node=node)
     space = _space(device, stated, held, micro_batch)
     interrupt: KeyboardInterrupt | None = None
     try:

@@ -65,10 +65,13 @@ class ModuleCosts:
     """Whether what runs after the modules below it saves any tensor, kept elsewhere or not: else its backward starts no
     recomputation, and recomputation ends before it."""
     unsaved_transient_bytes: int = 0
-    """Most bytes above those at its start in a forward that saves nothing, a recomputed layer's first; 0: unknown."""
-    unsaved_waiting_bytes: int = 0
-    """Part of these that such a forward holds while the modules below it run."""
+    """Most bytes above those at its start in a forward that saves nothing, a recomputed layer's first or a frozen
+    module's; 0: unknown."""
     tail_unsaved_transient_bytes: int = 0
+    around_bytes: int = 0
+    """What the module around it holds in variables, saved by nothing, while this one runs forward."""
+    unsaved_around_bytes: int = 0
+    """The same where that module's forward saves nothing."""
     tail_forward_transient_bytes: int = 0
     tail_backward_transient_bytes: int = 0
     ulysses_sent_bytes: int = 0
@@ -79,9 +82,9 @@ class ModuleCosts:
     """Token rows that one forward pass holds to send to their experts, and as many back (counted once)."""
 
     @property
-    def unsaved_bytes(self) -> tuple[int, int, int] | None:
-        """Return the bytes of a forward that saves nothing: before, during and after the modules below it."""
-        found = self.unsaved_transient_bytes, self.unsaved_waiting_bytes, self.tail_unsaved_transient_bytes
+    def unsaved_bytes(self) -> tuple[int, int] | None:
+        """Return the bytes of a forward that saves nothing, before and after the end of the modules below it."""
+        found = self.unsaved_transient_bytes, self.tail_unsaved_transient_bytes
         return found if any(found) else None
 
     def __post_init__(self) -> None:
@@ -156,6 +159,16 @@ class ElementBytes:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Routing:
+    """How tokens reach their experts on a node."""
+
+    once: bool = False
+    """Whether a device receives a token once, however many of its experts are chosen, as kernels like DeepEP do."""
+    in_order: bool = False
+    """Whether tokens get the experts in turn, from a gate for benchmarks; else at random."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class HeadCost:
     """Logits of one micro batch of one sample on one device without context parallelism."""
 
@@ -184,6 +197,7 @@ class ShardedProfile(JsonFile):
     num_experts: int = 0
     topk: int = 0
     """Experts that each token is sent to."""
+    routing: Routing = field(default_factory=Routing)
     head: HeadCost | None = None
     bytes_of: ElementBytes = field(default_factory=ElementBytes)
     memory_bytes_per_s: float = 0.0

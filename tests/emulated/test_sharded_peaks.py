@@ -35,7 +35,7 @@ def test_peaks_of_reentrant_recomputation_equal_live_storages():
 
 
 def test_peaks_of_micro_batches_in_parts_equal_live_storages():
-    compare((2001, 2003, 2021, 2048, 2049))
+    compare((2001, 2003, 2021, 2048, 2049, 2083))
 
 
 def test_peaks_of_trainings_that_reduce_or_free_once_a_step_equal_live_storages():

@@ -39,9 +39,9 @@ class TrainerHost:
     """Words of ``plan`` for what the file lacks."""
     alone: tuple[tuple[str, str], ...] = ()
     """Further edits for one process."""
+    four: tuple[tuple[str, str], ...] = ()
+    """The same for four, where the file has the accumulation in place of the global batch."""
     starts_alone: bool = True
-    packs: bool = False
-    """Whether the samples of a micro batch are one sequence, which attention without varlen kernels takes as a whole."""
 
     @property
     def missing(self) -> list[str]:
@@ -77,7 +77,7 @@ VEOMNI = TrainerHost(
     file="configs/text/qwen3.yaml",
     edits=(
         ("Qwen3-8B-Base\n  ops", "FOLDER/model\n  ops"),
-        ("flash_attention_2", f"sdpa{EAGER}"),
+        ("flash_attention_2", f"flash_attention_2{EAGER}"),
         ("tulu-3-sft-mixture", "FOLDER/talks.jsonl"),
         (
             "max_seq_len: 2048",
@@ -96,7 +96,6 @@ VEOMNI = TrainerHost(
     ),
     script=("tasks/train_text.py",),
     starts_alone=False,
-    packs=True,
 )
 MINDSPEED_LLM = TrainerHost(
     sources=("MINDSPEED_LLM_FSDP2_SOURCES", "MINDSPEED_LLM_FSDP2_MINDSPEED"),
@@ -115,12 +114,16 @@ MINDSPEED_LLM = TrainerHost(
     ),
     script=("train_fsdp2.py",),
     alone=(("  fsdp_size: 2", "  fsdp_size: 1"), ("accumulation_steps: 4", "accumulation_steps: 8")),
+    four=(("accumulation_steps: 4", "accumulation_steps: 2"),),
 )
 VERL = TrainerHost(
     sources=("VERL_SOURCES",),
     python="VERL_PYTHON",
     file="verl/trainer/config/engine/fsdp.yaml",
-    edits=(("dtype: bfloat16", "dtype: float32"), ("torch_compile: true", "torch_compile: false")),
+    edits=(
+        ("dtype: bfloat16", f"mixed_precision: {{{FP32}}}\ndtype: bfloat16".replace("output", "buffer")),
+        ("torch_compile: true", "torch_compile: false"),
+    ),
     alone=(("strategy: fsdp\n", "strategy: fsdp2\n"),),
     script=("-m", "verl.trainer.sft_trainer", "--config-path"),
     words=(
@@ -167,27 +170,30 @@ def write_model(host: TrainerHost, folder: Path) -> None:
     subprocess.run(command, check=True, env={**environment(host), "PYTHONPATH": ""}, capture_output=True)
 
 
-def write_config(host: TrainerHost, folder: Path, alone: bool = False) -> Path:
-    """Write the shipped file with the trainer's edits."""
+def write_config(host: TrainerHost, folder: Path, size: int = 2) -> Path:
+    """Write the shipped file with the trainer's edits for ``size`` processes."""
     shipped = Path(os.environ[host.sources[0]]) / host.file
     text = shipped.read_text("utf-8")
-    for old, new in (*host.edits, *(host.alone if alone else ())):
+    for old, new in (*host.edits, *{1: host.alone, 4: host.four}.get(size, ())):
         assert old in text, old
         text = text.replace(old, new)
-    path = folder / ("alone.yaml" if alone else "config.yaml")
+    path = folder / f"config_{size}.yaml"
     path.write_text(text.replace("FOLDER", str(folder)), "utf-8")
     return path
 
 
-def train(host: TrainerHost, size: int, config: Path, *words: str) -> list[tuple[float, float]]:
+def train(host: TrainerHost, size: int, config: Path, *more: str) -> list[tuple[float, float]]:
     """Train on ``size`` processes and return (loss, gradient norm) of each step."""
     folder, root = config.parent, Path(os.environ[host.sources[0]])
     script = [str(root / host.script[0]) if host.script[0].endswith(".py") else host.script[0], *host.script[1:]]
-    given = config
+    given, words = config, list(more)
     if host is VERL:  # its file is one of a folder that Hydra composes
         given = folder / "config"
         shutil.copytree(root / "verl" / "trainer" / "config", given, dirs_exist_ok=True)
         shutil.copy(config, given / "engine" / "fsdp.yaml")
+        # A plan has the words of the trainer of policies; fine-tuning has the same settings elsewhere.
+        words = [word.replace("actor_rollout_ref.actor.ppo_", "data.") for word in words]
+        words = [word.removeprefix("actor_rollout_ref.") for word in words]
     behind = [word.replace("FOLDER", str(folder)) for word in host.words]
     command = [os.environ[host.python], "-W", "ignore", *script, str(given), *behind, *words]
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)

@@ -93,19 +93,6 @@ def _quantized_extra(work: Workload) -> float:
     return copies * work.operand_bytes - (work.element_bytes if work.quantized_parameters else 0)
 
 
-_MIB = 2**20
-CONTEXT_BYTES = 500 * _MIB
-"""Bytes of driver, kernels and communication buffers outside the allocator, which reduce the usable memory."""
-_RESERVED_SHARE = 0.06
-"""Share of the memory that torch counts which no tensor gets: contexts, communicators' buffers, and the blocks that the
-allocator reserves and cannot give out (docs/fsdp2.md has its sources)."""
-
-
-def usable_bytes(counted_bytes: int) -> int:
-    """Return the memory that a training's tensors may use of what torch counts on a device."""
-    return int(counted_bytes * (1 - _RESERVED_SHARE))
-
-
 def in_flight(work: Workload, stage: int) -> float:
     """Return the number of microbatches whose activations stage ``stage`` holds at once.
 

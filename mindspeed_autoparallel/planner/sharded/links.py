@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mindspeed_autoparallel.cost.collectives import Fabric
-from mindspeed_autoparallel.profiles.device import DeviceCost
+from mindspeed_autoparallel.profiles.sharded import ShardedProfile
 from mindspeed_autoparallel.spec.sharded import ShardSizes
 
 
@@ -15,11 +15,12 @@ class Exchanges:
 
     fabric: Fabric
     sizes: ShardSizes
-    topk: int
+    profile: ShardedProfile
 
     @staticmethod
-    def of(device: DeviceCost, devices_per_node: int, sizes: ShardSizes, topk: int) -> Exchanges:
+    def of(profile: ShardedProfile, devices_per_node: int, sizes: ShardSizes) -> Exchanges:
         """Return the exchanges of ``sizes`` on nodes of ``devices_per_node`` devices."""
+        device = profile.device
         inside, across = device.intra.of("all_gather"), device.inter.of("all_gather")
         routed = device.inter.of("all_to_all")
         fabric = Fabric(
@@ -30,7 +31,7 @@ class Exchanges:
             inter_latency_us=across.latency_us,
             exchange_bytes_per_us=routed.bytes_per_s / 1e6,
         )
-        return Exchanges(fabric, sizes, topk)
+        return Exchanges(fabric, sizes, profile)
 
     def shard_us(self, size_bytes: float, *, experts: bool) -> float:
         """Return the time of a gather or reduce-scatter of a unit with ``size_bytes`` unsharded bytes."""
@@ -52,5 +53,9 @@ class Exchanges:
         if sizes.ring_size > 1 and ring_bytes:
             time += (sizes.ring_size - 1) * self.fabric.link_latency_us + self.fabric.send_us(ring_bytes, 1)
         if sizes.expert_size > 1 and expert_bytes:
-            time += 2 * self.fabric.dispatch_us(expert_bytes, sizes.expert_size, 1, max(1, self.topk))
+            routing, copies = self.profile.routing, max(1, self.profile.topk)
+            experts = self.profile.num_experts if routing.in_order else 0
+            time += 2 * self.fabric.dispatch_us(
+                expert_bytes, sizes.expert_size, 1, copies, once=routing.once, in_order_of=experts
+            )
         return time

@@ -41,7 +41,7 @@ class Lowering:
     def __init__(self, problem: Problem, decisions: ShardedDecisions) -> None:
         self.problem, self.decisions = problem, decisions
         self.profile, self.sizes = problem.profile, decisions.sizes
-        self.exchanges = Exchanges.of(self.profile.device, problem.devices_per_node, self.sizes, self.profile.topk)
+        self.exchanges = Exchanges.of(self.profile, problem.devices_per_node, self.sizes)
         sizes, self.point = self.sizes, point_of(self.sizes)
         self.costs = dict(problem.costs_at(self.point))
         self.structure = problem.units(decisions)
@@ -198,9 +198,9 @@ class Lowering:
         costs = self.part_costs[module.kind] if divided else whole_costs
         exchange = self.exchanges.forward_us(costs.ulysses_sent_bytes, costs.ring_sent_bytes, costs.expert_sent_bytes)
         again = costs.forward_us + exchange
+        redoes, inside = policy not in (KEEP, OFFLOAD), not module.is_layer
         # Only the layer's own input outlives a recomputed forward.
-        whole = costs.kept_bytes + (0 if module.is_layer else costs.input_bytes)
-        redoes = policy not in (KEEP, OFFLOAD)
+        whole = costs.kept_bytes + costs.input_bytes * inside
         kept = 0 if redoes else whole
         if policy == RECOMPUTE_KEEP_ATTENTION:
             again -= costs.attention_us
@@ -226,7 +226,8 @@ class Lowering:
             kept_bytes=kept,
             again_bytes=whole - kept,
             forward_transient_bytes=costs.forward_transient_bytes,
-            unsaved_bytes=costs.unsaved_bytes if redoes else None,
+            unsaved_bytes=costs.unsaved_bytes if redoes or not module.needs_backward else None,
+            around_bytes=costs.unsaved_around_bytes if redoes and inside else whole_costs.around_bytes,
             backward_transient_bytes=costs.backward_transient_bytes if module.needs_backward else 0,
             made_gradient_bytes=costs.made_gradient_bytes if module.needs_backward else 0,
             tail_kept_bytes=0 if redoes else costs.tail_kept_bytes,
@@ -249,12 +250,11 @@ class Lowering:
 
     def _head_in_chunks(self, record: StreamModule, input_bytes: int) -> StreamModule:
         """Return the head as chunked loss runs it: both passes of a chunk in forward, gradients kept."""
-        head = self.profile.head
+        head, root = self.profile.head, self.costs[self.profile.modules[0].kind]
         assert head is not None
         tokens = -(-head.tokens * self.sizes.micro_batch_size // self.sizes.context_size)
         chunk = min(self.decisions.loss_chunk * self.sizes.micro_batch_size, tokens)
         logits = chunk * head.vocabulary * (head.kept_bytes_per_logit + head.transient_bytes_per_logit)
-        root = self.costs[self.profile.modules[0].kind]
         loss = ns(root.tail_forward_us + root.tail_backward_us)
         return replace(
             record,

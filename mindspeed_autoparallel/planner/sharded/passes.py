@@ -35,7 +35,7 @@ def size_bound_ns(problem: Problem, sizes: ShardSizes) -> int:
 
     Raises ``Unmeasured`` if the profile lacks such costs.
     """
-    exchanges = Exchanges.of(problem.profile.device, problem.devices_per_node, sizes, problem.profile.topk)
+    exchanges = Exchanges.of(problem.profile, problem.devices_per_node, sizes)
     of, split, steps = problem.profile.bytes_of, sizes.expert_size > 1, sizes.accumulation
     step = _least_computing_us(problem, sizes, exchanges) * steps
     owned = transfers = 0.0

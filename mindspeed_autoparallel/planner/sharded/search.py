@@ -63,8 +63,11 @@ def search_sharded(
         )
     if host.lists_units:
         rewrap(search)  # a faster best leaves less to polish
+    unpolished = search.best
     bound, units = search.polish(), "the units of the shipped configuration"
     if host.lists_units:
+        if search.best is not unpolished:
+            rewrap(search)
         bound = min(bound, UnitSearch(search, _UNITS_S).run())
         units = f"units beside the longest stack of layers (at most {MOST_PATTERNS} patterns)"
     search.enlarge_chunks()

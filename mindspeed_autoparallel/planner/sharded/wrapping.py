@@ -52,7 +52,6 @@ class UnitSearch:
         becomes the frontier's best.
         """
         frontier = self.frontier
-        rewrap(frontier)
         assert frontier.best is not None
         offloads = frontier.best.decisions.offload_optimizer
         for sizes in sizes_of(self.problem, frontier.num_devices, frontier.shipped.sizes.global_batch_size):

@@ -11,6 +11,7 @@ from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.profiles.sharded import CostPoint
+from mindspeed_autoparallel.runtime.fsdp2.frames import Passed
 from mindspeed_autoparallel.runtime.fsdp2.modules import FoundModules
 from mindspeed_autoparallel.runtime.fsdp2.saved import (
     AttentionCalls,
@@ -19,7 +20,7 @@ from mindspeed_autoparallel.runtime.fsdp2.saved import (
     nothing_saved,
     saved_bytes,
 )
-from mindspeed_autoparallel.runtime.fsdp2.timeline import Passed, Timeline
+from mindspeed_autoparallel.runtime.fsdp2.timeline import Timeline
 from mindspeed_autoparallel.runtime.fsdp2.trainer import NativeTrainer
 
 _TIMED_STEPS = 3
@@ -113,6 +114,7 @@ def _measure(
         running = lambda: timeline.innermost[0] if timeline.innermost else None
         with attention_calls(running, device.synchronize) as attention, saved_bytes(timeline, layers) as saved:
             step()
+        saved.around = {name: passed.around_bytes for name, passed in timeline.forward.items()}
         with device.tracked_memory() as probe:
             timeline.probe, timeline.saves_nothing = probe, True
             with nothing_saved(engine.optimizer):

@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from datetime import datetime, timezone
 from typing import Any
 
-from mindspeed_autoparallel.cost.analytic.states import usable_bytes
+from mindspeed_autoparallel.cost.device import usable_bytes
 from mindspeed_autoparallel.profiles.device import Collective, DeviceCost, LinkTier
 from mindspeed_autoparallel.profiles.profile import Provenance
 from mindspeed_autoparallel.profiles.sharded import (
@@ -23,9 +23,9 @@ from mindspeed_autoparallel.profiles.sharded import (
     ShardedModule,
     ShardedProfile,
 )
+from mindspeed_autoparallel.runtime.fsdp2.frames import Passed
 from mindspeed_autoparallel.runtime.fsdp2.measuring import MeasuredStep
 from mindspeed_autoparallel.runtime.fsdp2.modules import FoundModules
-from mindspeed_autoparallel.runtime.fsdp2.timeline import Passed
 from mindspeed_autoparallel.runtime.fsdp2.trainer import NativeTrainer
 from mindspeed_autoparallel.runtime.profiling.measure.communication import measure_links
 
@@ -90,6 +90,13 @@ def _costs(step: MeasuredStep, modules: Sequence[ShardedModule], kind: str, topk
     def saved(index: int) -> Callable[[str], float]:
         return lambda name: step.saved.split(name, step.forward[name].num_segments)[index]
 
+    def own_input(name: str) -> int:
+        return step.inputs[name][0] if name in layers else step.saved.inputs.get(name, 0)
+
+    def around(name: str) -> int:
+        passed = step.transient_forward.get(name, Passed())
+        return passed.around_bytes + step.saved.around.get(name, 0) - own_input(name) * passed.is_input_new
+
     layers = {module.name for module in modules if module.is_layer}
     experts = {module.name for module in modules if module.holds_experts}
     attention = step.attention
@@ -102,9 +109,7 @@ def _costs(step: MeasuredStep, modules: Sequence[ShardedModule], kind: str, topk
         backward_us=of(step.backward, "head_us") if not _has_tail(step, names) else of(step.backward, "tail_us"),
         tail_backward_us=of(step.backward, "head_us") if _has_tail(step, names) else 0.0,
         attention_us=min(median(lambda name: attention.us.get(name, 0.0)), of(step.forward, "head_us")),
-        input_bytes=int(
-            median(lambda name: step.inputs[name][0] if name in layers else step.saved.inputs.get(name, 0))
-        ),
+        input_bytes=int(median(own_input)),
         output_bytes=int(median(lambda name: step.output_bytes.get(name, 0))),
         kept_bytes=kept,
         tail_kept_bytes=int(median(saved(1))),
@@ -113,8 +118,9 @@ def _costs(step: MeasuredStep, modules: Sequence[ShardedModule], kind: str, topk
         forward_transient_bytes=max(0, int(of(step.transient_forward, "head_bytes"))),
         tail_forward_transient_bytes=max(0, int(of(step.transient_forward, "tail_bytes"))),
         unsaved_transient_bytes=max(0, int(of(step.unsaved_forward, "head_bytes"))),
-        unsaved_waiting_bytes=max(0, int(of(step.unsaved_forward, "waiting_bytes"))),
         tail_unsaved_transient_bytes=max(0, int(of(step.unsaved_forward, "tail_bytes"))),
+        around_bytes=max(0, int(median(around))),
+        unsaved_around_bytes=max(0, int(of(step.unsaved_forward, "around_bytes"))),
         backward_transient_bytes=max(
             0, int(of(step.transient_backward, "tail_bytes" if _has_tail(step, names) else "head_bytes"))
         ),

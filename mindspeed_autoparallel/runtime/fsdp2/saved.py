@@ -26,6 +26,9 @@ class SavedBytes:
     saving: set[tuple[str, int]] = field(default_factory=set)
     """Module and number of submodules that had run at every save, of parameters and counted storages, too."""
 
+    around: dict[str, int] = field(default_factory=dict)
+    """Less than 0 by the bytes that the module around it, and those inside that one, had saved at its start."""
+
     def split(self, name: str, num_segments: int) -> tuple[int, int]:
         """Return the kept bytes saved before the end of the last submodule of ``name``, and those saved after it."""
         parts = self.kept.get(name, {})
@@ -54,6 +57,7 @@ def saved_bytes(timeline: Timeline, layers: Collection[str]) -> Iterator[SavedBy
         address, size = storage.data_ptr(), int(storage.nbytes())
         if address and address not in seen:
             seen.add(address)
+            timeline.note_saved(address, size)
             name, place = innermost
             owners = [one for one in timeline.open_names if one in layers or one == name]
             owner = next((one for one in owners if address == timeline.input_addresses.get(one)), None)

@@ -7,53 +7,12 @@ gradients are reduced. The device is idle at every stamp, so each segment betwee
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from mindspeed_autoparallel.runtime.devices.adapter import MemoryProbe
 from mindspeed_autoparallel.runtime.devices.cpu.storages import tensors_in
-
-
-@dataclass
-class Passed:
-    """One module in one pass: ``head`` is the part before the end of its last submodule, ``tail`` the part after it."""
-
-    head_us: float = 0.0
-    tail_us: float = 0.0
-    head_bytes: int = 0
-    """Transient bytes: above the level at the end in a forward that saves tensors, else above that at the start."""
-    tail_bytes: int = 0
-    head_made_bytes: int = 0
-    """Part of ``head_bytes``: parameter gradients, which later parts of a micro batch add to the first part's."""
-    tail_made_bytes: int = 0
-    waiting_bytes: int = 0
-    """Bytes that the head leaves while the last submodule runs, where nothing is saved."""
-    num_segments: int = 0
-
-
-@dataclass
-class _Segment:
-    us: float = 0.0
-    transient_bytes: int = 0
-    later_bytes: int = 0
-    """``transient_bytes`` in a later part of a micro batch, which adds its gradients to existing ones."""
-    left_bytes: int = 0
-    inside_bytes: int = 0
-    """Bytes that the submodule behind it leaves."""
-
-    @property
-    def made_bytes(self) -> int:
-        """Return the part of ``transient_bytes`` that existing gradients save."""
-        return max(0, self.transient_bytes - self.later_bytes)
-
-
-@dataclass
-class _Frame:
-    name: str
-    saves: bool = True
-    """Whether forward saves tensors for a backward."""
-    segments: list[_Segment] = field(default_factory=lambda: [_Segment()])
+from mindspeed_autoparallel.runtime.fsdp2.frames import Frame, Passed, Segment
 
 
 class Timeline:
@@ -75,10 +34,11 @@ class Timeline:
         self.output_bytes: dict[str, int] = {}
         """Bytes of each module's outputs that receive a gradient."""
         self._synchronize = synchronize
-        self._stack: list[_Frame] = []
+        self._stack: list[Frame] = []
         self._since: float | None = None
         self._done = self.forward
         self._base_bytes = 0
+        self._given: dict[str, frozenset[int]] = {}
         self._made_bytes = 0
         """Bytes of parameter gradients finished since the base."""
         self._handles: list[Any] = []
@@ -112,11 +72,17 @@ class Timeline:
         """Return the names of the running modules, outermost first."""
         return [frame.name for frame in self._stack]
 
+    def note_saved(self, address: int, size: int) -> None:
+        """Record a storage that autograd saves for the first time in the running modules that were not given it."""
+        for frame in self._stack:
+            frame.saved_bytes += size * (address not in frame.given)
+
     # Forward: begin gather, enter, exit, freed.
 
     def _before_gather(self, name: str) -> Callable[..., None]:
         def hook(module: Any, args: Any, kwargs: Any) -> None:
             self._pause()
+            self._given[name] = frozenset(_storages(tensors_in((args, kwargs))))
             for tensor in tensors_in((args, kwargs)):
                 if tensor.requires_grad:
                     tensor.register_hook(self._backward_hook(self._reduced, name))
@@ -125,7 +91,8 @@ class Timeline:
 
     def _begins(self, name: str) -> Callable[..., None]:
         def hook(module: Any, args: Any, kwargs: Any) -> None:
-            tensors = [tensor for tensor in tensors_in((args, kwargs)) if tensor.is_floating_point()]
+            given = list(tensors_in((args, kwargs)))
+            tensors = [tensor for tensor in given if tensor.is_floating_point()]
             waiting = [tensor for tensor in tensors if tensor.requires_grad]
             for tensor in waiting:
                 tensor.register_hook(self._backward_hook(self._left, name))
@@ -138,8 +105,9 @@ class Timeline:
                 self._follow_gradients(module)
             if name not in self.order:
                 self.order.append(name)
-            trains = bool(waiting) or any(one.requires_grad for one in module.parameters())
-            self._push(name, saves=trains)
+            self._push(name)
+            storages = _storages(given) if self.probe is not None else {}
+            self._stack[-1].take(self._given[name], self._stack[:-1], storages, self.input_addresses[name])
 
         return hook
 
@@ -231,7 +199,7 @@ class Timeline:
             segment = self._stack[-1].segments[-1]
             segment.us += (time.perf_counter() - self._since) * 1e6
             if self.probe is not None:
-                saves = self._done is self.forward and self._stack[-1].saves and not self.saves_nothing
+                saves = self._done is self.forward and not self.saves_nothing
                 segment.left_bytes += self.probe.current_bytes() - self._base_bytes
                 self._note_peak(self.probe.current_bytes() if saves else self._base_bytes)
         self._since = None
@@ -250,9 +218,9 @@ class Timeline:
             self._base_bytes, self._made_bytes = self.probe.current_bytes(), 0
         self._since = time.perf_counter()
 
-    def _push(self, name: str, *, saves: bool = True) -> None:
+    def _push(self, name: str) -> None:
         self._pause()
-        self._stack.append(_Frame(name, saves))
+        self._stack.append(Frame(name))
         self._resume()
 
     def _pop_to(self, name: str) -> None:
@@ -261,30 +229,24 @@ class Timeline:
         while self._stack:
             frame = self._stack.pop()
             passed = self._done.setdefault(frame.name, Passed())
-            *before, last = frame.segments
-            if before:
-                passed.tail_us += last.us
-                handed_bytes = before[-1].inside_bytes if self.saves_nothing else 0
-                passed.tail_bytes = max(passed.tail_bytes, last.transient_bytes + handed_bytes)
-                passed.waiting_bytes = (
-                    sum(one.left_bytes + one.inside_bytes for one in before) - before[-1].inside_bytes
-                )
-                passed.tail_made_bytes = last.made_bytes
-            for segment in before or [last]:
-                passed.head_us += segment.us
-                if segment.transient_bytes >= passed.head_bytes:
-                    passed.head_bytes, passed.head_made_bytes = segment.transient_bytes, segment.made_bytes
-            passed.num_segments = len(frame.segments)
+            passed.add(frame, above_start=self.saves_nothing and self._done is self.forward)
             if self._stack:
-                left_bytes = sum(one.left_bytes + one.inside_bytes for one in frame.segments)
-                self._stack[-1].segments[-1].inside_bytes = left_bytes
-                self._stack[-1].segments.append(_Segment())
+                self._stack[-1].segments[-1].inside_bytes = frame.left_bytes
+                self._stack[-1].segments.append(Segment())
             if frame.name == name:
                 break
 
 
 def _is_inside(name: str, other: str) -> bool:
     return other == "" or name.startswith(f"{other}.")
+
+
+def _storages(tensors: Iterable[Any]) -> dict[int, int]:
+    """Return the bytes of the tensors' storages by address."""
+    import torch
+
+    storages = (tensor.untyped_storage() for tensor in tensors if tensor.layout == torch.strided)
+    return {storage.data_ptr(): int(storage.nbytes()) for storage in storages}
 
 
 def _tensors_of(output: Any) -> list[Any]:

@@ -85,6 +85,7 @@ class _Step:
     def _forward(self, index: int) -> None:
         module = self.modules[index]
         self.memory.at = f"forward of {module.name or 'the model'}"
+        self.memory.add("temporary", module.around_bytes)
         self.communication.pre_forward(module.units)
         self.copies.before_forward(index)
         self.memory.hold(index, self._input_bytes(module))
@@ -99,6 +100,7 @@ class _Step:
             self.memory.add("temporary", -module.chunks * self._part_bytes(module))
         self.memory.add("temporary", -waiting)
         self.communication.post_forward(module.units)
+        self.memory.add("temporary", -module.around_bytes)
 
     def _forward_part(self, index: int) -> None:
         module = self.modules[index]
@@ -106,18 +108,16 @@ class _Step:
             self.communication.use(module.parameters_of)
         self.queues.run(COMPUTE, ("F", module.name), module.forward_ns)
         self.memory.hold(index, module.kept_bytes * module.needs_backward)
-        saving = module.forward_transient_bytes, 0, module.tail_forward_transient_bytes
-        head_bytes, waiting_bytes, tail_bytes = module.unsaved_bytes or saving
+        saving = module.forward_transient_bytes, module.tail_forward_transient_bytes
+        head_bytes, tail_bytes = module.unsaved_bytes or saving
         self.memory.touch("temporary", head_bytes)
-        self.memory.add("temporary", waiting_bytes)
         for child in self.children[index]:
             self._forward(child)
-        if module.tail_forward_ns or module.tail_kept_bytes or module.tail_forward_transient_bytes:
+        if module.tail_forward_ns or module.tail_kept_bytes or tail_bytes:
             self.memory.at = f"end of forward of {module.name or 'the model'}"
             self.queues.run(COMPUTE, ("FT", module.name), module.tail_forward_ns)
             self.memory.hold(index, module.tail_kept_bytes * module.needs_backward)
             self.memory.touch("temporary", tail_bytes)
-        self.memory.add("temporary", -waiting_bytes)
 
     @staticmethod
     def _part_bytes(module: StreamModule) -> int:

@@ -89,9 +89,11 @@ class StreamModule:
     again_bytes: int = 0
     """Bytes saved additionally by recomputation, until the backward ends."""
     forward_transient_bytes: int = 0
-    unsaved_bytes: tuple[int, int, int] | None = None
-    """Transient bytes of a first forward that saves nothing: before, during and after its children; ``None``: those of
-    any forward."""
+    unsaved_bytes: tuple[int, int] | None = None
+    """Transient bytes of a first forward that saves nothing, above its start: up to the end of its children, and after
+    it; ``None``: those of any forward."""
+    around_bytes: int = 0
+    """Held in variables by the module around it while its forward runs."""
     backward_transient_bytes: int = 0
     made_gradient_bytes: int = 0
     """Part of ``backward_transient_bytes`` that a later part of a micro batch adds to existing gradients."""

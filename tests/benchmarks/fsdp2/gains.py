@@ -23,7 +23,7 @@ from mindspeed_autoparallel.errors import AutoParallelError, InfeasiblePlan
 from mindspeed_autoparallel.hosts.mindspeed_mm import is_native, read_native
 from mindspeed_autoparallel.hosts.mindspeed_mm_decisions import read_decisions, sharding_host
 from mindspeed_autoparallel.planner.sharded.problem import Problem
-from mindspeed_autoparallel.planner.sharded.search import baselines_of, search_sharded
+from mindspeed_autoparallel.planner.sharded.search import ShardedOptions, baselines_of, search_sharded
 from mindspeed_autoparallel.predict.sharded_profile import sharded_profile
 from mindspeed_autoparallel.predict.sharded_tree import Described
 from mindspeed_autoparallel.profiles.sharded import ElementBytes
@@ -93,7 +93,7 @@ def priced(path: Path, configs: Path):
     shipped = read_decisions(config, profile.modules, cluster.num_devices)
     host = sharding_host(config)
     try:
-        plan = search_sharded(profile, cluster, host, shipped)
+        plan = search_sharded(profile, cluster, host, shipped, ShardedOptions(time_limit_s=60.0))
     except InfeasiblePlan:
         baselines = baselines_of(Problem(profile, host, per_node), shipped, profile.device.memory_capacity_bytes)
         return profile, shipped, baselines, None

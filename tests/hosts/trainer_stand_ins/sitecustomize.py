@@ -71,6 +71,32 @@ def veomni(module):
     module.BaseTrainer.on_step_end = with_digits
 
 
+@changes("veomni.ops.kernels.attention.flash")
+def veomni_attention(module):
+    """The samples of a micro batch are one sequence, over which kernels of accelerators attend sample by sample."""
+    import itertools
+    import types
+
+    import torch
+
+    attend = functools.partial(torch.nn.functional.scaled_dot_product_attention, enable_gqa=True)
+
+    def by_sample(query, key, value, mask, *, cu_seq_lens_q, is_causal, softmax_scale, **_):
+        done = [
+            attend(
+                *(one[:, begin:end].transpose(1, 2) for one in (query, key, value)),
+                is_causal=is_causal,
+                scale=softmax_scale,
+            ).transpose(1, 2)
+            for begin, end in itertools.pairwise(cu_seq_lens_q.tolist())
+        ]
+        return torch.cat(done, 1)
+
+    module._flash_attention_forward = by_sample
+    kernels = types.SimpleNamespace(flash_attn_func=by_sample, flash_attn_varlen_func=by_sample)
+    module._load_veomni_local_flash_kernel = lambda implementation: kernels
+
+
 @changes("mindspeed_llm.fsdp2.utils.train_monitor")
 def mindspeed_llm(module):
     """The trainer sums over ranks: losses are shares of the whole batch, but each rank has the whole norm."""
@@ -103,6 +129,12 @@ def verl_groups(module):
         return None
 
     dist.all_reduce = with_mean
+
+
+@changes("verl.workers.engine.fsdp.transformer_impl")
+def verl_precision(module):
+    """Its engine opens an autocast to bf16 around every forward, whatever types its file has."""
+    module.torch.autocast = functools.partial(module.torch.autocast, enabled=False)
 
 
 @changes("verl.utils.tracking")

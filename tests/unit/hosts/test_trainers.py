@@ -13,10 +13,11 @@ from sharded_profile import drawn_profile
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.hosts.opening import open_host_file
 from mindspeed_autoparallel.hosts.trainers import TrainerFile, read_trainer_file
+from mindspeed_autoparallel.planner.sharded.links import Exchanges
 from mindspeed_autoparallel.planner.sharded.lowering import Lowering
 from mindspeed_autoparallel.planner.sharded.problem import Problem
-from mindspeed_autoparallel.profiles.sharded import CostPoint, ElementBytes
-from mindspeed_autoparallel.spec.sharded import ALL, KEEP, RECOMPUTE, ShardedDecisions, ShardingHost
+from mindspeed_autoparallel.profiles.sharded import CostPoint, ElementBytes, Routing
+from mindspeed_autoparallel.spec.sharded import ALL, KEEP, RECOMPUTE, ShardedDecisions, ShardingHost, ShardSizes
 
 FILES = {
     "MindSpeed-MM fsdp2_config": "sharding_size: 4 # shards\nsub_modules_to_wrap:\n  - model.layers.{*}\n  - lm_head\n"
@@ -32,7 +33,7 @@ FILES = {
 }
 LABELS = {
     "MindSpeed-MM fsdp2_config": "FS4 HSDP2 MBS1 x1",
-    "MindSpeed-LLM": "FS4 HSDP2 EP2 EFS1 MBS1 x3",
+    "MindSpeed-LLM": "FS8 EP2 EFS1 MBS1 x3",
     "VeOmni": "FS4 HSDP2 UL2 MBS1 x4",
     "NeMo Automodel": "FS8 EP4 MBS1 x2",
     "verl": "FS8 UL2 MBS1 x1",
@@ -86,6 +87,15 @@ def test_unsupported_files_and_settings_are_named_in_a_line(tmp_path: Path, text
     assert "\n" not in str(error.value)
 
 
+def test_mindspeed_llm_shards_over_all_devices(tmp_path: Path) -> None:
+    """Its ``parallel_state.py`` refuses replicas, and any other size than that of the world."""
+    found = read(tmp_path, FILES["MindSpeed-LLM"])
+    host = open_host_file(tmp_path / "config.yaml").host(False)
+    assert not host.hybrid_shard and found.sizes(16).fully_shard_size == 16
+    assert "fsdp_size: 16 # shards" in found.with_values(found.size_values(found.sizes(16)))
+    assert not found.size_values(found.sizes(4)), "the file has the size of four devices"
+
+
 def test_a_size_without_a_key_is_not_lost(tmp_path: Path) -> None:
     found = read(tmp_path, FILES["verl"])
     with pytest.raises(ConfigError, match="verl has no key for expert size 2"):
@@ -97,7 +107,7 @@ def test_a_size_without_a_key_is_not_lost(tmp_path: Path) -> None:
     [
         ("sub_modules_to_wrap: [lm_head]\n", "FS1 HSDP8 MBS1 x1"),
         ("sharding_size: auto\nsub_modules_to_wrap: [lm_head]\n", "FS8 MBS1 x1"),
-        ("parallel: {fsdp_modules: [lm_head], cp_size: 1}\n", "FS1 HSDP8 MBS1 x1"),
+        ("parallel: {fsdp_modules: [lm_head], cp_size: 1}\n", "FS8 MBS1 x1"),
         ("train: {accelerator: {ulysses_size: 2, dp_shard_size: 4}}\n", "FS8 UL2 MBS1 x1"),
         ("distributed: {strategy: fsdp2, dp_replicate_size: 2, ep_size: 4}\n", "FS4 HSDP2 EP4 MBS1 x1"),
     ],
@@ -253,6 +263,41 @@ def test_automodel_stores_parameters_and_moments_in_the_type_that_it_loads(
     (tmp_path / "config.yaml").write_text(f"distributed: {{strategy: fsdp2}}\n{model}")
     found = open_host_file(tmp_path / "config.yaml").bytes_of
     assert (found.sharded, found.optimizer, found.gathered, found.reduced) == (stored, 2 * stored, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("lines", "stored", "reduced"),
+    [("", 4, 4), ("model_dtype: bf16\n", 2, 4), ("mixed_precision: {reduce_dtype: bf16}\n", 4, 2)],
+)
+def test_verl_stores_and_reduces_in_fp32_where_its_file_has_no_other_type(
+    tmp_path: Path, lines: str, stored: int, reduced: int
+) -> None:
+    """Its ``dtype`` is read by other workers than those that train by this file (workers/engine/fsdp)."""
+    (tmp_path / "config.yaml").write_text(f"fsdp_size: -1\nstrategy: fsdp2\ndtype: float16\n{lines}")
+    found = open_host_file(tmp_path / "config.yaml").bytes_of
+    assert (found.sharded, found.optimizer, found.gathered, found.reduced) == (stored, 2 * stored, 2, reduced)
+
+
+@pytest.mark.parametrize(
+    ("backend", "once", "in_order"),
+    [
+        ("", False, False),
+        ("dispatcher: torch, fake_balanced_gate: true", False, False),
+        ("dispatcher: deepep", True, False),
+        ("dispatcher: hybridep, fake_balanced_gate: true", True, True),
+    ],
+)
+def test_kernels_of_automodel_send_a_token_to_a_device_once(
+    tmp_path: Path, backend: str, once: bool, in_order: bool
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"distributed: {{strategy: fsdp2, ep_size: 4}}\nmodel: {{backend: {{{backend}}}}}\n")
+    routing = open_host_file(path).routing
+    assert (routing.once, routing.in_order) == (once, in_order)
+    drawn = drawn_profile(random.Random(0), 2, experts=True)
+    sizes = ShardSizes(num_devices=8, fully_shard_size=8, expert_size=4, expert_shard_size=2)
+    plain, found = (Exchanges.of(replace(drawn, topk=2, routing=one), 8, sizes) for one in (Routing(), routing))
+    assert (found.forward_us(0, 0, 1e9) < plain.forward_us(0, 0, 1e9)) == once
 
 
 def test_divided_experts_of_automodel_stay_gathered_and_whole_ones_are_not_sharded(tmp_path: Path) -> None:

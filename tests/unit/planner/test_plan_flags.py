@@ -141,6 +141,15 @@ def test_every_flag_changes_the_search_or_is_refused(
     assert not ignored
 
 
+@pytest.mark.parametrize(("kind", "default_s"), [("profile", 600.0), ("fsdp2", 60.0)])
+def test_a_time_limit_counts_whatever_the_default_is(
+    kind: str, default_s: float, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    for words, limit_s in (([], default_s), (["--time-limit-s", "60"], 60.0), (["--time-limit-s", "600"], 600.0)):
+        assert f"time_limit_s={limit_s}," in outcome(kind, words, monkeypatch, capsys), words
+
+
 def test_samples_need_a_profile_with_their_bytes_before_anything_is_searched(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -114,7 +114,8 @@ def test_a_large_model_under_tight_memory_is_proved_where_its_loss_holds_more_th
     profile = analytic_profile((Section("text_decoder", model),), find_device("H100"), 8)
     layout = Layout(pipeline_size=16, data_size=16, expert_size=16)
     options = SearchOptions(layouts=[layout], with_relaxations=False, time_limit_s=60)
-    plan = search(profile, Cluster(num_nodes=32, devices_per_node=8), 1024, options)
+    cluster = Cluster(num_nodes=32, devices_per_node=8, memory_limit_bytes=(80 * 1024 - 500) * 2**20)
+    plan = search(profile, cluster, 1024, options)
     assert plan.search.status == "optimal"
     assert any(stage.recompute for stage in plan.stages)
 

@@ -7,7 +7,8 @@ import json
 import statistics
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from drawn_layouts import drawn
@@ -16,6 +17,7 @@ from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
 from mindspeed_autoparallel.cost.analytic.step_time import closed_form_us
 from mindspeed_autoparallel.cost.catalogue import find_device
+from mindspeed_autoparallel.cost.collectives import Fabric
 from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate
 from mindspeed_autoparallel.planner.layouts.assembly import plan_of
 from mindspeed_autoparallel.planner.rank_memory import measured_at, point_of
@@ -28,7 +30,9 @@ from mindspeed_autoparallel.predict.megatron_arguments import request_of_argumen
 from mindspeed_autoparallel.predict.model_file import Section
 from mindspeed_autoparallel.predict.predict import predict_one
 from mindspeed_autoparallel.predict.price import described, price
-from mindspeed_autoparallel.predict.tuning import request_of_plan
+from mindspeed_autoparallel.predict.sharded_costs import device_cost
+from mindspeed_autoparallel.predict.tuning import request_of_plan, tune
+from mindspeed_autoparallel.runtime.features.auto_tuning.source import _memory_bytes
 from mindspeed_autoparallel.spec import Cluster, Plan
 from mindspeed_autoparallel.spec.plan import SearchRecord
 
@@ -238,3 +242,22 @@ def test_ratios_of_the_closed_form_are_those_of_the_price() -> None:
             apart.append(abs(closed / priced - 1))
     assert statistics.median(apart) < 0.005, sorted(apart)
     assert max(apart) < 0.05, sorted(apart)[-5:]
+
+
+@pytest.mark.parametrize(
+    ("name", "usable_gib"), [("910B", 0.94 * 60.97), ("H100", 0.94 * 79.11), ("MI300X", 0.94 * 192)]
+)
+def test_a_device_has_one_memory_whatever_plans_for_it(name: str, usable_gib: float) -> None:
+    """Megatron's computed plans, those of FSDP2, ``tune``, and tuning for a device that is not at hand."""
+    device = find_device(name)
+    fabric = Fabric.of(device, device.efficiency("megatron-core"), 8, None)
+    model = {"type": "gpt", "num_layers": 2, "hidden": 256, "heads": 4, "seq": 128, "vocab": 512}
+    tuned = tune({"model": model, "hw": {"gpu": name, "num_gpus": 8}, "parallel": {}, "train": {"gbs": 8}})
+    request = cast(Any, SimpleNamespace(memory_limit_bytes=None, target_device=device))
+    memories = {
+        "plan": analytic_profile([Section("text_decoder", model)], device, 8).device.memory_capacity_bytes,
+        "plan --fsdp2": device_cost(device, fabric).memory_capacity_bytes,
+        "tune": tuned.plans[0].memory[0].limit_bytes,
+        "--auto-tuning": _memory_bytes(request, None),
+    }
+    assert memories == dict.fromkeys(memories, pytest.approx(usable_gib * 2**30, rel=1e-9))

@@ -135,6 +135,15 @@ def test_modules_have_the_names_of_the_shipped_files(family):
         assert times and min(times) > 0
 
 
+@pytest.mark.parametrize(("family", "takes_cache"), [("mimo_v2", False), ("qwen3_5_moe", True), ("kimi_k25", True)])
+def test_towers_whose_blocks_take_no_cache_are_not_recomputed(family, takes_cache):
+    """MindSpeed-MM hands one to every module that it recomputes, and MiMo's vision blocks have no parameter for it."""
+    config = FAMILIES[family][0]
+    profile = sharded_profile({"model_type": family, **config}, family, Described(sequence=512), find_device("910B"), 8)
+    blocks = [module for module in profile.modules if ".blocks." in module.name]
+    assert blocks and all(module.is_layer == takes_cache for module in blocks)
+
+
 KDA = {"kda_layers": [1, 2, 3], "full_attn_layers": [4], "num_heads": 8, "head_dim": 64}
 KIMI3 = {**TEXT, **EXPERTS, "kv_lora_rank": 64, "q_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16}
 KIMI3 |= {"v_head_dim": 32, "num_shared_experts": 1, "routed_expert_hidden_size": 256, "attn_res_block_size": 2}

@@ -10,16 +10,17 @@ from mindspeed_autoparallel.spec.sharded import RECOMPUTE
 LAYER = StreamModule(
     name="layer", parent=0, policy=RECOMPUTE, input_bytes=10, again_bytes=50, tail_forward_ns=1, tail_saves=False
 )
-UNSAVED = replace(LAYER, unsaved_bytes=(70, 30, 45))
-INNER = StreamModule(name="layer.inner", parent=1, again_bytes=5, unsaved_bytes=(90, 0, 0))
+UNSAVED = replace(LAYER, unsaved_bytes=(70, 75))
+INNER = StreamModule(name="layer.inner", parent=1, again_bytes=5, unsaved_bytes=(90, 0), around_bytes=30)
 
 
 @pytest.mark.parametrize(
     ("inside", "peak_bytes", "point"),
     [
         ((LAYER,), 10 + 50, "recomputation of layer"),
-        ((UNSAVED,), 10 + 30 + 45, "end of forward of layer"),
+        ((UNSAVED,), 10 + 75, "end of forward of layer"),
         ((UNSAVED, INNER), 10 + 30 + 90, "forward of layer.inner"),
+        ((replace(LAYER, around_bytes=60), replace(INNER, unsaved_bytes=None)), 10 + 60 + 30, "forward of layer.inner"),
     ],
 )
 def test_a_first_forward_that_saves_nothing_may_be_the_peak(

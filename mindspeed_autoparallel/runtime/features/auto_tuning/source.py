@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mindspeed_autoparallel.cost.analytic.states import usable_bytes
+from mindspeed_autoparallel.cost.device import usable_bytes
 from mindspeed_autoparallel.errors import ConfigError, ProfileError
 from mindspeed_autoparallel.planner.tuner.candidates import ProfileVariant
 from mindspeed_autoparallel.planner.tuner.pricing import Prices
@@ -276,7 +276,7 @@ def _memory_bytes(request: TuningRequest, device: Any) -> int:
     if request.memory_limit_bytes is not None:
         return request.memory_limit_bytes
     if request.target_device is not None:
-        return usable_bytes(int(request.target_device.memory_gib * 2**30))
+        return request.target_device.usable_bytes
     capacity = int(device.total_memory_bytes())
     shared = device.name == "cpu" and "LOCAL_WORLD_SIZE" not in os.environ
     return usable_bytes(capacity // request.num_processes_per_node if shared else capacity)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from mindspeed_autoparallel.cost.analytic.states import usable_bytes
 from mindspeed_autoparallel.cost.catalogue import find_device
-from mindspeed_autoparallel.cost.device import Device
+from mindspeed_autoparallel.cost.device import Device, usable_bytes
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.tuner.links import TIERS, catalogue_tier
 from mindspeed_autoparallel.profiles import Collective, DeviceCost, LinkTier, MeasuredAt

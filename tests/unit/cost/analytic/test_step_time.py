@@ -13,6 +13,7 @@ from mindspeed_autoparallel.cost.analytic.reading import read_workload
 from mindspeed_autoparallel.cost.analytic.step_time import boundary_send_us, one_f_one_b_us
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.cost.collectives import Fabric
+from mindspeed_autoparallel.cost.overlap import sent_once_share
 from mindspeed_autoparallel.errors import ConfigError
 
 _REQUEST = {
@@ -142,6 +143,19 @@ def test_kernels_that_send_a_token_once_to_a_rank_take_the_ranks_it_goes_to() ->
     # Over several such domains their network is the longer way.
     assert rack.dispatch_us(1024.0, 128, 1, 1) == pytest.approx(512.0)
     assert rack.exchange_us(1024.0, 8, 1) == pytest.approx(0.0, abs=1e-9)
+    # Links without a published rate of such kernels carry the same tokens, but for those that stay on their rank.
+    linked = dataclasses.replace(rack, dispatch_bytes_per_us=0.0, link_bytes_per_us=1.0)
+    share = 2 * (1 - 0.5**4) / 4
+    times = [linked.dispatch_us(1024.0, 2, 1, 4, once=once) for once in (False, True)]
+    assert times[1] / times[0] == pytest.approx(share)
+
+
+def test_experts_in_turn_lie_on_few_ranks() -> None:
+    """A gate of benchmarks gives a token the experts behind those of the token before."""
+    assert sent_once_share(8, 8, in_order_of=128) == 1 / 8  # sixteen experts a rank, eight of them at a time
+    assert sent_once_share(4, 64, in_order_of=128) == 2 / 4
+    # Six at a time of sixteen a rank: every even start, of which those at 12 and 14 reach the next rank.
+    assert sent_once_share(6, 8, in_order_of=128) == pytest.approx((1 + 2 / 8) / 6)
 
 
 def test_a_dispatcher_that_sends_a_token_once_for_each_expert_sends_more_over_several_nodes() -> None:

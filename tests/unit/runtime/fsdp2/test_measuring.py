@@ -180,8 +180,43 @@ def test_a_forward_that_saves_nothing_holds_what_others_save() -> None:
     optimizer.step()
     assert not torch.equal(before[0], next(iter(model.parameters())))
     wide, inner = timeline.forward["1"], timeline.forward["1.inner"]
-    assert (wide.head_bytes, wide.waiting_bytes) == (2 * size, 2 * size)  # the gate and its sigmoid
-    assert (inner.head_bytes, wide.tail_bytes) == (size, 2 * size + 4 * 16 * 8 - size)
+    assert (wide.head_bytes, inner.around_bytes) == (2 * size, 2 * size)  # the gate and its sigmoid
+    assert (inner.head_bytes, wide.tail_bytes) == (size, 3 * size + 4 * 16 * 8)  # the inner module's output, too
+
+
+def test_what_a_module_holds_in_variables_is_measured_for_each_module_inside() -> None:
+    from mindspeed_autoparallel.runtime.devices.cpu.storages import TrackedStorages
+    from mindspeed_autoparallel.runtime.fsdp2.saved import saved_bytes
+    from mindspeed_autoparallel.runtime.fsdp2.timeline import Timeline
+
+    class Holding(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.frozen, self.first, self.second = (torch.nn.Linear(8, 8) for _ in range(3))
+            self.frozen.requires_grad_(False)
+
+        def forward(self, x):  # type: ignore[no-untyped-def]
+            added = self.frozen(x)
+            return self.second(self.first(x).sigmoid() + added) + added
+
+    model, names = Holding(), ["", "frozen", "first", "second"]
+    timeline = Timeline(lambda: None)
+    timeline.attach(model, names)
+
+    def step() -> dict[str, int]:
+        timeline.start()
+        model(torch.ones(16, 8)).sum().backward()
+        return {name: passed.around_bytes for name, passed in timeline.forward.items()}
+
+    step()
+    with saved_bytes(timeline, ()):
+        saved = step()
+    with TrackedStorages(let_go_s=0.0) as timeline.probe:
+        held = step()
+    size = 4 * 16 * 8  # of the frozen output, of the saved sigmoid, and of their sum, the second linear's input
+    assert saved == {"": 0, "frozen": 0, "first": 0, "second": -size}
+    assert held == {"": 0, "frozen": 0, "first": size, "second": 3 * size}
+    assert [timeline.forward[name].is_input_new for name in names] == [False, False, False, True]
 
 
 def test_gradients_of_whole_parameters_stay_whole_at_ulysses_sizes() -> None:
