@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from mindspeed_autoparallel.cli._unused_flags import refuse
+
 if TYPE_CHECKING:
     from mindspeed_autoparallel.planner.split import SplitProblem, SplitSolution
 
@@ -14,12 +16,16 @@ NS_PER_MS = 1_000_000
 def solved(
     problem: SplitProblem, arguments: argparse.Namespace
 ) -> tuple[SplitProblem, SplitSolution, dict[str, object]]:
-    """Return the best split, its problem, and the result's keys on group sizes: none without virtual stages."""
+    """Return the best split, its problem, and the result's keys on group sizes: none without virtual stages.
+
+    Raises ``ConfigError`` for a group size without virtual stages.
+    """
     from mindspeed_autoparallel.planner.split import solve
     from mindspeed_autoparallel.planner.split.group_sizes import solve_group_sizes
 
     limit, seed = arguments.time_limit_s, arguments.seed
     if problem.num_chunks == 1:
+        refuse(arguments, ("microbatch_group_size",), "virtual stages alone have groups (--schedule interleaved).")
         return problem, solve(problem, time_limit_s=limit, seed=seed), {}
     if arguments.microbatch_group_size:
         chosen = {"microbatch_group_size": arguments.microbatch_group_size}

@@ -69,8 +69,6 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--top-k must be 1 to {MAX_PLANS}, got {arguments.top_k}.")
     if not 0 <= arguments.seed < 2**31:
         raise ConfigError(f"--seed must be 0 to {2**31 - 1}, got {arguments.seed}.")
-    if arguments.microbatch_group_size and arguments.schedule in ("1f1b", "gpipe"):
-        raise ConfigError("--microbatch-group-size is for --schedule interleaved: drop it.")
     profile = read_profile(arguments.profile, p2p_gbps=arguments.p2p_gbit_per_s * 1e9 / 8 / GIB)
 
     def problem_of(

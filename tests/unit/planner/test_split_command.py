@@ -464,4 +464,4 @@ def test_group_sizes_are_refused_without_virtual_stages(
 ) -> None:
     words = ["--pipeline-size", "2", "--num-microbatches", "4", "--memory-limit-mib", "9999", "--schedule", schedule]
     assert main(["split", "--profile", str(file), *words, "--microbatch-group-size", "2"]) == 2
-    assert "--microbatch-group-size is for --schedule interleaved" in capsys.readouterr().err
+    assert "--microbatch-group-size: virtual stages alone" in capsys.readouterr().err
