@@ -169,8 +169,9 @@ class SearchRequest(MeasuringRequest):
             size *= 2
 
     def _micro_batch_sizes(self) -> list[int]:
-        sizes = {size for size in (*_MICRO_BATCH_SIZES, self.micro_batch_size) if self.global_batch_size % size == 0}
-        return sorted(sizes)
+        batches = (self.global_batch_size, *self.ramp[:2])  # a size that divides two of a ramp divides all
+        sizes = {*_MICRO_BATCH_SIZES, self.micro_batch_size}
+        return sorted(size for size in sizes if not any(batch % size for batch in batches))
 
 
 def read_request(arguments: argparse.Namespace) -> SearchRequest:

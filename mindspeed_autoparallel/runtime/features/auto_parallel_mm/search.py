@@ -35,8 +35,10 @@ def search(request: SearchRequest, profile: Profile, arguments: argparse.Namespa
     Raises ``PlanError`` if the host refuses the plan found, and the errors of ``find_plan``.
     """
     cluster, profile = request.cluster, _what_the_host_runs(request, profile, arguments)
+    growing = f" (from {request.ramp[0]} on: DP x MBS divides each batch of the ramp)" if request.ramp else ""
     _LOGGER.info(
         f"planning for {cluster.num_nodes} x {cluster.devices_per_node} devices, batch {request.global_batch_size}"
+        + growing
     )
     space = SpaceOptions(
         group_sizes=request.group_sizes,
@@ -45,6 +47,7 @@ def search(request: SearchRequest, profile: Profile, arguments: argparse.Namespa
         overlap_parameter_gather=request.overlap_parameter_gather,
         bucket_elements=request.bucket_elements,
         least_expert_sizes=request.least_expert_sizes,
+        ramp=request.ramp,
     )
     hetero, sample_data = None, request.sample_data
     if request.hetero_balance is not None:

@@ -596,6 +596,14 @@ def test_a_batch_that_changes_during_the_training_is_refused(flags_job):
         prepare(flags_job(make_plan({"text_decoder": [2, 2]}), step_batch_size_schedule="0:4 1B:8"))
 
 
+def test_a_plan_that_does_not_run_a_batch_of_a_ramp_is_refused(flags_job):
+    """Megatron would end in its assertion, some only after the first batches."""
+    plan = make_plan({"text_decoder": [2, 2]})
+    pairs = replace(plan, layout=replace(plan.layout, micro_batch_size=2), num_microbatches=4)
+    with pytest.raises(PlanError, match=r"--rampup-batch-size trains batches of 5 first: .*leave it out\.$"):
+        prepare(flags_job(pairs, rampup_batch_size=[5, 3, 100]))
+
+
 @pytest.mark.parametrize("given", [{"mtp_num_layers": 1}, {"hybrid_layer_pattern": "M*M*/M"}])
 def test_groups_of_layers_beside_multi_token_prediction_are_refused(flags_job, given):
     plan = make_plan({"text_decoder": [2, 2]}, {"text_decoder": [2, 2]}, kind="full:2")
