@@ -78,6 +78,7 @@ CHECKS: tuple[Callable[[Node], Iterable[Finding]], ...] = (
     machine.check_open_files,
     launch.check_world_size,
     launch.check_model_sizes,
+    launch.check_encoder_gradients,
     launch.check_import,
     launch.check_search_launcher,
     launch.check_fsdp2_trainer,

@@ -26,6 +26,7 @@ from mindspeed_autoparallel.runtime.megatron.mindspeed import (
     check_deepstack,
     check_expert_size,
     check_schedule,
+    check_sequence,
     check_tensor_size,
     is_mindspeed_mm,
     ties_embeddings,
@@ -52,6 +53,8 @@ def check_applies(plan: Plan, description: Description, arguments: argparse.Name
     check_context_was_given(int(getattr(arguments, "context_parallel_size", 1) or 1), plan.layout.context_size, path)
     check_tensor_size(arguments, plan.layout, path)
     check_expert_size(arguments, plan.layout, path)
+    if plan.hetero is None:
+        check_sequence(arguments, description.content, plan.layout, path)
     check_schedule(arguments, plan.layout, path)
     _refuse_unsaved(plan, arguments)
     _check_recompute(plan, description, arguments)

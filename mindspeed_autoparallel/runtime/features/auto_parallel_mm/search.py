@@ -22,6 +22,7 @@ from mindspeed_autoparallel.runtime.features.apply_plan.applicable import gives_
 from mindspeed_autoparallel.runtime.features.apply_plan.hetero_model import can_stage_encoders
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.request import SearchRequest
 from mindspeed_autoparallel.runtime.megatron.hybrid import recomputes_whole_layers
+from mindspeed_autoparallel.runtime.megatron.mindspeed import sums_encoder_gradients
 from mindspeed_autoparallel.spec import Plan
 from mindspeed_autoparallel.spec.recompute import policy_of
 
@@ -120,6 +121,12 @@ def _what_the_host_runs(request: SearchRequest, profile: Profile, arguments: arg
         modules = (module for measured in profile.measurements for module in measured.modules.values())
         kinds = {kind for module in modules for kind in module.layer.recompute}
         profile = profile.with_recompute({kind for kind in kinds if policy_of(kind).kind != "full"})
+    if sums_encoder_gradients(request.description.content):
+        own = "is left out" if request.whole_sequence else "stays as the script has it"
+        _LOGGER.warning(
+            f"sequence parallelism {own}: MindSpeed-MM sums the image encoder's gradients over the tensor ranks there, "
+            "and trains otherwise than on one"
+        )
     kept = tuple(measured for measured in profile.measurements if request.runs(measured.at))
     per_node = request.cluster_devices_per_node
     if not any(one.at.tensor_size <= per_node for one in kept):

@@ -235,6 +235,20 @@ def test_sizes_of_the_script_must_divide(node_with: Make) -> None:
     assert statuses(launch.check_world_size(node_with(script=unreadable))) == [UNKNOWN]
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--tensor-model-parallel-size 2 --sequence-parallel", "2 times"),
+        ("--tensor-model-parallel-size 2", ""),
+        ("--sequence-parallel", ""),
+    ],
+)
+def test_gradients_that_mindspeed_mm_sums_are_named(node_with: Make, flags: str, said: str) -> None:
+    script = parse_script(f"torchrun --nproc_per_node 2 pretrain_vlm.py --mm-model model.json {flags}")
+    found = list(launch.check_encoder_gradients(node_with(script=script)))
+    assert statuses(found) == [ADVICE] * bool(said) and all(said in finding.why for finding in found)
+
+
 def test_search_under_torchrun_is_a_problem(node_with: Make) -> None:
     script = parse_script("torchrun --nproc-per-node 8 train.py --auto-parallel-mm")
     assert statuses(launch.check_search_launcher(node_with(script=script))) == [PROBLEM]

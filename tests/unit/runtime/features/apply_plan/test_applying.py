@@ -130,6 +130,17 @@ def test_stages_of_mindspeed_mm_exchange_samples_of_their_own_lengths(job, plan,
     assert arguments.variable_seq_lengths == (host_is_mindspeed_mm and plan.layout.pipeline_size > 1)
 
 
+def test_a_plan_does_not_turn_sequence_parallelism_on_where_mindspeed_mm_then_trains_otherwise(job, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mindspeed_mm", types.ModuleType("mindspeed_mm"))
+    one = make_plan({"image_encoder": [4], "text_decoder": [4]}, tensor_size=2)
+    arguments = job(replace(one, layout=replace(one.layout, sequence_parallel=True)))
+    arguments.sequence_parallel, arguments.variable_seq_lengths = False, True
+    with pytest.raises(PlanError, match=r"turns sequence parallelism on, .* gradients over the 2 tensor ranks"):
+        prepare(arguments)
+    arguments.sequence_parallel = True
+    prepare(arguments)
+
+
 def test_sizes_layers_and_recompute_reach_the_host(job, tmp_path):
     arguments = job(make_plan(TWO, {"text_decoder": [1, 2]}, micro_batch_size=2))
     prepare(arguments)
