@@ -95,6 +95,20 @@ def check_model_sizes(node: Node) -> Iterable[Finding]:
         yield advice("sizes", "--sequence-parallel with TP 1", "Megatron switches it off", "leave it out")
 
 
+def check_ring_mask(node: Node) -> Iterable[Finding]:
+    """Find ring attention under a general mask: MindSpeed-LLM gives it as one tensor, and MindSpeed reads only lists."""
+    script = node.script
+    ring = script.given("--context-parallel-algo") in (None, "megatron_cp_algo")
+    general = script.given("--attention-mask-type") == "general" and script.given("--reset-attention-mask") is None
+    if ring and general and (script.number("--context-parallel-size") or 1) > 1:
+        yield advice(
+            "sizes",
+            "--attention-mask-type general beside ring attention",
+            "MindSpeed-LLM's ring drops the mask there: every token sees all later ones, and losses differ",
+            "leave --attention-mask-type out (causal), or take --context-parallel-algo ulysses_cp_algo",
+        )
+
+
 def check_encoder_gradients(node: Node) -> Iterable[Finding]:
     """Find sequence parallelism in a training of MindSpeed-MM's models with image encoders."""
     script, tensor = node.script, node.script.number("--tensor-model-parallel-size") or 1
