@@ -96,7 +96,7 @@ def check_model_sizes(node: Node) -> Iterable[Finding]:
 
 
 def check_ring_mask(node: Node) -> Iterable[Finding]:
-    """Find ring attention under a general mask: MindSpeed-LLM gives it as one tensor, and MindSpeed reads only lists."""
+    """Find ring attention under a general mask: MindSpeed-LLM gives one tensor, and MindSpeed reads only lists."""
     script = node.script
     ring = script.given("--context-parallel-algo") in (None, "megatron_cp_algo")
     general = script.given("--attention-mask-type") == "general" and script.given("--reset-attention-mask") is None
