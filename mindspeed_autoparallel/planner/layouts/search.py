@@ -25,7 +25,7 @@ from mindspeed_autoparallel.planner.layouts.nothing_fits import NothingFits, too
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.plain_search import SHARE as PLAIN_SHARE
 from mindspeed_autoparallel.planner.layouts.relaxations import relaxations_of
-from mindspeed_autoparallel.planner.layouts.space import enumerate_layouts
+from mindspeed_autoparallel.planner.layouts.space import enumerate_layouts, unmet_ramp
 from mindspeed_autoparallel.planner.layouts.tasks import Request, SolvedLayout
 from mindspeed_autoparallel.planner.layouts.turns import likeliest_first, promise_us
 from mindspeed_autoparallel.planner.layouts.workers import Workers, usable_cores
@@ -226,7 +226,8 @@ def _explore_neighbours(
 ) -> LayoutSearch:
     """Search other group sizes and three chunks of the best layouts found, for plans faster than the best one."""
     found = [(each.candidate, each.outcome.placement) for each in ranked if each.outcome.placement is not None]
-    known = regrouped(workers, found)
+    ramp = options.space.ramp
+    known = [item for item in regrouped(workers, found) if not unmet_ramp(item.candidate.layout, ramp)]
     candidates = [item.candidate for item in known]
     if options.space.virtual_sizes is None and "virtual_size" not in options.space.held:
         request = workers.request

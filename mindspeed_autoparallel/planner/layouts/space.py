@@ -49,6 +49,8 @@ class SpaceOptions:
     """Fewest expert ranks that the host runs, by what requires them."""
     paired: bool = False
     """Whether to try combined 1F1B as well, for layouts that can run it."""
+    ramp: range = range(0)
+    """Smaller global batches that the training runs in front of its own."""
 
 
 def enumerate_layouts(
@@ -70,7 +72,7 @@ def enumerate_layouts(
         if layouts is None and options.group_sizes:
             layout = with_smallest_groups(layout, global_batch_size)
         reason, outcome = _illegal(profile, cluster, layout, global_batch_size), "illegal"
-        reason = reason or _too_few_experts(layout, options)
+        reason = reason or _too_few_experts(layout, options) or unmet_ramp(layout, options.ramp)
         measurement = None
         if not reason:
             measurement = point_of(profile, layout)
@@ -212,6 +214,11 @@ def _illegal(profile: Profile, cluster: Cluster, layout: Layout, global_batch_si
             return f"EP {layout.expert_size} does not divide the {module.num_experts} experts of {module.name}."
     if layout.modules:
         return "separate sizes per module require --hetero-parallel."
+    return _illegal_batch(layout, global_batch_size)
+
+
+def _illegal_batch(layout: Layout, global_batch_size: int) -> str:
+    """Return why a layout cannot run a global batch, or an empty string."""
     try:
         num_microbatches = layout.num_microbatches(global_batch_size)
     except ConfigError as error:
@@ -220,6 +227,15 @@ def _illegal(profile: Profile, cluster: Cluster, layout: Layout, global_batch_si
     if operations > MOST_OPERATIONS:
         return f"{num_microbatches} microbatches: {operations} operations a step are more than {MOST_OPERATIONS}."
     return _illegal_groups(layout, num_microbatches) if layout.schedule == "interleaved" else ""
+
+
+def unmet_ramp(layout: Layout, ramp: range) -> str:
+    """Return why a layout cannot run one of the global batches of ``ramp``, or an empty string."""
+    # Remainders of equal steps by a group recur after as many steps.
+    first = ramp[: max(2, layout.microbatch_group_size, layout.pipeline_size)]
+    reasons = ((batch, _illegal_batch(layout, batch)) for batch in first)
+    unmet = next(((batch, reason) for batch, reason in reasons if reason), None)
+    return "" if unmet is None else f"--rampup-batch-size trains batches of {unmet[0]} first: {unmet[1]}"
 
 
 def _num_ends(profile: Profile, layout: Layout) -> int:

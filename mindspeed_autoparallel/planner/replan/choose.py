@@ -108,13 +108,14 @@ def best_plan(
     runs: Runs | None = None,
 ) -> Plan:
     """Return the fastest plan for all nodes of ``cluster`` or fewer; ``splits`` and those after it: what the host runs
-    (of ``host``, its groups of microbatches and expert sizes).
+    (of ``host``, its groups of microbatches, expert sizes and growing batch).
 
     Fewer nodes may be faster where no good layout has as many ranks as there are devices: a number of nodes is searched
     unless a plan that is known is faster than ``old`` would be there at its bound per device. Raises ``InfeasiblePlan``
     (or ``ConfigError``: no legal layout) where no number fits.
     """
-    space = replace(_space_of(old), group_sizes=host.group_sizes, least_expert_sizes=host.least_expert_sizes)
+    own = {name: getattr(host, name) for name in ("group_sizes", "least_expert_sizes", "ramp")}
+    space = replace(_space_of(old), **own)
     options = SearchOptions(time_limit_s=time_limit_s, space=space, with_relaxations=False)
     best: Plan | None = None
     errors: list[InfeasiblePlan | ConfigError] = []

@@ -53,6 +53,8 @@ class Dimensions:
     layer_groups: bool = True
     """Whether to try full recompute of groups of layers."""
     uneven_stages: bool = True
+    ramp: range = range(0)
+    """As in ``SpaceOptions``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +101,9 @@ def enumerate_space(variants: Sequence[ProfileVariant], cluster: Cluster, batch:
     space = Space()
     for variant in variants:
         layouts = list(_layouts(variant, cluster, dimensions))
-        found, verdicts = enumerate_layouts(variant.profile, cluster, batch, SpaceOptions(), layouts)
+        found, verdicts = enumerate_layouts(
+            variant.profile, cluster, batch, SpaceOptions(ramp=dimensions.ramp), layouts
+        )
         for verdict in verdicts:
             # One line per rule, not per number in it.
             space.left_out[re.sub(r"\d+", "N", verdict.reason)] += 1

@@ -78,6 +78,8 @@ CHECKS: tuple[Callable[[Node], Iterable[Finding]], ...] = (
     machine.check_open_files,
     launch.check_world_size,
     launch.check_model_sizes,
+    launch.check_encoder_gradients,
+    launch.check_ring_mask,
     launch.check_import,
     launch.check_search_launcher,
     launch.check_fsdp2_trainer,

@@ -95,6 +95,33 @@ def check_model_sizes(node: Node) -> Iterable[Finding]:
         yield advice("sizes", "--sequence-parallel with TP 1", "Megatron switches it off", "leave it out")
 
 
+def check_ring_mask(node: Node) -> Iterable[Finding]:
+    """Find ring attention under a general mask: MindSpeed-LLM gives one tensor, and MindSpeed reads only lists."""
+    script = node.script
+    ring = script.given("--context-parallel-algo") in (None, "megatron_cp_algo")
+    general = script.given("--attention-mask-type") == "general" and script.given("--reset-attention-mask") is None
+    if ring and general and (script.number("--context-parallel-size") or 1) > 1:
+        yield advice(
+            "sizes",
+            "--attention-mask-type general beside ring attention",
+            "MindSpeed-LLM's ring drops the mask there: every token sees all later ones, and losses differ",
+            "leave --attention-mask-type out (causal), or take --context-parallel-algo ulysses_cp_algo",
+        )
+
+
+def check_encoder_gradients(node: Node) -> Iterable[Finding]:
+    """Find sequence parallelism in a training of MindSpeed-MM's models with image encoders."""
+    script, tensor = node.script, node.script.number("--tensor-model-parallel-size") or 1
+    is_model = script.given("--mm-model") is not None and Path(script.program or "").name == "pretrain_vlm.py"
+    if is_model and tensor > 1 and script.given("--sequence-parallel") is not None:
+        yield advice(
+            "sizes",
+            f"--sequence-parallel with TP {tensor} for an image encoder",
+            f"MindSpeed-MM sums its gradients over the tensor ranks: they are {tensor} times those of one process",
+            "leave it out",
+        )
+
+
 def check_import(node: Node) -> Iterable[Finding]:
     """Check that the program imports this package before Megatron, if the script gives flags of it."""
     script = node.script

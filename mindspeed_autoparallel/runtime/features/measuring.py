@@ -20,6 +20,7 @@ from mindspeed_autoparallel.runtime.launch import Coordinator, Nodes, run_agent
 from mindspeed_autoparallel.runtime.launch.ports import check_port_is_free
 from mindspeed_autoparallel.runtime.megatron.description import Description
 from mindspeed_autoparallel.runtime.megatron.mindspeed import least_expert_sizes
+from mindspeed_autoparallel.runtime.megatron.short_training import batch_ramp
 from mindspeed_autoparallel.runtime.megatron.unsearched import refuse_batch_schedule
 from mindspeed_autoparallel.units import MIB
 
@@ -49,6 +50,8 @@ class MeasuringRequest:
     """Device of the catalogue for which costs are computed; ``None`` if they are measured."""
     least_expert_sizes: Mapping[str, int] = field(default_factory=dict)
     """Fewest expert ranks that the host runs, by what requires them."""
+    ramp: range = range(0)
+    """Smaller global batches that ``--rampup-batch-size`` trains first."""
 
     @property
     def nodes(self) -> Nodes:
@@ -91,6 +94,7 @@ def read_measuring(
     if memory_limit_mib is not None:
         check_memory_limit(memory_limit_mib)
     refuse_batch_schedule(arguments, feature)
+    global_batch_size = needed(arguments, feature, "global_batch_size")
     return MeasuringRequest(
         description=description,
         num_nodes=nodes.nnodes,
@@ -98,7 +102,7 @@ def read_measuring(
         node_rank=nodes.node_rank,
         master_addr=nodes.master_addr,
         master_port=nodes.master_port,
-        global_batch_size=needed(arguments, feature, "global_batch_size"),
+        global_batch_size=global_batch_size,
         micro_batch_size=int(arguments.micro_batch_size or 1),
         context_size=int(getattr(arguments, "context_parallel_size", 1) or 1),
         work_dir=work_dir,
@@ -106,6 +110,7 @@ def read_measuring(
         launch_timeout_s=float(launch_timeout_s),
         target_device=target_device(arguments, names_links=plays),
         least_expert_sizes=least_expert_sizes(arguments),
+        ramp=batch_ramp(arguments, global_batch_size),
     )
 
 

@@ -93,12 +93,27 @@ def tensor_grid(arguments: argparse.Namespace) -> int:
     return int(getattr(arguments, "tp_x", 1)) * int(getattr(arguments, "tp_y", 1))
 
 
+def sums_encoder_gradients(content: Mapping[str, object]) -> bool:
+    """Return whether sequence parallelism changes what a model.json trains: MindSpeed-MM sums gradients of an image
+    encoder's gathered features that are alike on all tensor ranks, and the encoder gets TP times its own."""
+    return is_mindspeed_mm() and "image_encoder" in content
+
+
 def overlaps_whole_experts(arguments: argparse.Namespace) -> bool:
     """Return whether MindSpeed ends at tensor parallelism: ``--moe-alltoall-overlap-comm`` with ``alltoall_seq`` needs
     ``--moe-tp-extend-ep`` there."""
     overlaps = getattr(arguments, "moe_alltoall_overlap_comm", False)
     sequential = getattr(arguments, "moe_token_dispatcher_type", None) == "alltoall_seq"
     return bool(overlaps and sequential and not getattr(arguments, "moe_tp_extend_ep", False))
+
+
+def check_sequence(arguments: argparse.Namespace, content: Mapping[str, object], layout: Layout, path: Path) -> None:
+    """Raise ``PlanError`` if the plan turns sequence parallelism on for a script that it would train otherwise."""
+    if sums_encoder_gradients(content) and layout.sequence_parallel and not arguments.sequence_parallel:
+        raise PlanError(
+            f"{path} turns sequence parallelism on, with which MindSpeed-MM sums the image encoder's gradients over "
+            f"the {layout.tensor_size} tensor ranks. Search again, or give --sequence-parallel to train so."
+        )
 
 
 def check_tensor_size(arguments: argparse.Namespace, layout: Layout, path: Path) -> None:

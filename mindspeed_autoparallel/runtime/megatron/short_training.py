@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from mindspeed_autoparallel.errors import ConfigError
+
 _OFF = {
     "train_samples": None,
     "lr_decay_samples": None,
@@ -27,6 +29,30 @@ def train_for(arguments: argparse.Namespace, num_iterations: int) -> None:
         if hasattr(arguments, name):
             setattr(arguments, name, value)
     arguments.train_iters = num_iterations
+
+
+def batch_ramp(arguments: argparse.Namespace, global_batch_size: int) -> range:
+    """Return the smaller global batches that ``--rampup-batch-size`` trains in front of ``global_batch_size``.
+
+    Megatron asserts that every one is divisible by DP x MBS. Empty where it makes them so
+    (``--decrease-batch-size-if-needed``), and from 0.18 on, which ignores the flag. Raises ``ConfigError`` for values
+    that Megatron refuses.
+    """
+    given = getattr(arguments, "rampup_batch_size", None)
+    if not given or hasattr(arguments, "step_batch_size_schedule"):
+        return range(0)
+    try:
+        start, increment, _ = map(int, given)
+    except ValueError:
+        start, increment = 0, 0
+    if start < 1 or increment < 1 or start >= global_batch_size or (global_batch_size - start) % increment:
+        raise ConfigError(
+            f"--rampup-batch-size {' '.join(map(str, given))} must be START INCREMENT SAMPLES, with START and a whole "
+            f"number of INCREMENTs above it making the global batch of {global_batch_size}."
+        )
+    if getattr(arguments, "decrease_batch_size_if_needed", False):
+        return range(0)
+    return range(start, global_batch_size, increment)
 
 
 @contextlib.contextmanager

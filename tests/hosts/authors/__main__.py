@@ -48,6 +48,7 @@ def main() -> None:
         "--brief", action="store_true", help="search by computed costs and check the plan's arguments alone"
     )
     parser.add_argument("--train", action="store_true", help="train each by its plan for two devices as well")
+    parser.add_argument("--limit-s", type=float, default=300.0, help="of one training, in seconds (default 300)")
     parser.add_argument("--renew", action="store_true", help="try again what has a row of another commit")
     parser.add_argument("--table", action="store_true", help="write the tables of docs/hosts.md from the rows")
     options = parser.parse_args()
@@ -92,6 +93,7 @@ def _try(checkout: Path, options: argparse.Namespace) -> None:
                     "devices": math.lcm(2 if options.train else 4, _context_size(small.words) if mindspeed else 1),
                     "keep_plans": options.train,
                     "brief": options.brief,
+                    "limit_s": options.limit_s,
                 }
             )
     drawn = [row for row in _spread(_unlike(tasks)) if row["flags"] not in tried][: options.count]

@@ -216,7 +216,8 @@ def _of_recipes(checkout: Path) -> Iterator[Training]:
     for path in sorted(cases.rglob("model_config.yaml")):
         content = yaml.safe_load(path.read_text()) or {}
         case, model = path.parent.name, path.parent.parent.name
-        usual = "pretrain_hybrid.py" if model in ("hybrid", "mamba") else "pretrain_gpt.py"
+        hybrid = model in ("hybrid", "mamba") or "--hybrid-layer-pattern" in (content.get("MODEL_ARGS") or {})
+        usual = "pretrain_hybrid.py" if hybrid else "pretrain_gpt.py"
         if content.get("MODE", "pretraining") == "pretraining" and isinstance(content.get("MODEL_ARGS"), dict):
             yield Training(
                 checkout=checkout,

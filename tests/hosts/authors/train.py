@@ -65,6 +65,7 @@ def trained(row: dict[str, Any], runs: dict[str, Run]) -> dict[str, Any]:
     ``runs``: trainings that have succeeded, by ``key_of``; one that is there is not repeated.
     """
     found: dict[str, Any] = {}
+    limit_s = row["limit_s"]
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         script, bare = (script_of(Path(row["file"]), folder, undo=undo) for undo in ("", UNDO))
@@ -73,7 +74,7 @@ def trained(row: dict[str, Any], runs: dict[str, Run]) -> dict[str, Any]:
         words = [word for word in row["words"] if word not in _KERNELS]
         flags = flags_of(tuple(words))
         alone = of_one_process(flags)
-        one = found["alone"] = _once(runs, row, "alone", lambda: _run(script, alone, 1, folder))
+        one = found["alone"] = _once(runs, row, "alone", lambda: _run(script, alone, 1, folder, limit_s))
         for name, stage in row["stages"].items():
             # What one process does not train has nothing to be compared with.
             if "plan" not in stage or not one["losses"] or one["exit_code"]:
@@ -83,11 +84,11 @@ def trained(row: dict[str, Any], runs: dict[str, Run]) -> dict[str, Any]:
 
             def by_plan(plan: Plan = plan) -> Run:
                 world = plan.layout.num_devices
-                run = _run(script, [*words, "--auto-parallel-plan", "plan.json"], world, folder)
+                run = _run(script, [*words, "--auto-parallel-plan", "plan.json"], world, folder, limit_s)
                 run |= {"layout": plan.layout.label(), "difference": _difference(run, one)}
                 native = _NATIVE.search(run["output"])
                 if native and (run["difference"] or 0) > TOLERANCE:
-                    ran = _run(bare, [*alone, *shlex.split(native[1])], world, folder)
+                    ran = _run(bare, [*alone, *shlex.split(native[1])], world, folder, limit_s)
                     run["native"] = _difference(ran, run)
                 return run
 
@@ -152,8 +153,8 @@ def script_of(program: Path, folder: Path, *, undo: str) -> Path:
     return copy
 
 
-def _run(script: Path, words: list[str], world: int, folder: Path) -> dict[str, Any]:
-    ran = run_ranks(script, words, world, folder)
+def _run(script: Path, words: list[str], world: int, folder: Path, limit_s: float) -> dict[str, Any]:
+    ran = run_ranks(script, words, world, folder, limit_s=limit_s)
     errors = re.findall(r"^\S*(?:Error|Plan): .*", ran.output, re.MULTILINE)
     ended = "the time limit" if ran.exit_code == 124 else f"exit code {ran.exit_code}"
     error = (errors or [ended])[0] if ran.exit_code else ""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mindspeed_autoparallel.errors import AutoParallelError, PlanError
 from mindspeed_autoparallel.patching.releases import release_of, within
+from mindspeed_autoparallel.planner.layouts.space import unmet_ramp
 from mindspeed_autoparallel.runtime.features.apply_plan.hetero_model import hetero_model
 from mindspeed_autoparallel.runtime.features.hetero_parallel.request import check_layouts
 from mindspeed_autoparallel.runtime.megatron.description import Description
@@ -25,11 +26,13 @@ from mindspeed_autoparallel.runtime.megatron.mindspeed import (
     check_deepstack,
     check_expert_size,
     check_schedule,
+    check_sequence,
     check_tensor_size,
     is_mindspeed_mm,
     ties_embeddings,
 )
 from mindspeed_autoparallel.runtime.megatron.shared_embedding import first_stage
+from mindspeed_autoparallel.runtime.megatron.short_training import batch_ramp
 from mindspeed_autoparallel.runtime.megatron.unsearched import refuse_batch_schedule
 from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.spec.recompute import RecomputePolicy, policy_of
@@ -44,10 +47,14 @@ def check_applies(plan: Plan, description: Description, arguments: argparse.Name
     ``arguments``: parsed by the host but not yet validated; not modified. ``path``: the plan's file.
     """
     refuse_batch_schedule(arguments, "--auto-parallel-plan")
+    if unmet := unmet_ramp(plan.layout, batch_ramp(arguments, plan.global_batch_size)):
+        raise PlanError(f"{path}: {unmet} Search by the script with this flag, or leave it out.")
     check_pairs(plan, arguments)
     check_context_was_given(int(getattr(arguments, "context_parallel_size", 1) or 1), plan.layout.context_size, path)
     check_tensor_size(arguments, plan.layout, path)
     check_expert_size(arguments, plan.layout, path)
+    if plan.hetero is None:
+        check_sequence(arguments, description.content, plan.layout, path)
     check_schedule(arguments, plan.layout, path)
     _refuse_unsaved(plan, arguments)
     _check_recompute(plan, description, arguments)

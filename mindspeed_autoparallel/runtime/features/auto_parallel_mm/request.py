@@ -35,6 +35,7 @@ from mindspeed_autoparallel.runtime.megatron.mindspeed import (
     context_is_fixed,
     expert_tensor_sizes,
     overlaps_whole_experts,
+    sums_encoder_gradients,
     tensor_grid,
 )
 from mindspeed_autoparallel.runtime.megatron.splits import runnable_splits
@@ -87,6 +88,8 @@ class SearchRequest(MeasuringRequest):
     """``--use-ascend-mc2``, which needs tensor and sequence parallelism."""
     overlapped_experts: bool = False
     """``--moe-alltoall-overlap-comm``, where it needs tensor-parallel size 1."""
+    whole_sequence: bool = False
+    """Whether a plan leaves sequence parallelism off, with which a script that lacks it would train otherwise."""
     tensor_grid: int = 0
     """Tensor-parallel size that ``--tp-2d`` requires, without sequence parallelism; 0: any."""
     link_device: Device | None = None
@@ -106,6 +109,7 @@ class SearchRequest(MeasuringRequest):
         same_context = not self.context_is_fixed or at.context_size == self.context_size
         split = not self.fused_linear or (at.tensor_size > 1 and at.sequence_parallel)
         split = split and not (self.overlapped_experts and at.tensor_size > 1)
+        split = split and not (self.whole_sequence and at.sequence_parallel)
         on_grid = at.tensor_size == self.tensor_grid and not at.sequence_parallel
         return same_context and split and (on_grid or not self.tensor_grid)
 
@@ -116,6 +120,7 @@ class SearchRequest(MeasuringRequest):
             (self.context_is_fixed and self.context_size > 1, f"--context-parallel-size {self.context_size}"),
             (self.fused_linear, "--use-ascend-mc2 (tensor and sequence parallelism)"),
             (self.overlapped_experts, "--moe-alltoall-overlap-comm (tensor-parallel size 1)"),
+            (self.whole_sequence, "--sequence-parallel, which is not given"),
             (self.tensor_grid, f"--tp-2d (tensor-parallel size {self.tensor_grid}, no sequence parallelism)"),
         )
         return ", ".join(words for kept, words in flags if kept)
@@ -169,8 +174,9 @@ class SearchRequest(MeasuringRequest):
             size *= 2
 
     def _micro_batch_sizes(self) -> list[int]:
-        sizes = {size for size in (*_MICRO_BATCH_SIZES, self.micro_batch_size) if self.global_batch_size % size == 0}
-        return sorted(sizes)
+        batches = (self.global_batch_size, *self.ramp[:2])  # a size that divides two of a ramp divides all
+        sizes = {*_MICRO_BATCH_SIZES, self.micro_batch_size}
+        return sorted(size for size in sizes if not any(batch % size for batch in batches))
 
 
 def read_request(arguments: argparse.Namespace) -> SearchRequest:
@@ -218,6 +224,7 @@ def read_request(arguments: argparse.Namespace) -> SearchRequest:
         context_is_fixed=context_is_fixed(),
         fused_linear=bool(getattr(arguments, "use_ascend_mc2", False)),
         overlapped_experts=overlaps_whole_experts(arguments),
+        whole_sequence=sums_encoder_gradients(description.content) and not arguments.sequence_parallel,
         tensor_grid=tensor_grid(arguments),
         link_device=named_device(read_flags(ProfileSourceFlags, arguments)) if not measuring.target_device else None,
     )

@@ -22,6 +22,7 @@ from mindspeed_autoparallel.runtime.features.apply_plan.applicable import gives_
 from mindspeed_autoparallel.runtime.features.apply_plan.hetero_model import can_stage_encoders
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.request import SearchRequest
 from mindspeed_autoparallel.runtime.megatron.hybrid import recomputes_whole_layers
+from mindspeed_autoparallel.runtime.megatron.mindspeed import sums_encoder_gradients
 from mindspeed_autoparallel.spec import Plan
 from mindspeed_autoparallel.spec.recompute import policy_of
 
@@ -35,8 +36,10 @@ def search(request: SearchRequest, profile: Profile, arguments: argparse.Namespa
     Raises ``PlanError`` if the host refuses the plan found, and the errors of ``find_plan``.
     """
     cluster, profile = request.cluster, _what_the_host_runs(request, profile, arguments)
+    growing = f" (from {request.ramp[0]} on: DP x MBS divides each batch of the ramp)" if request.ramp else ""
     _LOGGER.info(
         f"planning for {cluster.num_nodes} x {cluster.devices_per_node} devices, batch {request.global_batch_size}"
+        + growing
     )
     space = SpaceOptions(
         group_sizes=request.group_sizes,
@@ -45,6 +48,7 @@ def search(request: SearchRequest, profile: Profile, arguments: argparse.Namespa
         overlap_parameter_gather=request.overlap_parameter_gather,
         bucket_elements=request.bucket_elements,
         least_expert_sizes=request.least_expert_sizes,
+        ramp=request.ramp,
     )
     hetero, sample_data = None, request.sample_data
     if request.hetero_balance is not None:
@@ -117,6 +121,12 @@ def _what_the_host_runs(request: SearchRequest, profile: Profile, arguments: arg
         modules = (module for measured in profile.measurements for module in measured.modules.values())
         kinds = {kind for module in modules for kind in module.layer.recompute}
         profile = profile.with_recompute({kind for kind in kinds if policy_of(kind).kind != "full"})
+    if sums_encoder_gradients(request.description.content):
+        own = "is left out" if request.whole_sequence else "stays as the script has it"
+        _LOGGER.warning(
+            f"sequence parallelism {own}: MindSpeed-MM sums the image encoder's gradients over the tensor ranks there, "
+            "and trains otherwise than on one"
+        )
     kept = tuple(measured for measured in profile.measurements if request.runs(measured.at))
     per_node = request.cluster_devices_per_node
     if not any(one.at.tensor_size <= per_node for one in kept):

@@ -14,6 +14,7 @@ from mindspeed_autoparallel.planner.layouts.space import SpaceOptions
 from mindspeed_autoparallel.runtime.megatron.description import Description, describe
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import GROUP_ARGUMENT
 from mindspeed_autoparallel.runtime.megatron.mindspeed import least_expert_sizes
+from mindspeed_autoparallel.runtime.megatron.short_training import batch_ramp
 from mindspeed_autoparallel.runtime.megatron.splits import runnable_splits
 from mindspeed_autoparallel.spec import Plan
 
@@ -83,7 +84,9 @@ def read_request(arguments: argparse.Namespace) -> ElasticRequest:
         description=description,
         splits=runnable_splits(arguments, description),
         host=SpaceOptions(
-            group_sizes=hasattr(arguments, GROUP_ARGUMENT), least_expert_sizes=least_expert_sizes(arguments)
+            group_sizes=hasattr(arguments, GROUP_ARGUMENT),
+            least_expert_sizes=least_expert_sizes(arguments),
+            ramp=batch_ramp(arguments, plan.global_batch_size),
         ),
     )
 

@@ -21,7 +21,7 @@ from mindspeed_autoparallel.predict.useful_work import UsefulWork
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.redaction import masked_words
 from mindspeed_autoparallel.runtime.megatron.description import Description
-from mindspeed_autoparallel.runtime.megatron.mindspeed import expert_tensor_sizes, tensor_grid
+from mindspeed_autoparallel.runtime.megatron.mindspeed import expert_tensor_sizes, sums_encoder_gradients, tensor_grid
 from mindspeed_autoparallel.runtime.megatron.sends import interleaved_sends
 
 _LOGGER = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def computed_profile(
     profile = computed()
     own, points = int(getattr(arguments, "context_parallel_size", 1) or 1), [one.at for one in profile.measurements]
     every = points
-    if tensor_grid(arguments):
+    if tensor_grid(arguments) or (sums_encoder_gradients(description.content) and not arguments.sequence_parallel):
         points = [replace(point, sequence_parallel=False) for point in points]
     if expert_tensor_sizes(arguments) == (0,):
         points = [point for point in points if not point.expert_tensor_size]

@@ -235,6 +235,35 @@ def test_sizes_of_the_script_must_divide(node_with: Make) -> None:
     assert statuses(launch.check_world_size(node_with(script=unreadable))) == [UNKNOWN]
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--tensor-model-parallel-size 2 --sequence-parallel", "2 times"),
+        ("--tensor-model-parallel-size 2", ""),
+        ("--sequence-parallel", ""),
+    ],
+)
+def test_gradients_that_mindspeed_mm_sums_are_named(node_with: Make, flags: str, said: str) -> None:
+    script = parse_script(f"torchrun --nproc_per_node 2 pretrain_vlm.py --mm-model model.json {flags}")
+    found = list(launch.check_encoder_gradients(node_with(script=script)))
+    assert statuses(found) == [ADVICE] * bool(said) and all(said in finding.why for finding in found)
+
+
+@pytest.mark.parametrize(
+    ("flags", "count"),
+    [
+        ("--context-parallel-size 4 --context-parallel-algo megatron_cp_algo --attention-mask-type general", 1),
+        ("--context-parallel-size 4 --context-parallel-algo ulysses_cp_algo --attention-mask-type general", 0),
+        ("--context-parallel-size 4 --context-parallel-algo megatron_cp_algo", 0),
+        ("--context-parallel-size 1 --context-parallel-algo megatron_cp_algo --attention-mask-type general", 0),
+    ],
+)
+def test_a_general_mask_that_ring_attention_drops_is_named(node_with: Make, flags: str, count: int) -> None:
+    """Qwen3's own test of it in MindSpeed-LLM: a loss of 11.95593 under CP4, 11.95117 with the mask and on one process."""
+    script = parse_script(f"torchrun --nproc_per_node 8 pretrain_gpt.py {flags}")
+    assert statuses(launch.check_ring_mask(node_with(script=script))) == [ADVICE] * count
+
+
 def test_search_under_torchrun_is_a_problem(node_with: Make) -> None:
     script = parse_script("torchrun --nproc-per-node 8 train.py --auto-parallel-mm")
     assert statuses(launch.check_search_launcher(node_with(script=script))) == [PROBLEM]

@@ -72,6 +72,12 @@ def test_a_plan_for_fewer_processes_has_the_expert_ranks_that_the_host_needs(pla
         plans.plan_for_world(replace(request_of(plan_file, tmp_path), host=host), SCRIPT)
 
 
+def test_a_plan_for_fewer_processes_runs_every_batch_of_a_ramp(plan_file: Path, tmp_path: Path) -> None:
+    ramp = replace(request_of(plan_file, tmp_path), host=SpaceOptions(ramp=range(4, 24, 20)))
+    layout = Plan.read(plans.plan_for_world(ramp, SCRIPT)[0]).layout
+    assert 4 % (layout.data_size * layout.micro_batch_size) == 0
+
+
 def test_why_there_is_no_plan_reaches_every_rank(plan_file: Path, tmp_path: Path) -> None:
     whole = request_of(plan_file, tmp_path)
     cluster = replace(whole.plan.cluster, memory_limit_bytes=1000)

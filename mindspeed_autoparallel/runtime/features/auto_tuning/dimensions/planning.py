@@ -142,6 +142,7 @@ def switches(context: SearchContext) -> Dimensions:
     return Dimensions(
         recompute=recompute_kinds(context),
         uneven_stages=uneven,
+        ramp=context.request.ramp,
         bucket_elements=int(context.value("ddp_bucket_size") or 0),
         overlap_parameter_gather=(True, False) if gathering else (False,),
     )

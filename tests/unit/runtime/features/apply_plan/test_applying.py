@@ -130,6 +130,17 @@ def test_stages_of_mindspeed_mm_exchange_samples_of_their_own_lengths(job, plan,
     assert arguments.variable_seq_lengths == (host_is_mindspeed_mm and plan.layout.pipeline_size > 1)
 
 
+def test_a_plan_does_not_turn_sequence_parallelism_on_where_mindspeed_mm_then_trains_otherwise(job, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mindspeed_mm", types.ModuleType("mindspeed_mm"))
+    one = make_plan({"image_encoder": [4], "text_decoder": [4]}, tensor_size=2)
+    arguments = job(replace(one, layout=replace(one.layout, sequence_parallel=True)))
+    arguments.sequence_parallel, arguments.variable_seq_lengths = False, True
+    with pytest.raises(PlanError, match=r"turns sequence parallelism on, .* gradients over the 2 tensor ranks"):
+        prepare(arguments)
+    arguments.sequence_parallel = True
+    prepare(arguments)
+
+
 def test_sizes_layers_and_recompute_reach_the_host(job, tmp_path):
     arguments = job(make_plan(TWO, {"text_decoder": [1, 2]}, micro_batch_size=2))
     prepare(arguments)
@@ -594,6 +605,14 @@ def test_a_batch_that_changes_during_the_training_is_refused(flags_job):
         ConfigError, match=r"--auto-parallel-plan is for one global batch, and --step-batch-size-schedule"
     ):
         prepare(flags_job(make_plan({"text_decoder": [2, 2]}), step_batch_size_schedule="0:4 1B:8"))
+
+
+def test_a_plan_that_does_not_run_a_batch_of_a_ramp_is_refused(flags_job):
+    """Megatron would end in its assertion, some only after the first batches."""
+    plan = make_plan({"text_decoder": [2, 2]})
+    pairs = replace(plan, layout=replace(plan.layout, micro_batch_size=2), num_microbatches=4)
+    with pytest.raises(PlanError, match=r"--rampup-batch-size trains batches of 5 first: .*leave it out\.$"):
+        prepare(flags_job(pairs, rampup_batch_size=[5, 3, 100]))
 
 
 @pytest.mark.parametrize("given", [{"mtp_num_layers": 1}, {"hybrid_layer_pattern": "M*M*/M"}])

@@ -117,8 +117,8 @@ def test_experts_of_a_script_are_counted_apart(dense_first: int | None) -> None:
     assert layer.expert.num_parameters == 4 * 3 * 1024 * 512
 
 
-def test_shapes_of_encoders_come_from_model_json_and_assumptions_are_logged(tmp_path: Path, logged: list[str]) -> None:
-    content = {
+def _with_encoder() -> dict[str, Any]:
+    return {
         "image_encoder": {
             "vision_encoder": {
                 "num_layers": 4,
@@ -137,6 +137,10 @@ def test_shapes_of_encoders_come_from_model_json_and_assumptions_are_logged(tmp_
             "vocab_size": 1000,
         },
     }
+
+
+def test_shapes_of_encoders_come_from_model_json_and_assumptions_are_logged(tmp_path: Path, logged: list[str]) -> None:
+    content = _with_encoder()
     (tmp_path / "model.json").write_text(json.dumps(content))
     profile = _profile(_arguments(mm_model=str(tmp_path / "model.json")))
     assert [module.name for module in profile.model.modules] == ["image_encoder", "text_decoder"]
@@ -154,6 +158,25 @@ def test_shapes_of_encoders_come_from_model_json_and_assumptions_are_logged(tmp_
     with pytest.raises(ConfigError, match=r"no hidden_size and num_attention_heads of image_encoder.*source measured"):
         _profile(_arguments(mm_model=str(tmp_path / "model.json")))
     assert not any("taken as" in text for text in logged)
+
+
+@pytest.mark.parametrize(
+    ("host", "given", "expected"),
+    [("mindspeed_mm", False, {False}), ("mindspeed_mm", True, {True}), ("other", False, {True})],
+)
+def test_sequence_parallelism_stays_off_where_mindspeed_mm_sums_an_encoders_gradients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str], host: str, given: bool, expected: set[bool]
+) -> None:
+    """Qwen2.5-VL under its TP2: norms of 7.784 where one process has 5.764."""
+    monkeypatch.setitem(sys.modules, host, types.ModuleType(host))
+    (tmp_path / "model.json").write_text(json.dumps(_with_encoder()))
+    changes = {**_SEARCH, "mm_model": str(tmp_path / "model.json"), "sequence_parallel": given}
+    arguments = _arguments(**changes, auto_parallel_work_dir=str(tmp_path / "work"))
+    plan = search(read_request(arguments), _profile(arguments), arguments)
+    others = [verdict.layout for verdict in plan.search.verdicts if verdict.outcome not in ("illegal", "unmeasured")]
+    searched = [plan.layout, *others]
+    assert {layout.sequence_parallel for layout in searched if layout.tensor_size > 1} == expected
+    assert any("sums the image encoder's gradients" in text for text in logged) == (host == "mindspeed_mm")
 
 
 def test_every_kind_of_layer_of_the_script_is_priced() -> None:

@@ -150,6 +150,18 @@ def test_a_search_recomputes_whole_layers_where_megatron_can(tmp_path, monkeypat
     assert "none" in kinds and ("full" in kinds) == whole
 
 
+def test_a_ramp_leaves_out_what_does_not_divide_its_first_batch(tmp_path):
+    """Megatron asserts it at every batch; 16 alone allows MBS4 on four replicas."""
+    given = {**COMMON, "global_batch_size": 16, "rampup_batch_size": ["6", "10", "16"], "simulated_nproc_per_node": 4}
+    arguments = argparse.Namespace(**given, auto_parallel_work_dir=str(tmp_path))
+    request = read_request(arguments)
+    assert {point.micro_batch_size for point in request.points()} == {1, 2}
+    plan = search(request, small_profile(), arguments)
+    assert 6 % (plan.layout.data_size * plan.layout.micro_batch_size) == 0
+    reasons = [verdict.reason for verdict in plan.search.verdicts]
+    assert any("--rampup-batch-size trains batches of 6 first: global batch 6 is not" in reason for reason in reasons)
+
+
 def test_a_batch_that_changes_during_the_training_is_refused_by_its_flag(tmp_path):
     """Megatron takes no --global-batch-size beside it: naming that one would end in its ValueError."""
     given = {**COMMON, "global_batch_size": None, "step_batch_size_schedule": "0:384 200B:768"}
