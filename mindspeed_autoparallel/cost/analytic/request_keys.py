@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mindspeed_autoparallel.cost.analytic.fields import part
 from mindspeed_autoparallel.cost.analytic.spellings import ALIASES, INFORMATION
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import shown
@@ -72,8 +73,7 @@ def unknown_keys(request: Mapping[str, object]) -> list[str]:
     return beside + [
         f"{section}.{key}"
         for section, known in KNOWN.items()
-        if isinstance(values := request.get(section), Mapping)
-        for key in values
+        for key in part(request, section)
         if key not in known
         and key not in ALIASES[section]
         and key not in SILENT[section]
@@ -90,25 +90,17 @@ def check_sections(request: Mapping[str, object]) -> None:
             raise ConfigError(f"{name} is {shown(value)}; it must be an object of keys and values.")
 
 
-def _stated(request: Mapping[str, object], section: str, key: str) -> object:
-    values = request.get(section)
-    return values.get(key) if isinstance(values, Mapping) else None
-
-
 def refuse_unmodelled(request: Mapping[str, object]) -> None:
     """Raise ``ConfigError`` for a key that changes the answer in a way that is not modelled."""
     check_sections(request)
     for section, reasons in _REFUSED.items():
-        values = request.get(section)
-        if not isinstance(values, Mapping):
-            continue
         for key, reason in reasons.items():
-            value = values.get(key)
+            value = part(request, section).get(key)
             if value is True or isinstance(value, (list, dict)) or value not in _HARMLESS:
                 raise ConfigError(f"{section}.{key} is {shown(value)}: {reason}; the answer would be another run's.")
-    schedule = _stated(request, "parallel", "schedule")
+    schedule = part(request, "parallel").get("schedule")
     if schedule is not None and (not isinstance(schedule, str) or schedule not in SCHEDULES):
         raise ConfigError(f"parallel.schedule is {schedule!r}; known: {', '.join(SCHEDULES)}.")
-    optimizer = _stated(request, "train", "optimizer")
+    optimizer = part(request, "train").get("optimizer")
     if optimizer is not None and (not isinstance(optimizer, str) or optimizer not in OPTIMIZERS):
         raise ConfigError(f"train.optimizer is {optimizer!r}; known: {', '.join(OPTIMIZERS)}.")

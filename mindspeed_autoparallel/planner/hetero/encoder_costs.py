@@ -60,7 +60,7 @@ class EncoderCosts:
     def measurement(self, samples: int) -> Measurement:
         """Return costs of a batch of ``samples``."""
         if samples not in self._measurements:
-            at = MeasuredAt(**{**vars(self.point), "micro_batch_size": samples})
+            at = replace(self.point, micro_batch_size=samples)
             measured = next((measurement for measurement in self._own if measurement.at == at), None)
             found = measured or interpolate(self._own, at)
             assert found is not None, "the profile has a measurement at this point"

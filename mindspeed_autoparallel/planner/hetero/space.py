@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import TypeVar
 
@@ -89,7 +90,7 @@ def _point(profile: Profile, tensor: int, context: int) -> MeasuredAt | None:
     """Return a point with these sizes; encoders run without sequence parallelism, so one without it comes first."""
     points = sorted(m.at for m in profile.measurements)
     for at in sorted(points, key=lambda at: (at.sequence_parallel, at.micro_batch_size, at.expert_size)):
-        moved = MeasuredAt(**{**vars(at), "tensor_size": tensor, "context_size": context})
+        moved = replace(at, tensor_size=tensor, context_size=context)
         if moved in points or interpolate(profile.measurements, moved) is not None:
             return moved
     return None
@@ -103,7 +104,7 @@ def records(
     balance: str,
 ) -> list[HeteroRecord]:
     """Return the Pareto-optimal choices, in time and memory, of (TP, CP, PP, scale) per encoder and of memory mode."""
-    found = []
+    found: list[HeteroRecord] = []
     for memory in memory_modes:
         rows = [_undominated_phases(own, candidate, cluster, memory, balance) for own in costs]
         found += [HeteroRecord(memory=memory, balance=balance, encoders=phases) for phases in product(*rows)]
@@ -126,7 +127,7 @@ def layouts_of(costs: EncoderCosts, candidate: Candidate, cluster: Cluster) -> l
     """Return one (TP, CP) with every pipeline size and scale; with a pipeline, only the smallest scale for each number
     of macro-batches. A generator processes one microbatch at a time."""
     tensor, context, count = costs.point.tensor_size, costs.point.context_size, candidate.num_microbatches
-    found = []
+    found: list[ModuleLayout] = []
     for stages in costs.pipeline_sizes:
         width = tensor * context * stages
         if cluster.num_devices % width or not 1 <= stages <= costs.module.num_layers:

@@ -77,7 +77,7 @@ def test_hetero_may_fit_where_no_homogeneous_plan_does(tmp_path: Path, capsys: p
     assert "no homogeneous plan fits" in capsys.readouterr().out
     compared = json.loads((tmp_path / RESULT_FILE).read_text())["hetero_parallel"]
     assert (compared["speed_up"], compared["homogeneous"]) == (None, None)
-    assert "no plan fits in 475.0 MiB" in compared["homogeneous_note"]
+    assert "no plan fits in 500.0 MiB" in compared["homogeneous_note"]
 
 
 def test_the_faster_homogeneous_plan_stays_the_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
