@@ -51,6 +51,8 @@ def use_cpu():
 
     CpuAdapter().prepare()
     device_mesh.new_group = torch.distributed.new_group  # torch 2.7 makes a group of NCCL there
+    if torch.cpu.Stream().record_event() is None:
+        torch.cpu.Stream.record_event = lambda self: torch.cpu.Event()  # replicas under torch 2.7 require one
     torch.accelerator.current_accelerator = lambda *args, **kwargs: torch.device("cuda")
 
 
