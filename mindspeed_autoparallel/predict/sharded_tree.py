@@ -210,7 +210,9 @@ class _Points:
         self.shape, self.device, self.devices_per_node = shape, device, devices_per_node
         self.micro_batches = sorted({*_MICRO_BATCHES, described.micro_batch_size})
         self.tensor, self.parallel = described.tensor_size, {"sp": described.sequence_parallel}
-        self.train: dict[str, object] = {"attention": "unfused", "dropout": False} if described.eager else {}
+        # Collectives of DTensor run between products, where Megatron hides a share of them.
+        self.train: dict[str, object] = {"tp_comm_overlap": False}
+        self.train |= {"attention": "unfused", "dropout": False} if described.eager else {}
         self.train |= {"grouped_gemm": False} if described.loops_experts else {}
 
     def works(self) -> Iterator[tuple[CostPoint, Workload]]:

@@ -123,7 +123,7 @@ class Row(NamedTuple):
     frees_once: bool = False
     """Whether units stay gathered until the last backward of a step."""
     tensor: int = 1
-    """Tensor parallel ranks; ``gpus`` and rates are those of one of them."""
+    """Tensor parallel ranks; ``gpus`` are those of one of them."""
     context: int = 1
     expert_shard: int = 1
     fits: bool = True
@@ -159,22 +159,22 @@ ROWS = (
 )
 SHORT = Row("", NANO, (KEEP, KEEP), "H100", 8, 256, 1, 0.0, table="Automodel")
 TWO = SHORT._replace(context=2, experts=4, expert_shard=2, accumulation=2)
-SLICED = Row("", SHARED | QWEN, (RECOMPUTE, RECOMPUTE), "H100", 4, 4096, 16, 876.0, tensor=8)
-ALONE = SLICED._replace(rate=0.0, tensor=1, loss=WHOLE)
+SLICED = Row("", SHARED | QWEN, (RECOMPUTE, RECOMPUTE), "H100", 4, 4096, 16, 0.0, tensor=8, table="torchtitan, slices")
+ALONE = SLICED._replace(tensor=1, loss=WHOLE, table="torchtitan, not compiled")
 MEMORY_ROWS = (
-    ALONE._replace(name="Qwen3 32B, 8 x 1 sample", gpus=8, samples=1, peak_gib=81.47),
-    ALONE._replace(name="Qwen3 32B, 8 x 2 samples, not compiled", gpus=8, samples=2, peak_gib=89.33),
-    ALONE._replace(name="Qwen3 32B, 16 x 4 samples", gpus=16, samples=4, peak_gib=78.48),
+    ALONE._replace(name="Qwen3 32B, 8 x 1 sample", gpus=8, samples=1, peak_gib=81.47, rate=1444),
+    ALONE._replace(name="Qwen3 32B, 8 x 2 samples, not compiled", gpus=8, samples=2, peak_gib=89.33, rate=1614),
+    ALONE._replace(name="Qwen3 32B, 16 x 4 samples", gpus=16, samples=4, peak_gib=78.48, rate=1518),
     ALONE._replace(name="Qwen3 32B, 16 x 8 samples", gpus=16, samples=8, fits=False),
     ALONE._replace(name="Qwen3 32B, 16 x 16 samples", gpus=16, samples=16, fits=False),
     ALONE._replace(name="Qwen3 32B, 32 x 16 samples", gpus=32, samples=16, fits=False),
     SLICED._replace(name="Qwen3 32B, TP 2, 16 x 16 samples", tensor=2, gpus=16, fits=False),
-    SLICED._replace(name="Qwen3 32B, TP 4, 8 x 16 samples", tensor=4, gpus=8, peak_gib=70.2),
+    SLICED._replace(name="Qwen3 32B, TP 4, 8 x 16 samples", tensor=4, gpus=8, peak_gib=70.2, rate=1139),
     SLICED._replace(name="Qwen3 32B, TP 4, 8 x 32 samples", tensor=4, gpus=8, samples=32, fits=False),
     SLICED._replace(name="Qwen3 32B, TP 8, 8 x 64 samples", gpus=8, samples=64, fits=False),
-    SLICED._replace(name="Qwen3 32B, TP 8, 4 x 16 samples", peak_gib=43.45),
-    SLICED._replace(name="Qwen3 32B, TP 8, 4 x 32 samples", samples=32, peak_gib=70.79),
-    SLICED._replace(name="Qwen3 32B, TP 8, 8 x 32 samples", samples=32, gpus=8, peak_gib=63.27),
+    SLICED._replace(name="Qwen3 32B, TP 8, 4 x 16 samples", peak_gib=43.45, rate=876),
+    SLICED._replace(name="Qwen3 32B, TP 8, 4 x 32 samples", samples=32, peak_gib=70.79, rate=883),
+    SLICED._replace(name="Qwen3 32B, TP 8, 8 x 32 samples", samples=32, gpus=8, peak_gib=63.27, rate=873),
     SLICED._replace(name="Qwen3 32B, TP 8, 4 x 64 samples", samples=64, fits=False),
     TWO._replace(name="Nano, CP 2, EP 4", stays=True, fits=False),
     TWO._replace(name="Nano, CP 2, EP 4, first step", stays=True, first_step=True, peak_gib=62.45),
@@ -225,7 +225,7 @@ def predicted(row):
 def device_of(row):
     """Return the row's device, with the memory of its table."""
     device = find_device(row.device, ())
-    return replace(device, counted_gib=LARGER) if row.device == "H100" and row.table == "torchtitan" else device
+    return replace(device, counted_gib=LARGER) if row.device == "H100" and "torchtitan" in row.table else device
 
 
 def reserved_gib(row) -> float:
@@ -244,9 +244,9 @@ def reserved_gib(row) -> float:
 def main() -> None:
     """Print published and predicted tokens per second of each row, and the same after a factor from the first row."""
     factors: dict[str, float] = {}
-    for row in ROWS:
+    for row in (one for one in (*ROWS, *MEMORY_ROWS) if one.rate):
         outcome = predicted(row)
-        rate = row.accumulation * row.samples * row.tokens / outcome.step.total_us * 1e6
+        rate = row.accumulation * row.samples * row.tokens / row.tensor / outcome.step.total_us * 1e6
         factor = factors.setdefault(row.table, row.rate / rate)
         line = f"{row.name}: published {row.rate}, predicted {rate:.0f} ({rate / row.rate - 1:+.1%}; "
         line += f"after the first row {rate * factor / row.rate - 1:+.1%}); "

@@ -51,6 +51,8 @@ def use_cpu():
 
     CpuAdapter().prepare()
     device_mesh.new_group = torch.distributed.new_group  # torch 2.7 makes a group of NCCL there
+    if torch.cpu.Stream().record_event() is None:
+        torch.cpu.Stream.record_event = lambda self: torch.cpu.Event()  # replicas under torch 2.7 require one
     torch.accelerator.current_accelerator = lambda *args, **kwargs: torch.device("cuda")
 
 
@@ -114,21 +116,29 @@ def mindspeed_llm(module):
 
 @changes("verl.utils.distributed")
 def verl_groups(module):
-    """Its process group is made with NCCL, and gloo of torch 2.7 has no mean."""
+    """Its process group is made with NCCL, and gloo of torch 2.7 has no mean: a sum of gradients takes its place."""
+    import inspect
+
     import torch.distributed as dist
 
+    def with_mean(reduce):
+        signature = inspect.signature(reduce)
+
+        @functools.wraps(reduce)
+        def run(*args, **kwargs):
+            call = signature.bind(*args, **kwargs)
+            call.apply_defaults()
+            if call.arguments["op"] != dist.ReduceOp.AVG:
+                return reduce(*args, **kwargs)
+            call.arguments.update(op=dist.ReduceOp.SUM, async_op=False)
+            reduce(*call.args, **call.kwargs)
+            call.args[0].div_(dist.get_world_size(call.arguments["group"]))
+            return None
+
+        return run
+
     module.get_nccl_backend = lambda: "gloo"
-    reduce = dist.all_reduce
-
-    @functools.wraps(reduce)
-    def with_mean(tensor, op=dist.ReduceOp.SUM, group=None, async_op=False):
-        if op != dist.ReduceOp.AVG:
-            return reduce(tensor, op, group, async_op)
-        reduce(tensor, dist.ReduceOp.SUM, group)
-        tensor.div_(dist.get_world_size(group))
-        return None
-
-    dist.all_reduce = with_mean
+    dist.all_reduce, dist.reduce_scatter_tensor = map(with_mean, (dist.all_reduce, dist.reduce_scatter_tensor))
 
 
 @changes("verl.workers.engine.fsdp.transformer_impl")

@@ -1,6 +1,7 @@
 """plan --fsdp2 on computed costs: its output, its files and its refusals."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -133,6 +134,18 @@ def test_modules_have_the_names_of_the_shipped_files(family):
     for module in layers:
         times = [costs.forward_us for costs in profile.kinds[module.kind].costs if costs.at.micro_batch_size == 3]
         assert times and min(times) > 0
+
+
+def test_tensor_parallel_collectives_of_fsdp2_trainers_are_not_hidden():
+    """The share that H100's figures have is of Megatron's kernels; DTensor's collectives run between products."""
+    device = find_device("H100")
+    whole = {name: replace(one, tensor_exposed=1.0) for name, one in device.efficiencies.items()}
+    described = Described(sequence=512, tensor_size=2, sequence_parallel=True)
+    found, exposed = (
+        sharded_profile({"model_type": "qwen3", **TEXT}, "c", described, one, 8).kinds
+        for one in (device, replace(device, efficiencies=whole))
+    )
+    assert device.efficiency("megatron-core").tensor_exposed < 1 and found == exposed
 
 
 @pytest.mark.parametrize(("family", "takes_cache"), [("mimo_v2", False), ("qwen3_5_moe", True), ("kimi_k25", True)])
