@@ -140,6 +140,9 @@ def test_small_trainings_start(authors):
     assert 2 * int(flags["--hidden-size"][0]) // 64 % 8 == 0
     assert flags["--hybrid-layer-pattern"] == ["M-M*|M-/*M"] and flags["--num-layers"] == ["6"]
     assert flags["--recompute-modules"] == ["layernorm"]
+    words = "--spec megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec --num-layers 4 --hidden-size 1024 "
+    small = shrink.shrink((*words.split(), "--num-attention-heads", "16"), release="0.16").words
+    assert 2 * int(shrink.flags_of(small)["--hidden-size"][0]) // 64 % 8 == 0
     alone = shrink.shrink(("--num-experts", "8", "--recompute-modules", "moe_act"), release="0.20").words
     assert shrink.flags_of(alone)["--recompute-modules"] == ["core_attn"]
     start, step, samples = map(int, flags["--rampup-batch-size"])

@@ -26,7 +26,7 @@ def takes_layout_strings(arguments: argparse.Namespace) -> bool:
     """Return whether the host splits layers by a layout string that a plan sets.
 
     MindSpeed from 26.1 on has the flag for a Megatron without it, and installs its functions on import, by the command
-    line at that time: else it trains an even split without a word, or asserts one.
+    line at that time: else Megatron deals layers out evenly, or asserts that it can.
     """
     own = hasattr(sys.modules.get("mindspeed.features_manager"), "PipelineModelParallelLayoutFeature")
     return hasattr(arguments, LAYOUT_ARGUMENT) and not (own and getattr(arguments, LAYOUT_ARGUMENT) is None)

@@ -65,7 +65,7 @@ def test_a_list_that_the_command_line_lacks_is_requested():
 def test_layout_strings_that_mindspeed_installs_by_the_command_line_are_not_set_by_a_plan(
     monkeypatch, manager, given, expected
 ):
-    """Its master ended in Megatron's assertion of an even split under VPP3, and trained an even one under VPP4."""
+    """Its master ended in Megatron's assertion of an even split under VPP3."""
     if manager is not None:
         monkeypatch.setitem(sys.modules, "mindspeed.features_manager", manager)
     arguments = argparse.Namespace(pipeline_model_parallel_layout=given, num_layer_list=None, noop_layers=None)

@@ -131,7 +131,7 @@ def test_stages_of_mindspeed_mm_exchange_samples_of_their_own_lengths(job, plan,
 
 
 def test_a_plan_for_mindspeeds_late_layout_strings_has_its_list_instead(monkeypatch):
-    """MindSpeed installs layout strings on import, by the command line: one that a plan set was an even split."""
+    """MindSpeed installs layout strings on import, by the command line: one that a plan set was not read."""
     late = types.SimpleNamespace(PipelineModelParallelLayoutFeature=object)
     arguments = argparse.Namespace(pipeline_model_parallel_layout=None, num_layer_list=None, noop_layers=None)
     plan = make_plan({"text_decoder": [1, 2]})
