@@ -47,6 +47,7 @@ _FILES = (
     *("--use-checkpoint-args", "--one-logger-project", "--one-logger-run-name", "--vocab-extra-ids", "--finetune"),
     *("--prompt-path", "--hf-assign-unused-tokens", "--auto-detect-ckpt-format", "--fim-data", "--fim-rate"),
     *("--fim-spm-rate", "--export-kd-teacher-load", "--export-kd-cfg", "--lora-load", "--per-dataset-sequences-path"),
+    "--te-precision-config-file",
 )
 """Data, tokenizers and checkpoints of the authors' disks."""
 _ACCELERATOR = (
