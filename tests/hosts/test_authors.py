@@ -78,11 +78,12 @@ def test_scripts_and_configurations_are_read_and_the_checkout_stays_unchanged(au
     assert {path: path.read_bytes() for path in checkout.rglob("*") if path.is_file()} == before
 
 
-def test_a_configuration_of_hybrid_layers_that_no_recipe_names_is_one_of_the_hybrid_program(authors, checkout):
+@pytest.mark.parametrize("name", ["--hybrid-layer-pattern", "--hybrid-override-pattern"])
+def test_a_configuration_of_hybrid_layers_that_no_recipe_names_is_one_of_the_hybrid_program(authors, checkout, name):
     """nemotron3_super_release_gb200 ended in GPTModel: its recipe is not in the checkout."""
     collect, _ = authors
     config = next(checkout.rglob("model_config.yaml"))
-    config.write_text(CONFIG.replace("  --num-layers: 4\n", "  --num-layers: 4\n  --hybrid-layer-pattern: M*-E\n"))
+    config.write_text(CONFIG.replace("  --num-layers: 4\n", f"  --num-layers: 4\n  {name}: M*-E\n"))
     (checkout / "pretrain_hybrid.py").write_text("")
     assert {one.program for one in collect.trainings(checkout) if one.source != "train.sh"} == {"pretrain_hybrid.py"}
 
@@ -140,6 +141,9 @@ def test_small_trainings_start(authors):
     assert 2 * int(flags["--hidden-size"][0]) // 64 % 8 == 0
     assert flags["--hybrid-layer-pattern"] == ["M-M*|M-/*M"] and flags["--num-layers"] == ["6"]
     assert flags["--recompute-modules"] == ["layernorm"]
+    words = "--spec megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec --num-layers 4 --hidden-size 1024 "
+    small = shrink.shrink((*words.split(), "--num-attention-heads", "16"), release="0.16").words
+    assert 2 * int(shrink.flags_of(small)["--hidden-size"][0]) // 64 % 8 == 0
     alone = shrink.shrink(("--num-experts", "8", "--recompute-modules", "moe_act"), release="0.20").words
     assert shrink.flags_of(alone)["--recompute-modules"] == ["core_attn"]
     start, step, samples = map(int, flags["--rampup-batch-size"])

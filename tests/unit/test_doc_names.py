@@ -32,6 +32,8 @@ HOSTS = {
     *("package_dir", "_CallableGenericAlias"),
     *("mindspeed_mm/models/vision/vision_encoders/qwen2vl_vit_model.py", "mindspeed_mm/models/vlm_model.py"),
     *("qwen2vl_vit_model", "vision_encoders", "gpt3_15b_8t_release"),
+    *("llama2_tp2_pp4_vpp2_swap", "llama2_tp2_pp4_vpp2_swap.sh", "mindspeed_llm/training/utils.py"),
+    *("ring_context_parallel", "ring_context_parallel.py"),
     # Files and settings of trainers whose starts are on docs/hosts.md.
     *(
         "arguments/arguments_types.py",

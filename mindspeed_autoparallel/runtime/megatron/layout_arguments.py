@@ -8,14 +8,17 @@ from collections.abc import Collection, Mapping, Sequence
 from mindspeed_autoparallel.errors import PlanError
 from mindspeed_autoparallel.planner.placement import ModulePlacement, check_prediction
 from mindspeed_autoparallel.runtime.megatron.hybrid import PATTERN_ARGUMENT, cut_pattern, hybrid_pattern
-from mindspeed_autoparallel.runtime.megatron.mindspeed import is_mindspeed_llm, split_arguments
+from mindspeed_autoparallel.runtime.megatron.mindspeed import (
+    LAYOUT_ARGUMENT,
+    is_mindspeed_llm,
+    split_arguments,
+    takes_layout_strings,
+)
 from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.spec.recompute import policy_of
 
 ArgumentValue = bool | int | float | str | list[str] | None
 """Value that Megatron's parser stores for a flag."""
-LAYOUT_ARGUMENT = "pipeline_model_parallel_layout"
-"""Flag that expresses any split of a language model, from Megatron 0.13 on."""
 FIRST_ARGUMENT, LAST_ARGUMENT = "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"
 EMBEDDING_ARGUMENT, LOSS_ARGUMENT = "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"
 """Switches that count embedding or loss as a layer of an even split: the first or last stage gets one less."""
@@ -27,8 +30,6 @@ _FLAGS = {GROUP_ARGUMENT: "--microbatch-group-size-per-virtual-pipeline-stage"}
 """Flags of destinations with a different name."""
 _NEGATED = {"gradient_accumulation_fusion": "--no-gradient-accumulation-fusion"}
 """Flags that switch a destination off, by destination."""
-
-
 RECOMPUTE_ARGUMENTS = ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules")
 
 
@@ -125,7 +126,7 @@ def stage_arguments(plan: Plan, arguments: argparse.Namespace) -> dict[str, int 
     if len(plan.model.modules) > 1:
         return _even_split_of_two_models(plan)
     counts = plan.layers_of(plan.model.modules[0].name)
-    if hasattr(arguments, LAYOUT_ARGUMENT):
+    if takes_layout_strings(arguments):
         mtp = int(getattr(arguments, "mtp_num_layers", None) or 0)
         return {LAYOUT_ARGUMENT: pipeline_layout(plan, mtp), "num_layers_per_virtual_pipeline_stage": None}
     refuse_ends_alone(counts)

@@ -13,11 +13,23 @@ from typing import Any
 from mindspeed_autoparallel.errors import PlanError
 from mindspeed_autoparallel.spec.layout import Layout, unmet_expert_size
 
+LAYOUT_ARGUMENT = "pipeline_model_parallel_layout"
+"""Flag that expresses any split of a language model, from Megatron 0.13 on."""
 LIST_ARGUMENT, NOOP_ARGUMENT = "num_layer_list", "noop_layers"
 
 _NUMBER = "recompute_num_layers"
 _KEYS = ("recompute_granularity", "recompute_method", _NUMBER)
 _VIRTUAL_STAGES_ALONE = ("recompute_in_advance", "recompute_in_bubble")
+
+
+def takes_layout_strings(arguments: argparse.Namespace) -> bool:
+    """Return whether the host splits layers by a layout string that a plan sets.
+
+    MindSpeed from 26.1 on has the flag for a Megatron without it, and installs its functions on import, by the command
+    line at that time: else Megatron deals layers out evenly, or asserts that it can.
+    """
+    own = hasattr(sys.modules.get("mindspeed.features_manager"), "PipelineModelParallelLayoutFeature")
+    return hasattr(arguments, LAYOUT_ARGUMENT) and not (own and getattr(arguments, LAYOUT_ARGUMENT) is None)
 
 
 def is_mindspeed_llm(arguments: argparse.Namespace) -> bool:

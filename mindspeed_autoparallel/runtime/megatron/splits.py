@@ -9,8 +9,7 @@ from dataclasses import replace
 
 from mindspeed_autoparallel.planner.candidate import Layers, Splits
 from mindspeed_autoparallel.runtime.megatron.description import Description, is_llava
-from mindspeed_autoparallel.runtime.megatron.layout_arguments import LAYOUT_ARGUMENT
-from mindspeed_autoparallel.runtime.megatron.mindspeed import is_mindspeed_llm
+from mindspeed_autoparallel.runtime.megatron.mindspeed import is_mindspeed_llm, takes_layout_strings
 from mindspeed_autoparallel.spec import Layout
 from mindspeed_autoparallel.spec.model import GENERATOR
 
@@ -35,7 +34,7 @@ def runnable_splits(arguments: argparse.Namespace, description: Description) -> 
             description=f"all of {encoder} on the first stage, equally many layers of {decoder} on every one, and all "
             "layers recomputed or none",
         )
-    if hasattr(arguments, LAYOUT_ARGUMENT) or is_mindspeed_llm(arguments):
+    if takes_layout_strings(arguments) or is_mindspeed_llm(arguments):
         return None
     (name,) = layers
     return Splits(

@@ -197,6 +197,9 @@ def _num_processes(words: list[str]) -> int:
     return found["nproc"] * found["nnodes"]
 
 
+_PATTERNS = ("--hybrid-layer-pattern", "--hybrid-override-pattern")
+
+
 def _of_recipes(checkout: Path) -> Iterator[Training]:
     """Yield trainings of Megatron-LM's functional tests, with the program that their recipe names."""
     cases = checkout / "tests" / "functional_tests" / "test_cases"
@@ -216,7 +219,7 @@ def _of_recipes(checkout: Path) -> Iterator[Training]:
     for path in sorted(cases.rglob("model_config.yaml")):
         content = yaml.safe_load(path.read_text()) or {}
         case, model = path.parent.name, path.parent.parent.name
-        hybrid = model in ("hybrid", "mamba") or "--hybrid-layer-pattern" in (content.get("MODEL_ARGS") or {})
+        hybrid = model in ("hybrid", "mamba") or any(name in (content.get("MODEL_ARGS") or {}) for name in _PATTERNS)
         usual = "pretrain_hybrid.py" if hybrid else "pretrain_gpt.py"
         if content.get("MODE", "pretraining") == "pretraining" and isinstance(content.get("MODEL_ARGS"), dict):
             yield Training(

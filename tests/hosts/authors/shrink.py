@@ -47,6 +47,7 @@ _FILES = (
     *("--use-checkpoint-args", "--one-logger-project", "--one-logger-run-name", "--vocab-extra-ids", "--finetune"),
     *("--prompt-path", "--hf-assign-unused-tokens", "--auto-detect-ckpt-format", "--fim-data", "--fim-rate"),
     *("--fim-spm-rate", "--export-kd-teacher-load", "--export-kd-cfg", "--lora-load", "--per-dataset-sequences-path"),
+    "--te-precision-config-file",
 )
 """Data, tokenizers and checkpoints of the authors' disks."""
 _ACCELERATOR = (
@@ -207,6 +208,7 @@ def _shrink_widths(flags: Flags) -> None:
     _set(flags, "--num-query-groups", groups)
     # Mamba's heads of 64 must share eight groups of states out.
     mamba = any("M" in value for name in PATTERNS for value in flags.get(name, []))
+    mamba = mamba or any("mamba" in value for value in flags.get("--spec", []))
     _set(flags, "--hidden-size", 64 * heads if mamba and "--mamba-num-heads" not in flags else 16 * heads)
     _set(flags, "--ffn-hidden-size", 32 * heads)
     for name, value in _WIDTHS.items():

@@ -35,7 +35,6 @@ from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     EMBEDDING_ARGUMENT,
     FIRST_ARGUMENT,
     LAST_ARGUMENT,
-    LAYOUT_ARGUMENT,
     LOSS_ARGUMENT,
     RECOMPUTE_ARGUMENTS,
     ArgumentValue,
@@ -48,6 +47,7 @@ from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     stage_arguments,
 )
 from mindspeed_autoparallel.runtime.megatron.mindspeed import (
+    LAYOUT_ARGUMENT,
     LIST_ARGUMENT,
     check_list_was_given,
     is_mindspeed_mm,

@@ -30,12 +30,13 @@ from mindspeed_autoparallel.runtime.hetero.layouts import check_script_sizes
 from mindspeed_autoparallel.runtime.launch.work_dir import private_work_dir
 from mindspeed_autoparallel.runtime.megatron.description import Description, describe
 from mindspeed_autoparallel.runtime.megatron.hybrid import hybrid_pattern
-from mindspeed_autoparallel.runtime.megatron.layout_arguments import GROUP_ARGUMENT, LAYOUT_ARGUMENT
+from mindspeed_autoparallel.runtime.megatron.layout_arguments import GROUP_ARGUMENT
 from mindspeed_autoparallel.runtime.megatron.mindspeed import (
     context_is_fixed,
     expert_tensor_sizes,
     overlaps_whole_experts,
     sums_encoder_gradients,
+    takes_layout_strings,
     tensor_grid,
 )
 from mindspeed_autoparallel.runtime.megatron.splits import runnable_splits
@@ -216,7 +217,7 @@ def read_request(arguments: argparse.Namespace) -> SearchRequest:
         hetero_balance=_hetero_balance(arguments, description),
         splits=runnable_splits(arguments, description),
         group_sizes=hasattr(arguments, GROUP_ARGUMENT),
-        standalone_ends=hasattr(arguments, LAYOUT_ARGUMENT)
+        standalone_ends=takes_layout_strings(arguments)
         and description.model_file is None
         and not hybrid_pattern(arguments),
         sample_data=read_sample_data(arguments),

@@ -15,6 +15,7 @@ from mindspeed_autoparallel.runtime.megatron.mindspeed import (
     check_list_was_given,
     least_expert_sizes,
     split_arguments,
+    takes_layout_strings,
 )
 from mindspeed_autoparallel.spec.layout import Layout
 
@@ -50,6 +51,26 @@ def test_a_list_that_the_command_line_lacks_is_requested():
     with pytest.raises(PlanError, match=r"\(given: 2,2\)\. Add --num-layer-list 1,3 to the script's flags"):
         check_list_was_given(said, SimpleNamespace(num_layer_list="2,2"), Path("plan.json"))
     check_list_was_given({}, SimpleNamespace(), Path("plan.json"))
+
+
+@pytest.mark.parametrize(
+    ("manager", "given", "expected"),
+    [
+        (SimpleNamespace(PipelineModelParallelLayoutFeature=object), None, False),
+        (SimpleNamespace(PipelineModelParallelLayoutFeature=object), "Et|tL", True),
+        (SimpleNamespace(), None, True),
+        (None, None, True),
+    ],
+)
+def test_layout_strings_that_mindspeed_installs_by_the_command_line_are_not_set_by_a_plan(
+    monkeypatch, manager, given, expected
+):
+    """Its master ended in Megatron's assertion of an even split under VPP3."""
+    if manager is not None:
+        monkeypatch.setitem(sys.modules, "mindspeed.features_manager", manager)
+    arguments = argparse.Namespace(pipeline_model_parallel_layout=given, num_layer_list=None, noop_layers=None)
+    assert takes_layout_strings(arguments) == expected
+    assert not takes_layout_strings(argparse.Namespace())
 
 
 @pytest.mark.parametrize("newer", [False, True])

@@ -130,6 +130,16 @@ def test_stages_of_mindspeed_mm_exchange_samples_of_their_own_lengths(job, plan,
     assert arguments.variable_seq_lengths == (host_is_mindspeed_mm and plan.layout.pipeline_size > 1)
 
 
+def test_a_plan_for_mindspeeds_late_layout_strings_has_its_list_instead(monkeypatch):
+    """MindSpeed installs layout strings on import, by the command line: one that a plan set was not read."""
+    late = types.SimpleNamespace(PipelineModelParallelLayoutFeature=object)
+    arguments = argparse.Namespace(pipeline_model_parallel_layout=None, num_layer_list=None, noop_layers=None)
+    plan = make_plan({"text_decoder": [1, 2]})
+    assert "pipeline_model_parallel_layout" in stage_arguments(plan, arguments)
+    monkeypatch.setitem(sys.modules, "mindspeed.features_manager", late)
+    assert stage_arguments(plan, arguments) == {"num_layer_list": "1,2"}
+
+
 def test_a_plan_does_not_turn_sequence_parallelism_on_where_mindspeed_mm_then_trains_otherwise(job, monkeypatch):
     monkeypatch.setitem(sys.modules, "mindspeed_mm", types.ModuleType("mindspeed_mm"))
     one = make_plan({"image_encoder": [4], "text_decoder": [4]}, tensor_size=2)
