@@ -74,6 +74,9 @@ def main() -> None:
     clients.close()
     if program is not None:
         program(client)
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.wait()  # templates end with their sockets; who waits for this process learns what they used
 
 
 def _import_also(names: list[str]) -> None:
