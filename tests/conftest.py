@@ -30,6 +30,7 @@ gc.disable()
 def pytest_collection_finish():
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)  # a tenth of a search goes into looking for garbage at the default
     gc.enable()
 
 

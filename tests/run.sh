@@ -25,7 +25,11 @@ fi
 export MEGATRON_CORE_0_12="$PWD/.venv/megatron-core/0.12.1" MEGATRON_CORE_0_16="$PWD/.venv/megatron-core/0.16.1"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 
-bash tests/lint.sh
+# Beside the tests: alone it takes a minute of one core.
+linted="$(mktemp)"
+trap 'rm -f "$linted"' EXIT
+bash tests/lint.sh > "$linted" 2>&1 &
+lint=$!
 
 # Files compiled by one process are there for the next, where the environment does not keep them beside the sources.
 if [ -n "${PYTHONDONTWRITEBYTECODE:-}" ]; then
@@ -35,5 +39,9 @@ fi
 # What takes minutes and varies what another test shows waits for LONG=1.
 chosen="not long"
 if [ -n "${LONG:-}" ]; then chosen="long or not long"; fi
-# Two files at a time, the longest first (tests/seconds.json); tests of a file share launches.
-exec .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "$chosen" "$@"
+# Two files at a time (WORKERS), the longest first (tests/seconds.json); tests of a file share launches.
+tested=0 failed=0
+.venv/bin/python -m pytest -n "${WORKERS:-2}" --dist loadfile --no-loadscope-reorder -m "$chosen" "$@" || tested=$?
+wait "$lint" || failed=$?
+cat "$linted"
+exit "$((tested ? tested : failed))"

@@ -10,6 +10,8 @@ import multiprocessing
 import os
 import runpy
 import signal
+import socket
+import struct
 import sys
 import threading
 import tokenize
@@ -17,48 +19,109 @@ import types
 import warnings
 from pathlib import Path
 
+from python_templates import Imported
+
 _FREE_FILES = 700
 """Files are moved to numbers from here on while those of the program are put in their places."""
+
+
+class Programs:
+    """The running programs, by the connection that asked for each."""
+
+    def __init__(self, pipe: tuple[int, int]) -> None:
+        self.pids: dict[socket.socket, tuple[int, bool]] = {}
+        self._pipe = pipe
+
+    def close(self) -> None:
+        """Close, in a forked process, what only the server needs."""
+        signal.set_wakeup_fd(-1)
+        for one in self.pids:
+            one.close()
+        for number in self._pipe:
+            os.close(number)
+
+    def kill_all(self) -> None:
+        """Kill the programs that run."""
+        for connection in list(self.pids):
+            self.kill(connection)
+
+    def reap(self) -> None:
+        """Hand the status of every program that has ended to its client."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            for connection in [one for one, (number, _) in self.pids.items() if number == pid]:
+                del self.pids[connection]
+                with contextlib.suppress(OSError):
+                    connection.sendall(struct.pack("i", os.waitstatus_to_exitcode(status)))
+                connection.close()
+
+    def kill(self, connection: socket.socket) -> None:
+        """Kill the program of a client that is gone."""
+        pid, leads = self.pids.pop(connection)
+        connection.close()
+        with contextlib.suppress(ProcessLookupError):
+            (os.killpg if leads else os.kill)(pid, signal.SIGKILL)
 
 
 class Program:
     """What a forked process becomes."""
 
-    def __init__(self, request: dict, files: list[int]) -> None:
-        self.request, self.files = request, files
+    def __init__(self, request: dict, files: list[int], imported: Imported | None = None) -> None:
+        self.request, self.files, self._imported = request, files, imported
 
     def __call__(self, client: str) -> None:
         """Take the client's place and run; leaves as Python does."""
         request = self.request
         if request["leads"]:
             os.setsid()
-        for number in (signal.SIGCHLD, *request["default"]):
-            signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        for number in request["ignored"]:
-            signal.signal(number, signal.SIG_IGN)
+        if self._imported:
+            self._imported.take_signals()
+        else:
+            take_signals(request)
         held = [fcntl.fcntl(number, fcntl.F_DUPFD, _FREE_FILES) for number in self.files]
         for number in self.files:
             os.close(number)
         for number, target in zip(held, request["files"], strict=True):
             os.dup2(number, target, inheritable=True)
             os.close(number)
-        os.umask(request["umask"])
-        os.chdir(request["folder"])
-        os.environ.clear()
-        os.environ.update(request["variables"])
-        sys.executable = client
-        multiprocessing.set_executable(client)
-        sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
-        sys.pycache_prefix = os.environ.get("PYTHONPYCACHEPREFIX") or None
-        sys.orig_argv[:] = [client, *request["words"]]
-        _open_streams()
+        take_surroundings(request, client)
+        if self._imported:
+            self._imported.go_on()
+        else:
+            open_streams()
         importlib.invalidate_caches()
         try:
-            _run(list(request["words"]))
+            _run(list(request["words"]), new=not self._imported)
         except SystemExit as error:
             _leave(error.code)
         _leave(None)
+
+
+def take_signals(request: dict) -> None:
+    """Handle signals as a program does that the client would start."""
+    for number in (signal.SIGCHLD, *request["default"]):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in request["ignored"]:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def take_surroundings(request: dict, client: str) -> None:
+    """Take the client's folder, variables and words."""
+    os.umask(request["umask"])
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["variables"])
+    sys.executable = client
+    multiprocessing.set_executable(client)
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
+    sys.pycache_prefix = os.environ.get("PYTHONPYCACHEPREFIX") or None
+    sys.orig_argv[:] = [client, *request["words"]]
 
 
 def _leave(code: object) -> None:
@@ -75,7 +138,8 @@ def _leave(code: object) -> None:
     os._exit((code or 0) & 0xFF)
 
 
-def _open_streams() -> None:
+def open_streams() -> None:
+    """Open the standard streams anew."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         raw = open(number, "rb" if number == 0 else "wb", closefd=False)
         lines = number == 2 or bool(os.environ.get("PYTHONUNBUFFERED")) or raw.isatty()
@@ -85,19 +149,29 @@ def _open_streams() -> None:
         setattr(sys, f"__{name}__", stream)
 
 
-def _run(words: list[str]) -> None:
-    """Run the words of a command line: [-u] [-W FILTER] and -m NAME, -c CODE, - or a file, then the arguments."""
-    filters = [text for text in os.environ.get("PYTHONWARNINGS", "").split(",") if text]
-    while words and words[0] in ("-u", "-W"):
-        if words.pop(0) == "-W":
-            filters.append(words.pop(0))
+def set_up(filters: list[str]) -> list[str]:
+    """Set what the interpreter sets before it runs anything; return the entries of ``PYTHONPATH``."""
+    filters = [text for text in os.environ.get("PYTHONWARNINGS", "").split(",") if text] + filters
     sys.warnoptions[:] = filters
     _default_warnings()
     warnings._processoptions(filters)  # type: ignore[attr-defined]  # what the interpreter itself does of them
-    main = sys.modules["__main__"] = types.ModuleType("__main__")
-    main.__dict__.update(__builtins__=builtins, __annotations__={})
     own = [str(Path.cwd() / entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     sys.path[:0] = own
+    return own
+
+
+def _run(words: list[str], new: bool) -> None:
+    """Run the words of a command line: [-u] [-W FILTER] and -m NAME, -c CODE, - or a file, then the arguments.
+
+    ``new``: nothing is set up.
+    """
+    filters = []
+    while words and words[0] in ("-u", "-W"):
+        if words.pop(0) == "-W":
+            filters.append(words.pop(0))
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__dict__.update(__builtins__=builtins, __annotations__={})
+    own = set_up(filters) if new else []
     try:
         if any(Path(folder, "sitecustomize.py").exists() for folder in own):
             sys.modules.pop("sitecustomize", None)

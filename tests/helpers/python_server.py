@@ -1,15 +1,15 @@
 """Fork Python programs from one process that has imported torch: the server behind ``forked_python.python()``.
 
-Words: the socket's path, the client's, and names of further modules to import. A request is the command line, variables, folder and open files of a client
-(``python_client.py``), which the forked process takes over. Then it runs what ``python WORDS...`` would have run.
-Imported beforehand are torch and what Megatron reads of it (4 of the 5 seconds that ``import megatron.core`` takes),
-and Megatron or this project only where the words name them: patches, devices and the order of imports are those of a program started by hand.
+Words: the socket's path, the client's, and names of further modules to import. A request is the command line, variables,
+folder and open files of a client (``python_client.py``), which the forked process takes over. Then it runs what
+``python WORDS...`` would have run. Imported beforehand are torch and what Megatron reads of it (4 of the 5 seconds that
+``import megatron.core`` takes), and Megatron or this project only where the words name them: patches, devices and the
+order of imports are those of a program started by hand.
 The server ends all its programs, and itself, when its standard input closes.
 
-Three things cost programs less here, and change nothing that they see: the source of the classes that Megatron makes
-flags of, which it reads and parses for every parser, is read and parsed once; filelock's hook for every event of the interpreter (a
-module, a file, an ``id``) is not installed; and the gloo groups of a process share one device, as a device's thread wakes a hundred
-times a second and Megatron makes dozens of groups per layout.
+Of these programs, those that begin with the same imports of Megatron are forked from a process that has done these
+(``python_templates.py``). ``remembered_sources.py`` and ``spared_work.py`` hold what costs programs less here, and changes
+nothing that they see; filelock's hook for every event of the interpreter (a module, a file, an ``id``) is not installed.
 """
 
 import contextlib
@@ -23,11 +23,12 @@ import socket
 import struct
 import sys
 import warnings
-import weakref
 from pathlib import Path
 
-from python_program import Program
+from python_program import Program, Programs, open_streams, set_up, take_signals, take_surroundings
+from python_templates import Imported, Template, key_of
 from remembered_sources import remember_sources
+from spared_work import keep_libraries, share_gloo_devices, share_managers
 
 _IMPORTED = (
     *("torch", "torch._dynamo", "torch._inductor.compile_fx", "torch.distributed.run", "torch.distributed.tensor"),
@@ -39,6 +40,9 @@ _IMPORTED = (
     # What Megatron's tokenizers import, whichever is chosen.
     *("transformers", "transformers.models.auto.tokenization_auto", "transformers.utils.chat_template_utils"),
 )
+_MOST_TEMPLATES = 6
+"""Each holds some 100 MiB."""
+_IMPORTED_WITHIN_S = 120.0
 _variables: dict[str, str] = {}
 """That imported modules have set."""
 
@@ -58,51 +62,21 @@ def main() -> None:
     _import_also(also)
     warnings.resetwarnings()
     keep_libraries()
+    share_managers()
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(path)
     listening.listen(256)
-    woken, wakes = os.pipe()
-    for end in (woken, wakes):
-        os.set_blocking(end, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
     gc.collect()
     gc.freeze()
     print("ready", flush=True)
-    program = _serve(listening, woken, wakes)
-    listening.close()
+    clients = _Clients(listening, client)
+    program = _serve(clients)
+    clients.close()
     if program is not None:
         program(client)
-
-
-def share_gloo_devices() -> None:
-    """Have torch's own function for a gloo group, but for the device: that of the process."""
-    from torch.distributed import distributed_c10d as c10d
-
-    devices: dict[int, object] = {}
-
-    def make(given: object, backend_options: object) -> object:
-        options = c10d.ProcessGroupGloo._Options()
-        if os.getpid() not in devices:
-            devices[os.getpid()] = c10d.ProcessGroupGloo.create_default_device()
-        options._devices, options._timeout = [devices[os.getpid()]], given.timeout
-        options.enable_reconfigure = given.enable_reconfigure
-        group = c10d.ProcessGroupGloo(given.store, given.group_rank, given.group_size, options)
-        group.options.global_ranks_in_group, group.options.group_name = given.global_ranks_in_group, given.group_id
-        return group
-
-    c10d.Backend._ensure_backend_registered(c10d.Backend.GLOO)
-    plugin = c10d.Backend._plugins[c10d.Backend.GLOO.upper()]
-    c10d.Backend._plugins[c10d.Backend.GLOO.upper()] = plugin._replace(creator_fn=make)
-
-
-def keep_libraries() -> None:
-    """Leave torch's libraries of operators whole when a program ends: taking them apart costs as much as the fork."""
-    for one in list(weakref.finalize._registry):  # type: ignore[attr-defined]
-        found = one.peek()
-        if found and found[1].__module__ == "torch.library":
-            one.atexit = False
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.wait()  # templates end with their sockets; who waits for this process learns what they used
 
 
 def _import_also(names: list[str]) -> None:
@@ -115,73 +89,167 @@ def _import_also(names: list[str]) -> None:
     _variables.update({name: value for name, value in os.environ.items() if before.get(name) != value})
 
 
-class _Programs:
-    """The running programs, by the connection that asked for each."""
+class _Clients:
+    """Where the server's programs come from: its socket."""
 
-    def __init__(self) -> None:
-        self.pids: dict[socket.socket, tuple[int, bool]] = {}
+    def __init__(self, listening: socket.socket, client: str) -> None:
+        self._listening, self._client = listening, client
+        self._templates: dict[tuple, Template | None] = {}
+        self._retired: list[Template] = []
+        self.ends, self.imported, self.is_last = [sys.stdin.fileno()], None, False
 
-    def reap(self) -> None:
-        """Hand the status of every program that has ended to its client."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            for connection in [one for one, (number, _) in self.pids.items() if number == pid]:
-                del self.pids[connection]
-                with contextlib.suppress(OSError):
-                    connection.sendall(struct.pack("i", os.waitstatus_to_exitcode(status)))
-                connection.close()
+    def fileno(self) -> int:
+        return self._listening.fileno()
 
-    def kill(self, connection: socket.socket) -> None:
-        """Kill the program of a client that is gone."""
-        pid, leads = self.pids.pop(connection)
-        connection.close()
-        with contextlib.suppress(ProcessLookupError):
-            (os.killpg if leads else os.kill)(pid, signal.SIGKILL)
+    def next(self, programs: "Programs") -> "tuple | Program | None":
+        """Return connection, request and files of a program to fork; in a template what is left to do there; None where
+        nothing is."""
+        connection, _ = self._listening.accept()
+        try:
+            request, files, body = _request(connection)
+        except (OSError, ValueError, EOFError):
+            connection.close()
+            return None
+        key = key_of(request, files)
+        if key is not None and key not in self._templates:
+            here, there = socket.socketpair()
+            if os.fork() == 0:
+                programs.close()
+                for one in (connection, here, *self._held()):
+                    one.close()
+                for number in files:
+                    os.close(number)
+                return lambda client: _be_template(request, key, there, client)
+            there.close()
+            here.settimeout(_IMPORTED_WITHIN_S)
+            self._retire_oldest()
+            self._templates[key] = Template(here) if _is_ready(here) else None
+        template = self._templates.pop(key) if key in self._templates else None
+        if key is not None:
+            self._templates[key] = template  # the last one used is the last to be retired
+        if template is not None and template.hand(body, connection, files):
+            connection.close()
+            for number in files:
+                os.close(number)
+            return None
+        return connection, request, files
+
+    def _retire_oldest(self) -> None:
+        used = [key for key, template in self._templates.items() if template]
+        if len(used) >= _MOST_TEMPLATES:
+            self._retired.append(self._templates.pop(used[0]))
+            self._retired[-1].retire()
+
+    def _held(self) -> list:
+        return [self._listening, *self._retired, *[template for template in self._templates.values() if template]]
+
+    def close(self) -> None:
+        """Close, in a forked process, what only the server needs."""
+        for one in self._held():
+            one.close()
 
 
-def _serve(listening: socket.socket, woken: int, wakes: int):
-    """Return in a forked program what is left to do there; None in the server, at its end."""
-    programs = _Programs()
-    while True:
-        ready, _, _ = select.select([listening, woken, sys.stdin.fileno(), *programs.pids], [], [])
-        if sys.stdin.fileno() in ready:
-            for connection in list(programs.pids):
-                programs.kill(connection)
+class _Handed:
+    """Where a template's programs come from: the server."""
+
+    def __init__(self, control: socket.socket, imported: Imported) -> None:
+        self._control, self.imported, self.is_last = control, imported, False
+        self.ends: list[int] = []
+
+    def fileno(self) -> int:
+        return self._control.fileno()
+
+    def next(self, programs: "Programs") -> "tuple | None":
+        """Return connection, request and files; None behind the last one. Raises EOFError where the server has ended."""
+        if self.is_last:
+            raise EOFError  # nothing is written behind the last one
+        try:
+            request, given, _ = _request(self._control)
+        except OSError as error:
+            raise EOFError from error
+        if not request["words"]:
+            self.is_last = True
+            return None
+        return socket.socket(fileno=given[0]), request, given[1:]
+
+    def close(self) -> None:
+        """Close, in a forked process, what only the template needs."""
+        self._control.close()
+
+
+def _is_ready(control: socket.socket) -> bool:
+    with contextlib.suppress(OSError):
+        if control.recv(1):
+            control.settimeout(None)
+            return True
+    control.close()
+    return False
+
+
+def _be_template(request: dict, key: tuple, control: socket.socket, client: str) -> None:
+    """Import, and fork programs until the server ends or retires this process; then, in a program, run it."""
+    try:
+        take_signals(request)
+        take_surroundings(request, client)
+        open_streams()
+        set_up([])
+        imported = Imported(request, key)
+        os.chdir("/")
+        control.sendall(b"r")
+    except BaseException:
+        os._exit(1)
+    program = _serve(_Handed(control, imported))
+    if program is None:
+        os._exit(0)
+    program(client)
+
+
+def _serve(source: "_Clients | _Handed"):
+    """Return in a forked process what is left to do there; None in the server, at its end."""
+    woken, wakes = os.pipe()
+    for end in (woken, wakes):
+        os.set_blocking(end, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+    programs = Programs((woken, wakes))
+    while programs.pids or not source.is_last:
+        ready, _, _ = select.select([source, woken, *source.ends, *programs.pids], [], [])
+        if set(source.ends) & set(ready):
+            programs.kill_all()
             return None
         if woken in ready:
             os.read(woken, 4096)
             programs.reap()
         for connection in [one for one in ready if one in programs.pids]:
             programs.kill(connection)  # clients write once: readable is closed
-        if listening not in ready:
+        if source not in ready:
             continue
-        connection, _ = listening.accept()
         try:
-            request, files = _request(connection)
-        except (OSError, ValueError, EOFError):
-            connection.close()
+            taken = source.next(programs)
+        except EOFError:
+            programs.kill_all()
+            return None
+        if taken is None:
             continue
+        if not isinstance(taken, tuple):
+            return taken
+        connection, request, files = taken
         pid = os.fork()
         if pid == 0:
-            signal.set_wakeup_fd(-1)
-            for open_one in (connection, *programs.pids):
-                open_one.close()
-            for number in (woken, wakes):
-                os.close(number)
-            return Program(request, files)
+            connection.close()
+            programs.close()
+            source.close()
+            return Program(request, files, source.imported)
         programs.pids[connection] = (pid, request["leads"])
         for number in files:
             os.close(number)
         with contextlib.suppress(OSError):
             connection.sendall(struct.pack("i", pid))
+    return None
 
 
-def _request(connection: socket.socket) -> tuple[dict, list[int]]:
+def _request(connection: socket.socket) -> tuple[dict, list[int], bytes]:
     head, files, _, _ = socket.recv_fds(connection, 8, 250)
     if len(head) < 8:
         raise EOFError  # the client was killed before it wrote
@@ -193,7 +261,7 @@ def _request(connection: socket.socket) -> tuple[dict, list[int]]:
             raise EOFError
         body += more
     request = marshal.loads(body)
-    return {**request, "variables": {**_variables, **request["variables"]}}, files
+    return {**request, "variables": {**_variables, **request["variables"]}}, files, body
 
 
 if __name__ == "__main__":

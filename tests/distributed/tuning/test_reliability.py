@@ -27,8 +27,8 @@ RUN_HOOK = """
         exec(hook.read_text(), {"args": args, "kind": kind, "os": os, "pathlib": pathlib, "time": time})
     spec = get_gpt_layer_local_spec("""
 """What stands in a file beside the script runs in every process that builds the model; traces do not depend on it."""
-HEAD = "import mindspeed_autoparallel  # noqa: F401  # first: before megatron\n"
-SHORT_SILENCE = HEAD + "from mindspeed_autoparallel.runtime.launch import liveness\n\nliveness.SILENCE_S = 10.0\n"
+KEYS = 'KEYS = ("tokens", '
+SHORT_SILENCE = "from mindspeed_autoparallel.runtime.launch import liveness\n\nliveness.SILENCE_S = 10.0\n" + KEYS
 TAKES_A_TOKEN = "parse_and_validate_args(lambda parser: (parser.add_argument('--hub-token'), parser)[1])"
 SECRET = ("--hub-token", "hunter3")
 
@@ -39,9 +39,9 @@ def done(tmp_path_factory):
     pytest.importorskip("megatron.training")
     folder = tmp_path_factory.mktemp("done")
     text = SCRIPT.read_text()
-    assert text.count(BUILD) == text.count(PARSE) == text.count(HEAD) == 1
+    assert text.count(BUILD) == text.count(PARSE) == text.count(KEYS) == 1
     script = folder / "pretrain_hooked.py"
-    script.write_text(text.replace(BUILD, RUN_HOOK[1:]).replace(PARSE, TAKES_A_TOKEN).replace(HEAD, SHORT_SILENCE))
+    script.write_text(text.replace(BUILD, RUN_HOOK[1:]).replace(PARSE, TAKES_A_TOKEN).replace(KEYS, SHORT_SILENCE))
     code, said = tune(folder / "work", *SECRET, script=script)
     assert code == 0, said[-4000:]
     return SimpleNamespace(script=script, work=folder / "work", said=said)
@@ -274,7 +274,7 @@ def test_a_model_that_dies_whenever_it_is_traced_is_measured_whole(again):
     result = result_of(work)
     ended = [(launch["purpose"], launch["status"], launch["exit_code"]) for launch in launches_of(work)]
     assert ended == [("trace", "failed", -9)] * 2 + [("calibrate", "ok", 0)]
-    assert any("could not be traced and were measured whole: failed on node 0" in note for note in result["notes"])
+    assert any("could not be traced; measured whole instead: failed on node 0" in note for note in result["notes"])
     assert result["top"]
 
 

@@ -68,6 +68,7 @@ _OWN = {
 }
 
 
+@pytest.mark.slow  # where it is the first to import transformers
 @pytest.mark.parametrize("family", _FAMILIES)
 def test_a_config_json_has_as_many_parameters_as_the_model_that_transformers_builds(family: str) -> None:
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")

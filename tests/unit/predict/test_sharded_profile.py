@@ -371,5 +371,5 @@ def test_computed_plans_leave_six_percent_of_what_torch_counts(device, counted_g
 
 
 def test_a_memory_margin_reduces_the_limit(files, capsys):
-    assert run(files, "--memory-limit-mib", "60000", "--memory-margin", "99") == 0
-    assert " of 600.0 MiB" in capsys.readouterr().out
+    assert run(files, "--memory-limit-mib", "60000", "--memory-margin", "90") == 0
+    assert " of 5.9 GiB" in capsys.readouterr().out

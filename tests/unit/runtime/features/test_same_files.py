@@ -7,10 +7,11 @@ request -> source -> conclude -> write. A step that is not a file of its own is 
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 
 import pytest
-from house_rules import PACKAGE, sources
+from house_rules import PACKAGE, ROOT
 
 from mindspeed_autoparallel.runtime.megatron.features import FEATURES
 
@@ -29,12 +30,13 @@ def doors() -> dict[str, str]:
     return {module.removesuffix(".entry"): door for module, _, door in paths}
 
 
+@functools.cache
 def tree(feature: str, name: str) -> ast.Module:
-    return sources()[f"{FOLDER}/{feature}/{name}.py"]
+    return ast.parse((ROOT / FOLDER / feature / f"{name}.py").read_text(encoding="utf-8"))
 
 
 def has_file(feature: str, name: str) -> bool:
-    return f"{FOLDER}/{feature}/{name}.py" in sources()
+    return (ROOT / FOLDER / feature / f"{name}.py").is_file()
 
 
 def functions(feature: str, name: str) -> dict[str, ast.FunctionDef]:
@@ -56,12 +58,12 @@ def reached(feature: str, name: str) -> set[str]:
     while waiting:
         new = set(own_imports(feature, waiting.pop())) - found
         found |= new
-        waiting |= {file for file in new if f"{FOLDER}/{feature}/{file}.py" in sources()}
+        waiting |= {file for file in new if has_file(feature, file)}
     return found
 
 
 def test_every_folder_is_a_feature_with_a_flag() -> None:
-    folders = {path.split("/")[3] for path in sources() if path.startswith(FOLDER) and path.count("/") > 3}
+    folders = {path.parent.name for path in (ROOT / FOLDER).glob("*/*.py")}
     assert folders == set(doors()) and set(doors().values()) == set(DOORS)
 
 

@@ -1,0 +1,48 @@
+"""What every forked program would do again and can do without."""
+
+import multiprocessing.spawn
+import os
+import weakref
+
+
+def share_managers() -> None:
+    """Start the process of a ``multiprocessing`` manager without the script, which it has no use for.
+
+    Megatron starts one per rank that saves, and a spawned process imports the script, and Megatron with it.
+    """
+    prepare = multiprocessing.spawn.get_preparation_data
+
+    def prepare_manager(name: str) -> dict:
+        found = prepare(name)
+        return {key: value for key, value in found.items() if "Manager" not in name or not key.startswith("init_main")}
+
+    multiprocessing.spawn.get_preparation_data = prepare_manager
+
+
+def share_gloo_devices() -> None:
+    """Have torch's own function for a gloo group, but for the device: that of the process."""
+    from torch.distributed import distributed_c10d as c10d
+
+    devices: dict[int, object] = {}
+
+    def make(given: object, backend_options: object) -> object:
+        options = c10d.ProcessGroupGloo._Options()
+        if os.getpid() not in devices:
+            devices[os.getpid()] = c10d.ProcessGroupGloo.create_default_device()
+        options._devices, options._timeout = [devices[os.getpid()]], given.timeout
+        options.enable_reconfigure = given.enable_reconfigure
+        group = c10d.ProcessGroupGloo(given.store, given.group_rank, given.group_size, options)
+        group.options.global_ranks_in_group, group.options.group_name = given.global_ranks_in_group, given.group_id
+        return group
+
+    c10d.Backend._ensure_backend_registered(c10d.Backend.GLOO)
+    plugin = c10d.Backend._plugins[c10d.Backend.GLOO.upper()]
+    c10d.Backend._plugins[c10d.Backend.GLOO.upper()] = plugin._replace(creator_fn=make)
+
+
+def keep_libraries() -> None:
+    """Leave torch's libraries of operators whole when a program ends: taking them apart costs as much as the fork."""
+    for one in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        found = one.peek()
+        if found and found[1].__module__ == "torch.library":
+            one.atexit = False
