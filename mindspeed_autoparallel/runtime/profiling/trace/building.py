@@ -21,6 +21,8 @@ def configuration(request: TraceRequest) -> Any:
         experts = {
             "num_moe_experts": request.num_experts,
             "moe_router_topk": request.topk,
+            # Megatron requires it for one expert per token.
+            "moe_router_pre_softmax": request.topk == 1,
             "moe_ffn_hidden_size": request.expert_ffn or ffn,
             "moe_shared_expert_intermediate_size": request.shared_ffn or None,
             "moe_token_dispatcher_type": request.dispatcher,
