@@ -101,7 +101,7 @@ def test_a_flag_that_the_block_does_not_read_is_refused(words: str, capsys: pyte
 
 @pytest.mark.long
 @pytest.mark.megatron
-@pytest.mark.parametrize(("block", "flag"), itertools.product(_BLOCKS, _FLAGS))
+@pytest.mark.parametrize(("block", "flag"), list(itertools.product(_BLOCKS, _FLAGS)))
 def test_a_flag_changes_the_trace_or_is_refused(
     block: str, flag: str, capfd: pytest.CaptureFixture[str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
