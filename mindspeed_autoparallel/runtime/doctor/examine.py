@@ -83,6 +83,7 @@ CHECKS: tuple[Callable[[Node], Iterable[Finding]], ...] = (
     launch.check_import,
     launch.check_search_launcher,
     launch.check_fsdp2_trainer,
+    launch.check_sharded_parameters,
 )
 
 

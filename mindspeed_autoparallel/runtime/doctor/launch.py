@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.hosts.opening import open_host_file
 from mindspeed_autoparallel.hosts.script import Script
 from mindspeed_autoparallel.runtime.doctor.finding import Finding, advice, fine, problem, unknown
 from mindspeed_autoparallel.runtime.doctor.node import Node
@@ -18,6 +20,7 @@ _OWN_SPLITS = (
 )
 """Flags under which stages need not hold equally many layers."""
 _SWITCHES = ("--auto-parallel-mm", "--auto-parallel-plan", "--auto-tuning", "--operator-search", "--operator-plan")
+_SHARDED = ("--use-torch-fsdp2", "--use-megatron-fsdp", "--use-custom-fsdp")
 _FSDP2_PROGRAM = "train_fsdp2.py"
 """MindSpeed-LLM's trainer without Megatron; its sizes are ``--parallel.fsdp_size`` and relatives."""
 _FIRST_MEGATRON = re.compile(r"^\s*(import|from)\s+(megatron|mindspeed)\b(?!_autoparallel)", re.MULTILINE)
@@ -171,6 +174,26 @@ def check_fsdp2_trainer(node: Node) -> Iterable[Finding]:
         yield problem("fsdp2", what, "the processes cannot be divided evenly", f"--parallel.fsdp_size {world}")
     else:
         yield fine("fsdp2", what)
+
+
+def check_sharded_parameters(node: Node) -> Iterable[Finding]:
+    """Check a script that shards parameters through Megatron: which command plans it, or why none does."""
+    script = node.script
+    flag = next((flag for flag in _SHARDED if script.given(flag) is not None), None)
+    if flag is None:
+        return
+    command = f"mindspeed-autoparallel plan --fsdp2 {script.path or 'SCRIPT'}"
+    for switch in sorted(one for one in _SWITCHES[:3] if script.given(one) is not None):
+        why = "It prices whole parameters on every replica: the run is refused."
+        yield problem("fsdp2", f"{switch} beside {flag}", why, f"leave it out; {command} plans the script")
+    if not script.path:
+        return
+    try:
+        open_host_file(Path(script.path))
+    except ConfigError as error:
+        yield advice("fsdp2", f"{flag} shards the parameters, and no command plans this script", str(error))
+    else:
+        yield fine("fsdp2", f"{flag} shards the parameters; {command} plans the script")
 
 
 def _is_fsdp2(script: Script) -> bool:

@@ -79,12 +79,10 @@ def refuse_sharded_parameters(arguments: argparse.Namespace, flag: str) -> None:
     given = [name for name in _SHARDED if getattr(arguments, name, False)]
     if not given:
         return
-    if given[0] == "use_torch_fsdp2":
-        way_out = "Plan it by mindspeed-autoparallel plan --fsdp2 SCRIPT, or leave it out"
-    elif flag == "--auto-tuning":
+    if flag == "--auto-tuning" and given[0] != "use_torch_fsdp2":
         way_out = f"Leave it out: {flag} tries Megatron FSDP itself where the release has it"
     else:
-        way_out = f"Leave it out, or keep it without {flag}"
+        way_out = "Plan it by mindspeed-autoparallel plan --fsdp2 SCRIPT, or leave it out"
     version = getattr(arguments, "megatron_fsdp_version", 1)
     by = f"--{given[0].replace('_', '-')}" + (f" (version {version})" if version != 1 else "")
     raise ConfigError(

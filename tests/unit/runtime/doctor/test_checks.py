@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mindspeed_autoparallel.hosts.script import Script, parse_script
+from mindspeed_autoparallel.hosts.script import Script, parse_script, read_script
 from mindspeed_autoparallel.patching.patch import Patch
 from mindspeed_autoparallel.runtime.doctor import examine as examining
 from mindspeed_autoparallel.runtime.doctor import launch, machine, settings
@@ -283,6 +283,30 @@ def test_search_under_torchrun_is_a_problem(node_with: Make) -> None:
 )
 def test_the_fsdp2_trainer_of_mindspeed_llm_is_recognised(node_with: Make, words: str, expected: list[str]) -> None:
     assert statuses(launch.check_fsdp2_trainer(node_with(script=parse_script(f"torchrun {words}")))) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--use-torch-fsdp2 --untie-embeddings-and-output-weights", [OK]),
+        (
+            "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params --overlap-grad-reduce "
+            "--overlap-param-gather --untie-embeddings-and-output-weights --position-embedding-type rope",
+            [OK],
+        ),
+        ("--use-megatron-fsdp", [ADVICE]),
+        ("--use-torch-fsdp2", [ADVICE]),
+        ("--use-torch-fsdp2 --untie-embeddings-and-output-weights --auto-parallel-mm", [PROBLEM, OK]),
+        ("--use-custom-fsdp", [ADVICE]),
+        ("--tensor-model-parallel-size 2", []),
+    ],
+)
+def test_parameters_that_megatron_shards_are_recognised(
+    node_with: Make, tmp_path: Path, words: str, expected: list[str]
+) -> None:
+    file = tmp_path / "train.sh"
+    file.write_text(f"torchrun --nproc_per_node 8 pretrain_gpt.py --vocab-size 1000 --seq-length 64 {words}")
+    assert statuses(launch.check_sharded_parameters(node_with(script=read_script(file)))) == expected
 
 
 def test_every_check_runs_on_a_bare_machine(tmp_path: Path) -> None:
