@@ -104,6 +104,7 @@ def _holds_prediction(plan: Plan) -> list[int]:
     return [stage.stage for stage in plan.stages if stage.prediction]
 
 
+@pytest.mark.megatron
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_heavy_prediction_is_apart_from_the_loss_in_megatrons_layout_string(chunks: int) -> None:
     plan = _plan(_language_model(), 3 if chunks > 1 else 4, chunks)

@@ -46,12 +46,14 @@ def installed(words, **environment):
     return set(json.loads(run.stdout))
 
 
+@pytest.mark.slow
 def test_a_training_by_a_plan_is_watched_and_nothing_measures_it():
     tied = {"initialize_model_parallel", "LanguageModule.setup_embeddings_and_output_layer"}
     stated = {"ChainedOptimizer.load_state_dict"}
     assert installed(["--auto-parallel-plan"]) == {*ALWAYS, "train", "train_step", *tied, *stated}
 
 
+@pytest.mark.slow
 def test_a_measuring_process_takes_over_whatever_flags_its_script_was_given():
     taken_over = {"train", "setup_model_and_optimizer", "initialize_model_parallel"}
     assert taken_over <= installed([], **{features.TASK_VARIABLE: "task.json"})
