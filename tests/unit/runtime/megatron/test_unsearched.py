@@ -26,6 +26,12 @@ def test_sharded_parameters_are_refused_and_not_priced_as_data_parallelism(name,
     refuse_sharded_parameters(argparse.Namespace(**GPT, **{name: False}), flag)
 
 
+def test_the_second_version_of_megatron_fsdp_is_named():
+    arguments = argparse.Namespace(**GPT, use_megatron_fsdp=True, megatron_fsdp_version=2)
+    with pytest.raises(ConfigError, match=r"--use-megatron-fsdp \(version 2\).*plan --fsdp2 SCRIPT"):
+        refuse_sharded_parameters(arguments, "--auto-parallel-mm")
+
+
 def test_hybrid_models_without_a_pattern_of_stages_are_refused_with_the_kinds_of_their_layers():
     said = r"--auto-tuning .* Megatron has from 0.17 on; .* 2 Mamba, 1 attention, 1 MLP \(pattern M\*M-\)"
     with pytest.raises(ConfigError, match=said):
