@@ -10,6 +10,7 @@ from mindspeed_autoparallel.hosts.script import Script
 from mindspeed_autoparallel.spec.sharded import FIRST, KEEP, MEGATRON_FSDP, RECOMPUTE, ShardingHost
 
 USE_MEGATRON_FSDP = "--use-megatron-fsdp"
+_VERSION = "--megatron-fsdp-version"
 UNIT_SIZE = "--suggested-communication-unit-size"
 _STRATEGY = "--data-parallel-sharding-strategy"
 _NEEDED = {
@@ -65,6 +66,10 @@ def check_megatron_fsdp(script: Script) -> None:
     for flag, reason in _UNREPLAYED.items():
         if script.given(flag) not in (None, "no_shard" if flag.startswith("--outer") else None):
             raise ConfigError(f"{script.path}: {flag}: {reason}.")
+    if number_of(script, _VERSION, 1) > 1:
+        raise ConfigError(
+            f"{script.path}: {_VERSION} 2 is another implementation, which is not replayed: plan version 1."
+        )
     if number_of(script, "--context-parallel-size", 1) > 1:
         raise ConfigError(f"{script.path}: --context-parallel-size beside {USE_MEGATRON_FSDP} is not replayed.")
     rotary = script.given("--use-rotary-position-embeddings") is not None

@@ -79,11 +79,13 @@ def refuse_sharded_parameters(arguments: argparse.Namespace, flag: str) -> None:
     given = [name for name in _SHARDED if getattr(arguments, name, False)]
     if not given:
         return
-    if flag == "--auto-tuning" and given[0] != "use_torch_fsdp2":
+    version = getattr(arguments, "megatron_fsdp_version", 1)
+    if version != 1:
+        way_out = "Leave it out: no search describes this version"
+    elif flag == "--auto-tuning" and given[0] != "use_torch_fsdp2":
         way_out = f"Leave it out: {flag} tries Megatron FSDP itself where the release has it"
     else:
         way_out = "Plan it by mindspeed-autoparallel plan --fsdp2 SCRIPT, or leave it out"
-    version = getattr(arguments, "megatron_fsdp_version", 1)
     by = f"--{given[0].replace('_', '-')}" + (f" (version {version})" if version != 1 else "")
     raise ConfigError(
         f"{flag} prices gradients and optimizer states, and this script also shards its parameters by {by}. {way_out}."

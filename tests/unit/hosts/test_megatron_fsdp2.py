@@ -160,6 +160,7 @@ def test_a_small_embedding_shares_its_bucket(tmp_path: Path) -> None:
         ("--use-nccl-ub", "come from a pool"),
         ("--outer-dp-sharding-strategy optim", "two groups"),
         ("--num-distributed-optimizer-instances 2", "two groups"),
+        ("--megatron-fsdp-version 2", "another implementation"),
         ("--megatron-fsdp-main-grads-dtype fp32", "other types"),
         ("--ddp-bucket-size 1000", "other buckets"),
         ("--torch-fsdp2-no-reshard-after-forward", "a flag of --use-torch-fsdp2"),

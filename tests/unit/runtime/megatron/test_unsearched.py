@@ -28,7 +28,7 @@ def test_sharded_parameters_are_refused_and_not_priced_as_data_parallelism(name,
 
 def test_the_second_version_of_megatron_fsdp_is_named():
     arguments = argparse.Namespace(**GPT, use_megatron_fsdp=True, megatron_fsdp_version=2)
-    with pytest.raises(ConfigError, match=r"--use-megatron-fsdp \(version 2\).*plan --fsdp2 SCRIPT"):
+    with pytest.raises(ConfigError, match=r"--use-megatron-fsdp \(version 2\).*no search describes"):
         refuse_sharded_parameters(arguments, "--auto-parallel-mm")
 
 
