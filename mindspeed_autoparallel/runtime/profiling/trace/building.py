@@ -21,8 +21,7 @@ def configuration(request: TraceRequest) -> Any:
         experts = {
             "num_moe_experts": request.num_experts,
             "moe_router_topk": request.topk,
-            # Megatron requires it for one expert per token.
-            "moe_router_pre_softmax": request.topk == 1,
+            "moe_router_pre_softmax": request.topk == 1,  # required by Megatron
             "moe_ffn_hidden_size": request.expert_ffn or ffn,
             "moe_shared_expert_intermediate_size": request.shared_ffn or None,
             "moe_token_dispatcher_type": request.dispatcher,
@@ -34,11 +33,8 @@ def configuration(request: TraceRequest) -> Any:
     interleaved: dict[str, object] = {}
     if request.virtual > 1:
         # With batched messages gloo confuses chunks.
-        interleaved = {
-            "virtual_pipeline_model_parallel_size": request.virtual,
-            "overlap_p2p_comm": True,
-            "batch_p2p_comm": False,
-        }
+        interleaved = {"overlap_p2p_comm": True, "batch_p2p_comm": False}
+        interleaved["virtual_pipeline_model_parallel_size"] = request.virtual
     dtype = getattr(torch, request.dtype)
     return TransformerConfig(
         num_layers=request.num_layers,

@@ -50,7 +50,7 @@ def recommend(monkeypatch, sample_data=None, batch=64, switches=True, sizes=(2, 
         master_addr="localhost",
         master_port=6000,
         sample_data=sample_data,
-        description=argparse.Namespace(model_file=None),
+        description=argparse.Namespace(model_file=None, content={}),
         work_dir=Path(),
     )
     profiles = argparse.Namespace(variants=variants, plan=plan, costs=argparse.Namespace(prices=prices))

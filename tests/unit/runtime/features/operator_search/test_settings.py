@@ -36,9 +36,12 @@ def settings(*words):
 
 def test_flags_come_before_the_block(tmp_path):
     file = tmp_path / "auto.yaml"
-    file.write_text("parallel: {search_mode: exact, auto_pipeline: true}\nparallel_config: {mem_coeff: 3}\n")
+    file.write_text(
+        "parallel: {search_mode: recursive_programming, auto_pipeline: true}\nparallel_config: {mem_coeff: 3}\n"
+    )
     found = settings("--operator-config", str(file), "--mem-coeff", "0.5", "--parallel-mode", "0")
-    assert (found.search_mode, found.auto_pipeline, found.mem_coeff, found.parallel_mode) == ("exact", True, 0.5, 0)
+    assert (found.auto_pipeline, found.mem_coeff, found.parallel_mode) == (True, 0.5, 0)
+    assert settings("--operator-config", str(file), "--search-mode", "exact").search_mode == "exact"
 
 
 @pytest.mark.parametrize(
@@ -46,6 +49,7 @@ def test_flags_come_before_the_block(tmp_path):
     [
         (("--mem-coeff", "0"), "mem_coeff is 0.0; give a positive number"),
         (("--mem-coeff", "nan"), "mem_coeff is nan"),
+        (("--mem-coeff", "0.5", "--search-mode", "exact"), "--mem-coeff is for recursive_programming"),
         (("--parallel-mode", "3"), "give 0, 1 or 2"),
         (("--search-mode", "magic"), "magic"),
         (("--operator-config", "nowhere.yaml"), "cannot read configuration nowhere.yaml"),
