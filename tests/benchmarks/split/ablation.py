@@ -14,6 +14,7 @@ import contextlib
 import random
 import runpy
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -35,6 +36,7 @@ from mindspeed_autoparallel.planner.split.model import cut_model
 from mindspeed_autoparallel.planner.split.strategies import chain_solver, virtual_stages
 from mindspeed_autoparallel.profiles import read_profile
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "helpers"))
 small_problem = runpy.run_path(str(Path(__file__).parents[2] / "properties/split/test_enumeration.py"))[
     "random_problem"
 ]

@@ -18,6 +18,7 @@ from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.split.state import Limits, State
 from mindspeed_autoparallel.planner.split.strategies.enumeration import enumerate_all
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "helpers"))
 random_problem = runpy.run_path(str(Path(__file__).parents[2] / "properties/split/test_enumeration.py"))[
     "random_problem"
 ]
