@@ -12,6 +12,7 @@ from mindspeed_autoparallel.hosts.opening import open_host_file
 from mindspeed_autoparallel.hosts.script import Script
 from mindspeed_autoparallel.runtime.doctor.finding import Finding, advice, fine, problem, unknown
 from mindspeed_autoparallel.runtime.doctor.node import Node
+from mindspeed_autoparallel.runtime.megatron.unsearched import SHARDED
 
 _OWN_SPLITS = (
     *("--pipeline-model-parallel-layout", "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"),
@@ -20,7 +21,7 @@ _OWN_SPLITS = (
 )
 """Flags under which stages need not hold equally many layers."""
 _SWITCHES = ("--auto-parallel-mm", "--auto-parallel-plan", "--auto-tuning", "--operator-search", "--operator-plan")
-_SHARDED = ("--use-torch-fsdp2", "--use-megatron-fsdp", "--use-custom-fsdp")
+_SHARDED = tuple("--" + name.replace("_", "-") for name in SHARDED)
 _FSDP2_PROGRAM = "train_fsdp2.py"
 """MindSpeed-LLM's trainer without Megatron; its sizes are ``--parallel.fsdp_size`` and relatives."""
 _FIRST_MEGATRON = re.compile(r"^\s*(import|from)\s+(megatron|mindspeed)\b(?!_autoparallel)", re.MULTILINE)
@@ -182,10 +183,9 @@ def check_sharded_parameters(node: Node) -> Iterable[Finding]:
     flag = next((flag for flag in _SHARDED if script.given(flag) is not None), None)
     if flag is None:
         return
-    command = f"mindspeed-autoparallel plan --fsdp2 {script.path or 'SCRIPT'}"
     for switch in sorted(one for one in _SWITCHES[:3] if script.given(one) is not None):
         why = "It prices whole parameters on every replica: the run is refused."
-        yield problem("fsdp2", f"{switch} beside {flag}", why, f"leave it out; {command} plans the script")
+        yield problem("fsdp2", f"{switch} beside {flag}", why, "leave it out")
     if not script.path:
         return
     try:
@@ -193,6 +193,7 @@ def check_sharded_parameters(node: Node) -> Iterable[Finding]:
     except ConfigError as error:
         yield advice("fsdp2", f"{flag} shards the parameters, and no command plans this script", str(error))
     else:
+        command = f"mindspeed-autoparallel plan --fsdp2 {script.path}"
         yield fine("fsdp2", f"{flag} shards the parameters; {command} plans the script")
 
 

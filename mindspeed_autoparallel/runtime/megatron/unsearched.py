@@ -23,7 +23,8 @@ _KINDS = {
     "D": "sparse attention",
     "+": "latent attention",
 }
-_SHARDED = ("use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp")
+SHARDED = ("use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp")
+"""Arguments of Megatron under which it shards parameters."""
 _OPERATORS = "--operator-search"
 
 
@@ -76,7 +77,7 @@ def refuse_unlike_layers(arguments: argparse.Namespace, flag: str) -> None:
 
 def refuse_sharded_parameters(arguments: argparse.Namespace, flag: str) -> None:
     """Refuse a script that shards its parameters: the search would price it as plain data parallelism."""
-    given = [name for name in _SHARDED if getattr(arguments, name, False)]
+    given = [name for name in SHARDED if getattr(arguments, name, False)]
     if not given:
         return
     version = getattr(arguments, "megatron_fsdp_version", 1)
