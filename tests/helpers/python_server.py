@@ -28,7 +28,7 @@ from pathlib import Path
 from python_program import Program, Programs, open_streams, set_up, take_signals, take_surroundings
 from python_templates import Imported, Template, key_of
 from remembered_sources import remember_sources
-from spared_work import keep_libraries, share_gloo_devices, share_managers
+from spared_work import keep_libraries, list_operators_once, share_gloo_devices, share_managers
 
 _IMPORTED = (
     *("torch", "torch._dynamo", "torch._inductor.compile_fx", "torch.distributed.run", "torch.distributed.tensor"),
@@ -59,6 +59,7 @@ def main() -> None:
     sys.addaudithook = add_hook
     remember_sources()
     share_gloo_devices()
+    list_operators_once()
     _import_also(also)
     warnings.resetwarnings()
     keep_libraries()

@@ -1,5 +1,6 @@
 """What every forked program would do again and can do without."""
 
+import functools
 import multiprocessing.spawn
 import os
 import weakref
@@ -46,3 +47,10 @@ def keep_libraries() -> None:
         found = one.peek()
         if found and found[1].__module__ == "torch.library":
             one.atexit = False
+
+
+def list_operators_once() -> None:
+    """Have ``torch.export`` put torch's own composite operators into ``torch.ops`` once, not at every rewrite of a program."""
+    from torch._export import utils
+
+    utils._materialize_cpp_cia_ops = functools.cache(utils._materialize_cpp_cia_ops)

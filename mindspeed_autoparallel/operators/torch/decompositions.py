@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -36,15 +37,20 @@ def simplified(program: Any, *, few: bool = False) -> Any:
         return program
     if not few:  # a second pass would add them twice
         _mark_stops(program.graph_module)
-    known = {
+    known = {} if few else dict(_without_a_rule())  # torch takes entries out of what it gets
+    known[torch.ops.aten._native_batch_norm_legit_functional.default] = batch_norm_in_training
+    return program.run_decompositions(known)
+
+
+@functools.cache
+def _without_a_rule() -> dict[Any, Any]:
+    """Return torch's decompositions of operators that have no rule; torch lists all its operators each time."""
+    return {
         target: function
-        for target, function in ({} if few else torch.export.default_decompositions()).items()
+        for target, function in torch.export.default_decompositions().items()
         if rule_of(short_name(target), torch.Tag.pointwise in target.tags) is None
         and not short_name(target).startswith("linalg_")  # these end in factorisations, which have no rule
     }
-    aten = torch.ops.aten
-    known[aten._native_batch_norm_legit_functional.default] = batch_norm_in_training
-    return program.run_decompositions(known)
 
 
 def _needs_rewriting(graph: Any) -> bool:

@@ -1,5 +1,6 @@
 """Start a script of this folder on several real processes and compare its records with the reference."""
 
+import functools
 from pathlib import Path
 
 import torch
@@ -49,5 +50,7 @@ def differences(found, reference):
     return worst
 
 
+@functools.cache
 def load(folder, name):
+    """Return the record of a case; it is not to be changed, as tests of the same launch get the same one."""
     return torch.load(Path(folder) / f"{name}.pt", weights_only=False)

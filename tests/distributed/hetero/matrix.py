@@ -12,6 +12,7 @@ import mindspeed_autoparallel  # noqa: F401  # first: before megatron
 # isort: split
 import argparse
 import copy
+import functools
 import json
 import sys
 from pathlib import Path
@@ -136,13 +137,16 @@ def _complete(ddp):
             dist.all_gather(parts, own, group=buffer.data_parallel_group)
 
 
+_loaded = functools.cache(torch.load)
+
+
 def _compared(case, folder, error):
     if error or "reference" not in case:
         if not error and dist.get_rank() == 0:
             whole = {name: values[0] for name, values in found["gradients"].items()}
             torch.save({"gradients": whole, "norm": found["norm"]}, folder / f"{case['name']}.pt")
         return {"error": error, "norm": found.get("norm")}
-    right = torch.load(folder / f"{case['reference']}.pt")
+    right = _loaded(folder / f"{case['reference']}.pt")
     largest = max(float(value.abs().max()) for value in right["gradients"].values())
     worst = (0.0, "")
     for name, (gradient, *place) in found["gradients"].items():
