@@ -120,18 +120,19 @@ def _describe(arguments: argparse.Namespace, known: Distribution | None) -> Dist
         return describe_lengths(arguments.indexed, "indexed", options, known, arguments.mm_model)
     if arguments.table is not None:
         data, broken = describe_table(arguments.table, options, known, arguments.mm_model, arguments.tokenizer)
-        _print_broken(broken)
+        print_broken(broken)
         return data
     if arguments.mm_model is None:
         raise ConfigError("--mm-data needs --mm-model, which has the patch and audio window sizes.")
     data, broken = describe_records(arguments.mm_data, arguments.mm_model, options, known, progress_of(arguments))
-    _print_broken(broken)
+    print_broken(broken)
     for line in _empty_modalities(arguments.mm_model, data):
         print(line, file=sys.stderr)
     return data
 
 
-def _print_broken(broken: Sequence[str]) -> None:
+def print_broken(broken: Sequence[str]) -> None:
+    """Print the first reasons for which records are skipped."""
     for line in broken[:_SHOWN]:
         print(f"skipped {line}", file=sys.stderr)
     if len(broken) > _SHOWN:

@@ -7,13 +7,12 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
-from mindspeed_autoparallel.units import MIB
+from mindspeed_autoparallel.units import MIB, NS_PER_MS
 
 if TYPE_CHECKING:
     from mindspeed_autoparallel.planner.split import SplitProblem
     from mindspeed_autoparallel.profiles import Profile
 
-NS_PER_MS = 1_000_000
 FLAGS = ("--schedules-method", "dualpipev")
 
 

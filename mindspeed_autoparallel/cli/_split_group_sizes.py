@@ -6,11 +6,10 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_autoparallel.cli._unused_flags import refuse
+from mindspeed_autoparallel.units import NS_PER_MS
 
 if TYPE_CHECKING:
     from mindspeed_autoparallel.planner.split import SplitProblem, SplitSolution
-
-NS_PER_MS = 1_000_000
 
 
 def solved(

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
 from mindspeed_autoparallel.cli import _data_describe
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.whole_numbers import LARGE
-
-_SHOWN = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,9 +58,6 @@ def _convert(arguments: argparse.Namespace) -> int:
             json.dumps({"output": str(arguments.output), "num_records": len(result.records), "broken": result.broken})
         )
         return 0
-    for line in result.broken[:_SHOWN]:
-        print(f"skipped {line}", file=sys.stderr)
-    if len(result.broken) > _SHOWN:
-        print(f"skipped {len(result.broken) - _SHOWN} more", file=sys.stderr)
+    _data_describe.print_broken(result.broken)
     print(f"{arguments.output}: {len(result.records)} records, {len(result.broken)} broken ones skipped")
     return 0

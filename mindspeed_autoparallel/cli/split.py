@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from mindspeed_autoparallel.cli import _profile_source, _split_dualpipev, _split_group_sizes
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
-from mindspeed_autoparallel.units import GIB, MIB
+from mindspeed_autoparallel.units import GIB, MIB, NS_PER_MS
 from mindspeed_autoparallel.whole_numbers import LARGE
 
 if TYPE_CHECKING:
     from mindspeed_autoparallel.planner.split import Placement, SplitProblem, SplitSolution
 
-NS_PER_MS = 1_000_000
 MAX_PLANS = 100
 
 

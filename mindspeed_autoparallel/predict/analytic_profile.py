@@ -20,7 +20,7 @@ from mindspeed_autoparallel.cost.collectives import Fabric
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.predict.analytic_blocks import encoder_cost, module_cost
-from mindspeed_autoparallel.predict.model_file import Section
+from mindspeed_autoparallel.predict.model_file import ENCODER, Section, encoder_module, module_of
 from mindspeed_autoparallel.predict.switches import with_stated_switches
 from mindspeed_autoparallel.predict.useful_work import UsefulWork, useful_work
 from mindspeed_autoparallel.profiles import (
@@ -34,11 +34,9 @@ from mindspeed_autoparallel.profiles import (
     Profile,
     Provenance,
 )
-from mindspeed_autoparallel.spec.model import RESULT_KEYS, Model, Module
+from mindspeed_autoparallel.spec.model import Model
 
 _STACK = "megatron-core"
-ENCODER = "encoder"
-"""Module of an encoder that the decoder's section describes."""
 _MICRO_BATCHES = (1, 2, 4, 8)
 _MOST_EXPERT_RANKS = 64
 """Largest expert size worth trying, unless the node has more devices."""
@@ -200,39 +198,14 @@ def _shared_by(whole: Sequence[Workload], tensor: int) -> tuple[int, ...]:
 def _model(sections: Sequence[Section], whole: Sequence[Workload], plain: Measurement) -> Model:
     modules, total = [], 0
     if (encoder := whole[-1].model.encoder) is not None:
-        modules.append(
-            Module(
-                name=ENCODER,
-                result_key=ENCODER,
-                num_layers=encoder.num_layers,
-                frozen=encoder.frozen,
-                hidden_size=encoder.hidden,
-                tokens_per_sample=encoder.tokens,
-                num_heads=encoder.heads,
-            )
-        )
+        modules.append(encoder_module(encoder))
         total += encoder.num_layers * plain.modules[ENCODER].layer.dense.num_parameters
     for section, work in zip(sections, whole, strict=True):
-        cost = plain.modules[section.name]
         total += sum(
             number * (block.dense.num_parameters + block.expert.num_parameters)
-            for _, block, number in cost.parts(work.model.num_layers)
+            for _, block, number in plain.modules[section.name].parts(work.model.num_layers)
         )
-        modules.append(
-            Module(
-                name=section.name,
-                result_key=RESULT_KEYS.get(section.name, section.name),
-                num_layers=work.model.num_layers,
-                frozen=section.frozen,
-                hidden_size=work.model.hidden,
-                tokens_per_sample=work.model.sequence,
-                num_heads=work.model.heads,
-                num_kv_heads=work.model.kv_heads,
-                num_experts=work.model.num_experts,
-                predecessors=tuple(other.name for other in modules) if section is sections[-1] else (),
-                deepstack_layers=section.deepstack_layers,
-            )
-        )
+        modules.append(module_of(section, work, modules if section is sections[-1] else ()))
     text, useful = whole[-1].model, useful_work(whole, [section.frozen for section in sections])
     return Model(
         name="+".join(section.name for section in sections),

@@ -26,13 +26,10 @@ def _has_experts(work: Workload) -> bool:
 _RULES = (
     _Rule(
         "model",
-        ("topk", "moe_ffn", "shared_expert_ffn", "capacity_factor", "expert_bias", "num_dense_layers", "dispatcher"),
-        lambda work: not _has_experts(work),
-        "the model has no experts",
-    ),
-    _Rule(
-        "model",
-        ("moe_layer_freq", "expert_clamp", "moe_latent"),
+        (
+            *("topk", "moe_ffn", "shared_expert_ffn", "capacity_factor", "expert_bias", "num_dense_layers"),
+            *("dispatcher", "moe_layer_freq", "expert_clamp", "moe_latent"),
+        ),
         lambda work: not _has_experts(work),
         "the model has no experts",
     ),

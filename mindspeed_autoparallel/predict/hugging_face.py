@@ -33,18 +33,24 @@ def is_decoder(family: object) -> bool:
     return isinstance(family, str) and family in _FAMILIES
 
 
-def _dense(config: HuggingFaceValues) -> Section:
+def _widths(config: HuggingFaceValues) -> Section:
     return {
-        "type": "gpt",
-        "num_layers": config.size("num_hidden_layers"),
         "hidden": config.size("hidden_size"),
         "heads": config.size("num_attention_heads"),
         "kv_heads": config.optional("num_key_value_heads"),
-        "head_size": config.optional("head_dim"),
-        "ffn": config.size("intermediate_size"),
         "vocab": config.size("vocab_size"),
         "swiglu": True,
         "tied_embeddings": config.switch("tie_word_embeddings"),
+    }
+
+
+def _dense(config: HuggingFaceValues) -> Section:
+    return {
+        **_widths(config),
+        "type": "gpt",
+        "num_layers": config.size("num_hidden_layers"),
+        "head_size": config.optional("head_dim"),
+        "ffn": config.size("intermediate_size"),
     }
 
 
@@ -104,17 +110,12 @@ def _qwen3_5(config: HuggingFaceValues) -> Section:
     shared = config.size("shared_expert_intermediate_size", 0, 0)
     mlp = _experts(config, "moe_intermediate_size", shared) if experts else {"ffn": config.size("intermediate_size")}
     return {
+        **_widths(config),
         "type": "moe" if experts else "gpt",
         "num_layers": 2 * layers,
         "layer_pattern": "".join(("G" if kind == "linear_attention" else "*") + "-E"[bool(experts)] for kind in kinds),
-        "hidden": config.size("hidden_size"),
-        "heads": config.size("num_attention_heads"),
-        "kv_heads": config.optional("num_key_value_heads"),
         "head_size": config.size("head_dim", 256),
         "attention_gate": True,
-        "vocab": config.size("vocab_size"),
-        "swiglu": True,
-        "tied_embeddings": config.switch("tie_word_embeddings"),
         "qk_norm": True,
         "linear_attention": {
             "num_key_heads": config.size("linear_num_key_heads", 16),
@@ -234,18 +235,14 @@ def _nemotron_h(config: HuggingFaceValues) -> Section:
         experts = _experts(config, "moe_intermediate_size", shared)
         experts["moe_latent"] = config.optional("moe_latent_size")
     return {
+        **_widths(config),
         "type": "moe" if experts else "hybrid",
         "num_layers": len(pattern),
         "layer_pattern": pattern,
-        "hidden": config.size("hidden_size"),
-        "heads": config.size("num_attention_heads"),
-        "kv_heads": config.optional("num_key_value_heads"),
         "head_size": config.size("head_dim", 128),
         "ffn": config.size("intermediate_size"),
-        "vocab": config.size("vocab_size"),
         "swiglu": False,
         "linear_bias": config.switch("mlp_bias"),
-        "tied_embeddings": config.switch("tie_word_embeddings"),
         "mamba": {
             "num_heads": config.size("mamba_num_heads", 128),
             "head_dim": config.size("mamba_head_dim", 64),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 
 from mindspeed_autoparallel.cost.analytic.fields import integer
@@ -165,22 +166,26 @@ def _vision(vision: Values, whole: Values, where: str, media: SampleMedia) -> di
     return {"type": "gpt", "causal": False, "vocab": 1, **sizes, "seq": max(1, patches)}
 
 
-def _encoder(values: Values, where: str, layers: str, hidden: str, heads: str, ffn: str) -> dict[str, object]:
-    return {
-        "num_layers": integer(values, layers, None, where),
-        "hidden": integer(values, hidden, None, where),
-        "heads": integer(values, heads, None, where),
-        "ffn": integer(values, ffn, None, where),
-        "swiglu": False,
-    }
+def _encoder(
+    values: Values,
+    where: str,
+    layers: str = "depth",
+    hidden: str = "hidden_size",
+    heads: str = "num_heads",
+    ffn: str = "intermediate_size",
+    swiglu: bool = False,
+) -> dict[str, object]:
+    """Return the sizes under the keys ``layers``, ``hidden``, ``heads`` and ``ffn``."""
+    keys = {"num_layers": layers, "hidden": hidden, "heads": heads, "ffn": ffn}
+    return {**{size: integer(values, key, None, where) for size, key in keys.items()}, "swiglu": swiglu}
 
 
 def _qwen2_5(values: Values, where: str) -> dict[str, object]:
-    sizes = _encoder(values, where, "depth", "hidden_size", "num_heads", "intermediate_size")
+    sizes = _encoder(values, where, swiglu=True)
     whole = values.get("fullatt_block_indexes")
     share = 1 - len(whole) / integer(sizes, "num_layers", None, where) if isinstance(whole, list) else 0.0
     windowed = {"window_pixels": integer(values, "window_size", 112, where), "windowed_share": share} if share else {}
-    return {**sizes, "swiglu": True, **windowed}
+    return {**sizes, **windowed}
 
 
 def _qwen2(values: Values, where: str) -> dict[str, object]:
@@ -193,12 +198,7 @@ def _qwen2(values: Values, where: str) -> dict[str, object]:
 def _qwen3(values: Values, where: str) -> dict[str, object]:
     places = values.get("deepstack_visual_indexes")
     deep = {"deepstack_visual_indexes": places} if isinstance(places, list) and places else {}
-    return {**_encoder(values, where, "depth", "hidden_size", "num_heads", "intermediate_size"), **deep}
-
-
-def _glm(values: Values, where: str) -> dict[str, object]:
-    # Its MLPs are as wide as what the encoder gives (Glm4vMoeVisionMlp); intermediate_size is the projector's.
-    return {**_encoder(values, where, "depth", "hidden_size", "num_heads", "out_hidden_size"), "swiglu": True}
+    return {**_encoder(values, where), **deep}
 
 
 def _moonvit(values: Values, where: str) -> dict[str, object]:
@@ -209,20 +209,12 @@ def _moonvit(values: Values, where: str) -> dict[str, object]:
     return sizes
 
 
-def _mimo(values: Values, where: str) -> dict[str, object]:
-    return {**_encoder(values, where, "depth", "hidden_size", "num_heads", "intermediate_size"), "swiglu": True}
-
-
 def _step(values: Values, where: str) -> dict[str, object]:
     width, ratio = integer(values, "width", None, where), values.get("mlp_ratio", 4)
     if not isinstance(ratio, (int, float)) or not ratio > 0:
         raise ConfigError(f"{where}: mlp_ratio is {shown(ratio)}, must be a number above 0.")
     sizes = {"num_layers": integer(values, "layers", None, where), "hidden": width, "swiglu": False}
     return {**sizes, "heads": integer(values, "heads", None, where), "ffn": round(ratio * width)}
-
-
-def _intern(values: Values, where: str) -> dict[str, object]:
-    return _encoder(values, where, "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
 
 
 _VISIONS: Mapping[str, Callable[[Values, str], dict[str, object]]] = {
@@ -233,12 +225,14 @@ _VISIONS: Mapping[str, Callable[[Values, str], dict[str, object]]] = {
     "qwen3_5": _qwen3,
     "kimi_k25": _moonvit,
     "kimi_k3": _moonvit,
-    "mimo_v2": _mimo,
+    "mimo_v2": partial(_encoder, swiglu=True),
     "step_robotics": _step,
     "perception_encoder": _step,
-    "glm4v_moe": _glm,
-    "intern_vit": _intern,
-    "internvl": _intern,
+    # MLPs as wide as what the encoder gives (Glm4vMoeVisionMlp); intermediate_size is the projector's.
+    "glm4v_moe": partial(_encoder, ffn="out_hidden_size", swiglu=True),
+    **dict.fromkeys(
+        ("intern_vit", "internvl"), partial(_encoder, layers="num_hidden_layers", heads="num_attention_heads")
+    ),
 }
 """Beginnings of ``model_type``, and how sizes are read."""
 

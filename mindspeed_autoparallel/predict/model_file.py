@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mindspeed_autoparallel.cost.analytic.model_shape import Encoder
 from mindspeed_autoparallel.cost.analytic.request_keys import KNOWN
 from mindspeed_autoparallel.cost.analytic.spellings import canonical
+from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_json
 from mindspeed_autoparallel.predict.hugging_face import decoder_of_config
@@ -19,7 +21,10 @@ from mindspeed_autoparallel.predict.hugging_face_modules import (
     request_model,
 )
 from mindspeed_autoparallel.predict.megatron_arguments import model_and_rest
+from mindspeed_autoparallel.spec.model import RESULT_KEYS, Module
 
+ENCODER = "encoder"
+"""Module of an encoder that the decoder's section describes."""
 _OWN_KEYS = ("name", "frozen", "deepstack_layers", "deepstack_visual_indexes")
 
 
@@ -118,3 +123,33 @@ def request_in_own_words(request: Mapping[str, object]) -> dict[str, object]:
     """Return ``request`` in a request's own words; anything that is no request stays as it is."""
     model = request.get("model")
     return canonical({**request, "model": in_request_words(model, "model")} if isinstance(model, Mapping) else request)
+
+
+def encoder_module(encoder: Encoder) -> Module:
+    """Return an encoder that the decoder's section describes."""
+    return Module(
+        name=ENCODER,
+        result_key=ENCODER,
+        num_layers=encoder.num_layers,
+        frozen=encoder.frozen,
+        hidden_size=encoder.hidden,
+        tokens_per_sample=encoder.tokens,
+        num_heads=encoder.heads,
+    )
+
+
+def module_of(section: Section, work: Workload, before: Sequence[Module]) -> Module:
+    """Return the module of a section that reads the modules ``before``."""
+    return Module(
+        name=section.name,
+        result_key=RESULT_KEYS.get(section.name, section.name),
+        num_layers=work.model.num_layers,
+        frozen=section.frozen,
+        hidden_size=work.model.hidden,
+        tokens_per_sample=work.model.sequence,
+        num_heads=work.model.heads,
+        num_kv_heads=work.model.kv_heads,
+        num_experts=work.model.num_experts,
+        predecessors=tuple(other.name for other in before),
+        deepstack_layers=section.deepstack_layers,
+    )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from mindspeed_autoparallel.cost.analytic.fields import section_of
@@ -41,56 +41,45 @@ def predict_one(request: Mapping[str, object], extra_devices: tuple[Device, ...]
         request = request_in_own_words(request) if isinstance(request, Mapping) else request
     except ConfigError as error:
         return {"id": request.get("id"), "status": "error", "reason": str(error), "notes": []}
-    read = _read(request)
-    answer, assumed = _fitting_answer(request, read, extra_devices)
+    work: Workload | None = None
+    assumed = ""
+    try:
+        if not isinstance(request, Mapping):
+            raise ConfigError("a request must be an object with model, hw, parallel and train.")
+        work = read_workload(request)
+        answer, assumed = _fitting_answer(request, work, extra_devices)
+    except AutoParallelError as error:
+        identity = request.get("id") if isinstance(request, Mapping) else None
+        answer, work = {"id": identity, "status": "error", "reason": str(error)}, None
     unknown = unknown_keys(request) if isinstance(request, Mapping) else []
     more = f" and {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
     answer["notes"] = [f"{', '.join(unknown[:_MOST_NAMED])}{more}{UNKNOWN}"] if unknown else []
-    if isinstance(read, Workload) and answer["status"] != "error":
-        answer["notes"] += without_effect(request, read)
+    if work is not None:
+        answer["notes"] += without_effect(request, work)
     if assumed:
         answer["assumed"] = assumed
         answer["notes"].append(f"fits only with switches that the request does not state, assumed here: {assumed}")
     return answer
 
 
-def _read(request: Mapping[str, object]) -> Workload | str:
-    """Return the workload of ``request``, or the reason why no run could start with it."""
-    try:
-        if not isinstance(request, Mapping):
-            raise ConfigError("a request must be an object with model, hw, parallel and train.")
-        return read_workload(request)
-    except ConfigError as error:
-        return str(error)
-
-
 def _fitting_answer(
-    request: Mapping[str, object], read: Workload | str, extra_devices: tuple[Device, ...]
+    request: Mapping[str, object], work: Workload, extra_devices: tuple[Device, ...]
 ) -> tuple[Answer, str]:
     """Return the answer to ``request``; where it does not fit, to the first leaner reading that does, and which."""
-    identity = request.get("id") if isinstance(request, Mapping) else None
-    if isinstance(read, str):
-        return {"id": identity, "status": "error", "reason": read}, ""
-    answer = _answer(identity, read, extra_devices)
+    answer = _answer(request.get("id"), work, extra_devices)
     if answer["status"] == "out_of_memory":
-        for reading in leaner_readings(request, read):
-            leaner = _read(reading.request)
-            found = _answer(identity, leaner, extra_devices) if isinstance(leaner, Workload) else answer
-            if found["status"] == "ok":
-                return found, reading.words
+        for leaner, words in leaner_readings(request, work):
+            with contextlib.suppress(AutoParallelError):
+                found = _answer(request.get("id"), read_workload(leaner), extra_devices)
+                if found["status"] == "ok":
+                    return found, words
     return answer, ""
 
 
 def _answer(identity: Any, work: Workload, extra_devices: tuple[Device, ...]) -> Answer:
-    try:
-        device = find_device(work.gpu, extra_devices)
-    except ConfigError as error:
-        return {"id": identity, "status": "error", "reason": str(error)}
+    device = find_device(work.gpu, extra_devices)
     efficiency = device.efficiency(work.stack)
-    try:
-        found = price(work, device)
-    except AutoParallelError as error:
-        return {"id": identity, "status": "error", "reason": str(error)}
+    found = price(work, device)
     step = found.step
     peaks = [rank.peak_bytes / _GIB for rank in found.memory]
     worst = max(range(len(peaks)), key=lambda stage: peaks[stage])
@@ -164,21 +153,12 @@ def predict(document: Any, extra_devices: tuple[Device, ...] = (), where: str = 
     }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Assumption:
-    """A leaner reading of a request."""
-
-    request: Mapping[str, object]
-    words: str
-    """The assumption as text."""
-
-
 _TWO_BYTES = {"grad_reduce_in_bf16": True}
 _MOMENTS = {"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}
 
 
-def leaner_readings(request: Mapping[str, object], work: Workload) -> Iterator[Assumption]:
-    """Yield ``request`` with ever more switches that save memory, none of which it states itself; the cheapest first.
+def leaner_readings(request: Mapping[str, object], work: Workload) -> Iterator[tuple[dict[str, object], str]]:
+    """Yield ``request`` with ever more switches that save memory, the cheapest first, and their names; it states none.
 
     Gradients in bf16 (every performance recipe of Megatron-Bridge), moments in bf16 (its DeepSeek-V3 recipes), on one
     stage parameters sharded over all replicas and activations offloaded (its Llama 3 70B and 405B recipes). Nothing is
@@ -192,7 +172,7 @@ def leaner_readings(request: Mapping[str, object], work: Workload) -> Iterator[A
         if not set(added) & set(train) and not (added is _TWO_BYTES and work.reduced_in_two_bytes):
             train.update(added)
             words.append(said)
-            yield Assumption(request={**request, "train": dict(train)}, words=", ".join(words))
+            yield {**request, "train": dict(train)}, ", ".join(words)
     ranks = work.data_size * work.context_size
     if work.pipeline_size > 1 or work.adapters or ranks == 1:
         return
@@ -200,10 +180,10 @@ def leaner_readings(request: Mapping[str, object], work: Workload) -> Iterator[A
     if "fsdp" not in parallel and parallel.get("dist_opt") is not False:
         parallel["fsdp"] = ranks
         words.append(f"parameters sharded over {ranks} ranks (Megatron FSDP)")
-        yield Assumption(request={**request, "train": train, "parallel": parallel}, words=", ".join(words))
+        yield {**request, "train": train, "parallel": parallel}, ", ".join(words)
     if "cpu_offloading_num_layers" not in train and "offload" not in train and work.recompute == "none":
         quarters = sorted({work.model.num_layers * part // 4 for part in (1, 2, 3, 4)} - {0})
         for layers in quarters:
             offloading = {**train, "cpu_offloading_num_layers": layers}
             listed = [*words, f"activations of {layers} layers offloaded to the host"]
-            yield Assumption(request={**request, "train": offloading, "parallel": parallel}, words=", ".join(listed))
+            yield {**request, "train": offloading, "parallel": parallel}, ", ".join(listed)

@@ -21,15 +21,15 @@ from mindspeed_autoparallel.planner.layouts.assembly import plan_of
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.rank_memory import measured_at, point_of
 from mindspeed_autoparallel.predict.analytic_blocks import encoder_cost, module_cost
-from mindspeed_autoparallel.predict.analytic_profile import ENCODER, device_cost
-from mindspeed_autoparallel.predict.model_file import request_in_own_words
-from mindspeed_autoparallel.predict.useful_work import useful_work
+from mindspeed_autoparallel.predict.analytic_profile import device_cost
+from mindspeed_autoparallel.predict.hugging_face_modules import TEXT
+from mindspeed_autoparallel.predict.model_file import ENCODER, Section, encoder_module, module_of, request_in_own_words
+from mindspeed_autoparallel.predict.useful_work import operations_of
 from mindspeed_autoparallel.profiles import Measurement, ModuleCost, Profile, Provenance
 from mindspeed_autoparallel.schedule import group_sizes
-from mindspeed_autoparallel.spec import Cluster, Layout, Model, Module, Plan
+from mindspeed_autoparallel.spec import Cluster, Layout, Model, Plan
 from mindspeed_autoparallel.spec.plan import EDITED, RankMemory, SearchRecord
 
-TEXT = "text_decoder"
 _ROUNDS = 4
 """Rounds of microbatches (as many as pipeline ranks) that are simulated of longer steps, once with the last round and
 once without: it is the steady one and repeats until the step ends."""
@@ -138,29 +138,9 @@ def layout_of(work: Workload) -> Layout:
 
 
 def _model(work: Workload) -> Model:
-    model, modules = work.model, []
-    if model.encoder:
-        modules.append(
-            Module(
-                name=ENCODER,
-                result_key=ENCODER,
-                num_layers=model.encoder.num_layers,
-                frozen=model.encoder.frozen,
-                hidden_size=model.encoder.hidden,
-            )
-        )
-    modules.append(
-        Module(
-            name=TEXT,
-            result_key=TEXT,
-            num_layers=model.num_layers,
-            hidden_size=model.hidden,
-            tokens_per_sample=model.sequence,
-            num_heads=model.heads,
-            num_experts=model.num_experts,
-            predecessors=(ENCODER,) if model.encoder else (),
-        )
-    )
+    model = work.model
+    modules = [encoder_module(model.encoder)] if model.encoder else []
+    modules.append(replace(module_of(Section(TEXT, {}), work, modules), result_key=TEXT))
     return Model(
         name=TEXT,
         modules=tuple(modules),
@@ -195,13 +175,11 @@ def priced_plan(request: Mapping[str, object], extra_devices: tuple[Device, ...]
     run = described(work, device)
     measurement = point_of(run.profile, run.layout)
     assert measurement is not None
-    single = replace(work, tensor_size=1, context_size=1, expert_size=1, expert_tensor_size=1)
-    useful = useful_work([single], [False])
     name = request.get("id")
     model = replace(
         run.profile.model,
         name=name if isinstance(name, str) and name else run.profile.model.name,
-        operations_per_sample=useful.operations,
+        operations_per_sample=operations_of(work),
     )
     profile = replace(run.profile, model=model)
     found = evaluate(profile, run.cluster, run.layout, run.placement, work.global_batch)

@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy
+
 from mindspeed_autoparallel.cost.analytic.activations import layer_activation_bytes
 from mindspeed_autoparallel.cost.analytic.fields import number, optional_integer, part
 from mindspeed_autoparallel.cost.analytic.parameters import layer_parameters
@@ -23,19 +25,23 @@ from mindspeed_autoparallel.predict.price import price
 _GIB = 2**30
 
 
-def measured_step_ms(row: Mapping[str, object]) -> float | None:
-    """Return the measured step time of a row, in milliseconds, under any of its names."""
+_STEP_MS = {"iter_time_ms": 1.0, "step_time_ms": 1.0, "iter_time_s": 1e3, "iter_time_s_median_second_half": 1e3}
+_PEAK_GIB = {"peak_alloc_gib": 1.0, "peak_memory_gib": 1.0, "peak_gib": 1.0, "mem_max_allocated_bytes": 1 / _GIB}
+"""Names of a measured figure, and the factor to its unit here."""
+
+
+def _first_measured(row: Mapping[str, object], factors: Mapping[str, float]) -> float | None:
     measured = part(row, "measured")
-    for key, factor in (
-        ("iter_time_ms", 1.0),
-        ("step_time_ms", 1.0),
-        ("iter_time_s", 1e3),
-        ("iter_time_s_median_second_half", 1e3),
-    ):
+    for key, factor in factors.items():
         value = measured.get(key)
         if isinstance(value, (int, float)) and value > 0:
             return float(value) * factor
-    return _step_ms_of_throughput(row)
+    return None
+
+
+def measured_step_ms(row: Mapping[str, object]) -> float | None:
+    """Return the measured step time of a row, in milliseconds, under any of its names."""
+    return _first_measured(row, _STEP_MS) or _step_ms_of_throughput(row)
 
 
 def _step_ms_of_throughput(row: Mapping[str, object]) -> float | None:
@@ -66,17 +72,7 @@ def _measured(measured: Mapping[str, object], key: str) -> float | None:
 
 def measured_peak_gib(row: Mapping[str, object]) -> float | None:
     """Return the measured peak of allocated memory in GiB."""
-    measured = part(row, "measured")
-    for key, factor in (
-        ("peak_alloc_gib", 1.0),
-        ("peak_memory_gib", 1.0),
-        ("peak_gib", 1.0),
-        ("mem_max_allocated_bytes", 1 / _GIB),
-    ):
-        value = measured.get(key)
-        if isinstance(value, (int, float)) and value > 0:
-            return float(value) * factor
-    return None
+    return _first_measured(row, _PEAK_GIB)
 
 
 def group_key(row: Mapping[str, object]) -> tuple[Any, ...]:
@@ -96,25 +92,14 @@ def rank_correlation(left: Sequence[float], right: Sequence[float]) -> float:
     """Return Spearman's correlation, ties sharing their mean rank; 1 for fewer than two distinct values on either
     side."""
 
-    def ranks(values: Sequence[float]) -> list[float]:
-        order = sorted(range(len(values)), key=lambda i: values[i])
-        result = [0.0] * len(values)
-        start = 0
-        while start < len(order):
-            stop = start
-            while stop + 1 < len(order) and values[order[stop + 1]] == values[order[start]]:
-                stop += 1
-            for place in range(start, stop + 1):
-                result[order[place]] = (start + stop) / 2
-            start = stop + 1
-        return result
+    def centred_ranks(values: Sequence[float]) -> numpy.ndarray:
+        _, place, counts = numpy.unique(values, return_inverse=True, return_counts=True)
+        ranks: numpy.ndarray = (numpy.cumsum(counts) - (counts + 1) / 2)[place] - (len(values) - 1) / 2
+        return ranks
 
-    a, b = ranks(left), ranks(right)
-    mean = (len(a) - 1) / 2
-    spread_a, spread_b = sum((x - mean) ** 2 for x in a), sum((y - mean) ** 2 for y in b)
-    if not spread_a or not spread_b:
-        return 1.0
-    return float(sum((x - mean) * (y - mean) for x, y in zip(a, b, strict=True)) / (spread_a * spread_b) ** 0.5)
+    a, b = centred_ranks(left), centred_ranks(right)
+    spread = math.sqrt((a @ a) * (b @ b))
+    return float(a @ b) / spread if spread else 1.0
 
 
 def ranking_by_group(rows: Sequence[tuple[Mapping[str, object], float, float]]) -> dict[str, float]:

@@ -25,13 +25,13 @@ from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.rank_memory import point_of
 from mindspeed_autoparallel.predict.analytic_profile import analytic_profile, stated_train, usual_points
 from mindspeed_autoparallel.predict.answers import Answer
+from mindspeed_autoparallel.predict.hugging_face_modules import TEXT
 from mindspeed_autoparallel.predict.model_file import Section, request_in_own_words
 from mindspeed_autoparallel.predict.predict import UNKNOWN, predict_one
 from mindspeed_autoparallel.profiles import MeasuredAt, Profile
 from mindspeed_autoparallel.spec import Cluster, Plan
 from mindspeed_autoparallel.spec.plan import Alternative
 
-TEXT = "text_decoder"
 _HELD = {
     "tp": "tensor_size",
     "pp": "pipeline_size",

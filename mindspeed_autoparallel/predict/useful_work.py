@@ -54,10 +54,15 @@ def useful_work(works: Sequence[Workload], frozen: Sequence[bool]) -> UsefulWork
     return UsefulWork(active_parameters=active, operations=operations)
 
 
+def operations_of(work: Workload) -> float:
+    """Return the operations of one sample of a described run, whatever its layout."""
+    single = replace(work, tensor_size=1, context_size=1, expert_size=1, expert_tensor_size=1)
+    return useful_work([single], [False]).operations
+
+
 def utilization(work: Workload, device: Device, step_us: float) -> float:
     """Return the share of the devices' 16-bit peak that a step of ``work`` reaches (MFU)."""
-    single = replace(work, tensor_size=1, context_size=1, expert_size=1, expert_tensor_size=1)
-    operations = useful_work([single], [False]).operations * work.global_batch
+    operations = operations_of(work) * work.global_batch
     return operations / (step_us / 1e6 * work.num_devices * device.peak_tflops * 1e12)
 
 

@@ -17,6 +17,7 @@ from mindspeed_autoparallel.weights.huggingface_writing import write_huggingface
 from mindspeed_autoparallel.weights.layouts import CheckpointLayout
 from mindspeed_autoparallel.weights.optimizer_state import OptimizerState, has_state, read_state
 from mindspeed_autoparallel.weights.placement import entries_of
+from mindspeed_autoparallel.weights.rank_files import iteration_of
 from mindspeed_autoparallel.weights.rank_folders import RankFolderSource, iteration_folder
 from mindspeed_autoparallel.weights.rank_writing import write_rank_folders
 from mindspeed_autoparallel.weights.shard_writer import DEFAULT_SHARD_BYTES
@@ -55,10 +56,8 @@ def huggingface_to_checkpoint(
     refuse_existing(target, overwrite=overwrite, sources=(hf_folder,))
     source = HuggingFaceSource(hf_folder, _host(spelling))
     _tell_rope_scaling(source.architecture)
-    if file_format == DCP:
-        _write_dcp(source, hf_folder, target, overwrite, progress)
-        return
-    _write(source, target, layout, file_format, spelling, overwrite, progress)
+    with whole_folder(target, overwrite=overwrite) as folder:
+        _write(source, folder, hf_folder, layout, file_format, spelling, progress, _Rest())
 
 
 def checkpoint_to_huggingface(
@@ -105,18 +104,16 @@ def resplit(
             "resplit needs --hf-dir, the folder with the model's config.json, except from torch_dist to torch_dist."
         )
     source = _open(checkpoint, hf_folder, _host(spelling))
-    if file_format == DCP:
-        _write_dcp(source, hf_folder, target, overwrite, progress)
-        return False
     state = None
-    if isinstance(source, RankFolderSource) and has_state(source):
+    if file_format != DCP and isinstance(source, RankFolderSource) and has_state(source):
         reason = None if file_format == TORCH_DIST else why_state_stays(source, layout, spelling or Spelling(LOCAL))
         if reason is None:
             source, state = _with_state(source, layout)
         else:
             _LOG.warning("weights only: %s. --format torch_dist takes the optimizer's state along.", reason)
-    rest = _Rest(_iteration_of(source_folder), state)
-    _write(source, target, layout, file_format, spelling, overwrite, progress, rest)
+    with whole_folder(target, overwrite=overwrite) as folder:
+        rest = _Rest(iteration_of(source_folder), state)
+        _write(source, folder, hf_folder, layout, file_format, spelling, progress, rest)
     return state is not None
 
 
@@ -134,11 +131,9 @@ def resplit_weights(
     """Write a checkpoint of any layout in another one, without an optimizer's state."""
     refuse_existing(target, overwrite=overwrite, sources=(checkpoint, hf_folder))
     source = _open(checkpoint, hf_folder, _host(spelling))
-    if file_format == DCP:
-        _write_dcp(source, hf_folder, target, overwrite, progress)
-        return
-    rest = _Rest(_iteration_of(iteration_folder(checkpoint)))
-    _write(source, target, layout, file_format, spelling, overwrite, progress, rest)
+    with whole_folder(target, overwrite=overwrite) as folder:
+        rest = _Rest(iteration_of(iteration_folder(checkpoint)))
+        _write(source, folder, hf_folder, layout, file_format, spelling, progress, rest)
 
 
 def _with_state(weights: RankFolderSource, layout: CheckpointLayout) -> tuple[RankFolderSource, OptimizerState]:
@@ -176,40 +171,31 @@ def _host(spelling: Spelling | None) -> str:
     return MEGATRON if spelling is None else spelling.host
 
 
-def _write_dcp(source: TensorSource, original: Path, target: Path, overwrite: bool, progress: Progress) -> None:
-    """Write ``source`` under the names of the Hugging Face model ``original``, as FSDP2 trainings load it."""
-    with whole_folder(target, overwrite=overwrite) as folder:
-        write_huggingface(source, folder, original, as_dcp=True, progress=progress)
-
-
 def _write(
     source: TensorSource,
-    target: Path,
+    folder: Path,
+    original: Path,
     layout: CheckpointLayout,
     file_format: str,
     spelling: Spelling | None,
-    overwrite: bool,
     progress: Progress,
-    rest: _Rest | None = None,
+    rest: _Rest,
 ) -> None:
-    rest = rest or _Rest()
+    """Write ``source`` into the empty ``folder``; ``dcp`` has the names of the Hugging Face model ``original``."""
     if file_format not in FORMATS:
         raise ConfigError(f"unknown checkpoint format {file_format!r}. Known: {', '.join(FORMATS)}.")
+    if file_format == DCP:
+        write_huggingface(source, folder, original, as_dcp=True, progress=progress)
+        return
     _tell_padding(layout, source.architecture)
-    with whole_folder(target, overwrite=overwrite) as folder:
-        if file_format == TORCH_DIST:
-            spelling = spelling or Spelling(TRANSFORMER_ENGINE)
-            write_torch_dist(
-                source, folder, layout, iteration=rest.iteration, spelling=spelling, progress=progress, state=rest.state
-            )
-        else:
-            spelling = spelling or Spelling(LOCAL)
-            state = None
-            if rest.state is not None and isinstance(source, RankFolderSource):
-                state = StateOfRanks(source, rest.state, layout, spelling)
-            write_rank_folders(
-                source, folder, layout, iteration=rest.iteration, spelling=spelling, progress=progress, state=state
-            )
+    if file_format == TORCH_DIST:
+        spelling = spelling or Spelling(TRANSFORMER_ENGINE)
+        write_torch_dist(source, folder, layout, spelling, rest.iteration, rest.state, progress)
+        return
+    spelling, state = spelling or Spelling(LOCAL), None
+    if rest.state is not None and isinstance(source, RankFolderSource):
+        state = StateOfRanks(source, rest.state, layout, spelling)
+    write_rank_folders(source, folder, layout, spelling, rest.iteration, state, progress)
 
 
 def _tell_rope_scaling(architecture: Architecture) -> None:
@@ -232,8 +218,3 @@ def _tell_padding(layout: CheckpointLayout, architecture: Architecture) -> None:
             num_rows,
             architecture.vocab_size,
         )
-
-
-def _iteration_of(folder: Path) -> int | None:
-    number = folder.name.removeprefix("iter_")
-    return int(number) if number.isdigit() else None

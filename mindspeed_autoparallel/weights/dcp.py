@@ -18,7 +18,8 @@ from mindspeed_autoparallel.weights import tensors
 from mindspeed_autoparallel.weights.dist_chunks import ChunkReader
 from mindspeed_autoparallel.weights.dist_metadata import METADATA, read_metadata
 from mindspeed_autoparallel.weights.dist_writing import DATA_FILE, append
-from mindspeed_autoparallel.weights.rank_folders import CHECKPOINT_VERSION, TRACKER, iteration_folder
+from mindspeed_autoparallel.weights.rank_files import CHECKPOINT_VERSION
+from mindspeed_autoparallel.weights.rank_folders import iteration_folder, write_tracker
 
 _PREFIX = "model."
 _EXPERTS = re.compile(r"experts\.(gate_up_proj|down_proj)$")
@@ -106,10 +107,8 @@ class DcpWriter:
         self._stored[dcp.MetadataIndex(version)] = append(self._stream, CHECKPOINT_VERSION)
         self._stream.close()
         # Path of a tensor in the nested state that FSDP2 trainings save; mm-convert reassembles the state from it.
-        nested = {
-            key: ("model", key.removeprefix(_PREFIX)) if key != version else (version,) for key in self._described
-        }
+        nested = {key: ("model", key.removeprefix(_PREFIX)) for key in self._described} | {version: (version,)}
         described = dcp.Metadata(state_dict_metadata=self._described, planner_data=nested, storage_data=self._stored)
         with (self.folder / "release" / METADATA).open("wb") as stream:
             pickle.dump(described, stream)
-        (self.folder / TRACKER).write_text("release", encoding="utf-8")
+        write_tracker(self.folder, None)

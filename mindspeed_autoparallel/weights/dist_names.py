@@ -8,19 +8,10 @@ from collections.abc import Iterator
 from mindspeed_autoparallel.weights import names
 from mindspeed_autoparallel.weights.architecture import Architecture
 from mindspeed_autoparallel.weights.placement import Entry
-from mindspeed_autoparallel.weights.spelling import LOCAL, STACKED, Spelling
+from mindspeed_autoparallel.weights.spelling import FUSED, LOCAL, STACKED, Spelling
 
 # Local layers are stored under the names of fused ones, except for latent attention.
-_FUSED_WHEN_STORED = (
-    ("input_layernorm.", "self_attention.linear_qkv.layer_norm_"),
-    ("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_"),
-)
-_FUSED = (
-    *_FUSED_WHEN_STORED,
-    ("input_layernorm.", "self_attention.in_proj.layer_norm_"),
-    ("self_attention.q_layernorm.", "self_attention.linear_q_up_proj.layer_norm_"),
-    ("self_attention.kv_layernorm.", "self_attention.linear_kv_up_proj.layer_norm_"),
-)
+_FUSED_WHEN_STORED = tuple(pair for pair in FUSED if "linear_qkv." in pair[0] or "linear_fc1." in pair[0])
 _EXPERT = re.compile(r"mlp\.experts\.local_experts\.([0-9]+)\.")
 _SECTIONS = ("query", "key", "value", "z", "beta", "alpha")
 _WITH_EXTRA_STATE = (
@@ -42,7 +33,7 @@ def stored_key(entry: Entry, architecture: Architecture, spelling: Spelling) -> 
     words = shape.layer_words[entry.layer if entry.rule.place == names.LAYER else -1]
     name = entry.rule.target.replace("{n}.", "") if is_stacked(entry, architecture, spelling) else entry.name
     if spelling.implementation == LOCAL or entry.rule.module != names.TEXT:
-        for plain, fused in _FUSED_WHEN_STORED:
+        for fused, plain in _FUSED_WHEN_STORED:
             if plain in name and "latent" not in words:
                 name = name.replace(plain, fused)
     elif not entry.rule.per_expert:
@@ -67,7 +58,7 @@ def candidates(entry: Entry) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 def _spelled(name: str) -> Iterator[str]:
     yield name
-    for plain, fused in _FUSED:
+    for fused, plain in FUSED:
         if plain in name:
             yield name.replace(plain, fused)
 

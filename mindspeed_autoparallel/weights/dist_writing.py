@@ -9,30 +9,29 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from mindspeed_autoparallel.weights import dist_names, names, tensors
+from mindspeed_autoparallel.weights import dist_names, tensors
 from mindspeed_autoparallel.weights.architecture import TEXT, Architecture
 from mindspeed_autoparallel.weights.dist_metadata import METADATA
 from mindspeed_autoparallel.weights.layouts import CheckpointLayout
 from mindspeed_autoparallel.weights.optimizer_state import OptimizerState
 from mindspeed_autoparallel.weights.placement import Entry
-from mindspeed_autoparallel.weights.rank_folders import CHECKPOINT_VERSION, TRACKER
-from mindspeed_autoparallel.weights.source import Progress, TensorSource, present_entries, silent
-from mindspeed_autoparallel.weights.spelling import TRANSFORMER_ENGINE, Spelling
+from mindspeed_autoparallel.weights.rank_files import CHECKPOINT_VERSION, step_name
+from mindspeed_autoparallel.weights.rank_folders import write_tracker
+from mindspeed_autoparallel.weights.source import Progress, TensorSource, stored_entries
+from mindspeed_autoparallel.weights.spelling import Spelling
 from mindspeed_autoparallel.weights.torch_file import TorchFile
 
 DATA_FILE = "__0_0.distcp"
-_ENGINE = Spelling(TRANSFORMER_ENGINE)
 
 
 def write_torch_dist(
     source: TensorSource,
     folder: Path,
     layout: CheckpointLayout,
-    *,
-    iteration: int | None = None,
-    spelling: Spelling = _ENGINE,
-    progress: Progress = silent,
-    state: OptimizerState | None = None,
+    spelling: Spelling,
+    iteration: int | None,
+    state: OptimizerState | None,
+    progress: Progress,
 ) -> None:
     """Write ``source`` into the empty ``folder``; holds one tensor in memory. The tracker file is written last.
 
@@ -42,16 +41,12 @@ def write_torch_dist(
     from torch.distributed.checkpoint import metadata as dcp
 
     architecture = source.architecture
-    target = folder / ("release" if iteration is None else f"iter_{iteration:07d}")
+    target = folder / step_name(iteration)
     target.mkdir()
     described: dict[str, dcp.TensorStorageMetadata | dcp.BytesStorageMetadata] = {}
     chunks: dict[str, list[dcp.ChunkStorageMetadata]] = {}
     stored: dict[Any, Any] = {}
-    entries = [
-        entry
-        for entry in present_entries(source)
-        if not (names.is_output_layer(entry.rule) and architecture.tied_embeddings)
-    ]
+    entries = stored_entries(source)
     with (target / DATA_FILE).open("wb") as stream:
         for done, entry in enumerate(entries):
             padded = layout.padded_vocab(architecture.vocab_size)
@@ -75,7 +70,7 @@ def write_torch_dist(
     with (target / METADATA).open("wb") as stream:
         pickle.dump(dcp.Metadata(state_dict_metadata=described, planner_data={}, storage_data=stored), stream)
     _write_common(target, architecture.modules[TEXT].num_layers, iteration, {} if state is None else state.common)
-    (folder / TRACKER).write_text("release" if iteration is None else str(iteration), encoding="utf-8")
+    write_tracker(folder, iteration)
 
 
 def _keyed_blocks(

@@ -15,13 +15,13 @@ from mindspeed_autoparallel.weights.dcp import DcpFile
 from mindspeed_autoparallel.weights.placement import Entry
 from mindspeed_autoparallel.weights.safetensors_file import SafetensorsFile
 from mindspeed_autoparallel.weights.shard_writer import INDEX
-from mindspeed_autoparallel.weights.source import checked, present_entries
+from mindspeed_autoparallel.weights.source import TensorSource, checked, present_entries, refuse_quantised
 
 _LONGEST_NAME_BYTES = 255
 """Most bytes of a file name that every file system accepts."""
 
 
-class HuggingFaceSource:
+class HuggingFaceSource(TensorSource):
     """Canonical tensors from the safetensors of ``folder``, read on access."""
 
     def __init__(self, folder: Path, host: str = MEGATRON, checkpoint: Path | None = None) -> None:
@@ -41,9 +41,6 @@ class HuggingFaceSource:
 
     def has(self, entry: Entry) -> bool:
         return all(stored_name(source) in self.original_of for source in entry.sources)
-
-    def load(self, entry: Entry) -> Any:
-        return tensors.whole(self.blocks(entry))
 
     def blocks(self, entry: Entry) -> list[Any]:
         parts = [checked(entry, self._read(source), self.folder) for source in entry.sources]
@@ -73,21 +70,12 @@ class HuggingFaceSource:
                 name = self.original_of[stored_name(source)]
                 stored = self._file(name).shape(name)
                 wanted = (num_experts, *shape) if is_stack(source) else shape
-                self._refuse_quantised(name)
+                refuse_quantised(self._file(name).dtype(name), name, self.folder)
                 if stored != wanted:
                     raise ConfigError(
                         f"{self.folder}: {name} has the shape {list(stored)}; config.json means {list(wanted)}. "
                         "The weights and config.json belong to different models."
                     )
-
-    def _refuse_quantised(self, name: str) -> None:
-        dtype = self._file(name).dtype(name)
-        if not dtype.is_floating_point or dtype.itemsize < 2:
-            raise ConfigError(
-                f"{self.folder}: {name} is stored as {str(dtype).removeprefix('torch.')}: quantised weights mean "
-                f"nothing without "
-                "their scales. Convert the model to bfloat16 first."
-            )
 
     def _check_tie(self) -> None:
         """Raise ``ConfigError`` if config.json ties the output layer to a different embedding."""
@@ -107,8 +95,7 @@ class HuggingFaceSource:
             if original in self.original_of and not tensors.same_bits(self._read(copy), self._read(original)):
                 raise ConfigError(
                     f"{self.folder}: {self.original_of[copy]} differs from {self.original_of[original]}, which "
-                    f"training shares "
-                    "with it. Remove the copy to drop it."
+                    "training shares with it. Remove the copy to drop it."
                 )
 
     def _refuse_unknown(self) -> None:

@@ -16,7 +16,7 @@ from mindspeed_autoparallel.weights.huggingface import is_stack, shard_of_tensor
 from mindspeed_autoparallel.weights.placement import Entry, entries_of
 from mindspeed_autoparallel.weights.safetensors_file import SafetensorsFile
 from mindspeed_autoparallel.weights.shard_writer import DEFAULT_SHARD_BYTES, INDEX, ShardWriter
-from mindspeed_autoparallel.weights.source import Progress, TensorSource, present_entries, silent
+from mindspeed_autoparallel.weights.source import Progress, TensorSource, silent, stored_entries
 
 if TYPE_CHECKING:
     import torch
@@ -38,11 +38,7 @@ def write_huggingface(
     tensor in memory, and its parts.
     """
     architecture = source.architecture
-    entries = [
-        entry
-        for entry in present_entries(source)
-        if not (names.is_output_layer(entry.rule) and architecture.tied_embeddings)
-    ]
+    entries = stored_entries(source)
     refuse_differing_tie(source)
     rename = _naming_of(original, architecture)
     unconverted = _unconverted(original, source, rename)
@@ -109,10 +105,7 @@ def refuse_differing_tie(source: TensorSource) -> None:
 
 def _naming_of(original: Path, architecture: Architecture) -> Any:
     """Map classic names to the names in ``original``; the classic form if it has no weights."""
-    try:
-        known = set(shard_of_tensor(original))
-    except ConfigError:
-        known = set()
+    known = _stored_in(original)
     if architecture.family == "qwen2_5_omni":
         plain = known and not any(name.startswith("thinker.") for name in known)
         return (lambda classic: classic) if plain else (lambda classic: f"thinker.{classic}")
@@ -122,16 +115,19 @@ def _naming_of(original: Path, architecture: Architecture) -> Any:
 def _original_dtype(original: Path, name: str) -> Any:
     """Return the type of ``name`` in the original; None if it has no such tensor."""
     with contextlib.suppress(ConfigError, KeyError):
-        return SafetensorsFile(shard_of_tensor(original)[name]).dtype(name)
+        return SafetensorsFile(_stored_in(original)[name]).dtype(name)
     return None
+
+
+def _stored_in(original: Path) -> dict[str, Path]:
+    """Return the file of every tensor in the original; empty if it has no weights, or broken ones."""
+    with contextlib.suppress(ConfigError):
+        return shard_of_tensor(original)
+    return {}
 
 
 def _unconverted(original: Path, source: TensorSource, rename: Callable[[str], str]) -> dict[str, Path]:
     """Name -> file of the tensors from ``original``: parts that are never converted, and those that training lacks."""
-    try:
-        known = shard_of_tensor(original)
-    except ConfigError:
-        return {}
     untrained = {
         rename(classic)
         for entry in entries_of(source.architecture)
@@ -141,6 +137,6 @@ def _unconverted(original: Path, source: TensorSource, rename: Callable[[str], s
     left_out = source.architecture.left_out
     return {
         name: path
-        for name, path in known.items()
+        for name, path in _stored_in(original).items()
         if name in untrained or (left_out and names.classic_name(name).startswith(left_out))
     }

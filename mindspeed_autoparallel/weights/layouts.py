@@ -208,8 +208,7 @@ def _check_experts(layout: CheckpointLayout, architecture: Architecture) -> None
     if layout.expert_tensor_size is not None and layout.tensor_size % layout.expert_tensor_size:
         raise ConfigError(
             f"--etp-size {layout.expert_tensor_size} does not divide the tensor parallel size {layout.tensor_size}: a "
-            f"file "
-            "of that tensor rank would hold several ranks' experts. Choose a size that divides it."
+            "file of that tensor rank would hold several ranks' experts. Choose a size that divides it."
         )
 
 

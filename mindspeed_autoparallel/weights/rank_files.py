@@ -13,8 +13,26 @@ from mindspeed_autoparallel.weights.spelling import canonical_names
 
 FILE = "model_optim_rng.pt"
 _RANK_FOLDER = re.compile(r"mp_rank_([0-9]{1,5})(?:_([0-9]{3}))?(?:_([0-9]{3}))?$")
+CHECKPOINT_VERSION = 3.0
 Chunks = list[dict[str, object]]
 """State dict of every virtual chunk in a file, under canonical local names."""
+
+
+def step_name(iteration: int | None) -> str:
+    """Return the name of a step's folder; None: weights without a step."""
+    return "release" if iteration is None else f"iter_{iteration:07d}"
+
+
+def iteration_of(folder: Path) -> int | None:
+    """Invert ``step_name``."""
+    number = folder.name.removeprefix("iter_")
+    return int(number) if number.isdigit() else None
+
+
+def rank_folder(tensor: int, stage: int, expert: int, num_stages: int, expert_size: int) -> str:
+    """Return the name of a rank's folder, which has numbers of stage and expert if there are several."""
+    name = f"mp_rank_{tensor:02d}" + (f"_{stage:03d}" if num_stages > 1 else "")
+    return name + (f"_{expert:03d}" if expert_size > 1 else "")
 
 
 def rank_files(folder: Path) -> dict[tuple[int, int, int], Path]:

@@ -13,11 +13,10 @@ from mindspeed_autoparallel.weights import names, tensors
 from mindspeed_autoparallel.weights.architecture import TEXT, Architecture
 from mindspeed_autoparallel.weights.layouts import CheckpointLayout, ModuleLayout
 from mindspeed_autoparallel.weights.placement import Entry, chunk_entries, entries_of
-from mindspeed_autoparallel.weights.rank_files import Chunks, chunks_of, rank_files
-from mindspeed_autoparallel.weights.source import checked, present_entries, refuse_unknown
+from mindspeed_autoparallel.weights.rank_files import Chunks, chunks_of, rank_files, step_name
+from mindspeed_autoparallel.weights.source import TensorSource, checked, present_entries, refuse_unknown
 
 TRACKER = "latest_checkpointed_iteration.txt"
-CHECKPOINT_VERSION = 3.0
 
 
 def iteration_folder(checkpoint: Path) -> Path:
@@ -30,13 +29,19 @@ def iteration_folder(checkpoint: Path) -> Path:
     said = read_text(tracker, "tracker file", max_bytes=4096).strip()
     if said != "release" and not re.fullmatch(r"[0-9]{1,12}", said):
         raise ConfigError(f"{tracker} says {shown(said)!r}; expected 'release' or a number.")
-    folder = checkpoint / (said if said == "release" else f"iter_{int(said):07d}")
+    folder = checkpoint / step_name(None if said == "release" else int(said))
     if not folder.is_dir():
         raise ConfigError(f"{tracker} names {folder.name}, which is not there. The checkpoint is incomplete.")
     return folder
 
 
-class RankFolderSource:
+def write_tracker(checkpoint: Path, iteration: int | None) -> None:
+    """Write the tracker file, which makes a checkpoint complete: it is written last."""
+    text = "release" if iteration is None else str(iteration)
+    (checkpoint / TRACKER).write_text(text, encoding="utf-8")
+
+
+class RankFolderSource(TensorSource):
     """Canonical tensors from rank folders; the layout is inferred from the files (``self.layout``)."""
 
     def __init__(
@@ -64,21 +69,16 @@ class RankFolderSource:
         if num_experts % self.expert_size:
             raise ConfigError(
                 f"{self.folder} has files of {self.expert_size} expert ranks, which do not divide the {num_experts} "
-                f"experts "
-                "of config.json. They belong to different models, or a rank folder is missing."
+                "experts of config.json. They belong to different models, or a rank folder is missing."
             )
         self._experts_per_rank = num_experts // self.expert_size
-        self._place: dict[
-            str, tuple[int, int, str, int]
-        ] = {}  # canonical name -> stage, virtual, local name, expert rank
+        # Canonical name -> stage, virtual, local name, expert rank.
+        self._place: dict[str, tuple[int, int, str, int]] = {}
         self.layout = self._read_layout()
         present_entries(self, absent)
 
     def has(self, entry: Entry) -> bool:
         return entry.name in self._place
-
-    def load(self, entry: Entry) -> Any:
-        return tensors.whole(self.blocks(entry))
 
     def blocks(self, entry: Entry) -> list[Any]:
         stage, virtual, local, expert_rank = self._place[entry.name]
@@ -140,8 +140,8 @@ class RankFolderSource:
             elif not tensors.same_bits(first, found):
                 raise ConfigError(
                     f"{self.folder}: {entry.name} differs between tensor rank 0 and rank {rank} (expert rank "
-                    f"{expert}), "
-                    "which should hold the same. Ranks have drifted apart, or the files are of different steps."
+                    f"{expert}), which should hold the same. Ranks have drifted apart, or the files are of different "
+                    "steps."
                 )
 
     def _shard(self, entry: Entry, chunks: Chunks, virtual: int, local: str) -> Any:
@@ -153,16 +153,14 @@ class RankFolderSource:
         return shard
 
     def _stage(self, stage: int) -> dict[tuple[int, int], Chunks]:
-        """Return (tensor rank, expert rank) -> state dicts; only the stage last asked for stays open."""
+        """Return (tensor rank, expert rank) -> state dicts; only the stage that was read last stays open."""
         if self._loaded is None or self._loaded[0] != stage:
-            self._loaded = (
-                stage,
-                {
-                    (rank, expert): self._chunks_of(path, self._experts_per_rank)
-                    for (rank, at, expert), path in self._path_of.items()
-                    if at == stage
-                },
-            )
+            found = {
+                (rank, expert): self._chunks_of(path, self._experts_per_rank)
+                for (rank, at, expert), path in self._path_of.items()
+                if at == stage
+            }
+            self._loaded = stage, found
         return self._loaded[1]
 
     def _refuse_absent(self) -> None:
@@ -188,8 +186,9 @@ class RankFolderSource:
         counts: dict[str, dict[tuple[int, int], int]] = {module: {} for module in self.architecture.modules}
         num_virtual = 1
         patterns = {
-            module: re.compile(re.escape(prefix) + r"([0-9]{1,5})\.")
-            for module, prefix in _layer_prefixes(self.architecture)
+            rule.module: re.compile(re.escape(rule.target.partition("{n}")[0]) + r"([0-9]{1,5})\.")
+            for rule in self.architecture.rules
+            if rule.place == names.LAYER
         }
         for stage in range(self.num_stages):
             chunks = next(iter(self._stage(stage).values()))
@@ -289,11 +288,3 @@ class RankFolderSource:
 
 def _is_no_weight(name: str) -> bool:
     return name.endswith(("_extra_state", "inv_freq")) or "rotary_pos_emb" in name
-
-
-def _layer_prefixes(architecture: Architecture) -> list[tuple[str, str]]:
-    """Return (module, prefix of the layer number in its names)."""
-    prefixes = {
-        rule.module: rule.target.partition("{n}")[0] for rule in architecture.rules if rule.place == names.LAYER
-    }
-    return list(prefixes.items())

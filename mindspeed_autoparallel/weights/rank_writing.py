@@ -11,14 +11,13 @@ from mindspeed_autoparallel.weights import memory, names, tensors
 from mindspeed_autoparallel.weights.architecture import TEXT
 from mindspeed_autoparallel.weights.layouts import CheckpointLayout
 from mindspeed_autoparallel.weights.placement import Entry, chunk_entries
-from mindspeed_autoparallel.weights.rank_files import FILE
-from mindspeed_autoparallel.weights.rank_folders import CHECKPOINT_VERSION, TRACKER
+from mindspeed_autoparallel.weights.rank_files import CHECKPOINT_VERSION, FILE, rank_folder, step_name
+from mindspeed_autoparallel.weights.rank_folders import write_tracker
 from mindspeed_autoparallel.weights.source import (
     Progress,
     TensorSource,
     blocks_of_output_layer_or_embedding,
     present_entries,
-    silent,
 )
 from mindspeed_autoparallel.weights.spelling import EACH, Spelling, grouped_name
 from mindspeed_autoparallel.weights.state_writing import StateOfRanks
@@ -26,8 +25,6 @@ from mindspeed_autoparallel.weights.torch_file import TorchFile
 
 if TYPE_CHECKING:
     import torch
-
-_LOCAL = Spelling()
 
 
 class _RankFile:
@@ -77,18 +74,17 @@ def write_rank_folders(
     source: TensorSource,
     folder: Path,
     layout: CheckpointLayout,
-    *,
-    iteration: int | None = None,
-    spelling: Spelling = _LOCAL,
-    progress: Progress = silent,
-    state: StateOfRanks | None = None,
+    spelling: Spelling,
+    iteration: int | None,
+    state: StateOfRanks | None,
+    progress: Progress,
 ) -> None:
     """Write ``source`` into the empty ``folder`` under ``layout``; ``iteration`` None makes a ``release`` checkpoint.
 
     ``state``: the optimizer's state, written with the weights. Holds one tensor in memory, and its shards. The tracker
     file is written last.
     """
-    name = "release" if iteration is None else f"iter_{iteration:07d}"
+    name = step_name(iteration)
     present = {entry.name for entry in present_entries(source)}
     done = 0
 
@@ -98,8 +94,9 @@ def write_rank_folders(
         progress(min(done, len(present)), len(present), f"{name} stage {stage}")
 
     for stage in range(layout.pipeline_size):
+        sizes = layout.pipeline_size, layout.expert_size
         files = {
-            (rank, expert): _RankFile(folder / name / _folder_name(rank, stage, expert, layout) / FILE)
+            (rank, expert): _RankFile(folder / name / rank_folder(rank, stage, expert, *sizes) / FILE)
             for rank, expert in layout.rank_files()
         }
         for virtual in range(layout.virtual_size):
@@ -110,7 +107,7 @@ def write_rank_folders(
         rest = {} if state is None else state.write_stage(stage, files)
         for place, file in files.items():
             file.finish(iteration, rest.get(place, {}))
-    (folder / TRACKER).write_text("release" if iteration is None else str(iteration), encoding="utf-8")
+    write_tracker(folder, iteration)
 
 
 def _write_chunk(
@@ -147,10 +144,3 @@ def _write_chunk(
             if spelling.experts == EACH or not file.add_grouped(key, local, shard, per_rank):
                 file.add(key, spelling.stored(local, entry.rule, words), shard)
         count()
-
-
-def _folder_name(rank: int, stage: int, expert: int, layout: CheckpointLayout) -> str:
-    name = f"mp_rank_{rank:02d}"
-    if layout.pipeline_size > 1:
-        name += f"_{stage:03d}"
-    return name + (f"_{expert:03d}" if layout.expert_size > 1 else "")

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import shown
-from mindspeed_autoparallel.weights import names
+from mindspeed_autoparallel.weights import names, tensors
 from mindspeed_autoparallel.weights.architecture import Architecture
 from mindspeed_autoparallel.weights.placement import Entry, entries_of
 
@@ -16,18 +16,19 @@ Progress = Callable[[int, int, str], None]
 
 
 class TensorSource(Protocol):
-    """A checkpoint opened for reading. ``load`` returns a tensor that may be mapped from the file: do not write to
-    it."""
+    """A checkpoint opened for reading. Tensors may be mapped from the file: do not write to them."""
 
     architecture: Architecture
 
     def has(self, entry: Entry) -> bool: ...
 
-    def load(self, entry: Entry) -> Any: ...
-
     def blocks(self, entry: Entry) -> Sequence[Any]:
-        """Return tensors whose concatenated rows are those of ``load``: nothing is copied to join them."""
+        """Return tensors whose concatenated rows are those of ``entry``: nothing is copied to join them."""
         ...
+
+    def load(self, entry: Entry) -> Any:
+        """Return one tensor."""
+        return tensors.whole(self.blocks(entry))
 
 
 def present_entries(source: TensorSource, absent: tuple[str, ...] = ()) -> list[Entry]:
@@ -52,6 +53,12 @@ def present_entries(source: TensorSource, absent: tuple[str, ...] = ()) -> list[
     return present
 
 
+def stored_entries(source: TensorSource) -> list[Entry]:
+    """Return ``present_entries`` without an output layer that is tied to the embedding: files have its values once."""
+    tied = source.architecture.tied_embeddings
+    return [entry for entry in present_entries(source) if not (tied and names.is_output_layer(entry.rule))]
+
+
 def refuse_unknown(names_: Iterable[str], known: Collection[str], architecture: Architecture, where: object) -> None:
     """Raise ``ConfigError`` for tensors of a checkpoint that the model of config.json does not have.
 
@@ -61,8 +68,7 @@ def refuse_unknown(names_: Iterable[str], known: Collection[str], architecture: 
     if unknown:
         raise ConfigError(
             f"{where}: {len(unknown)} tensor(s) have no place in a {architecture.family} model with this config.json, "
-            f"for "
-            f"example {', '.join(shown(name) for name in unknown[:3])}. The checkpoint is of another model."
+            f"for example {', '.join(shown(name) for name in unknown[:3])}. The checkpoint is of another model."
         )
 
 
@@ -71,12 +77,7 @@ def checked(entry: Entry, tensor: Any, where: object) -> Any:
     mean anything, and for an embedding or output layer with values that are not finite."""
     import torch
 
-    if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
-        raise ConfigError(
-            f"{where}: {entry.name} is stored as {str(tensor.dtype).removeprefix('torch.')}: quantised weights without "
-            f"their "
-            "scales. Convert the model to bfloat16 first."
-        )
+    refuse_quantised(tensor.dtype, entry.name, where)
     if entry.rule.split == names.VOCABULARY and tensor.numel():
         least, most = torch.aminmax(tensor)
         if not (torch.isfinite(least) and torch.isfinite(most)):
@@ -84,6 +85,15 @@ def checked(entry: Entry, tensor: Any, where: object) -> Any:
                 f"{where}: {entry.name} holds values that are not finite (NaN or infinite). Use another step."
             )
     return tensor
+
+
+def refuse_quantised(dtype: Any, name: str, where: object) -> None:
+    """Raise ``ConfigError`` for whole numbers and 8-bit floats."""
+    if not dtype.is_floating_point or dtype.itemsize < 2:
+        raise ConfigError(
+            f"{where}: {name} is stored as {str(dtype).removeprefix('torch.')}: quantised weights without their "
+            "scales. Convert the model to bfloat16 first."
+        )
 
 
 def blocks_of_output_layer_or_embedding(source: TensorSource, entry: Entry) -> Sequence[Any]:

@@ -20,14 +20,14 @@ EXPERT_FORMS = (EACH, GROUPED)
 STACKED = "stacked"
 LAYER_FORMS = (STACKED, EACH)
 
-# Transformer Engine keeps a norm inside the linear layer after it.
-_FUSED = (
+FUSED = (
     ("self_attention.linear_qkv.layer_norm_", "input_layernorm."),
     ("self_attention.in_proj.layer_norm_", "input_layernorm."),
     ("self_attention.linear_q_up_proj.layer_norm_", "self_attention.q_layernorm."),
     ("self_attention.linear_kv_up_proj.layer_norm_", "self_attention.kv_layernorm."),
     ("mlp.linear_fc1.layer_norm_", "pre_mlp_layernorm."),
 )
+"""Names of norms inside the linear layer after them, as Transformer Engine keeps them, and their canonical names."""
 _OF_ENGINE = re.compile(r"mlp\.experts\.linear_fc([12])\.(weight|bias)([0-9]+)$")
 _OF_SEQUENCE = re.compile(r"mlp\.experts\.local_experts\.([0-9]+)\.linear_fc([12])\.(weight|bias)$")
 _IN_ONE = re.compile(r"mlp\.experts\.weight([12])$")
@@ -60,7 +60,7 @@ class Spelling:
 def _fused_in(words: frozenset[str]) -> list[tuple[str, str]]:
     """Return (fused, plain) of the norms that Transformer Engine fuses in a layer of these conditions."""
     found = []
-    for fused, plain in _FUSED:
+    for fused, plain in FUSED:
         if plain == "pre_mlp_layernorm." and "experts" in words:
             continue
         if plain == "input_layernorm.":
@@ -77,7 +77,7 @@ def forms_of(stored: Iterable[str]) -> set[str]:
     """Return the implementations that may have written these names (``IMPLEMENTATIONS``), and ``GROUPED`` if experts
     share one tensor."""
     names = list(stored)
-    of_engine = any(fused in name for name in names for fused, _ in _FUSED) or any(map(_OF_ENGINE.search, names))
+    of_engine = any(fused in name for name in names for fused, _ in FUSED) or any(map(_OF_ENGINE.search, names))
     grouped = {GROUPED} if any(map(_IN_ONE.search, names)) else set()
     return grouped | ({TRANSFORMER_ENGINE} if of_engine else {LOCAL})
 
@@ -96,7 +96,7 @@ def canonical_names(state: Mapping[str, object], experts_per_rank: int) -> dict[
 def canonical_name(name: str) -> str:
     """Return the canonical local name for any spelling."""
     name = name.replace(".mtp_model_layer.", ".transformer_layer.")
-    for fused, plain in _FUSED:
+    for fused, plain in FUSED:
         if fused in name:
             return name.replace(fused, plain)
     return _OF_ENGINE.sub(r"mlp.experts.local_experts.\3.linear_fc\1.\2", name)

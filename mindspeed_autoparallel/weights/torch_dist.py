@@ -18,8 +18,16 @@ from mindspeed_autoparallel.weights.dist_chunks import ChunkReader
 from mindspeed_autoparallel.weights.dist_metadata import METADATA, data_file, read_metadata
 from mindspeed_autoparallel.weights.pickles import load_tensors_only
 from mindspeed_autoparallel.weights.placement import Entry, entries_of
-from mindspeed_autoparallel.weights.rank_folders import TRACKER, iteration_folder
-from mindspeed_autoparallel.weights.source import Progress, checked, present_entries, refuse_unknown, silent
+from mindspeed_autoparallel.weights.rank_files import iteration_of
+from mindspeed_autoparallel.weights.rank_folders import iteration_folder, write_tracker
+from mindspeed_autoparallel.weights.source import (
+    Progress,
+    TensorSource,
+    checked,
+    present_entries,
+    refuse_unknown,
+    silent,
+)
 
 _OF_MODELS = ("embedding.", "decoder.", "output_layer.", "mtp.", "text_decoder.", "image_encoder.", "audio_encoder.")
 """Prefixes of the keys of weights; other keys belong to the optimizer and to the host."""
@@ -32,7 +40,7 @@ def is_torch_dist(folder: Path) -> bool:
     return (folder / METADATA).exists()
 
 
-class TorchDistSource:
+class TorchDistSource(TensorSource):
     """Canonical tensors from a distributed checkpoint, written by any layout."""
 
     def __init__(self, checkpoint: Path, architecture: Architecture) -> None:
@@ -44,9 +52,6 @@ class TorchDistSource:
 
     def has(self, entry: Entry) -> bool:
         return self._locate(entry) is not None
-
-    def load(self, entry: Entry) -> Any:
-        return tensors.whole(self.blocks(entry))
 
     def blocks(self, entry: Entry) -> list[Any]:
         located = self._locate(entry)
@@ -60,8 +65,7 @@ class TorchDistSource:
                 # Before memory is allocated for it; small differences are reported with both shapes.
                 raise ConfigError(
                     f"{self.folder}: {key} has the shape {list(described.size)}; config.json means {list(wanted)} a "
-                    f"layer. "
-                    "The checkpoint and config.json belong to different models."
+                    "layer. The checkpoint and config.json belong to different models."
                 )
             parts.append(self._reader.assemble(key, described, place))
         blocks = tensors.check_shape(entry.rule, tensors.alike(parts), self.folder)
@@ -120,6 +124,5 @@ def copy_torch_dist(source_folder: Path, folder: Path, progress: Progress = sile
     for done, path in enumerate(files):
         shutil.copyfile(path, target / path.name)
         progress(done + 1, len(files), path.name)
-    number = source_folder.name.removeprefix("iter_")
-    (folder / TRACKER).write_text(str(int(number)) if number.isdigit() else "release", encoding="utf-8")
+    write_tracker(folder, iteration_of(source_folder))
     return bool(optimizer)

@@ -7,16 +7,15 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.spec import Plan
 from mindspeed_autoparallel.weights.dist_metadata import METADATA, data_file, read_metadata
+from mindspeed_autoparallel.weights.rank_files import FILE, rank_folder, step_name
 from mindspeed_autoparallel.weights.rank_folders import TRACKER, iteration_folder
 
 _STEP = re.compile(r"iter_([0-9]{7,12})")
 _WRITER = re.compile(r"__([0-9]{1,7})_[0-9]{1,7}\.distcp")
-_MODEL_FILE = "model_optim_rng.pt"
 _COMMON, _COMMON_KEY = "common.pt", "common_state"
 
 
@@ -93,7 +92,7 @@ def _newest(checkpoint: Path) -> tuple[Path, int | None]:
         said = tracker.read_text(encoding="utf-8").strip() if tracker.is_file() else ""
         if not re.fullmatch(r"[0-9]{1,12}", said) or not any(checkpoint.glob("iter_*")):
             raise
-        folder = checkpoint / f"iter_{int(said):07d}"
+        folder = checkpoint / step_name(int(said))
     found = _STEP.fullmatch(folder.name)
     return folder, int(found.group(1)) if found else None
 
@@ -148,18 +147,12 @@ def _named(names: list[str]) -> str:
 def _gaps_of_rank_folders(folder: Path, plan: Plan) -> Iterator[Gap]:
     layout = plan.layout
     width = layout.num_devices // layout.pipeline_size
-    experts = layout.expert_size
     for stage in range(layout.pipeline_size):
         for tensor in range(layout.tensor_size):
-            for expert in range(experts):
-                name = f"mp_rank_{tensor:02d}" + (f"_{stage:03d}" if layout.pipeline_size > 1 else "")
-                name += f"_{expert:03d}" if experts > 1 else ""
-                if _is_archive(folder / name / _MODEL_FILE):
+            for expert in range(layout.expert_size):
+                name = rank_folder(tensor, stage, expert, layout.pipeline_size, layout.expert_size)
+                if zipfile.is_zipfile(folder / name / FILE):
                     continue
                 rank = stage * width + tensor + (expert * layout.tensor_size * layout.context_size)
                 holds = f"weights and optimizer state of tensor rank {tensor}, pipeline rank {stage}"
-                yield Gap(file=f"{name}/{_MODEL_FILE}", rank=rank, holds=holds)
-
-
-def _is_archive(path: Path) -> Any:
-    return path.is_file() and zipfile.is_zipfile(path)
+                yield Gap(file=f"{name}/{FILE}", rank=rank, holds=holds)

@@ -6,6 +6,7 @@ A factor is a table over some variables; the sum of all tables is the cost.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy
@@ -70,49 +71,71 @@ def without_dominated(graph: FactorGraph) -> list[Table]:
     return kept
 
 
+class Elimination:
+    """Joins the factors of one variable after another into a factor of the other variables."""
+
+    def __init__(self, graph: FactorGraph) -> None:
+        self.factors = {index: (scope, table) for index, (scope, table) in enumerate(graph.tables.items())}
+        self.factors.update({len(self.factors) + v: ((v,), s) for v, s in enumerate(graph.single)})
+        self.following = len(self.factors)
+        self.sizes = [len(s) for s in graph.single]
+        self.of: list[set[int]] = [set() for _ in self.sizes]
+        """The factors of every variable."""
+        for index, (scope, _) in self.factors.items():
+            for v in scope:
+                self.of[v].add(index)
+        self.weight = {v: self.weight_of(v) for v in range(len(self.sizes))}
+        """The table size of every variable that is left."""
+
+    def scope_of(self, indices: Iterable[int]) -> set[int]:
+        """Return the variables of factors."""
+        return {u for index in indices for u in self.factors[index][0]}
+
+    def weight_of(self, v: int) -> int:
+        """Return the number of entries of the table that joins the factors of ``v``."""
+        return math.prod(self.sizes[u] for u in self.scope_of(self.of[v]))
+
+    def smallest(self) -> int:
+        """Return the variable with the smallest table."""
+        return min(self.weight, key=lambda u: (self.weight[u], u))
+
+    def eliminate(self, v: int) -> tuple[tuple[int, ...], Table, list[int]]:
+        """Replace the factors of ``v`` by their least sums, which become the factor ``following - 1``.
+
+        Return the variables of their total, ``v`` first, the total, and the factors that were replaced.
+        """
+        scope, joined = (v, *sorted(self.scope_of(self.of[v]) - {v})), sorted(self.of[v])
+        total = numpy.zeros([self.sizes[u] for u in scope])
+        for index in joined:
+            names, table = self.factors.pop(index)
+            order = sorted(range(len(names)), key=lambda a: scope.index(names[a]))
+            total += table.transpose(order).reshape([self.sizes[u] if u in names else 1 for u in scope])
+            for u in names:
+                self.of[u].discard(index)
+        self.factors[self.following] = (scope[1:], total.min(axis=0))
+        del self.weight[v]
+        for u in scope[1:]:
+            self.of[u].add(self.following)
+        for u in scope[1:]:
+            self.weight[u] = self.weight_of(u)
+        self.following += 1
+        return scope, total, joined
+
+
 def eliminate(graph: FactorGraph, largest: int = LARGEST_TABLE) -> list[int] | None:
     """Return the values of least sum, by eliminating one variable after another; None if a table would be too large.
 
     The next variable is the one whose elimination makes the smallest table.
     """
-    factors = {index: (scope, table) for index, (scope, table) in enumerate(graph.tables.items())}
-    factors.update({len(factors) + v: ((v,), s) for v, s in enumerate(graph.single)})
-    sizes = [len(s) for s in graph.single]
-    of: list[set[int]] = [set() for _ in sizes]
-    for index, (scope, _) in factors.items():
-        for v in scope:
-            of[v].add(index)
-    left, following = set(range(len(sizes))), len(factors)
-    trail: list[tuple[int, tuple[int, ...], Table]] = []
-
-    def joined(v: int) -> set[int]:
-        return {u for index in of[v] for u in factors[index][0]}
-
-    weight = {v: math.prod(sizes[u] for u in joined(v)) for v in left}
-    while left:
-        v = min(left, key=lambda u: (weight[u], u))
-        if weight[v] > largest:
+    left = Elimination(graph)
+    trail: list[tuple[tuple[int, ...], Table]] = []
+    while left.weight:
+        v = left.smallest()
+        if left.weight[v] > largest:
             return None
-        scope = (v, *sorted(joined(v) - {v}))
-        total = numpy.zeros([sizes[u] for u in scope])
-        for index in of[v]:
-            names, table = factors.pop(index)
-            order = sorted(range(len(names)), key=lambda a: scope.index(names[a]))
-            shape = [sizes[u] if u in names else 1 for u in scope]
-            total += table.transpose(order).reshape(shape)
-            for u in names:
-                if u != v:
-                    of[u].discard(index)
-        trail.append((v, scope[1:], total.argmin(axis=0)))
-        left.discard(v)
-        if len(scope) > 1:
-            factors[following] = (scope[1:], total.min(axis=0))
-            for u in scope[1:]:
-                of[u].add(following)
-            following += 1
-        for u in scope[1:]:
-            weight[u] = math.prod(sizes[w] for w in joined(u))
-    picks = [0] * len(sizes)
-    for v, others, best in reversed(trail):
+        scope, total, _ = left.eliminate(v)
+        trail.append((scope, total.argmin(axis=0)))
+    picks = [0] * len(left.sizes)
+    for (v, *others), best in reversed(trail):
         picks[v] = int(best[tuple(picks[u] for u in others)])
     return picks

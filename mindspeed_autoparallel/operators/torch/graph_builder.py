@@ -10,6 +10,7 @@ import torch
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.operators.graph.node import Axis, Graph, Node
+from mindspeed_autoparallel.operators.rules.products import source
 from mindspeed_autoparallel.operators.torch.calls import DRAWN_WHOLE, CapturedCall, Slot, draws
 from mindspeed_autoparallel.operators.torch.decompositions import short_name
 from mindspeed_autoparallel.operators.torch.rules.base import TENSOR, Call, Rule
@@ -117,20 +118,9 @@ class GraphBuilder:
         if name in self.graph.nodes:
             return  # a parameter under its second name
         shape = _shape(value)
-        axes = tuple(Axis(f"dim{d}", size) for d, size in enumerate(shape))
-        self.graph.add(
-            Node(
-                name,
-                "parameter" if parameter else "input",
-                axes,
-                shape,
-                tuple(range(len(shape))),
-                role=_REPEATED.sub("*", name),
-                item_bytes=value.element_size(),
-                is_parameter=parameter,
-                needs_gradient=parameter and _has_gradient(value) and self.trained.get(name, True),
-            )
-        )
+        role, item_bytes = _REPEATED.sub("*", name), value.element_size()
+        frozen = not (_has_gradient(value) and self.trained.get(name, True))
+        self.graph.add(source(name, shape, parameter=parameter, frozen=frozen, role=role, item_bytes=item_bytes))
 
     def _operator(self, node: Any) -> None:
         value, path = node.meta["val"], _module_path(node)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.errors import ConfigError, first_line
 from mindspeed_autoparallel.files import read_json
 from mindspeed_autoparallel.operators.graph.node import Graph
 from mindspeed_autoparallel.operators.torch.capture import capture_program
@@ -99,5 +99,4 @@ def example_inputs(config: Any, model: torch.nn.Module, batch: int, sequence: in
 
 
 def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return (lines[0] if lines else type(error).__name__).rstrip(".") + "."
+    return first_line(error).rstrip(".") + "."

@@ -60,6 +60,9 @@ class Sample:
     """Seconds since the epoch; 0 is replaced by now when recorded."""
 
 
+_FIGURES = tuple(field.name for field in dataclasses.fields(Sample))
+
+
 class KnowledgeBase:
     """Samples in ``path``, keyed by device and software fingerprint, so that other hardware or releases never mix."""
 
@@ -124,27 +127,17 @@ class KnowledgeBase:
 
     def record(self, device: str, software: str, entries: Iterable[tuple[Operator, Sample]]) -> None:
         """Store samples in one transaction. Of two samples of one operator the one with more runs stays."""
-        rows = [
-            (
-                device,
-                software,
-                operator.name,
-                operator.signature.text,
-                json.dumps(operator.sizes),
-                sample.median_us,
-                sample.p10_us,
-                sample.p90_us,
-                sample.num_runs,
-                sample.source,
-                sample.measured_at or time.time(),
-            )
-            for operator, sample in entries
-        ]
-        for row in rows:
-            if not 0 < row[6] <= row[5] <= row[7]:
+        rows = []
+        for operator, sample in entries:
+            sizes = json.dumps(operator.sizes)
+            if not 0 < sample.p10_us <= sample.median_us <= sample.p90_us:
                 raise ProfileError(
-                    f"sample of {row[2]} {row[4]} has times p10 {row[6]}, median {row[5]}, p90 {row[7]} us."
+                    f"sample of {operator.name} {sizes} has times p10 {sample.p10_us}, median {sample.median_us}, p90 "
+                    f"{sample.p90_us} us."
                 )
+            *figures, measured_at = dataclasses.astuple(sample)
+            key = (device, software, operator.name, operator.signature.text, sizes)
+            rows.append((*key, *figures, measured_at or time.time()))
         with self._connection() as connection:
             connection.execute("begin immediate")
             connection.executemany(
@@ -158,33 +151,24 @@ class KnowledgeBase:
 
     def find(self, device: str, software: str, operator: Operator) -> Sample | None:
         """Return the sample of exactly this operator."""
-        with self._connection() as connection:
-            row = connection.execute(
-                "select median_us, p10_us, p90_us, num_runs, source, measured_at from samples "
-                "where device=? and software=? and operator=? and signature=? and sizes=?",
-                (device, software, operator.name, operator.signature.text, json.dumps(operator.sizes)),
-            ).fetchone()
-        return None if row is None else _sample(row)
+        found = self._select(
+            "where device=? and software=? and operator=? and signature=? and sizes=?",
+            *(device, software, operator.name, operator.signature.text, json.dumps(operator.sizes)),
+        )
+        return found[0][3] if found else None
 
     def neighbours(self, device: str, software: str, operator: Operator) -> list[tuple[tuple[int, ...], Sample]]:
         """Return all samples of the same name and signature, whatever their sizes."""
-        with self._connection() as connection:
-            rows = connection.execute(
-                "select sizes, median_us, p10_us, p90_us, num_runs, source, measured_at from samples "
-                "where device=? and software=? and operator=? and signature=?",
-                (device, software, operator.name, operator.signature.text),
-            ).fetchall()
-        return [(tuple(json.loads(row[0])), _sample(row[1:])) for row in rows]
+        found = self._select(
+            "where device=? and software=? and operator=? and signature=?",
+            *(device, software, operator.name, operator.signature.text),
+        )
+        return [(other.sizes, sample) for _, _, other, sample in found]
 
     def of_name(self, device: str, software: str, name: str) -> list[tuple[Operator, Sample]]:
         """Return all samples called ``name``, whatever their signature and sizes, in a stable order."""
-        with self._connection() as connection:
-            rows = connection.execute(
-                "select signature, sizes, median_us, p10_us, p90_us, num_runs, source, measured_at from samples "
-                "where device=? and software=? and operator=? order by 1, 2",
-                (device, software, name),
-            ).fetchall()
-        return [(_operator(name, row[0], row[1]), _sample(row[2:])) for row in rows]
+        found = self._select("where device=? and software=? and operator=? order by 4, 5", device, software, name)
+        return [(operator, sample) for _, _, operator, sample in found]
 
     def fingerprints(self) -> list[tuple[str, str, int]]:
         """Return (device, software, number of samples) of everything stored."""
@@ -198,20 +182,20 @@ class KnowledgeBase:
 
     def entries(self) -> list[tuple[str, str, Operator, Sample]]:
         """Return everything stored, in a stable order."""
+        return self._select("order by 1, 2, 3, 4, 5")
+
+    def _select(self, which: str, *values: str) -> list[tuple[str, str, Operator, Sample]]:
         with self._connection() as connection:
-            rows = connection.execute(
-                "select device, software, operator, signature, sizes, median_us, p10_us, p90_us, num_runs, source, "
-                "measured_at from samples order by 1, 2, 3, 4, 5"
-            ).fetchall()
-        return [(row[0], row[1], _operator(row[2], row[3], row[4]), _sample(row[5:])) for row in rows]
-
-
-def _operator(name: str, signature: str, sizes: str) -> Operator:
-    return Operator(name=name, signature=Signature.of_json(signature), sizes=tuple(json.loads(sizes)))
-
-
-def _sample(row: tuple[float, float, float, int, str, float]) -> Sample:
-    return Sample(median_us=row[0], p10_us=row[1], p90_us=row[2], num_runs=row[3], source=row[4], measured_at=row[5])
+            rows = connection.execute(f"select * from samples {which}", values).fetchall()
+        return [
+            (
+                device,
+                software,
+                Operator(name=name, signature=Signature.of_json(text), sizes=tuple(json.loads(sizes))),
+                Sample(**dict(zip(_FIGURES, figures, strict=True))),
+            )
+            for device, software, name, text, sizes, *figures in rows
+        ]
 
 
 def export_knowledge(base: KnowledgeBase, path: Path) -> int:
