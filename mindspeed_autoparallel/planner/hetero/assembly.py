@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mindspeed_autoparallel.planner.hetero.backbone import (
-    BackboneSolver,
-    Reserved,
-    beside,
-    limit_of,
-    outside_pipeline_bytes,
-)
+from mindspeed_autoparallel.planner.hetero.backbone import BackboneSolver, Reserved, beside, outside_pipeline_bytes
 from mindspeed_autoparallel.planner.hetero.encoders import WINDOW
 from mindspeed_autoparallel.planner.layouts.assembly import assemble_plan, fullest_rank
 from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult
@@ -59,11 +53,10 @@ LEAST_SHARE = 0.005
 def assemble(profile: Profile, best: Solved, others: Sequence[Solved], record: SearchRecord) -> Plan:
     """Return the complete ``plan.json``."""
     solver = best.solver
-    made = beside(solver.backbone, solver.candidate.measurement, solver.cluster, best.reserved)
-    assert made is not None, "it was solved"
-    own, measurement, cluster = made
-    candidate = replace(solver.candidate, measurement=measurement)
-    inner = assemble_plan(own, cluster, solver.global_batch_size, candidate, best.result, [], record)
+    candidate = beside(solver.candidate, best.reserved)
+    assert candidate is not None, "it was solved"
+    cluster = solver.candidate.cluster
+    inner = assemble_plan(candidate, best.result, [], record)
     notes = [
         f"{phase.module} with {phase.samples} samples is interpolated from {', '.join(phase.interpolated_from)}."
         for phase in best.record.encoders
@@ -76,13 +69,13 @@ def assemble(profile: Profile, best: Solved, others: Sequence[Solved], record: S
     inner = replace(
         inner,
         model=profile.model,
-        cluster=solver.cluster,
+        cluster=cluster,
         hetero=best.record,
         layout=best.layout,
         alternatives=tuple(_alternative(found) for found in others),
         profile=replace(inner.profile, sha256=profile.sha256(), notes=(*inner.profile.notes, *notes)),
     )
-    return with_encoders(inner, limit_of(profile, solver.cluster))
+    return with_encoders(inner, solver.candidate.limit_bytes)
 
 
 def with_encoders(inner: Plan, limit_bytes: int) -> Plan:
@@ -160,8 +153,9 @@ def limits_of_hetero(plan: Plan) -> tuple[str, ...]:
 
 
 def _alternative(found: Solved) -> Alternative:
-    evaluation, placement = found.result.evaluation, found.result.placement
-    assert evaluation is not None and placement is not None
+    evaluation = found.result.evaluation
+    assert evaluation is not None
+    placement = evaluation.placement
     return Alternative(
         layout=found.layout,
         step_us=found.step_us,

@@ -57,7 +57,7 @@ def encoders_at_least_us(
 
 def longest_message_us(solver: BackboneSolver) -> float:
     """Return an upper bound of the time of messages between the backbone's stages."""
-    layout, device = solver.candidate.layout, solver.backbone.device
+    layout, device = solver.candidate.layout, solver.candidate.profile.device
     blocks = [
         block
         for cost in solver.candidate.measurement.modules.values()
@@ -66,7 +66,9 @@ def longest_message_us(solver: BackboneSolver) -> float:
     ]
     # Rows of other modules may travel together with the stream.
     size = sum(block.output_bytes for block in blocks)
-    links = [boundary_link(layout, solver.cluster, device, stage) for stage in range(layout.num_virtual_stages - 1)]
+    links = [
+        boundary_link(layout, solver.candidate.cluster, device, stage) for stage in range(layout.num_virtual_stages - 1)
+    ]
     return max((p2p_us(size, link) for link in links), default=0.0) + device.message_us(layout.schedule)
 
 
@@ -118,7 +120,7 @@ def sizes_beside(
     solver: BackboneSolver, costs: Sequence[Sequence[EncoderCosts]]
 ) -> list[list[tuple[EncoderCosts, ModuleLayout]]]:
     """Return every encoder's possible sizes in this mode with one layout of the backbone."""
-    devices = solver.cluster.num_devices
+    devices = solver.candidate.cluster.num_devices
     return [
         [
             (
@@ -164,11 +166,9 @@ def _explored(
     deadline: float,
 ) -> tuple[float, Solved | None]:
     """Return a bound of one choice, tightened only while it is below ``known_us``; and its plan."""
-    candidate, cluster = solver.candidate, solver.cluster
-    batches = [macro_batches(costs, sizes, candidate, cluster, balance=balance) for costs, sizes in chosen]
-    phases = tuple(
-        encoder_phase(costs, sizes, candidate, cluster, memory=WINDOW, balance=balance) for costs, sizes in chosen
-    )
+    candidate = solver.candidate
+    batches = [macro_batches(costs, sizes, candidate, balance=balance) for costs, sizes in chosen]
+    phases = tuple(encoder_phase(costs, sizes, candidate, memory=WINDOW, balance=balance) for costs, sizes in chosen)
     ticks, after_us = ticks_of(*tick_sizes(candidate)), sum(p.reduction_us + p.optimizer_us for p in phases)
     added_us = after_us
     added_us += encoders_at_least_us(ticks, candidate.layout.pipeline_size, longest_message_us(solver), batches)
@@ -182,12 +182,10 @@ def _explored(
         return bound_us, None
     result = solver.solve(reserved, max(0.1, min(SOLVE_S, deadline - time.monotonic())))
     tight = None if result.proved_infeasible else search_tight(solver, reserved, 0, deadline)
-    if result.proved_infeasible or (tight is not None and tight.best is None):
+    if result.proved_infeasible or (tight is not None and tight.proved_infeasible):
         return inf, None
-    if tight is not None and tight.best is not None:
-        placement, evaluation = tight.best
-        step_us = evaluation.step.total_us
-        result = replace(result, placement=placement, evaluation=evaluation, lower_bound_us=step_us)
+    if tight is not None:
+        result = tight
         solver.solved.append((reserved, result))
     bound_us = max(bound_us, result.lower_bound_us + added_us)
     if result.evaluation is None:
@@ -202,10 +200,8 @@ def _made(
     """Return the choice, or ``None`` if it does not fit, or provably takes ``below_us`` or more: then nothing is
     replayed."""
     solver = other.solver
-    candidate, cluster, balance = solver.candidate, solver.cluster, other.record.balance
-    phases = tuple(
-        encoder_phase(costs, sizes, candidate, cluster, memory=WINDOW, balance=balance) for costs, sizes in chosen
-    )
+    candidate, balance = solver.candidate, other.record.balance
+    phases = tuple(encoder_phase(costs, sizes, candidate, memory=WINDOW, balance=balance) for costs, sizes in chosen)
     record = HeteroRecord(memory=WINDOW, balance=balance, encoders=phases)
     # Peaks and limits are those of the solve, next to the memory it reserved.
     own = reserved_by(other.record)  # of a split that the tight search found
@@ -217,8 +213,8 @@ def _made(
         for rank in evaluation.memory
     ):
         return None
-    batches = [macro_batches(costs, sizes, candidate, cluster, balance=balance) for costs, sizes in chosen]
-    backbone = backbone_times(solver.backbone, candidate.layout, evaluation, candidate.num_microbatches)
+    batches = [macro_batches(costs, sizes, candidate, balance=balance) for costs, sizes in chosen]
+    backbone = backbone_times(candidate.profile, candidate.layout, evaluation, candidate.num_microbatches)
     added_us = encoders_at_least_us(
         ticks_of(*backbone.sizes), backbone.num_stages, max(backbone.link_us, default=0.0), batches
     )

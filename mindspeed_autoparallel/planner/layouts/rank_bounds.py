@@ -19,8 +19,8 @@ from mindspeed_autoparallel.planner.problem_messages import link_times, message_
 from mindspeed_autoparallel.planner.split.model.linear import LinearProgram
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US, beside_blocks_ns, block_times_ns
 from mindspeed_autoparallel.planner.variable_data import mean_factors
-from mindspeed_autoparallel.profiles import BlockCost, Profile
-from mindspeed_autoparallel.spec import Cluster, Layout
+from mindspeed_autoparallel.profiles import BlockCost
+from mindspeed_autoparallel.spec import Layout
 from mindspeed_autoparallel.units import GIB
 
 _ROUNDING = 1e-6
@@ -28,16 +28,16 @@ _ROUNDING = 1e-6
 _NS_PER_MS = 1e6
 
 
-def rank_bound_us(profile: Profile, cluster: Cluster, candidate: Candidate) -> float:
+def rank_bound_us(candidate: Candidate) -> float:
     """Return a lower bound of the pipeline time of ``candidate`` in microseconds.
 
     ``inf`` if some rank exceeds its memory with everything recomputed; 0 for schedules without such a bound.
     """
     layout = candidate.layout
     plain = layout.schedule in ("1f1b", "interleaved") and not layout.paired and layout.sharding is None
-    if not plain or profile.memory_semantics == "mindspeed":
+    if not plain or candidate.profile.memory_semantics == "mindspeed":
         return 0.0
-    return _Ranks(profile, cluster, candidate).solve()
+    return _Ranks(candidate).solve()
 
 
 def moments_in_flight(layout: Layout, num_microbatches: int, rank: int) -> list[tuple[int, ...]]:
@@ -89,10 +89,9 @@ class _Layers:
 class _Ranks:
     """The linear program of one layout, in milliseconds and GiB."""
 
-    def __init__(self, profile: Profile, cluster: Cluster, candidate: Candidate) -> None:
-        self.profile, self.cluster, self.candidate = profile, cluster, candidate
-        self.layout = candidate.layout
-        self.limit = cluster.memory_limit_bytes or profile.device.memory_capacity_bytes
+    def __init__(self, candidate: Candidate) -> None:
+        self.candidate, self.layout = candidate, candidate.layout
+        self.profile = profile = candidate.profile
         self.factors = mean_factors(profile.variable_data)
         self.costs = [(module, candidate.measurement.modules[module.name]) for module in profile.model.modules]
         self.layers = [
@@ -172,23 +171,20 @@ class _Ranks:
         stages = range(rank, len(self.time), layout.pipeline_size)
         for moment in moments_in_flight(layout, count, rank):
             everywhere = ((moment,),) * layout.pipeline_size
-            allowed = message_allowance(self.profile, self.candidate, everywhere, len(self.time), safe=False)[rank]
+            allowed = message_allowance(self.candidate, everywhere, len(self.time), safe=False)[rank]
             terms = [
                 ((static + in_flight * saved) / GIB, variable)
                 for v, in_flight in zip(stages, moment, strict=True)
                 for static, saved, variable in self.held[v]
             ]
-            self.program.row(terms, high=max(0, self.limit - overhead + allowed) / GIB)
+            self.program.row(terms, high=max(0, self.candidate.limit_bytes - overhead + allowed) / GIB)
 
     def _follow_schedule(self) -> Any:
         """Return the pipeline's time: at least a rank's work between the first microbatch's arrival and the last one's
         return."""
         layout, step = self.layout, self.program.number()
         beside = [2 * time_ns / _NS_PER_MS for time_ns in beside_blocks_ns(self.profile.device, layout)]
-        links = [
-            2 * time_ns / _NS_PER_MS
-            for time_ns in link_times(self.profile, self.candidate, self.cluster, len(self.time))
-        ]
+        links = [2 * time_ns / _NS_PER_MS for time_ns in link_times(self.candidate, len(self.time))]
         before, count = None, self.candidate.num_microbatches
         for rank in range(layout.pipeline_size):
             stages = range(rank, len(self.time), layout.pipeline_size)

@@ -83,6 +83,8 @@ def enumerate_layouts(
         else:
             candidates.append(
                 Candidate(
+                    profile=profile,
+                    cluster=cluster,
                     layout=layout,
                     measurement=searched_costs(profile, measurement, layout),
                     num_microbatches=layout.num_microbatches(global_batch_size),

@@ -17,7 +17,6 @@ from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts.assembly import limits_of_plan, plan_of
 from mindspeed_autoparallel.planner.placement import ModulePlacement
-from mindspeed_autoparallel.planner.rank_memory import point_of
 from mindspeed_autoparallel.planner.spread.drawn_steps import NUM_DRAWS, DrawnSteps, PlanUnderData, StepsUnderData
 from mindspeed_autoparallel.planner.spread.draws import Array
 from mindspeed_autoparallel.planner.spread.factors import SampleFactors, sample_factors
@@ -203,10 +202,9 @@ def considered_plan(one: Judged) -> ConsideredPlan:
 
 def _at_mean(profile: Profile, plan: Plan) -> Plan:
     """Return ``plan`` with the times and bytes of ``profile``, which is that of the mean sample."""
-    layout, measurement = plan.layout, point_of(profile, plan.layout)
-    assert measurement is not None  # it was planned
+    layout = plan.layout
     found = evaluate(profile, plan.cluster, layout, ModulePlacement.of_plan(plan), plan.global_batch_size)
-    again = plan_of(profile, plan.cluster, layout, measurement, found, plan.global_batch_size, plan.search)
+    again = plan_of(profile, plan.cluster, layout, found, plan.global_batch_size, plan.search)
     return replace(again, search=replace(plan.search, limits=limits_of_plan(found), scope=_SCOPE))
 
 

@@ -206,7 +206,13 @@ def _at_mean(profile: Profile, plan: Plan) -> Plan:
     found = evaluate(backbone, plan.cluster, layout, ModulePlacement.of_plan(inner), plan.global_batch_size)
     measurement = point_of(backbone, layout)
     assert measurement is not None  # it was planned
-    candidate = Candidate(layout=layout, measurement=measurement, num_microbatches=plan.num_microbatches)
+    candidate = Candidate(
+        profile=backbone,
+        cluster=plan.cluster,
+        layout=layout,
+        measurement=measurement,
+        num_microbatches=plan.num_microbatches,
+    )
     phases = tuple(_phase_at_mean(profile, plan, record, phase, candidate) for phase in record.encoders)
     again = replace(record, encoders=phases)
     step = replace(found.step, total_us=found.step.total_us + again.total_us)
@@ -223,7 +229,7 @@ def _phase_at_mean(
     own = [one for one in costs if one.point.context_size == sizes.context_size]
     if not own:
         raise ConfigError(f"{phase.module} has no costs at TP{sizes.tensor_size} CP{sizes.context_size}.")
-    mean = encoder_phase(own[0], sizes, candidate, plan.cluster, memory=record.memory, balance=record.balance)
+    mean = encoder_phase(own[0], sizes, candidate, memory=record.memory, balance=record.balance)
     return replace(
         mean,
         state_bytes=phase.state_bytes,

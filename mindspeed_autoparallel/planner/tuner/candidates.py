@@ -112,11 +112,8 @@ def enumerate_space(variants: Sequence[ProfileVariant], cluster: Cluster, batch:
             # Switches of optimizer and communication change the tail only.
             plain = replace(candidate.layout, distributed_optimizer=True).label()
             if plain not in bounds:
-                bounds[plain] = max(
-                    pipeline_bound_ns(variant.profile, candidate) / NS_PER_US,
-                    sharding_bound_us(variant.profile, cluster, candidate),
-                )
-            bound = bounds[plain] + tail_bound_us(variant.profile, cluster, candidate)
+                bounds[plain] = max(pipeline_bound_ns(candidate) / NS_PER_US, sharding_bound_us(candidate))
+            bound = bounds[plain] + tail_bound_us(candidate)
             space.configurations.append(Configuration(variant=variant, candidate=candidate, bound_us=bound))
     return space
 

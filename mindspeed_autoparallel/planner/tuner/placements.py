@@ -231,7 +231,7 @@ def evaluate_placement(
             num_recomputed=number,
             evaluation=evaluation
             if layout == configuration.layout
-            else with_layout(evaluation, profile, cluster, layout, placement),
+            else with_layout(evaluation, profile, cluster, layout),
         )
         for layout in (overlaps(configuration.layout, dimensions) if dimensions else [configuration.layout])
     ]

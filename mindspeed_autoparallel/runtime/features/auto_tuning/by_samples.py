@@ -76,7 +76,7 @@ class SampledSearch:
         at_mean = self._scaled(variant, 0.0)
         measurement = point_of(at_mean.profile, configuration.layout)
         assert measurement is not None  # the search used the same point
-        candidate = replace(configuration.candidate, measurement=measurement)
+        candidate = replace(configuration.candidate, profile=at_mean.profile, measurement=measurement)
         batch, cluster = self._request.global_batch_size, self._request.cluster
         evaluation = evaluate(at_mean.profile, cluster, configuration.layout, found.placement, batch)
         again = replace(configuration, variant=at_mean, candidate=candidate)

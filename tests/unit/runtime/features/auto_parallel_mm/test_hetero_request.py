@@ -7,7 +7,6 @@ import copy
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -263,7 +262,7 @@ def test_encoders_windows_are_tried_beside_a_split_of_the_tight_search(
 
     def tight(solver: BackboneSolver, *_: Any) -> Any:
         found = next(result for _, result in solver.solved if result.evaluation is not None)
-        return SimpleNamespace(best=(found.placement, found.evaluation))
+        return replace(found, lower_bound_us=found.evaluation.step_us)
 
     monkeypatch.setattr(BackboneSolver, "solve", out_of_time)
     monkeypatch.setattr(choice_search, "search_tight", tight)
