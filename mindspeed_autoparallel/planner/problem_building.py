@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import gcd, inf
 
-from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms, updated_parameter_bytes
+from mindspeed_autoparallel.cost.memory import PlacedBlock, state_bytes, updated_parameter_bytes
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.placement import (
     RECOMPUTED_KINDS,
@@ -150,8 +150,8 @@ class _MemoryRows:
         """Return the recompute policies of the block of ``names``; pre and post blocks run plainly. ``sure``:
         transient that a stage with the block has in any case."""
         layout, device = self.candidate.layout, self.candidate.profile.device
-        static = sum(static_terms([_plain(block)], layout).values())
-        updated = updated_parameter_bytes([_plain(block)], layout)
+        static = state_bytes(block, layout)
+        updated = updated_parameter_bytes([PlacedBlock(name="", cost=block)], layout)
         step_transient = -int(-device.optimizer_peak_bytes_per_parameter_byte * updated // 1)
         costs = {name: block.recompute[name] for name in names}
         peaks = {kind: max(cost.forward_peak_bytes, cost.backward_peak_bytes) for kind, cost in costs.items()}
@@ -166,11 +166,11 @@ class _MemoryRows:
                     # Either everything in flight is held, or the optimizer works: the larger, layer by layer, covers
                     # both.
                     memory = [max(size, step_transient) for size in memory]
-            plain_extra = block_times_ns(PlacedBlock(name="", cost=block, kind=name), factor)[1]
+            plain_extra = block_times_ns(block, factor, name)[1]
             kinds.append(
                 LayerKind(
                     name=name,
-                    extra_backward=plain_extra - block_times_ns(_plain(block), factor)[1],
+                    extra_backward=plain_extra - block_times_ns(block, factor)[1],
                     memory=tuple(size + static for size in memory),
                     transient=0 if self.mindspeed else peaks[name] if self.safe else sure,
                     saved=0 if any(self.held) else cost.saved_bytes,
@@ -196,7 +196,7 @@ def _blocks(rows: _MemoryRows) -> Blocks:
             sure = max(0, sure - rows.hidden)
         elif layout.pipeline_size > 1 and comes_last and part == "post":
             sure += rows.hidden
-        return *block_times_ns(_plain(block), factor), rows.kinds(block, ways, factor, sure)
+        return *block_times_ns(block, factor), rows.kinds(block, ways, factor, sure)
 
     return blocks_of(model, measurement.modules, price, standalone_ends=layout.standalone_ends)
 
@@ -256,7 +256,3 @@ def _unit(segments: list[Segment], link: tuple[int, ...]) -> int:
     for segment in segments:
         unit = gcd(unit, segment.forward, segment.backward, *(kind.extra_backward for kind in segment.kinds))
     return unit or 1
-
-
-def _plain(block: BlockCost) -> PlacedBlock:
-    return PlacedBlock(name="block", cost=block)

@@ -6,11 +6,10 @@ Rows count layers only; what was received and not sent is added to the limits, f
 from __future__ import annotations
 
 from mindspeed_autoparallel.cost.collectives import boundary_link, p2p_us
-from mindspeed_autoparallel.cost.memory import PlacedBlock
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.placement import prediction_may_be_apart
 from mindspeed_autoparallel.planner.split.model.problem import fullest_moments
-from mindspeed_autoparallel.planner.stage_times import NS_PER_US, block_times_ns
+from mindspeed_autoparallel.planner.stage_times import NS_PER_US, block_ns
 from mindspeed_autoparallel.planner.variable_data import mean_factors
 from mindspeed_autoparallel.schedule import Program, in_flight
 
@@ -39,7 +38,7 @@ def latest_start(candidate: Candidate, cutoff_us: float) -> int:
     module = profile.model.modules[-1]
     factor = mean_factors(profile.variable_data).get(module.name, 1.0)
     runs = candidate.measurement.modules[module.name].runs(0, module.num_layers)
-    times = [(sum(block_times_ns(PlacedBlock(name="block", cost=layer), factor)), number) for layer, number in runs]
+    times = [(block_ns(layer, factor), number) for layer, number in runs]
     layer_us = min(time_ns for time_ns, _ in times) / NS_PER_US
     work_us = sum(number * time_ns for time_ns, number in times) / NS_PER_US
     num = layout.num_virtual_stages

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms
+from mindspeed_autoparallel.cost.memory import state_bytes
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.evaluate import Evaluation
 from mindspeed_autoparallel.planner.hetero.device_work import PipelineWork
@@ -24,8 +24,8 @@ from mindspeed_autoparallel.planner.layouts.virtual_layouts import bound_layout,
 from mindspeed_autoparallel.planner.problem_building import build_problem
 from mindspeed_autoparallel.planner.split.bounds.relaxation import relaxed_cuts
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US
-from mindspeed_autoparallel.profiles import BlockCost, Measurement, Profile, VariableData
-from mindspeed_autoparallel.spec import Layout, Module, Plan
+from mindspeed_autoparallel.profiles import Measurement, Profile, VariableData
+from mindspeed_autoparallel.spec import Module, Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,14 +227,14 @@ class BackboneSolver:
         cost = self.candidate.measurement.modules[module.name]
         left = self.candidate.limit_bytes - profile.device.runtime_overhead_bytes
         left -= reserved.everywhere_bytes + transient_bytes
-        size = min(_state_bytes(layer, layout) for layer in cost.distinct_layers)
+        size = min(state_bytes(layer, layout) for layer in cost.distinct_layers)
         held = 0
         for rank in range(layout.pipeline_size):
             room = left
             if rank == 0:
-                room -= reserved.first_stage_bytes + _state_bytes(cost.pre, layout)
+                room -= reserved.first_stage_bytes + state_bytes(cost.pre, layout)
             if rank == layout.pipeline_size - 1:
-                room -= _state_bytes(cost.post, layout)
+                room -= state_bytes(cost.post, layout)
             if room < size * layout.virtual_size:
                 return True
             held += room // size if size else module.num_layers
@@ -250,10 +250,6 @@ class BackboneSolver:
             rank.peak_bytes + more + (at_first if index == 0 else 0) <= rank.limit_bytes
             for index, rank in enumerate(result.evaluation.memory)
         )
-
-
-def _state_bytes(block: BlockCost | None, layout: Layout) -> int:
-    return 0 if block is None else sum(static_terms([PlacedBlock(name="", cost=block)], layout).values())
 
 
 def outside_pipeline_fits(found: Evaluation, limit_bytes: int, reserved: Reserved, transient_bytes: int) -> bool:

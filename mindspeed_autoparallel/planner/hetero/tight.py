@@ -13,14 +13,13 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from mindspeed_autoparallel.cost.memory import PlacedBlock
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluated
 from mindspeed_autoparallel.planner.hetero.backbone import BackboneSolver, Reserved, beside, outside_pipeline_bytes
 from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.rank_memory import memory_of_rank
-from mindspeed_autoparallel.planner.stage_times import NS_PER_US, block_times_ns
+from mindspeed_autoparallel.planner.stage_times import NS_PER_US, block_ns
 from mindspeed_autoparallel.spec.recompute import in_order
 
 MOST_SPLITS = 300
@@ -146,7 +145,7 @@ class _Ranks:
 
     def busiest_us(self, split: Sequence[int], ways: Sequence[Counts]) -> float:
         """Return the busiest rank's compute time in a step: a lower bound."""
-        layer_us = sum(block_times_ns(PlacedBlock(name="", cost=self._layer))) / NS_PER_US
+        layer_us = block_ns(self._layer) / NS_PER_US
         busiest = max(count * layer_us + self._extra_us(way) for count, way in zip(split, ways, strict=True))
         return self.candidate.num_microbatches * busiest
 

@@ -13,7 +13,7 @@ from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms, update
 from mindspeed_autoparallel.cost.sharding import units_of
 from mindspeed_autoparallel.cost.step import embedding_us, post_pipeline_time
 from mindspeed_autoparallel.planner.candidate import Candidate
-from mindspeed_autoparallel.planner.stage_times import NS_PER_US, beside_blocks_ns, block_times_ns
+from mindspeed_autoparallel.planner.stage_times import NS_PER_US, beside_blocks_ns, block_ns
 from mindspeed_autoparallel.planner.variable_data import mean_factors
 
 
@@ -69,15 +69,11 @@ def microbatch_work_ns(candidate: Candidate) -> tuple[int, dict[str, int]]:
     for module in profile.model.modules:
         cost = candidate.measurement.modules[module.name]
         factor = factors.get(module.name, 1.0)
-        layers = [
-            (sum(block_times_ns(PlacedBlock(name="", cost=layer), factor)), number)
-            for layer, number in cost.runs(0, module.num_layers)
-        ]
+        layers = [(block_ns(layer, factor), number) for layer, number in cost.runs(0, module.num_layers)]
         work += sum(time_ns * number for time_ns, number in layers)
         layer_ns[module.name] = min(time_ns for time_ns, _ in layers)
-        for block in (cost.pre, cost.prediction, cost.post):
-            if block is not None:
-                work += sum(block_times_ns(PlacedBlock(name="", cost=block), factor))
+        ends = (cost.pre, cost.prediction, cost.post)
+        work += sum(block_ns(block, factor) for block in ends if block is not None)
     return work, layer_ns
 
 
@@ -89,7 +85,7 @@ def expected_us(candidate: Candidate) -> float:
     for module in candidate.profile.model.modules:
         factor = factors.get(module.name, 1.0)
         for _, block, number in candidate.measurement.modules[module.name].parts(module.num_layers):
-            blocks += [sum(block_times_ns(PlacedBlock(name="", cost=block), factor))] * number
+            blocks += [block_ns(block, factor)] * number
     ranks = [0] * layout.pipeline_size
     for time_ns in sorted(blocks, reverse=True):
         heapq.heapreplace(ranks, ranks[0] + time_ns)

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms
+from mindspeed_autoparallel.cost.memory import state_bytes
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.placement import prediction_may_be_apart
 from mindspeed_autoparallel.planner.problem_messages import link_times, message_allowance
 from mindspeed_autoparallel.planner.split.model.linear import LinearProgram
-from mindspeed_autoparallel.planner.stage_times import NS_PER_US, beside_blocks_ns, block_times_ns
+from mindspeed_autoparallel.planner.stage_times import NS_PER_US, beside_blocks_ns, block_ns
 from mindspeed_autoparallel.planner.variable_data import mean_factors
 from mindspeed_autoparallel.profiles import BlockCost
 from mindspeed_autoparallel.spec import Layout
@@ -80,10 +80,7 @@ class _Layers:
     def times_ms(self) -> Iterator[tuple[float, int]]:
         """Yield (milliseconds of one microbatch, bytes that it keeps) for each kind of recompute."""
         for kind, cost in self.cost.recompute.items():
-            yield (
-                sum(block_times_ns(PlacedBlock(name="", cost=self.cost, kind=kind), self.factor)) / _NS_PER_MS,
-                cost.saved_bytes,
-            )
+            yield block_ns(self.cost, self.factor, kind) / _NS_PER_MS, cost.saved_bytes
 
 
 class _Ranks:
@@ -95,7 +92,7 @@ class _Ranks:
         self.factors = mean_factors(profile.variable_data)
         self.costs = [(module, candidate.measurement.modules[module.name]) for module in profile.model.modules]
         self.layers = [
-            _Layers(layer, number, self._static(layer), self.factors.get(module.name, 1.0))
+            _Layers(layer, number, state_bytes(layer, self.layout), self.factors.get(module.name, 1.0))
             for module, cost in self.costs
             for layer, number in cost.runs(0, module.num_layers)
         ]
@@ -118,9 +115,6 @@ class _Ranks:
         if status == "infeasible":
             return inf
         return float(step.solution_value()) * (1 - _ROUNDING) * _NS_PER_MS / NS_PER_US if status == "optimal" else 0.0
-
-    def _static(self, block: BlockCost) -> int:
-        return sum(static_terms([PlacedBlock(name="", cost=block)], self.layout).values())
 
     def _place_layers(self) -> None:
         """Add the layers of every kind, spread over all virtual stages; few stages may be empty."""
@@ -153,7 +147,7 @@ class _Ranks:
             for part, block, number in cost.parts(module.num_layers):
                 if part == "layer":
                     continue
-                time_ms = sum(block_times_ns(PlacedBlock(name="", cost=block), self.factors.get(module.name, 1.0)))
+                time_ms = block_ns(block, self.factors.get(module.name, 1.0))
                 fixed = {"pre": module is self.costs[0][0], "post": module is self.costs[-1][0]}.get(part, False)
                 places = ([0] if part == "pre" else [last]) if fixed else range(last + 1)
                 variables = []
@@ -162,7 +156,7 @@ class _Ranks:
                     variables.append((1.0, variable))
                     self.time[v].append((time_ms / _NS_PER_MS, variable))
                     if fixed:
-                        self.held[v].append((self._static(block), 0, variable))
+                        self.held[v].append((state_bytes(block, self.layout), 0, variable))
                 self.program.row(variables, number, number)
 
     def _limit_memory(self, rank: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
-from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms
+from mindspeed_autoparallel.cost.memory import state_bytes
 from mindspeed_autoparallel.planner.best_first import Open
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.layouts.bounds import expected_us, tail_bound_us
@@ -131,13 +131,13 @@ def promise_us(candidate: Candidate) -> float:
         cost = candidate.measurement.modules[module.name]
         for layer, number in cost.runs(0, module.num_layers):
             plain, whole = layer.recompute["none"], _least_kept(layer)
-            static += number * _static(layer, candidate) / size
+            static += number * state_bytes(layer, layout) / size
             kept += number * plain.saved_bytes * in_flight / size
             least += number * whole.saved_bytes * in_flight / size
             again_us += number * whole.extra_backward_us * count / size
             highest = max(highest, plain.backward_peak_bytes)
-        ends = [_static(block, candidate) for block in (cost.pre, cost.post) if block is not None]
-        static += sum(ends) if size == 1 else max(ends, default=0)
+        ends = [state_bytes(block, layout) for block in (cost.pre, cost.post)]
+        static += sum(ends) if size == 1 else max(ends)
     left = candidate.limit_bytes - profile.overhead_bytes(candidate.measurement) - static - highest
     if least > left:
         return inf
@@ -148,7 +148,3 @@ def promise_us(candidate: Candidate) -> float:
 
 def _least_kept(layer: BlockCost) -> RecomputeCost:
     return min(layer.recompute.values(), key=lambda cost: cost.saved_bytes)
-
-
-def _static(block: BlockCost, candidate: Candidate) -> int:
-    return sum(static_terms([PlacedBlock(name="", cost=block)], candidate.layout).values())

@@ -92,13 +92,14 @@ class Configuration:
 class Space:
     """The legal configurations, and the number of others by broken rule."""
 
+    num_devices: int
     configurations: list[Configuration] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
 
 
 def enumerate_space(variants: Sequence[ProfileVariant], cluster: Cluster, batch: int, dimensions: Dimensions) -> Space:
     """Return all combinations, bounds included; the same order for the same input."""
-    space = Space()
+    space = Space(cluster.num_devices)
     for variant in variants:
         layouts = list(_layouts(variant, cluster, dimensions))
         found, verdicts = enumerate_layouts(

@@ -125,7 +125,7 @@ def _check(seed: int) -> str:
             variant=ProfileVariant(name="", settings={}, profile=profile), candidate=candidate, bound_us=bound_us
         )
         for number in (0, 1):
-            tuned = evaluate_placement(configuration, cluster, batch, layers, "full" if number else "none", number)
+            tuned = evaluate_placement(configuration, layers, "full" if number else "none", number)
             same = evaluate(profile, cluster, layout, tuned.placement, batch)
             assert tuned.step_us == pytest.approx(same.step.total_us, rel=1e-12)
     if plan.search.status == "optimal":

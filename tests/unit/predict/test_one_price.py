@@ -191,9 +191,7 @@ def test_auto_tuning_prices_every_layout_of_a_profile_as_plan_does(overlapped: b
         layers, over = divmod(profile.model.num_layers, layout.num_virtual_stages)
         if over:
             continue
-        found = evaluate_placement(
-            configuration, cluster, batch, (layers,) * layout.num_virtual_stages, "none", 0, dimensions
-        )
+        found = evaluate_placement(configuration, (layers,) * layout.num_virtual_stages, "none", 0, dimensions)
         again = evaluate(profile, cluster, found.configuration.layout, found.placement, batch, with_timeline=False)
         assert found.step_us == pytest.approx(again.step.total_us, rel=APART), layout.label()
         assert found.peak_bytes == max(rank.peak_bytes for rank in again.memory)

@@ -68,7 +68,7 @@ class SampledSearch:
         request, dimensions = self._request, self._profiles.plan.dimensions
         variants = tuple(self._scaled(variant, share) for variant in self._variants.values())
         space = enumerate_space(variants, request.cluster, request.global_batch_size, dimensions)
-        return space, ranked(space, request.cluster, request.global_batch_size, dimensions, count)
+        return space, ranked(space, dimensions, count)
 
     def _judge(self, found: SolvedConfiguration, outcome: Outcome) -> None:
         configuration = found.configuration
