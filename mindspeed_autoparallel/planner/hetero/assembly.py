@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from mindspeed_autoparallel.planner.hetero.backbone import BackboneSolver, Reserved, beside, outside_pipeline_bytes
 from mindspeed_autoparallel.planner.hetero.encoders import WINDOW
-from mindspeed_autoparallel.planner.layouts.assembly import assemble_plan, fullest_rank
+from mindspeed_autoparallel.planner.layouts.assembly import assemble_plan, limits_of
 from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Layout, Plan
@@ -44,10 +44,6 @@ def reserved_by(record: HeteroRecord) -> Reserved:
 def with_modules(layout: Layout, record: HeteroRecord) -> Layout:
     """Return the backbone's layout with the encoders' own."""
     return replace(layout, modules={phase.module: phase.layout for phase in record.encoders})
-
-
-LEAST_SHARE = 0.005
-"""Share of the step below which a part is not listed as a limit."""
 
 
 def assemble(profile: Profile, best: Solved, others: Sequence[Solved], record: SearchRecord) -> Plan:
@@ -144,12 +140,7 @@ def limits_of_hetero(plan: Plan) -> tuple[str, ...]:
             (phase.exchange_us, f"redistribution between {phase.module} and the backbone"),
             (phase.reduction_us + phase.optimizer_us, f"gradient reduction and optimizer of {phase.module}"),
         ]
-    limits = [
-        f"{what}: {size_us / step.total_us:.1%} of the step"
-        for size_us, what in sorted(parts, key=lambda part: -part[0])
-        if step.total_us and size_us / step.total_us >= LEAST_SHARE
-    ]
-    return (*limits, fullest_rank(plan.memory))
+    return limits_of(parts, step.total_us, plan.memory)
 
 
 def _alternative(found: Solved) -> Alternative:

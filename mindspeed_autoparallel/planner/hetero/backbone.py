@@ -172,7 +172,7 @@ class BackboneSolver:
         for other, result in self.solved:
             if reserved.covers(other):
                 known.append(float("inf") if result.proved_infeasible else result.lower_bound_us)
-                if self._still_fits(result, other, reserved):
+                if self.still_fits(result, other, reserved):
                     return max(known)
         if any(other == reserved for other, _ in self.relaxed):
             return max(known)
@@ -202,7 +202,7 @@ class BackboneSolver:
     def solve(self, reserved: Reserved, time_limit_s: float) -> LayoutResult:
         """Return the best placement next to ``reserved`` and its bound; its memory figures cover the pipeline only."""
         for other, result in self.solved:
-            if reserved.covers(other) and (result.proved_infeasible or self._still_fits(result, other, reserved)):
+            if reserved.covers(other) and (result.proved_infeasible or self.still_fits(result, other, reserved)):
                 return result
         made = beside(self.candidate, reserved)
         if made is None:
@@ -240,7 +240,7 @@ class BackboneSolver:
             held += room // size if size else module.num_layers
         return held < module.num_layers
 
-    def _still_fits(self, result: LayoutResult, before: Reserved, now: Reserved) -> bool:
+    def still_fits(self, result: LayoutResult, before: Reserved, now: Reserved) -> bool:
         """Return whether a plan found for less reserved memory still fits: then it is also the best for more."""
         if result.evaluation is None:
             return False

@@ -17,7 +17,7 @@ from mindspeed_autoparallel.cost.collectives import boundary_link, p2p_us
 from mindspeed_autoparallel.planner.evaluate import Evaluation
 from mindspeed_autoparallel.planner.hetero.assembly import Solved, reserved_by
 from mindspeed_autoparallel.planner.hetero.backbone import BackboneSolver
-from mindspeed_autoparallel.planner.hetero.device_work import own_work_at_least_us
+from mindspeed_autoparallel.planner.hetero.device_work import own_work_at_least_us, share_us
 from mindspeed_autoparallel.planner.hetero.encoder_costs import EncoderCosts
 from mindspeed_autoparallel.planner.hetero.encoders import WINDOW, encoder_phase, macro_batches, tick_sizes
 from mindspeed_autoparallel.planner.hetero.space import distinct_scales
@@ -110,7 +110,7 @@ def window_choices(
             left -= 1
             if left < 0 or time.monotonic() > deadline:
                 break
-            made = _made(other, other.result.evaluation, chosen, worth_us)
+            made = _made(other, chosen, worth_us)
             if made is not None and made.step_us < worth_us:
                 found.append(made)
     return sorted(found, key=lambda made: made.step_us)
@@ -191,27 +191,21 @@ def _explored(
     if result.evaluation is None:
         return bound_us, None
     solved = Solved(solver=solver, record=record, result=result, step_us=inf, lower_bound_us=bound_us)
-    return bound_us, _made(solved, result.evaluation, chosen, known_us)
+    return bound_us, _made(solved, chosen, known_us)
 
 
-def _made(
-    other: Solved, evaluation: Evaluation, chosen: Sequence[tuple[EncoderCosts, ModuleLayout]], below_us: float
-) -> Solved | None:
+def _made(other: Solved, chosen: Sequence[tuple[EncoderCosts, ModuleLayout]], below_us: float) -> Solved | None:
     """Return the choice, or ``None`` if it does not fit, or provably takes ``below_us`` or more: then nothing is
     replayed."""
-    solver = other.solver
+    solver, evaluation = other.solver, other.result.evaluation
+    assert evaluation is not None
     candidate, balance = solver.candidate, other.record.balance
     phases = tuple(encoder_phase(costs, sizes, candidate, memory=WINDOW, balance=balance) for costs, sizes in chosen)
     record = HeteroRecord(memory=WINDOW, balance=balance, encoders=phases)
     # Peaks and limits are those of the solve, next to the memory it reserved.
     own = reserved_by(other.record)  # of a split that the tight search found
     before = next((reserved for reserved, result in solver.solved if result is other.result), own)
-    more = record.reserved_bytes - before.everywhere_bytes
-    at_first = record.first_stage_bytes - before.first_stage_bytes
-    if any(
-        rank.peak_bytes + more + (at_first if rank.pipeline_rank == 0 else 0) > rank.limit_bytes
-        for rank in evaluation.memory
-    ):
+    if not solver.still_fits(other.result, before, reserved_by(record)):
         return None
     batches = [macro_batches(costs, sizes, candidate, balance=balance) for costs, sizes in chosen]
     backbone = backbone_times(candidate.profile, candidate.layout, evaluation, candidate.num_microbatches)
@@ -219,21 +213,11 @@ def _made(
         ticks_of(*backbone.sizes), backbone.num_stages, max(backbone.link_us, default=0.0), batches
     )
     added_us += sum(phase.reduction_us + phase.optimizer_us for phase in phases)
-    if evaluation.step.total_us + added_us >= below_us:
+    if evaluation.step_us + added_us >= below_us:
         return None
-    record = replace(record, interleaving_us=interleaving_us(backbone, batches, evaluation.step.pipeline_us, record))
-    step_us = evaluation.step.total_us + record.total_us
+    # The replayed step, without the pipeline and the encoders' forwards, backwards and transfers.
+    interleaving_us = window_step_us(backbone, batches) - evaluation.step.pipeline_us - share_us(0, batches)
+    record = replace(record, interleaving_us=interleaving_us)
+    step_us = evaluation.step_us + record.total_us
     lower_us = min(step_us, other.result.lower_bound_us + added_us)
     return replace(other, record=record, step_us=step_us, lower_bound_us=lower_us)
-
-
-def interleaving_us(
-    backbone: BackboneTimes, batches: Sequence[Sequence[MacroBatchTimes]], pipeline_us: float, record: HeteroRecord
-) -> float:
-    """Return the replayed step minus the pipeline and the encoders' forwards, backwards and transfers."""
-    alone = sum(
-        batch.inputs_us + batch.forward_us[0] + batch.outputs_us + batch.gradients_us + batch.backward_us[0]
-        for own in batches
-        for batch in own
-    )
-    return window_step_us(backbone, batches) - pipeline_us - alone

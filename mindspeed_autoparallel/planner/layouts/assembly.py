@@ -91,9 +91,13 @@ def _unmeasured_experts(profile: Profile) -> list[str]:
     return [f"the profile has only expert tensor size (ETP) {known}: other expert tensor sizes are not searched."]
 
 
+LEAST_SHARE = 0.005
+"""Share of the step below which a part is not listed as a limit."""
+
+
 def limits_of_plan(found: Evaluation) -> tuple[str, ...]:
     """Return a plan's bottlenecks by share of the step, then the rank nearest to its memory limit."""
-    step, limits = found.step, []
+    step = found.step
     busiest = max(
         range(len(found.memory)),
         key=lambda rank: sum(s.forward_us + s.backward_us for s in found.stages if s.pipeline_rank == rank),
@@ -106,10 +110,18 @@ def limits_of_plan(found: Evaluation) -> tuple[str, ...]:
         (step.embedding_us, "all-reduce of tied embeddings"),
         (2 * sum(found.link_us), "point-to-point messages, once through the pipeline"),
     ]
-    for size_us, what in sorted(parts, key=lambda part: -part[0]):
-        if step.total_us and size_us / step.total_us >= 0.005:
-            limits.append(f"{what}: {size_us / step.total_us:.1%} of the step")
-    return (*limits, fullest_rank(found.memory))
+    return limits_of(parts, step.total_us, found.memory)
+
+
+def limits_of(parts: Sequence[tuple[float, str]], step_us: float, memory: Sequence[RankMemory]) -> tuple[str, ...]:
+    """Return the largest ``parts`` of a step, as shares of it, then the fullest rank."""
+    largest = sorted(parts, key=lambda part: -part[0])
+    limits = [
+        f"{what}: {size_us / step_us:.1%} of the step"
+        for size_us, what in largest
+        if step_us and size_us / step_us >= LEAST_SHARE
+    ]
+    return (*limits, fullest_rank(memory))
 
 
 def fullest_rank(memory: Sequence[RankMemory]) -> str:
