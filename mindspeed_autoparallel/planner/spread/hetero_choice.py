@@ -154,7 +154,7 @@ MEMORY_NOTE = (
 def compare_by_data(
     profile: Profile, data: Distribution, options: SpreadOptions, search: Search, search_hetero: SearchHetero
 ) -> Comparison:
-    """Return the best plan of either kind by drawn steps. Raises the errors of ``compare``."""
+    """Return the best plan of either kind by drawn steps. Raises as ``best_of_both`` does."""
     return best_of_both(
         profile,
         partial(choose_plan, profile, data, options, search),
