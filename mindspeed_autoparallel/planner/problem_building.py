@@ -34,8 +34,8 @@ KIND_ORDER = ("none", *RECOMPUTED_KINDS)
 
 
 def surely_on_top(blocks: Sequence[BlockCost], names: list[str]) -> int:
-    """Return what stands at least on everything else, whichever of ``blocks`` comes last, in whichever way, on
-    everything; a post block behind it may hide it (``hidden_by_post``)."""
+    """Return the least transient on top of everything held, for any last block of ``blocks`` and any recompute kind of
+    ``names``; a post block behind it may hide it (``hidden_by_post``)."""
     costs = [block.recompute[name] for block in blocks for name in names]
     return min(max(cost.forward_peak_bytes, cost.backward_peak_bytes) for cost in costs)
 

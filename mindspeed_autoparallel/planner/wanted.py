@@ -1,4 +1,4 @@
-"""The best plan of all that a training wants at once: a host's splits, encoders' own layouts, drawn samples.
+"""The best plan under all of a training's requests: a host's splits, encoders' own layouts, drawn samples.
 
 The one composition of the searches: `plan`, ``--auto-parallel-mm`` and `replan` call it.
 """

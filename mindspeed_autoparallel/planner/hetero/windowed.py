@@ -20,7 +20,7 @@ from mindspeed_autoparallel.planner.hetero.backbone import BackboneSolver
 from mindspeed_autoparallel.planner.hetero.device_work import own_work_at_least_us, share_us
 from mindspeed_autoparallel.planner.hetero.encoder_costs import EncoderCosts
 from mindspeed_autoparallel.planner.hetero.encoders import WINDOW, encoder_phase, macro_batches, tick_sizes
-from mindspeed_autoparallel.planner.hetero.space import distinct_scales
+from mindspeed_autoparallel.planner.hetero.space import distinct_scales, layouts_of
 from mindspeed_autoparallel.planner.hetero.tight import search_tight
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US, beside_blocks_ns
 from mindspeed_autoparallel.profiles import Profile
@@ -120,20 +120,14 @@ def sizes_beside(
     solver: BackboneSolver, costs: Sequence[Sequence[EncoderCosts]]
 ) -> list[list[tuple[EncoderCosts, ModuleLayout]]]:
     """Return every encoder's possible sizes in this mode with one layout of the backbone."""
-    devices = solver.candidate.cluster.num_devices
+    candidate = solver.candidate
+    scales = set(distinct_scales(candidate.num_microbatches))
     return [
         [
-            (
-                cost,
-                ModuleLayout(
-                    tensor_size=cost.point.tensor_size,
-                    context_size=cost.point.context_size,
-                    data_size=devices // (cost.point.tensor_size * cost.point.context_size),
-                    micro_batch_scale=scale,
-                ),
-            )
+            (cost, sizes)
             for cost in own
-            for scale in distinct_scales(solver.candidate.num_microbatches)
+            for sizes in layouts_of(cost, candidate)
+            if sizes.pipeline_size == 1 and sizes.micro_batch_scale in scales
         ]
         for own in costs
     ]
