@@ -12,15 +12,9 @@ from functools import partial
 from mindspeed_autoparallel.data.distribution import Distribution
 from mindspeed_autoparallel.planner.best_first import Progress, silent
 from mindspeed_autoparallel.planner.candidate import Splits
-from mindspeed_autoparallel.planner.hetero.compare import (
-    Comparison,
-    HeteroOptions,
-    best_of_both,
-    encoder_space,
-    one_stage_layouts,
-)
+from mindspeed_autoparallel.planner.hetero.compare import Comparison, HeteroOptions, best_of_both, one_stage_layouts
 from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES, WINDOW
-from mindspeed_autoparallel.planner.hetero.search import search_hetero
+from mindspeed_autoparallel.planner.hetero.search import EncoderSpace, search_hetero
 from mindspeed_autoparallel.planner.hetero.space import generator_of, split_modules
 from mindspeed_autoparallel.planner.layouts.given_splits import search_given
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
@@ -76,7 +70,9 @@ def find_plan(profile: Profile, wanted: Wanted, progress: Progress = silent) -> 
 
     def with_encoders(one: Profile, layouts: list[Layout] | None) -> Plan:
         # Steps of drawn samples do not replay a generator's exchanges.
-        space = replace(encoder_space(hetero.encoder_pipelines), generator=shares_time)
+        space = EncoderSpace(generator=shares_time)
+        if not hetero.encoder_pipelines:
+            space = replace(space, pipeline_sizes=(1,))
         if wanted.splits is not None and layouts is None:
             # The backbone has one stage, unless a generator has a separate layout.
             one_stage = one_stage_layouts(one, cluster, batch)

@@ -10,11 +10,10 @@ from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.files import json_text, write_together
 from mindspeed_autoparallel.interrupts import Stopped
 from mindspeed_autoparallel.planner.hetero.backbone import backbone_profile
-from mindspeed_autoparallel.planner.hetero.search import EncoderSpace
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions, enumerate_layouts
 from mindspeed_autoparallel.planner.results import PLAN_FILE, RESULT_FILE, result_of
 from mindspeed_autoparallel.profiles import Profile
-from mindspeed_autoparallel.spec import Cluster, Layout, Plan
+from mindspeed_autoparallel.spec import Cluster, Layout, ModuleLayout, Plan
 from mindspeed_autoparallel.spec.hetero import HeteroBest, HeteroRecord, HomogeneousBest
 from mindspeed_autoparallel.units import US_PER_MS
 
@@ -102,11 +101,6 @@ def without_homogeneous(comparison: Comparison, note: str) -> Comparison:
     )
 
 
-def encoder_space(can_stage: bool) -> EncoderSpace:
-    """Return the encoder sizes to try; ``can_stage``: whether the host's encoders can run in stages."""
-    return EncoderSpace() if can_stage else EncoderSpace(pipeline_sizes=(1,))
-
-
 def _paired(profile: Profile, hetero: Plan, homogeneous: Plan | None, note: str) -> Comparison:
     """Return both plans, each with the other's figures; ``note``: why there is no homogeneous plan."""
     assert hetero.hetero is not None
@@ -166,24 +160,11 @@ def comparison_result(comparison: Comparison, model_file: str | None = None) -> 
     """
     plan, record = comparison.hetero, comparison.hetero.hetero
     assert record is not None
-    backbone = plan.backbone
-    sizes: dict[str, dict[str, int]] = {
-        phase.module: {
-            "TP": phase.layout.tensor_size,
-            "PP": phase.layout.pipeline_size,
-            "CP": phase.layout.context_size,
-            "DP": phase.layout.data_size,
-            "MBS": phase.layout.micro_batch_scale * plan.layout.micro_batch_size,
-        }
-        for phase in record.encoders
+    micro_batch = plan.layout.micro_batch_size
+    sizes = {
+        phase.module: _sizes(phase.layout, phase.layout.micro_batch_scale * micro_batch) for phase in record.encoders
     }
-    sizes[backbone] = {
-        "TP": plan.layout.tensor_size,
-        "PP": plan.layout.pipeline_size,
-        "CP": plan.layout.context_size,
-        "DP": plan.layout.data_size,
-        "MBS": plan.layout.micro_batch_size,
-    }
+    sizes[plan.backbone] = _sizes(plan.layout, micro_batch)
     other = comparison.homogeneous
     hetero: dict[str, object] = {
         "faster": comparison.best is plan,
@@ -205,6 +186,16 @@ def comparison_result(comparison: Comparison, model_file: str | None = None) -> 
     if model_file is not None:
         hetero["model_file"] = model_file
     return {**result_of(comparison.best), "hetero_parallel": hetero}
+
+
+def _sizes(layout: Layout | ModuleLayout, micro_batch_size: int) -> dict[str, int]:
+    return {
+        "TP": layout.tensor_size,
+        "PP": layout.pipeline_size,
+        "CP": layout.context_size,
+        "DP": layout.data_size,
+        "MBS": micro_batch_size,
+    }
 
 
 def summary(comparison: Comparison) -> str:

@@ -16,7 +16,7 @@ from mindspeed_autoparallel.data.distribution import DataSource, make_distributi
 from mindspeed_autoparallel.data.work import SampleSize
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan, PlanError
 from mindspeed_autoparallel.planner import wanted
-from mindspeed_autoparallel.planner.hetero import choice_search, compare
+from mindspeed_autoparallel.planner.hetero import choice_search
 from mindspeed_autoparallel.planner.hetero.backbone import BackboneSolver
 from mindspeed_autoparallel.planner.hetero.compare import Comparison
 from mindspeed_autoparallel.planner.hetero.search import search_hetero
@@ -131,8 +131,7 @@ def test_the_best_plan_without_hetero_layouts_is_kept_where_none_with_them_fits(
         raise InfeasiblePlan("no hetero plan fits in 9 MiB.")
 
     model_file(tmp_path)
-    for module in (compare, wanted):
-        monkeypatch.setattr(module, "search_hetero", search_hetero)
+    monkeypatch.setattr(wanted, "search_hetero", search_hetero)
     arguments = with_samples(tmp_path) if samples else asked(tmp_path)
     found = search(read_request(arguments), small_profile(capacity_mib=4000), arguments)
     assert isinstance(found, Plan) and found.hetero is None
