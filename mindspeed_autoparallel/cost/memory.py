@@ -15,7 +15,7 @@ from mindspeed_autoparallel.cost.messages import Traffic as Traffic
 from mindspeed_autoparallel.cost.placed import PlacedBlock as PlacedBlock
 from mindspeed_autoparallel.cost.placed import replicas_of
 from mindspeed_autoparallel.cost.sharding import gathered_bytes, sharded_state, waiting_bytes
-from mindspeed_autoparallel.profiles import DeviceCost, StateBytes
+from mindspeed_autoparallel.profiles import BlockCost, DeviceCost, StateBytes
 from mindspeed_autoparallel.spec import Layout
 
 
@@ -139,6 +139,11 @@ def static_terms(blocks: Sequence[PlacedBlock], layout: Layout) -> dict[str, int
             terms["optimizer"] += state.optimizer_unshardable_bytes
             terms["optimizer"] += _split(state.optimizer_bytes, group, layout)
     return terms
+
+
+def state_bytes(block: BlockCost | None, layout: Layout) -> int:
+    """Return the sum of ``static_terms`` of one block; 0 without a block."""
+    return 0 if block is None else sum(static_terms([PlacedBlock(name="", cost=block)], layout).values())
 
 
 def updated_parameter_bytes(blocks: Sequence[PlacedBlock], layout: Layout) -> int:

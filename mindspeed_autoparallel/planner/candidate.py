@@ -1,21 +1,42 @@
 """A layout that can be solved: legal, and with costs; and the splits that a host can run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from mindspeed_autoparallel.profiles import Measurement
-from mindspeed_autoparallel.spec import Layout
+from mindspeed_autoparallel.profiles import Measurement, Profile
+from mindspeed_autoparallel.spec import Cluster, Layout
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A legal, measured layout."""
+    """A legal, measured layout of one training."""
 
+    profile: Profile
+    cluster: Cluster
     layout: Layout
     measurement: Measurement
+    """The costs that the search uses, of one point of the profile."""
     num_microbatches: int
+
+    @property
+    def global_batch_size(self) -> int:
+        """Return the samples of one step."""
+        return self.num_microbatches * self.layout.data_size * self.layout.micro_batch_size
+
+    @property
+    def limit_bytes(self) -> int:
+        """Return the bytes that a rank may use."""
+        return limit_of(self.profile, self.cluster)
+
+    @property
+    def limits(self) -> tuple[int, ...]:
+        """Return the bytes that each pipeline rank may use."""
+        return (self.limit_bytes,) * self.layout.pipeline_size
+
+
+def limit_of(profile: Profile, cluster: Cluster) -> int:
+    """Return the bytes that a rank may use."""
+    return cluster.memory_limit_bytes or profile.device.memory_capacity_bytes
 
 
 Layers = Mapping[str, tuple[int, ...]]

@@ -15,6 +15,7 @@ from mindspeed_autoparallel.cost.memory import PlacedBlock
 from mindspeed_autoparallel.cost.overlap import pair_savings_us
 from mindspeed_autoparallel.cost.step import PostPipelineTime, embedding_us
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.planner.candidate import Candidate, limit_of
 from mindspeed_autoparallel.planner.placement import ModulePlacement, boundary_bytes, check_placement, placed_blocks
 from mindspeed_autoparallel.planner.rank_memory import measured_at, memory_of_ranks, point_of, sends_of
 from mindspeed_autoparallel.planner.stage_times import (
@@ -40,6 +41,7 @@ SHAPE_BYTES = 24
 class Evaluation:
     """Everything predicted for one placement under one layout."""
 
+    placement: ModulePlacement
     stages: tuple[StagePlan, ...]
     memory: tuple[RankMemory, ...]
     step: StepTime
@@ -54,6 +56,23 @@ class Evaluation:
     def fits(self) -> bool:
         """Return whether every rank's exact peak is within its limit."""
         return all(rank.peak_bytes <= rank.limit_bytes for rank in self.memory)
+
+    @property
+    def step_us(self) -> float:
+        """Return the step time."""
+        return self.step.total_us
+
+
+def evaluated(candidate: Candidate, placement: ModulePlacement, *, with_timeline: bool = False) -> Evaluation:
+    """Predict one step of a candidate. Raises ``ConfigError`` for placements that no host runs."""
+    return evaluate(
+        candidate.profile,
+        candidate.cluster,
+        candidate.layout,
+        placement,
+        candidate.global_batch_size,
+        with_timeline=with_timeline,
+    )
 
 
 def evaluate(
@@ -105,13 +124,13 @@ def evaluate(
     tied_us = embedding_us(profile.model, measurement, layout, cluster, device)
     busy_ns = sum(simulated.busy) if layout.paired else num_microbatches * _microbatch_ns(times)
     step = _step_time(pipeline_us, spread, worst, tied_us, _bubble_fraction(simulated, busy_ns / size))
-    limit = cluster.memory_limit_bytes or device.memory_capacity_bytes
     return Evaluation(
+        placement=placement,
         stages=_stage_plans(placement, layout, forward, backward),
         step=step,
         tails=tails,
         simulated=simulated,
-        memory=memory_of_ranks(profile, layout, blocks, program, limit, messages, measurement),
+        memory=memory_of_ranks(profile, layout, blocks, program, limit_of(profile, cluster), messages, measurement),
         link_us=tuple(link / NS_PER_US for link in times.link),
         throughput=_throughput(global_batch_size * profile.model.sequence_length, step.total_us, layout),
     )
@@ -173,13 +192,11 @@ def _tails(
     return step_tails(chunks, rank_times(*passes_ns, simulated), layout, cluster, device)
 
 
-def with_layout(
-    evaluation: Evaluation, profile: Profile, cluster: Cluster, layout: Layout, placement: ModulePlacement
-) -> Evaluation:
+def with_layout(evaluation: Evaluation, profile: Profile, cluster: Cluster, layout: Layout) -> Evaluation:
     """Return ``evaluation`` for a layout that differs only in overlap of reduction and gathering, hence in its tail."""
     measurement = point_of(profile, layout)
     assert measurement is not None
-    blocks = placed_blocks(profile.model, measurement, placement)
+    blocks = placed_blocks(profile.model, measurement, evaluation.placement)
     forward = [round(stage.forward_us * NS_PER_US) for stage in evaluation.stages]
     backward = [round(stage.backward_us * NS_PER_US) for stage in evaluation.stages]
     tails, worst = _tails(blocks, (forward, backward), evaluation.simulated, layout, cluster, profile.device)

@@ -14,8 +14,10 @@ _ROUNDING_US = 0.001
 
 
 def searched_costs(profile: Profile, measurement: Measurement, layout: Layout) -> Measurement:
-    """Return ``measurement`` as the solver sees it: where microbatches are paired, every layer without all that its
-    exchanges may hide behind any other layer, and recomputed as Megatron lets it be.
+    """Return the costs that the solver uses.
+
+    In a layout with paired microbatches every layer's time excludes all that its exchanges may hide behind any other
+    layer, and a layer has only the recompute that Megatron accepts.
 
     ``evaluate`` prices pairs one by one, and passes that are alone in full.
     """
@@ -54,7 +56,7 @@ def without_whole_layers(cost: BlockCost) -> BlockCost:
     return replace(cost, recompute=kept)
 
 
-def knows_exchanges(measurements: Sequence[Measurement]) -> bool:
+def have_exchanges(measurements: Sequence[Measurement]) -> bool:
     """Return whether any of them has the time of the experts' exchanges."""
     return any(
         layer.forward_exchange_us > 0

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import gcd, inf
 
-from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms, updated_parameter_bytes
+from mindspeed_autoparallel.cost.memory import PlacedBlock, state_bytes, updated_parameter_bytes
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.placement import (
     RECOMPUTED_KINDS,
@@ -26,60 +26,54 @@ from mindspeed_autoparallel.planner.split import LayerKind, Placement, Segment, 
 from mindspeed_autoparallel.planner.split.model.blocks import Blocks, Costs, blocks_of
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US, block_times_ns
 from mindspeed_autoparallel.planner.variable_data import mean_factors
-from mindspeed_autoparallel.profiles import BlockCost, Measurement, Profile
+from mindspeed_autoparallel.profiles import BlockCost, ModuleCost
 from mindspeed_autoparallel.schedule import program_of_peaks
-from mindspeed_autoparallel.spec import Cluster, Layout, Module
+from mindspeed_autoparallel.spec import Module
 
 KIND_ORDER = ("none", *RECOMPUTED_KINDS)
 
 
 def surely_on_top(blocks: Sequence[BlockCost], names: list[str]) -> int:
-    """Return what stands at least on everything else, whichever of ``blocks`` comes last, in whichever way, on
-    everything; a post block behind it may hide it (``hidden_by_post``)."""
+    """Return the least transient on top of everything held, for any last block of ``blocks`` and any recompute kind of
+    ``names``; a post block behind it may hide it (``hidden_by_post``)."""
     costs = [block.recompute[name] for block in blocks for name in names]
     return min(max(cost.forward_peak_bytes, cost.backward_peak_bytes) for cost in costs)
 
 
-def hidden_by_post(profile: Profile, layout: Layout, measurement: Measurement) -> int:
+def hidden_by_post(candidate: Candidate) -> int:
     """Return how much less the transients of layers may count on the last stage than elsewhere: what post block and
     prediction saved is freed before a layer's backward."""
-    cost = measurement.modules[profile.model.modules[-1].name]
-    return _hidden_by(profile, layout, measurement, [cost.prediction, cost.post]) if cost.post is not None else 0
+    cost = _last_cost(candidate)
+    return _hidden_by(candidate, [cost.prediction, cost.post]) if cost.post is not None else 0
 
 
-def raised_limits(
-    limits: tuple[int, ...], profile: Profile, layout: Layout, measurement: Measurement
-) -> tuple[int, ...]:
+def raised_limits(limits: tuple[int, ...], candidate: Candidate) -> tuple[int, ...]:
     """Return ``limits`` by rank, higher by what hides transients of layers: on the last rank, and on the one before it
     where multi-token prediction may lie there."""
     if len(limits) == 1:
         return limits
-    last = limits[-1] + hidden_by_post(profile, layout, measurement)
-    return (*limits[:-2], limits[-2] + _hidden_by_prediction(profile, layout, measurement), last)
+    last = limits[-1] + hidden_by_post(candidate)
+    # The stage before the last may hold layers and multi-token prediction.
+    apart = prediction_may_be_apart(candidate.profile.model, candidate.layout)
+    before = _hidden_by(candidate, [_last_cost(candidate).prediction]) if apart else 0
+    return (*limits[:-2], limits[-2] + before, last)
 
 
-def _hidden_by_prediction(profile: Profile, layout: Layout, measurement: Measurement) -> int:
-    """Return the same of the stage before the last, which may hold layers and multi-token prediction."""
-    cost = measurement.modules[profile.model.modules[-1].name]
-    if cost.prediction is None or not prediction_may_be_apart(profile.model, layout):
-        return 0
-    return _hidden_by(profile, layout, measurement, [cost.prediction])
+def _last_cost(candidate: Candidate) -> ModuleCost:
+    return candidate.measurement.modules[candidate.profile.model.modules[-1].name]
 
 
-def _hidden_by(profile: Profile, layout: Layout, measurement: Measurement, behind: Sequence[BlockCost | None]) -> int:
+def _hidden_by(candidate: Candidate, behind: Sequence[BlockCost | None]) -> int:
     """Return how much of layers' transients what the blocks ``behind`` them saved may hide."""
-    if layout.virtual_size > 1:
+    if candidate.layout.virtual_size > 1:
         return 0
-    module = profile.model.modules[-1]
-    cost = measurement.modules[module.name]
+    module, cost = candidate.profile.model.modules[-1], _last_cost(candidate)
     ways = [kind for kind in KIND_ORDER if kind in cost.layer.recompute]
     tops = [surely_on_top([layer], ways) for layer, _ in cost.runs(0, module.num_layers)]
     return min(sum(block.recompute["none"].saved_bytes for block in behind if block is not None), max(tops))
 
 
 def build_problem(
-    profile: Profile,
-    cluster: Cluster,
     candidate: Candidate,
     limits: tuple[int, ...],
     *,
@@ -94,7 +88,7 @@ def build_problem(
     ``with_tails``: the step includes gradient reduction and optimizer of the rank that has most of them.
     ``last_module_from``: the last module begins on this virtual stage or before; only such plans are bounded then.
     """
-    layout, measurement, num_microbatches = candidate.layout, candidate.measurement, candidate.num_microbatches
+    profile, layout, num_microbatches = candidate.profile, candidate.layout, candidate.num_microbatches
     *sizes, paired = layout.program_sizes(num_microbatches)
     # Before every pair of combined 1F1B as much is held as plain passes hold at most; and at no time more than where
     # its forward would end before its backward begins.
@@ -103,18 +97,17 @@ def build_problem(
     # Several moments: their copies are counted by the rows of the problem.
     several = layout.virtual_size > 1 and not safe
     held = tuple(0 if several else moment[0][chunk] for chunk in range(layout.virtual_size) for moment in moments)
-    hidden = hidden_by_post(profile, layout, measurement)
-    rows = _MemoryRows(profile=profile, layout=layout, held=held, hidden=hidden, safe=safe)
-    blocks = _blocks(rows, measurement)
+    rows = _MemoryRows(candidate=candidate, held=held, hidden=hidden_by_post(candidate), safe=safe)
+    blocks = _blocks(rows)
     segments = blocks.segments
-    overhead = profile.overhead_bytes(measurement)
-    start = latest_start(profile, candidate, pipeline_cutoff_us) if last_module_from is None else last_module_from
-    messages = message_allowance(profile, candidate, moments, start, safe=safe)
+    overhead = profile.overhead_bytes(candidate.measurement)
+    start = latest_start(candidate, pipeline_cutoff_us) if last_module_from is None else last_module_from
+    messages = message_allowance(candidate, moments, start, safe=safe)
     if not rows.mindspeed:
         limits = tuple(max(0, a - overhead + b) for a, b in zip(limits, messages, strict=True))
         if not safe:
-            limits = raised_limits(limits, profile, layout, measurement)
-    link = link_times(profile, candidate, cluster, start)
+            limits = raised_limits(limits, candidate)
+    link = link_times(candidate, start)
     per_operation = round(profile.device.operation_overhead_us * NS_PER_US)
     if (per_operation % _unit(segments, link) or with_tails) and segments[0].forward:
         # The solver counts in the times' common divisor. A nanosecond less makes it 1, and a bound stays a bound.
@@ -132,7 +125,7 @@ def build_problem(
         paired=paired and layout.schedule == "interleaved",
         sends=sends_of(profile, layout),
         per_operation=per_operation // unit * unit,
-        tails=tail_rows(profile, cluster, layout, segments, blocks.costs, unit) if with_tails else (),
+        tails=tail_rows(candidate, segments, blocks.costs, unit) if with_tails else (),
         in_flight=moments if several else (),
         joints=blocks.joints(prediction_apart=prediction_may_be_apart(profile.model, layout)),
     )
@@ -142,8 +135,7 @@ def build_problem(
 class _MemoryRows:
     """What the memory rows of one problem count."""
 
-    profile: Profile
-    layout: Layout
+    candidate: Candidate
     held: tuple[int, ...]
     """Microbatches in flight by virtual stage; 0 where the problem itself counts them."""
     hidden: int
@@ -152,14 +144,15 @@ class _MemoryRows:
 
     @property
     def mindspeed(self) -> bool:
-        return self.profile.memory_semantics == "mindspeed"
+        return self.candidate.profile.memory_semantics == "mindspeed"
 
     def kinds(self, block: BlockCost, names: list[str], factor: float, sure: int) -> tuple[LayerKind, ...]:
         """Return the recompute policies of the block of ``names``; pre and post blocks run plainly. ``sure``:
         transient that a stage with the block has in any case."""
-        static = sum(static_terms([_plain(block)], self.layout).values())
-        updated = updated_parameter_bytes([_plain(block)], self.layout)
-        step_transient = -int(-self.profile.device.optimizer_peak_bytes_per_parameter_byte * updated // 1)
+        layout, device = self.candidate.layout, self.candidate.profile.device
+        static = state_bytes(block, layout)
+        updated = updated_parameter_bytes([PlacedBlock(name="", cost=block)], layout)
+        step_transient = -int(-device.optimizer_peak_bytes_per_parameter_byte * updated // 1)
         costs = {name: block.recompute[name] for name in names}
         peaks = {kind: max(cost.forward_peak_bytes, cost.backward_peak_bytes) for kind, cost in costs.items()}
         whole = costs["none"].saved_bytes
@@ -173,11 +166,11 @@ class _MemoryRows:
                     # Either everything in flight is held, or the optimizer works: the larger, layer by layer, covers
                     # both.
                     memory = [max(size, step_transient) for size in memory]
-            plain_extra = block_times_ns(PlacedBlock(name="", cost=block, kind=name), factor)[1]
+            plain_extra = block_times_ns(block, factor, name)[1]
             kinds.append(
                 LayerKind(
                     name=name,
-                    extra_backward=plain_extra - block_times_ns(_plain(block), factor)[1],
+                    extra_backward=plain_extra - block_times_ns(block, factor)[1],
                     memory=tuple(size + static for size in memory),
                     transient=0 if self.mindspeed else peaks[name] if self.safe else sure,
                     saved=0 if any(self.held) else cost.saved_bytes,
@@ -186,10 +179,10 @@ class _MemoryRows:
         return tuple(kinds)
 
 
-def _blocks(rows: _MemoryRows, measurement: Measurement) -> Blocks:
+def _blocks(rows: _MemoryRows) -> Blocks:
     """Return every module's blocks with their times and memory."""
-    model, layout = rows.profile.model, rows.layout
-    factors = mean_factors(rows.profile.variable_data)
+    model, layout, measurement = rows.candidate.profile.model, rows.candidate.layout, rows.candidate.measurement
+    factors = mean_factors(rows.candidate.profile.variable_data)
 
     def price(module: Module, part: str, block: BlockCost, runs: Sequence[BlockCost]) -> Costs:
         factor, recompute = factors.get(module.name, 1.0), measurement.modules[module.name].layer.recompute
@@ -203,17 +196,17 @@ def _blocks(rows: _MemoryRows, measurement: Measurement) -> Blocks:
             sure = max(0, sure - rows.hidden)
         elif layout.pipeline_size > 1 and comes_last and part == "post":
             sure += rows.hidden
-        return *block_times_ns(_plain(block), factor), rows.kinds(block, ways, factor, sure)
+        return *block_times_ns(block, factor), rows.kinds(block, ways, factor, sure)
 
     return blocks_of(model, measurement.modules, price, standalone_ends=layout.standalone_ends)
 
 
-def module_placement(profile: Profile, measurement: Measurement, placement: Placement) -> ModulePlacement:
+def module_placement(candidate: Candidate, placement: Placement) -> ModulePlacement:
     """Return the solver's rows (segments, kinds, virtual stages) by module."""
     layers, recompute, apart = {}, {}, None
-    index = 0
-    for module in profile.model.modules:
-        cost = measurement.modules[module.name]
+    index, modules = 0, candidate.profile.model.modules
+    for module in modules:
+        cost = candidate.measurement.modules[module.name]
         index += cost.pre is not None
         end = index + len(cost.runs(0, module.num_layers))
         kinds = [kind for kind in KIND_ORDER if kind in cost.layer.recompute]
@@ -224,20 +217,21 @@ def module_placement(profile: Profile, measurement: Measurement, placement: Plac
         recompute[module.name] = {kind: rows[kind] for kind in kinds if kind != "none"}
         if cost.prediction is not None:
             ((*row,),) = placement[end]
-            apart = row.index(1) if not row[-1] and len(profile.model.modules) == 1 else apart
+            apart = row.index(1) if not row[-1] and len(modules) == 1 else apart
         index = end + (cost.prediction is not None) + (cost.post is not None)
     return ModulePlacement(layers=layers, recompute=recompute, prediction_stage=apart)
 
 
-def split_placement(profile: Profile, measurement: Measurement, placement: ModulePlacement) -> Placement:
+def split_placement(candidate: Candidate, placement: ModulePlacement) -> Placement:
     """Return layers by segment, kind and virtual stage, as if none were recomputed: which are the split alone."""
     num = len(next(iter(placement.layers.values())))
     rows: list[list[int]] = []
     kinds: list[int] = []
-    for module in profile.model.modules:
-        cost, layers = measurement.modules[module.name], placement.layers[module.name]
+    model = candidate.profile.model
+    for module in model.modules:
+        cost, layers = candidate.measurement.modules[module.name], placement.layers[module.name]
         apart = placement.prediction_stage
-        held = stages_of(profile.model, cost, layers, apart)
+        held = stages_of(model, cost, layers, apart)
         ends = [sum(layers[: v + 1]) for v in range(num)]
         first = 0
         for part, _, number in cost.parts(module.num_layers):
@@ -262,7 +256,3 @@ def _unit(segments: list[Segment], link: tuple[int, ...]) -> int:
     for segment in segments:
         unit = gcd(unit, segment.forward, segment.backward, *(kind.extra_backward for kind in segment.kinds))
     return unit or 1
-
-
-def _plain(block: BlockCost) -> PlacedBlock:
-    return PlacedBlock(name="block", cost=block)

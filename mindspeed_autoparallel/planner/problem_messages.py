@@ -6,15 +6,12 @@ Rows count layers only; what was received and not sent is added to the limits, f
 from __future__ import annotations
 
 from mindspeed_autoparallel.cost.collectives import boundary_link, p2p_us
-from mindspeed_autoparallel.cost.memory import PlacedBlock
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.placement import prediction_may_be_apart
 from mindspeed_autoparallel.planner.split.model.problem import fullest_moments
-from mindspeed_autoparallel.planner.stage_times import NS_PER_US, block_times_ns
+from mindspeed_autoparallel.planner.stage_times import NS_PER_US, block_ns
 from mindspeed_autoparallel.planner.variable_data import mean_factors
-from mindspeed_autoparallel.profiles import Measurement, Profile
 from mindspeed_autoparallel.schedule import Program, in_flight
-from mindspeed_autoparallel.spec import Cluster, Layout
 
 Moments = tuple[tuple[int, ...], ...]
 """Microbatches in flight of each chunk of a stage, at every moment that may be fullest."""
@@ -31,16 +28,17 @@ def moments_of(program: Program, num_chunks: int, *, safe: bool) -> tuple[Moment
     return found
 
 
-def latest_start(profile: Profile, candidate: Candidate, cutoff_us: float) -> int:
+def latest_start(candidate: Candidate, cutoff_us: float) -> int:
     """Return last virtual stage at which the last module can begin in a pipeline faster than the cutoff.
 
     Begun at stage d, its layers share the remaining stages: one rank does at least an even share, rounded up, if only
     of the shortest layers.
     """
-    module, layout = profile.model.modules[-1], candidate.layout
+    profile, layout = candidate.profile, candidate.layout
+    module = profile.model.modules[-1]
     factor = mean_factors(profile.variable_data).get(module.name, 1.0)
     runs = candidate.measurement.modules[module.name].runs(0, module.num_layers)
-    times = [(sum(block_times_ns(PlacedBlock(name="block", cost=layer), factor)), number) for layer, number in runs]
+    times = [(block_ns(layer, factor), number) for layer, number in runs]
     layer_us = min(time_ns for time_ns, _ in times) / NS_PER_US
     work_us = sum(number * time_ns for time_ns, number in times) / NS_PER_US
     num = layout.num_virtual_stages
@@ -52,16 +50,14 @@ def latest_start(profile: Profile, candidate: Candidate, cutoff_us: float) -> in
     return num - 1
 
 
-def message_allowance(
-    profile: Profile, candidate: Candidate, moments: tuple[Moments, ...], latest: int, *, safe: bool
-) -> list[int]:
+def message_allowance(candidate: Candidate, moments: tuple[Moments, ...], latest: int, *, safe: bool) -> list[int]:
     """Return by rank what the limit grows by; may be negative.
 
     Rows count layers only, while a microbatch in flight keeps what was received and not what was sent (M6). At most
     this where ``safe`` is off, at least this where it is on.
     """
     layout, measurement = candidate.layout, candidate.measurement
-    smallest, largest = _message_sizes(profile, measurement, layout, latest)
+    smallest, largest = _message_sizes(candidate, latest)
     received = [0, *(largest if safe else smallest)]
     sent = [*(smallest if safe else largest), 0]
     sides = sum(cost.side.total_bytes for cost in measurement.modules.values())
@@ -80,31 +76,30 @@ def message_allowance(
     return allowance
 
 
-def _message_sizes(
-    profile: Profile, measurement: Measurement, layout: Layout, latest: int
-) -> tuple[list[int], list[int]]:
+def _message_sizes(candidate: Candidate, latest: int) -> tuple[list[int], list[int]]:
     """Return bytes over each boundary, at least and at most: from stage ``latest`` on it is the last module's
     output."""
-    costs = [measurement.modules[module.name] for module in profile.model.modules]
+    model, layout = candidate.profile.model, candidate.layout
+    costs = [candidate.measurement.modules[module.name] for module in model.modules]
     sizes = [cost.layer.output_bytes for cost in costs]
     most = sum(max(cost.layer.output_bytes, cost.post.output_bytes if cost.post else 0) for cost in costs)
     # Only where the last module reads all others does nothing else travel beside its own output.
-    joined = set(profile.model.modules[-1].predecessors) == {module.name for module in profile.model.modules[:-1]}
+    joined = set(model.modules[-1].predecessors) == {module.name for module in model.modules[:-1]}
     alone = [joined and v >= latest for v in range(layout.num_virtual_stages - 1)]
     largest = [sizes[-1] if only else most for only in alone]
     ahead = costs[-1].prediction
-    if ahead is not None and prediction_may_be_apart(profile.model, layout):
+    if ahead is not None and prediction_may_be_apart(model, layout):
         largest[-1] = max(largest[-1], ahead.output_bytes)
     return [sizes[-1] if only else min(sizes) for only in alone], largest
 
 
-def link_times(profile: Profile, candidate: Candidate, cluster: Cluster, latest: int) -> tuple[int, ...]:
+def link_times(candidate: Candidate, latest: int) -> tuple[int, ...]:
     """Return the cheapest message over each boundary, in nanoseconds: from stage ``latest`` on it is the last
     module's."""
-    layout = candidate.layout
-    smallest, _ = _message_sizes(profile, candidate.measurement, layout, latest)
+    layout, device = candidate.layout, candidate.profile.device
+    smallest, _ = _message_sizes(candidate, latest)
     links = []
     for v in range(layout.num_virtual_stages - 1):
-        message_us = p2p_us(smallest[v], boundary_link(layout, cluster, profile.device, v))
-        links.append(round(message_us * NS_PER_US) + round(profile.device.message_us(layout.schedule) * NS_PER_US))
+        message_us = p2p_us(smallest[v], boundary_link(layout, candidate.cluster, device, v))
+        links.append(round(message_us * NS_PER_US) + round(device.message_us(layout.schedule) * NS_PER_US))
     return tuple(links)

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from mindspeed_autoparallel.cost.buckets import in_buckets, most_buckets
 from mindspeed_autoparallel.cost.memory import PlacedBlock
 from mindspeed_autoparallel.cost.step import post_pipeline_time
+from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.split import PostPipelineTime, Segment
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US
-from mindspeed_autoparallel.profiles import BlockCost, DeviceCost, Profile
-from mindspeed_autoparallel.spec import Cluster, Layout
+from mindspeed_autoparallel.profiles import BlockCost, DeviceCost
+from mindspeed_autoparallel.spec import Layout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,13 +26,14 @@ class _Row:
 
 
 def tail_rows(
-    profile: Profile, cluster: Cluster, layout: Layout, segments: list[Segment], blocks: list[BlockCost], unit: int
+    candidate: Candidate, segments: list[Segment], blocks: list[BlockCost], unit: int
 ) -> tuple[PostPipelineTime, ...]:
     """Return rows below a rank's tail, each the tail of a block times their number, rounded down to whole units."""
+    layout, cluster, device = candidate.layout, candidate.cluster, candidate.profile.device
     placed = [[[PlacedBlock(name="", cost=block)] * number for block in blocks] for number in (1, 2)]
-    ones, twos = ([post_pipeline_time(held, layout, cluster, profile.device) for held in some] for some in placed)
+    ones, twos = ([post_pipeline_time(held, layout, cluster, device) for held in some] for some in placed)
     rows = []
-    for row in _rows(layout, profile.device, segments, blocks):
+    for row in _rows(layout, device, segments, blocks):
         each, fixed = [], []
         for one, two, segment in zip(ones, twos, segments, strict=True):
             whole = one.optimizer_us + bool(row.reduce) * one.reduce_us + bool(row.gather) * one.gather_us

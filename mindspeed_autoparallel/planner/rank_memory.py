@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 from mindspeed_autoparallel.cost.memory import PlacedBlock, Traffic, mindspeed_stage_bytes, rank_peak
+from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.placement import ModulePlacement, boundary_bytes, placed_blocks
 from mindspeed_autoparallel.profiles import MeasuredAt, Measurement, ModuleCost, Profile, StateBytes
 from mindspeed_autoparallel.schedule import Program, in_flight, program_of_peaks
 from mindspeed_autoparallel.schedule.exchanges import MET
-from mindspeed_autoparallel.spec import Cluster, Layout
+from mindspeed_autoparallel.spec import Layout
 from mindspeed_autoparallel.spec.plan import RankMemory
 
 
@@ -108,21 +109,25 @@ def memory_of_ranks(
     return tuple(ranks)
 
 
-def fits_rank(
-    profile: Profile, cluster: Cluster, layout: Layout, placement: ModulePlacement, num_microbatches: int, rank: int
-) -> bool:
-    """Return whether one rank's exact peak is within its limit. The layout must be measured."""
+def fits_rank(candidate: Candidate, placement: ModulePlacement, rank: int) -> bool:
+    """Return whether one rank's exact peak is within its limit."""
+    memory = memory_of_rank(candidate, placement, rank)
+    return memory.peak_bytes <= memory.limit_bytes
+
+
+def memory_of_rank(candidate: Candidate, placement: ModulePlacement, rank: int) -> RankMemory:
+    """Return terms and peak of one pipeline rank."""
+    profile, layout = candidate.profile, candidate.layout
     measurement = point_of(profile, layout)
     assert measurement is not None
-    program = program_of_peaks(layout.program_sizes(num_microbatches))
     (memory,) = memory_of_ranks(
         profile,
         layout,
         placed_blocks(profile.model, measurement, placement),
-        program,
-        cluster.memory_limit_bytes or profile.device.memory_capacity_bytes,
+        program_of_peaks(layout.program_sizes(candidate.num_microbatches)),
+        candidate.limit_bytes,
         boundary_bytes(profile.model, measurement, placement),
         measurement,
         only_rank=rank,
     )
-    return memory.peak_bytes <= memory.limit_bytes
+    return memory

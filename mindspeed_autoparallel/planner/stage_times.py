@@ -6,27 +6,32 @@ from mindspeed_autoparallel.cost.buckets import RankTimes
 from mindspeed_autoparallel.cost.collectives import data_parallel_link
 from mindspeed_autoparallel.cost.memory import PlacedBlock
 from mindspeed_autoparallel.cost.sharding import passes_us, units_of
-from mindspeed_autoparallel.profiles import DeviceCost
+from mindspeed_autoparallel.profiles import BlockCost, DeviceCost
 from mindspeed_autoparallel.schedule import SimulatedStep
 from mindspeed_autoparallel.spec import Cluster, Layout
 
 NS_PER_US = 1000
 
 
-def block_times_ns(block: PlacedBlock, factor: float = 1.0) -> tuple[int, int]:
-    """Forward and backward of one block in nanoseconds, recomputation included."""
-    backward = round(block.cost.backward_us * NS_PER_US * factor)
+def block_times_ns(block: BlockCost, factor: float = 1.0, kind: str = "none") -> tuple[int, int]:
+    """Return forward and backward of one block in nanoseconds, recomputation of ``kind`` included."""
+    backward = round(block.backward_us * NS_PER_US * factor)
     return (
-        round(block.cost.forward_us * NS_PER_US * factor),
-        backward + round(block.recompute.extra_backward_us * NS_PER_US * factor),
+        round(block.forward_us * NS_PER_US * factor),
+        backward + round(block.recompute[kind].extra_backward_us * NS_PER_US * factor),
     )
+
+
+def block_ns(block: BlockCost, factor: float = 1.0, kind: str = "none") -> int:
+    """Return forward plus backward of one block in nanoseconds."""
+    return sum(block_times_ns(block, factor, kind))
 
 
 def stage_times_ns(blocks: list[list[PlacedBlock]], factors: dict[str, float]) -> tuple[list[int], list[int]]:
     """Return forwards and backwards of virtual stages; ``factors``: of a module's time, where data varies."""
     forward, backward = [], []
     for held in blocks:
-        pairs = [block_times_ns(block, factors.get(block.name.split()[0], 1.0)) for block in held]
+        pairs = [block_times_ns(block.cost, factors.get(block.module, 1.0), block.kind) for block in held]
         forward.append(sum(pair[0] for pair in pairs))
         backward.append(sum(pair[1] for pair in pairs))
     return forward, backward
@@ -55,7 +60,7 @@ def sharded_times_ns(
 ) -> tuple[list[int], list[int]]:
     """Return times of the one stage, with what shows of gathering parameters and reducing gradients."""
     assert layout.sharding is not None
-    pairs = [block_times_ns(block, factors.get(block.module, 1.0)) for block in blocks]
+    pairs = [block_times_ns(block.cost, factors.get(block.module, 1.0), block.kind) for block in blocks]
     times = [(forward / NS_PER_US, backward / NS_PER_US) for forward, backward in pairs]
     units = units_of(blocks, times, layout, data_parallel_link(layout, cluster, device))
     forward_us, backward_us = passes_us(blocks, units, layout.sharding, device.hidden_share)
@@ -80,7 +85,6 @@ def times_by_module_ns(blocks: list[PlacedBlock]) -> dict[str, tuple[int, int]]:
     """Return forward and backward of blocks by module."""
     total: dict[str, tuple[int, int]] = {}
     for block in blocks:
-        name, (forward, backward) = block.name.split()[0], block_times_ns(block)
-        before = total.get(name, (0, 0))
-        total[name] = (before[0] + forward, before[1] + backward)
+        before, (forward, backward) = total.get(block.module, (0, 0)), block_times_ns(block.cost, kind=block.kind)
+        total[block.module] = (before[0] + forward, before[1] + backward)
     return total

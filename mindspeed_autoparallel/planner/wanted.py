@@ -1,25 +1,21 @@
-"""The best plan of all that a training wants at once: a host's splits, encoders' own layouts, drawn samples.
+"""The best plan under all of a training's requests: a host's splits, encoders' own layouts, drawn samples.
 
 The one composition of the searches: `plan`, ``--auto-parallel-mm`` and `replan` call it.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from functools import partial
 
 from mindspeed_autoparallel.data.distribution import Distribution
 from mindspeed_autoparallel.planner.best_first import Progress, silent
 from mindspeed_autoparallel.planner.candidate import Splits
-from mindspeed_autoparallel.planner.hetero.compare import (
-    Comparison,
-    HeteroOptions,
-    compare,
-    encoder_space,
-    one_stage_layouts,
-)
-from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES
-from mindspeed_autoparallel.planner.hetero.search import search_hetero
+from mindspeed_autoparallel.planner.hetero.compare import Comparison, HeteroOptions, best_of_both, one_stage_layouts
+from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES, WINDOW
+from mindspeed_autoparallel.planner.hetero.search import EncoderSpace, search_hetero
+from mindspeed_autoparallel.planner.hetero.space import generator_of, split_modules
 from mindspeed_autoparallel.planner.layouts.given_splits import search_given
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
@@ -53,40 +49,51 @@ def find_plan(profile: Profile, wanted: Wanted, progress: Progress = silent) -> 
     Raises ``InfeasiblePlan`` (``OnlyHomogeneous`` where encoders' own layouts alone have no plan), ``ConfigError``, and
     ``Stopped`` with the best plan so far at an interrupt.
     """
+    started = time.monotonic()
     cluster, batch, options, hetero = wanted.cluster, wanted.global_batch_size, wanted.options, wanted.hetero
+    # Beside the search with encoders' own layouts the other one gets half of the time; drawn samples take several.
+    shares_time = hetero is not None and wanted.data is None
 
     def of_all_kinds(one: Profile, layouts: list[Layout] | None) -> Plan:
         own = replace(options, layouts=layouts, with_relaxations=options.with_relaxations and layouts is None)
         if wanted.splits is not None:
             return search_given(one, cluster, batch, wanted.splits, own, progress=progress)
-        return search(one, cluster, batch, own, progress=progress)
+        seconds = options.time_limit_s / 2 if shares_time else options.time_limit_s
+        return search(one, cluster, batch, replace(own, time_limit_s=seconds), progress=progress)
 
     def searched(one: Profile, layouts: list[Layout] | None) -> Plan:
         return runnable(lambda each: of_all_kinds(each, layouts), one, wanted.runs, progress)
 
     if hetero is None:
         return searched(profile, None) if wanted.data is None else choose_plan(profile, *wanted.data, searched)
-    if wanted.data is None:
-        return compare(
-            profile, cluster, batch, options, progress=progress, hetero=hetero, splits=wanted.splits, runs=wanted.runs
-        )
+    split_modules(profile)  # no search if the model has no encoder
 
     def with_encoders(one: Profile, layouts: list[Layout] | None) -> Plan:
-        if wanted.splits is not None and layouts is None:
-            layouts = one_stage_layouts(one, cluster, batch)
-        own = replace(options, layouts=layouts)
         # Steps of drawn samples do not replay a generator's exchanges.
-        space = replace(encoder_space(hetero.encoder_pipelines), generator=False)
+        space = EncoderSpace(generator=shares_time)
+        if not hetero.encoder_pipelines:
+            space = replace(space, pipeline_sizes=(1,))
+        if wanted.splits is not None and layouts is None:
+            # The backbone has one stage, unless a generator has a separate layout.
+            one_stage = one_stage_layouts(one, cluster, batch)
+            if shares_time and generator_of(one) is not None:
+                space = replace(space, inside=one_stage)
+            else:
+                layouts = one_stage
+        left_s = max(1.0, options.time_limit_s - (time.monotonic() - started))
+        seconds = left_s if shares_time else options.time_limit_s
         search_one = partial(
             search_hetero,
             cluster=cluster,
             global_batch_size=batch,
-            options=own,
+            options=replace(options, layouts=layouts, time_limit_s=seconds),
             progress=progress,
-            memory_modes=MEMORY_MODES,
+            memory_modes=(*MEMORY_MODES, WINDOW) if shares_time else MEMORY_MODES,
             balance=hetero.balance,
             encoder_space=space,
         )
         return runnable(search_one, one, wanted.runs, progress)
 
+    if wanted.data is None:
+        return best_of_both(profile, partial(searched, profile, None), partial(with_encoders, profile, None))
     return compare_by_data(profile, *wanted.data, searched, with_encoders)

@@ -186,4 +186,4 @@ def priced_plan(request: Mapping[str, object], extra_devices: tuple[Device, ...]
     record = SearchRecord(
         status=EDITED, lower_bound_us=0.0, gap_fraction=0.0, num_configurations=1, num_solved=1, seconds=0.0
     )
-    return plan_of(profile, run.cluster, run.layout, measurement, found, work.global_batch, record)
+    return plan_of(profile, run.cluster, run.layout, found, work.global_batch, record)

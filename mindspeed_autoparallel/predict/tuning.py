@@ -197,7 +197,7 @@ def _whole(profile: Profile, plan: Plan, other: Alternative) -> Plan:
     measurement = point_of(profile, other.layout)
     assert measurement is not None
     record = replace(plan.search, status="feasible", lower_bound_us=other.lower_bound_us, verdicts=(), relaxations=())
-    return plan_of(profile, plan.cluster, other.layout, measurement, found, plan.global_batch_size, record)
+    return plan_of(profile, plan.cluster, other.layout, found, plan.global_batch_size, record)
 
 
 def request_of_plan(plan: Plan, base: Mapping[str, object], stated: Mapping[str, object]) -> dict[str, object]:

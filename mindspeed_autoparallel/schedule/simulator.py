@@ -62,9 +62,6 @@ class SimulatedStep:
     finishes: tuple[Time, ...] = ()
     """By stage: the end of its last pass."""
 
-    def bubble(self, stage: int) -> Time:
-        return self.step_time - self.busy[stage]
-
 
 @dataclass(frozen=True)
 class Replayed:

@@ -22,7 +22,6 @@ from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts.assembly import plan_of
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.placement import ModulePlacement
-from mindspeed_autoparallel.planner.rank_memory import point_of
 from mindspeed_autoparallel.predict.analytic_profile import analytic_profile
 from mindspeed_autoparallel.predict.model_file import Section
 from mindspeed_autoparallel.predict.price import priced_plan
@@ -61,8 +60,6 @@ def virtual_plan() -> Plan:
     )
     cluster, batch = Cluster(num_nodes=2, devices_per_node=8), 64
     found = evaluate(profile, cluster, layout, placement, batch)
-    measurement = point_of(profile, layout)
-    assert measurement is not None
     record = SearchRecord(
         status="feasible",
         lower_bound_us=0.9 * found.step.total_us,
@@ -71,7 +68,7 @@ def virtual_plan() -> Plan:
         num_solved=1,
         seconds=1.0,
     )
-    return plan_of(profile, cluster, layout, measurement, found, batch, record)
+    return plan_of(profile, cluster, layout, found, batch, record)
 
 
 def tuned_configuration(number: int, step_ms: float) -> dict[str, Any]:

@@ -111,15 +111,15 @@ def drawn_plan(shape: dict[str, Any], name: str, drawn: random.Random) -> Plan |
     drawn.shuffle(candidates)
     for candidate in candidates[:4]:
         try:
-            splits = simple_splits(profile, cluster, candidate, batch)
+            splits = list(simple_splits(candidate).values())
         except (InfeasiblePlan, ConfigError):
             continue
         if splits:
-            split = drawn.choice([one for one in splits if one.evaluation.fits] or splits)
+            split = drawn.choice([one for one in splits if one.fits] or splits)
             record = SearchRecord(
                 status="feasible", lower_bound_us=0.0, gap_fraction=1.0, num_configurations=1, num_solved=1, seconds=0.0
             )
-            return plan_of(profile, cluster, candidate.layout, candidate.measurement, split.evaluation, batch, record)
+            return plan_of(profile, cluster, candidate.layout, split, batch, record)
     return None
 
 

@@ -41,9 +41,9 @@ def _enumerated(profile: Profile, cluster: Cluster, batch: int, *, own_generator
         for memory in MEMORY_MODES:
             of_modules = [
                 [
-                    phase_of(costs, sizes, candidate, cluster, memory=memory, balance="local")
+                    phase_of(costs, sizes, candidate, memory=memory, balance="local")
                     for costs in costs_of(profile, module, cluster, pipeline_sizes=(1, 2, 4))[0]
-                    for sizes in layouts_of(costs, candidate, cluster)
+                    for sizes in layouts_of(costs, candidate)
                 ]
                 for module in others
             ]

@@ -15,13 +15,16 @@ from example_plan import example_plan
 from small_profile import small_profile
 
 from mindspeed_autoparallel.cli.main import main
-from mindspeed_autoparallel.planner.hetero.compare import compare
+from mindspeed_autoparallel.planner.hetero.compare import HeteroOptions
+from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.results import result_of
+from mindspeed_autoparallel.planner.wanted import Wanted, find_plan
 from mindspeed_autoparallel.report.data import report_data
 from mindspeed_autoparallel.spec import Cluster, to_json
 
 FOUR = Cluster(num_nodes=1, devices_per_node=4)
+WANTED = Wanted(cluster=FOUR, global_batch_size=8, options=SearchOptions(), hetero=HeteroOptions())
 ROOT = Path(__file__).parents[2]
 SCHEMAS = {path.stem: json.loads(path.read_text("utf-8")) for path in (ROOT / "docs" / "schemas").glob("*.json")}
 
@@ -65,7 +68,7 @@ def test_an_example_with_everything_is_valid() -> None:
 def test_every_value_inside_a_report_has_its_kind() -> None:
     """A list in place of any single value is refused, however deep it is."""
     plan = example_plan()
-    for drawn in (plan, replace(plan, num_microbatches=4000), compare(small_profile(), FOUR, 8).hetero):
+    for drawn in (plan, replace(plan, num_microbatches=4000), find_plan(small_profile(), WANTED).hetero):
         report = _first_of_lists(to_json(report_data(drawn)))
         _check("report", report)
         places = list(_values(report))

@@ -67,10 +67,10 @@ def read_training(train: Mapping[str, object], gpu: str, stack: str) -> dict[str
 
 
 def _quantized_parameters(train: Mapping[str, object], recipe: Recipe) -> bool:
-    said = switch(train, "fp8_param_gather", None, "train")
-    if said and not recipe:
+    stated = switch(train, "fp8_param_gather", None, "train")
+    if stated and not recipe:
         raise ConfigError("train.fp8_param_gather is true, but train.precision has no eight- or four-bit recipe.")
-    return bool(recipe) and recipe != "fp8_blockwise" if said is None else bool(said)
+    return bool(recipe) and recipe != "fp8_blockwise" if stated is None else bool(stated)
 
 
 def _optimizer(train: Mapping[str, object]) -> dict[str, float]:
@@ -114,8 +114,8 @@ def read_recompute_detail(train: Mapping[str, object], model: ModelShape) -> Rec
     def layers(name: str) -> int | None:
         if name not in extra:
             return None
-        said = [word.split("=")[1] for word in extra if word.startswith(f"{name}-num-layers=")]
-        return int(said[0]) if said and said[0].isdigit() else model.num_layers
+        stated = [word.split("=")[1] for word in extra if word.startswith(f"{name}-num-layers=")]
+        return int(stated[0]) if stated and stated[0].isdigit() else model.num_layers
 
     return RecomputeDetail(
         method=method,

@@ -5,15 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mindspeed_autoparallel.planner.hetero.backbone import (
-    BackboneSolver,
-    Reserved,
-    beside,
-    limit_of,
-    outside_pipeline_bytes,
-)
+from mindspeed_autoparallel.planner.hetero.backbone import BackboneSolver, Reserved, beside, outside_pipeline_bytes
 from mindspeed_autoparallel.planner.hetero.encoders import WINDOW
-from mindspeed_autoparallel.planner.layouts.assembly import assemble_plan, fullest_rank
+from mindspeed_autoparallel.planner.layouts.assembly import assemble_plan, limits_of
 from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Layout, Plan
@@ -52,18 +46,13 @@ def with_modules(layout: Layout, record: HeteroRecord) -> Layout:
     return replace(layout, modules={phase.module: phase.layout for phase in record.encoders})
 
 
-LEAST_SHARE = 0.005
-"""Share of the step below which a part is not listed as a limit."""
-
-
 def assemble(profile: Profile, best: Solved, others: Sequence[Solved], record: SearchRecord) -> Plan:
     """Return the complete ``plan.json``."""
     solver = best.solver
-    made = beside(solver.backbone, solver.candidate.measurement, solver.cluster, best.reserved)
-    assert made is not None, "it was solved"
-    own, measurement, cluster = made
-    candidate = replace(solver.candidate, measurement=measurement)
-    inner = assemble_plan(own, cluster, solver.global_batch_size, candidate, best.result, [], record)
+    candidate = beside(solver.candidate, best.reserved)
+    assert candidate is not None, "it was solved"
+    cluster = solver.candidate.cluster
+    inner = assemble_plan(candidate, best.result, [], record)
     notes = [
         f"{phase.module} with {phase.samples} samples is interpolated from {', '.join(phase.interpolated_from)}."
         for phase in best.record.encoders
@@ -76,13 +65,13 @@ def assemble(profile: Profile, best: Solved, others: Sequence[Solved], record: S
     inner = replace(
         inner,
         model=profile.model,
-        cluster=solver.cluster,
+        cluster=cluster,
         hetero=best.record,
         layout=best.layout,
         alternatives=tuple(_alternative(found) for found in others),
         profile=replace(inner.profile, sha256=profile.sha256(), notes=(*inner.profile.notes, *notes)),
     )
-    return with_encoders(inner, limit_of(profile, solver.cluster))
+    return with_encoders(inner, solver.candidate.limit_bytes)
 
 
 def with_encoders(inner: Plan, limit_bytes: int) -> Plan:
@@ -151,17 +140,13 @@ def limits_of_hetero(plan: Plan) -> tuple[str, ...]:
             (phase.exchange_us, f"redistribution between {phase.module} and the backbone"),
             (phase.reduction_us + phase.optimizer_us, f"gradient reduction and optimizer of {phase.module}"),
         ]
-    limits = [
-        f"{what}: {size_us / step.total_us:.1%} of the step"
-        for size_us, what in sorted(parts, key=lambda part: -part[0])
-        if step.total_us and size_us / step.total_us >= LEAST_SHARE
-    ]
-    return (*limits, fullest_rank(plan.memory))
+    return limits_of(parts, step.total_us, plan.memory)
 
 
 def _alternative(found: Solved) -> Alternative:
-    evaluation, placement = found.result.evaluation, found.result.placement
-    assert evaluation is not None and placement is not None
+    evaluation = found.result.evaluation
+    assert evaluation is not None
+    placement = evaluation.placement
     return Alternative(
         layout=found.layout,
         step_us=found.step_us,

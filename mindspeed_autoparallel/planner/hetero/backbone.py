@@ -11,25 +11,21 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms
+from mindspeed_autoparallel.cost.memory import state_bytes
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.evaluate import Evaluation
 from mindspeed_autoparallel.planner.hetero.device_work import PipelineWork
 from mindspeed_autoparallel.planner.hetero.encoder_costs import EncoderCosts
 from mindspeed_autoparallel.planner.hetero.space import split_modules
-from mindspeed_autoparallel.planner.layouts.bounds import (
-    microbatch_work_ns,
-    pipeline_bound_ns,
-    relaxed_bound_ns,
-    tail_bound_us,
-)
-from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult, limits_of, solve_layout
+from mindspeed_autoparallel.planner.layouts.bounds import microbatch_work_ns, pipeline_bound_ns, tail_bound_us
+from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult, solve_layout
 from mindspeed_autoparallel.planner.layouts.options import SolveOptions
 from mindspeed_autoparallel.planner.layouts.virtual_layouts import bound_layout, prove_layout
 from mindspeed_autoparallel.planner.problem_building import build_problem
+from mindspeed_autoparallel.planner.split.bounds.relaxation import relaxed_cuts
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US
-from mindspeed_autoparallel.profiles import BlockCost, Measurement, Profile, VariableData
-from mindspeed_autoparallel.spec import Cluster, Layout, Module, Plan
+from mindspeed_autoparallel.profiles import Measurement, Profile, VariableData
+from mindspeed_autoparallel.spec import Module, Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,16 +97,10 @@ def _columns(data: VariableData | None, names: set[str]) -> VariableData | None:
     )
 
 
-def limit_of(profile: Profile, cluster: Cluster) -> int:
-    """Return the bytes that a rank may use."""
-    return cluster.memory_limit_bytes or profile.device.memory_capacity_bytes
-
-
-def beside(
-    backbone: Profile, measurement: Measurement, cluster: Cluster, reserved: Reserved
-) -> tuple[Profile, Measurement, Cluster] | None:
-    """Return profile, costs and cluster of the pipeline next to ``reserved``; ``None`` if no memory is left."""
-    left = limit_of(backbone, cluster) - reserved.everywhere_bytes
+def beside(candidate: Candidate, reserved: Reserved) -> Candidate | None:
+    """Return the pipeline next to ``reserved``; ``None`` if no memory is left."""
+    left = candidate.limit_bytes - reserved.everywhere_bytes
+    backbone, measurement = candidate.profile, candidate.measurement
     name = backbone.model.modules[0].name
     cost = measurement.modules[name]
     if cost.pre is None:
@@ -124,17 +114,19 @@ def beside(
     if left <= 0:
         return None
     changed = replace(measurement, modules={**measurement.modules, name: cost})
-    # The only planned point, interpolated or not.
-    return replace(backbone, measurements=(changed,)), changed, replace(cluster, memory_limit_bytes=left)
+    return replace(
+        candidate,
+        # The only planned point, interpolated or not.
+        profile=replace(backbone, measurements=(changed,)),
+        measurement=changed,
+        cluster=replace(candidate.cluster, memory_limit_bytes=left),
+    )
 
 
 @dataclass
 class BackboneSolver:
     """One layout of the backbone; results of a solve are reused wherever they still hold."""
 
-    backbone: Profile
-    cluster: Cluster
-    global_batch_size: int
     candidate: Candidate
     seed: int = 0
     generator: Sequence[EncoderCosts] = ()
@@ -154,23 +146,23 @@ class BackboneSolver:
     @functools.cached_property
     def cheap_bound_us(self) -> float:
         """Return a bound that needs no solve and holds for any reserved memory."""
-        return pipeline_bound_ns(self.backbone, self.candidate) / NS_PER_US + self.tail_us
+        return pipeline_bound_ns(self.candidate) / NS_PER_US + self.tail_us
 
     @functools.cached_property
     def tail_us(self) -> float:
         """Return a lower bound of the time after the pipeline."""
-        return tail_bound_us(self.backbone, self.cluster, self.candidate)
+        return tail_bound_us(self.candidate)
 
     @functools.cached_property
     def work(self) -> PipelineWork:
         """Return the pipeline before it is split."""
-        work_ns, layer_ns = microbatch_work_ns(self.backbone, self.candidate)
+        work_ns, layer_ns = microbatch_work_ns(self.candidate)
         return PipelineWork(
             num_stages=self.candidate.layout.pipeline_size,
             num_chunks=self.candidate.layout.virtual_size,
             num_microbatches=self.candidate.num_microbatches,
             work_us=work_ns / NS_PER_US,
-            layers=[(m.num_layers, layer_ns[m.name] / NS_PER_US) for m in self.backbone.model.modules],
+            layers=[(m.num_layers, layer_ns[m.name] / NS_PER_US) for m in self.candidate.profile.model.modules],
         )
 
     def bound_us(self, reserved: Reserved, deadline: float) -> float:
@@ -180,7 +172,7 @@ class BackboneSolver:
         for other, result in self.solved:
             if reserved.covers(other):
                 known.append(float("inf") if result.proved_infeasible else result.lower_bound_us)
-                if self._still_fits(result, other, reserved):
+                if self.still_fits(result, other, reserved):
                     return max(known)
         if any(other == reserved for other, _ in self.relaxed):
             return max(known)
@@ -191,56 +183,35 @@ class BackboneSolver:
     def virtual_bound_us(self, reserved: Reserved, cutoff_us: float, deadline: float) -> float:
         """Return a bound of a layout with virtual stages next to ``reserved``: ``cutoff_us`` if no split is faster,
         infinite if none fits."""
-        made = beside(self.backbone, self.candidate.measurement, self.cluster, reserved)
+        made = beside(self.candidate, reserved)
         if made is None:
             return float("inf")
-        profile, measurement, cluster = made
-        candidate = replace(self.candidate, measurement=measurement)
         options = SolveOptions(time_limit_s=max(0.1, deadline - time.monotonic()), cutoff_us=cutoff_us)
-        found = bound_layout(profile, cluster, candidate, options)
+        found = bound_layout(made, options)
         if not (found.proved_infeasible or found.beaten or found.timed_out):
-            found = prove_layout(profile, cluster, candidate, found.lower_bound_us, options)
+            found = prove_layout(made, found.lower_bound_us, options)
         return float("inf") if found.proved_infeasible else found.lower_bound_us
 
     def _relaxed_us(self, reserved: Reserved, deadline: float) -> float:
-        made = beside(self.backbone, self.candidate.measurement, self.cluster, reserved)
+        made = beside(self.candidate, reserved)
         if made is None:
             return float("inf")
-        profile, measurement, cluster = made
-        problem = build_problem(
-            profile,
-            cluster,
-            replace(self.candidate, measurement=measurement),
-            limits_of(profile, cluster, self.candidate.layout.pipeline_size),
-            safe=False,
-        )
-        relaxed = relaxed_bound_ns(problem, deadline)
-        if relaxed is None:
-            return float("inf")
-        return relaxed / NS_PER_US + tail_bound_us(profile, cluster, self.candidate)
+        relaxed = relaxed_cuts(build_problem(made, made.limits, safe=False), deadline)
+        return float("inf") if relaxed is None else relaxed[1] / NS_PER_US + self.tail_us
 
     def solve(self, reserved: Reserved, time_limit_s: float) -> LayoutResult:
         """Return the best placement next to ``reserved`` and its bound; its memory figures cover the pipeline only."""
         for other, result in self.solved:
-            if reserved.covers(other) and (result.proved_infeasible or self._still_fits(result, other, reserved)):
+            if reserved.covers(other) and (result.proved_infeasible or self.still_fits(result, other, reserved)):
                 return result
-        made = beside(self.backbone, self.candidate.measurement, self.cluster, reserved)
+        made = beside(self.candidate, reserved)
         if made is None:
-            return LayoutResult(lower_bound_us=0.0, placement=None, evaluation=None, proved_infeasible=True)
-        profile, measurement, cluster = made
-        started = time.monotonic()
-        result = solve_layout(
-            profile,
-            cluster,
-            replace(self.candidate, measurement=measurement),
-            self.global_batch_size,
-            SolveOptions(time_limit_s=time_limit_s, seed=self.seed),
-        )
-        timed_out = result.timed_out or time.monotonic() - started > time_limit_s
+            return LayoutResult(proved_infeasible=True)
+        result = solve_layout(made, SolveOptions(time_limit_s=time_limit_s, seed=self.seed))
         lower = max(result.lower_bound_us, self.cheap_bound_us)
         if result.evaluation is not None:
-            lower = min(lower, result.evaluation.step.total_us)
-        result = replace(result, timed_out=timed_out, lower_bound_us=lower)
+            lower = min(lower, result.evaluation.step_us)
+        result = replace(result, lower_bound_us=lower)
         self.solved.append((reserved, result))
         return result
 
@@ -249,27 +220,27 @@ class BackboneSolver:
 
         For each module, memory limits the layers per rank; if all ranks together hold too few, no split exists.
         """
-        layout = self.candidate.layout
-        if len(self.backbone.model.modules) > 1:
+        layout, profile = self.candidate.layout, self.candidate.profile
+        if len(profile.model.modules) > 1:
             return False
-        (module,) = self.backbone.model.modules
+        (module,) = profile.model.modules
         cost = self.candidate.measurement.modules[module.name]
-        left = limit_of(self.backbone, self.cluster) - self.backbone.device.runtime_overhead_bytes
+        left = self.candidate.limit_bytes - profile.device.runtime_overhead_bytes
         left -= reserved.everywhere_bytes + transient_bytes
-        size = min(_state_bytes(layer, layout) for layer in cost.distinct_layers)
+        size = min(state_bytes(layer, layout) for layer in cost.distinct_layers)
         held = 0
         for rank in range(layout.pipeline_size):
             room = left
             if rank == 0:
-                room -= reserved.first_stage_bytes + _state_bytes(cost.pre, layout)
+                room -= reserved.first_stage_bytes + state_bytes(cost.pre, layout)
             if rank == layout.pipeline_size - 1:
-                room -= _state_bytes(cost.post, layout)
+                room -= state_bytes(cost.post, layout)
             if room < size * layout.virtual_size:
                 return True
             held += room // size if size else module.num_layers
         return held < module.num_layers
 
-    def _still_fits(self, result: LayoutResult, before: Reserved, now: Reserved) -> bool:
+    def still_fits(self, result: LayoutResult, before: Reserved, now: Reserved) -> bool:
         """Return whether a plan found for less reserved memory still fits: then it is also the best for more."""
         if result.evaluation is None:
             return False
@@ -279,10 +250,6 @@ class BackboneSolver:
             rank.peak_bytes + more + (at_first if index == 0 else 0) <= rank.limit_bytes
             for index, rank in enumerate(result.evaluation.memory)
         )
-
-
-def _state_bytes(block: BlockCost | None, layout: Layout) -> int:
-    return 0 if block is None else sum(static_terms([PlacedBlock(name="", cost=block)], layout).values())
 
 
 def outside_pipeline_fits(found: Evaluation, limit_bytes: int, reserved: Reserved, transient_bytes: int) -> bool:

@@ -16,13 +16,7 @@ from math import inf
 from mindspeed_autoparallel.planner.best_first import EXACT, Open, Progress, Search
 from mindspeed_autoparallel.planner.evaluate import Evaluation
 from mindspeed_autoparallel.planner.hetero.assembly import Solved, reserved_by
-from mindspeed_autoparallel.planner.hetero.backbone import (
-    BackboneSolver,
-    Reserved,
-    least_of,
-    limit_of,
-    outside_pipeline_fits,
-)
+from mindspeed_autoparallel.planner.hetero.backbone import BackboneSolver, Reserved, least_of, outside_pipeline_fits
 from mindspeed_autoparallel.planner.hetero.encoder_costs import EncoderCosts
 from mindspeed_autoparallel.planner.hetero.space import records
 from mindspeed_autoparallel.planner.hetero.tight import search_tight
@@ -167,7 +161,7 @@ class ChoiceSearch(Search[Choice]):
         """Return the encoder choices for one backbone layout, each with its bound; none if the layout is settled."""
         solver, seconds = choice.solver, self._seconds(choice)
         costs = solver.all_costs(self._costs)
-        made_records = records(costs, solver.candidate, solver.cluster, self._memory_modes, self._balance)
+        made_records = records(costs, solver.candidate, self._memory_modes, self._balance)
         reserved = least_of([reserved_by(made) for made in made_records])
         least_us = min(made.total_us for made in made_records)
         bound = max(bound, solver.cheap_bound_us + least_us)
@@ -203,17 +197,16 @@ class ChoiceSearch(Search[Choice]):
             return
         lower = max(bound, result.lower_bound_us + record.total_us)
         found = result.evaluation
-        limit = limit_of(solver.backbone, solver.cluster)
+        limit = solver.candidate.limit_bytes
         fits = found is not None and outside_pipeline_fits(found, limit, reserved, record.transient_bytes)
-        if not fits or (found is not None and found.step.total_us > result.lower_bound_us * (1 + ENOUGH)):
+        if not fits or (found is not None and found.step_us > result.lower_bound_us * (1 + ENOUGH)):
             tight = search_tight(solver, reserved, record.transient_bytes, time.monotonic() + self._seconds(choice))
-            if tight is not None and tight.best is None:
+            if tight is not None and tight.proved_infeasible:
                 self._note_short(choice, record)
                 return
-            if tight is not None and tight.best is not None:
-                placement, found = tight.best
-                lower = max(lower, found.step.total_us + record.total_us)
-                result = replace(result, placement=placement, evaluation=found, lower_bound_us=found.step.total_us)
+            if tight is not None:
+                result, found = tight, tight.evaluation
+                lower = max(lower, tight.lower_bound_us + record.total_us)
         if found is not None and not outside_pipeline_fits(found, limit, reserved, record.transient_bytes):
             if solver.no_split_leaves(reserved, record.transient_bytes):
                 self._note_short(choice, record)
@@ -223,7 +216,7 @@ class ChoiceSearch(Search[Choice]):
             self.open_us.append(lower)
             self._note(choice, "unsolved", NOT_FOUND, lower)
             return
-        step = found.step.total_us + record.total_us
+        step = found.step_us + record.total_us
         self._keep(Solved(solver=solver, record=record, result=result, step_us=step, lower_bound_us=min(step, lower)))
 
     def _keep(self, found: Solved) -> None:
@@ -244,7 +237,7 @@ class ChoiceSearch(Search[Choice]):
     def _with_more_reserved(self, choice: Choice, record: HeteroRecord) -> tuple[LayoutResult, Evaluation | None]:
         """Return a split whose state leaves memory for the encoders to run, found by reserving more in each try."""
         solver, reserved = choice.solver, reserved_by(record)
-        limit = limit_of(solver.backbone, solver.cluster)
+        limit = solver.candidate.limit_bytes
         for quarter in range(1, 5):
             extra = record.transient_bytes * quarter // 4
             more = replace(reserved, everywhere_bytes=reserved.everywhere_bytes + extra)
@@ -292,9 +285,9 @@ def _least_encoder_us(costs: Sequence[Sequence[EncoderCosts]], solver: BackboneS
     total = 0.0
     for own in solver.all_costs(costs):
         least: list[float] = []
+        batch, devices = solver.candidate.global_batch_size, solver.candidate.cluster.num_devices
         for cost in own:
             width = cost.point.tensor_size * cost.point.context_size
-            share = solver.global_batch_size * width / solver.cluster.num_devices
-            least.append(share * cost.least_us_per_sample(solver.global_batch_size))
+            least.append(batch * width / devices * cost.least_us_per_sample(batch))
         total += min(least)
     return total

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,19 +9,11 @@ from pathlib import Path
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.files import json_text, write_together
 from mindspeed_autoparallel.interrupts import Stopped
-from mindspeed_autoparallel.planner.best_first import Progress, silent
-from mindspeed_autoparallel.planner.candidate import Splits
 from mindspeed_autoparallel.planner.hetero.backbone import backbone_profile
-from mindspeed_autoparallel.planner.hetero.search import EncoderSpace, search_hetero
-from mindspeed_autoparallel.planner.hetero.space import generator_of, split_modules
-from mindspeed_autoparallel.planner.layouts.given_splits import search_given
-from mindspeed_autoparallel.planner.layouts.options import SearchOptions
-from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions, enumerate_layouts
 from mindspeed_autoparallel.planner.results import PLAN_FILE, RESULT_FILE, result_of
-from mindspeed_autoparallel.planner.runnable import Runs, runnable
 from mindspeed_autoparallel.profiles import Profile
-from mindspeed_autoparallel.spec import Cluster, Layout, Plan
+from mindspeed_autoparallel.spec import Cluster, Layout, ModuleLayout, Plan
 from mindspeed_autoparallel.spec.hetero import HeteroBest, HeteroRecord, HomogeneousBest
 from mindspeed_autoparallel.units import US_PER_MS
 
@@ -74,54 +65,14 @@ def step_us(plan: Plan) -> float:
     return plan.step.total_us if plan.data is None else plan.data.mean_us
 
 
-def compare(
-    profile: Profile,
-    cluster: Cluster,
-    global_batch_size: int,
-    options: SearchOptions | None = None,
-    *,
-    progress: Progress = silent,
-    hetero: HeteroOptions | None = None,
-    splits: Splits | None = None,
-    runs: Runs | None = None,
-) -> Comparison:
-    """Search both. Raises ``InfeasiblePlan`` if no plan fits, ``OnlyHomogeneous`` if only a plan without hetero layouts
-    fits, and ``Stopped`` with such a plan at an interrupt.
-
-    ``splits``: what the host can run; a hetero plan's backbone then has one stage, unless a generator has a separate
-    layout. ``runs``: see ``runnable``.
-    """
-    split_modules(profile)  # no search if the model has no encoder
-    started, options, how = time.monotonic(), options or SearchOptions(), hetero or HeteroOptions()
-
-    def without(one: Profile) -> Plan:
-        if splits is not None:
-            return search_given(one, cluster, global_batch_size, splits, options, progress=progress)
-        half = replace(options, time_limit_s=options.time_limit_s / 2)
-        return search(one, cluster, global_batch_size, half, progress=progress)
-
-    def with_encoders(one: Profile) -> Plan:
-        left = replace(options, time_limit_s=max(1.0, options.time_limit_s - (time.monotonic() - started)))
-        space = encoder_space(how.encoder_pipelines)
-        if splits is not None and generator_of(one) is not None:
-            space = replace(space, inside=one_stage_layouts(one, cluster, global_batch_size))
-        elif splits is not None:
-            left = replace(left, layouts=one_stage_layouts(one, cluster, global_batch_size))
-        return search_hetero(
-            one, cluster, global_batch_size, left, progress=progress, balance=how.balance, encoder_space=space
-        )
-
-    return best_of_both(
-        profile,
-        lambda: runnable(without, profile, runs, progress),
-        lambda: runnable(with_encoders, profile, runs, progress),
-    )
-
-
 def best_of_both(
     profile: Profile, search_homogeneous: Callable[[], Plan], search_encoders: Callable[[], Plan]
 ) -> Comparison:
-    """Run both searches; raises as ``compare`` does."""
+    """Run both searches.
+
+    Raises ``InfeasiblePlan`` if no plan fits, ``OnlyHomogeneous`` if only a plan without hetero layouts fits, and
+    ``Stopped`` with such a plan at an interrupt.
+    """
     homogeneous, note = None, ""
     try:
         homogeneous = search_homogeneous()
@@ -148,11 +99,6 @@ def without_homogeneous(comparison: Comparison, note: str) -> Comparison:
     return Comparison(
         hetero=replace(plan, hetero=replace(record, homogeneous=None, homogeneous_note=note)), homogeneous=None
     )
-
-
-def encoder_space(can_stage: bool) -> EncoderSpace:
-    """Return the encoder sizes to try; ``can_stage``: whether the host's encoders can run in stages."""
-    return EncoderSpace() if can_stage else EncoderSpace(pipeline_sizes=(1,))
 
 
 def _paired(profile: Profile, hetero: Plan, homogeneous: Plan | None, note: str) -> Comparison:
@@ -214,24 +160,11 @@ def comparison_result(comparison: Comparison, model_file: str | None = None) -> 
     """
     plan, record = comparison.hetero, comparison.hetero.hetero
     assert record is not None
-    backbone = plan.backbone
-    sizes: dict[str, dict[str, int]] = {
-        phase.module: {
-            "TP": phase.layout.tensor_size,
-            "PP": phase.layout.pipeline_size,
-            "CP": phase.layout.context_size,
-            "DP": phase.layout.data_size,
-            "MBS": phase.layout.micro_batch_scale * plan.layout.micro_batch_size,
-        }
-        for phase in record.encoders
+    micro_batch = plan.layout.micro_batch_size
+    sizes = {
+        phase.module: _sizes(phase.layout, phase.layout.micro_batch_scale * micro_batch) for phase in record.encoders
     }
-    sizes[backbone] = {
-        "TP": plan.layout.tensor_size,
-        "PP": plan.layout.pipeline_size,
-        "CP": plan.layout.context_size,
-        "DP": plan.layout.data_size,
-        "MBS": plan.layout.micro_batch_size,
-    }
+    sizes[plan.backbone] = _sizes(plan.layout, micro_batch)
     other = comparison.homogeneous
     hetero: dict[str, object] = {
         "faster": comparison.best is plan,
@@ -253,6 +186,16 @@ def comparison_result(comparison: Comparison, model_file: str | None = None) -> 
     if model_file is not None:
         hetero["model_file"] = model_file
     return {**result_of(comparison.best), "hetero_parallel": hetero}
+
+
+def _sizes(layout: Layout | ModuleLayout, micro_batch_size: int) -> dict[str, int]:
+    return {
+        "TP": layout.tensor_size,
+        "PP": layout.pipeline_size,
+        "CP": layout.context_size,
+        "DP": layout.data_size,
+        "MBS": micro_batch_size,
+    }
 
 
 def summary(comparison: Comparison) -> str:

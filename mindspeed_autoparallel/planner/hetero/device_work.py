@@ -32,7 +32,7 @@ def own_work_at_least_us(
     them: T >= M t_s + t_0 + ... + t_(s-1) + what stage 0 encodes first and differentiates last + what of e_s stage s
     does between its first forward and its last backward. The t_s add up to the work, and layers are whole.
     """
-    least_us = _least_us(pipeline, [_share_us(stage, encoders) for stage in range(pipeline.num_stages)], 0)
+    least_us = _least_us(pipeline, [share_us(stage, encoders) for stage in range(pipeline.num_stages)], 0)
     if pipeline.num_chunks == 1:
         outside_us = sum(
             batch.inputs_us + batch.forward_us[0] + batch.outputs_us
@@ -50,7 +50,8 @@ def own_work_at_least_us(
     return least_us
 
 
-def _share_us(stage: int, encoders: Sequence[Sequence[MacroBatchTimes]]) -> float:
+def share_us(stage: int, encoders: Sequence[Sequence[MacroBatchTimes]]) -> float:
+    """Return a stage's share of the encoders, transfers included."""
     return sum(
         batch.inputs_us + batch.forward_us[stage] + batch.outputs_us + batch.gradients_us + batch.backward_us[stage]
         for own in encoders

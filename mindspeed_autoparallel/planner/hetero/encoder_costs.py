@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms
 from mindspeed_autoparallel.cost.step import PostPipelineTime, post_pipeline_time
-from mindspeed_autoparallel.planner.stage_times import NS_PER_US, block_times_ns
+from mindspeed_autoparallel.planner.stage_times import NS_PER_US, block_ns, block_times_ns
 from mindspeed_autoparallel.planner.variable_data import mean_factors
 from mindspeed_autoparallel.profiles import BlockCost, MeasuredAt, Measurement, ModuleCost, Profile
 from mindspeed_autoparallel.profiles.interpolation import interpolate
@@ -96,10 +96,8 @@ class EncoderCosts:
         time."""
         cost = self.measurement(self.point.micro_batch_size).modules[self.module.name]
         fixed = {0: cost.pre, num_stages - 1: cost.post} if num_stages > 1 else dict[int, BlockCost | None]()
-        times = [
-            sum(block_times_ns(PlacedBlock(name="", cost=b))) if (b := fixed.get(s)) else 0 for s in range(num_stages)
-        ]
-        layer, counts = sum(block_times_ns(PlacedBlock(name="", cost=cost.layer))), [1] * num_stages
+        times = [block_ns(block) if (block := fixed.get(stage)) else 0 for stage in range(num_stages)]
+        layer, counts = block_ns(cost.layer), [1] * num_stages
         for _ in range(self.module.num_layers - num_stages):
             counts[min(range(num_stages), key=lambda s: (times[s] + counts[s] * layer, s))] += 1
         return tuple(counts)
@@ -150,7 +148,7 @@ class EncoderCosts:
         for stage, blocks in enumerate(self._stage_blocks(cost, num_stages)):
             forward = backward = saved = transient = 0
             for block, count in blocks:
-                times = block_times_ns(PlacedBlock(name="", cost=block), self.factor)
+                times = block_times_ns(block, self.factor)
                 forward, backward = forward + count * times[0], backward + count * times[1]
                 plain = block.recompute["none"]
                 saved += count * plain.saved_bytes

@@ -63,10 +63,11 @@ def tick_sizes(candidate: Candidate) -> tuple[int, int, int, int]:
 
 
 def encoder_phase(
-    costs: EncoderCosts, sizes: ModuleLayout, candidate: Candidate, cluster: Cluster, *, memory: str, balance: str
+    costs: EncoderCosts, sizes: ModuleLayout, candidate: Candidate, *, memory: str, balance: str
 ) -> EncoderPhase:
     """Return the encoder's part of a step with the backbone of ``candidate``. Formulas H1-H7 in docs/cost-model.md."""
     device, backbone = costs.profile.device, candidate.layout
+    cluster = candidate.cluster
     exchange = exchange_of(backbone, sizes, balance)
     link = exchange_link(exchange, cluster, device)
     own = own_layout(costs, sizes, backbone)
@@ -111,10 +112,11 @@ def encoder_phase(
 
 
 def macro_batches(
-    costs: EncoderCosts, sizes: ModuleLayout, candidate: Candidate, cluster: Cluster, *, balance: str
+    costs: EncoderCosts, sizes: ModuleLayout, candidate: Candidate, *, balance: str
 ) -> tuple[MacroBatchTimes, ...]:
     """Return the macro-batches of a step, each with its own times, as mode window runs them. The encoder has no
     pipeline."""
+    cluster = candidate.cluster
     exchange = exchange_of(candidate.layout, sizes, balance)
     link, own = exchange_link(exchange, cluster, costs.profile.device), own_layout(costs, sizes, candidate.layout)
     found: list[MacroBatchTimes] = []

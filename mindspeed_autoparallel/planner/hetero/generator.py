@@ -26,12 +26,11 @@ from mindspeed_autoparallel.spec import Cluster, Layout, ModuleLayout
 from mindspeed_autoparallel.spec.hetero import EncoderMemory, EncoderPhase
 
 
-def generator_phase(
-    costs: EncoderCosts, sizes: ModuleLayout, candidate: Candidate, cluster: Cluster, *, balance: str
-) -> EncoderPhase:
+def generator_phase(costs: EncoderCosts, sizes: ModuleLayout, candidate: Candidate, *, balance: str) -> EncoderPhase:
     """Return the generator's part of a step with the backbone of ``candidate``, without the waiting time that exchanges
     add to the backbone's pipeline."""
     device, backbone = costs.profile.device, candidate.layout
+    cluster = candidate.cluster
     exchange = exchange_of(backbone, sizes, balance)
     link = exchange_link(exchange, cluster, device)
     own = own_layout(costs, sizes, backbone)

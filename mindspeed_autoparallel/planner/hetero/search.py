@@ -12,13 +12,9 @@ from dataclasses import dataclass, field, replace
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.best_first import Progress, Proof, best_first, silent
+from mindspeed_autoparallel.planner.candidate import limit_of
 from mindspeed_autoparallel.planner.hetero.assembly import Solved, assemble, reserved_by
-from mindspeed_autoparallel.planner.hetero.backbone import (
-    BackboneSolver,
-    backbone_profile,
-    limit_of,
-    outside_pipeline_fits,
-)
+from mindspeed_autoparallel.planner.hetero.backbone import BackboneSolver, backbone_profile, outside_pipeline_fits
 from mindspeed_autoparallel.planner.hetero.choice_search import NOT_FOUND, ChoiceSearch
 from mindspeed_autoparallel.planner.hetero.encoder_costs import EncoderCosts
 from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES, WINDOW
@@ -73,13 +69,13 @@ def _step_us(
             for one in own
             if (one.point.tensor_size, one.point.context_size) == (sizes.tensor_size, sizes.context_size)
         )
-        phases.append(phase_of(cost, sizes, solver.candidate, solver.cluster, memory=memory, balance=balance))
+        phases.append(phase_of(cost, sizes, solver.candidate, memory=memory, balance=balance))
     record = HeteroRecord(memory=memory, balance=balance, encoders=tuple(phases))
     reserved = reserved_by(record)
     found = solver.solve(reserved, SOLVE_S).evaluation
     if found is None or not outside_pipeline_fits(found, limit_bytes, reserved, record.transient_bytes):
         return None
-    return found.step.total_us + record.total_us
+    return found.step_us + record.total_us
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +184,7 @@ def _solvers(
         reasons = "; ".join(sorted({verdict.reason for verdict in ruled_out})[:3]) or "no size divides the cluster."
         raise ConfigError(f"no backbone layout is possible for a global batch of {global_batch_size}: {reasons}")
     return [
-        BackboneSolver(backbone, cluster, global_batch_size, candidate, options.seed, generator)
+        BackboneSolver(candidate, options.seed, generator)
         for candidate in (map(meeting, filter(can_exchange, candidates)) if generator else candidates)
     ], ruled_out
 

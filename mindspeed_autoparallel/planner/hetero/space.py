@@ -44,12 +44,12 @@ def generator_of(profile: Profile) -> Module | None:
 
 
 def phase_of(
-    costs: EncoderCosts, sizes: ModuleLayout, candidate: Candidate, cluster: Cluster, *, memory: str, balance: str
+    costs: EncoderCosts, sizes: ModuleLayout, candidate: Candidate, *, memory: str, balance: str
 ) -> EncoderPhase:
     """Return an encoder's or a generator's part of a step; ``memory`` is the encoder's."""
     if costs.generates:
-        return generator_phase(costs, sizes, candidate, cluster, balance=balance)
-    return encoder_phase(costs, sizes, candidate, cluster, memory=memory, balance=balance)
+        return generator_phase(costs, sizes, candidate, balance=balance)
+    return encoder_phase(costs, sizes, candidate, memory=memory, balance=balance)
 
 
 def costs_of(
@@ -97,40 +97,37 @@ def _point(profile: Profile, tensor: int, context: int) -> MeasuredAt | None:
 
 
 def records(
-    costs: Sequence[Sequence[EncoderCosts]],
-    candidate: Candidate,
-    cluster: Cluster,
-    memory_modes: Iterable[str],
-    balance: str,
+    costs: Sequence[Sequence[EncoderCosts]], candidate: Candidate, memory_modes: Iterable[str], balance: str
 ) -> list[HeteroRecord]:
     """Return the Pareto-optimal choices, in time and memory, of (TP, CP, PP, scale) per encoder and of memory mode."""
     found: list[HeteroRecord] = []
     for memory in memory_modes:
-        rows = [_undominated_phases(own, candidate, cluster, memory, balance) for own in costs]
+        rows = [_undominated_phases(own, candidate, memory, balance) for own in costs]
         found += [HeteroRecord(memory=memory, balance=balance, encoders=phases) for phases in product(*rows)]
     return _undominated(found)
 
 
 def _undominated_phases(
-    costs: Sequence[EncoderCosts], candidate: Candidate, cluster: Cluster, memory: str, balance: str
+    costs: Sequence[EncoderCosts], candidate: Candidate, memory: str, balance: str
 ) -> list[EncoderPhase]:
     phases = [
-        phase_of(own, sizes, candidate, cluster, memory=memory, balance=balance)
+        phase_of(own, sizes, candidate, memory=memory, balance=balance)
         for own in costs
-        for sizes in layouts_of(own, candidate, cluster)
+        for sizes in layouts_of(own, candidate)
     ]
     phases.sort(key=lambda p: (p.total_us, p.state_bytes + p.kept_bytes, p.transient_bytes, _sizes(p.layout)))
     return _unbeaten(phases, _weights)
 
 
-def layouts_of(costs: EncoderCosts, candidate: Candidate, cluster: Cluster) -> list[ModuleLayout]:
+def layouts_of(costs: EncoderCosts, candidate: Candidate) -> list[ModuleLayout]:
     """Return one (TP, CP) with every pipeline size and scale; with a pipeline, only the smallest scale for each number
     of macro-batches. A generator processes one microbatch at a time."""
     tensor, context, count = costs.point.tensor_size, costs.point.context_size, candidate.num_microbatches
+    devices = candidate.cluster.num_devices
     found: list[ModuleLayout] = []
     for stages in costs.pipeline_sizes:
         width = tensor * context * stages
-        if cluster.num_devices % width or not 1 <= stages <= costs.module.num_layers:
+        if devices % width or not 1 <= stages <= costs.module.num_layers:
             continue
         scales = (1,) if costs.generates else range(1, count + 1) if stages == 1 else distinct_scales(count)
         found += [
@@ -138,7 +135,7 @@ def layouts_of(costs: EncoderCosts, candidate: Candidate, cluster: Cluster) -> l
                 tensor_size=tensor,
                 pipeline_size=stages,
                 context_size=context,
-                data_size=cluster.num_devices // width,
+                data_size=devices // width,
                 micro_batch_scale=scale,
             )
             for scale in scales

@@ -12,23 +12,14 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from math import inf
 
-from mindspeed_autoparallel.cost.memory import PlacedBlock
-from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate
-from mindspeed_autoparallel.planner.hetero.backbone import (
-    BackboneSolver,
-    Reserved,
-    beside,
-    limit_of,
-    outside_pipeline_bytes,
-)
-from mindspeed_autoparallel.planner.placement import ModulePlacement, boundary_bytes, placed_blocks
-from mindspeed_autoparallel.planner.rank_memory import memory_of_ranks
-from mindspeed_autoparallel.planner.stage_times import NS_PER_US, block_times_ns
-from mindspeed_autoparallel.profiles import Measurement, Profile
-from mindspeed_autoparallel.schedule import make_program
-from mindspeed_autoparallel.spec import Cluster, Layout
+from mindspeed_autoparallel.planner.candidate import Candidate
+from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluated
+from mindspeed_autoparallel.planner.hetero.backbone import BackboneSolver, Reserved, beside, outside_pipeline_bytes
+from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult
+from mindspeed_autoparallel.planner.placement import ModulePlacement
+from mindspeed_autoparallel.planner.rank_memory import memory_of_rank
+from mindspeed_autoparallel.planner.stage_times import NS_PER_US, block_ns
 from mindspeed_autoparallel.spec.recompute import in_order
 
 MOST_SPLITS = 300
@@ -39,44 +30,31 @@ Counts = tuple[int, ...]
 """Recomputed layers of one rank, by kind."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TightSplit:
-    """The fastest split that fits, or the proof that none fits."""
-
-    best: tuple[ModulePlacement, Evaluation] | None
-
-
 def search_tight(
     solver: BackboneSolver, reserved: Reserved, transient_bytes: int, deadline: float
-) -> TightSplit | None:
-    """Return the best split; ``None``: there are too many, the problem is of another kind, or time is up."""
-    layout = solver.candidate.layout
-    made = beside(solver.backbone, solver.candidate.measurement, solver.cluster, reserved)
-    if made is None:
-        return TightSplit(best=None)
-    profile, measurement, cluster = made
+) -> LayoutResult | None:
+    """Return the best split, or the proof that none fits; ``None``: there are too many, the problem is of another kind,
+    or time is up."""
+    candidate = beside(solver.candidate, reserved)
+    if candidate is None:
+        return LayoutResult(proved_infeasible=True)
+    profile, layout = candidate.profile, candidate.layout
     hides = layout.overlap_gradient_reduce or layout.paired or layout.sharding is not None
     if hides or layout.virtual_size > 1 or len(profile.model.modules) > 1 or profile.memory_semantics == "mindspeed":
         return None
     (module,) = profile.model.modules
-    cost = measurement.modules[module.name]
+    cost = candidate.measurement.modules[module.name]
     several = len(cost.layer.recompute) > 2 and (module.num_layers + 1) ** (len(cost.layer.recompute) - 1) > MOST_WAYS
     if several or len(cost.runs(0, module.num_layers)) > 1:
         return None
-    ranks = _Ranks(
-        profile=profile,
-        measurement=measurement,
-        cluster=cluster,
-        layout=layout,
-        num_microbatches=solver.candidate.num_microbatches,
-        outside_bytes=limit_of(solver.backbone, solver.cluster) - reserved.everywhere_bytes - transient_bytes,
-    )
+    outside_bytes = solver.candidate.limit_bytes - reserved.everywhere_bytes - transient_bytes
+    ranks = _Ranks(candidate=candidate, outside_bytes=outside_bytes)
     most = [ranks.most_layers(rank) for rank in range(layout.pipeline_size)]
     if sum(most) < module.num_layers:
-        return TightSplit(best=None)
+        return LayoutResult(proved_infeasible=True)
     if _num_splits(most, module.num_layers) > MOST_SPLITS:
         return None
-    return _fastest(ranks, most, module.num_layers, solver.global_batch_size, deadline)
+    return _fastest(ranks, most, module.num_layers, deadline)
 
 
 def _num_splits(most: Sequence[int], num_layers: int) -> int:
@@ -98,9 +76,7 @@ def _splits(most: Sequence[int], num_layers: int) -> Iterator[tuple[int, ...]]:
             yield (first, *rest)
 
 
-def _fastest(
-    ranks: _Ranks, most: Sequence[int], num_layers: int, global_batch_size: int, deadline: float
-) -> TightSplit | None:
+def _fastest(ranks: _Ranks, most: Sequence[int], num_layers: int, deadline: float) -> LayoutResult | None:
     """Time all splits that may be the fastest, in the order of their busiest rank's time."""
     rows: list[tuple[float, Counts, tuple[Counts, ...]]] = []
     for split in _splits(most, num_layers):
@@ -110,43 +86,38 @@ def _fastest(
         chosen = tuple(way for way in ways if way is not None)
         rows.append((ranks.busiest_us(split, chosen), split, chosen))
     rows.sort()
-    best: tuple[ModulePlacement, Evaluation] | None = None
-    best_us = inf
+    best: Evaluation | None = None
     for bound_us, split, chosen in rows:
-        if bound_us >= best_us:
+        if best is not None and bound_us >= best.step_us:
             break
         if time.monotonic() > deadline:
             return None
-        placement = ranks.placement(split, chosen)
-        found = evaluate(ranks.profile, ranks.cluster, ranks.layout, placement, global_batch_size, with_timeline=False)
-        if found.fits and found.step.total_us < best_us:
-            best, best_us = (placement, found), found.step.total_us
-    return TightSplit(best=best)
+        found = evaluated(ranks.candidate, ranks.placement(split, chosen))
+        if found.fits and (best is None or found.step_us < best.step_us):
+            best = found
+    if best is None:
+        return LayoutResult(proved_infeasible=True)
+    return LayoutResult(lower_bound_us=best.step_us, evaluation=best)
 
 
 @dataclass(kw_only=True)
 class _Ranks:
     """The layers that ranks of one layout can hold, by the exact peak."""
 
-    profile: Profile
-    measurement: Measurement
-    cluster: Cluster
-    layout: Layout
-    num_microbatches: int
+    candidate: Candidate
     outside_bytes: int
     """Bytes available for a rank's state while an encoder runs."""
     _known: dict[tuple[int, int], Counts | None] = field(default_factory=dict[tuple[int, int], Counts | None])
 
     def __post_init__(self) -> None:
-        (module,) = self.profile.model.modules
+        (module,) = self.candidate.profile.model.modules
         self._name, self._num_layers = module.name, module.num_layers
-        self._layer = self.measurement.modules[module.name].layer
+        self._layer = self.candidate.measurement.modules[module.name].layer
         self._kinds = in_order(kind for kind in self._layer.recompute if kind != "none")
-        self._program = make_program(self.layout.schedule, self.layout.pipeline_size, self.num_microbatches, 1)
 
     def most_layers(self, rank: int) -> int:
         """Return the most layers that a rank can hold: memory grows with every layer."""
-        sizes = range(1, self._num_layers - self.layout.pipeline_size + 2)
+        sizes = range(1, self._num_layers - self.candidate.layout.pipeline_size + 2)
         return bisect.bisect_left(sizes, True, key=lambda count: not self._fits_somehow(rank, count))
 
     def _fits_somehow(self, rank: int, count: int) -> bool:
@@ -174,9 +145,9 @@ class _Ranks:
 
     def busiest_us(self, split: Sequence[int], ways: Sequence[Counts]) -> float:
         """Return the busiest rank's compute time in a step: a lower bound."""
-        layer_us = sum(block_times_ns(PlacedBlock(name="", cost=self._layer))) / NS_PER_US
+        layer_us = block_ns(self._layer) / NS_PER_US
         busiest = max(count * layer_us + self._extra_us(way) for count, way in zip(split, ways, strict=True))
-        return self.num_microbatches * busiest
+        return self.candidate.num_microbatches * busiest
 
     def placement(self, split: Sequence[int], ways: Sequence[Counts]) -> ModulePlacement:
         kinds = {kind: tuple(way[place] for way in ways) for place, kind in enumerate(self._kinds)}
@@ -184,22 +155,13 @@ class _Ranks:
 
     def _fits(self, rank: int, count: int, way: Counts) -> bool:
         """Return whether ``rank`` can hold ``count`` layers; independent of the other ranks."""
-        size = self.layout.pipeline_size
+        size = self.candidate.layout.pipeline_size
         others = (self._num_layers - count) // max(1, size - 1)
         split, ways = [others] * size, [(0,) * len(self._kinds)] * size
         split[rank - 1] += self._num_layers - count - others * (size - 1)
         split[rank], ways[rank] = count, way
-        placement = self.placement(split, ways)
-        limit = self.cluster.memory_limit_bytes
-        assert limit is not None
-        (memory,) = memory_of_ranks(
-            self.profile,
-            self.layout,
-            placed_blocks(self.profile.model, self.measurement, placement),
-            self._program,
-            limit,
-            boundary_bytes(self.profile.model, self.measurement, placement),
-            self.measurement,
-            only_rank=rank,
+        memory = memory_of_rank(self.candidate, self.placement(split, ways), rank)
+        return (
+            memory.peak_bytes <= memory.limit_bytes
+            and outside_pipeline_bytes(memory.terms, Reserved(), 0) <= self.outside_bytes
         )
-        return memory.peak_bytes <= limit and outside_pipeline_bytes(memory.terms, Reserved(), 0) <= self.outside_bytes

@@ -17,10 +17,10 @@ from mindspeed_autoparallel.cost.collectives import boundary_link, p2p_us
 from mindspeed_autoparallel.planner.evaluate import Evaluation
 from mindspeed_autoparallel.planner.hetero.assembly import Solved, reserved_by
 from mindspeed_autoparallel.planner.hetero.backbone import BackboneSolver
-from mindspeed_autoparallel.planner.hetero.device_work import own_work_at_least_us
+from mindspeed_autoparallel.planner.hetero.device_work import own_work_at_least_us, share_us
 from mindspeed_autoparallel.planner.hetero.encoder_costs import EncoderCosts
 from mindspeed_autoparallel.planner.hetero.encoders import WINDOW, encoder_phase, macro_batches, tick_sizes
-from mindspeed_autoparallel.planner.hetero.space import distinct_scales
+from mindspeed_autoparallel.planner.hetero.space import distinct_scales, layouts_of
 from mindspeed_autoparallel.planner.hetero.tight import search_tight
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US, beside_blocks_ns
 from mindspeed_autoparallel.profiles import Profile
@@ -57,7 +57,7 @@ def encoders_at_least_us(
 
 def longest_message_us(solver: BackboneSolver) -> float:
     """Return an upper bound of the time of messages between the backbone's stages."""
-    layout, device = solver.candidate.layout, solver.backbone.device
+    layout, device = solver.candidate.layout, solver.candidate.profile.device
     blocks = [
         block
         for cost in solver.candidate.measurement.modules.values()
@@ -66,7 +66,9 @@ def longest_message_us(solver: BackboneSolver) -> float:
     ]
     # Rows of other modules may travel together with the stream.
     size = sum(block.output_bytes for block in blocks)
-    links = [boundary_link(layout, solver.cluster, device, stage) for stage in range(layout.num_virtual_stages - 1)]
+    links = [
+        boundary_link(layout, solver.candidate.cluster, device, stage) for stage in range(layout.num_virtual_stages - 1)
+    ]
     return max((p2p_us(size, link) for link in links), default=0.0) + device.message_us(layout.schedule)
 
 
@@ -108,7 +110,7 @@ def window_choices(
             left -= 1
             if left < 0 or time.monotonic() > deadline:
                 break
-            made = _made(other, other.result.evaluation, chosen, worth_us)
+            made = _made(other, chosen, worth_us)
             if made is not None and made.step_us < worth_us:
                 found.append(made)
     return sorted(found, key=lambda made: made.step_us)
@@ -118,20 +120,14 @@ def sizes_beside(
     solver: BackboneSolver, costs: Sequence[Sequence[EncoderCosts]]
 ) -> list[list[tuple[EncoderCosts, ModuleLayout]]]:
     """Return every encoder's possible sizes in this mode with one layout of the backbone."""
-    devices = solver.cluster.num_devices
+    candidate = solver.candidate
+    scales = set(distinct_scales(candidate.num_microbatches))
     return [
         [
-            (
-                cost,
-                ModuleLayout(
-                    tensor_size=cost.point.tensor_size,
-                    context_size=cost.point.context_size,
-                    data_size=devices // (cost.point.tensor_size * cost.point.context_size),
-                    micro_batch_scale=scale,
-                ),
-            )
+            (cost, sizes)
             for cost in own
-            for scale in distinct_scales(solver.candidate.num_microbatches)
+            for sizes in layouts_of(cost, candidate)
+            if sizes.pipeline_size == 1 and sizes.micro_batch_scale in scales
         ]
         for own in costs
     ]
@@ -164,11 +160,9 @@ def _explored(
     deadline: float,
 ) -> tuple[float, Solved | None]:
     """Return a bound of one choice, tightened only while it is below ``known_us``; and its plan."""
-    candidate, cluster = solver.candidate, solver.cluster
-    batches = [macro_batches(costs, sizes, candidate, cluster, balance=balance) for costs, sizes in chosen]
-    phases = tuple(
-        encoder_phase(costs, sizes, candidate, cluster, memory=WINDOW, balance=balance) for costs, sizes in chosen
-    )
+    candidate = solver.candidate
+    batches = [macro_batches(costs, sizes, candidate, balance=balance) for costs, sizes in chosen]
+    phases = tuple(encoder_phase(costs, sizes, candidate, memory=WINDOW, balance=balance) for costs, sizes in chosen)
     ticks, after_us = ticks_of(*tick_sizes(candidate)), sum(p.reduction_us + p.optimizer_us for p in phases)
     added_us = after_us
     added_us += encoders_at_least_us(ticks, candidate.layout.pipeline_size, longest_message_us(solver), batches)
@@ -182,62 +176,42 @@ def _explored(
         return bound_us, None
     result = solver.solve(reserved, max(0.1, min(SOLVE_S, deadline - time.monotonic())))
     tight = None if result.proved_infeasible else search_tight(solver, reserved, 0, deadline)
-    if result.proved_infeasible or (tight is not None and tight.best is None):
+    if result.proved_infeasible or (tight is not None and tight.proved_infeasible):
         return inf, None
-    if tight is not None and tight.best is not None:
-        placement, evaluation = tight.best
-        step_us = evaluation.step.total_us
-        result = replace(result, placement=placement, evaluation=evaluation, lower_bound_us=step_us)
+    if tight is not None:
+        result = tight
         solver.solved.append((reserved, result))
     bound_us = max(bound_us, result.lower_bound_us + added_us)
     if result.evaluation is None:
         return bound_us, None
     solved = Solved(solver=solver, record=record, result=result, step_us=inf, lower_bound_us=bound_us)
-    return bound_us, _made(solved, result.evaluation, chosen, known_us)
+    return bound_us, _made(solved, chosen, known_us)
 
 
-def _made(
-    other: Solved, evaluation: Evaluation, chosen: Sequence[tuple[EncoderCosts, ModuleLayout]], below_us: float
-) -> Solved | None:
+def _made(other: Solved, chosen: Sequence[tuple[EncoderCosts, ModuleLayout]], below_us: float) -> Solved | None:
     """Return the choice, or ``None`` if it does not fit, or provably takes ``below_us`` or more: then nothing is
     replayed."""
-    solver = other.solver
-    candidate, cluster, balance = solver.candidate, solver.cluster, other.record.balance
-    phases = tuple(
-        encoder_phase(costs, sizes, candidate, cluster, memory=WINDOW, balance=balance) for costs, sizes in chosen
-    )
+    solver, evaluation = other.solver, other.result.evaluation
+    assert evaluation is not None
+    candidate, balance = solver.candidate, other.record.balance
+    phases = tuple(encoder_phase(costs, sizes, candidate, memory=WINDOW, balance=balance) for costs, sizes in chosen)
     record = HeteroRecord(memory=WINDOW, balance=balance, encoders=phases)
     # Peaks and limits are those of the solve, next to the memory it reserved.
     own = reserved_by(other.record)  # of a split that the tight search found
     before = next((reserved for reserved, result in solver.solved if result is other.result), own)
-    more = record.reserved_bytes - before.everywhere_bytes
-    at_first = record.first_stage_bytes - before.first_stage_bytes
-    if any(
-        rank.peak_bytes + more + (at_first if rank.pipeline_rank == 0 else 0) > rank.limit_bytes
-        for rank in evaluation.memory
-    ):
+    if not solver.still_fits(other.result, before, reserved_by(record)):
         return None
-    batches = [macro_batches(costs, sizes, candidate, cluster, balance=balance) for costs, sizes in chosen]
-    backbone = backbone_times(solver.backbone, candidate.layout, evaluation, candidate.num_microbatches)
+    batches = [macro_batches(costs, sizes, candidate, balance=balance) for costs, sizes in chosen]
+    backbone = backbone_times(candidate.profile, candidate.layout, evaluation, candidate.num_microbatches)
     added_us = encoders_at_least_us(
         ticks_of(*backbone.sizes), backbone.num_stages, max(backbone.link_us, default=0.0), batches
     )
     added_us += sum(phase.reduction_us + phase.optimizer_us for phase in phases)
-    if evaluation.step.total_us + added_us >= below_us:
+    if evaluation.step_us + added_us >= below_us:
         return None
-    record = replace(record, interleaving_us=interleaving_us(backbone, batches, evaluation.step.pipeline_us, record))
-    step_us = evaluation.step.total_us + record.total_us
+    # The replayed step, without the pipeline and the encoders' forwards, backwards and transfers.
+    interleaving_us = window_step_us(backbone, batches) - evaluation.step.pipeline_us - share_us(0, batches)
+    record = replace(record, interleaving_us=interleaving_us)
+    step_us = evaluation.step_us + record.total_us
     lower_us = min(step_us, other.result.lower_bound_us + added_us)
     return replace(other, record=record, step_us=step_us, lower_bound_us=lower_us)
-
-
-def interleaving_us(
-    backbone: BackboneTimes, batches: Sequence[Sequence[MacroBatchTimes]], pipeline_us: float, record: HeteroRecord
-) -> float:
-    """Return the replayed step minus the pipeline and the encoders' forwards, backwards and transfers."""
-    alone = sum(
-        batch.inputs_us + batch.forward_us[0] + batch.outputs_us + batch.gradients_us + batch.backward_us[0]
-        for own in batches
-        for batch in own
-    )
-    return window_step_us(backbone, batches) - pipeline_us - alone

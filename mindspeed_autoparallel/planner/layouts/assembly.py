@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mindspeed_autoparallel.planner.candidate import Candidate
-from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate
+from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluated
 from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult, simple_splits
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.rank_memory import point_of
 from mindspeed_autoparallel.planner.results import release
-from mindspeed_autoparallel.profiles import Measurement, Profile
+from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan, to_json
 from mindspeed_autoparallel.spec.plan import Alternative, Baseline, ProfileRecord, RankMemory, SearchRecord
 from mindspeed_autoparallel.spec.plan_records import PlannedFrom
@@ -20,41 +20,29 @@ from mindspeed_autoparallel.units import format_bytes
 
 
 def assemble_plan(
-    profile: Profile,
-    cluster: Cluster,
-    global_batch_size: int,
-    best: Candidate,
-    result: LayoutResult,
-    others: Sequence[tuple[Candidate, LayoutResult]],
-    record: SearchRecord,
+    best: Candidate, result: LayoutResult, others: Sequence[tuple[Candidate, LayoutResult]], record: SearchRecord
 ) -> Plan:
     """Return the complete ``plan.json``."""
-    assert result.placement is not None
-    paired = best.layout.paired
-    found = evaluate(profile, cluster, best.layout, result.placement, global_batch_size, with_timeline=paired)
-    plan = plan_of(profile, cluster, best.layout, best.measurement, found, global_batch_size, record)
+    assert result.evaluation is not None
+    # Without a timeline the bubble of a layout with pairs is 0.
+    found = evaluated(best, result.evaluation.placement, with_timeline=best.layout.paired)
+    plan = plan_of(best.profile, best.cluster, best.layout, found, best.global_batch_size, record)
     return replace(
         plan,
-        baselines=_baselines(profile, cluster, best, global_batch_size, (result.placement, found)),
+        baselines=tuple(_baseline(name, simple) for name, simple in simple_splits(best, found).items()),
         alternatives=tuple(_alternative(candidate, other) for candidate, other in others),
         search=replace(record, limits=limits_of_plan(found)),
     )
 
 
 def plan_of(
-    profile: Profile,
-    cluster: Cluster,
-    layout: Layout,
-    measurement: Measurement,
-    found: Evaluation,
-    global_batch_size: int,
-    record: SearchRecord,
+    profile: Profile, cluster: Cluster, layout: Layout, found: Evaluation, global_batch_size: int, record: SearchRecord
 ) -> Plan:
     """Return a plan without baselines and alternatives; ``simulate`` uses it as well."""
     notes = []
-    if layout.paired:
-        # The search's costs exclude all time that combined 1F1B may hide.
-        measurement = point_of(profile, layout) or measurement
+    # The costs of the profile: those of a search exclude all time that combined 1F1B may hide.
+    measurement = point_of(profile, layout)
+    assert measurement is not None  # it was evaluated
     if measurement.interpolated_from:
         notes.append(f"{measurement.at.label()} is interpolated from {', '.join(measurement.interpolated_from)}.")
     origin = profile.provenance
@@ -103,9 +91,13 @@ def _unmeasured_experts(profile: Profile) -> list[str]:
     return [f"the profile has only expert tensor size (ETP) {known}: other expert tensor sizes are not searched."]
 
 
+LEAST_SHARE = 0.005
+"""Share of the step below which a part is not listed as a limit."""
+
+
 def limits_of_plan(found: Evaluation) -> tuple[str, ...]:
     """Return a plan's bottlenecks by share of the step, then the rank nearest to its memory limit."""
-    step, limits = found.step, []
+    step = found.step
     busiest = max(
         range(len(found.memory)),
         key=lambda rank: sum(s.forward_us + s.backward_us for s in found.stages if s.pipeline_rank == rank),
@@ -118,10 +110,18 @@ def limits_of_plan(found: Evaluation) -> tuple[str, ...]:
         (step.embedding_us, "all-reduce of tied embeddings"),
         (2 * sum(found.link_us), "point-to-point messages, once through the pipeline"),
     ]
-    for size_us, what in sorted(parts, key=lambda part: -part[0]):
-        if step.total_us and size_us / step.total_us >= 0.005:
-            limits.append(f"{what}: {size_us / step.total_us:.1%} of the step")
-    return (*limits, fullest_rank(found.memory))
+    return limits_of(parts, step.total_us, found.memory)
+
+
+def limits_of(parts: Sequence[tuple[float, str]], step_us: float, memory: Sequence[RankMemory]) -> tuple[str, ...]:
+    """Return the largest ``parts`` of a step, as shares of it, then the fullest rank."""
+    largest = sorted(parts, key=lambda part: -part[0])
+    limits = [
+        f"{what}: {size_us / step_us:.1%} of the step"
+        for size_us, what in largest
+        if step_us and size_us / step_us >= LEAST_SHARE
+    ]
+    return (*limits, fullest_rank(memory))
 
 
 def fullest_rank(memory: Sequence[RankMemory]) -> str:
@@ -134,37 +134,29 @@ def fullest_rank(memory: Sequence[RankMemory]) -> str:
     )
 
 
-def _baselines(
-    profile: Profile,
-    cluster: Cluster,
-    best: Candidate,
-    global_batch_size: int,
-    known: tuple[ModulePlacement, Evaluation],
-) -> tuple[Baseline, ...]:
-    return tuple(
-        Baseline(
-            name=simple.name,
-            step_us=simple.evaluation.step.total_us,
-            feasible=simple.evaluation.fits,
-            layers=dict(simple.placement.layers),
-            recompute=_recomputed(simple.placement),
-            note="" if simple.evaluation.fits else "does not fit the memory",
-        )
-        for simple in simple_splits(profile, cluster, best, global_batch_size, known)
+def _baseline(name: str, found: Evaluation) -> Baseline:
+    return Baseline(
+        name=name,
+        step_us=found.step_us,
+        feasible=found.fits,
+        layers=dict(found.placement.layers),
+        recompute=_recomputed(found.placement),
+        note="" if found.fits else "does not fit the memory",
     )
 
 
 def _alternative(candidate: Candidate, result: LayoutResult) -> Alternative:
-    assert result.evaluation is not None and result.placement is not None
+    assert result.evaluation is not None
+    placement = result.evaluation.placement
     return Alternative(
         layout=candidate.layout,
-        step_us=result.evaluation.step.total_us,
+        step_us=result.evaluation.step_us,
         lower_bound_us=result.lower_bound_us,
-        layers=dict(result.placement.layers),
-        recompute=_recomputed(result.placement),
+        layers=dict(placement.layers),
+        recompute=_recomputed(placement),
         peak_bytes=max(rank.peak_bytes for rank in result.evaluation.memory),
-        recompute_kinds={name: dict(kinds) for name, kinds in result.placement.recompute.items()},
-        prediction_stage=result.placement.prediction_stage,
+        recompute_kinds={name: dict(kinds) for name, kinds in placement.recompute.items()},
+        prediction_stage=placement.prediction_stage,
     )
 
 

@@ -7,14 +7,14 @@ that fits, which is the fastest: a slower stage never makes a step shorter.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from math import inf
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.best_first import Progress, Proof, silent
 from mindspeed_autoparallel.planner.candidate import Candidate, Layers, Splits
-from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate
+from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluated
 from mindspeed_autoparallel.planner.layouts.assembly import assemble_plan
 from mindspeed_autoparallel.planner.layouts.bounds import pipeline_bound_ns, tail_bound_us
 from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult
@@ -28,17 +28,6 @@ from mindspeed_autoparallel.spec.plan import Baseline, Verdict
 from mindspeed_autoparallel.units import format_bytes
 
 FULL = "full"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Found:
-    candidate: Candidate
-    placement: ModulePlacement
-    evaluation: Evaluation
-
-    @property
-    def step_us(self) -> float:
-        return self.evaluation.step.total_us
 
 
 def search_given(
@@ -58,21 +47,18 @@ def search_given(
     listed, verdicts = _listed(profile, cluster, global_batch_size, splits, options.space, options.layouts)
     number = sum(len(rows) for _, rows in listed)
     progress(f"{len(listed)} layouts, {number} splits of them that this host runs: {splits.description}")
-    bounds = [
-        pipeline_bound_ns(profile, candidate) / NS_PER_US + tail_bound_us(profile, cluster, candidate)
-        for candidate, _ in listed
-    ]
-    found: list[_Found] = []
+    bounds = [pipeline_bound_ns(candidate) / NS_PER_US + tail_bound_us(candidate) for candidate, _ in listed]
+    found: list[tuple[Candidate, Evaluation]] = []
     tightest: Evaluation | None = None
     for bound_us, (candidate, rows) in sorted(zip(bounds, listed, strict=True), key=lambda pair: pair[0]):
-        best_us = min((item.step_us for item in found), default=inf)
+        best_us = min((item.step_us for _, item in found), default=inf)
         if bound_us >= best_us:
             reason = f"at least {bound_us / 1000:.2f} ms; the best plan takes {best_us / 1000:.2f} ms."
             verdicts.append(Verdict(layout=candidate.layout, outcome="bounded", reason=reason, lower_bound_us=bound_us))
             continue
-        best, missing = _best_of(profile, cluster, global_batch_size, candidate, rows, splits)
+        best, missing = _best_of(candidate, rows, splits)
         if best is not None:
-            found.append(best)
+            found.append((candidate, best))
             reason = "every split that this host runs was evaluated or bounded."
             verdicts.append(Verdict(layout=candidate.layout, outcome="solved", reason=reason, step_us=best.step_us))
         elif missing is not None:
@@ -84,37 +70,24 @@ def search_given(
             f"no split that this host runs fits ({splits.description}). The split that needs least memory: "
             f"{_shortage(tightest)} Use more devices, a smaller batch, or devices with more memory."
         )
-    best, *others = sorted(found, key=lambda item: (item.step_us, item.candidate.layout.label()))
-    proof = Proof(step_us=best.step_us, lower_bound_us=best.step_us, seconds=time.monotonic() - started)
+    found.sort(key=lambda item: (item[1].step_us, item[0].layout.label()))
+    (chosen, result), *others = [(candidate, _result(item)) for candidate, item in found[: 1 + options.top_k]]
+    step_us = result.lower_bound_us
+    proof = Proof(step_us=step_us, lower_bound_us=step_us, seconds=time.monotonic() - started)
     record = proof.record(num_configurations=len(verdicts), num_solved=len(found), verdicts=verdicts)
-    progress(f"best: {best.candidate.layout.label()}, {best.step_us / 1000:.2f} ms, {proof.seconds:.1f} s")
-    plan = assemble_plan(
-        profile,
-        cluster,
-        global_batch_size,
-        best.candidate,
-        _result(best),
-        [(item.candidate, _result(item)) for item in others[: options.top_k]],
-        replace(record, scope=splits.description),
-    )
-    return replace(plan, baselines=_rivals(profile, cluster, global_batch_size, splits, best.candidate, plan.baselines))
+    progress(f"best: {chosen.layout.label()}, {step_us / 1000:.2f} ms, {proof.seconds:.1f} s")
+    plan = assemble_plan(chosen, result, others, replace(record, scope=splits.description))
+    return replace(plan, baselines=_rivals(splits, chosen, plan.baselines))
 
 
-def _rivals(
-    profile: Profile,
-    cluster: Cluster,
-    global_batch_size: int,
-    splits: Splits,
-    candidate: Candidate,
-    simple_splits: Sequence[Baseline],
-) -> tuple[Baseline, ...]:
+def _rivals(splits: Splits, candidate: Candidate, simple_splits: Sequence[Baseline]) -> tuple[Baseline, ...]:
     """Return the simple rules that the host can run, each with the recompute that it needs."""
     listed = [dict(layers) for layers in splits.of_layout(candidate.layout)]
     rivals = []
     for simple in simple_splits:
         if simple.layers not in listed:
             continue
-        found, _ = _best_of(profile, cluster, global_batch_size, candidate, [simple.layers], splits)
+        found, _ = _best_of(candidate, [simple.layers], splits)
         if found is None:
             everything = dict(simple.layers)
             rivals.append(replace(simple, feasible=False, recompute=everything, note="does not fit the memory"))
@@ -149,53 +122,42 @@ def _listed(
     return listed, verdicts
 
 
-def _result(found: _Found) -> LayoutResult:
-    return LayoutResult(lower_bound_us=found.step_us, placement=found.placement, evaluation=found.evaluation)
+def _result(found: Evaluation) -> LayoutResult:
+    return LayoutResult(lower_bound_us=found.step_us, evaluation=found)
 
 
 def _best_of(
-    profile: Profile,
-    cluster: Cluster,
-    global_batch_size: int,
-    candidate: Candidate,
-    listed: Iterable[Layers],
-    splits: Splits,
-) -> tuple[_Found | None, Evaluation | None]:
+    candidate: Candidate, listed: Iterable[Layers], splits: Splits
+) -> tuple[Evaluation | None, Evaluation | None]:
     """Return the fastest split of one layout that fits, otherwise the one nearest to its limit."""
-    best: _Found | None = None
+    best: Evaluation | None = None
     tightest: Evaluation | None = None
     for least_us, layers in sorted(
-        ((_busiest_us(profile, candidate, layers), layers) for layers in listed), key=lambda pair: pair[0]
+        ((_busiest_us(candidate, layers), layers) for layers in listed), key=lambda pair: pair[0]
     ):
         if best is not None and least_us >= best.step_us:
             break
-
-        def attempt(recomputed: Mapping[str, tuple[int, ...]], layers: Layers = layers) -> _Found:
-            placement = ModulePlacement(
-                layers=dict(layers), recompute={name: {FULL: row} for name, row in recomputed.items() if any(row)}
-            )
-            evaluation = evaluate(profile, cluster, candidate.layout, placement, global_batch_size, with_timeline=False)
-            return _Found(candidate=candidate, placement=placement, evaluation=evaluation)
-
-        item = _least_recompute(attempt, layers, candidate, by_stage=splits.recompute_by_stage)
-        if not item.evaluation.fits:
-            if tightest is None or _excess(item.evaluation) < _excess(tightest):
-                tightest = item.evaluation
+        item = _least_recompute(layers, candidate, by_stage=splits.recompute_by_stage)
+        if not item.fits:
+            tightest = item if tightest is None or _excess(item) < _excess(tightest) else tightest
         elif best is None or item.step_us < best.step_us:
             best = item
     return best, tightest
 
 
-def _least_recompute(
-    attempt: Callable[[Mapping[str, tuple[int, ...]]], _Found], layers: Layers, candidate: Candidate, *, by_stage: bool
-) -> _Found:
+def _least_recompute(layers: Layers, candidate: Candidate, *, by_stage: bool) -> Evaluation:
     """Return the split with the least recompute that fits, or with everything recomputed if none fits."""
+
+    def attempt(recomputed: Layers) -> Evaluation:
+        recompute = {name: {FULL: row} for name, row in recomputed.items() if any(row)}
+        return evaluated(candidate, ModulePlacement(layers=dict(layers), recompute=recompute))
+
     plain = attempt({})
     can_recompute = all(FULL in cost.layer.recompute for cost in candidate.measurement.modules.values())
-    if plain.evaluation.fits or not can_recompute:
+    if plain.fits or not can_recompute:
         return plain
     everything = attempt(layers)
-    if not by_stage or not everything.evaluation.fits:
+    if not by_stage or not everything.fits:
         return everything
     size = candidate.layout.pipeline_size
     (name,) = layers
@@ -207,18 +169,18 @@ def _least_recompute(
         middle = [(a + b) // 2 for a, b in zip(low, high, strict=True)]
         row = tuple(min(middle[v % size], count) for v, count in enumerate(layers[name]))
         item = attempt({name: row})
-        for rank in item.evaluation.memory:
+        for rank in item.memory:
             index = rank.pipeline_rank
             if rank.peak_bytes <= rank.limit_bytes:
                 high[index] = middle[index]
             else:
                 low[index] = min(high[index], middle[index] + 1)
-        if item.evaluation.fits:
+        if item.fits:
             best = item
     return best
 
 
-def _busiest_us(profile: Profile, candidate: Candidate, layers: Layers) -> float:
+def _busiest_us(candidate: Candidate, layers: Layers) -> float:
     """Return a lower bound of a split's step: its busiest stage's layers for every microbatch."""
     stages = [0.0] * candidate.layout.num_virtual_stages
     for name, row in layers.items():
@@ -229,7 +191,8 @@ def _busiest_us(profile: Profile, candidate: Candidate, layers: Layers) -> float
             stages[v] += count * (shortest.forward_us + shortest.backward_us)
     size = candidate.layout.pipeline_size
     # With data of varying size some samples are cheaper than the mean, which gives no bound.
-    return 0.0 if profile.variable_data else candidate.num_microbatches * max(sum(stages[r::size]) for r in range(size))
+    varied = candidate.profile.variable_data is not None
+    return 0.0 if varied else candidate.num_microbatches * max(sum(stages[r::size]) for r in range(size))
 
 
 def _excess(evaluation: Evaluation) -> int:

@@ -10,13 +10,14 @@ from math import inf
 
 from mindspeed_autoparallel.planner.best_first import EXACT, Open, Progress, Search
 from mindspeed_autoparallel.planner.candidate import Candidate
+from mindspeed_autoparallel.planner.layouts.bounds import expected_us
 from mindspeed_autoparallel.planner.layouts.plain_search import PlainSearch
 from mindspeed_autoparallel.planner.layouts.rank_looks import bound_by_ranks, raise_smallest
 from mindspeed_autoparallel.planner.layouts.tasks import IMPROVE, SIMPLE, SOLVE, Outcome, SolvedLayout, Task
 from mindspeed_autoparallel.planner.layouts.turns import Looks, is_quick, turn_of
 from mindspeed_autoparallel.planner.layouts.workers import Workers
 from mindspeed_autoparallel.planner.placement import ModulePlacement
-from mindspeed_autoparallel.spec import Model, Plan
+from mindspeed_autoparallel.spec import Plan
 from mindspeed_autoparallel.spec.plan import ROUNDING, Verdict
 
 GROUP, GIVEN_UP_S = 4, 2.0
@@ -33,10 +34,8 @@ class LayoutSearch(Search[Candidate]):
 
     def __init__(
         self,
-        model: Model,
         candidates: Sequence[Candidate],
         bounds_us: Sequence[float],
-        expected_us: Sequence[float],
         *,
         workers: Workers,
         deadline: float,
@@ -50,10 +49,10 @@ class LayoutSearch(Search[Candidate]):
         self.open_bounds_us: dict[str, float] = {}
         """Layouts that time or effort left open."""
         # Chains come first: their proofs are quick. Layouts with virtual stages follow, the most promising first.
-        self.looks = Looks(model)
+        self.looks = Looks()
         self.items = [
-            Open(turn_of(model, item, expected), bound, order, item)
-            for order, (item, bound, expected) in enumerate(zip(candidates, bounds_us, expected_us, strict=True))
+            Open(turn_of(item, expected_us(item)), bound, order, item)
+            for order, (item, bound) in enumerate(zip(candidates, bounds_us, strict=True))
         ]
         self._simple: dict[str, SolvedLayout] = {}
         self._begin_from: dict[str, ModulePlacement] = {}

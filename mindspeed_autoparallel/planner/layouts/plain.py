@@ -12,19 +12,15 @@ from math import inf
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.candidate import Candidate
-from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate
+from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluated
 from mindspeed_autoparallel.planner.placement import ModulePlacement
-from mindspeed_autoparallel.profiles import Profile
-from mindspeed_autoparallel.spec import Cluster
-
-Plain = tuple[ModulePlacement, Evaluation]
 
 
-def is_plain(profile: Profile, candidate: Candidate) -> bool:
+def is_plain(candidate: Candidate) -> bool:
     """Return whether a layout has a plain recipe: one chunk per rank in 1F1B, and a layer left for the last stage."""
     layout = candidate.layout
     alone = layout.virtual_size == 1 and layout.schedule == "1f1b" and not layout.paired and layout.sharding is None
-    return alone and _even(profile.model.modules[-1].num_layers, layout.pipeline_size)[-1] > 0
+    return alone and _even(candidate.profile.model.modules[-1].num_layers, layout.pipeline_size)[-1] > 0
 
 
 def _even(num_layers: int, size: int) -> tuple[int, ...]:
@@ -33,37 +29,34 @@ def _even(num_layers: int, size: int) -> tuple[int, ...]:
     return (*[each] * (size - 1), num_layers - each * (size - 1))
 
 
-def plain_recipe(
-    profile: Profile, cluster: Cluster, candidate: Candidate, global_batch_size: int, cutoff_us: float = inf
-) -> Plain | None:
+def plain_recipe(candidate: Candidate, cutoff_us: float = inf) -> Evaluation | None:
     """Return the layout's fastest plain recipe that fits, or ``None`` if none fits in less than ``cutoff_us``."""
-    recipe = _Recipe(profile, cluster, candidate, global_batch_size)
+    recipe = _Recipe(candidate)
     try:
         best = recipe.evaluated("", 0)
     except ConfigError:
         return None  # The host cannot run an even split, as with features that go to a later stage (deepstack).
-    if best[1].step.total_us >= cutoff_us:
+    if best.step_us >= cutoff_us:
         return None
-    if best[1].fits:
+    if best.fits:
         return best
-    found = [again for kind in recipe.selective() if (again := recipe.evaluated(kind, recipe.most))[1].fits]
+    found = [again for kind in recipe.selective() if (again := recipe.evaluated(kind, recipe.most)).fits]
     if "full" in recipe.kinds and (fewest := recipe.fewest_full()) is not None:
         found.append(fewest)
-    fastest = min(found, key=lambda item: item[1].step.total_us, default=None)
-    return fastest if fastest is not None and fastest[1].step.total_us < cutoff_us else None
+    fastest = min(found, key=lambda item: item.step_us, default=None)
+    return fastest if fastest is not None and fastest.step_us < cutoff_us else None
 
 
 class _Recipe:
     """Plain placements of one layout, evaluated."""
 
-    def __init__(self, profile: Profile, cluster: Cluster, candidate: Candidate, global_batch_size: int) -> None:
-        self._profile, self._cluster, self._candidate = profile, cluster, candidate
-        self._batch = global_batch_size
-        size, decoder = candidate.layout.pipeline_size, profile.model.modules[-1]
+    def __init__(self, candidate: Candidate) -> None:
+        self._candidate, model = candidate, candidate.profile.model
+        size, decoder = candidate.layout.pipeline_size, model.modules[-1]
         held = _even(decoder.num_layers, size)
         self.most = held[0]
         """Decoder layers of a stage; the last stage may have another number."""
-        first = {module.name: (module.num_layers, *[0] * (size - 1)) for module in profile.model.modules[:-1]}
+        first = {module.name: (module.num_layers, *[0] * (size - 1)) for module in model.modules[:-1]}
         self._layers = {**first, decoder.name: held}
         self.kinds = set(candidate.measurement.modules[decoder.name].layer.recompute) - {"none"}
 
@@ -71,20 +64,20 @@ class _Recipe:
         """Return the kinds of recompute that cover parts of a layer."""
         return sorted(kind for kind in self.kinds if kind.startswith("selective"))
 
-    def fewest_full(self) -> Plain | None:
+    def fewest_full(self) -> Evaluation | None:
         """Return the recipe with the fewest fully recomputed layers per stage that fits, or ``None``."""
         low, high = 1, self.most
         best = self.evaluated("full", high)
-        if not best[1].fits:
+        if not best.fits:
             return None
         while low < high:
             middle = (low + high) // 2
             found = self.evaluated("full", middle)
-            low, high = (low, middle) if found[1].fits else (middle + 1, high)
-            best = found if found[1].fits else best
+            low, high = (low, middle) if found.fits else (middle + 1, high)
+            best = found if found.fits else best
         return best
 
-    def evaluated(self, kind: str, number: int) -> Plain:
+    def evaluated(self, kind: str, number: int) -> Evaluation:
         """Return the recipe with ``number`` layers of each stage recomputed by ``kind``."""
         again = {
             name: {kind: tuple(min(number, count) for count in row)} if kind else {}
@@ -92,8 +85,4 @@ class _Recipe:
         }
         for name, cost in self._candidate.measurement.modules.items():
             again[name] = {key: row for key, row in again[name].items() if key in cost.layer.recompute}
-        placement = ModulePlacement(layers=dict(self._layers), recompute=again)
-        found = evaluate(
-            self._profile, self._cluster, self._candidate.layout, placement, self._batch, with_timeline=False
-        )
-        return placement, found
+        return evaluated(self._candidate, ModulePlacement(layers=dict(self._layers), recompute=again))

@@ -35,12 +35,7 @@ class PlainSearch:
 
         Stops when no bound is below the best recipe, or at ``deadline`` (of ``time.monotonic``).
         """
-        request = self._workers.request
-        queue = [
-            (promise_us(request.profile, request.cluster, item.item), item.order, item)
-            for item in items
-            if is_plain(request.profile, item.item)
-        ]
+        queue = [(promise_us(item.item), item.order, item) for item in items if is_plain(item.item)]
         heapq.heapify(queue)
         while queue and time.monotonic() < deadline:
             cutoff_us = self.best.step_us if self.best is not None else inf

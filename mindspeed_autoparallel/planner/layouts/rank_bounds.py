@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms
+from mindspeed_autoparallel.cost.memory import state_bytes
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.placement import prediction_may_be_apart
 from mindspeed_autoparallel.planner.problem_messages import link_times, message_allowance
 from mindspeed_autoparallel.planner.split.model.linear import LinearProgram
-from mindspeed_autoparallel.planner.stage_times import NS_PER_US, beside_blocks_ns, block_times_ns
+from mindspeed_autoparallel.planner.stage_times import NS_PER_US, beside_blocks_ns, block_ns
 from mindspeed_autoparallel.planner.variable_data import mean_factors
-from mindspeed_autoparallel.profiles import BlockCost, Profile
-from mindspeed_autoparallel.spec import Cluster, Layout
+from mindspeed_autoparallel.profiles import BlockCost
+from mindspeed_autoparallel.spec import Layout
 from mindspeed_autoparallel.units import GIB
 
 _ROUNDING = 1e-6
@@ -28,16 +28,16 @@ _ROUNDING = 1e-6
 _NS_PER_MS = 1e6
 
 
-def rank_bound_us(profile: Profile, cluster: Cluster, candidate: Candidate) -> float:
+def rank_bound_us(candidate: Candidate) -> float:
     """Return a lower bound of the pipeline time of ``candidate`` in microseconds.
 
     ``inf`` if some rank exceeds its memory with everything recomputed; 0 for schedules without such a bound.
     """
     layout = candidate.layout
     plain = layout.schedule in ("1f1b", "interleaved") and not layout.paired and layout.sharding is None
-    if not plain or profile.memory_semantics == "mindspeed":
+    if not plain or candidate.profile.memory_semantics == "mindspeed":
         return 0.0
-    return _Ranks(profile, cluster, candidate).solve()
+    return _Ranks(candidate).solve()
 
 
 def moments_in_flight(layout: Layout, num_microbatches: int, rank: int) -> list[tuple[int, ...]]:
@@ -80,23 +80,19 @@ class _Layers:
     def times_ms(self) -> Iterator[tuple[float, int]]:
         """Yield (milliseconds of one microbatch, bytes that it keeps) for each kind of recompute."""
         for kind, cost in self.cost.recompute.items():
-            yield (
-                sum(block_times_ns(PlacedBlock(name="", cost=self.cost, kind=kind), self.factor)) / _NS_PER_MS,
-                cost.saved_bytes,
-            )
+            yield block_ns(self.cost, self.factor, kind) / _NS_PER_MS, cost.saved_bytes
 
 
 class _Ranks:
     """The linear program of one layout, in milliseconds and GiB."""
 
-    def __init__(self, profile: Profile, cluster: Cluster, candidate: Candidate) -> None:
-        self.profile, self.cluster, self.candidate = profile, cluster, candidate
-        self.layout = candidate.layout
-        self.limit = cluster.memory_limit_bytes or profile.device.memory_capacity_bytes
+    def __init__(self, candidate: Candidate) -> None:
+        self.candidate, self.layout = candidate, candidate.layout
+        self.profile = profile = candidate.profile
         self.factors = mean_factors(profile.variable_data)
         self.costs = [(module, candidate.measurement.modules[module.name]) for module in profile.model.modules]
         self.layers = [
-            _Layers(layer, number, self._static(layer), self.factors.get(module.name, 1.0))
+            _Layers(layer, number, state_bytes(layer, self.layout), self.factors.get(module.name, 1.0))
             for module, cost in self.costs
             for layer, number in cost.runs(0, module.num_layers)
         ]
@@ -119,9 +115,6 @@ class _Ranks:
         if status == "infeasible":
             return inf
         return float(step.solution_value()) * (1 - _ROUNDING) * _NS_PER_MS / NS_PER_US if status == "optimal" else 0.0
-
-    def _static(self, block: BlockCost) -> int:
-        return sum(static_terms([PlacedBlock(name="", cost=block)], self.layout).values())
 
     def _place_layers(self) -> None:
         """Add the layers of every kind, spread over all virtual stages; few stages may be empty."""
@@ -154,7 +147,7 @@ class _Ranks:
             for part, block, number in cost.parts(module.num_layers):
                 if part == "layer":
                     continue
-                time_ms = sum(block_times_ns(PlacedBlock(name="", cost=block), self.factors.get(module.name, 1.0)))
+                time_ms = block_ns(block, self.factors.get(module.name, 1.0))
                 fixed = {"pre": module is self.costs[0][0], "post": module is self.costs[-1][0]}.get(part, False)
                 places = ([0] if part == "pre" else [last]) if fixed else range(last + 1)
                 variables = []
@@ -163,7 +156,7 @@ class _Ranks:
                     variables.append((1.0, variable))
                     self.time[v].append((time_ms / _NS_PER_MS, variable))
                     if fixed:
-                        self.held[v].append((self._static(block), 0, variable))
+                        self.held[v].append((state_bytes(block, self.layout), 0, variable))
                 self.program.row(variables, number, number)
 
     def _limit_memory(self, rank: int) -> None:
@@ -172,23 +165,20 @@ class _Ranks:
         stages = range(rank, len(self.time), layout.pipeline_size)
         for moment in moments_in_flight(layout, count, rank):
             everywhere = ((moment,),) * layout.pipeline_size
-            allowed = message_allowance(self.profile, self.candidate, everywhere, len(self.time), safe=False)[rank]
+            allowed = message_allowance(self.candidate, everywhere, len(self.time), safe=False)[rank]
             terms = [
                 ((static + in_flight * saved) / GIB, variable)
                 for v, in_flight in zip(stages, moment, strict=True)
                 for static, saved, variable in self.held[v]
             ]
-            self.program.row(terms, high=max(0, self.limit - overhead + allowed) / GIB)
+            self.program.row(terms, high=max(0, self.candidate.limit_bytes - overhead + allowed) / GIB)
 
     def _follow_schedule(self) -> Any:
         """Return the pipeline's time: at least a rank's work between the first microbatch's arrival and the last one's
         return."""
         layout, step = self.layout, self.program.number()
         beside = [2 * time_ns / _NS_PER_MS for time_ns in beside_blocks_ns(self.profile.device, layout)]
-        links = [
-            2 * time_ns / _NS_PER_MS
-            for time_ns in link_times(self.profile, self.candidate, self.cluster, len(self.time))
-        ]
+        links = [2 * time_ns / _NS_PER_MS for time_ns in link_times(self.candidate, len(self.time))]
         before, count = None, self.candidate.num_microbatches
         for rank in range(layout.pipeline_size):
             stages = range(rank, len(self.time), layout.pipeline_size)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.layouts.layout_search import EFFORT, FIRST_EFFORT
-from mindspeed_autoparallel.planner.layouts.tasks import IMPROVE, SOLVE, Request, Task
+from mindspeed_autoparallel.planner.layouts.tasks import IMPROVE, SOLVE, Task
 from mindspeed_autoparallel.planner.layouts.virtual_layouts import takes_long
 from mindspeed_autoparallel.planner.layouts.workers import Workers
 from mindspeed_autoparallel.planner.placement import ModulePlacement
@@ -17,19 +17,12 @@ from mindspeed_autoparallel.units import GIB
 
 
 def relaxations_of(
-    request: Request,
-    best: Candidate,
-    placement: ModulePlacement,
-    step_us: float,
-    *,
-    time_limit_s: float,
-    workers: Workers,
+    best: Candidate, placement: ModulePlacement, step_us: float, *, time_limit_s: float, workers: Workers
 ) -> tuple[Relaxation, ...]:
     """Return the gains in the best plan's layout of one GiB more per device, and of twice the microbatches (per
     sample)."""
-    limit = request.cluster.memory_limit_bytes or request.profile.device.memory_capacity_bytes
     # With virtual stages only a plan is required, no proof.
-    long = takes_long(request.profile.model, best)
+    long = takes_long(best)
     plain = Task(
         kind=IMPROVE if long else SOLVE,
         layout=best.layout,
@@ -39,7 +32,7 @@ def relaxations_of(
     )
     doubled = replace(plain, layout=_with_legal_groups(best.layout, 2 * best.num_microbatches), batches=2)
     changes = ("one more GiB per device", 1.0), ("twice the microbatches", 0.5)
-    outcomes = workers.perform([replace(plain, memory_limit_bytes=limit + GIB), doubled])
+    outcomes = workers.perform([replace(plain, memory_limit_bytes=best.limit_bytes + GIB), doubled])
     found = []
     for (change, share), outcome in zip(changes, outcomes, strict=True):
         new_us = outcome.step_us

@@ -17,7 +17,7 @@ from mindspeed_autoparallel.interrupts import Stopped
 from mindspeed_autoparallel.planner.best_first import Progress, Proof, best_first, silent
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.layouts.assembly import assemble_plan
-from mindspeed_autoparallel.planner.layouts.bounds import expected_us, pipeline_bound_ns, tail_bound_us
+from mindspeed_autoparallel.planner.layouts.bounds import pipeline_bound_ns, tail_bound_us
 from mindspeed_autoparallel.planner.layouts.group_sizes import regrouped, three_chunks
 from mindspeed_autoparallel.planner.layouts.layout_search import GROUP, MANY_LAYOUTS, LayoutSearch
 from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult, with_least_recompute
@@ -92,8 +92,7 @@ def _searched(
 ) -> Plan:
     """Return the plan of the best of ``candidates``; ``verdicts`` are those of all other layouts."""
     request, deadline = workers.request, started + options.time_limit_s
-    profile, cluster, global_batch_size = request.profile, request.cluster, request.global_batch_size
-    candidates, full, of_full = too_full(profile, cluster, candidates)
+    candidates, full, of_full = too_full(candidates)
     verdicts = [*verdicts, *of_full]
     layout_search = _explored(workers, candidates, options, deadline, progress)
     ranked = _ranked(layout_search)
@@ -101,24 +100,21 @@ def _searched(
         raise layout_search.interrupt
     if not ranked:
         raise NothingFits(
-            profile=profile,
-            cluster=cluster,
-            global_batch_size=global_batch_size,
+            request=request,
             space=options.space,
             without_plan=[*layout_search.without_plan, *full],
             verdicts=layout_search.verdicts,
         ).error()
     until = deadline + max(FINISH_S, FINISH_SHARE * options.time_limit_s)
-    results = _evaluated_until(request, ranked[: 1 + options.top_k], until)
-    assert results[0].evaluation is not None
-    best, step_us = ranked[0].candidate, results[0].evaluation.step.total_us
+    results = _evaluated_until(ranked[: 1 + options.top_k], until)
+    best, best_plan = ranked[0].candidate, results[0].evaluation
+    assert best_plan is not None
+    step_us = best_plan.step_us
     bound_us = min(step_us, layout_search.settled_bound_us())
     relaxations: tuple[Relaxation, ...] = ()
     if options.with_relaxations and layout_search.interrupt is None and time.monotonic() < deadline:
         seconds = min(10.0, deadline - time.monotonic())
-        placement = results[0].placement
-        assert placement is not None
-        relaxations = relaxations_of(request, best, placement, step_us, time_limit_s=seconds, workers=workers)
+        relaxations = relaxations_of(best, best_plan.placement, step_us, time_limit_s=seconds, workers=workers)
     proof = Proof(step_us=step_us, lower_bound_us=bound_us, seconds=time.monotonic() - started)
     record = proof.record(
         num_configurations=len(layout_search.items) + len(verdicts),
@@ -131,7 +127,7 @@ def _searched(
         f"gap {proof.gap_fraction:.3%}, {proof.seconds:.1f} s"
     )
     others = [(found.candidate, result) for found, result in zip(ranked[1:], results[1:], strict=False)]
-    plan = assemble_plan(profile, cluster, global_batch_size, best, results[0], others, record)
+    plan = assemble_plan(best, results[0], others, record)
     plan = replace(
         plan,
         baselines=(*plan.baselines, *layout_search.plain.baseline()),
@@ -155,21 +151,18 @@ def _explore(
 
     ``known``: plans of some of them, if other layouts were searched before; ``known_us``: the best step time of those.
     """
-    profile, cluster = workers.request.profile, workers.request.cluster
     bounds_s = BOUNDS_SHARE * max(0.0, deadline - time.monotonic())
     deadline -= bounds_s
     layout_search = LayoutSearch(
-        profile.model,
         candidates,
-        [pipeline_bound_ns(profile, item) / NS_PER_US + tail_bound_us(profile, cluster, item) for item in candidates],
-        [expected_us(profile, item) for item in candidates],
+        [pipeline_bound_ns(item) / NS_PER_US + tail_bound_us(item) for item in candidates],
         workers=workers,
         deadline=deadline,
         num_alternatives=options.top_k,
         progress=progress,
     )
     if len(candidates) >= MANY_LAYOUTS:
-        promises = [promise_us(profile, cluster, item) for item in candidates]
+        promises = [promise_us(item) for item in candidates]
         layout_search.looks.many = True
         layout_search.items = likeliest_first(layout_search.items, promises, GROUP)
     layout_search.looks.virtual_s = options.virtual_s * (1 if known is None else REGROUPED_SHARE)
@@ -238,24 +231,16 @@ def _explore_neighbours(
     return _explore(workers, candidates, options, deadline, progress, known, ranked[0].step_us)
 
 
-def _evaluated_until(request: Request, ranked: Sequence[SolvedLayout], until: float) -> list[LayoutResult]:
+def _evaluated_until(ranked: Sequence[SolvedLayout], until: float) -> list[LayoutResult]:
     """Return the first of ``ranked``, evaluated, and as many others as start before ``until``."""
     results: list[LayoutResult] = []
     for found in ranked:
         if not results or time.monotonic() <= until:
-            results.append(_evaluated(request.profile, request.cluster, request.global_batch_size, found))
+            assert found.outcome.placement is not None
+            evaluation = with_least_recompute(found.candidate, found.outcome.placement)
+            bound_us = min(found.outcome.lower_bound_us, evaluation.step_us)
+            results.append(LayoutResult(lower_bound_us=bound_us, evaluation=evaluation))
     return results
-
-
-def _evaluated(profile: Profile, cluster: Cluster, global_batch_size: int, found: SolvedLayout) -> LayoutResult:
-    placement, layout = found.outcome.placement, found.candidate.layout
-    assert placement is not None
-    placement, evaluation = with_least_recompute(profile, cluster, layout, placement, global_batch_size)
-    return LayoutResult(
-        lower_bound_us=min(found.outcome.lower_bound_us, evaluation.step.total_us),
-        placement=placement,
-        evaluation=evaluation,
-    )
 
 
 def _nothing_to_search(verdicts: list[Verdict], global_batch_size: int, options: SearchOptions) -> ConfigError:

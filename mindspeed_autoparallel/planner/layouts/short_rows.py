@@ -13,17 +13,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from mindspeed_autoparallel.cost.step import embedding_us
 from mindspeed_autoparallel.planner.candidate import Candidate
-from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate
+from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluated
+from mindspeed_autoparallel.planner.layouts.bounds import tied_us_of
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.problem_building import module_placement
 from mindspeed_autoparallel.planner.rank_memory import fits_rank
 from mindspeed_autoparallel.planner.split import SplitProblem
 from mindspeed_autoparallel.planner.split.strategies.enumeration import every_split, plain_steps
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US
-from mindspeed_autoparallel.profiles import Profile
-from mindspeed_autoparallel.spec import Cluster
 from mindspeed_autoparallel.spec.recompute import in_order
 
 MOST_EVENTS_OF_CUTS = 500_000
@@ -42,20 +40,14 @@ class ShortRow:
 
     plain_us: float
     """Bound: step of the fastest split with nothing recomputed, regardless of its memory, or of the known plan."""
-    best: tuple[ModulePlacement, Evaluation] | None = None
+    best: Evaluation | None = None
     """The fastest plan that fits and is faster than the known one."""
     complete: bool = False
     """Proved: no other plan that fits is faster."""
 
 
 def search_short_row(
-    profile: Profile,
-    cluster: Cluster,
-    candidate: Candidate,
-    global_batch_size: int,
-    problem: SplitProblem,
-    deadline: float,
-    known_us: float = inf,
+    candidate: Candidate, problem: SplitProblem, deadline: float, known_us: float = inf
 ) -> ShortRow | None:
     """Try every split.
 
@@ -68,9 +60,8 @@ def search_short_row(
     splits = None if hides else every_split(problem, MOST_EVENTS_OF_CUTS // operations)
     if splits is None:
         return None
-    tied_us = embedding_us(profile.model, candidate.measurement, layout, cluster, profile.device)
-    may_win = plain_steps(problem, splits) / NS_PER_US + tied_us < known_us
-    plain: list[tuple[float, ModulePlacement]] = []
+    may_win = plain_steps(problem, splits) / NS_PER_US + tied_us_of(candidate) < known_us
+    plain: list[Evaluation] = []
     for held in splits[may_win].tolist():
         if time.monotonic() > deadline:
             return None
@@ -78,24 +69,22 @@ def search_short_row(
             tuple(count if q == 0 else (0,) * len(count) for q in range(len(segment.kinds)))
             for segment, count in zip(problem.segments, zip(*held, strict=True), strict=True)
         )
-        placement = module_placement(profile, candidate.measurement, rows)
-        found = evaluate(profile, cluster, layout, placement, global_batch_size, with_timeline=False)
-        plain.append((found.step.total_us, placement))
-    plain.sort(key=lambda item: item[0])
-    plain_us = min([step_us for step_us, _ in plain[:1]], default=known_us)
-    search = _Ways(profile, cluster, candidate, deadline)
-    best: tuple[ModulePlacement, Evaluation] | None = None
+        plain.append(evaluated(candidate, module_placement(candidate, rows)))
+    plain.sort(key=lambda found: found.step_us)
+    plain_us = plain[0].step_us if plain else known_us
+    search = _Ways(candidate, deadline)
+    best: Evaluation | None = None
     complete = search.complete
-    for step_us, placement in plain if complete else ():
-        if step_us >= known_us or not complete:
+    for split in plain if complete else ():
+        if split.step_us >= known_us or not complete:
             break
-        for changed in search.ways(placement):
+        for changed in search.ways(split.placement):
             if time.monotonic() > deadline:
                 complete = False
                 break
-            found = evaluate(profile, cluster, layout, changed, global_batch_size, with_timeline=False)
-            if found.fits and found.step.total_us < known_us:
-                best, known_us = (changed, found), found.step.total_us
+            found = evaluated(candidate, changed)
+            if found.fits and found.step_us < known_us:
+                best, known_us = found, found.step_us
         complete &= search.complete
     return ShortRow(plain_us=plain_us, best=best, complete=complete)
 
@@ -103,12 +92,12 @@ def search_short_row(
 class _Ways:
     """Recompute choices that fit, for all ranks of a placement; those of a rank are cached by what its chunks hold."""
 
-    def __init__(self, profile: Profile, cluster: Cluster, candidate: Candidate, deadline: float) -> None:
-        self.profile, self.cluster, self.candidate, self.deadline = profile, cluster, candidate, deadline
-        self.names = [module.name for module in profile.model.modules]
+    def __init__(self, candidate: Candidate, deadline: float) -> None:
+        self.candidate, self.deadline, modules = candidate, deadline, candidate.profile.model.modules
+        self.names = [module.name for module in modules]
         measured = [candidate.measurement.modules[name] for name in self.names]
         self.kinds = [in_order(kind for kind in cost.layer.recompute if kind != "none") for cost in measured]
-        runs = [cost.runs(0, m.num_layers) for cost, m in zip(measured, profile.model.modules, strict=True)]
+        runs = [cost.runs(0, m.num_layers) for cost, m in zip(measured, modules, strict=True)]
         self.costs = [[layer for layer, count in row for _ in range(count)] for row in runs]
         self.alike = len(runs) == 1 and len(runs[0]) == 1
         self.complete = len(self.names) == 1 or all(cost.prediction is None for cost in measured)
@@ -157,7 +146,7 @@ class _Ways:
             rows: list[Way] = [nothing] * layout.num_virtual_stages
             rows[rank :: layout.pipeline_size] = way
             changed = self._with(placement, rows)
-            if fits_rank(self.profile, self.cluster, layout, changed, self.candidate.num_microbatches, rank):
+            if fits_rank(self.candidate, changed, rank):
                 found.append(way)
                 extras.append(extra)
         return found

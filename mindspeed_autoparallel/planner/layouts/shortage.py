@@ -20,8 +20,6 @@ from mindspeed_autoparallel.planner.problem_building import build_problem
 from mindspeed_autoparallel.planner.split import SplitProblem, StoppedEarly
 from mindspeed_autoparallel.planner.split.analysis import least_excess
 from mindspeed_autoparallel.planner.split.model.ranges import is_chain
-from mindspeed_autoparallel.profiles import Profile
-from mindspeed_autoparallel.spec import Cluster
 from mindspeed_autoparallel.units import MIB, format_bytes
 
 ENDLESS = 2**50
@@ -64,16 +62,12 @@ class Nearest:
         )
 
 
-def nearest_plan(
-    profile: Profile, cluster: Cluster, candidates: Sequence[Candidate], global_batch_size: int, deadline: float
-) -> Nearest | None:
+def nearest_plan(candidates: Sequence[Candidate], deadline: float) -> Nearest | None:
     """Return the plan of least memory among ``candidates`` that is found in time, or ``None``."""
-    search = _Search(profile, cluster, global_batch_size, min(deadline, time.monotonic() + MOST_SECONDS))
+    search = _Search(min(deadline, time.monotonic() + MOST_SECONDS))
     many = len(candidates) > MANY
     for candidate in candidates:
-        search.least[candidate.layout.label()] = (
-            least_static_bytes(profile, candidate) if many else search.even_share(candidate)
-        )
+        search.least[candidate.layout.label()] = least_static_bytes(candidate) if many else search.even_share(candidate)
 
     def order(item: Candidate) -> tuple[int, int, str]:
         # Among equals, most stages and most sharding usually need least.
@@ -91,8 +85,7 @@ def nearest_plan(
 class _Search:
     """The known plan of least memory, and the proved need of every layout."""
 
-    def __init__(self, profile: Profile, cluster: Cluster, global_batch_size: int, deadline: float) -> None:
-        self.profile, self.cluster, self.global_batch_size = profile, cluster, global_batch_size
+    def __init__(self, deadline: float) -> None:
         self.deadline = deadline
         self.least: dict[str, int] = {}
         """Proved least bytes by layout."""
@@ -170,16 +163,16 @@ class _Search:
         """Evaluate the layout's simple splits, with all useful recomputation."""
         if time.monotonic() > self.deadline and self.best is not None:
             return
-        cluster = replace(self.cluster, memory_limit_bytes=max(MIB, self.least[candidate.layout.label()]))
-        for simple in simple_splits(self.profile, cluster, candidate, self.global_batch_size):
-            self._take(candidate, simple.evaluation)
+        limited = _limited(candidate, max(MIB, self.least[candidate.layout.label()]))
+        for simple in simple_splits(limited).values():
+            self._take(candidate, simple)
 
     def _rows(self, candidate: Candidate) -> tuple[SplitProblem, int]:
         """Return the relaxed rows of the layout, and the limit that they assume: the runtime's own bytes, since rows
         cannot have negative room."""
-        base = self.profile.overhead_bytes(candidate.measurement)
+        base = candidate.profile.overhead_bytes(candidate.measurement)
         limits = (base,) * candidate.layout.pipeline_size
-        return build_problem(self.profile, self.cluster, candidate, limits, safe=False), base
+        return build_problem(candidate, limits, safe=False), base
 
     def _bound(self, candidate: Candidate) -> int:
         """Return the bytes per device below which the layout has no plan; 0 when time is up."""
@@ -194,13 +187,16 @@ class _Search:
             return 0
 
     def _solve(self, candidate: Candidate, limit_mib: int) -> LayoutResult:
-        cluster = replace(self.cluster, memory_limit_bytes=limit_mib * MIB)
         options = SolveOptions(time_limit_s=max(0.1, self.deadline - time.monotonic()), effort=EFFORT)
-        return solve_layout(self.profile, cluster, candidate, self.global_batch_size, options)
+        return solve_layout(_limited(candidate, limit_mib * MIB), options)
 
     def _take(self, candidate: Candidate, found: Evaluation) -> None:
         if _peak(found) < self.peak_bytes:
             self.best = candidate, found
+
+
+def _limited(candidate: Candidate, limit_bytes: int) -> Candidate:
+    return replace(candidate, cluster=replace(candidate.cluster, memory_limit_bytes=limit_bytes))
 
 
 def _peak(found: Evaluation) -> int:

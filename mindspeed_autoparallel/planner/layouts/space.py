@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.candidate import Candidate
-from mindspeed_autoparallel.planner.paired_costs import knows_exchanges, searched_costs
+from mindspeed_autoparallel.planner.paired_costs import have_exchanges, searched_costs
 from mindspeed_autoparallel.planner.placement import prediction_may_be_apart
 from mindspeed_autoparallel.planner.rank_memory import measured_at, point_of
 from mindspeed_autoparallel.profiles import Profile
@@ -83,6 +83,8 @@ def enumerate_layouts(
         else:
             candidates.append(
                 Candidate(
+                    profile=profile,
+                    cluster=cluster,
                     layout=layout,
                     measurement=searched_costs(profile, measurement, layout),
                     num_microbatches=layout.num_microbatches(global_batch_size),
@@ -102,7 +104,7 @@ def _check_pairs(profile: Profile, options: SpaceOptions) -> None:
             "combined 1F1B hides exchanges of experts, and none of the profile's layouts has EP above 1: leave "
             "--overlap-moe-expert-parallel-comm out."
         )
-    if options.paired and not knows_exchanges(profile.measurements):
+    if options.paired and not have_exchanges(profile.measurements):
         raise ConfigError(
             "the profile lacks the time of experts' exchanges (forward_exchange_us of a layer), so that "
             "combined 1F1B cannot be priced: use --profile-source analytic, or leave "

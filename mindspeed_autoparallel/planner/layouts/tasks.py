@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from mindspeed_autoparallel.planner.candidate import Candidate
-from mindspeed_autoparallel.planner.evaluate import evaluate
+from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluated
 from mindspeed_autoparallel.planner.layouts.bounds import tail_bound_us
 from mindspeed_autoparallel.planner.layouts.layout_solver import simple_splits, solve_layout
 from mindspeed_autoparallel.planner.layouts.options import SolveOptions
@@ -111,19 +111,26 @@ def _performed(request: Request, task: Task) -> Outcome:
     measurement = point_of(request.profile, layout)
     assert measurement is not None
     measurement = searched_costs(request.profile, measurement, layout)
-    candidate = Candidate(layout=layout, measurement=measurement, num_microbatches=layout.num_microbatches(batch))
+    candidate = Candidate(
+        profile=request.profile,
+        cluster=cluster,
+        layout=layout,
+        measurement=measurement,
+        num_microbatches=layout.num_microbatches(batch),
+    )
     cutoff_us = inf if task.cutoff_us is None else task.cutoff_us
     if task.kind == SIMPLE:
-        return _simple(request, candidate)
+        fitting = [split for split in simple_splits(candidate).values() if split.fits]
+        return _outcome(min(fitting, key=lambda split: split.step_us, default=None))
     if task.kind == RANKS:
-        ranks_us = rank_bound_us(request.profile, cluster, candidate)
-        tail_us = tail_bound_us(request.profile, cluster, candidate)
+        ranks_us = rank_bound_us(candidate)
+        tail_us = tail_bound_us(candidate)
         return Outcome(lower_bound_us=ranks_us + tail_us if ranks_us < inf else 0.0, proved_infeasible=ranks_us == inf)
     if task.kind == TIME:
-        return _timed(request, task)
+        assert task.placement is not None
+        return _outcome(evaluated(candidate, task.placement))
     if task.kind == PLAIN:
-        plain = plain_recipe(request.profile, cluster, candidate, batch, cutoff_us)
-        return Outcome() if plain is None else Outcome(placement=plain[0], step_us=plain[1].step.total_us)
+        return _outcome(plain_recipe(candidate, cutoff_us))
     options = SolveOptions(
         time_limit_s=task.seconds,
         seed=request.seed,
@@ -132,36 +139,23 @@ def _performed(request: Request, task: Task) -> Outcome:
         effort=task.effort,
     )
     if task.kind == BOUND:
-        result = bound_layout(request.profile, cluster, candidate, options)
+        result = bound_layout(candidate, options)
     elif task.kind == PATHS:
-        result = follow_paths(request.profile, cluster, candidate, task.bound_us, options)
+        result = follow_paths(candidate, task.bound_us, options)
     elif task.kind == PROVE:
-        result = prove_layout(request.profile, cluster, candidate, task.bound_us, options)
+        result = prove_layout(candidate, task.bound_us, options)
     elif task.kind == IMPROVE:
-        result = improve_layout(request.profile, cluster, candidate, batch, options, task.placement)
+        result = improve_layout(candidate, options, task.placement)
     else:
-        result = solve_layout(request.profile, cluster, candidate, batch, options)
-    return Outcome(
+        result = solve_layout(candidate, options)
+    return replace(
+        _outcome(result.evaluation),
         lower_bound_us=result.lower_bound_us,
-        placement=result.placement,
-        step_us=result.evaluation.step.total_us if result.evaluation is not None else None,
         proved_infeasible=result.proved_infeasible,
         beaten=result.beaten,
         timed_out=result.timed_out,
     )
 
 
-def _timed(request: Request, task: Task) -> Outcome:
-    assert task.placement is not None
-    profile, cluster, batch = request.profile, request.cluster, request.global_batch_size
-    found = evaluate(profile, cluster, task.layout, task.placement, batch, with_timeline=False)
-    return Outcome(placement=task.placement, step_us=found.step.total_us, fits=found.fits)
-
-
-def _simple(request: Request, candidate: Candidate) -> Outcome:
-    found = Outcome()
-    for split in simple_splits(request.profile, request.cluster, candidate, request.global_batch_size):
-        step_us = split.evaluation.step.total_us
-        if split.evaluation.fits and (found.step_us is None or step_us < found.step_us):
-            found = Outcome(placement=split.placement, step_us=step_us)
-    return found
+def _outcome(found: Evaluation | None) -> Outcome:
+    return Outcome() if found is None else Outcome(placement=found.placement, step_us=found.step_us, fits=found.fits)

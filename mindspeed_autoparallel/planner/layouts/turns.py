@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
-from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms
+from mindspeed_autoparallel.cost.memory import state_bytes
 from mindspeed_autoparallel.planner.best_first import Open
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.layouts.bounds import expected_us, tail_bound_us
 from mindspeed_autoparallel.planner.layouts.tasks import BOUND, IMPROVE, PROVE, SOLVE
 from mindspeed_autoparallel.planner.layouts.virtual_layouts import is_chain, takes_long
-from mindspeed_autoparallel.profiles import BlockCost, Profile, RecomputeCost
-from mindspeed_autoparallel.spec import Cluster, Model
+from mindspeed_autoparallel.profiles import BlockCost, RecomputeCost
 
 QUICK = 0.25
 """Turns of chains are below this."""
@@ -29,7 +28,7 @@ LOOKS = (BOUND, IMPROVE, PROVE, SOLVE)
 """Tasks on a layout with virtual stages, in order, while it may hold the best plan; ``PROVE`` only if it takes long."""
 
 
-def turn_of(model: Model, candidate: Candidate, expected_us: float) -> float:
+def turn_of(candidate: Candidate, expected_us: float) -> float:
     """Return when a layout is processed, 0 to 1.
 
     Chains: 0. Layouts with virtual stages are bounded below 1/2, and below 1 a plan is searched, the most promising
@@ -37,7 +36,7 @@ def turn_of(model: Model, candidate: Candidate, expected_us: float) -> float:
     """
     if candidate.layout.virtual_size > 1:
         return LAST / 2 * expected_us / (1 + expected_us)
-    return 0.0 if is_chain(model) else LAST
+    return 0.0 if is_chain(candidate.profile.model) else LAST
 
 
 def is_quick(candidate: Candidate, late: float) -> bool:
@@ -65,13 +64,13 @@ def likeliest_first(
 class Looks:
     """The next task of each layout, and its time."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self) -> None:
         self.many = False
         """Whether to bound all layouts before most are solved: of many layouts most do not fit, which takes
         milliseconds."""
         self.virtual_s = inf
         """Processor seconds after which slow layouts with virtual stages are left open."""
-        self._model, self._virtual_spent = model, 0.0
+        self._virtual_spent = 0.0
         self._places: dict[str, int] = {}
 
     def kind(self, item: Open[Candidate]) -> str:
@@ -84,18 +83,18 @@ class Looks:
         following = LOOKS.index(self.kind(item)) + 1
         if item.item.layout.virtual_size == 1:
             following = LOOKS.index(SOLVE)
-        elif LOOKS[following] == PROVE and not takes_long(self._model, item.item):
+        elif LOOKS[following] == PROVE and not takes_long(item.item):
             following += 1
         self._places[item.item.layout.label()] = following
 
     def spent(self, item: Open[Candidate], processor_s: float) -> None:
         """Count the seconds of one task."""
-        self._virtual_spent += processor_s if takes_long(self._model, item.item) else 0.0
+        self._virtual_spent += processor_s if takes_long(item.item) else 0.0
 
     def seconds_left(self, item: Open[Candidate], best_us: float) -> float:
         """Return the seconds left for a layout, whose bound is near ``best_us`` or far below it."""
         wide = item.bound_us < best_us * (1 - WIDE_GAP)
-        return inf if wide or not takes_long(self._model, item.item) else self.virtual_s - self._virtual_spent
+        return inf if wide or not takes_long(item.item) else self.virtual_s - self._virtual_spent
 
     def seconds(self, item: Open[Candidate], best_us: float) -> float:
         """Return the seconds of the next task."""
@@ -108,7 +107,7 @@ class Looks:
         if item.item.layout.virtual_size == 1 or (self.many and look == IMPROVE):
             # A plan is searched next; many layouts are ordered by their estimated step times.
             return replace(item, bound_us=bound_us, late=late + QUICK / 2 if late else 0.0)
-        improving = LAST / 2 + max(late, turn_of(self._model, item.item, bound_us))
+        improving = LAST / 2 + max(late, turn_of(item.item, bound_us))
         return replace(item, late={PROVE: LAST, SOLVE: 2 * LAST}.get(look, improving), bound_us=bound_us)
 
 
@@ -116,12 +115,12 @@ _LATER_RANKS = 0.6
 """Share of the first rank's recompute in a balanced split: later ranks hold fewer microbatches."""
 
 
-def promise_us(profile: Profile, cluster: Cluster, candidate: Candidate) -> float:
+def promise_us(candidate: Candidate) -> float:
     """Return an estimated step time in microseconds, infinite if the first rank of an even split never fits.
 
     It is the sum of the pipeline, the recompute that this rank needs, gradient reduction and optimizer.
     """
-    layout, limit = candidate.layout, cluster.memory_limit_bytes or profile.device.memory_capacity_bytes
+    profile, layout = candidate.profile, candidate.layout
     size, count = layout.pipeline_size, candidate.num_microbatches
     in_flight: float = min(size, count)
     if layout.virtual_size > 1:
@@ -132,24 +131,20 @@ def promise_us(profile: Profile, cluster: Cluster, candidate: Candidate) -> floa
         cost = candidate.measurement.modules[module.name]
         for layer, number in cost.runs(0, module.num_layers):
             plain, whole = layer.recompute["none"], _least_kept(layer)
-            static += number * _static(layer, candidate) / size
+            static += number * state_bytes(layer, layout) / size
             kept += number * plain.saved_bytes * in_flight / size
             least += number * whole.saved_bytes * in_flight / size
             again_us += number * whole.extra_backward_us * count / size
             highest = max(highest, plain.backward_peak_bytes)
-        ends = [_static(block, candidate) for block in (cost.pre, cost.post) if block is not None]
-        static += sum(ends) if size == 1 else max(ends, default=0)
-    left = limit - profile.overhead_bytes(candidate.measurement) - static - highest
+        ends = [state_bytes(block, layout) for block in (cost.pre, cost.post)]
+        static += sum(ends) if size == 1 else max(ends)
+    left = candidate.limit_bytes - profile.overhead_bytes(candidate.measurement) - static - highest
     if least > left:
         return inf
     share = min(1.0, max(0.0, (kept - left) / (kept - least))) if kept > least else 0.0
     recompute_us = again_us * share * (1.0 if size == 1 else _LATER_RANKS)
-    return expected_us(profile, candidate) + recompute_us + tail_bound_us(profile, cluster, candidate)
+    return expected_us(candidate) + recompute_us + tail_bound_us(candidate)
 
 
 def _least_kept(layer: BlockCost) -> RecomputeCost:
     return min(layer.recompute.values(), key=lambda cost: cost.saved_bytes)
-
-
-def _static(block: BlockCost, candidate: Candidate) -> int:
-    return sum(static_terms([PlacedBlock(name="", cost=block)], candidate.layout).values())

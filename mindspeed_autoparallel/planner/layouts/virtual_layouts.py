@@ -9,18 +9,11 @@ from __future__ import annotations
 import time
 from math import ceil, comb, inf
 
-from mindspeed_autoparallel.cost.step import embedding_us
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.candidate import Candidate
-from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate
-from mindspeed_autoparallel.planner.layouts.bounds import tail_bound_us
-from mindspeed_autoparallel.planner.layouts.layout_solver import (
-    Attempts,
-    LayoutResult,
-    SimpleSplit,
-    limits_of,
-    simple_splits,
-)
+from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluated
+from mindspeed_autoparallel.planner.layouts.bounds import tail_bound_us, tied_us_of
+from mindspeed_autoparallel.planner.layouts.layout_solver import Attempts, LayoutResult, lowered, simple_splits
 from mindspeed_autoparallel.planner.layouts.options import SolveOptions
 from mindspeed_autoparallel.planner.layouts.short_rows import MOST_EVENTS_OF_CUTS
 from mindspeed_autoparallel.planner.placement import ModulePlacement
@@ -32,8 +25,7 @@ from mindspeed_autoparallel.planner.split.bounds.whole_ranks import rank_caps, w
 from mindspeed_autoparallel.planner.split.model.cuts import Cut
 from mindspeed_autoparallel.planner.split.state import Beginning
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US
-from mindspeed_autoparallel.profiles import Profile
-from mindspeed_autoparallel.spec import Cluster, Model
+from mindspeed_autoparallel.spec import Model
 
 FEW_VIRTUAL_STAGES, FEW_LAYERS = 8, 40
 """Up to these sizes interleaved layouts of one module are proved quickly."""
@@ -43,64 +35,51 @@ ROUNDS = 8
 """Rounds of the relaxation; each adds critical paths."""
 
 
-def bound_layout(profile: Profile, cluster: Cluster, candidate: Candidate, options: SolveOptions) -> LayoutResult:
+def bound_layout(candidate: Candidate, options: SolveOptions) -> LayoutResult:
     """Return a bound without a plan: by each rank alone, with whole layers, without replaying a schedule."""
-    look = _Look(profile, cluster, candidate, options)
+    look = _Look(candidate, options)
     relaxed = relaxed_cuts(look.problem, look.deadline, look.below, most_rounds=1)
     if relaxed is None:
-        return LayoutResult(lower_bound_us=0.0, placement=None, evaluation=None, proved_infeasible=True)
+        return LayoutResult(proved_infeasible=True)
     bound = relaxed[1]
     if look.below is not None and bound < look.below:
         bound = whole_ranks_bound(look.problem, bound, look.below)
     return look.result(bound)
 
 
-def follow_paths(
-    profile: Profile, cluster: Cluster, candidate: Candidate, bound_us: float, options: SolveOptions
-) -> LayoutResult:
+def follow_paths(candidate: Candidate, bound_us: float, options: SolveOptions) -> LayoutResult:
     """Return a bound of at least ``bound_us`` without a plan, from critical paths of plans faster than
     ``cutoff_us``."""
-    look = _Look(profile, cluster, candidate, options)
+    look = _Look(candidate, options)
     paths = _relaxed_below(look)
     if paths is None and look.below is None:
-        return LayoutResult(lower_bound_us=0.0, placement=None, evaluation=None, proved_infeasible=True)
+        return LayoutResult(proved_infeasible=True)
     low = max(0.0, (bound_us - look.tied_us) * NS_PER_US)
     return look.result(max(low, paths[1] if paths is not None else look.below or 0.0))
 
 
-def improve_layout(
-    profile: Profile,
-    cluster: Cluster,
-    candidate: Candidate,
-    global_batch_size: int,
-    options: SolveOptions,
-    known: ModulePlacement | None = None,
-) -> LayoutResult:
+def improve_layout(candidate: Candidate, options: SolveOptions, known: ModulePlacement | None = None) -> LayoutResult:
     """Return a bound from some critical paths and, unless it reaches ``cutoff_us``, a good plan.
 
     The bound is that of the plan's search where its problem has every plan of the layout.
 
     ``known``: a placement to start from, whether it fits or not.
     """
-    look = _Look(profile, cluster, candidate, options)
+    look = _Look(candidate, options)
     relaxed = _relaxed_below(look)
     if relaxed is None or (look.below is not None and relaxed[1] >= look.below):
-        if look.below is None:
-            return LayoutResult(lower_bound_us=0.0, placement=None, evaluation=None, proved_infeasible=True)
-        return look.result(look.below)
-    placement = None if known is None else split_placement(profile, candidate.measurement, known)
+        return LayoutResult(proved_infeasible=True) if look.below is None else look.result(look.below)
+    placement = None if known is None else split_placement(candidate, known)
     begin = Beginning(cuts=tuple(relaxed[0]), placement=placement)
-    attempts, bound = _searched(look, global_batch_size, options, begin, known)
-    return look.result(max(relaxed[1], bound), attempts.best)
+    best, bound = _searched(look, options, begin, known)
+    return look.result(max(relaxed[1], bound), best)
 
 
-def prove_layout(
-    profile: Profile, cluster: Cluster, candidate: Candidate, bound_us: float, options: SolveOptions
-) -> LayoutResult:
+def prove_layout(candidate: Candidate, bound_us: float, options: SolveOptions) -> LayoutResult:
     """Return a bound from whole layers of at least ``bound_us``, without a plan."""
-    look = _Look(profile, cluster, candidate, options)
+    look = _Look(candidate, options)
     if look.below is None:
-        return LayoutResult(lower_bound_us=bound_us, placement=None, evaluation=None)
+        return LayoutResult(lower_bound_us=bound_us)
     low = min(look.below, max(0.0, (bound_us - look.tied_us) * NS_PER_US))
     return look.result(raised_bound(look.problem, low, look.below, look.deadline))
 
@@ -116,66 +95,47 @@ def _relaxed_below(look: _Look) -> tuple[dict[Cut, None], float] | None:
 class _Look:
     """A layout's relaxed rows, and the step time to beat."""
 
-    def __init__(self, profile: Profile, cluster: Cluster, candidate: Candidate, options: SolveOptions) -> None:
-        self.profile, self.cluster, self.candidate = profile, cluster, candidate
+    def __init__(self, candidate: Candidate, options: SolveOptions) -> None:
+        self.candidate = candidate
         self.deadline, self.cutoff_us = time.monotonic() + options.time_limit_s, options.cutoff_us
-        layout = candidate.layout
-        self.limits = limits_of(profile, cluster, layout.pipeline_size)
-        self.tied_us = embedding_us(profile.model, candidate.measurement, layout, cluster, profile.device)
-        self.pipeline_cutoff_us = self.cutoff_us - tail_bound_us(profile, cluster, candidate)
+        self.tied_us = tied_us_of(candidate)
+        self.pipeline_cutoff_us = self.cutoff_us - tail_bound_us(candidate)
         self.below = self.ticks(self.cutoff_us)
         self.problem = build_problem(
-            profile,
-            cluster,
-            candidate,
-            self.limits,
-            safe=False,
-            pipeline_cutoff_us=self.pipeline_cutoff_us,
-            with_tails=True,
+            candidate, candidate.limits, safe=False, pipeline_cutoff_us=self.pipeline_cutoff_us, with_tails=True
         )
 
     def ticks(self, step_us: float) -> int | None:
         """Return a step time in the problem's ticks, or ``None`` if it is infinite."""
         return ceil((step_us - self.tied_us) * NS_PER_US) if step_us < inf else None
 
-    def result(self, bound: float, best: tuple[ModulePlacement, Evaluation] | None = None) -> LayoutResult:
+    def result(self, bound: float, best: Evaluation | None = None) -> LayoutResult:
         """Return a bound in ticks and a plan in the form of the outer search."""
         beaten = self.below is not None and bound >= self.below
         return LayoutResult(
             lower_bound_us=self.cutoff_us if beaten else bound / NS_PER_US + self.tied_us,
-            placement=best[0] if best is not None else None,
-            evaluation=best[1] if best is not None else None,
+            evaluation=best,
             beaten=beaten,
             timed_out=time.monotonic() > self.deadline,
         )
 
 
 def _searched(
-    look: _Look, global_batch_size: int, options: SolveOptions, begin: Beginning, known: ModulePlacement | None
-) -> tuple[Attempts, float]:
-    """Return solutions with true message sizes, with less and less memory until one fits, and a bound in ticks."""
-    profile, cluster, candidate = look.profile, look.cluster, look.candidate
-    attempts = Attempts(
-        profile=profile,
-        cluster=cluster,
-        candidate=candidate,
-        global_batch_size=global_batch_size,
-        deadline=look.deadline,
-        cutoff_us=look.pipeline_cutoff_us,
-        begin=begin,
-    )
-    simple = simple_splits(profile, cluster, candidate, global_batch_size)
-    if known is not None:
-        first = evaluate(profile, cluster, candidate.layout, known, global_batch_size, with_timeline=False)
-        simple = (*simple, SimpleSplit(name="known", placement=known, evaluation=first))
+    look: _Look, options: SolveOptions, begin: Beginning, known: ModulePlacement | None
+) -> tuple[Evaluation | None, float]:
+    """Return the best plan with true message sizes, searched with less and less memory until one fits, and a bound in
+    ticks."""
+    candidate, model = look.candidate, look.candidate.profile.model
+    attempts = Attempts(candidate=candidate, deadline=look.deadline, cutoff_us=look.pipeline_cutoff_us, begin=begin)
+    simple = [*simple_splits(candidate).values(), *([] if known is None else [evaluated(candidate, known)])]
     for split in simple:
-        if split.evaluation.step.total_us < look.cutoff_us or not options.only_faster:
-            attempts.take(split.placement, split.evaluation)
-    fastest = min(simple, key=lambda split: split.evaluation.step.total_us, default=None)
-    attempts.last_module_from = 0 if fastest is None else first_of_last_module(profile.model, fastest.placement)
-    limits, bound = look.limits, 0.0
+        if split.step_us < look.cutoff_us or not options.only_faster:
+            attempts.take(split)
+    fastest = min(simple, key=lambda split: split.step_us, default=None)
+    attempts.last_module_from = 0 if fastest is None else first_of_last_module(model, fastest.placement)
+    limits, bound = candidate.limits, 0.0
     for _ in range(ATTEMPTS):
-        best_us = min(look.cutoff_us, attempts.best[1].step.total_us if attempts.best is not None else inf)
+        best_us = min(look.cutoff_us, attempts.best.step_us if attempts.best is not None else inf)
         problem, below = attempts.problem(limits, safe=False), look.ticks(best_us)
         own = 0.0
         solved: Evaluation | None = None
@@ -190,14 +150,11 @@ def _searched(
             break
         if problem == look.problem:
             bound = own
-        if solved is None:
+        if solved is None or solved.fits or time.monotonic() > look.deadline:
             break
-        if solved.fits or time.monotonic() > look.deadline or attempts.last is None:
-            break
-        attempts.last_module_from = first_of_last_module(profile.model, attempts.last)
-        over = [max(0, rank.peak_bytes - rank.limit_bytes) for rank in solved.memory]
-        limits = tuple(max(0, limit - excess) for limit, excess in zip(limits, over, strict=True))
-    return attempts, bound
+        attempts.last_module_from = first_of_last_module(model, solved.placement)
+        limits = lowered(limits, solved)
+    return attempts.best, bound
 
 
 def first_of_last_module(model: Model, placement: ModulePlacement) -> int:
@@ -216,9 +173,9 @@ def is_chain(model: Model) -> bool:
     return True
 
 
-def takes_long(model: Model, candidate: Candidate) -> bool:
+def takes_long(candidate: Candidate) -> bool:
     """Return whether a layout with virtual stages takes long to prove."""
-    layout = candidate.layout
+    layout, model = candidate.layout, candidate.profile.model
     num = layout.num_virtual_stages
     splits = comb(model.num_layers - 1, num - 1) if is_chain(model) else inf
     if splits * 2 * num * candidate.num_microbatches <= MOST_EVENTS_OF_CUTS:

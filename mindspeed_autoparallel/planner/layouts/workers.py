@@ -35,18 +35,18 @@ class _Job:
 
     place: int
     task: Task
-    asked: float
+    requested: float
     """Time of the request, of ``time.monotonic``."""
     plan_known: threading.Event | None
     """Set once a plan is known; late tasks are skipped from then on. ``None``: every task is run."""
 
     def begun_late(self) -> Task:
         """Return the task with its remaining seconds."""
-        return replace(self.task, seconds=max(LEAST_S, self.task.seconds - (time.monotonic() - self.asked)))
+        return replace(self.task, seconds=max(LEAST_S, self.task.seconds - (time.monotonic() - self.requested)))
 
     def is_left_out(self) -> bool:
         """Return whether the time of the task has passed and no result depends on it."""
-        late = time.monotonic() - self.asked >= self.task.seconds
+        late = time.monotonic() - self.requested >= self.task.seconds
         return late and self.plan_known is not None and self.plan_known.is_set()
 
     def done(self, outcome: Outcome | None) -> None:
@@ -100,10 +100,10 @@ class Workers:
         is known. From the first known plan on, a task whose time passed before it started is skipped (``timed_out``).
         ``None``: every task is run.
         """
-        asked, plan_known = time.monotonic(), None if enough is None else threading.Event()
+        requested, plan_known = time.monotonic(), None if enough is None else threading.Event()
         if enough and plan_known is not None:
             plan_known.set()
-        jobs = [_Job(place, task, asked, plan_known) for place, task in enumerate(tasks)]
+        jobs = [_Job(place, task, requested, plan_known) for place, task in enumerate(tasks)]
         for job in sorted(jobs, key=lambda job: -self._operations(job.task)):
             self._jobs.put(job)
         outcomes: dict[int, Outcome] = {}

@@ -71,11 +71,12 @@ def search_sharded(
         bound = min(bound, UnitSearch(search, _UNITS_S).run())
         units = f"units beside the longest stack of layers (at most {MOST_PATTERNS} patterns)"
     search.enlarge_chunks()
-    return _plan(search, cluster, bound, time.process_time() - started, (_SCOPE.format(units=units), source_files))
+    seconds = time.process_time() - started
+    return _plan(search, cluster, bound, seconds, _SCOPE.format(units=units), source_files)
 
 
 def _plan(
-    search: Frontier, cluster: Cluster, bound: int, seconds: float, told: tuple[str, tuple[str, ...]]
+    search: Frontier, cluster: Cluster, bound: int, seconds: float, scope: str, source_files: tuple[str, ...]
 ) -> ShardedPlan:
     best, profile, problem = search.best, search.problem.profile, search.problem
     assert best is not None
@@ -101,11 +102,11 @@ def _plan(
             num_solved=sum(one.outcome == "solved" for one in search.verdicts),
             seconds=seconds,
             verdicts=tuple(search.verdicts),
-            scope=told[0],
+            scope=scope,
         ),
         profile=_record(profile),
         tool_version=release(),
-        source_files=told[1],
+        source_files=source_files,
     )
 
 

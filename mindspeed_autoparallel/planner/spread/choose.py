@@ -17,7 +17,6 @@ from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts.assembly import limits_of_plan, plan_of
 from mindspeed_autoparallel.planner.placement import ModulePlacement
-from mindspeed_autoparallel.planner.rank_memory import point_of
 from mindspeed_autoparallel.planner.spread.drawn_steps import NUM_DRAWS, DrawnSteps, PlanUnderData, StepsUnderData
 from mindspeed_autoparallel.planner.spread.draws import Array
 from mindspeed_autoparallel.planner.spread.factors import SampleFactors, sample_factors
@@ -78,8 +77,13 @@ class Judged:
 
     plan: Plan
     drawn: DrawnSteps
-    is_balanced: bool
+    options: SpreadOptions
     memory: OutOfMemory
+
+    @property
+    def is_safe(self) -> bool:
+        """Return whether the probability of running out of memory is small enough."""
+        return self.memory.probability <= self.options.max_oom_probability
 
     @property
     def mean_us(self) -> float:
@@ -97,7 +101,107 @@ class Judged:
 
     @property
     def _steps(self) -> Array:
-        return self.drawn.balanced if self.is_balanced else self.drawn.in_order
+        return self.drawn.balanced if self.options.is_balanced else self.drawn.in_order
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """The samples on which plans of ``profile`` are judged, and the requirements on such plans."""
+
+    profile: Profile
+    """As measured."""
+    data: Distribution
+    factors: SampleFactors
+    options: SpreadOptions
+
+    @staticmethod
+    def of(profile: Profile, data: Distribution, options: SpreadOptions) -> Samples:
+        """Return the samples of ``data`` with the factors of the profile's modules."""
+        factors = sample_factors(profile, data, options.padding, options.pack_length)
+        return Samples(profile=profile, data=data, factors=factors, options=options)
+
+    def mean_profile(self, share: float = 0.0) -> Profile:
+        """Return the profile at the mean sample; ``share``: see ``scaled.mean_profile``."""
+        return mean_profile(self.profile, self.data, self.factors, share)
+
+    def judge(self, plan: Plan, memory: OutOfMemory | None = None) -> Judged:
+        """Draw steps of ``plan`` and bound its probability of running out of memory.
+
+        ``memory``: this bound, if it is known. Raises ``ConfigError`` for layouts whose steps are not modelled.
+        """
+        under = PlanUnderData(self.profile, plan, self.factors)
+        memory = memory or self.chance(plan, under)
+        return Judged(plan=plan, drawn=under.drawn(self.data), options=self.options, memory=memory)
+
+    def chance(self, plan: Plan, under: StepsUnderData) -> OutOfMemory:
+        """Return a bound of the probability that ``plan`` runs out of memory."""
+        shape, work, options = under.shape, under.work(), self.options
+
+        def ways(sizes: Array) -> list[Array]:
+            if options.arrangement == "none":
+                return [in_order(sizes, work, shape).samples]
+            if options.arrangement == "replica":
+                return [as_loaded(sizes, work, shape, is_exchanged=False)]
+            found = [balance(sizes, work, shape).samples]
+            if options.is_exchanged and shape.micro_batch_size > 1:
+                found.append(as_loaded(sizes, work, shape, is_exchanged=True))
+            return found
+
+        steps, most = options.oom_steps, options.max_oom_probability
+        return out_of_memory(self.profile, plan, self.data, under.factors, steps, options.arrangement, ways, most)
+
+    def none_is_safe(self, judged: Sequence[Judged]) -> InfeasiblePlan:
+        """Return the error with the nearest of ``judged``, the longest sample, and the remedies."""
+        data, options = self.data, self.options
+        name = f" ({data.source.longest_record})" if data.source.longest_record else ""
+        nearest = min(judged, key=lambda one: one.memory.probability)
+        memory = nearest.memory
+        return InfeasiblePlan(
+            f"none of {len(judged)} plans is safe: a probability of at most {options.max_oom_probability:g} to run out "
+            f"of memory within {options.oom_steps} steps. Nearest is {nearest.plan.layout.label()}: at most "
+            f"{memory.probability:.2g}; the heaviest samples together need {format_bytes(memory.worst_bytes)} of "
+            f"{format_bytes(memory.limit_bytes)} on pipeline rank {memory.pipeline_rank}. The longest "
+            f"sample{name} has {int(data.column('tokens')[0][-1])} tokens. Lower --seq-length, raise the probability "
+            "allowed, or use more devices."
+        )
+
+    def with_record(self, best: Judged, judged: Sequence[Judged]) -> Plan:
+        """Return the plan of ``best`` with its data record.
+
+        It lists the fastest of ``judged`` by drawn steps, and the best for the mean sample.
+        """
+        unpadded = sample_factors(self.profile, self.data, "none")
+        packed = PlanUnderData(self.profile, best.plan, unpadded).drawn(self.data)
+        by_means = min(judged, key=lambda one: one.plan.step.total_us)
+        first = list({id(one): one for one in (by_means, best, *sorted(judged, key=lambda one: one.mean_us))}.values())
+        considered = sorted(first[:_MAX_CONSIDERED], key=lambda one: one.mean_us)
+        return replace(best.plan, data=self.record(best, considered, packed))
+
+    def record(
+        self, best: Judged, considered: Sequence[Judged], packed: DrawnSteps, memory_note: str = ""
+    ) -> DataRecord:
+        """Return the record of ``best`` and the plans ``considered``; ``packed``: its steps without padding."""
+        return DataRecord(
+            sha256=self.data.source.sha256,
+            num_draws=NUM_DRAWS,
+            padding=self.options.padding,
+            is_balanced=self.options.is_balanced,
+            by_means_us=best.plan.step.total_us,
+            mean_us=best.mean_us,
+            p50_us=best.quantile_us(0.5),
+            p95_us=best.quantile_us(0.95),
+            balanced_mean_us=float(best.drawn.balanced.mean()),
+            packed_mean_us=float(packed.balanced.mean()),
+            mean_error_us=best.mean_error_us,
+            imbalance=best.drawn.imbalance,
+            oom_probability=best.memory.probability,
+            oom_steps=self.options.oom_steps,
+            worst_bytes=best.memory.worst_bytes,
+            worst_rank=best.memory.pipeline_rank,
+            considered=tuple(map(considered_plan, considered)),
+            notes=self.factors.notes,
+            memory_note=memory_note,
+        )
 
 
 def choose_plan(profile: Profile, data: Distribution, options: SpreadOptions, search: Search) -> Plan:
@@ -106,11 +210,11 @@ def choose_plan(profile: Profile, data: Distribution, options: SpreadOptions, se
     Steps are drawn for the best plans for the mean sample, then for the layouts with the smallest expected steps; those
     without a safe plan get splits that hold larger microbatches. Raises ``InfeasiblePlan`` if no plan is safe.
     """
-    factors = sample_factors(profile, data, options.padding, options.pack_length)
-    at_mean = mean_profile(profile, data, factors)
+    samples = Samples.of(profile, data, options)
+    at_mean = samples.mean_profile()
     best = search(at_mean, None)
     layouts = [best.layout, *(other.layout for other in best.alternatives)]
-    expected = expected_steps(profile, best, data, factors, options.is_balanced)
+    expected = expected_steps(profile, best, data, samples.factors, options.is_balanced)
     ordered = [(0.0, layout) for layout in layouts] + [item for item in expected if item[1] not in layouts]
     judged: list[Judged] = []
     fastest: Judged | None = None
@@ -119,33 +223,24 @@ def choose_plan(profile: Profile, data: Distribution, options: SpreadOptions, se
         if fastest is not None and (number >= MAX_LAYOUTS or expected_us > _HOPELESS * fastest.mean_us):
             break
         try:
-            plan = best if layout == best.layout else search(at_mean, [layout])
-            judged.append(judge(profile, plan, data, factors, options))
+            judged.append(samples.judge(best if layout == best.layout else search(at_mean, [layout])))
         except InfeasiblePlan:
             continue
         except ConfigError as error:
             not_drawn = error  # such as batches that packs of this micro batch size cannot hold
             continue
-        if not is_safe(judged[-1], options):
+        if not judged[-1].is_safe:
             if fastest is not None and judged[-1].mean_us > fastest.mean_us:
                 continue  # its safe plans are slower
-            judged += safe_splits(profile, at_mean, layout, data, factors, options, search)
-        safe = [one for one in judged if is_safe(one, options)]
+            judged += safe_splits(samples, at_mean, layout, search)
+        safe = [one for one in judged if one.is_safe]
         fastest = min(safe, key=lambda one: (one.mean_us, one.plan.layout.label()), default=None)
     if fastest is None:
-        raise not_drawn if not judged and not_drawn is not None else none_is_safe(judged, options, data)
-    return with_record(profile, fastest, judged, data, factors, options)
+        raise not_drawn if not judged and not_drawn is not None else samples.none_is_safe(judged)
+    return samples.with_record(fastest, judged)
 
 
-def safe_splits(
-    profile: Profile,
-    at_mean: Profile,
-    layout: Layout,
-    data: Distribution,
-    factors: SampleFactors,
-    options: SpreadOptions,
-    search: Search,
-) -> list[Judged]:
+def safe_splits(samples: Samples, at_mean: Profile, layout: Layout, search: Search) -> list[Judged]:
     """Return the safe splits of a layout, the fastest last.
 
     Bisects the microbatch size that must fit, from the mean one to slightly more than the largest.
@@ -156,37 +251,17 @@ def safe_splits(
     for left in reversed(range(_NUM_HALVINGS)):
         share = high if high == 1.0 and not left else (low + high) / 2
         try:
-            plan = _at_mean(at_mean, search(mean_profile(profile, data, factors, share), [layout]))
+            plan = _at_mean(at_mean, search(samples.mean_profile(share), [layout]))
         except InfeasiblePlan:
             high = share
             continue
-        memory = _chance(PlanUnderData(profile, plan, factors), profile, plan, data, options)
-        if memory.probability <= options.max_oom_probability:
-            found.append(judge(profile, plan, data, factors, options, memory))
+        memory = samples.chance(plan, PlanUnderData(samples.profile, plan, samples.factors))
+        if memory.probability <= samples.options.max_oom_probability:
+            found.append(samples.judge(plan, memory))
             high = share
         else:
             low = share
     return found
-
-
-def is_safe(judged: Judged, options: SpreadOptions) -> bool:
-    """Return whether the probability of running out of memory is small enough."""
-    return judged.memory.probability <= options.max_oom_probability
-
-
-def none_is_safe(judged: Sequence[Judged], options: SpreadOptions, data: Distribution) -> InfeasiblePlan:
-    """Return the error with the nearest of ``judged``, the longest sample, and the remedies."""
-    name = f" ({data.source.longest_record})" if data.source.longest_record else ""
-    nearest = min(judged, key=lambda one: one.memory.probability)
-    memory = nearest.memory
-    return InfeasiblePlan(
-        f"none of {len(judged)} plans is safe: a probability of at most {options.max_oom_probability:g} to run out of "
-        f"memory within {options.oom_steps} steps. Nearest is {nearest.plan.layout.label()}: at most "
-        f"{memory.probability:.2g}; the heaviest samples together need {format_bytes(memory.worst_bytes)} of "
-        f"{format_bytes(memory.limit_bytes)} on pipeline rank {memory.pipeline_rank}. The longest "
-        f"sample{name} has {int(data.column('tokens')[0][-1])} tokens. Lower --seq-length, raise the probability "
-        "allowed, or use more devices."
-    )
 
 
 def plan_key(plan: Plan) -> str:
@@ -203,98 +278,7 @@ def considered_plan(one: Judged) -> ConsideredPlan:
 
 def _at_mean(profile: Profile, plan: Plan) -> Plan:
     """Return ``plan`` with the times and bytes of ``profile``, which is that of the mean sample."""
-    layout, measurement = plan.layout, point_of(profile, plan.layout)
-    assert measurement is not None  # it was planned
+    layout = plan.layout
     found = evaluate(profile, plan.cluster, layout, ModulePlacement.of_plan(plan), plan.global_batch_size)
-    again = plan_of(profile, plan.cluster, layout, measurement, found, plan.global_batch_size, plan.search)
+    again = plan_of(profile, plan.cluster, layout, found, plan.global_batch_size, plan.search)
     return replace(again, search=replace(plan.search, limits=limits_of_plan(found), scope=_SCOPE))
-
-
-def judge(
-    profile: Profile,
-    plan: Plan,
-    data: Distribution,
-    factors: SampleFactors,
-    options: SpreadOptions,
-    memory: OutOfMemory | None = None,
-) -> Judged:
-    """Draw steps of ``plan`` under ``profile`` (as measured) and bound its probability of running out of memory.
-
-    ``memory``: this bound, if it is known. Raises ``ConfigError`` for layouts whose steps are not modelled.
-    """
-    under = PlanUnderData(profile, plan, factors)
-    memory = memory or _chance(under, profile, plan, data, options)
-    return Judged(plan=plan, drawn=under.drawn(data), is_balanced=options.is_balanced, memory=memory)
-
-
-def _chance(
-    under: StepsUnderData, profile: Profile, plan: Plan, data: Distribution, options: SpreadOptions
-) -> OutOfMemory:
-    shape, work = under.shape, under.work()
-
-    def ways(sizes: Array) -> list[Array]:
-        if options.arrangement == "none":
-            return [in_order(sizes, work, shape).samples]
-        if options.arrangement == "replica":
-            return [as_loaded(sizes, work, shape, is_exchanged=False)]
-        found = [balance(sizes, work, shape).samples]
-        if options.is_exchanged and shape.micro_batch_size > 1:
-            found.append(as_loaded(sizes, work, shape, is_exchanged=True))
-        return found
-
-    most = options.max_oom_probability
-    return out_of_memory(profile, plan, data, under.factors, options.oom_steps, options.arrangement, ways, most)
-
-
-def with_record(
-    profile: Profile,
-    best: Judged,
-    judged: Sequence[Judged],
-    data: Distribution,
-    factors: SampleFactors,
-    options: SpreadOptions,
-) -> Plan:
-    """Return the plan of ``best`` with its data record, which lists all ``judged`` plans."""
-    packed = PlanUnderData(profile, best.plan, sample_factors(profile, data, "none")).drawn(data)
-    record = data_record(best, _considered(best, judged), packed, data, factors, options)
-    return replace(best.plan, data=record)
-
-
-def data_record(
-    best: Judged,
-    considered: Sequence[Judged],
-    packed: DrawnSteps,
-    data: Distribution,
-    factors: SampleFactors,
-    options: SpreadOptions,
-    memory_note: str = "",
-) -> DataRecord:
-    """Return the record of ``best`` and the plans ``considered``; ``packed``: its steps without padding."""
-    return DataRecord(
-        sha256=data.source.sha256,
-        num_draws=NUM_DRAWS,
-        padding=options.padding,
-        is_balanced=options.is_balanced,
-        by_means_us=best.plan.step.total_us,
-        mean_us=best.mean_us,
-        p50_us=best.quantile_us(0.5),
-        p95_us=best.quantile_us(0.95),
-        balanced_mean_us=float(best.drawn.balanced.mean()),
-        packed_mean_us=float(packed.balanced.mean()),
-        mean_error_us=best.mean_error_us,
-        imbalance=best.drawn.imbalance,
-        oom_probability=best.memory.probability,
-        oom_steps=options.oom_steps,
-        worst_bytes=best.memory.worst_bytes,
-        worst_rank=best.memory.pipeline_rank,
-        considered=tuple(map(considered_plan, considered)),
-        notes=factors.notes,
-        memory_note=memory_note,
-    )
-
-
-def _considered(best: Judged, judged: Sequence[Judged]) -> list[Judged]:
-    """Return the plans to list, by drawn steps: the chosen one, the best for the mean sample, and other fast ones."""
-    by_means = min(judged, key=lambda one: one.plan.step.total_us)
-    first = list({id(one): one for one in (by_means, best, *sorted(judged, key=lambda one: one.mean_us))}.values())
-    return sorted(first[:_MAX_CONSIDERED], key=lambda one: one.mean_us)

@@ -159,7 +159,7 @@ class PlanUnderData(StepsUnderData):
         times: Array = numpy.zeros((2, len(blocks), len(names)))
         for v, held in enumerate(blocks):
             for block in held:
-                times[:, v, names.index(block.module)] += block_times_ns(block)
+                times[:, v, names.index(block.module)] += block_times_ns(block.cost, kind=block.kind)
         super().__init__(profile, plan, layout, times, factors, plan.extra.link_us)
         # Gradient reduction, optimizer and messages are those of the mean sample.
         self._rest_us = plan.step.total_us - plan.step.pipeline_us

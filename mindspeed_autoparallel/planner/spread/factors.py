@@ -217,8 +217,8 @@ def _notes_on(module: Module, rows: str, mean: float, reference: float, longest:
             "some, describe those records (--mm-data)."
         )
     if not module.tokens_per_sample:
-        said = "its sequence length" if rows == "tokens" else "the data's mean"
-        notes.append(f"the profile lacks the number of {rows} in the measurement of {module.name}: {said} is assumed.")
+        basis = "its sequence length" if rows == "tokens" else "the data's mean"
+        notes.append(f"the profile lacks the number of {rows} in the measurement of {module.name}: {basis} is assumed.")
     if rows == "tokens" and longest > reference:
         notes.append(
             f"{module.name} was measured at {reference:g} tokens, the longest sample has {longest}: its time and "

@@ -29,12 +29,11 @@ from mindspeed_autoparallel.planner.hetero.encoders import encoder_phase
 from mindspeed_autoparallel.planner.hetero.space import costs_of
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.rank_memory import point_of
-from mindspeed_autoparallel.planner.spread.choose import Judged, Search, SpreadOptions, choose_plan, data_record
+from mindspeed_autoparallel.planner.spread.choose import Judged, Samples, Search, SpreadOptions, choose_plan
 from mindspeed_autoparallel.planner.spread.drawn_steps import DrawnSteps, PlanUnderData
 from mindspeed_autoparallel.planner.spread.draws import Array
 from mindspeed_autoparallel.planner.spread.factors import SampleFactors, sample_factors
 from mindspeed_autoparallel.planner.spread.memory import OutOfMemory
-from mindspeed_autoparallel.planner.spread.scaled import mean_profile
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Layout, Plan
 from mindspeed_autoparallel.spec.hetero import EncoderPhase, HeteroRecord
@@ -155,7 +154,7 @@ MEMORY_NOTE = (
 def compare_by_data(
     profile: Profile, data: Distribution, options: SpreadOptions, search: Search, search_hetero: SearchHetero
 ) -> Comparison:
-    """Return the best plan of either kind by drawn steps. Raises the errors of ``compare``."""
+    """Return the best plan of either kind by drawn steps. Raises as ``best_of_both`` does."""
     return best_of_both(
         profile,
         partial(choose_plan, profile, data, options, search),
@@ -165,35 +164,35 @@ def compare_by_data(
 
 def choose_hetero(profile: Profile, data: Distribution, options: SpreadOptions, search: SearchHetero) -> Plan:
     """Return the hetero plan with the smallest mean drawn step, among the best one and its alternatives."""
-    factors = sample_factors(profile, data, options.padding)
-    at_mean, largest = (mean_profile(profile, data, factors, share) for share in (0.0, 1.0))
+    samples = Samples(
+        profile=profile, data=data, factors=sample_factors(profile, data, options.padding), options=options
+    )
+    at_mean, largest = samples.mean_profile(), samples.mean_profile(1.0)
     best = search(largest, None)
     backbones = [replace(other.layout, modules={}) for other in best.alternatives]
     plans = [best, *(search(largest, [layout]) for layout in backbones)]
-    judged = [_judged(profile, _at_mean(at_mean, plan), data, factors, options) for plan in plans]
+    judged = [_judged(samples, _at_mean(at_mean, plan)) for plan in plans]
     judged.sort(key=lambda one: one.mean_us)
-    packed = _drawn(profile, judged[0].plan, data, sample_factors(profile, data, "none"))
-    record = data_record(judged[0], judged, packed, data, factors, options, MEMORY_NOTE)
-    return replace(judged[0].plan, data=record)
+    packed = _drawn(replace(samples, factors=sample_factors(profile, data, "none")), judged[0].plan)
+    return replace(judged[0].plan, data=samples.record(judged[0], judged, packed, MEMORY_NOTE))
 
 
-def _judged(profile: Profile, plan: Plan, data: Distribution, factors: SampleFactors, options: SpreadOptions) -> Judged:
+def _judged(samples: Samples, plan: Plan) -> Judged:
     """Return the drawn steps of a plan; its probability of running out of memory is unknown."""
     worst = max(plan.memory, key=lambda rank: rank.peak_bytes - rank.limit_bytes)
     memory = OutOfMemory(
         probability=1.0,
-        num_steps=options.oom_steps,
+        num_steps=samples.options.oom_steps,
         pipeline_rank=worst.pipeline_rank,
         worst_bytes=worst.peak_bytes,
         limit_bytes=worst.limit_bytes,
     )
-    drawn = _drawn(profile, plan, data, factors)
-    return Judged(plan=plan, drawn=drawn, is_balanced=options.is_balanced, memory=memory)
+    return Judged(plan=plan, drawn=_drawn(samples, plan), options=samples.options, memory=memory)
 
 
-def _drawn(profile: Profile, plan: Plan, data: Distribution, factors: SampleFactors) -> DrawnSteps:
-    times, _ = factors.mean(data, plan.layout.micro_batch_size)
-    return HeteroPlanUnderData(profile, plan, factors, times).drawn(data)
+def _drawn(samples: Samples, plan: Plan) -> DrawnSteps:
+    times, _ = samples.factors.mean(samples.data, plan.layout.micro_batch_size)
+    return HeteroPlanUnderData(samples.profile, plan, samples.factors, times).drawn(samples.data)
 
 
 def _at_mean(profile: Profile, plan: Plan) -> Plan:
@@ -206,7 +205,13 @@ def _at_mean(profile: Profile, plan: Plan) -> Plan:
     found = evaluate(backbone, plan.cluster, layout, ModulePlacement.of_plan(inner), plan.global_batch_size)
     measurement = point_of(backbone, layout)
     assert measurement is not None  # it was planned
-    candidate = Candidate(layout=layout, measurement=measurement, num_microbatches=plan.num_microbatches)
+    candidate = Candidate(
+        profile=backbone,
+        cluster=plan.cluster,
+        layout=layout,
+        measurement=measurement,
+        num_microbatches=plan.num_microbatches,
+    )
     phases = tuple(_phase_at_mean(profile, plan, record, phase, candidate) for phase in record.encoders)
     again = replace(record, encoders=phases)
     step = replace(found.step, total_us=found.step.total_us + again.total_us)
@@ -223,7 +228,7 @@ def _phase_at_mean(
     own = [one for one in costs if one.point.context_size == sizes.context_size]
     if not own:
         raise ConfigError(f"{phase.module} has no costs at TP{sizes.tensor_size} CP{sizes.context_size}.")
-    mean = encoder_phase(own[0], sizes, candidate, plan.cluster, memory=record.memory, balance=record.balance)
+    mean = encoder_phase(own[0], sizes, candidate, memory=record.memory, balance=record.balance)
     return replace(
         mean,
         state_bytes=phase.state_bytes,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 
-from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms
+from mindspeed_autoparallel.cost.memory import state_bytes
 from mindspeed_autoparallel.planner.tuner.candidates import Configuration
 from mindspeed_autoparallel.profiles import BlockCost
 
@@ -35,7 +35,7 @@ def balanced_splits(configuration: Configuration) -> list[tuple[int, ...]]:
 
     def memory_bytes(way: str) -> Callable[[BlockCost, int], float]:
         def held(block: BlockCost, stage: int) -> float:
-            state = sum(static_terms([PlacedBlock(name="", cost=block)], layout).values())
+            state = state_bytes(block, layout)
             return state + in_flight[stage] * block.recompute.get(way, block.recompute["none"]).saved_bytes
 
         return held

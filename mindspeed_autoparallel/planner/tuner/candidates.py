@@ -92,13 +92,14 @@ class Configuration:
 class Space:
     """The legal configurations, and the number of others by broken rule."""
 
+    num_devices: int
     configurations: list[Configuration] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
 
 
 def enumerate_space(variants: Sequence[ProfileVariant], cluster: Cluster, batch: int, dimensions: Dimensions) -> Space:
     """Return all combinations, bounds included; the same order for the same input."""
-    space = Space()
+    space = Space(cluster.num_devices)
     for variant in variants:
         layouts = list(_layouts(variant, cluster, dimensions))
         found, verdicts = enumerate_layouts(
@@ -112,11 +113,8 @@ def enumerate_space(variants: Sequence[ProfileVariant], cluster: Cluster, batch:
             # Switches of optimizer and communication change the tail only.
             plain = replace(candidate.layout, distributed_optimizer=True).label()
             if plain not in bounds:
-                bounds[plain] = max(
-                    pipeline_bound_ns(variant.profile, candidate) / NS_PER_US,
-                    sharding_bound_us(variant.profile, cluster, candidate),
-                )
-            bound = bounds[plain] + tail_bound_us(variant.profile, cluster, candidate)
+                bounds[plain] = max(pipeline_bound_ns(candidate) / NS_PER_US, sharding_bound_us(candidate))
+            bound = bounds[plain] + tail_bound_us(candidate)
             space.configurations.append(Configuration(variant=variant, candidate=candidate, bound_us=bound))
     return space
 

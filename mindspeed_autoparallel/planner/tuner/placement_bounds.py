@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms
+from mindspeed_autoparallel.cost.memory import state_bytes
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US, beside_blocks_ns
 from mindspeed_autoparallel.planner.tuner.candidates import Configuration
-from mindspeed_autoparallel.profiles import BlockCost, ModuleCost
-from mindspeed_autoparallel.spec import Cluster, Layout
+from mindspeed_autoparallel.profiles import ModuleCost
 from mindspeed_autoparallel.spec.recompute import policy_of
 
 
@@ -40,7 +39,7 @@ def placement_bound_us(configuration: Configuration, layers: tuple[int, ...], ki
     return bound
 
 
-def may_fit(configuration: Configuration, cluster: Cluster, layers: tuple[int, ...], kind: str, number: int) -> bool:
+def may_fit(configuration: Configuration, layers: tuple[int, ...], kind: str, number: int) -> bool:
     """Return false if the first rank is proved too full by model states and the activations of its warm-up.
 
     Megatron's first rank has ``min(P, M)`` microbatches in flight; interleaved, ``min(M v, 2 (P - 1) + (v - 1) P + 1)``
@@ -51,14 +50,16 @@ def may_fit(configuration: Configuration, cluster: Cluster, layers: tuple[int, .
     cost = configuration.candidate.measurement.modules[module]
     size, count = layout.pipeline_size, configuration.candidate.num_microbatches
     held = [(sum(layers[:stage]), layers[stage]) for stage in range(0, len(layers), size)]
-    static = sum(equal * _static_bytes(layer, layout) for stage in held for layer, equal in cost.runs(*stage))
-    static += _static_bytes(cost.pre, layout) if cost.pre is not None else 0
+    static = sum(equal * state_bytes(layer, layout) for stage in held for layer, equal in cost.runs(*stage))
+    static += state_bytes(cost.pre, layout)
     saved = [_saved_bytes(cost, kind, number, *stage) - cost.layer.output_bytes for stage in held]
     chunks = min(count, size)
     if layout.virtual_size > 1:
         chunks = min(count * layout.virtual_size, 2 * (size - 1) + (layout.virtual_size - 1) * size + 1)
-    limit = cluster.memory_limit_bytes or profile.device.memory_capacity_bytes
-    return static + chunks * max(0, min(saved)) + profile.device.runtime_overhead_bytes <= limit
+    return (
+        static + chunks * max(0, min(saved)) + profile.device.runtime_overhead_bytes
+        <= configuration.candidate.limit_bytes
+    )
 
 
 def _saved_bytes(cost: ModuleCost, kind: str, number: int, start: int, count: int) -> int:
@@ -72,7 +73,3 @@ def _saved_bytes(cost: ModuleCost, kind: str, number: int, start: int, count: in
     inputs = [layer.recompute["full"].saved_bytes for layer, _ in cost.runs(start, again)]
     groups = -(-again // size) * min(inputs, default=0)
     return groups + sum(equal * layer.recompute["none"].saved_bytes for layer, equal in plain)
-
-
-def _static_bytes(block: BlockCost, layout: Layout) -> int:
-    return sum(static_terms([PlacedBlock(name="", cost=block)], layout).values())

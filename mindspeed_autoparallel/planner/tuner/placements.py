@@ -6,13 +6,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate, with_layout
+from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluated, with_layout
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.tuner.balanced import balanced_splits
 from mindspeed_autoparallel.planner.tuner.candidates import Configuration, Dimensions, overlaps
 from mindspeed_autoparallel.planner.tuner.placement_bounds import may_fit, placement_bound_us
 from mindspeed_autoparallel.profiles import BlockCost
-from mindspeed_autoparallel.spec import Cluster
 from mindspeed_autoparallel.spec.recompute import RecomputePolicy, policy_of
 from mindspeed_autoparallel.units import format_bytes
 
@@ -51,7 +50,7 @@ def order_of(found: SolvedConfiguration) -> tuple[float, int, int, str]:
 
 
 def solve(
-    configuration: Configuration, cluster: Cluster, batch: int, dimensions: Dimensions, cutoff_us: float = math.inf
+    configuration: Configuration, dimensions: Dimensions, cutoff_us: float = math.inf
 ) -> tuple[SolvedConfiguration | None, tuple[int, str] | None]:
     """Return the best placement that fits, or the peak of the smallest one and its description.
 
@@ -62,7 +61,7 @@ def solve(
     for layers in even_or_balanced_splits(configuration, dimensions):
         for attempt in (_lightest, _whole_layers):
             limit_us = min(cutoff_us, best.step_us if best is not None else math.inf)
-            for found in attempt(configuration, cluster, batch, layers, dimensions, limit_us):
+            for found in attempt(configuration, layers, dimensions, limit_us):
                 if not found.evaluation.fits:
                     if missing is None or found.peak_bytes < missing[0]:
                         missing = (found.peak_bytes, _shortage(found))
@@ -72,12 +71,7 @@ def solve(
 
 
 def _lightest(
-    configuration: Configuration,
-    cluster: Cluster,
-    batch: int,
-    layers: tuple[int, ...],
-    dimensions: Dimensions,
-    limit_us: float,
+    configuration: Configuration, layers: tuple[int, ...], dimensions: Dimensions, limit_us: float
 ) -> Iterator[SolvedConfiguration]:
     """Yield placements without recompute, or with some modules recomputed in all layers: the fastest that fits.
 
@@ -91,8 +85,8 @@ def _lightest(
             continue
         if placement_bound_us(configuration, layers, kind, 0) >= limit_us:
             continue
-        if may_fit(configuration, cluster, layers, kind, 0):
-            found = evaluate_placement(configuration, cluster, batch, layers, kind, 0, dimensions)
+        if may_fit(configuration, layers, kind, 0):
+            found = evaluate_placement(configuration, layers, kind, 0, dimensions)
             yield found
             if found.evaluation.fits:
                 fitting.append(kind)
@@ -117,29 +111,24 @@ def _kinds(configuration: Configuration, dimensions: Dimensions) -> list[str]:
 
 
 def _whole_layers(
-    configuration: Configuration,
-    cluster: Cluster,
-    batch: int,
-    layers: tuple[int, ...],
-    dimensions: Dimensions,
-    limit_us: float,
+    configuration: Configuration, layers: tuple[int, ...], dimensions: Dimensions, limit_us: float
 ) -> Iterator[SolvedConfiguration]:
     """Yield the fewest whole layers that fit, the first of every stage, or groups of them if not even all
     fit singly."""
     low, high = 1, max(layers)
     if not _has_full(configuration, dimensions) or placement_bound_us(configuration, layers, "full", 1) >= limit_us:
         return
-    found = evaluate_placement(configuration, cluster, batch, layers, "full", high, dimensions)
+    found = evaluate_placement(configuration, layers, "full", high, dimensions)
     if not found.evaluation.fits:
         yield found
         if dimensions.layer_groups and placement_bound_us(configuration, layers, "full", high) < limit_us:
-            yield from _grouped(configuration, cluster, batch, layers, dimensions)
+            yield from _grouped(configuration, layers, dimensions)
         return
-    while low < high and not may_fit(configuration, cluster, layers, "full", low):
+    while low < high and not may_fit(configuration, layers, "full", low):
         low += 1
     while low < high:
         middle = (low + high) // 2
-        tried = evaluate_placement(configuration, cluster, batch, layers, "full", middle, dimensions)
+        tried = evaluate_placement(configuration, layers, "full", middle, dimensions)
         if tried.evaluation.fits:
             found, high = tried, middle
         else:
@@ -148,7 +137,7 @@ def _whole_layers(
 
 
 def _grouped(
-    configuration: Configuration, cluster: Cluster, batch: int, layers: tuple[int, ...], dimensions: Dimensions
+    configuration: Configuration, layers: tuple[int, ...], dimensions: Dimensions
 ) -> Iterator[SolvedConfiguration]:
     """Yield groups of layers, for when the inputs of all single layers do not fit: equally slow, with fewer
     bytes kept."""
@@ -157,8 +146,8 @@ def _grouped(
     sizes = {-(-count // groups) for count in layers for groups in range(1, count)}
     for size in sorted(sizes - {1}):
         kind = str(RecomputePolicy.full(size))
-        if may_fit(configuration, cluster, layers, kind, longest):
-            found = evaluate_placement(configuration, cluster, batch, layers, kind, longest, dimensions)
+        if may_fit(configuration, layers, kind, longest):
+            found = evaluate_placement(configuration, layers, kind, longest, dimensions)
             yield found
             if found.evaluation.fits:
                 return
@@ -205,13 +194,7 @@ def _even(configuration: Configuration, dimensions: Dimensions) -> Iterator[tupl
 
 
 def evaluate_placement(
-    configuration: Configuration,
-    cluster: Cluster,
-    batch: int,
-    layers: tuple[int, ...],
-    kind: str,
-    number: int,
-    dimensions: Dimensions | None = None,
+    configuration: Configuration, layers: tuple[int, ...], kind: str, number: int, dimensions: Dimensions | None = None
 ) -> SolvedConfiguration:
     """Evaluate with the overlaps of ``dimensions`` that shorten the step most; if it has none, with the
     configuration's."""
@@ -221,8 +204,8 @@ def evaluate_placement(
         again = tuple(min(number, held) for held in layers) if policy_of(kind).layers_per_group else layers
         recompute = {module: {kind: again}}
     placement = ModulePlacement(layers={module: layers}, recompute=recompute)
-    profile = configuration.variant.profile
-    evaluation = evaluate(profile, cluster, configuration.layout, placement, batch, with_timeline=False)
+    candidate = configuration.candidate
+    evaluation = evaluated(candidate, placement)
     choices = [
         SolvedConfiguration(
             configuration=configuration if layout == configuration.layout else configuration.under(layout),
@@ -231,14 +214,14 @@ def evaluate_placement(
             num_recomputed=number,
             evaluation=evaluation
             if layout == configuration.layout
-            else with_layout(evaluation, profile, cluster, layout, placement),
+            else with_layout(evaluation, candidate.profile, candidate.cluster, layout),
         )
         for layout in (overlaps(configuration.layout, dimensions) if dimensions else [configuration.layout])
     ]
     return min(choices, key=order_of)
 
 
-def improved(found: SolvedConfiguration, cluster: Cluster, batch: int, dimensions: Dimensions) -> SolvedConfiguration:
+def improved(found: SolvedConfiguration, dimensions: Dimensions) -> SolvedConfiguration:
     """Move layers, one at a time, from the slowest stage to one that makes the step shorter, as long as one does."""
     configuration = found.configuration
     module = configuration.variant.profile.model.modules[0].name
@@ -259,9 +242,7 @@ def improved(found: SolvedConfiguration, cluster: Cluster, batch: int, dimension
             changed[slowest] -= 1
             changed[target] += 1
             moved.append(
-                evaluate_placement(
-                    configuration, cluster, batch, tuple(changed), found.recompute, found.num_recomputed, dimensions
-                )
+                evaluate_placement(configuration, tuple(changed), found.recompute, found.num_recomputed, dimensions)
             )
         better = [item for item in moved if item.evaluation.fits and item.step_us < found.step_us * (1 - 1e-9)]
         if not better:

@@ -11,7 +11,6 @@ from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.best_first import Open, Proof, Search, best_first
 from mindspeed_autoparallel.planner.tuner.candidates import Configuration, Dimensions, Space
 from mindspeed_autoparallel.planner.tuner.placements import SolvedConfiguration, improved, order_of, solve
-from mindspeed_autoparallel.spec import Cluster
 
 _REACH = 1.25
 """Ratio to the last recommendation above which a configuration is not improved: moving layers gains less."""
@@ -36,14 +35,13 @@ class Outcome:
 class _ConfigurationSearch(Search[Configuration]):
     """Solve configurations as far as they may be among the ``count`` fastest below ``limit_us``."""
 
-    def __init__(self, cluster: Cluster, batch: int, dimensions: Dimensions, count: int, limit_us: float) -> None:
+    def __init__(self, dimensions: Dimensions, count: int, limit_us: float) -> None:
         self.best: dict[tuple[object, ...], SolvedConfiguration] = {}
         """The best switches of each configuration."""
         self.lower_bound_us = math.inf
         self.num_solved = self.num_bounded = self.num_out_of_memory = 0
         self.tightest: tuple[int, str] | None = None
-        self._cluster, self._batch, self._dimensions = cluster, batch, dimensions
-        self._count, self._limit_us = count, limit_us
+        self._dimensions, self._count, self._limit_us = dimensions, count, limit_us
 
     @property
     def best_us(self) -> float:
@@ -63,7 +61,7 @@ class _ConfigurationSearch(Search[Configuration]):
     def expand(self, group: Sequence[Open[Configuration]], cutoff_us: float) -> list[Open[Configuration]]:
         """Find the best placement of every configuration of the group."""
         for item in group:
-            found, missing = solve(item.item, self._cluster, self._batch, self._dimensions, cutoff_us)
+            found, missing = solve(item.item, self._dimensions, cutoff_us)
             if self._dimensions.uneven_stages and item.item.layout.pipeline_size > 1:
                 # Not all of its splits were tried.
                 self.lower_bound_us = min(self.lower_bound_us, item.bound_us)
@@ -89,9 +87,7 @@ class _ConfigurationSearch(Search[Configuration]):
             self.best[configuration.key] = found
 
 
-def search(
-    space: Space, cluster: Cluster, batch: int, dimensions: Dimensions, count: int = 3, limit_us: float = math.inf
-) -> Outcome:
+def search(space: Space, dimensions: Dimensions, count: int = 3, limit_us: float = math.inf) -> Outcome:
     """Return the ``count`` fastest configurations that fit and differ in more than switches, below ``limit_us``.
 
     Raises ``InfeasiblePlan`` with the layout that needs least memory if none fits, ``ConfigError`` if none is legal.
@@ -99,8 +95,8 @@ def search(
     started = time.monotonic()
     if not space.configurations:
         rules = "; ".join(f"{number}: {rule}" for rule, number in space.left_out.most_common(3))
-        raise ConfigError(f"no layout of {cluster.num_devices} devices is legal ({rules or 'none was traced'}).")
-    running = _ConfigurationSearch(cluster, batch, dimensions, count, limit_us)
+        raise ConfigError(f"no layout of {space.num_devices} devices is legal ({rules or 'none was traced'}).")
+    running = _ConfigurationSearch(dimensions, count, limit_us)
     items = [Open(False, item.bound_us, order, item) for order, item in enumerate(space.configurations)]
     best_first(running, items)
     if not running.best and limit_us == math.inf:
@@ -109,7 +105,7 @@ def search(
             f"none of {len(space.configurations)} layouts fits. The one that needs least memory: {tightest} "
             "Use more ranks, a smaller --micro-batch-size, or devices with more memory."
         )
-    top = _fastest(list(running.best.values()), cluster, batch, dimensions, count)
+    top = _fastest(list(running.best.values()), dimensions, count)
     step_us = top[0].step_us if top else math.inf
     return Outcome(
         top=top,
@@ -123,9 +119,7 @@ def search(
     )
 
 
-def _fastest(
-    found: list[SolvedConfiguration], cluster: Cluster, batch: int, dimensions: Dimensions, count: int
-) -> tuple[SolvedConfiguration, ...]:
+def _fastest(found: list[SolvedConfiguration], dimensions: Dimensions, count: int) -> tuple[SolvedConfiguration, ...]:
     """Return the ``count`` fastest after improving the splits of those that may be among them."""
     if not found:
         return ()
@@ -133,11 +127,11 @@ def _fastest(
     reach = _REACH * leading[min(count, len(leading)) - 1].step_us
     near = [item for item in leading if item.step_us < reach][: count * _NUM_IMPROVED]
     if dimensions.uneven_stages:
-        near = [improved(item, cluster, batch, dimensions) for item in near]
+        near = [improved(item, dimensions) for item in near]
     return tuple(sorted(near, key=order_of)[:count])
 
 
-def ranked(space: Space, cluster: Cluster, batch: int, dimensions: Dimensions, count: int) -> Outcome:
+def ranked(space: Space, dimensions: Dimensions, count: int) -> Outcome:
     """Return the ``count`` fastest, followed by the fastest without modelled switches if they include none.
 
     Raises ``InfeasiblePlan`` if nothing fits and ``ConfigError`` if nothing is legal.
@@ -145,17 +139,17 @@ def ranked(space: Space, cluster: Cluster, batch: int, dimensions: Dimensions, c
     plain = replace(space, configurations=[item for item in space.configurations if not item.variant.modelled])
     modelled = replace(space, configurations=[item for item in space.configurations if item.variant.modelled])
     if not modelled.configurations:
-        return search(plain, cluster, batch, dimensions, count)
+        return search(plain, dimensions, count)
     try:
-        first = search(plain, cluster, batch, dimensions, count)
+        first = search(plain, dimensions, count)
     except InfeasiblePlan as shortage:
         try:
-            return search(modelled, cluster, batch, dimensions, count)
+            return search(modelled, dimensions, count)
         except InfeasiblePlan:
             raise shortage from None
     slowest = first.top[count - 1].step_us if len(first.top) >= count else math.inf
     try:
-        second = search(modelled, cluster, batch, dimensions, count, slowest)
+        second = search(modelled, dimensions, count, slowest)
     except InfeasiblePlan:
         return first
     top = tuple(sorted((*first.top, *second.top), key=_order))

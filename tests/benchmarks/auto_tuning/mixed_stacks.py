@@ -91,10 +91,10 @@ def every_way(
     for layers in splits:
         for kind in module.layer.recompute:
             for number in range(1, max(layers) + 1) if kind == "full" else (0,):
-                yield tuned.evaluate_placement(configuration, CLUSTER, BATCH, layers, kind, number, dimensions)
+                yield tuned.evaluate_placement(configuration, layers, kind, number, dimensions)
         for size in range(2, max(layers) + 1):
             yield tuned.evaluate_placement(
-                configuration, CLUSTER, BATCH, layers, str(RecomputePolicy.full(size)), max(layers), dimensions
+                configuration, layers, str(RecomputePolicy.full(size)), max(layers), dimensions
             )
 
 
@@ -118,9 +118,9 @@ def main() -> None:
                 cuts = itertools.combinations(range(1, 8), size - 1)
                 splits = [tuple(b - a for a, b in itertools.pairwise((0, *cut, 8))) for cut in cuts]
             fitting = [way for way in every_way(configuration, dimensions, splits) if way.evaluation.fits]
-            found, _ = tuned.solve(configuration, CLUSTER, BATCH, dimensions)
+            found, _ = tuned.solve(configuration, dimensions)
             if found is not None and chosen.splits:
-                found = tuned.improved(found, CLUSTER, BATCH, dimensions)
+                found = tuned.improved(found, dimensions)
             num_layouts += 1
             num_wrong += (found is None) != (not fitting)
             if found is not None:

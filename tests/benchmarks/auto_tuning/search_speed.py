@@ -40,7 +40,7 @@ def main() -> int:
         begin, busy = time.monotonic(), time.process_time()
         space = enumerate_space(variants, cluster, batch, dimensions)
         counted = time.monotonic() - begin
-        outcome = search(space, cluster, batch, dimensions)
+        outcome = search(space, dimensions)
         best = outcome.top[0]
         print(
             f"{cluster.num_devices:7d} {batch:6d} {outcome.num_legal:6d} {outcome.num_solved:6d} {counted:11.2f} "
@@ -62,11 +62,11 @@ def _check() -> int:
     space: Space = enumerate_space(variants, cluster, 64, dimensions)
     best: dict[tuple[object, ...], float] = {}
     for configuration in space.configurations:
-        found, _ = solve(configuration, cluster, 64, dimensions)
+        found, _ = solve(configuration, dimensions)
         if found is not None:
-            step_us = improved(found, cluster, 64, dimensions).step_us
+            step_us = improved(found, dimensions).step_us
             best[configuration.key] = min(step_us, best.get(configuration.key, step_us))
-    wanted, given = sorted(best.values())[:3], [found.step_us for found in search(space, cluster, 64, dimensions).top]
+    wanted, given = sorted(best.values())[:3], [found.step_us for found in search(space, dimensions).top]
     same = all(abs(a - b) < 1e-6 * a for a, b in zip(wanted, given, strict=True))
     verdict = "the same" if same else f"{given}, not {wanted}"
     print(f"{len(space.configurations)} candidates solved one by one: the first three are {verdict}")

@@ -158,9 +158,9 @@ def plan_of(profile: Profile, case: Case, batch: int) -> Plan:
     (costs,), _ = costs_of(
         profile, profile.model.modules[0], cluster, [case.encoder.tensor_size], [case.encoder.pipeline_size]
     )
-    phase = encoder_phase(costs, case.encoder, candidate, cluster, memory=case.memory, balance="local")
+    phase = encoder_phase(costs, case.encoder, candidate, memory=case.memory, balance="local")
     record = HeteroRecord(memory=case.memory, balance="local", encoders=(phase,))
-    solver = BackboneSolver(backbone, cluster, batch, candidate)
+    solver = BackboneSolver(candidate)
     result = solver.solve(reserved_by(record), 10.0)
     assert result.evaluation is not None
     step_us = result.evaluation.step.total_us + record.total_us

@@ -23,7 +23,6 @@ from mindspeed_autoparallel.cost.catalogue import find_device  # noqa: E402
 from mindspeed_autoparallel.planner.evaluate import evaluate  # noqa: E402
 from mindspeed_autoparallel.planner.layouts.assembly import plan_of  # noqa: E402
 from mindspeed_autoparallel.planner.placement import ModulePlacement  # noqa: E402
-from mindspeed_autoparallel.planner.rank_memory import point_of  # noqa: E402
 from mindspeed_autoparallel.predict.analytic_profile import analytic_profile  # noqa: E402
 from mindspeed_autoparallel.predict.model_file import Section  # noqa: E402
 from mindspeed_autoparallel.profiles import Profile, read_profile  # noqa: E402
@@ -41,8 +40,6 @@ def computed_profile() -> Profile:
 
 def plan_with(profile: Profile, layout: Layout, layers: tuple[int, ...], prediction: int | None) -> Plan:
     """Return a plan with ``layers`` on the virtual stages, and prediction on one of them or with the loss."""
-    measurement = point_of(profile, layout)
-    assert measurement is not None
     (module,) = profile.model.modules
     placement = ModulePlacement(layers={module.name: layers}, recompute={}, prediction_stage=prediction)
     cluster = Cluster(num_nodes=1, devices_per_node=layout.pipeline_size)
@@ -50,7 +47,7 @@ def plan_with(profile: Profile, layout: Layout, layers: tuple[int, ...], predict
     record = SearchRecord(
         status=EDITED, lower_bound_us=0.0, gap_fraction=0.0, num_configurations=1, num_solved=0, seconds=0.0
     )
-    return plan_of(profile, cluster, layout, measurement, found, BATCH, record)
+    return plan_of(profile, cluster, layout, found, BATCH, record)
 
 
 def main() -> None:

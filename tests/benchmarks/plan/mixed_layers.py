@@ -27,8 +27,11 @@ from mindspeed_autoparallel.spec import Cluster, Layout
 
 def planned(profile: Profile, layout: Layout) -> LayoutResult:
     cluster = Cluster(num_nodes=1, devices_per_node=layout.pipeline_size)
-    candidate = Candidate(layout=layout, measurement=profile.measurements[0], num_microbatches=BATCH)
-    return solve_layout(profile, cluster, candidate, BATCH, SolveOptions(time_limit_s=60))
+    (measurement,) = profile.measurements
+    candidate = Candidate(
+        profile=profile, cluster=cluster, layout=layout, measurement=measurement, num_microbatches=BATCH
+    )
+    return solve_layout(candidate, SolveOptions(time_limit_s=60))
 
 
 def by_mean_layer(profile: Profile, layout: Layout) -> float | None:
@@ -36,10 +39,10 @@ def by_mean_layer(profile: Profile, layout: Layout) -> float | None:
     (measurement,) = profile.measurements
     mean = replace(measurement.modules[NAME], kinds=(), pattern=())
     result = planned(replace(profile, measurements=(replace(measurement, modules={NAME: mean}),)), layout)
-    if result.placement is None:
+    if result.evaluation is None:
         return None
     cluster = Cluster(num_nodes=1, devices_per_node=layout.pipeline_size)
-    found = evaluate(profile, cluster, layout, result.placement, BATCH, with_timeline=False)
+    found = evaluate(profile, cluster, layout, result.evaluation.placement, BATCH, with_timeline=False)
     return found.step.total_us if found.fits else None
 
 

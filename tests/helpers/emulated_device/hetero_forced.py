@@ -52,9 +52,9 @@ class Forced:
                 num_chunks=self.plan.layout.virtual_size,
                 sends=profile.interleaved_sends if self.plan.layout.virtual_size > 1 else "blocking",
             )
-            batches = macro_batches(costs, self.sizes, candidate, FOUR, balance="local")
+            batches = macro_batches(costs, self.sizes, candidate, balance="local")
             return window_step_us(backbone, [batches])
-        phase = encoder_phase(costs, self.sizes, candidate, FOUR, memory=self.memory, balance="local")
+        phase = encoder_phase(costs, self.sizes, candidate, memory=self.memory, balance="local")
         return self.plan.step.pipeline_us + phase.forward_us + phase.backward_us + phase.exchange_us
 
     def candidate(self, profile: Profile) -> Candidate:
@@ -64,6 +64,8 @@ class Forced:
         )
         assert measurement is not None
         return Candidate(
+            profile=profile,
+            cluster=FOUR,
             layout=replace(self.plan.layout, modules={}),
             measurement=measurement,
             num_microbatches=self.plan.num_microbatches,
@@ -117,7 +119,7 @@ class ForcedGenerator(Forced):
         (costs,), _ = costs_of(profile, profile.model.modules[-1], FOUR, [self.generator_tensor_size])
         candidate = self.candidate(profile)
         sizes = self.generator_sizes
-        phase = generator_phase(costs, sizes, candidate, FOUR, balance="local")
+        phase = generator_phase(costs, sizes, candidate, balance="local")
         # The device does not emulate the exchange of sizes.
         exchange = exchange_of(candidate.layout, sizes, "local")
         sizes_us = metadata_us(exchange, "local", candidate, exchange_link(exchange, FOUR, profile.device))

@@ -69,10 +69,11 @@ def test_no_placement_beats_its_bound_however_long_the_host_takes_beside_blocks(
     layout = Layout(pipeline_size=size, virtual_size=chunks, schedule="interleaved" if chunks > 1 else "1f1b")
     measurement = profile.at(MeasuredAt())
     assert measurement is not None
-    bound_us = (
-        pipeline_bound_ns(profile, Candidate(layout=layout, measurement=measurement, num_microbatches=microbatches))
-        / NS_PER_US
+    cluster = Cluster(num_nodes=1, devices_per_node=size)
+    candidate = Candidate(
+        profile=profile, cluster=cluster, layout=layout, measurement=measurement, num_microbatches=microbatches
     )
+    bound_us = pipeline_bound_ns(candidate) / NS_PER_US
     times = []
     sizes = [module.num_layers for module in profile.model.modules]
     for cuts in combinations(range(1, sum(sizes)), size * chunks - 1):
@@ -82,12 +83,7 @@ def test_no_placement_beats_its_bound_however_long_the_host_takes_beside_blocks(
             for index, module in enumerate(profile.model.modules)
         }
         found = evaluate(
-            profile,
-            Cluster(num_nodes=1, devices_per_node=size),
-            layout,
-            ModulePlacement(layers=layers, recompute={}),
-            microbatches,
-            with_timeline=False,
+            profile, cluster, layout, ModulePlacement(layers=layers, recompute={}), microbatches, with_timeline=False
         )
         times.append(found.step.pipeline_us)
     assert bound_us <= min(times) * (1 + 1e-9)
@@ -172,9 +168,10 @@ def test_no_plan_that_fits_beats_what_its_ranks_allow(
     measurement = profile.at(MeasuredAt())
     assert measurement is not None
     cluster = Cluster(num_nodes=1, devices_per_node=size)
-    bound_us = rank_bound_us(
-        profile, cluster, Candidate(layout=layout, measurement=measurement, num_microbatches=microbatches)
+    candidate = Candidate(
+        profile=profile, cluster=cluster, layout=layout, measurement=measurement, num_microbatches=microbatches
     )
+    bound_us = rank_bound_us(candidate)
     counts = [module.num_layers for module in profile.model.modules]
     num, total = size * chunks, sum(counts)
     least_us = inf

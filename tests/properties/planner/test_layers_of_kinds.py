@@ -9,7 +9,7 @@ from language_profile import language_profile
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.candidate import Candidate
-from mindspeed_autoparallel.planner.evaluate import evaluate
+from mindspeed_autoparallel.planner.evaluate import evaluate, evaluated
 from mindspeed_autoparallel.planner.layouts.layout_solver import solve_layout
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions, SolveOptions
 from mindspeed_autoparallel.planner.layouts.search import search
@@ -59,9 +59,15 @@ def mixed_profile(drawn, capacity_mib):
     return replace(profile, measurements=(replace(measurement, modules={NAME: mixed}),))
 
 
+def candidate_of(profile, layout):
+    """Return the layout with the profile's only point."""
+    cluster, (measurement,) = Cluster(num_nodes=1, devices_per_node=layout.pipeline_size), profile.measurements
+    return Candidate(profile=profile, cluster=cluster, layout=layout, measurement=measurement, num_microbatches=BATCH)
+
+
 def best_of_all(profile, layout):
     """Of every split: on each stage the way that adds least of those whose exact peak fits, chunks together."""
-    cluster = Cluster(num_nodes=1, devices_per_node=layout.pipeline_size)
+    candidate = candidate_of(profile, layout)
     cost, num = profile.measurements[0].modules[NAME], layout.num_virtual_stages
     ways = [way for way in ("full", "selective") if way in cost.layer.recompute]
     best = None
@@ -89,7 +95,7 @@ def best_of_all(profile, layout):
                         place += count
                     added.append(extra)
                 placement = ModulePlacement(layers={NAME: layers}, recompute={NAME: recompute})
-                if fits_rank(profile, cluster, layout, placement, BATCH, rank):
+                if fits_rank(candidate, placement, rank):
                     options.append((tuple(added), recompute))
             # More of every chunk is never faster.
             chosen.append(
@@ -102,7 +108,7 @@ def best_of_all(profile, layout):
         for rows in itertools.product(*chosen):
             recompute = {way: tuple(sum(row[way][v] for row in rows) for v in range(num)) for way in ways}
             placement = ModulePlacement(layers={NAME: layers}, recompute={NAME: recompute})
-            found = evaluate(profile, cluster, layout, placement, BATCH, with_timeline=False)
+            found = evaluated(candidate, placement)
             assert found.fits
             best = found.step.total_us if best is None else min(best, found.step.total_us)
     return best
@@ -111,27 +117,24 @@ def best_of_all(profile, layout):
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.label())
 def test_the_plan_is_the_best_of_every_split_and_its_bound_holds(layout):
     drawn = random.Random(layout.label())
-    cluster = Cluster(num_nodes=1, devices_per_node=layout.pipeline_size)
     planned = proved = 0
     for _ in range(12):
         state_mib = 27_000 // layout.pipeline_size
         profile = mixed_profile(drawn, state_mib + drawn.choice([500, 1_200, 2_000, 3_000, 5_000]))
         expected = best_of_all(profile, layout)
-        candidate = Candidate(layout=layout, measurement=profile.measurements[0], num_microbatches=BATCH)
-        result = solve_layout(profile, cluster, candidate, BATCH, SolveOptions(time_limit_s=60))
+        candidate = candidate_of(profile, layout)
+        result = solve_layout(candidate, SolveOptions(time_limit_s=60))
         if expected is None:
-            assert result.placement is None
+            assert result.evaluation is None
             continue
         # Proved, whatever was found.
         assert result.lower_bound_us <= expected * (1 + 1e-6)
-        assert result.placement is not None
+        assert result.evaluation is not None
         found = result.evaluation.step.total_us
         assert found >= expected * (1 - 1e-9)
         planned += 1
         proved += found <= expected * (1 + 1e-6)
-        problem = build_problem(
-            profile, cluster, candidate, (profile.device.memory_capacity_bytes,) * layout.pipeline_size, safe=False
-        )
+        problem = build_problem(candidate, candidate.limits, safe=False)
         relaxed = relaxed_cuts(problem, deadline=1e12)
         assert relaxed is not None and relaxed[1] / 1000 <= expected * (1 + 1e-6)
     assert planned > 3

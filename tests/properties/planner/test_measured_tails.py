@@ -99,12 +99,18 @@ def _check(seed: int) -> str:
     cluster = Cluster(num_nodes=1, devices_per_node=layout.pipeline_size * layout.data_size)
     measurement = point_of(profile, layout)
     assert measurement is not None
-    candidate = Candidate(layout=layout, measurement=measurement, num_microbatches=layout.num_microbatches(batch))
+    candidate = Candidate(
+        profile=profile,
+        cluster=cluster,
+        layout=layout,
+        measurement=measurement,
+        num_microbatches=layout.num_microbatches(batch),
+    )
     found: list[tuple[ModulePlacement, Evaluation]] = [
         (placement, evaluate(profile, cluster, layout, placement, batch, with_timeline=False))
         for placement in _placements(profile, layout)
     ]
-    bound_us = pipeline_bound_ns(profile, candidate) / NS_PER_US + tail_bound_us(profile, cluster, candidate)
+    bound_us = pipeline_bound_ns(candidate) / NS_PER_US + tail_bound_us(candidate)
     assert bound_us <= min(one.step.total_us for _, one in found) * (1 + 1e-9)
     fitting = [one.step.total_us for _, one in found if one.fits]
     if not fitting:
@@ -119,7 +125,7 @@ def _check(seed: int) -> str:
             variant=ProfileVariant(name="", settings={}, profile=profile), candidate=candidate, bound_us=bound_us
         )
         for number in (0, 1):
-            tuned = evaluate_placement(configuration, cluster, batch, layers, "full" if number else "none", number)
+            tuned = evaluate_placement(configuration, layers, "full" if number else "none", number)
             same = evaluate(profile, cluster, layout, tuned.placement, batch)
             assert tuned.step_us == pytest.approx(same.step.total_us, rel=1e-12)
     if plan.search.status == "optimal":

@@ -35,14 +35,11 @@ def test_the_fastest_that_fits_is_found_with_every_placement_evaluated_once(
     longest = max(layers)
     ways = [("none", 0), *(("full", number) for number in range(1, longest + 1))]
     ways += [(str(RecomputePolicy.full(size)), longest) for size in range(2, longest + 1) if groups]
-    tried = [
-        placements.evaluate_placement(configuration, _CLUSTER, _BATCH, layers, kind, number, dimensions)
-        for kind, number in ways
-    ]
+    tried = [placements.evaluate_placement(configuration, layers, kind, number, dimensions) for kind, number in ways]
     fitting = [found.step_us for found in tried if found.evaluation.fits]
 
     with mock.patch.object(placements, "evaluate_placement", wraps=placements.evaluate_placement) as evaluated:
-        best, missing = placements.solve(configuration, _CLUSTER, _BATCH, dimensions)
+        best, missing = placements.solve(configuration, dimensions)
 
     assert (best is None) == (not fitting)
     if best is not None:
@@ -50,5 +47,5 @@ def test_the_fastest_that_fits_is_found_with_every_placement_evaluated_once(
     else:
         assert missing is not None
         assert missing[0] >= min(found.peak_bytes for found in tried)
-    asked = Counter((call.args[3], call.args[4], call.args[5]) for call in evaluated.call_args_list)
+    asked = Counter(call.args[1:4] for call in evaluated.call_args_list)
     assert set(asked.values()) <= {1}, asked

@@ -149,8 +149,8 @@ def test_no_step_is_faster_than_its_bounds(parameters, share, batch):
     layout = Layout(data_size=8, sharding=Sharding(parameters=parameters))
     profile, cluster, evaluation = evaluated(layout, share, batch)
     (candidate,), _ = enumerate_layouts(profile, cluster, batch, SpaceOptions(), [layout])
-    bound = max(pipeline_bound_ns(profile, candidate) / 1000, sharding_bound_us(profile, cluster, candidate))
-    bound += tail_bound_us(profile, cluster, candidate)
+    bound = max(pipeline_bound_ns(candidate) / 1000, sharding_bound_us(candidate))
+    bound += tail_bound_us(candidate)
     assert bound <= evaluation.step.total_us * (1 + 1e-6)
 
 

@@ -20,7 +20,7 @@ from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.cost.collectives import Fabric
 from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate
 from mindspeed_autoparallel.planner.layouts.assembly import plan_of
-from mindspeed_autoparallel.planner.rank_memory import measured_at, point_of
+from mindspeed_autoparallel.planner.rank_memory import measured_at
 from mindspeed_autoparallel.planner.replay import replay
 from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, ProfileVariant, enumerate_space
 from mindspeed_autoparallel.planner.tuner.placements import evaluate_placement
@@ -51,12 +51,10 @@ def _planned(request: dict[str, Any]) -> tuple[Evaluation, Plan]:
         at = measured_at(run.layout)
         profile = analytic_profile(sections, device, work.devices_per_node, train=train, points=[at])
     found = evaluate(profile, run.cluster, run.layout, run.placement, work.global_batch)
-    measurement = point_of(profile, run.layout)
-    assert measurement is not None
     record = SearchRecord(
         status="feasible", lower_bound_us=0.0, gap_fraction=1.0, num_configurations=1, num_solved=1, seconds=0.0
     )
-    plan = plan_of(profile, run.cluster, run.layout, measurement, found, work.global_batch, record)
+    plan = plan_of(profile, run.cluster, run.layout, found, work.global_batch, record)
     return found, plan
 
 
@@ -193,9 +191,7 @@ def test_auto_tuning_prices_every_layout_of_a_profile_as_plan_does(overlapped: b
         layers, over = divmod(profile.model.num_layers, layout.num_virtual_stages)
         if over:
             continue
-        found = evaluate_placement(
-            configuration, cluster, batch, (layers,) * layout.num_virtual_stages, "none", 0, dimensions
-        )
+        found = evaluate_placement(configuration, (layers,) * layout.num_virtual_stages, "none", 0, dimensions)
         again = evaluate(profile, cluster, found.configuration.layout, found.placement, batch, with_timeline=False)
         assert found.step_us == pytest.approx(again.step.total_us, rel=APART), layout.label()
         assert found.peak_bytes == max(rank.peak_bytes for rank in again.memory)

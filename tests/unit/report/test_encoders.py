@@ -7,19 +7,21 @@ from dataclasses import replace
 import pytest
 from small_profile import small_profile
 
-from mindspeed_autoparallel.planner.hetero.compare import compare
+from mindspeed_autoparallel.planner.hetero.compare import HeteroOptions
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
+from mindspeed_autoparallel.planner.wanted import Wanted, find_plan
 from mindspeed_autoparallel.report import chrome_trace, render_page, render_table, report_data
 from mindspeed_autoparallel.report.encoders import encoders, gain_parts, section
 from mindspeed_autoparallel.spec import Cluster, Plan, to_json
 
 FOUR = Cluster(num_nodes=1, devices_per_node=4)
+WANTED = Wanted(cluster=FOUR, global_batch_size=8, options=SearchOptions(), hetero=HeteroOptions())
 
 
 @pytest.fixture(scope="module")
 def hetero() -> Plan:
-    return compare(small_profile(), FOUR, 8).hetero
+    return find_plan(small_profile(), WANTED).hetero
 
 
 def test_parts_of_the_step_add_up_to_it(hetero: Plan) -> None:
@@ -45,7 +47,7 @@ def test_the_page_of_the_slower_plan_notes_it_and_claims_no_overall_proof(hetero
 
 
 def test_the_page_of_a_faster_homogeneous_plan_gives_the_lag_of_hetero() -> None:
-    comparison = compare(small_profile(), FOUR, 8)
+    comparison = find_plan(small_profile(), WANTED)
     winner = comparison.homogeneous
     assert winner is not None
     assert comparison.best is winner
@@ -77,7 +79,7 @@ def test_parts_of_the_gain_add_up_to_it(hetero: Plan) -> None:
 
 
 def test_the_page_of_a_slower_homogeneous_plan_gives_the_lead_of_hetero() -> None:
-    winner = compare(small_profile(), FOUR, 8).homogeneous
+    winner = find_plan(small_profile(), WANTED).homogeneous
     assert winner is not None
     assert winner.hetero_rival is not None
     loser = replace(winner, hetero_rival=replace(winner.hetero_rival, step_us=0.8 * winner.step.total_us))

@@ -10,9 +10,7 @@ from dataclasses import replace
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.rank_memory import point_of
-from mindspeed_autoparallel.planner.spread.choose import Judged, is_safe, judge, none_is_safe, plan_key, with_record
-from mindspeed_autoparallel.planner.spread.factors import SampleFactors, sample_factors
-from mindspeed_autoparallel.planner.spread.scaled import mean_profile
+from mindspeed_autoparallel.planner.spread.choose import Judged, Samples, plan_key
 from mindspeed_autoparallel.planner.tuner.candidates import ProfileVariant, Space, enumerate_space
 from mindspeed_autoparallel.planner.tuner.placements import SolvedConfiguration
 from mindspeed_autoparallel.planner.tuner.search import Outcome, ranked
@@ -35,9 +33,11 @@ class SampledSearch:
         self, request: TuningRequest, profiles: TunedProfiles, sample_data: SampleData, arguments: argparse.Namespace
     ) -> None:
         self._request, self._profiles, self._arguments = request, profiles, arguments
-        self._data, self._options = sample_data.distribution, sample_data.options
         self._variants = {_key(variant): variant for variant in profiles.variants}
-        self._factors = {key: self._factors_of(variant) for key, variant in self._variants.items()}
+        self._samples = {
+            key: Samples.of(variant.profile, sample_data.distribution, sample_data.options)
+            for key, variant in self._variants.items()
+        }
         self._judged: dict[tuple[_Key, str], tuple[Recommendation, Judged]] = {}
         self.not_drawn: dict[str, str] = {}
         """Configurations whose steps are not modelled for samples that differ, with the reason."""
@@ -59,7 +59,7 @@ class SampledSearch:
             first = first or (space, outcome)
             for found in outcome.top:
                 self._judge(found, outcome)
-            if sum(is_safe(judged, self._options) for _, judged in self._judged.values()) >= min(count, 3):
+            if sum(judged.is_safe for _, judged in self._judged.values()) >= min(count, 3):
                 break
         assert first is not None  # the mean microbatch was searched, or the loop raised
         return (*first, list(self._safe()))
@@ -68,7 +68,7 @@ class SampledSearch:
         request, dimensions = self._request, self._profiles.plan.dimensions
         variants = tuple(self._scaled(variant, share) for variant in self._variants.values())
         space = enumerate_space(variants, request.cluster, request.global_batch_size, dimensions)
-        return space, ranked(space, request.cluster, request.global_batch_size, dimensions, count)
+        return space, ranked(space, dimensions, count)
 
     def _judge(self, found: SolvedConfiguration, outcome: Outcome) -> None:
         configuration = found.configuration
@@ -76,7 +76,7 @@ class SampledSearch:
         at_mean = self._scaled(variant, 0.0)
         measurement = point_of(at_mean.profile, configuration.layout)
         assert measurement is not None  # the search used the same point
-        candidate = replace(configuration.candidate, measurement=measurement)
+        candidate = replace(configuration.candidate, profile=at_mean.profile, measurement=measurement)
         batch, cluster = self._request.global_batch_size, self._request.cluster
         evaluation = evaluate(at_mean.profile, cluster, configuration.layout, found.placement, batch)
         again = replace(configuration, variant=at_mean, candidate=candidate)
@@ -85,34 +85,28 @@ class SampledSearch:
         key = (_key(variant), plan_key(pick.plan))
         if key in self._judged:
             return
-        factors = self._factors[_key(variant)]
         try:
-            self._judged[key] = (pick, judge(variant.profile, pick.plan, self._data, factors, self._options))
+            self._judged[key] = (pick, self._samples[_key(variant)].judge(pick.plan))
         except ConfigError as error:
             self.not_drawn[f"{pick.plan.layout.label()} {pick.title}".strip()] = str(error)
 
     def _safe(self) -> Iterator[Recommendation]:
-        options = self._options
         if not self._judged:
             raise InfeasiblePlan(
                 f"steps of unequal samples are not modelled for any configuration found: {'; '.join(self.not_drawn)}."
             )
         everything = [judged for _, judged in self._judged.values()]
-        safe = [(pick, judged, key) for (key, _), (pick, judged) in self._judged.items() if is_safe(judged, options)]
+        safe = [(pick, judged, key) for (key, _), (pick, judged) in self._judged.items() if judged.is_safe]
         if not safe:
-            raise none_is_safe(everything, options, self._data)
+            raise next(iter(self._samples.values())).none_is_safe(everything)
         for pick, judged, key in sorted(safe, key=lambda item: (item[1].mean_us, item[0].plan.layout.label())):
-            profile, factors = self._variants[key].profile, self._factors[key]
-            yield replace(pick, plan=with_record(profile, judged, everything, self._data, factors, options))
-
-    def _factors_of(self, variant: ProfileVariant) -> SampleFactors:
-        return sample_factors(variant.profile, self._data, self._options.padding, self._options.pack_length)
+            yield replace(pick, plan=self._samples[key].with_record(judged, everything))
 
     def _scaled(self, variant: ProfileVariant, share: float) -> ProfileVariant:
-        factors = self._factors[_key(variant)]
+        samples = self._samples[_key(variant)]
 
         def scaled(profile: Profile) -> Profile:
-            return mean_profile(profile, self._data, factors, share)
+            return replace(samples, profile=profile).mean_profile(share)
 
         interval = (scaled(variant.interval[0]), scaled(variant.interval[1])) if variant.interval else None
         return replace(variant, profile=scaled(variant.profile), interval=interval)

@@ -89,9 +89,7 @@ def recommend(
         limits=limits_of_plan(evaluation),
         unproved="improved",
     )
-    plan = plan_of(
-        profile, cluster, configuration.layout, configuration.candidate.measurement, evaluation, batch, record
-    )
+    plan = plan_of(profile, cluster, configuration.layout, evaluation, batch, record)
     values = values_of(plan, variant.settings, found.recompute, found.num_recomputed, arguments)
     words = words_of(values)
     return Recommendation(

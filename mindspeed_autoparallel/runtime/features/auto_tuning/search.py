@@ -83,7 +83,7 @@ def _searched(
         return found
     cluster, batch, dimensions = request.cluster, request.global_batch_size, profiles.plan.dimensions
     space = enumerate_space(profiles.variants, cluster, batch, dimensions)
-    outcome = ranked(space, cluster, batch, dimensions, count)
+    outcome = ranked(space, dimensions, count)
     return space, outcome, [recommend(request, one, profiles.costs.prices, outcome, arguments) for one in outcome.top]
 
 

@@ -104,7 +104,7 @@ def _plan_of(request: TuningRequest, pick: Recommendation, layout: Layout, batch
     configuration = pick.found.configuration
     profile = configuration.variant.profile
     found = evaluate(profile, cluster, layout, pick.found.placement, batch)
-    return plan_of(profile, cluster, layout, configuration.candidate.measurement, found, batch, pick.plan.search)
+    return plan_of(profile, cluster, layout, found, batch, pick.plan.search)
 
 
 def _compared(plan: Plan, measured: Path, wanted: Layout) -> Verified:

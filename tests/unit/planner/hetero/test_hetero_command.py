@@ -12,7 +12,7 @@ from small_profile import small_profile
 
 from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.errors import InfeasiblePlan
-from mindspeed_autoparallel.planner.hetero import compare
+from mindspeed_autoparallel.planner import wanted
 from mindspeed_autoparallel.planner.hetero.backbone import backbone_profile
 from mindspeed_autoparallel.planner.results import RESULT_FILE
 from mindspeed_autoparallel.profiles import Profile
@@ -132,7 +132,7 @@ def test_a_homogeneous_plan_is_kept_however_the_hetero_search_ends(
     def search_hetero(*_: Any, **__: Any) -> None:
         raise ended
 
-    monkeypatch.setattr(compare, "search_hetero", search_hetero)
+    monkeypatch.setattr(wanted, "search_hetero", search_hetero)
     assert plan(tmp_path, small_profile()) == code
     assert told in capsys.readouterr().err
     kept = Plan.read(tmp_path / "plan.json")

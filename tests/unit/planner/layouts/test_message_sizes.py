@@ -60,8 +60,10 @@ def test_the_start_of_the_last_module_determines_the_time_of_every_message() -> 
     profile = profile_of(1, 40)
     layout = Layout(pipeline_size=2, virtual_size=2, schedule="interleaved")
     (measurement, *_) = profile.measurements
-    candidate = Candidate(layout=layout, measurement=measurement, num_microbatches=BATCH)
     cluster, limits = Cluster(num_nodes=1, devices_per_node=2), (2**50, 2**50)
+    candidate = Candidate(
+        profile=profile, cluster=cluster, layout=layout, measurement=measurement, num_microbatches=BATCH
+    )
     for layers, begins in (((2, 0, 0, 0), 1), ((1, 1, 0, 0), 2)):
         text = tuple(0 if v < begins else 1 for v in range(3))
         rows = (layers, (*text, 4 - sum(text)))
@@ -71,7 +73,7 @@ def test_the_start_of_the_last_module_determines_the_time_of_every_message() -> 
         )
         exact = evaluate(profile, cluster, layout, placement, BATCH, with_timeline=False).step.pipeline_us
         told = tuple((row, (0, 0, 0, 0)) for row in rows)
-        problem = build_problem(profile, cluster, candidate, limits, safe=False, last_module_from=begins)
-        unknown = build_problem(profile, cluster, candidate, limits, safe=False)
+        problem = build_problem(candidate, limits, safe=False, last_module_from=begins)
+        unknown = build_problem(candidate, limits, safe=False)
         assert time_of(problem, told) == pytest.approx(exact * 1000, rel=1e-6)
         assert time_of(unknown, told) < 0.999 * exact * 1000

@@ -26,8 +26,8 @@ def test_no_placement_takes_less_than_its_states() -> None:
     profile, cluster = small_profile(), Cluster(num_nodes=2, devices_per_node=4, memory_limit_bytes=2**40)
     candidates, _ = enumerate_layouts(profile, cluster, 16, SpaceOptions())
     for candidate in candidates:
-        least = least_static_bytes(profile, candidate)
-        for split in simple_splits(profile, cluster, candidate, 16):
+        least = least_static_bytes(candidate)
+        for split in simple_splits(candidate).values():
             everything = ModulePlacement(
                 layers=dict(split.placement.layers),
                 recompute={n: {"full": row} for n, row in split.placement.layers.items()},
@@ -39,7 +39,7 @@ def test_no_placement_takes_less_than_its_states() -> None:
 def test_layouts_that_their_states_rule_out_are_named_with_their_bytes() -> None:
     profile, cluster = small_profile(), Cluster(num_nodes=1, devices_per_node=4, memory_limit_bytes=60 * MIB)
     candidates, _ = enumerate_layouts(profile, cluster, 16, SpaceOptions())
-    left, full, verdicts = too_full(profile, cluster, candidates)
+    left, full, verdicts = too_full(candidates)
     assert len(left) + len(full) == len(candidates) and len(full) == len(verdicts)
     assert full and all("whatever the split" in verdict.reason for verdict in verdicts)
 

@@ -216,7 +216,7 @@ def test_layouts_with_virtual_stages_are_bounded_then_planned_then_searched_long
 
     monkeypatch.setattr(Workers, "perform", note)
     monkeypatch.setattr(short_rows, "MOST_EVENTS_OF_CUTS", 0)
-    monkeypatch.setattr(turns, "takes_long", lambda model, candidate: long and candidate.layout.virtual_size > 1)
+    monkeypatch.setattr(turns, "takes_long", lambda candidate: long and candidate.layout.virtual_size > 1)
     searched = virtual_layouts._searched
     if not proved:
         monkeypatch.setattr(virtual_layouts, "_searched", lambda *given: (searched(*given)[0], 0.0))
@@ -248,7 +248,7 @@ def test_three_chunks_are_tried_in_the_best_pipelines_alone() -> None:
 def test_virtual_stages_that_time_left_open_are_named_and_keep_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     without, everything = _searched_on_four((1,)), _searched_on_four((1, 2, 4))
     monkeypatch.setattr("mindspeed_autoparallel.planner.layouts.options.VIRTUAL_S", 0.0)
-    monkeypatch.setattr(turns, "takes_long", lambda model, candidate: candidate.layout.virtual_size > 1)
+    monkeypatch.setattr(turns, "takes_long", lambda candidate: candidate.layout.virtual_size > 1)
     plan = _searched_on_four(None)
     assert everything.step.total_us <= plan.step.total_us <= without.step.total_us
     left = [verdict.lower_bound_us for verdict in plan.search.verdicts if verdict.outcome == "unsolved"]
@@ -292,19 +292,11 @@ def test_a_simple_split_never_takes_the_place_of_a_faster_plan_of_the_same_layou
         def perform(self, tasks: Sequence[Task], enough: bool | None = None) -> list[Outcome]:
             return [Outcome(placement=ModulePlacement(layers={}, recompute={}), step_us=200.0) for _ in tasks]
 
-    profile = small_profile()
     (candidate,), _ = enumerate_layouts(
-        profile, Cluster(num_nodes=1, devices_per_node=1), 4, SpaceOptions(), [Layout()]
+        small_profile(), Cluster(num_nodes=1, devices_per_node=1), 4, SpaceOptions(), [Layout()]
     )
     found = LayoutSearch(
-        profile.model,
-        [candidate],
-        [1.0],
-        [1.0],
-        workers=cast(Workers, OfOneLayout()),
-        deadline=inf,
-        num_alternatives=0,
-        progress=silent,
+        [candidate], [1.0], workers=cast(Workers, OfOneLayout()), deadline=inf, num_alternatives=0, progress=silent
     )
     found.know(candidate, Outcome(placement=ModulePlacement(layers={}, recompute={}), step_us=100.0))
     found.warm_up()

@@ -13,7 +13,6 @@ from small_profile import small_profile
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts import short_rows
-from mindspeed_autoparallel.planner.layouts.layout_solver import limits_of
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions, SolveOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions, enumerate_layouts
@@ -86,7 +85,7 @@ def test_a_first_plan_with_virtual_stages_has_the_bound_of_its_search(capacity_m
     assert expected is not None
     (candidate,), _ = enumerate_layouts(profile, CLUSTER, BATCH, SpaceOptions(), [LAYOUT])
     options = SolveOptions(time_limit_s=60.0, seed=0, cutoff_us=1.2 * expected, only_faster=True, effort=0.2)
-    found = improve_layout(profile, CLUSTER, candidate, BATCH, options)
+    found = improve_layout(candidate, options)
     assert found.evaluation is not None
     assert found.evaluation.step.total_us == pytest.approx(expected)
     assert found.lower_bound_us == pytest.approx(expected, rel=1e-6)
@@ -116,7 +115,7 @@ def test_ways_to_recompute_end_with_the_time_where_none_fits(monkeypatch: pytest
     profile = small_profile()
     cluster = Cluster(num_nodes=2, devices_per_node=1, memory_limit_bytes=MIB)
     (candidate,), _ = enumerate_layouts(profile, cluster, 4, SpaceOptions(), [Layout(pipeline_size=2)])
-    problem = build_problem(profile, cluster, candidate, limits_of(profile, cluster, 2), safe=False)
+    problem = build_problem(candidate, candidate.limits, safe=False)
     clock = [0.0]
 
     def fits(*_: object) -> bool:
@@ -125,9 +124,9 @@ def test_ways_to_recompute_end_with_the_time_where_none_fits(monkeypatch: pytest
 
     monkeypatch.setattr(short_rows, "fits_rank", fits)
     monkeypatch.setattr(short_rows, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    found = short_rows.search_short_row(profile, cluster, candidate, 4, problem, deadline=inf)
+    found = short_rows.search_short_row(candidate, problem, deadline=inf)
     assert found is not None and found.complete and found.best is None
     every, clock[0] = clock[0], 0.0
-    found = short_rows.search_short_row(profile, cluster, candidate, 4, problem, deadline=2.5)
+    found = short_rows.search_short_row(candidate, problem, deadline=2.5)
     assert found is not None and not found.complete
     assert clock[0] == 3.0 < every

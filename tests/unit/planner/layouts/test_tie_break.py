@@ -17,6 +17,7 @@ from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts.layout_solver import with_least_recompute
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
+from mindspeed_autoparallel.planner.layouts.space import SpaceOptions, enumerate_layouts
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout
@@ -73,7 +74,9 @@ def test_no_layer_is_recomputed_that_its_rank_could_keep(layout: Layout) -> None
     num = layout.num_virtual_stages
     row = tuple(NUM_LAYERS // num + (v < NUM_LAYERS % num) for v in range(num))
     everything = ModulePlacement(layers={"text_decoder": row}, recompute={"text_decoder": {"full": row}})
-    least, found = with_least_recompute(profile, cluster, layout, everything, 8)
+    (candidate,), _ = enumerate_layouts(profile, cluster, 8, SpaceOptions(), [layout])
+    found = with_least_recompute(candidate, everything)
+    least = found.placement
     assert least.layers == everything.layers
     assert found.fits
     assert found.step.total_us < evaluate(profile, cluster, layout, everything, 8).step.total_us

@@ -313,7 +313,7 @@ def test_a_tight_memory_changes_the_plan() -> None:
 
 
 def test_where_nothing_is_safe_the_longest_sample_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose, "is_safe", lambda judged, options: False)
+    monkeypatch.setattr(choose.Judged, "is_safe", False)
     data = data_of([sample(100), sample(900)])
     data = replace(data, source=replace(data.source, longest_record="set.json[7]"))
     cluster = Cluster(num_nodes=1, devices_per_node=2)

@@ -110,7 +110,7 @@ def test_a_stage_takes_what_its_own_layers_take():
         if (item.layout.pipeline_size, item.layout.virtual_size, item.layout.tensor_size) == (4, 1, 1)
     )
     light, heavy = configuration.candidate.measurement.modules["text_decoder"].kinds
-    found = evaluate_placement(configuration, CLUSTER, BATCH, (2, 2, 2, 2), "none", 0)
+    found = evaluate_placement(configuration, (2, 2, 2, 2), "none", 0)
     times = [stage.forward_us for stage in found.evaluation.stages]
     inner = [light.forward_us + heavy.forward_us, 2 * heavy.forward_us]
     assert times[1:3] == pytest.approx(inner)
@@ -121,10 +121,10 @@ def test_bounds_hold_and_only_what_cannot_fit_is_ruled_out(capacity_mib):
     refused = 0
     for configuration in space(capacity_mib).configurations:
         for layers, kind, number in ways(configuration):
-            found = evaluate_placement(configuration, CLUSTER, BATCH, layers, kind, number)
+            found = evaluate_placement(configuration, layers, kind, number)
             assert configuration.bound_us <= found.step_us * (1 + 1e-9)
             assert placement_bound_us(configuration, layers, kind, number) <= found.step_us * (1 + 1e-9)
-            if not may_fit(configuration, CLUSTER, layers, kind, number):
+            if not may_fit(configuration, layers, kind, number):
                 assert not found.evaluation.fits
                 refused += 1
     assert refused or capacity_mib == 30_000
@@ -134,10 +134,10 @@ def test_the_search_finds_what_solving_every_configuration_finds():
     found = space(24_000)
     best = {}
     for configuration in found.configurations:
-        solved, _ = solve(configuration, CLUSTER, BATCH, replace(DIMENSIONS, uneven_stages=False))
+        solved, _ = solve(configuration, replace(DIMENSIONS, uneven_stages=False))
         if solved is not None:
             best[configuration.key] = min(solved.step_us, best.get(configuration.key, solved.step_us))
-    outcome = search(found, CLUSTER, BATCH, replace(DIMENSIONS, uneven_stages=False))
+    outcome = search(found, replace(DIMENSIONS, uneven_stages=False))
     assert [item.step_us for item in outcome.top] == pytest.approx(sorted(best.values())[:3])
 
 
@@ -148,11 +148,11 @@ def test_the_fastest_recompute_that_fits_is_found_for_any_costs_of_each_kind_of_
         configurations = space(profile=random_profile(seed, capacity_mib)).configurations
         for configuration in (item for item in configurations if item.layout.distributed_optimizer):
             found = [
-                evaluate_placement(configuration, CLUSTER, BATCH, *way, dimensions=DIMENSIONS)
+                evaluate_placement(configuration, *way, dimensions=DIMENSIONS)
                 for way in ways(configuration, with_groups=True)
             ]
             fitting = [item.step_us for item in found if item.evaluation.fits]
-            best, _ = solve(configuration, CLUSTER, BATCH, DIMENSIONS)
+            best, _ = solve(configuration, DIMENSIONS)
             where = f"{configuration.layout.label()}, seed {seed}"
             assert (best is None) == (not fitting), where
             if best is not None:
@@ -207,7 +207,7 @@ def test_a_kind_that_adds_less_on_average_may_be_slower_on_the_slowest_stage():
         name: cost.extra_backward_us
         for name, cost in configuration.candidate.measurement.modules["text_decoder"].layer.recompute.items()
     }
-    best, _ = solve(configuration, CLUSTER, BATCH, DIMENSIONS)
+    best, _ = solve(configuration, DIMENSIONS)
     assert extra["selective:mlp"] < extra["selective:core_attn"]
     assert best.recompute == "selective:core_attn"
 
@@ -275,7 +275,7 @@ def test_a_stack_that_fits_only_where_heavy_layers_are_spread_is_found_to_fit():
         for item in space(profile=profile).configurations
         if item.layout.pipeline_size == 4 and item.layout.virtual_size == 1 and item.layout.distributed_optimizer
     )
-    even, _ = solve(configuration, CLUSTER, BATCH, replace(DIMENSIONS, uneven_stages=False))
-    found, _ = solve(configuration, CLUSTER, BATCH, DIMENSIONS)
+    even, _ = solve(configuration, replace(DIMENSIONS, uneven_stages=False))
+    found, _ = solve(configuration, DIMENSIONS)
     assert even is None
     assert found is not None and found.placement.layers["text_decoder"][-1] == 1

@@ -127,7 +127,7 @@ def test_pairs_save_half_of_what_they_hide_and_hold_a_microbatch_and_a_layer():
     steps, peaks = {}, {}
     for item in (plain, pairs):
         space = enumerate_space([item], Cluster(num_nodes=1, devices_per_node=2), 32, Dimensions(virtual_sizes=(1,)))
-        (found,) = search(space, Cluster(num_nodes=1, devices_per_node=2), 32, DIMENSIONS, 1).top
+        (found,) = search(space, DIMENSIONS, 1).top
         steps[item.modelled], peaks[item.modelled] = found.step_us, found.peak_bytes
     # 16 microbatches of 4 layers, each half of 120 us twice; the first forward and the last backward run alone.
     assert steps[()] - steps[("pairs",)] == pytest.approx(15 * 4 * 120)
@@ -140,14 +140,12 @@ def test_the_fastest_measured_ones_stay_in_the_list_beside_modelled_ones_and_not
     plain = variant(tensor=(1, 2, 4), batches=(1, 2), num_layers=8)
     variants = [plain, *with_switches([plain], [[OVERLAP]], [ZERO3], parts(plain))]
     space = enumerate_space(variants, CLUSTER, 32, DIMENSIONS)
-    top = ranked(space, CLUSTER, 32, DIMENSIONS, 3).top
+    top = ranked(space, DIMENSIONS, 3).top
     measured = enumerate_space([plain], CLUSTER, 32, DIMENSIONS)
-    assert {found.step_us for found in search(measured, CLUSTER, 32, DIMENSIONS, 3).top} <= {
-        found.step_us for found in top
-    }
+    assert {found.step_us for found in search(measured, DIMENSIONS, 3).top} <= {found.step_us for found in top}
     assert [found.step_us for found in top] == sorted(found.step_us for found in top)
     modelled = replace(space, configurations=[item for item in space.configurations if item.variant.modelled])
-    best = search(modelled, CLUSTER, 32, DIMENSIONS, 1).top[0]
+    best = search(modelled, DIMENSIONS, 1).top[0]
     if best.step_us < sorted(found.step_us for found in top if not found.configuration.variant.modelled)[-1]:
         assert best.step_us in {found.step_us for found in top}
 
@@ -159,10 +157,10 @@ def test_a_model_that_only_fits_with_a_modelled_switch_gets_it():
     only = [item for item in space.configurations if item.layout.pipeline_size == 1]
     space.configurations = only
     with pytest.raises(InfeasiblePlan):
-        ranked(space, cluster, 8, dimensions, 3)
+        ranked(space, dimensions, 3)
     variants = with_switches([plain], [], [ZERO3], {})
     space.configurations = only + enumerate_space(variants, cluster, 8, dimensions).configurations
-    (found,) = ranked(space, cluster, 8, dimensions, 3).top
+    (found,) = ranked(space, dimensions, 3).top
     assert found.configuration.layout.sharding.parameters
 
 

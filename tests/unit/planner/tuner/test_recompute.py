@@ -48,11 +48,9 @@ def every_way(configuration, dimensions):
         longest = max(layers)
         for kind in layer.recompute:
             for number in range(1, longest + 1) if kind == "full" else (0,):
-                yield evaluate_placement(configuration, CLUSTER, BATCH, layers, kind, number, dimensions)
+                yield evaluate_placement(configuration, layers, kind, number, dimensions)
         for size in range(2, longest + 1):
-            yield evaluate_placement(
-                configuration, CLUSTER, BATCH, layers, str(RecomputePolicy.full(size)), longest, dimensions
-            )
+            yield evaluate_placement(configuration, layers, str(RecomputePolicy.full(size)), longest, dimensions)
 
 
 def test_the_fastest_way_that_fits_is_that_of_trying_every_one():
@@ -60,7 +58,7 @@ def test_the_fastest_way_that_fits_is_that_of_trying_every_one():
     for capacity_mib in (8_000, 10_500, 12_500, 15_000, 19_000, 24_000, 40_000):
         for configuration in configurations(capacity_mib, dimensions):
             fitting = [found for found in every_way(configuration, dimensions) if found.evaluation.fits]
-            best, missing = solve(configuration, CLUSTER, BATCH, dimensions)
+            best, missing = solve(configuration, dimensions)
             where = f"{configuration.layout.label()} in {capacity_mib} MiB"
             assert (best is None) == (not fitting), where
             if best is None:
@@ -82,18 +80,16 @@ def test_groups_of_layers_fit_where_the_inputs_of_single_layers_do_not():
         )
 
     def peaks(kinds):
-        return {
-            kind: evaluate_placement(deepest(60_000), CLUSTER, BATCH, (16,) * 4, kind, 16).peak_bytes for kind in kinds
-        }
+        return {kind: evaluate_placement(deepest(60_000), (16,) * 4, kind, 16).peak_bytes for kind in kinds}
 
     grouped = peaks(str(RecomputePolicy.full(size)) for size in range(2, 17))
     (single,) = peaks(["full"]).values()
     least = min(grouped.values())
     assert least < single
     capacity_mib = (least + single) // 2 // 2**20
-    best, _ = solve(deepest(capacity_mib), CLUSTER, BATCH, dimensions)
+    best, _ = solve(deepest(capacity_mib), dimensions)
     assert best.recompute in grouped and best.evaluation.fits
     fitting = [f for f in every_way(deepest(capacity_mib), dimensions) if f.evaluation.fits]
     assert best.step_us == pytest.approx(min(found.step_us for found in fitting))
     # Without them there is no way.
-    assert solve(deepest(capacity_mib), CLUSTER, BATCH, replace(dimensions, layer_groups=False))[0] is None
+    assert solve(deepest(capacity_mib), replace(dimensions, layer_groups=False))[0] is None

@@ -17,9 +17,9 @@ def variants(**changes):
 def everything(space, cluster, batch, dimensions):
     best = {}
     for configuration in space.configurations:
-        found, _ = solve(configuration, cluster, batch, dimensions)
+        found, _ = solve(configuration, dimensions)
         if found is not None:
-            step_us = improved(found, cluster, batch, dimensions).step_us
+            step_us = improved(found, dimensions).step_us
             best[configuration.key] = min(step_us, best.get(configuration.key, step_us))
     return sorted(best.values())
 
@@ -34,7 +34,7 @@ def test_the_first_three_are_those_of_trying_everything(num_layers, capacity_mib
         32,
         dimensions,
     )
-    outcome = search(space, cluster, 32, dimensions, 3)
+    outcome = search(space, dimensions, 3)
     assert [found.step_us for found in outcome.top] == pytest.approx(everything(space, cluster, 32, dimensions)[:3])
     assert outcome.num_solved + outcome.num_bounded == outcome.num_legal == len(space.configurations)
     assert 0.8 * outcome.top[0].step_us < outcome.proof.lower_bound_us <= outcome.top[0].step_us
@@ -43,14 +43,14 @@ def test_the_first_three_are_those_of_trying_everything(num_layers, capacity_mib
 def test_without_pipelines_the_fastest_is_proved():
     cluster, dimensions = Cluster(num_nodes=1, devices_per_node=8), Dimensions()
     space = enumerate_space(variants(num_layers=1), cluster, 64, dimensions)
-    outcome = search(space, cluster, 64, dimensions, 3)
+    outcome = search(space, dimensions, 3)
     assert outcome.proof.lower_bound_us == outcome.top[0].step_us
 
 
 def test_recommendations_fit_and_differ_in_more_than_switches():
     cluster, dimensions = Cluster(num_nodes=2, devices_per_node=8), Dimensions()
     space = enumerate_space(variants(), cluster, 64, dimensions)
-    outcome = search(space, cluster, 64, dimensions, 3)
+    outcome = search(space, dimensions, 3)
     assert all(found.evaluation.fits for found in outcome.top)
     assert len({found.configuration.key for found in outcome.top}) == 3
     assert sorted(outcome.top, key=lambda found: found.step_us) == list(outcome.top)
@@ -59,7 +59,7 @@ def test_recommendations_fit_and_differ_in_more_than_switches():
 def test_the_same_input_gives_the_same_answer():
     cluster, dimensions = Cluster(num_nodes=1, devices_per_node=8), Dimensions()
     answers = [
-        [found.configuration.layout.label() for found in search(space, cluster, 32, dimensions, 3).top]
+        [found.configuration.layout.label() for found in search(space, dimensions, 3).top]
         for space in (enumerate_space(variants(), cluster, 32, dimensions) for _ in range(2))
     ]
     assert answers[0] == answers[1]
@@ -73,7 +73,7 @@ def test_layers_that_stages_do_not_divide_are_split_unevenly_only_where_the_host
         space = enumerate_space(variants(num_layers=10, tensor=(1,)), cluster, 16, dimensions)
         found[uneven] = {
             item.configuration.layout.pipeline_size: sorted(set(item.placement.layers["text_decoder"]))
-            for item in search(space, cluster, 16, dimensions, 99).top
+            for item in search(space, dimensions, 99).top
         }
     assert found[True][4] in ([2, 3], [1, 3], [1, 2, 3])
     assert 4 not in found[False]
@@ -84,7 +84,7 @@ def test_less_memory_brings_recomputation_of_as_few_layers_as_fit():
     kinds = {}
     for capacity in (60_000, 17_000):
         space = enumerate_space(variants(tensor=(2,), batches=(1,), capacity_mib=capacity), cluster, 64, dimensions)
-        best = search(space, cluster, 64, dimensions, 1).top[0]
+        best = search(space, dimensions, 1).top[0]
         kinds[capacity] = best.recompute
         if best.recompute == "full":
             held = best.placement.recomputed("text_decoder")
@@ -96,14 +96,14 @@ def test_an_infeasible_search_names_the_layout_that_needs_least():
     cluster, dimensions = Cluster(num_nodes=1, devices_per_node=2), Dimensions()
     space = enumerate_space(variants(capacity_mib=100), cluster, 8, dimensions)
     with pytest.raises(InfeasiblePlan, match=r"The one that needs least memory: PP.* needs .* of 100.0 MiB"):
-        search(space, cluster, 8, dimensions)
+        search(space, dimensions)
 
 
 def test_a_search_without_legal_layouts_names_the_rules():
     cluster, dimensions = Cluster(num_nodes=1, devices_per_node=4), Dimensions()
     space = enumerate_space(variants(tensor=(1,), batches=(8,)), cluster, 7, dimensions)
     with pytest.raises(ConfigError, match="global batch N is not divisible"):
-        search(space, cluster, 7, dimensions)
+        search(space, dimensions)
 
 
 def test_every_combination_is_legal_or_counted_with_a_rule():

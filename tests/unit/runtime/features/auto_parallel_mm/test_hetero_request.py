@@ -7,7 +7,6 @@ import copy
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from mindspeed_autoparallel.data.distribution import DataSource, make_distributi
 from mindspeed_autoparallel.data.work import SampleSize
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan, PlanError
 from mindspeed_autoparallel.planner import wanted
-from mindspeed_autoparallel.planner.hetero import choice_search, compare
+from mindspeed_autoparallel.planner.hetero import choice_search
 from mindspeed_autoparallel.planner.hetero.backbone import BackboneSolver
 from mindspeed_autoparallel.planner.hetero.compare import Comparison
 from mindspeed_autoparallel.planner.hetero.search import search_hetero
@@ -132,8 +131,7 @@ def test_the_best_plan_without_hetero_layouts_is_kept_where_none_with_them_fits(
         raise InfeasiblePlan("no hetero plan fits in 9 MiB.")
 
     model_file(tmp_path)
-    for module in (compare, wanted):
-        monkeypatch.setattr(module, "search_hetero", search_hetero)
+    monkeypatch.setattr(wanted, "search_hetero", search_hetero)
     arguments = with_samples(tmp_path) if samples else asked(tmp_path)
     found = search(read_request(arguments), small_profile(capacity_mib=4000), arguments)
     assert isinstance(found, Plan) and found.hetero is None
@@ -263,7 +261,7 @@ def test_encoders_windows_are_tried_beside_a_split_of_the_tight_search(
 
     def tight(solver: BackboneSolver, *_: Any) -> Any:
         found = next(result for _, result in solver.solved if result.evaluation is not None)
-        return SimpleNamespace(best=(found.placement, found.evaluation))
+        return replace(found, lower_bound_us=found.evaluation.step_us)
 
     monkeypatch.setattr(BackboneSolver, "solve", out_of_time)
     monkeypatch.setattr(choice_search, "search_tight", tight)

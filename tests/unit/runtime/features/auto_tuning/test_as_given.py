@@ -25,7 +25,7 @@ def given(space, **flags):
 
 def test_the_flags_are_priced_as_the_search_prices_them():
     space = space_of()
-    best = search(space, CLUSTER, BATCH, Dimensions(), 1).top[0]
+    best = search(space, Dimensions(), 1).top[0]
     layout = best.configuration.layout
     assert best.placement.layers["text_decoder"] == (32 // layout.num_virtual_stages,) * layout.num_virtual_stages
     flags = {

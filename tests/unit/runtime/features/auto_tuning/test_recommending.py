@@ -165,6 +165,6 @@ def test_samples_that_are_all_as_long_as_the_sequence_change_no_figure(monkeypat
 
 def test_samples_that_no_configuration_holds_safely_end_with_the_nearest(monkeypatch):
     options = SpreadOptions(padding="longest", max_oom_probability=1e-9, oom_steps=10**6)
-    monkeypatch.setattr(by_samples, "is_safe", lambda judged, options: False)
+    monkeypatch.setattr(by_samples.Judged, "is_safe", False)
     with pytest.raises(InfeasiblePlan, match=r"none of [0-9]+ plans is safe"):
         recommend(monkeypatch, SampleData(distribution=samples_of([300, 4096]), options=options), **SMALL)

@@ -62,7 +62,7 @@ def test_with_room_every_even_split_of_every_layout_fits_without_recompute(num_l
         for configuration in space.configurations:
             if configuration.candidate.measurement.at == measurement.at:
                 for layers in even_or_balanced_splits(configuration, dimensions):
-                    found = evaluate_placement(configuration, cluster, 64, layers, "none", 0)
+                    found = evaluate_placement(configuration, layers, "none", 0)
                     assert found.evaluation.fits, configuration.layout.label()
                     seen += 1
     assert seen > 20
