@@ -32,8 +32,6 @@ from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
 from mindspeed_autoparallel.runtime.profiling.stalls import begin_steps
 from mindspeed_autoparallel.runtime.state import of_process
 
-_PATHS = ("load", "save", "pretrained_checkpoint", "tensorboard_dir", "wandb_project")
-
 
 class MeasuringSession:
     """The task of this process and the host's calls so far; without a task it measures nothing."""
@@ -77,7 +75,6 @@ def prepare(arguments: argparse.Namespace, data: dict[str, object]) -> None:
         "recompute_granularity",
         "recompute_method",
         "recompute_num_layers",
-        *_PATHS,
     ):
         if hasattr(arguments, name):
             setattr(arguments, name, None)
