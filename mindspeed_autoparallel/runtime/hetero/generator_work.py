@@ -183,7 +183,7 @@ class GeneratorWork:
             weights = None if weights is None else torch.zeros(rows.shape[0], device=self._device)
             targets = [own_targets]
         original = replaced_forward(self._module, self._original)
-        with session.states.use(name), session.states.drawing(name), original, torch.enable_grad():
+        with session.states.computing(name), original, torch.enable_grad():
             if weights is None:
                 with torch.no_grad():
                     return adapter.generate(self._module, rows, torch.cat(targets), items), None
@@ -198,7 +198,7 @@ class GeneratorWork:
         batches = [self._batch(number, item) for number, item in enumerate(self._mine)] or [self._dummy_batch()]
         run = run_forward if self._weights is None else run_backward
         original = replaced_forward(self._module, self._original)
-        with session.states.use(name), session.states.drawing(name), original:
+        with session.states.computing(name), original:
             run(self._comm.encoder.config, batches)
         losses = gradients = torch.empty(0)
         if self._on_last_stage:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,11 +63,9 @@ class GeneratorStep:
     def name(self) -> str:
         return self.comm.encoder.name
 
-    @contextlib.contextmanager
-    def answering(self) -> Iterator[None]:
-        """Replace the model's calls of the generator inside the block."""
-        with replaced_forward(self.comm.encoder.module, self._answer):
-            yield
+    def answering(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context that replaces the model's calls of the generator."""
+        return replaced_forward(self.comm.encoder.module, self._answer)
 
     def _answer(self, rows: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Return losses of zero ``[rows]`` for ``rows [rows, *output_shape]`` of the decoder."""

@@ -52,36 +52,26 @@ class EncoderOutputCache:
                 "The forward step must call the encoder wherever the batch has inputs for it."
             )
 
-    @contextlib.contextmanager
-    def patched_forward(self) -> Iterator[None]:
-        """Inside the block, calls of the encoder module return the stored rows."""
-        with _attribute(self._encoder.module, "forward", self):
-            yield
+    def patched_forward(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which calls of the encoder module return the stored rows."""
+        return replaced_forward(self._encoder.module, self)
 
-    @contextlib.contextmanager
-    def suspended(self) -> Iterator[None]:
-        """Inside the block, calls run the encoder module, also within ``patched_forward``."""
-        with _attribute(self._encoder.module, "forward", self._original):
-            yield
+    def suspended(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which calls run the encoder module, also within ``patched_forward``."""
+        return replaced_forward(self._encoder.module, self._original)
 
 
 @contextlib.contextmanager
 def replaced_forward(module: Any, forward: Any) -> Iterator[None]:
     """Replace calls of ``module`` inside the block with ``forward``."""
-    with _attribute(module, "forward", forward):
-        yield
-
-
-@contextlib.contextmanager
-def _attribute(module: Any, name: str, value: Any) -> Iterator[None]:
-    fields = module.__dict__
+    fields = vars(module)
     missing = object()
-    before = fields.get(name, missing)
-    fields[name] = value
+    before = fields.get("forward", missing)
+    fields["forward"] = forward
     try:
         yield
     finally:
         if before is missing:
-            del fields[name]
+            del fields["forward"]
         else:
-            fields[name] = before
+            fields["forward"] = before

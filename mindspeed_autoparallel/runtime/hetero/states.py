@@ -165,6 +165,12 @@ class ModuleStates:
                 self.current = None
                 self._restore(outer or {})
 
+    @contextlib.contextmanager
+    def computing(self, name: str) -> Iterator[None]:
+        """Use module ``name``'s state and draw from its generators inside the block."""
+        with self.use(name), self.drawing(name):
+            yield
+
     def coordinates(self, name: str) -> Coordinates:
         """Return this rank's place in a module's layout, from Megatron."""
         with self.use(name):
