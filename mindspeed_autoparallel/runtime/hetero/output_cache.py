@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.runtime.devices.cpu.edits import replaced
 from mindspeed_autoparallel.runtime.hetero.modules import Encoder
 
 
@@ -54,24 +54,8 @@ class EncoderOutputCache:
 
     def patched_forward(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which calls of the encoder module return the stored rows."""
-        return replaced_forward(self._encoder.module, self)
+        return replaced(self._encoder.module, "forward", self)
 
     def suspended(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which calls run the encoder module, also within ``patched_forward``."""
-        return replaced_forward(self._encoder.module, self._original)
-
-
-@contextlib.contextmanager
-def replaced_forward(module: Any, forward: Any) -> Iterator[None]:
-    """Replace calls of ``module`` inside the block with ``forward``."""
-    fields = vars(module)
-    missing = object()
-    before = fields.get("forward", missing)
-    fields["forward"] = forward
-    try:
-        yield
-    finally:
-        if before is missing:
-            del fields["forward"]
-        else:
-            fields["forward"] = before
+        return replaced(self._encoder.module, "forward", self._original)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.runtime.devices.cpu.edits import replaced
 from mindspeed_autoparallel.runtime.hetero.batches import StepBatches, pull
 from mindspeed_autoparallel.runtime.hetero.exchange import items_of_replicas, local_items
 from mindspeed_autoparallel.runtime.hetero.generators import GeneratorStep
@@ -256,8 +257,5 @@ def _finalize_backbone_only(session: HeteroSession, chunk: Any, factor: list[Any
         )
         return result
 
-    config.finalize_model_grads_func = finalize
-    try:
+    with replaced(config, "finalize_model_grads_func", finalize):
         yield
-    finally:
-        config.finalize_model_grads_func = original

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.runtime.devices.cpu.edits import replaced
 
 _OFF = {
     **dict.fromkeys(("load", "save", "pretrained_checkpoint", "tensorboard_dir", "wandb_project")),
@@ -73,8 +74,5 @@ def without_kept_batches(data_iterator: Any = None) -> Iterator[None]:
     for iterator in data_iterator if isinstance(data_iterator, list) else [data_iterator]:
         if isinstance(iterator, RerunDataIterator) and not iterator.replaying:
             iterator.advance()
-    before, machine.mode = machine.mode, RerunMode.DISABLED
-    try:
+    with replaced(machine, "mode", RerunMode.DISABLED):
         yield
-    finally:
-        machine.mode = before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 from collections import Counter
@@ -18,6 +19,7 @@ from mindspeed_autoparallel.profiles.records import (
     PointResult,
     StepsRecord,
 )
+from mindspeed_autoparallel.runtime.devices.cpu.edits import replaced
 from mindspeed_autoparallel.runtime.profiling.measure.communication import CommunicationClock, with_communication
 from mindspeed_autoparallel.runtime.profiling.measure.costs import Run, batch_bytes, block_costs, blocks_of
 from mindspeed_autoparallel.runtime.profiling.measure.recorder import Recorder
@@ -115,26 +117,18 @@ class Microbatch:
         from megatron.core.utils import get_model_config
 
         config = get_model_config(self.chunks[0])
-        finalize, config.finalize_model_grads_func = config.finalize_model_grads_func, None
         config.no_sync_func = getattr(self.chunks[0], "no_sync", None)
         for chunk in self.chunks:
             if hasattr(chunk, "zero_grad_buffer"):
                 chunk.zero_grad_buffer()
-        try:
-            if not tracked:
-                return self._run_recorded(get_forward_backward_func(), None, forward_only)
-            with self.device.tracked_memory() as memory:
-                return self._run_recorded(get_forward_backward_func(), memory, forward_only)
-        finally:
-            config.finalize_model_grads_func = finalize
+        tracking = self.device.tracked_memory() if tracked else contextlib.nullcontext()
+        with replaced(config, "finalize_model_grads_func", None), tracking as memory:
+            return self._run_recorded(get_forward_backward_func(), memory, forward_only)
 
     def run_on(self, device: Any) -> Run:
         """Run one microbatch with another ``device``, whose clock times the marks."""
-        own, self.device = self.device, device
-        try:
+        with replaced(self, "device", device):
             return self.run(tracked=False)
-        finally:
-            self.device = own
 
     def _run_recorded(self, schedule: Callable[..., Any], memory: Any, forward_only: bool) -> Run:
         recorder = Recorder(self.stacks, self.device.clock, memory, unwrap(self.chunks))
