@@ -31,11 +31,6 @@ from mindspeed_autoparallel.runtime.first_rank import is_first_rank, print_once
 from mindspeed_autoparallel.runtime.megatron.description import Description
 from mindspeed_autoparallel.runtime.megatron.hybrid import OLD_ARGUMENT, hybrid_pattern
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
-    CHUNKS_ARGUMENT,
-    EMBEDDING_ARGUMENT,
-    FIRST_ARGUMENT,
-    LAST_ARGUMENT,
-    LOSS_ARGUMENT,
     RECOMPUTE_ARGUMENTS,
     ArgumentValue,
     group_arguments,
@@ -47,14 +42,13 @@ from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     stage_arguments,
 )
 from mindspeed_autoparallel.runtime.megatron.mindspeed import (
-    LAYOUT_ARGUMENT,
-    LIST_ARGUMENT,
     check_list_was_given,
     is_mindspeed_mm,
     keep_stage,
     ties_embeddings,
 )
 from mindspeed_autoparallel.runtime.megatron.shared_embedding import place_embedding
+from mindspeed_autoparallel.runtime.megatron.splits import clear_stages
 from mindspeed_autoparallel.runtime.state import of_process
 from mindspeed_autoparallel.spec.plan import Plan
 
@@ -82,19 +76,6 @@ def apply_hetero(plan: Plan, description: Description, arguments: argparse.Names
     arguments.hetero_memory, arguments.hetero_balance = record.memory, record.balance
     arguments.auto_parallel_hetero = True
     print_once(f"training by the plan {path}: {plan.layout.label()}, sizes written to {model_file}")
-
-
-_OWN_SPLITS = (
-    LAYOUT_ARGUMENT,
-    FIRST_ARGUMENT,
-    LAST_ARGUMENT,
-    LIST_ARGUMENT,
-    EMBEDDING_ARGUMENT,
-    LOSS_ARGUMENT,
-    "num_layers_per_virtual_pipeline_stage",
-    CHUNKS_ARGUMENT,
-)
-"""The script's arguments for the split into stages, which a plan replaces."""
 
 
 def apply(request: PlanRequest, arguments: argparse.Namespace) -> None:
@@ -203,12 +184,10 @@ def _difference(description: Description, content: dict[str, object], applied: P
 def _apply_to_flags(plan: Plan, arguments: Any, stages: Mapping[str, int | str | None]) -> None:
     """Set the flags of stages (``stage_arguments``) and recompute, for hosts without a model.json."""
     layout = plan.layout
-    for name in (*_OWN_SPLITS, *([OLD_ARGUMENT] if hybrid_pattern(arguments) else [])):
-        if hasattr(arguments, name):
-            setattr(arguments, name, False if isinstance(getattr(arguments, name), bool) else None)
+    clear_stages(arguments)
+    if hybrid_pattern(arguments) and hasattr(arguments, OLD_ARGUMENT):
+        setattr(arguments, OLD_ARGUMENT, None)
     _set_all(arguments, stages)
-    for name in RECOMPUTE_ARGUMENTS:
-        setattr(arguments, name, None)
     kind = kind_everywhere(plan)
     if kind is not None:
         _set_all(arguments, recompute_arguments(kind))
