@@ -88,15 +88,15 @@ def apply(request: PlanRequest, arguments: argparse.Namespace) -> None:
     print_other_switches(plan, arguments)
     print_other_balance(plan, arguments, before.get("micro_batch_size"))
 
-    def teach(ranks: list[MeasuredRank]) -> None:
+    def calibrate(ranks: list[MeasuredRank]) -> None:
         if calibrated is not None:
             print(add_run(calibrated, arguments, plan, ranks), flush=True)
 
-    of_process(PlanCheck).begin(plan, int(arguments.auto_parallel_check_steps), teach)
+    of_process(PlanCheck).begin(plan, int(arguments.auto_parallel_check_steps), calibrate)
     if plan.hetero is not None:
         apply_hetero(plan, description, arguments, path)
         # The feature that runs next gives the backbone these sizes.
-        _tell_replaced(before, {**vars(arguments), **plan.layout.megatron_sizes})
+        _print_replaced(before, {**vars(arguments), **plan.layout.megatron_sizes})
         return
     arguments.virtual_pipeline_model_parallel_size = None
     stages: Mapping[str, int | str | None] = {}
@@ -111,12 +111,12 @@ def apply(request: PlanRequest, arguments: argparse.Namespace) -> None:
     if is_first_rank():
         print(f"training by the plan {path}: {plan.layout.label()}", flush=True)
         print(f"as native flags: {shlex.join(native_flags(plan, {**stages, **groups}))}", flush=True)
-        _tell_replaced(before, vars(arguments))
+        _print_replaced(before, vars(arguments))
         for line in _limits_of_checkpoints(arguments):
             print(line, flush=True)
 
 
-def _tell_replaced(before: Mapping[str, object], after: Mapping[str, object]) -> None:
+def _print_replaced(before: Mapping[str, object], after: Mapping[str, object]) -> None:
     """Print a line for every argument that the plan changes, if it was given as a flag or the plan turns it off."""
     if not is_first_rank():
         return
@@ -148,7 +148,7 @@ def _apply_to_model_file(plan: Plan, description: Description, arguments: Any, p
     if is_mindspeed_mm():
         if ties_embeddings(content):
             place_embedding(plan.layers_of(description.modules[-1].name), plan.layout.pipeline_size, path)
-        _say_more_recomputed(keep_stage(content, _pipeline_rank(plan)))
+        _print_more_recomputed(keep_stage(content, _pipeline_rank(plan)))
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
     applied = path.with_name(f"applied_model_{digest}.json")
     # Every rank of a stage writes the same content through a rename, so none has to wait for another.
@@ -166,7 +166,7 @@ def _pipeline_rank(plan: Plan) -> int:
     return int(os.environ.get("RANK", "0")) // (world_size // plan.layout.pipeline_size)
 
 
-def _say_more_recomputed(pipeline_ranks: list[int]) -> None:
+def _print_more_recomputed(pipeline_ranks: list[int]) -> None:
     if pipeline_ranks:
         print_once(
             f"Megatron recomputes equally many layers in every chunk of a rank: pipeline ranks {pipeline_ranks} "
@@ -196,7 +196,7 @@ def _apply_to_flags(plan: Plan, arguments: Any, stages: Mapping[str, int | str |
     by_rank = [recomputed[rank :: layout.pipeline_size] for rank in range(layout.pipeline_size)]
     # Megatron's own block method: the first layers of each chunk are recomputed, so the number differs by rank.
     own = max(by_rank[_pipeline_rank(plan)])
-    _say_more_recomputed([rank for rank, chunks in enumerate(by_rank) if len(set(chunks)) > 1])
+    _print_more_recomputed([rank for rank, chunks in enumerate(by_rank) if len(set(chunks)) > 1])
     if own:
         _set_all(arguments, recompute_arguments("full", own))
 

@@ -27,7 +27,9 @@ def trace(request: TraceRequest, cache: Path | None = None, timeout_s: float = 3
 
     Raises ``LaunchError`` with the reason when the block cannot be built or run in that layout, or hangs.
     """
-    stored = None if cache is None else cache / f"{_content_key(request)}.json"
+    digest = hash_of_tracing_code()
+    digest.update(request.key().encode())
+    stored = None if cache is None else cache / f"{digest.hexdigest()[:32]}.json"
     if stored is not None and stored.exists():
         found: BlockResult = read_json(stored, "stored trace")
         return found
@@ -71,14 +73,6 @@ def trace_all(requests: Sequence[TraceRequest], timeout_s: float = 600) -> list[
     return answers
 
 
-def _content_key(request: TraceRequest) -> str:
-    """Hash the request, the tracing code and the releases of torch and Megatron."""
-    digest = hash_of_tracing_code()
-    digest.update(f"{release_of('torch')} {release_of('megatron-core')} {os.environ.get('PYTHONPATH', '')}".encode())
-    digest.update(request.key().encode())
-    return digest.hexdigest()[:32]
-
-
 _RUNTIME = Path(__file__).parents[2]
 _TRACING_FOLDERS = tuple(
     (_RUNTIME / name).resolve()
@@ -97,12 +91,12 @@ _TRACING_FOLDERS = tuple(
 
 
 def hash_of_tracing_code() -> hashlib._Hash:
-    """Return a hash of the modules in this package's tracing folders."""
+    """Return a hash of the modules in this package's tracing folders, and of the releases of torch and Megatron."""
     return _hash_of(_TRACING_FOLDERS)
 
 
 def hash_of_sources(script: Path) -> hashlib._Hash:
-    """Return a hash of the files beside ``script``, which usually contain custom layers, and of the tracing code.
+    """Return ``hash_of_tracing_code`` with the files beside ``script``, which usually contain custom layers.
 
     Folders and dangling links named ``*.py`` are skipped; a ``ConfigError`` names a file that may not be read.
     """
@@ -110,9 +104,10 @@ def hash_of_sources(script: Path) -> hashlib._Hash:
 
 
 def _hash_of(folders: Iterable[Path]) -> hashlib._Hash:
-    digest = hashlib.sha256()
+    releases = [_release_of("torch"), _release_of("megatron-core"), os.environ.get("PYTHONPATH", "")]
+    digest = hashlib.sha256(" ".join(releases).encode())
     for folder in folders:
-        for path in _python_files(folder):
+        for path in sorted(one for one in folder.glob("*.py") if one.is_file()):
             try:
                 digest.update(path.read_bytes())
             except OSError as error:
@@ -123,11 +118,7 @@ def _hash_of(folders: Iterable[Path]) -> hashlib._Hash:
     return digest
 
 
-def _python_files(folder: Path) -> Iterable[Path]:
-    return (path for path in sorted(folder.glob("*.py")) if path.is_file())
-
-
-def release_of(package: str) -> str:
+def _release_of(package: str) -> str:
     """Return the release of a package; ``none`` if it is not installed."""
     try:
         return importlib.metadata.version(package)
