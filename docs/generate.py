@@ -17,7 +17,8 @@ from languages import Language, chinese, english
 from schemas_page import schemas
 
 from mindspeed_autoparallel.patches import patch_table
-from mindspeed_autoparallel.runtime.flags import flag_groups, flags_of
+from mindspeed_autoparallel.runtime.flags.flag import flags_of
+from mindspeed_autoparallel.runtime.flags.registration import flag_groups
 
 DOCS = Path(__file__).parent
 

@@ -37,7 +37,7 @@ def patch_table() -> list[Patch]:
 
 def install() -> None:
     """Install the patches as Megatron's modules are imported, and prepare the device right before the first of them."""
-    from mindspeed_autoparallel.runtime.flags import flags_of_command
+    from mindspeed_autoparallel.runtime.flags.registration import flags_of_command
     from mindspeed_autoparallel.runtime.megatron.features import TASK_VARIABLE
 
     if ENGINE.patches:
@@ -57,7 +57,7 @@ def install() -> None:
 
 def _before_megatron() -> None:
     from mindspeed_autoparallel.runtime.devices import prepare_for_megatron
-    from mindspeed_autoparallel.runtime.flags import flags_given
+    from mindspeed_autoparallel.runtime.flags.registration import flags_given
     from mindspeed_autoparallel.runtime.megatron.features import ALONE_VARIABLE
     from mindspeed_autoparallel.runtime.megatron.installation import refuse_unfit_installation
     from mindspeed_autoparallel.runtime.megatron.unsearched import refuse_hybrid_command

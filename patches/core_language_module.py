@@ -9,7 +9,6 @@ PATCHES = [
             "LanguageModule.setup_embeddings_and_output_layer"
         ),
         wrapper=Calls("runtime.megatron.shared_embedding:send_embedding"),
-        versions=">=0.12,<0.21",
         flags=("--auto-parallel-plan",),
         why="MindSpeed-MM's language model may begin after the first stage: the last gets its weights from there.",
     )

@@ -6,7 +6,6 @@ PATCHES = [
     Patch(
         target="megatron.core.optimizer:get_megatron_optimizer",
         wrapper=Calls("runtime.hetero.building:build_optimizer"),
-        versions=">=0.12,<0.21",
         parameters=("config", "model_chunks"),
         flags=("--hetero-parallel", "--auto-parallel-hetero"),
         why="Each module's parameters are stepped under its own groups; norm, clipping and loss scale are shared.",

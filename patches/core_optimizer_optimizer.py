@@ -6,7 +6,6 @@ PATCHES = [
     Patch(
         target="megatron.core.optimizer.optimizer:ChainedOptimizer.load_state_dict",
         wrapper=Calls("runtime.megatron.expert_optimizer:load_state"),
-        versions=">=0.12,<0.21",
         parameters=("state_dict",),
         flags=("--auto-parallel-plan",),
         why="EP above 1 gives experts a separate optimizer: a plan with another EP joins or divides the state.",

@@ -14,7 +14,6 @@ PATCHES = [
     Patch(
         target="megatron.core.parallel_state:initialize_model_parallel",
         wrapper=Calls("runtime.hetero.job:initialize_groups"),
-        versions=">=0.12,<0.21",
         parameters=("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
         flags=("--hetero-parallel", "--auto-parallel-hetero"),
         why="The groups of every module with its own layout are made in addition to the backbone's.",
@@ -22,7 +21,6 @@ PATCHES = [
     Patch(
         target="megatron.core.parallel_state:initialize_model_parallel",
         wrapper=Calls("runtime.megatron.shared_embedding:tie_first_and_last"),
-        versions=">=0.12,<0.21",
         parameters=("get_embedding_ranks",),
         flags=("--auto-parallel-plan",),
         why="MindSpeed-MM's language model may begin after the first stage: its embedding is tied from there.",

@@ -11,14 +11,12 @@ PATCHES = [
     Patch(
         target="megatron.core.pipeline_parallel.schedules:get_forward_backward_func",
         wrapper=Calls("runtime.hetero.job:schedule"),
-        versions=">=0.12,<0.21",
         flags=("--hetero-parallel", "--auto-parallel-hetero"),
         why="Encoders run before the backbone's schedule, and their backward runs after it; the schedule is unchanged.",
     ),
     Patch(
         target="megatron.core.pipeline_parallel.schedules:get_forward_backward_func",
         wrapper=Calls("runtime.features.data_balance.stepping:schedule"),
-        versions=">=0.12,<0.21",
         flags=("--data-balance", "--order-microbatches"),
         why="The iterators of a step return its microbatches in another order; the schedule itself is unchanged.",
     ),

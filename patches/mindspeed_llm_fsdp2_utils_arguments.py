@@ -13,7 +13,7 @@ def refuse_our_flags(
 ) -> Any:
     """End the process if a flag of this package is on the command line; otherwise parse it."""
     from mindspeed_autoparallel.errors import ConfigError, told_in_a_line
-    from mindspeed_autoparallel.runtime.flags import flags_of_command
+    from mindspeed_autoparallel.runtime.flags.registration import flags_of_command
 
     given = sorted(flags_of_command())
     with told_in_a_line():

@@ -15,7 +15,7 @@ def load_own_plugin(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, object]
 ) -> Any:
     """Load the user's plugins, then ours if its flags are on the command line and no plugin list names it."""
-    from mindspeed_autoparallel.runtime.flags import flags_of_command
+    from mindspeed_autoparallel.runtime.flags.registration import flags_of_command
 
     result = wrapped(*args, **kwargs)
     if flags_of_command():

@@ -6,7 +6,6 @@ PATCHES = [
     Patch(
         target="megatron.training.checkpointing:save_checkpoint",
         wrapper=Calls("runtime.hetero.checkpoint:save"),
-        versions=">=0.12,<0.21",
         parameters=("iteration",),
         flags=("--hetero-parallel", "--auto-parallel-hetero"),
         why="The host saves the generators of one module; those of the encoders are written beside them.",
@@ -14,7 +13,6 @@ PATCHES = [
     Patch(
         target="megatron.training.checkpointing:load_checkpoint",
         wrapper=Calls("runtime.hetero.checkpoint:load"),
-        versions=">=0.12,<0.21",
         flags=("--hetero-parallel", "--auto-parallel-hetero"),
         why="Encoders resume their random numbers from the checkpoint.",
     ),

@@ -6,7 +6,6 @@ PATCHES = [
     Patch(
         target="megatron.training.initialize:_set_random_seed",
         wrapper=Calls("runtime.hetero.job:seed"),
-        versions=">=0.12,<0.21",
         flags=("--hetero-parallel", "--auto-parallel-hetero"),
         why="Each module draws from a tracker seeded by its own tensor rank.",
     )

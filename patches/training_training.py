@@ -57,7 +57,6 @@ PATCHES = [
     Patch(
         target="megatron.training.training:get_model",
         wrapper=Calls("runtime.hetero.building:build_model"),
-        versions=">=0.12,<0.21",
         parameters=("model_provider_func",),
         flags=HETERO_FLAGS,
         why="Encoders are built on every rank under their own layout and attached to the host's model.",
@@ -65,7 +64,6 @@ PATCHES = [
     Patch(
         target="megatron.training.training:training_log",
         wrapper=LOG_ITERATION,
-        versions=">=0.12,<0.21",
         parameters=("iteration",),
         flags=HETERO_FLAGS,
         why="The time of each phase and the bytes moved are logged beside the iteration.",

@@ -142,11 +142,8 @@ class ModelRecord:
     host_bytes: int = 0
     """What the host keeps beside the model: data, random states, padding of its buffers."""
     tied_embeddings: bool = False
-    relative_times: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    """By module: forward time of its layers in every timed microbatch, relative to their mean."""
     time_by_rows: dict[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
     """By module, of several microbatches: rows of a sample, and the time of the layers over that of the blocks."""
-    data_varies: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

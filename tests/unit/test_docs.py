@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from mindspeed_autoparallel.cli.main import build_parser
-from mindspeed_autoparallel.runtime.flags import flag_groups
-from mindspeed_autoparallel.runtime.flags import flags_of as flags_of_group
+from mindspeed_autoparallel.runtime.flags.flag import flags_of as flags_of_group
+from mindspeed_autoparallel.runtime.flags.registration import flag_groups
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "AGENTS.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -5,7 +5,8 @@ import argparse
 import pytest
 
 from mindspeed_autoparallel.cli.main import build_parser, main
-from mindspeed_autoparallel.runtime.flags import flag_groups, flags_of
+from mindspeed_autoparallel.runtime.flags.flag import flags_of
+from mindspeed_autoparallel.runtime.flags.registration import flag_groups
 from mindspeed_autoparallel.whole_numbers import LARGEST, MOST, WholeNumber
 
 PLAN = ("plan", "--profile", "none.json", "--nnodes", "1", "--nproc-per-node", "8", "--time-limit-s", "2")

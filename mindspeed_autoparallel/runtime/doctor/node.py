@@ -6,13 +6,14 @@ import contextlib
 import importlib.metadata
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.hosts.script import Script
+from mindspeed_autoparallel.runtime.launch.ports import check_port_is_free
 
 ASCEND, NVIDIA, NO_DEVICE = "ascend", "nvidia", "none"
 
@@ -94,12 +95,10 @@ def _release_of(distribution: str) -> str:
 
 
 def _port_is_free(port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
+    try:
+        check_port_is_free(port)
+    except ConfigError:
+        return False
     return True
 
 

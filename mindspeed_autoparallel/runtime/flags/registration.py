@@ -107,20 +107,25 @@ def add_missing_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParse
     for group, missing in itertools.groupby(missing_flags(parser), key=lambda item: item[0]):
         section = parser.add_argument_group(title=group.TITLE)
         for _, flag in missing:
-            names = dict.fromkeys((flag.name, "--" + flag.destination))
-            # A default that the script set on the parser before the flag was added takes effect.
-            default = section._defaults.get(flag.destination, flag.default)
-            if flag.type is bool:
-                section.add_argument(*names, action="store_true", default=bool(default), help=flag.help)
-            else:
-                section.add_argument(
-                    *names,
-                    nargs=None if flag.const is None else "?",
-                    const=flag.const,
-                    type=flag.convert,
-                    default=default,
-                    choices=flag.choices,
-                    metavar=flag.metavar,
-                    help=flag.help,
-                )
+            add_flag(section, flag)
     return parser
+
+
+def add_flag(section: argparse._ActionsContainer, flag: Flag) -> None:
+    """Register ``flag`` in a parser or a section of one."""
+    names = dict.fromkeys((flag.name, "--" + flag.destination))
+    # A default that the script set on the parser before the flag was added takes effect.
+    default = section._defaults.get(flag.destination, flag.default)
+    if flag.type is bool:
+        section.add_argument(*names, action="store_true", default=bool(default), help=flag.help)
+    else:
+        section.add_argument(
+            *names,
+            nargs=None if flag.const is None else "?",
+            const=flag.const,
+            type=flag.convert,
+            default=default,
+            choices=flag.choices,
+            metavar=flag.metavar,
+            help=flag.help,
+        )

@@ -26,13 +26,13 @@ def install() -> None:
             prepare_rank(native, read_json(Path(task_file), "task of this process"))
             return
         request = read_native_flags(sys.argv[1:])
-        if not (request.search or request.preflight or request.plan):
+        if not (request.search.auto_parallel_mm or request.is_preflight or request.plan):
             say("no flag of mindspeed_autoparallel follows the YAML: the training is unchanged")
             return
         check_model_folder(native)
-        if request.preflight:
+        if request.is_preflight:
             run_and_exit(native, request)
-        elif request.search:
+        elif request.search.auto_parallel_mm:
             shard_sizes(native.config, world_size(), current_device().name == "npu")
             from mindspeed_autoparallel.runtime.fsdp2.search import prepare_search
 

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.hosts.mindspeed_mm_checks import shard_sizes
-from mindspeed_autoparallel.interrupts import leaving_kept
 from mindspeed_autoparallel.progress import show_progress
-from mindspeed_autoparallel.report.preflight_result import EXIT_CODES, PreflightResult, RankReport, judge, num_covered
+from mindspeed_autoparallel.report.preflight_result import PreflightResult, judge, num_covered
 from mindspeed_autoparallel.runtime.devices import current_device
-from mindspeed_autoparallel.runtime.features.preflight.entry import write
-from mindspeed_autoparallel.runtime.features.preflight.ranks import PreflightTask, rank_numbers
-from mindspeed_autoparallel.runtime.features.preflight.source import result_file, run_rank, shown_run
+from mindspeed_autoparallel.runtime.features.preflight.entry import report_and_exit
+from mindspeed_autoparallel.runtime.features.preflight.ranks import PreflightTask, RankKind, rank_numbers
+from mindspeed_autoparallel.runtime.features.preflight.request import limit_of_rank
+from mindspeed_autoparallel.runtime.features.preflight.source import run_ranks
 from mindspeed_autoparallel.runtime.fsdp2.apply import read_plan
 from mindspeed_autoparallel.runtime.fsdp2.flags import NativeRequest
 from mindspeed_autoparallel.runtime.fsdp2.trainer import NativeTrainer, world_size
-from mindspeed_autoparallel.runtime.launch.work_dir import only_one, private_work_dir
+from mindspeed_autoparallel.runtime.launch.work_dir import private_work_dir
 from mindspeed_autoparallel.spec.sharded import ShardSizes
 from mindspeed_autoparallel.spec.sharded_plan import ShardedPlan
-from mindspeed_autoparallel.units import MIB
-
-_LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +28,7 @@ class _Job:
     sizes: ShardSizes
     limit_bytes: int
     limit_source: str
-    ranks: tuple[int, ...]
+    kinds: tuple[RankKind, ...]
     work_dir: Path
 
 
@@ -41,12 +36,8 @@ def run_and_exit(native: NativeTrainer, request: NativeRequest) -> None:
     """Run the ranks, write the report, and end the process: training does not start."""
     show_progress("pre-flight")
     job = _read(native, request)
-    with leaving_kept(f"results of finished ranks are in {job.work_dir}"):
-        with only_one(job.work_dir, "--auto-parallel-work-dir"):
-            reports = tuple(_report(job, request, rank) for rank in job.ranks)
-        result = _concluded(job, request, reports)
-        write(request.output_dir.resolve(), result)
-    sys.exit(EXIT_CODES[result.verdict])
+    output_dir = Path(request.search.auto_parallel_output_dir).resolve()
+    report_and_exit(job.work_dir, output_dir, lambda: _result(job, request))
 
 
 def _read(native: NativeTrainer, request: NativeRequest) -> _Job:
@@ -60,57 +51,46 @@ def _read(native: NativeTrainer, request: NativeRequest) -> _Job:
         sizes = plan.decisions.sizes
     else:
         sizes = shard_sizes(native.config, request.num_nodes * request.devices_per_node, current_device().name == "npu")
-    limit_bytes, source = _limit(plan, request)
+    limit_bytes, source = limit_of_rank(
+        request.search.auto_parallel_memory_limit_mib, [] if plan is None else [plan.memory.limit_bytes]
+    )
     return _Job(
         plan=plan,
         sizes=sizes,
         limit_bytes=limit_bytes,
         limit_source=source,
-        ranks=_ranks(request.preflight_ranks, sizes.num_devices),
-        work_dir=private_work_dir(str(request.work_dir), "--auto-parallel-work-dir"),
+        kinds=_kinds(request.preflight.auto_parallel_preflight_ranks, sizes.num_devices),
+        work_dir=private_work_dir(request.search.auto_parallel_work_dir, "--auto-parallel-work-dir"),
     )
 
 
-def _limit(plan: ShardedPlan | None, request: NativeRequest) -> tuple[int, str]:
-    if request.memory_limit_mib:
-        return request.memory_limit_mib * MIB, "--auto-parallel-memory-limit-mib"
-    if plan is not None:
-        return plan.memory.limit_bytes, "the plan"
-    return current_device().total_memory_bytes(), "this device"
-
-
-def _ranks(wanted: str, num_devices: int) -> tuple[int, ...]:
+def _kinds(wanted: str, num_devices: int) -> tuple[RankKind, ...]:
     """Return the ranks to run. Shards are cut from the front, so no rank holds more than rank 0."""
     if wanted == "distinct":
-        return (0,)
-    if wanted == "ends":
-        return tuple(dict.fromkeys((0, num_devices - 1)))
-    return tuple(dict.fromkeys(rank_numbers(wanted, num_devices)))
+        ranks = [0]
+    else:
+        ranks = [0, num_devices - 1] if wanted == "ends" else rank_numbers(wanted, num_devices)
+    ranks = list(dict.fromkeys(ranks))
+    every = tuple(range(num_devices))
+    return tuple(
+        RankKind(rank=rank, pipeline_rank=0, members=every if len(ranks) == 1 else (rank,), why="a shard of every unit")
+        for rank in ranks
+    )
 
 
-def _report(job: _Job, request: NativeRequest, rank: int) -> RankReport:
+def _result(job: _Job, request: NativeRequest) -> PreflightResult:
     task = PreflightTask(
-        rank=rank,
+        rank=0,
         world_size=job.sizes.num_devices,
         plan="" if request.plan is None else str(request.plan.resolve()),
-        num_steps=request.preflight_steps,
-        imbalance=request.preflight_imbalance,
+        num_steps=request.preflight.auto_parallel_preflight_steps,
+        imbalance=request.preflight.auto_parallel_preflight_imbalance,
         switches=(),
-        result=str(result_file(job.work_dir, rank).resolve()),
+        result="",
     )
-    run = run_rank(task, job.work_dir, float(request.preflight_timeout_s))
-    _LOGGER.info(f"rank {rank}: {shown_run(run)}")
-    everyone = rank == job.ranks[0] and len(job.ranks) == 1
-    return RankReport(
-        run=run,
-        pipeline_rank=0,
-        stands_for=tuple(range(job.sizes.num_devices)) if everyone else (rank,),
-        why="a shard of every unit",
-        predicted_bytes=None if job.plan is None else job.plan.memory.peak_bytes,
-    )
-
-
-def _concluded(job: _Job, request: NativeRequest, ranks: tuple[RankReport, ...]) -> PreflightResult:
+    predicted = {} if job.plan is None else {0: job.plan.memory.peak_bytes}
+    timeout_s = float(request.preflight.auto_parallel_preflight_timeout_s)
+    ranks = run_ranks(job.kinds, task, predicted, job.work_dir, timeout_s)
     verdict, text = judge(ranks, job.limit_bytes, job.limit_source, job.sizes.num_devices)
     return PreflightResult(
         layout=job.sizes.label(),

@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from mindspeed_autoparallel.cost.device import usable_bytes
-from mindspeed_autoparallel.profiles.device import Collective, DeviceCost, LinkTier
+from mindspeed_autoparallel.profiles.device import DeviceCost
 from mindspeed_autoparallel.profiles.profile import Provenance
 from mindspeed_autoparallel.profiles.sharded import (
     CostPoint,
@@ -28,6 +28,7 @@ from mindspeed_autoparallel.runtime.fsdp2.measuring import MeasuredStep
 from mindspeed_autoparallel.runtime.fsdp2.modules import FoundModules
 from mindspeed_autoparallel.runtime.fsdp2.trainer import NativeTrainer
 from mindspeed_autoparallel.runtime.profiling.measure.communication import measure_links
+from mindspeed_autoparallel.runtime.profiling.sources.device_cost import both_tiers
 
 _ELEMENT_BYTES = {"bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2}
 _COPIED_BYTES = 64 * 1024 * 1024
@@ -186,19 +187,8 @@ def _optimizer_step(trainer: Any, device: Any) -> tuple[float, int]:
 
 def _device_cost(device: Any, notes: list[str]) -> DeviceCost:
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    links = measure_links(device, per_node, "cpu" if device.name == "cpu" else device.name)
-    tiers = {
-        name: LinkTier(default=operations.get("all_reduce") or operations["p2p"], operations=operations)
-        for name, operations in links.items()
-    }
-    if not tiers:
-        notes.append("one process measured alone: links are assumed at 10 us and 10 GB/s")
-    assumed = LinkTier(default=Collective(latency_us=10.0, bytes_per_s=10e9))
-    intra = tiers.get("intra") or tiers.get("inter") or assumed
-    if tiers and "inter" not in tiers:
-        notes.append("links between nodes were not measured (one node): those inside the node are used for them")
-    capacity = usable_bytes(device.total_memory_bytes())
-    return DeviceCost(memory_capacity_bytes=capacity, intra=intra, inter=tiers.get("inter") or intra)
+    intra, inter = both_tiers(measure_links(device, per_node, device.name), notes)
+    return DeviceCost(memory_capacity_bytes=usable_bytes(device.total_memory_bytes()), intra=intra, inter=inter)
 
 
 def _host_link(device: Any) -> float:

@@ -21,7 +21,6 @@ from mindspeed_autoparallel.runtime.launch.processes import OUT_OF_MEMORY_EXIT_C
 from mindspeed_autoparallel.runtime.profiling import alone
 from mindspeed_autoparallel.runtime.profiling.balanced_routing import balance_routing
 
-_MEMORY_STEP = 1
 _OFF: dict[str, Value] = {
     "training.load": None,
     "training.load_rank0_and_broadcast": False,
@@ -89,12 +88,8 @@ class _Steps:
         watch.begin_step(model)
         if watch.num_done == 0:
             self._mark_passes(model)
-        if watch.num_done == _MEMORY_STEP or (watch.num_done == 0 and self._device.name != "cpu"):
-            memory = self._tracked.enter_context(self._device.tracked_memory())
-            memory.take_peak_bytes()
-            watch.places.probe = memory
-            watch.resident_bytes = memory.current_bytes()
-            watch.marks.attach([model])
+        if watch.tracks_memory:
+            watch.follow(self._tracked.enter_context(self._device.tracked_memory()))
         self._device.synchronize()
         self._begin = self._device.clock()
         watch.places.enter("between passes", "start of the step")
@@ -130,19 +125,15 @@ class _Steps:
             passes[-1] = (*passes[-1][:4], end or self._device.clock())
 
     def _end(self) -> None:
-        watch, device, task = self._watch, self._device, self._watch.task
-        assert task is not None
+        watch, device = self._watch, self._device
         end = device.clock()
         device.synchronize()
         self._close_backward(self._updating)
         watch.places.close()
-        if watch.places.probe is None and watch.num_done > _MEMORY_STEP:
+        if watch.places.probe is None and watch.is_timed:
             watch.step_us.append(device.seconds_between(self._begin, end) * 1e6)
             watch.optimizer_us.append(device.seconds_between(self._updating, end) * 1e6)
         watch.places.probe = None
         watch.marks.detach()
         self._tracked.close()
-        watch.num_done += 1
-        watch.reserved_bytes = device.reserved_bytes()
-        if watch.num_done == task.num_steps:
-            watch.leave("ok")
+        watch.end_step()

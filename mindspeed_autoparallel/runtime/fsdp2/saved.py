@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from mindspeed_autoparallel.runtime.devices.cpu.edits import Edits
+from mindspeed_autoparallel.runtime.devices.cpu.edits import Edits, replaced
 from mindspeed_autoparallel.runtime.devices.cpu.storages import tensors_in
 from mindspeed_autoparallel.runtime.fsdp2.timeline import Timeline
 
@@ -92,12 +92,9 @@ def nothing_saved(optimizer: Any) -> Iterator[None]:
         shape, dtype, device = packed
         return torch.ones(shape, dtype=dtype, device=device)
 
-    update, optimizer.step = optimizer.step, lambda *_, **__: None
-    try:
-        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-            yield
-    finally:
-        optimizer.step = update
+    no_update = replaced(optimizer, "step", lambda *_, **__: None)
+    with no_update, torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        yield
 
 
 def _is_parameter(tensor: Any) -> bool:

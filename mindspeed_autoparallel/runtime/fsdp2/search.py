@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.errors import AutoParallelError
@@ -19,7 +20,6 @@ from mindspeed_autoparallel.runtime.fsdp2.modules import FoundModules, find_modu
 from mindspeed_autoparallel.runtime.fsdp2.profile import sharded_profile
 from mindspeed_autoparallel.runtime.fsdp2.trainer import NativeTrainer, before_sharding, end_with, say
 from mindspeed_autoparallel.spec.layout import Cluster
-from mindspeed_autoparallel.units import MIB
 
 _WHILE_MEASURING: dict[str, Value] = {
     "features.recompute": False,
@@ -68,19 +68,17 @@ def plan_and_write(native: NativeTrainer, request: NativeRequest, profile: Shard
     from mindspeed_autoparallel.planner.sharded.search import ShardedOptions, search_sharded
     from mindspeed_autoparallel.report.sharded import render_sharded_page
 
-    work = made_folder(request.work_dir, "--auto-parallel-work-dir")
-    output = made_folder(request.output_dir, "--auto-parallel-output-dir")
+    work = made_folder(Path(request.search.auto_parallel_work_dir), "--auto-parallel-work-dir")
+    output = made_folder(Path(request.search.auto_parallel_output_dir), "--auto-parallel-output-dir")
     profile.write(work / "sharded_profile.json")
-    limit = request.memory_limit_mib
     cluster = Cluster(
         num_nodes=request.num_nodes,
         devices_per_node=request.devices_per_node,
-        memory_limit_bytes=limit * MIB if limit else None,
+        memory_limit_bytes=request.memory_limit_bytes,
     )
     npu = current_device().name == "npu"
-    num_devices = request.num_nodes * request.devices_per_node
-    shipped = read_decisions(native.config, profile.modules, num_devices, npu)
-    options = ShardedOptions(time_limit_s=float(request.time_limit_s))
+    shipped = read_decisions(native.config, profile.modules, cluster.num_devices, npu)
+    options = ShardedOptions(time_limit_s=float(request.search.auto_parallel_time_limit_s))
     plan = search_sharded(profile, cluster, sharding_host(native.config, npu), shipped, options)
     written = native.config.with_values(decided_values(native.config, plan.decisions, profile.modules))
     yaml = output / f"{native.config.path.stem}.planned{native.config.path.suffix}"

@@ -27,8 +27,6 @@ class Timeline:
         self.input_addresses: dict[str, int] = {}
         self.probe: MemoryProbe | None = None
         self.saves_nothing = False
-        self.same_shape: dict[str, bool] = {}
-        """Whether a module's first output has the shape of its first input."""
         self.shapes: dict[str, tuple[int, ...]] = {}
         """Shape of each module's first output."""
         self.output_bytes: dict[str, int] = {}
@@ -100,7 +98,6 @@ class Timeline:
             size = first.numel() * first.element_size() if first is not None else 0
             self.inputs[name] = (size, bool(waiting))
             self.input_addresses[name] = first.untyped_storage().data_ptr() if first is not None else 0
-            self.shapes[name] = tuple(first.shape) if first is not None else ()
             if self.probe is not None:
                 self._follow_gradients(module)
             if name not in self.order:
@@ -115,8 +112,7 @@ class Timeline:
         def hook(module: Any, args: Any, kwargs: Any, output: Any) -> None:
             self._pause()
             outputs = [tensor for tensor in _tensors_of(output) if tensor.is_floating_point()]
-            shape = tuple(outputs[0].shape) if outputs else ()
-            self.same_shape[name], self.shapes[name] = shape == self.shapes[name], shape
+            self.shapes[name] = tuple(outputs[0].shape) if outputs else ()
             traced = [tensor for tensor in outputs if tensor.requires_grad]
             self.output_bytes[name] = sum(tensor.numel() * tensor.element_size() for tensor in traced)
             for tensor in traced:

@@ -136,13 +136,14 @@ def _same_start(offset: int) -> Iterator[None]:
     """Seed the default generators with the job's seed plus ``offset`` inside the block; restore them afterwards."""
     import torch
 
-    default, accelerator = torch.get_rng_state(), torch.cuda.get_rng_state()
+    from mindspeed_autoparallel.runtime.hetero.rng import DefaultGenerators
+
+    before = DefaultGenerators.now()
     torch.manual_seed(int(current_job().arguments.seed) + offset)
     try:
         yield
     finally:
-        torch.set_rng_state(default)
-        torch.cuda.set_rng_state(accelerator)
+        before.restore()
 
 
 def _unchanged(value: Any) -> Any:

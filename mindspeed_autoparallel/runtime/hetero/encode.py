@@ -7,8 +7,7 @@ the last, and ``pipeline`` runs the stages between.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -79,7 +78,7 @@ class MacroBatch:
         if self.empty:
             return
         self.start_inputs(inputs)
-        with self._running():
+        with self._states.computing(self._encoder.name):
             self.advance(None)
 
     def start_inputs(self, inputs: Mapping[int, torch.Tensor]) -> None:
@@ -146,7 +145,7 @@ class MacroBatch:
         """Run the encoder's backward with the received gradients."""
         if self.empty:
             return
-        with self._running():
+        with self._states.computing(self._encoder.name):
             # A recomputed forward does not need the incoming gradients, so it hides their transfer.
             _, output = self.graph(None)
             torch.autograd.backward(output, self.output_gradient(output))
@@ -164,11 +163,8 @@ class MacroBatch:
 
     def output_gradient(self, output: torch.Tensor) -> torch.Tensor:
         """Wait for the gradient of ``output``, this replica's rows, and return it; zero for a dummy."""
-        return self._placed(output, self._arrived())
-
-    def _placed(self, output: torch.Tensor, arrived: Arrived) -> torch.Tensor:
         gradient = torch.zeros_like(output)
-        for piece, rows in arrived:
+        for piece, rows in self._arrived():
             self._slice(gradient, piece).add_(rows)
         return gradient
 
@@ -210,12 +206,6 @@ class MacroBatch:
             return self._forward(True, leaf)
         finally:
             now.restore()
-
-    @contextlib.contextmanager
-    def _running(self) -> Iterator[None]:
-        """Use the encoder's parallel state and generators inside the block."""
-        with self._states.use(self._encoder.name), self._states.drawing(self._encoder.name):
-            yield
 
     def _slice(self, output: torch.Tensor, piece: Piece) -> torch.Tensor:
         first = self._first_row[piece.item]

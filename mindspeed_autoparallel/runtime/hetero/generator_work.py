@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from mindspeed_autoparallel.runtime.devices.cpu.edits import replaced
 from mindspeed_autoparallel.runtime.hetero.exchange import Arrived, Transfer
-from mindspeed_autoparallel.runtime.hetero.output_cache import replaced_forward
 from mindspeed_autoparallel.runtime.hetero.pipeline import run_backward, run_forward
 from mindspeed_autoparallel.runtime.hetero.redistribution.placement import Item
 from mindspeed_autoparallel.runtime.hetero.redistribution.plan import Piece, RedistributionPlan
@@ -182,8 +182,8 @@ class GeneratorWork:
             rows, own_targets, items = adapter.dummy()
             weights = None if weights is None else torch.zeros(rows.shape[0], device=self._device)
             targets = [own_targets]
-        original = replaced_forward(self._module, self._original)
-        with session.states.use(name), session.states.drawing(name), original, torch.enable_grad():
+        original = replaced(self._module, "forward", self._original)
+        with session.states.computing(name), original, torch.enable_grad():
             if weights is None:
                 with torch.no_grad():
                     return adapter.generate(self._module, rows, torch.cat(targets), items), None
@@ -197,8 +197,8 @@ class GeneratorWork:
         session, name = self._session, self._comm.encoder.name
         batches = [self._batch(number, item) for number, item in enumerate(self._mine)] or [self._dummy_batch()]
         run = run_forward if self._weights is None else run_backward
-        original = replaced_forward(self._module, self._original)
-        with session.states.use(name), session.states.drawing(name), original:
+        original = replaced(self._module, "forward", self._original)
+        with session.states.computing(name), original:
             run(self._comm.encoder.config, batches)
         losses = gradients = torch.empty(0)
         if self._on_last_stage:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.runtime.devices.cpu.edits import replaced
 from mindspeed_autoparallel.runtime.hetero.batches import StepBatches
 from mindspeed_autoparallel.runtime.hetero.exchange import Arrived
 from mindspeed_autoparallel.runtime.hetero.generator_work import (
@@ -25,7 +26,6 @@ from mindspeed_autoparallel.runtime.hetero.generator_work import (
     Places,
     places_of_rank,
 )
-from mindspeed_autoparallel.runtime.hetero.output_cache import replaced_forward
 from mindspeed_autoparallel.runtime.hetero.redistribution.placement import Item
 from mindspeed_autoparallel.runtime.hetero.redistribution.plan import MeetingStages, RedistributionPlan, make_plan
 from mindspeed_autoparallel.runtime.hetero.session import EncoderComm, HeteroSession
@@ -63,11 +63,9 @@ class GeneratorStep:
     def name(self) -> str:
         return self.comm.encoder.name
 
-    @contextlib.contextmanager
-    def answering(self) -> Iterator[None]:
-        """Replace the model's calls of the generator inside the block."""
-        with replaced_forward(self.comm.encoder.module, self._answer):
-            yield
+    def answering(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context that replaces the model's calls of the generator."""
+        return replaced(self.comm.encoder.module, "forward", self._answer)
 
     def _answer(self, rows: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Return losses of zero ``[rows]`` for ``rows [rows, *output_shape]`` of the decoder."""

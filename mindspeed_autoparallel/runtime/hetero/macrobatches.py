@@ -70,7 +70,7 @@ class EncoderStep:
             with self._encoding():
                 for k, macro in zip(ks, macros, strict=True):
                     macro.start_inputs(self._held_inputs(self._windows[k]))
-                with self._computing():
+                with self._session.states.computing(self.encoder.name):
                     pipeline.run_forward(self.encoder.config, [macro for macro in macros if not macro.empty])
             for k in ks:
                 self._finish(k)
@@ -93,7 +93,7 @@ class EncoderStep:
             macros = [self._start_backward(k) for k in ks]
             if self.train:
                 with self._encoding("encoder_backward"):
-                    with self._computing():
+                    with self._session.states.computing(self.encoder.name):
                         pipeline.run_backward(self.encoder.config, [macro for macro in macros if not macro.empty])
                     for macro in macros:
                         macro.forget()
@@ -200,13 +200,6 @@ class EncoderStep:
                 )
             held.update(zip(indices, torch.split(rows, sizes), strict=True))
         return held
-
-    @contextlib.contextmanager
-    def _computing(self) -> Iterator[None]:
-        """Use the encoder's parallel state and generators inside the block."""
-        states, name = self._session.states, self.encoder.name
-        with states.use(name), states.drawing(name):
-            yield
 
     @contextlib.contextmanager
     def _encoding(self, phase: str = "encode") -> Iterator[None]:

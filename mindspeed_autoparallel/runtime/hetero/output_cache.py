@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.runtime.devices.cpu.edits import replaced
 from mindspeed_autoparallel.runtime.hetero.modules import Encoder
 
 
@@ -52,36 +52,10 @@ class EncoderOutputCache:
                 "The forward step must call the encoder wherever the batch has inputs for it."
             )
 
-    @contextlib.contextmanager
-    def patched_forward(self) -> Iterator[None]:
-        """Inside the block, calls of the encoder module return the stored rows."""
-        with _attribute(self._encoder.module, "forward", self):
-            yield
+    def patched_forward(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which calls of the encoder module return the stored rows."""
+        return replaced(self._encoder.module, "forward", self)
 
-    @contextlib.contextmanager
-    def suspended(self) -> Iterator[None]:
-        """Inside the block, calls run the encoder module, also within ``patched_forward``."""
-        with _attribute(self._encoder.module, "forward", self._original):
-            yield
-
-
-@contextlib.contextmanager
-def replaced_forward(module: Any, forward: Any) -> Iterator[None]:
-    """Replace calls of ``module`` inside the block with ``forward``."""
-    with _attribute(module, "forward", forward):
-        yield
-
-
-@contextlib.contextmanager
-def _attribute(module: Any, name: str, value: Any) -> Iterator[None]:
-    fields = module.__dict__
-    missing = object()
-    before = fields.get(name, missing)
-    fields[name] = value
-    try:
-        yield
-    finally:
-        if before is missing:
-            del fields[name]
-        else:
-            fields[name] = before
+    def suspended(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which calls run the encoder module, also within ``patched_forward``."""
+        return replaced(self._encoder.module, "forward", self._original)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.runtime.devices.cpu.edits import replaced
 from mindspeed_autoparallel.runtime.hetero.batches import StepBatches, pull
 from mindspeed_autoparallel.runtime.hetero.exchange import items_of_replicas, local_items
 from mindspeed_autoparallel.runtime.hetero.generators import GeneratorStep
@@ -118,13 +119,11 @@ def _encoder_schedule(
             f"--hetero-memory window does not go with --overlap-moe-expert-parallel-comm under {num_chunks} virtual "
             "stages: forwards run ahead of the schedule it follows. Use --hetero-memory recompute."
         )
-    placement = session.backbone_placement
-    num_stages = 1 + max(at.pipeline for at in placement)
     group_size = getattr(config, "microbatch_group_size_per_vp_stage", None) or 0
     return WindowedSchedule(
         steps,
-        stage=placement[session.rank].pipeline,
-        ticks=ticks_of(num_stages, num_microbatches, num_chunks, group_size if num_chunks > 1 else 0),
+        stage=session.backbone_placement[session.rank].pipeline,
+        ticks=ticks_of(session.num_stages, num_microbatches, num_chunks, group_size if num_chunks > 1 else 0),
     )
 
 
@@ -258,8 +257,5 @@ def _finalize_backbone_only(session: HeteroSession, chunk: Any, factor: list[Any
         )
         return result
 
-    config.finalize_model_grads_func = finalize
-    try:
+    with replaced(config, "finalize_model_grads_func", finalize):
         yield
-    finally:
-        config.finalize_model_grads_func = original

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.runtime.devices.cpu.edits import replaced
 from mindspeed_autoparallel.runtime.hetero.redistribution.placement import Coordinates, Placement, sized_placement
 from mindspeed_autoparallel.runtime.megatron.exchanged_shapes import plays_alone
 
@@ -74,11 +75,8 @@ class GroupMemo:
                 self._groups[key] = original(ranks, *args, **kwargs)
             return self._groups[key]
 
-        parallel_state.create_group = create_group
-        try:
+        with replaced(parallel_state, "create_group", create_group):
             yield
-        finally:
-            parallel_state.create_group = original
 
 
 class ModuleStates:
@@ -164,6 +162,12 @@ class ModuleStates:
             else:
                 self.current = None
                 self._restore(outer or {})
+
+    @contextlib.contextmanager
+    def computing(self, name: str) -> Iterator[None]:
+        """Use module ``name``'s state and draw from its generators inside the block."""
+        with self.use(name), self.drawing(name):
+            yield
 
     def coordinates(self, name: str) -> Coordinates:
         """Return this rank's place in a module's layout, from Megatron."""

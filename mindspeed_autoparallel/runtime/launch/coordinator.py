@@ -15,6 +15,7 @@ from typing import Any
 
 from mindspeed_autoparallel.errors import LaunchError, first_line
 from mindspeed_autoparallel.files import shown
+from mindspeed_autoparallel.profiles.records import json_of
 from mindspeed_autoparallel.runtime.launch import liveness, rendezvous
 from mindspeed_autoparallel.runtime.launch.channel import make_secret, remove_secret
 from mindspeed_autoparallel.runtime.launch.liveness import Heartbeat, Watch
@@ -101,7 +102,7 @@ class _Agent:
         )
         if outcome.status is not LaunchStatus.OK:
             self.store.set(aborted, "1")
-        self.store.set(f"outcome/{number}/{self.node_rank}", json.dumps(outcome.to_json()))
+        self.store.set(f"outcome/{number}/{self.node_rank}", json.dumps(json_of(outcome)))
 
 
 _SHUTDOWN_S = 15.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import signal
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 _NOT_THE_SCRIPTS = ("in validate_args", "Address already in use", "Connection", "Broken pipe", "ChildFailedError")
 """Signs of errors that are not the script's own: Megatron's checks, which another layout may pass, or lost peers."""
@@ -50,10 +50,6 @@ class LaunchOutcome:
     log: str = ""
     """The file with the whole output."""
     seconds: float = 0.0
-
-    def to_json(self) -> dict[str, object]:
-        """Return plain JSON."""
-        return {**asdict(self), "status": self.status.value}
 
     @property
     def is_the_scripts_own(self) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.redaction import masked_text, secret_values
-from mindspeed_autoparallel.runtime.flags import without_switches
+from mindspeed_autoparallel.runtime.flags.registration import without_switches
 from mindspeed_autoparallel.runtime.launch.children import child_environment, private_log, secret_variables
 from mindspeed_autoparallel.runtime.launch.outcome import LaunchOutcome, LaunchSpec, LaunchStatus
 from mindspeed_autoparallel.runtime.launch.ports import LOOPBACK_ENVIRONMENT, loopback_interface, loopback_store

@@ -10,12 +10,11 @@ from typing import Any, cast
 
 from mindspeed_autoparallel.errors import ConfigError, told_in_a_line
 from mindspeed_autoparallel.patching import ENGINE
-from mindspeed_autoparallel.runtime.flags import (
-    Flag,
+from mindspeed_autoparallel.runtime.flags.flag import Flag, flags_of
+from mindspeed_autoparallel.runtime.flags.registration import (
     add_missing_flags,
     flag_groups,
     flags_given,
-    flags_of,
     flags_of_command,
     flags_of_host,
     keys_given,

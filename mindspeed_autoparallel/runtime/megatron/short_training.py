@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.runtime.devices.cpu.edits import replaced
 
 _OFF = {
-    "train_samples": None,
-    "lr_decay_samples": None,
-    "lr_wsd_decay_samples": None,
+    **dict.fromkeys(("load", "save", "pretrained_checkpoint", "tensorboard_dir", "wandb_project")),
+    **dict.fromkeys(("train_samples", "lr_decay_samples", "lr_wsd_decay_samples")),
     "lr_warmup_samples": 0,
     "lr_warmup_iters": 0,
     "eval_iters": 0,
@@ -20,11 +20,14 @@ _OFF = {
     "lr_decay_style": "constant",
     "rampup_batch_size": None,
 }
-"""Length, schedule and batch sizes of the whole training. Megatron refuses sample counts together with iterations."""
+"""Files, length, schedule and batch sizes of the training. Megatron refuses sample counts together with iterations."""
 
 
 def train_for(arguments: argparse.Namespace, num_iterations: int) -> None:
-    """Make Megatron train for ``num_iterations`` of the full global batch, even if the script counts samples."""
+    """Make Megatron train for ``num_iterations`` of the full global batch, without loading, saving or evaluating.
+
+    It counts iterations even if the script counts samples.
+    """
     for name, value in _OFF.items():
         if hasattr(arguments, name):
             setattr(arguments, name, value)
@@ -71,8 +74,5 @@ def without_kept_batches(data_iterator: Any = None) -> Iterator[None]:
     for iterator in data_iterator if isinstance(data_iterator, list) else [data_iterator]:
         if isinstance(iterator, RerunDataIterator) and not iterator.replaying:
             iterator.advance()
-    before, machine.mode = machine.mode, RerunMode.DISABLED
-    try:
+    with replaced(machine, "mode", RerunMode.DISABLED):
         yield
-    finally:
-        machine.mode = before

@@ -1,4 +1,4 @@
-"""The splits of layers over stages that the host can run: not every release and script supports all."""
+"""The script's own split of layers over stages, and those that the host can run: not every release supports all."""
 
 from __future__ import annotations
 
@@ -9,9 +9,34 @@ from dataclasses import replace
 
 from mindspeed_autoparallel.planner.candidate import Layers, Splits
 from mindspeed_autoparallel.runtime.megatron.description import Description, is_llava
-from mindspeed_autoparallel.runtime.megatron.mindspeed import is_mindspeed_llm, takes_layout_strings
+from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
+    CHUNKS_ARGUMENT,
+    EMBEDDING_ARGUMENT,
+    FIRST_ARGUMENT,
+    LAST_ARGUMENT,
+    LOSS_ARGUMENT,
+    RECOMPUTE_ARGUMENTS,
+)
+from mindspeed_autoparallel.runtime.megatron.mindspeed import (
+    LAYOUT_ARGUMENT,
+    LIST_ARGUMENT,
+    is_mindspeed_llm,
+    takes_layout_strings,
+)
 from mindspeed_autoparallel.spec import Layout
 from mindspeed_autoparallel.spec.model import GENERATOR
+
+VIRTUAL_ARGUMENTS = ("num_layers_per_virtual_pipeline_stage", CHUNKS_ARGUMENT)
+SPLIT_ARGUMENTS = (LAYOUT_ARGUMENT, LIST_ARGUMENT, FIRST_ARGUMENT, LAST_ARGUMENT, EMBEDDING_ARGUMENT, LOSS_ARGUMENT)
+"""Arguments for the layers of every stage, which a plan replaces."""
+
+
+def clear_stages(arguments: argparse.Namespace) -> None:
+    """Set the script's own split into stages, virtual stages and recompute to off in ``arguments``."""
+    for name in (*SPLIT_ARGUMENTS, *VIRTUAL_ARGUMENTS):
+        if hasattr(arguments, name):
+            setattr(arguments, name, False if isinstance(getattr(arguments, name), bool) else None)
+    vars(arguments).update(dict.fromkeys(RECOMPUTE_ARGUMENTS))
 
 
 def runnable_splits(arguments: argparse.Namespace, description: Description) -> Splits | None:

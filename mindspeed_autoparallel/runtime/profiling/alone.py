@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from mindspeed_autoparallel.patching import call_after_import
+from mindspeed_autoparallel.runtime.devices.cpu.edits import replaced
 from mindspeed_autoparallel.runtime.megatron.exchanged_shapes import stand_in_for_neighbours
 from mindspeed_autoparallel.runtime.megatron.features import ALONE_VARIABLE
 from mindspeed_autoparallel.runtime.profiling.stalls import watch_for_stalls
@@ -160,10 +161,5 @@ def as_first_rank() -> Iterator[None]:
     def rank_zero(group: Any = None) -> int:
         return 0 if group is None else int(get_rank(group))
 
-    for module in (distributed, distributed_c10d):
-        module.get_rank = rank_zero
-    try:
+    with replaced(distributed, "get_rank", rank_zero), replaced(distributed_c10d, "get_rank", rank_zero):
         yield
-    finally:
-        for module in (distributed, distributed_c10d):
-            module.get_rank = get_rank

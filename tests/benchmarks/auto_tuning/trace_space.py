@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from mindspeed_autoparallel.runtime.profiling.trace.process import trace_all
@@ -62,7 +63,10 @@ def main() -> None:
     for name, model in (("Llama-70B", LLAMA_70B), ("Mixtral-8x7B", MIXTRAL_8X7B)):
         requests = space(model)
         begin = time.perf_counter()
-        results = trace_all(requests, num_processes=processes)
+        share = -(-len(requests) // processes)
+        with ThreadPoolExecutor(processes) as pool:
+            parts = pool.map(trace_all, itertools.batched(requests, share))
+            results = list(itertools.chain.from_iterable(parts))
         seconds = time.perf_counter() - begin
         total += seconds
         failed = [result["error"] for result in results if "error" in result]

@@ -26,6 +26,7 @@ COORDINATOR = """
     from pathlib import Path
     from mindspeed_autoparallel.errors import LaunchError
     from mindspeed_autoparallel.interrupts import leaving_kept
+    from mindspeed_autoparallel.profiles.records import json_of
     from mindspeed_autoparallel.runtime.launch import Coordinator, LaunchSpec, Nodes
     NODES = "num_nodes", "num_processes_per_node", "master_port"
     work, options = Path(sys.argv[1]), json.loads(sys.argv[2])
@@ -36,7 +37,7 @@ COORDINATOR = """
         ) as coordinator:
             for number, act in enumerate(sys.argv[3:]):
                 spec = LaunchSpec(launch_id=f"launch{number}", argv=coordinator.command, task={"act": act}, timeout_s=800)
-                print(json.dumps(coordinator.launch(spec).to_json()), flush=True)
+                print(json.dumps(json_of(coordinator.launch(spec))), flush=True)
     except LaunchError as error:
         sys.exit(str(error))
 """

@@ -148,7 +148,6 @@ def profile_of_real(folder: Path, model: str, played: Points, measured: Points, 
                 block[key] = max(0.0, statistics.median(times)) + sent[number][module][name][key]
         for key in ("step_us", "finalize_us"):
             point["optimizer"][key] = real["optimizer"][key]
-        point["relative_times"] = real["relative_times"]
         path.write_text(json.dumps(point))
     kept = (folder / "alone" / "repeats.json").read_text()
     run(folder / "alone", model, 1)

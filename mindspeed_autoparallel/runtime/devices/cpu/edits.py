@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any
 
 _MISSING = object()
+
+
+@contextlib.contextmanager
+def replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
+    """Set ``holder.name = value`` within the context."""
+    before = _own(holder, name)
+    setattr(holder, name, value)
+    try:
+        yield
+    finally:
+        _restore(holder, name, before)
 
 
 class Edits:
@@ -47,10 +59,15 @@ class Edits:
         if _own(holder, name) is not value:
             # Another plugin has wrapped ours; removing ours would remove theirs as well.
             self.left_in_place.append(f"{getattr(holder, '__name__', holder)}.{name}")
-        elif before is _MISSING:
-            delattr(holder, name)
         else:
-            setattr(holder, name, before)
+            _restore(holder, name, before)
+
+
+def _restore(holder: Any, name: str, before: Any) -> None:
+    if before is _MISSING:
+        delattr(holder, name)
+    else:
+        setattr(holder, name, before)
 
 
 def _unset_variable(name: str) -> None:

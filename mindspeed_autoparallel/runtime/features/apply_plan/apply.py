@@ -31,11 +31,6 @@ from mindspeed_autoparallel.runtime.first_rank import is_first_rank, print_once
 from mindspeed_autoparallel.runtime.megatron.description import Description
 from mindspeed_autoparallel.runtime.megatron.hybrid import OLD_ARGUMENT, hybrid_pattern
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
-    CHUNKS_ARGUMENT,
-    EMBEDDING_ARGUMENT,
-    FIRST_ARGUMENT,
-    LAST_ARGUMENT,
-    LOSS_ARGUMENT,
     RECOMPUTE_ARGUMENTS,
     ArgumentValue,
     group_arguments,
@@ -47,14 +42,13 @@ from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     stage_arguments,
 )
 from mindspeed_autoparallel.runtime.megatron.mindspeed import (
-    LAYOUT_ARGUMENT,
-    LIST_ARGUMENT,
     check_list_was_given,
     is_mindspeed_mm,
     keep_stage,
     ties_embeddings,
 )
 from mindspeed_autoparallel.runtime.megatron.shared_embedding import place_embedding
+from mindspeed_autoparallel.runtime.megatron.splits import clear_stages
 from mindspeed_autoparallel.runtime.state import of_process
 from mindspeed_autoparallel.spec.plan import Plan
 
@@ -84,19 +78,6 @@ def apply_hetero(plan: Plan, description: Description, arguments: argparse.Names
     print_once(f"training by the plan {path}: {plan.layout.label()}, sizes written to {model_file}")
 
 
-_OWN_SPLITS = (
-    LAYOUT_ARGUMENT,
-    FIRST_ARGUMENT,
-    LAST_ARGUMENT,
-    LIST_ARGUMENT,
-    EMBEDDING_ARGUMENT,
-    LOSS_ARGUMENT,
-    "num_layers_per_virtual_pipeline_stage",
-    CHUNKS_ARGUMENT,
-)
-"""The script's arguments for the split into stages, which a plan replaces."""
-
-
 def apply(request: PlanRequest, arguments: argparse.Namespace) -> None:
     """Set the host's ``arguments`` to the plan, and compare the first steps with its prediction."""
     path, plan, description, calibrated = request.path, request.plan, request.description, request.calibration_file
@@ -107,15 +88,15 @@ def apply(request: PlanRequest, arguments: argparse.Namespace) -> None:
     print_other_switches(plan, arguments)
     print_other_balance(plan, arguments, before.get("micro_batch_size"))
 
-    def teach(ranks: list[MeasuredRank]) -> None:
+    def calibrate(ranks: list[MeasuredRank]) -> None:
         if calibrated is not None:
             print(add_run(calibrated, arguments, plan, ranks), flush=True)
 
-    of_process(PlanCheck).begin(plan, int(arguments.auto_parallel_check_steps), teach)
+    of_process(PlanCheck).begin(plan, int(arguments.auto_parallel_check_steps), calibrate)
     if plan.hetero is not None:
         apply_hetero(plan, description, arguments, path)
         # The feature that runs next gives the backbone these sizes.
-        _tell_replaced(before, {**vars(arguments), **plan.layout.megatron_sizes})
+        _print_replaced(before, {**vars(arguments), **plan.layout.megatron_sizes})
         return
     arguments.virtual_pipeline_model_parallel_size = None
     stages: Mapping[str, int | str | None] = {}
@@ -130,12 +111,12 @@ def apply(request: PlanRequest, arguments: argparse.Namespace) -> None:
     if is_first_rank():
         print(f"training by the plan {path}: {plan.layout.label()}", flush=True)
         print(f"as native flags: {shlex.join(native_flags(plan, {**stages, **groups}))}", flush=True)
-        _tell_replaced(before, vars(arguments))
+        _print_replaced(before, vars(arguments))
         for line in _limits_of_checkpoints(arguments):
             print(line, flush=True)
 
 
-def _tell_replaced(before: Mapping[str, object], after: Mapping[str, object]) -> None:
+def _print_replaced(before: Mapping[str, object], after: Mapping[str, object]) -> None:
     """Print a line for every argument that the plan changes, if it was given as a flag or the plan turns it off."""
     if not is_first_rank():
         return
@@ -167,7 +148,7 @@ def _apply_to_model_file(plan: Plan, description: Description, arguments: Any, p
     if is_mindspeed_mm():
         if ties_embeddings(content):
             place_embedding(plan.layers_of(description.modules[-1].name), plan.layout.pipeline_size, path)
-        _say_more_recomputed(keep_stage(content, _pipeline_rank(plan)))
+        _print_more_recomputed(keep_stage(content, _pipeline_rank(plan)))
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
     applied = path.with_name(f"applied_model_{digest}.json")
     # Every rank of a stage writes the same content through a rename, so none has to wait for another.
@@ -185,7 +166,7 @@ def _pipeline_rank(plan: Plan) -> int:
     return int(os.environ.get("RANK", "0")) // (world_size // plan.layout.pipeline_size)
 
 
-def _say_more_recomputed(pipeline_ranks: list[int]) -> None:
+def _print_more_recomputed(pipeline_ranks: list[int]) -> None:
     if pipeline_ranks:
         print_once(
             f"Megatron recomputes equally many layers in every chunk of a rank: pipeline ranks {pipeline_ranks} "
@@ -203,12 +184,10 @@ def _difference(description: Description, content: dict[str, object], applied: P
 def _apply_to_flags(plan: Plan, arguments: Any, stages: Mapping[str, int | str | None]) -> None:
     """Set the flags of stages (``stage_arguments``) and recompute, for hosts without a model.json."""
     layout = plan.layout
-    for name in (*_OWN_SPLITS, *([OLD_ARGUMENT] if hybrid_pattern(arguments) else [])):
-        if hasattr(arguments, name):
-            setattr(arguments, name, False if isinstance(getattr(arguments, name), bool) else None)
+    clear_stages(arguments)
+    if hybrid_pattern(arguments) and hasattr(arguments, OLD_ARGUMENT):
+        setattr(arguments, OLD_ARGUMENT, None)
     _set_all(arguments, stages)
-    for name in RECOMPUTE_ARGUMENTS:
-        setattr(arguments, name, None)
     kind = kind_everywhere(plan)
     if kind is not None:
         _set_all(arguments, recompute_arguments(kind))
@@ -217,7 +196,7 @@ def _apply_to_flags(plan: Plan, arguments: Any, stages: Mapping[str, int | str |
     by_rank = [recomputed[rank :: layout.pipeline_size] for rank in range(layout.pipeline_size)]
     # Megatron's own block method: the first layers of each chunk are recomputed, so the number differs by rank.
     own = max(by_rank[_pipeline_rank(plan)])
-    _say_more_recomputed([rank for rank, chunks in enumerate(by_rank) if len(set(chunks)) > 1])
+    _print_more_recomputed([rank for rank, chunks in enumerate(by_rank) if len(set(chunks)) > 1])
     if own:
         _set_all(arguments, recompute_arguments("full", own))
 

@@ -21,8 +21,8 @@ class ApplyPlanFlags(FlagGroup):
     )
     auto_parallel_calibrate: str | None = flag(
         None,
-        "Teach this device file (made where it is missing) by the measured step of this run, or of the launches of "
-        "--auto-tuning-verify; language models. predict, tune and --profile-device-file take it.",
+        "Calibrate this device file (created if missing) by the measured step of this run, or of the launches of "
+        "--auto-tuning-verify; language models only. predict, tune and --profile-device-file read it.",
         metavar="DEVICE.json",
         used_by=("--auto-tuning",),
     )

@@ -20,7 +20,7 @@ from mindspeed_autoparallel.profiles import LinkTier, MeasuredAt
 from mindspeed_autoparallel.profiles.records import PointResult, json_of, record_of
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.attempts import Attempts
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.request import SearchRequest
-from mindspeed_autoparallel.runtime.flags import words_whose_flag
+from mindspeed_autoparallel.runtime.flags.registration import words_whose_flag
 from mindspeed_autoparallel.runtime.launch import Coordinator, LaunchOutcome, LaunchSpec, LaunchStatus
 from mindspeed_autoparallel.runtime.launch.orders import own_command
 from mindspeed_autoparallel.runtime.megatron.features import ALONE_VARIABLE

@@ -6,7 +6,7 @@ import logging
 
 from mindspeed_autoparallel.files import write_json_atomic, write_text_atomic
 from mindspeed_autoparallel.planner.hetero.compare import Comparison, summary, write_comparison
-from mindspeed_autoparallel.planner.results import PROFILE_FILE, write_results
+from mindspeed_autoparallel.planner.results import PLAN_FILE, PROFILE_FILE, RESULT_FILE, write_results
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.report.page import render_page
 from mindspeed_autoparallel.report.replay import chrome_trace
@@ -15,10 +15,8 @@ from mindspeed_autoparallel.runtime.features.apply_plan.hetero_model import trai
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.request import SearchRequest
 from mindspeed_autoparallel.spec import Plan
 
-RESULT_FILE = "auto_parallel_search_optimal_config.json"
 PAGE_FILE = "auto_parallel_report.html"
 TRACE_FILE = "auto_parallel_trace.json"
-PLAN_FILE = "plan.json"
 _LOGGER = logging.getLogger(__name__)
 
 

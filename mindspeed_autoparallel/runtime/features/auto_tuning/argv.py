@@ -9,25 +9,22 @@ import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
-from mindspeed_autoparallel.runtime.flags import plain_flag, words_whose_flag
+from mindspeed_autoparallel.runtime.flags.registration import plain_flag, words_whose_flag
 from mindspeed_autoparallel.runtime.megatron.hybrid import OLD_ARGUMENT, PATTERN_ARGUMENT, hybrid_pattern
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
-    EMBEDDING_ARGUMENT,
     EXPERT_TENSOR_ARGUMENT,
     GROUP_ARGUMENT,
-    LOSS_ARGUMENT,
     RECOMPUTE_ARGUMENTS,
     flag_words,
     recompute_arguments,
     sizes,
     stage_arguments,
 )
-from mindspeed_autoparallel.runtime.megatron.mindspeed import LIST_ARGUMENT, NOOP_ARGUMENT
+from mindspeed_autoparallel.runtime.megatron.mindspeed import NOOP_ARGUMENT
+from mindspeed_autoparallel.runtime.megatron.splits import SPLIT_ARGUMENTS, VIRTUAL_ARGUMENTS, clear_stages
 from mindspeed_autoparallel.spec import Cluster, Layout
 from mindspeed_autoparallel.spec.plan import Plan
 
-_VIRTUAL = ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank")
-_LAYOUT = "pipeline_model_parallel_layout"
 _DISPATCHER = "moe_token_dispatcher_type"
 _TUNED = (
     "tensor_model_parallel_size",
@@ -42,13 +39,8 @@ _TUNED = (
     "overlap_param_gather",
     _DISPATCHER,
     "global_batch_size",
-    "decoder_first_pipeline_num_layers",
-    "decoder_last_pipeline_num_layers",
-    EMBEDDING_ARGUMENT,
-    LOSS_ARGUMENT,
-    _LAYOUT,
-    LIST_ARGUMENT,
-    *_VIRTUAL,
+    *SPLIT_ARGUMENTS,
+    *VIRTUAL_ARGUMENTS,
     "microbatch_group_size_per_virtual_pipeline_stage",
     *RECOMPUTE_ARGUMENTS,
     "recompute_activations",
@@ -76,7 +68,7 @@ _SWITCHED = (
 )
 """Further arguments, set by switches of a configuration or by a split with empty layers."""
 _KEPT = (
-    *("micro_batch_size", "global_batch_size", "recompute_num_layers", *_VIRTUAL),
+    *("micro_batch_size", "global_batch_size", "recompute_num_layers", *VIRTUAL_ARGUMENTS),
     *("expert_tensor_parallel_size", "tensor_model_parallel_size", "pipeline_model_parallel_size"),
 )
 """Written even if they are 1: Megatron has other defaults, or the script may have another value."""
@@ -123,7 +115,7 @@ def values_of(
         split = stage_arguments(plan, arguments)
         values |= {name: value for name, value in split.items() if value is not None}
     elif plan.layout.virtual_size > 1:
-        values[_VIRTUAL[0]] = layers[0]
+        values[VIRTUAL_ARGUMENTS[0]] = layers[0]
     return values | recompute_arguments(recompute, num_recomputed) | sharding_values(plan.layout)
 
 
@@ -192,10 +184,8 @@ def illegal(arguments: argparse.Namespace, values: Mapping[str, object], world_s
     from megatron.training.arguments import validate_args
 
     tried = copy.deepcopy(arguments)
-    for name in (EMBEDDING_ARGUMENT, LOSS_ARGUMENT):
-        if hasattr(tried, name):
-            setattr(tried, name, False)
-    for name in (*_VIRTUAL, GROUP_ARGUMENT, _LAYOUT, LIST_ARGUMENT, *RECOMPUTE_ARGUMENTS, "recompute_activations"):
+    clear_stages(tried)
+    for name in (GROUP_ARGUMENT, "recompute_activations"):
         if hasattr(tried, name):
             setattr(tried, name, None)
     if PATTERN_ARGUMENT in values and hasattr(tried, OLD_ARGUMENT):
@@ -222,18 +212,12 @@ def environment_words(environment: Mapping[str, str]) -> list[str]:
 @contextlib.contextmanager
 def with_environment(environment: Mapping[str, str]) -> Iterator[None]:
     """Set ``environment`` within the block, as it would be in training."""
-    before = {name: os.environ.get(name) for name in environment}
+    before = dict(os.environ)
+    for name, value in environment.items():
+        os.environ.pop(name, None)
+        os.environ.update({name: value} if value else {})
     try:
-        for name, value in environment.items():
-            _set(name, value or None)
         yield
     finally:
-        for name, old in before.items():
-            _set(name, old)
-
-
-def _set(name: str, value: str | None) -> None:
-    if value is None:
-        os.environ.pop(name, None)
-    else:
-        os.environ[name] = value
+        os.environ.clear()
+        os.environ.update(before)

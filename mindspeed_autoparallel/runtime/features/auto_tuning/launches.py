@@ -16,6 +16,7 @@ from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_json, write_json_atomic
+from mindspeed_autoparallel.profiles.records import json_of
 from mindspeed_autoparallel.redaction import masked_words
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
 from mindspeed_autoparallel.runtime.launch import Coordinator, LaunchOutcome, LaunchSpec, LaunchStatus
@@ -51,7 +52,7 @@ class LaunchRecord:
     def to_json(self) -> dict[str, object]:
         """Return its entry of ``launches.json``."""
         own = {name: value for name, value in vars(self).items() if name != "outcome"}
-        ended = {} if self.outcome is None else self.outcome.to_json()
+        ended = {} if self.outcome is None else json_of(self.outcome)
         return {**own, **ended, "status": self.status}
 
 

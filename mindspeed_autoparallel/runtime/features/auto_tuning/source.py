@@ -28,7 +28,7 @@ from mindspeed_autoparallel.profiles.records import (
 from mindspeed_autoparallel.runtime.devices import current_device
 from mindspeed_autoparallel.runtime.features.auto_tuning.calibration import Calibration
 from mindspeed_autoparallel.runtime.features.auto_tuning.costs import CalibrationResult, computed_costs
-from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions import SearchPlan, plan_search
+from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.planning import SearchPlan, plan_search
 from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.variants import SearchContext
 from mindspeed_autoparallel.runtime.features.auto_tuning.launches import Launches
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest

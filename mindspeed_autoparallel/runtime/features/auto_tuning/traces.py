@@ -19,14 +19,14 @@ from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.profiles.records import PLAIN, TraceResult, VariantName, read_trace, trace_of
 from mindspeed_autoparallel.progress import changes_logged
 from mindspeed_autoparallel.runtime.features.auto_tuning.argv import without_places
-from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions import SearchPlan
+from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.planning import SearchPlan
 from mindspeed_autoparallel.runtime.features.auto_tuning.launches import Launches
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
 from mindspeed_autoparallel.runtime.launch import LaunchOutcome, LaunchStatus
 from mindspeed_autoparallel.runtime.launch.outcome import worst
 from mindspeed_autoparallel.runtime.profiling.measure.structure import MIN_LAYERS
 from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
-from mindspeed_autoparallel.runtime.profiling.trace.process import hash_of_sources, release_of
+from mindspeed_autoparallel.runtime.profiling.trace.process import hash_of_sources
 from mindspeed_autoparallel.runtime.profiling.trace.work_queue import WorkQueue
 
 _LOGGER = logging.getLogger(__name__)
@@ -239,8 +239,6 @@ class Traces:
                     self.variants,
                     without_places(sys.argv[1:]),
                     [self._wanted(point) for point in self.plan.points],
-                    release_of("torch"),
-                    release_of("megatron-core"),
                 ],
                 default=str,
             ).encode()

@@ -12,20 +12,12 @@ from mindspeed_autoparallel.planner.tuner.placements import SolvedConfiguration
 from mindspeed_autoparallel.report.tuning_result import Baseline
 from mindspeed_autoparallel.runtime.megatron.hybrid import PATTERN_ARGUMENT
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import GROUP_ARGUMENT
+from mindspeed_autoparallel.runtime.megatron.mindspeed import NOOP_ARGUMENT
+from mindspeed_autoparallel.runtime.megatron.splits import SPLIT_ARGUMENTS
 from mindspeed_autoparallel.spec import Cluster
 from mindspeed_autoparallel.spec.recompute import RecomputePolicy, policy_of
 from mindspeed_autoparallel.units import US_PER_MS
 
-_OWN_STAGES = (
-    "pipeline_model_parallel_layout",
-    "num_layer_list",
-    "noop_layers",
-    "decoder_first_pipeline_num_layers",
-    "decoder_last_pipeline_num_layers",
-    "account_for_embedding_in_pipeline_split",
-    "account_for_loss_in_pipeline_split",
-    PATTERN_ARGUMENT,
-)
 _MEGATRONS_MODULES = ("core_attn",)
 """Modules that Megatron recomputes in every layer if none are named."""
 
@@ -35,7 +27,7 @@ def user_baseline(
 ) -> SolvedConfiguration | str:
     """Return the script's own configuration on ``cluster``, even if it does not fit, or why it is unknown."""
     own = vars(arguments)
-    for name in _OWN_STAGES:
+    for name in (*SPLIT_ARGUMENTS, NOOP_ARGUMENT, PATTERN_ARGUMENT):
         if own.get(name):
             return f"its stages are cut by --{name.replace('_', '-')}"
     if own.get(GROUP_ARGUMENT):

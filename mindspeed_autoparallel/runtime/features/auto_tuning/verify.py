@@ -41,7 +41,7 @@ def verify(request: TuningRequest, picks: Sequence[Recommendation], launches: La
     Measurements of the same command on the same device by an earlier run are reused. ``result`` and its
     files are updated after every configuration.
     """
-    sources = [hash_of_sources(Path(sys.argv[0])).hexdigest(), fingerprint_of(current_device()).to_json()]
+    sources = [hash_of_sources(Path(sys.argv[0])).hexdigest(), vars(fingerprint_of(current_device()))]
     result["verified"] = []
     for number, pick in enumerate(picks, start=1):
         result["verified"].append(_verified(request, pick, number, launches, sources))

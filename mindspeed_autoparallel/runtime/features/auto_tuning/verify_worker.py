@@ -15,14 +15,10 @@ from mindspeed_autoparallel.runtime.state import of_process
 from mindspeed_autoparallel.spec.plan import Plan
 
 VERIFY_SCHEMA_VERSION = 1
-_PATHS = ("load", "save", "tensorboard_dir", "wandb_project")
 
 
 def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
     """Handle tasks of kind ``verify``: few steps, nothing loaded, saved or evaluated."""
-    for name in _PATHS:
-        if hasattr(arguments, name):
-            setattr(arguments, name, None)
     train_for(arguments, int(data["num_steps"]))
     if current_device().name == "cpu" and hasattr(arguments, "rerun_mode"):
         # The rerun state machine keeps a step's batches in host memory, which counts as device memory here.

@@ -13,6 +13,7 @@ from mindspeed_autoparallel.operators.config import OperatorConfig, config_from_
 from mindspeed_autoparallel.operators.pipeline import Pipeline
 from mindspeed_autoparallel.operators.presets import Decoder
 from mindspeed_autoparallel.operators.search.pins import Pins, parse_pins
+from mindspeed_autoparallel.runtime.features.measuring import needed
 from mindspeed_autoparallel.runtime.features.operator_search.flags import OperatorSearchFlags
 from mindspeed_autoparallel.runtime.flags.flag import read_flags
 from mindspeed_autoparallel.runtime.megatron.unsearched import (
@@ -68,7 +69,7 @@ def read_shape(arguments: argparse.Namespace) -> Decoder:
     refuse_several_models(arguments, _FEATURE)
     refuse_hybrid(arguments, _FEATURE)
     refuse_unlike_layers(arguments, _FEATURE)
-    hidden, heads = _needed(arguments, "hidden_size"), _needed(arguments, "num_attention_heads")
+    hidden, heads = needed(arguments, _FEATURE, "hidden_size"), needed(arguments, _FEATURE, "num_attention_heads")
     gated = bool(getattr(arguments, "swiglu", False))
     # Megatron's defaults, which its validation fills in later.
     usual = int(4 * hidden * 2 / 3 / _SWIGLU_UNIT) * _SWIGLU_UNIT if gated else 4 * hidden
@@ -77,17 +78,17 @@ def read_shape(arguments: argparse.Namespace) -> Decoder:
     if experts:
         ffn = getattr(arguments, "moe_ffn_hidden_size", None) or ffn
     grouped = getattr(arguments, "group_query_attention", False)
-    kv_heads = _needed(arguments, "num_query_groups") if grouped else heads
+    kv_heads = needed(arguments, _FEATURE, "num_query_groups") if grouped else heads
     head = getattr(arguments, "kv_channels", None) or 0
     if not head and hidden % heads:
         raise ConfigError(f"--num-attention-heads {heads} does not divide --hidden-size {hidden}.")
     return Decoder(
-        num_layers=_needed(arguments, "num_layers"),
+        num_layers=needed(arguments, _FEATURE, "num_layers"),
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
         ffn=ffn,
-        vocabulary=getattr(arguments, "padded_vocab_size", None) or _needed(arguments, "vocab_size"),
+        vocabulary=getattr(arguments, "padded_vocab_size", None) or needed(arguments, _FEATURE, "vocab_size"),
         gated=gated,
         num_experts=experts,
         topk=getattr(arguments, "moe_router_topk", None) or 2,
@@ -108,7 +109,7 @@ def read_work(arguments: argparse.Namespace) -> Work:
     micro = getattr(arguments, "micro_batch_size", None) or 1
     batch = getattr(arguments, "global_batch_size", None) or micro * replicas
     pipeline = Pipeline(stages=sizes[1], servers=nodes, micro_batch_num=max(1, batch // (micro * replicas)))
-    return Work(shape, batch, micro, _needed(arguments, "seq_length"), devices, pipeline)
+    return Work(shape, batch, micro, needed(arguments, _FEATURE, "seq_length"), devices, pipeline)
 
 
 def read_settings(flags: OperatorSearchFlags) -> OperatorConfig:
@@ -123,11 +124,3 @@ def read_settings(flags: OperatorSearchFlags) -> OperatorConfig:
         "parallel_config": {} if config.mem_coeff is None else {"mem_coeff": config.mem_coeff},
     }
     return config_from_mapping(block, flags.operator_config or "flags")
-
-
-def _needed(arguments: argparse.Namespace, name: str) -> int:
-    value = getattr(arguments, name, None)
-    if not isinstance(value, int) or value < 1:
-        flag = "--" + name.replace("_", "-")
-        raise ConfigError(f"--operator-search needs {flag}, a positive integer; it is {value}.")
-    return value

@@ -14,7 +14,6 @@ from mindspeed_autoparallel.runtime.profiling import alone
 from mindspeed_autoparallel.runtime.profiling.balanced_routing import balance_routing
 
 _OFF: dict[str, object] = {
-    **dict.fromkeys(("load", "save", "pretrained_checkpoint", "tensorboard_dir", "wandb_project")),
     **dict.fromkeys(("exit_interval", "exit_duration_in_mins", "auto_parallel_preflight")),
     # Received tensors hold random values, on which checks of losses and Megatron's rerun state machine could fail.
     "check_for_nan_in_loss_and_grad": False,

@@ -6,8 +6,9 @@ import argparse
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.interrupts import leaving_kept
@@ -113,7 +114,7 @@ def _recompute_advice(request: PreflightRequest, report: RankReport) -> list[str
     ]
 
 
-def write(output_dir: Path, result: PreflightResult) -> None:
+def _write(output_dir: Path, result: PreflightResult) -> None:
     """Write ``preflight_result.json`` and print the report."""
     output_dir.mkdir(parents=True, exist_ok=True)
     target = output_dir / RESULT_FILE
@@ -126,8 +127,13 @@ def run_and_exit(arguments: argparse.Namespace) -> None:
     """Run the ranks, report, and end the process: training does not start."""
     show_progress("pre-flight")
     request = read_request(arguments)
-    with leaving_kept(f"results of finished ranks are in {request.work_dir}"):
-        with only_one(request.work_dir, "--auto-parallel-work-dir"):
-            result = conclude(request, run_source(request))
-        write(request.output_dir, result)
+    report_and_exit(request.work_dir, request.output_dir, lambda: conclude(request, run_source(request)))
+
+
+def report_and_exit(work_dir: Path, output_dir: Path, find: Callable[[], PreflightResult]) -> NoReturn:
+    """Write and print the result that ``find`` returns, and end the process."""
+    with leaving_kept(f"results of finished ranks are in {work_dir}"):
+        with only_one(work_dir, "--auto-parallel-work-dir"):
+            result = find()
+        _write(output_dir, result)
     sys.exit(EXIT_CODES[result.verdict])

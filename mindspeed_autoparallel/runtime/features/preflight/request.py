@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -160,7 +161,8 @@ def read_request(arguments: argparse.Namespace) -> PreflightRequest:
         layout = layout_of_script(arguments, shared, _FEATURE)
     batch = plan.global_batch_size if plan is not None else needed(arguments, _FEATURE, "global_batch_size")
     kinds = kinds_of_ranks(layout, bool(getattr(arguments, "use_tp_pp_dp_mapping", False)))
-    limit_bytes, source = _limit(plan, shared)
+    planned_bytes = [memory.limit_bytes for memory in plan.memory] if plan is not None else []
+    limit_bytes, source = limit_of_rank(shared.auto_parallel_memory_limit_mib, planned_bytes)
     return PreflightRequest(
         layout=layout,
         plan=plan,
@@ -180,14 +182,16 @@ def read_request(arguments: argparse.Namespace) -> PreflightRequest:
     )
 
 
-def _limit(plan: Plan | None, shared: AutoParallelFlags) -> tuple[int, str]:
-    """Return the memory that a rank may use, and the source of the figure."""
-    limit = shared.auto_parallel_memory_limit_mib
-    if limit is not None:
-        check_memory_limit(limit)
-        return int(limit * MIB), "--auto-parallel-memory-limit-mib"
-    if plan is not None and plan.memory:
-        return min(memory.limit_bytes for memory in plan.memory), "the plan"
+def limit_of_rank(limit_mib: float | None, planned_bytes: Iterable[int]) -> tuple[int, str]:
+    """Return the memory that a rank may use, and the source of the figure.
+
+    ``planned_bytes``: the limits of the plan's ranks; empty without a plan.
+    """
+    if limit_mib is not None:
+        check_memory_limit(limit_mib)
+        return int(limit_mib * MIB), "--auto-parallel-memory-limit-mib"
+    if planned := list(planned_bytes):
+        return min(planned), "the plan"
     device = current_device()
     source = MEMORY_VARIABLE if device.name == "cpu" and os.environ.get(MEMORY_VARIABLE) else "this device"
     return device.total_memory_bytes(), source

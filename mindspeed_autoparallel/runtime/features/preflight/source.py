@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,48 +24,49 @@ _LOGGER = logging.getLogger(__name__)
 
 def run_source(request: PreflightRequest) -> tuple[RankReport, ...]:
     """Run the selected ranks and return their results."""
+    task = PreflightTask(
+        rank=0,
+        world_size=request.layout.num_devices,
+        plan=str(request.plan_path or ""),
+        num_steps=request.num_steps,
+        imbalance=request.imbalance,
+        switches=request.switches,
+        result="",
+    )
+    memory = request.plan.memory if request.plan is not None else ()
+    predicted = {item.pipeline_rank: item.peak_bytes - item.runtime_overhead_bytes for item in memory}
+    return run_ranks(request.selected, task, predicted, request.work_dir, request.timeout_s)
+
+
+def run_ranks(
+    kinds: Sequence[RankKind], task: PreflightTask, predicted: Mapping[int, int], work_dir: Path, timeout_s: float
+) -> tuple[RankReport, ...]:
+    """Run a rank of each of ``kinds`` by ``task``, with its own number and result file, and return the results.
+
+    ``predicted``: peak bytes by pipeline rank, where a plan has them.
+    """
     reports = []
-    for number, kind in enumerate(request.selected, start=1):
-        run = _run(request, kind)
-        _LOGGER.info(f"rank {kind.rank} ({number} of {len(request.selected)}, {kind.why}): {shown_run(run)}")
-        memory = (
-            [item for item in request.plan.memory if item.pipeline_rank == kind.pipeline_rank] if request.plan else []
-        )
+    for number, kind in enumerate(kinds, start=1):
+        result = str(work_dir / "preflight" / f"rank{kind.rank}.json")
+        run = run_rank(replace(task, rank=kind.rank, result=result), work_dir, timeout_s)
+        _LOGGER.info(f"rank {kind.rank} ({number} of {len(kinds)}, {kind.why}): {_shown(run)}")
         reports.append(
             RankReport(
                 run=run,
                 pipeline_rank=kind.pipeline_rank,
                 stands_for=kind.members,
                 why=kind.why,
-                predicted_bytes=memory[0].peak_bytes - memory[0].runtime_overhead_bytes if memory else None,
+                predicted_bytes=predicted.get(kind.pipeline_rank),
             )
         )
     return tuple(reports)
 
 
-def shown_run(run: RankRun) -> str:
+def _shown(run: RankRun) -> str:
     """Return the outcome of a rank in a few words."""
     if run.status == "ok":
         return f"peak {run.peak_bytes / 2**20:.1f} MiB, {run.seconds:.0f} s"
     return f"{run.status.replace('_', ' ')}: {run.reason}"
-
-
-def _run(request: PreflightRequest, kind: RankKind) -> RankRun:
-    task = PreflightTask(
-        rank=kind.rank,
-        world_size=request.layout.num_devices,
-        plan=str(request.plan_path or ""),
-        num_steps=request.num_steps,
-        imbalance=request.imbalance,
-        switches=request.switches,
-        result=str(result_file(request.work_dir, kind.rank)),
-    )
-    return run_rank(task, request.work_dir, request.timeout_s)
-
-
-def result_file(work_dir: Path, rank: int) -> Path:
-    """Return the file that the child of ``rank`` writes."""
-    return work_dir / "preflight" / f"rank{rank}.json"
 
 
 def run_rank(task: PreflightTask, work_dir: Path, timeout_s: float) -> RankRun:

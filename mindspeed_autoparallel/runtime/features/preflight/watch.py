@@ -17,7 +17,8 @@ from mindspeed_autoparallel.errors import first_line
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.profiles.records import json_of
 from mindspeed_autoparallel.report.preflight_result import PassTime, RankRun
-from mindspeed_autoparallel.runtime.devices import current_device
+from mindspeed_autoparallel.runtime.devices import MemoryProbe, current_device
+from mindspeed_autoparallel.runtime.devices.cpu.edits import replaced
 from mindspeed_autoparallel.runtime.features.apply_plan.check import without_host_batches
 from mindspeed_autoparallel.runtime.features.preflight.memory import LayerMarks, PeakPlaces
 from mindspeed_autoparallel.runtime.features.preflight.ranks import PreflightTask
@@ -57,6 +58,30 @@ class PreflightWatch:
         self.passes.clear()
         self._forwards.clear()
         self._counts.clear()
+
+    @property
+    def tracks_memory(self) -> bool:
+        """Return whether memory is tracked in the current step."""
+        return self.num_done == _MEMORY_STEP or (self.num_done == 0 and current_device().name != "cpu")
+
+    @property
+    def is_timed(self) -> bool:
+        """Return whether the current step is timed."""
+        return self.num_done > _MEMORY_STEP
+
+    def follow(self, memory: MemoryProbe) -> None:
+        """Record the peaks of the current step by place, in the regions that ``memory`` tracks."""
+        memory.take_peak_bytes()
+        self.places.probe, self.resident_bytes = memory, memory.current_bytes()
+        self.marks.attach(self._chunks)
+
+    def end_step(self) -> None:
+        """Count the step; end the process after the task's last one."""
+        assert self.task is not None
+        self.num_done += 1
+        self.reserved_bytes = current_device().reserved_bytes()
+        if self.num_done == self.task.num_steps:
+            self.leave("ok")
 
     def run_pass(self, kind: str, args: tuple[Any, ...], kwargs: Mapping[str, object], run: Callable[[], Any]) -> Any:
         """Run a forward or backward of the schedule, and record its place and time."""
@@ -161,7 +186,7 @@ def train_step(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappi
     watch.begin_step(model)
     try:
         with _marked_optimizer(watch, optimizer):
-            if watch.num_done == _MEMORY_STEP or (watch.num_done == 0 and device.name != "cpu"):
+            if watch.tracks_memory:
                 result = _followed(watch, device, data_iterator, lambda: wrapped(*args, **kwargs))
             else:
                 device.synchronize()
@@ -169,25 +194,19 @@ def train_step(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappi
                 result = wrapped(*args, **kwargs)
                 end = device.clock()
                 device.synchronize()
-                if watch.num_done > _MEMORY_STEP:
+                if watch.is_timed:
                     watch.step_us.append(device.seconds_between(begin, end) * 1e6)
     except BaseException as error:
         if not device.is_out_of_memory(error):
             raise
         watch.leave("out_of_memory", first_line(error), OUT_OF_MEMORY_EXIT_CODE)
-    watch.num_done += 1
-    watch.reserved_bytes = device.reserved_bytes()
-    if watch.num_done == watch.task.num_steps:
-        watch.leave("ok")
+    watch.end_step()
     return result
 
 
 def _followed(watch: PreflightWatch, device: Any, data_iterator: Any, run: Callable[[], Any]) -> Any:
     with without_host_batches(device, data_iterator), device.tracked_memory() as memory:
-        watch.places.probe = memory
-        memory.take_peak_bytes()
-        watch.resident_bytes = memory.current_bytes()
-        watch.marks.attach(watch._chunks)
+        watch.follow(memory)
         try:
             watch.places.enter("between passes", "start of the step")
             result = run()
@@ -212,13 +231,10 @@ def _marked_optimizer(watch: PreflightWatch, optimizer: Any) -> Iterator[None]:
         begin = device.clock()
         result = step(*args, **kwargs)
         end = device.clock()
-        if watch.places.probe is None and watch.num_done > _MEMORY_STEP:
+        if watch.places.probe is None and watch.is_timed:
             watch.optimizer_us.append(device.seconds_between(begin, end) * 1e6)
         watch.places.enter("between passes", "after the optimizer step")
         return result
 
-    optimizer.step = timed
-    try:
+    with replaced(optimizer, "step", timed):
         yield
-    finally:
-        del optimizer.step

@@ -96,7 +96,7 @@ def main() -> int:
     meet()
     folder = Path(task["folder"])
     if distributed.get_rank() == 0:
-        write_json_atomic(folder / _FINGERPRINT_FILE, fingerprint_of(current_device()).to_json())
+        write_json_atomic(folder / _FINGERPRINT_FILE, vars(fingerprint_of(current_device())))
     fill(folder, record_of(task["operators"], "operators of this task", list[Operator]), list(COLLECTIVES), list(SIZES))
     distributed.barrier()
     distributed.destroy_process_group()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,6 @@ class Fingerprint:
     """Display name of the device."""
     device: str
     software: str
-
-    def to_json(self) -> dict[str, str]:
-        """Return plain JSON."""
-        return asdict(self)
 
 
 def fingerprint_of(device: Any) -> Fingerprint:

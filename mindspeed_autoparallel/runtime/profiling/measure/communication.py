@@ -111,12 +111,6 @@ class CommunicationClock(TorchDispatchMode):
         return function(*args, **kwargs)
 
 
-def communication_of(run_on: Callable[[Any], Run], world: PlayedWorld) -> Run:
-    """Run one more microbatch by ``run_on(device)`` and return its marks by the clock of its communication."""
-    with CommunicationClock(world) as clock:
-        return run_on(clock)
-
-
 def with_communication(costs: Mapping[str, Mapping[str, Mapping[str, float]]], sent: Run, tracked: Run) -> Costs:
     """Return ``costs`` with the communication of every block added to its forward and backward."""
     sent_us = block_costs([sent], tracked, lambda start, end: float(end - start))

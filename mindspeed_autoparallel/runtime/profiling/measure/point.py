@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 from collections import Counter
@@ -18,7 +19,8 @@ from mindspeed_autoparallel.profiles.records import (
     PointResult,
     StepsRecord,
 )
-from mindspeed_autoparallel.runtime.profiling.measure.communication import communication_of, with_communication
+from mindspeed_autoparallel.runtime.devices.cpu.edits import replaced
+from mindspeed_autoparallel.runtime.profiling.measure.communication import CommunicationClock, with_communication
 from mindspeed_autoparallel.runtime.profiling.measure.costs import Run, batch_bytes, block_costs, blocks_of
 from mindspeed_autoparallel.runtime.profiling.measure.recorder import Recorder
 from mindspeed_autoparallel.runtime.profiling.measure.relayout import Built
@@ -59,7 +61,10 @@ def measure_point(
         microbatch.run(tracked=False)
     timed = [microbatch.run(tracked=False) for _ in range(task.num_repeats)]
     at_lengths = [*timed, *runs_at_lengths(microbatch)] if task.with_lengths else []
-    communication = communication_of(microbatch.run_on, task.played) if task.played is not None else None
+    communication = None
+    if task.played is not None:
+        with CommunicationClock(task.played) as clock:
+            communication = microbatch.run_on(clock)
     finalize_us, optimizer_us = _step(chunks, built.optimizer, device)
     # After the step everything that a training keeps exists; live bytes beyond it are the host's own.
     if samples_differ(arguments):
@@ -83,7 +88,6 @@ def measure_point(
         optimizer=OptimizerRecord(step_us=optimizer_us, finalize_us=finalize_us, parameter_bytes=trained // shards),
         steps=whole_steps(built, forward_step, arguments, device) if task.with_steps else StepsRecord(),
         time_by_rows=times_by_rows(at_lengths, costs, arguments, device.seconds_between),
-        relative_times=_relative_times(timed, device.seconds_between),
         tied_embeddings=ties_embeddings(model, arguments),
         workspace_bytes=workspace_bytes(),
         host_bytes=max(0, tracked.marks["forward begin"].live_bytes - kept - workspace_bytes()),
@@ -113,26 +117,18 @@ class Microbatch:
         from megatron.core.utils import get_model_config
 
         config = get_model_config(self.chunks[0])
-        finalize, config.finalize_model_grads_func = config.finalize_model_grads_func, None
         config.no_sync_func = getattr(self.chunks[0], "no_sync", None)
         for chunk in self.chunks:
             if hasattr(chunk, "zero_grad_buffer"):
                 chunk.zero_grad_buffer()
-        try:
-            if not tracked:
-                return self._run_recorded(get_forward_backward_func(), None, forward_only)
-            with self.device.tracked_memory() as memory:
-                return self._run_recorded(get_forward_backward_func(), memory, forward_only)
-        finally:
-            config.finalize_model_grads_func = finalize
+        tracking = self.device.tracked_memory() if tracked else contextlib.nullcontext()
+        with replaced(config, "finalize_model_grads_func", None), tracking as memory:
+            return self._run_recorded(get_forward_backward_func(), memory, forward_only)
 
     def run_on(self, device: Any) -> Run:
         """Run one microbatch with another ``device``, whose clock times the marks."""
-        own, self.device = self.device, device
-        try:
+        with replaced(self, "device", device):
             return self.run(tracked=False)
-        finally:
-            self.device = own
 
     def _run_recorded(self, schedule: Callable[..., Any], memory: Any, forward_only: bool) -> Run:
         recorder = Recorder(self.stacks, self.device.clock, memory, unwrap(self.chunks))
@@ -224,16 +220,3 @@ def _count(parameters: list[Any], divisor: int) -> BlockParameters:
         )
 
     return BlockParameters(dense=count(False), expert=count(True))
-
-
-def _relative_times(timed: list[Run], seconds_between: Callable[[Any, Any], float]) -> dict[str, tuple[float, ...]]:
-    """Return per stack: forward time of its layers in every timed microbatch, relative to their mean."""
-    result = {}
-    for stack in timed[0].stacks:
-        seconds = [
-            sum(seconds_between(item.start.clock, item.end.clock) for item in run.forward(stack, "layer"))
-            for run in timed
-        ]
-        mean = sum(seconds) / len(seconds)
-        result[stack.name] = tuple(value / mean if mean > 0 else 1.0 for value in seconds)
-    return result

@@ -22,6 +22,7 @@ from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.profiles.calibration_records import Stages
 from mindspeed_autoparallel.profiles.records import StepsRecord
 from mindspeed_autoparallel.runtime.devices import current_device
+from mindspeed_autoparallel.runtime.devices.cpu.edits import replaced
 from mindspeed_autoparallel.runtime.profiling.measure.relayout import Built, set_num_microbatches
 
 _NUM_WARMUP, _NUM_TIMED = 1, 5
@@ -42,16 +43,14 @@ def whole_steps(built: Any, forward_step: Callable[..., Any], arguments: Any, de
     given = step_arguments(built, forward_step)
     if not given:
         return StepsRecord()
-    config = given["config"]
-    before, config.finalize_model_grads_func = config.finalize_model_grads_func, finalize_model_grads
-    try:
-        times: dict[str, float] = {}
-        for name, number in (("one_us", 1), ("many_us", NUM_MICROBATCHES)):
-            _set_num_microbatches(arguments, number)
-            times[name] = _median_us(lambda: training.train_step(**given), device)
-    finally:
-        config.finalize_model_grads_func = before
-        _set_num_microbatches(arguments, 1)
+    times: dict[str, float] = {}
+    with replaced(given["config"], "finalize_model_grads_func", finalize_model_grads):
+        try:
+            for name, number in (("one_us", 1), ("many_us", NUM_MICROBATCHES)):
+                _set_num_microbatches(arguments, number)
+                times[name] = _median_us(lambda: training.train_step(**given), device)
+        finally:
+            _set_num_microbatches(arguments, 1)
     return StepsRecord(**times, num_microbatches=NUM_MICROBATCHES)
 
 
@@ -224,21 +223,8 @@ class _Watch:
                 ("finalize", config, "finalize_model_grads_func", finalize_model_grads),
                 ("optimizer", optimizer, "step", optimizer.step),
             ):
-                stack.enter_context(_replaced(owner, attribute, self.timed(name, function)))
+                stack.enter_context(replaced(owner, attribute, self.timed(name, function)))
             if "forward_backward_func" not in given:
                 # Up to 0.12 train_step chooses the schedule itself.
-                stack.enter_context(_replaced(training, "get_forward_backward_func", choose_timed))
+                stack.enter_context(replaced(training, "get_forward_backward_func", choose_timed))
             yield
-
-
-@contextlib.contextmanager
-def _replaced(owner: Any, attribute: str, value: Any) -> Iterator[None]:
-    own, before = attribute in vars(owner), getattr(owner, attribute)
-    setattr(owner, attribute, value)
-    try:
-        yield
-    finally:
-        if own:
-            setattr(owner, attribute, before)
-        else:
-            delattr(owner, attribute)

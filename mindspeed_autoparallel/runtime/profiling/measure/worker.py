@@ -18,7 +18,9 @@ from mindspeed_autoparallel.profiles.records import json_of
 from mindspeed_autoparallel.runtime.devices import current_device, is_host_shortage
 from mindspeed_autoparallel.runtime.launch.processes import OUT_OF_MEMORY_EXIT_CODE
 from mindspeed_autoparallel.runtime.megatron.features import TASK_VARIABLE, verify_patches
+from mindspeed_autoparallel.runtime.megatron.mindspeed import NOOP_ARGUMENT
 from mindspeed_autoparallel.runtime.megatron.short_training import train_for, without_kept_batches
+from mindspeed_autoparallel.runtime.megatron.splits import clear_stages
 from mindspeed_autoparallel.runtime.profiling.balanced_routing import balance_routing
 from mindspeed_autoparallel.runtime.profiling.measure.relayout import (
     Built,
@@ -31,8 +33,6 @@ from mindspeed_autoparallel.runtime.profiling.measure.structure import Choices, 
 from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
 from mindspeed_autoparallel.runtime.profiling.stalls import begin_steps
 from mindspeed_autoparallel.runtime.state import of_process
-
-_PATHS = ("load", "save", "pretrained_checkpoint", "tensorboard_dir", "wandb_project")
 
 
 class MeasuringSession:
@@ -66,19 +66,8 @@ def prepare(arguments: argparse.Namespace, data: dict[str, object]) -> None:
         balance_routing()
     set_arguments(arguments, task.points[0], arguments.world_size)
     arguments.pipeline_model_parallel_size = 1
-    for name in (
-        "virtual_pipeline_model_parallel_size",
-        "num_layers_per_virtual_pipeline_stage",
-        "pipeline_model_parallel_layout",
-        "decoder_first_pipeline_num_layers",
-        "decoder_last_pipeline_num_layers",
-        "num_layer_list",
-        "noop_layers",
-        "recompute_granularity",
-        "recompute_method",
-        "recompute_num_layers",
-        *_PATHS,
-    ):
+    clear_stages(arguments)
+    for name in ("virtual_pipeline_model_parallel_size", NOOP_ARGUMENT):
         if hasattr(arguments, name):
             setattr(arguments, name, None)
     if task.model is not None:

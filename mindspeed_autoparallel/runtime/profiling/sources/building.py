@@ -21,7 +21,6 @@ from mindspeed_autoparallel.profiles import (
     RecomputeCost,
     SharedBytes,
     StateBytes,
-    VariableData,
     layer_block,
     mean_layer,
 )
@@ -38,8 +37,6 @@ from mindspeed_autoparallel.runtime.megatron.sends import interleaved_sends
 from mindspeed_autoparallel.runtime.profiling.sources.analytic import useful_work_of
 from mindspeed_autoparallel.runtime.profiling.sources.device_cost import with_peak
 from mindspeed_autoparallel.spec.model import Model, Module
-
-_MIN_RELATIVE_SPREAD = 0.05
 
 
 def build_profile(
@@ -78,7 +75,6 @@ def build_profile(
             for point, result in results.items()
         ),
         provenance=provenance,
-        variable_data=_variable_data(first),
         time_by_rows=dict(first.time_by_rows),
         interleaved_sends=interleaved_sends(arguments),
     )
@@ -204,12 +200,3 @@ def _state(count: ParameterCount, ratio: BytesPerParameter) -> StateBytes:
         gradient_bytes=round(count.num_trained * ratio.gradient),
         optimizer_bytes=round(count.num_trained * ratio.optimizer),
     )
-
-
-def _variable_data(result: ModelRecord) -> VariableData | None:
-    """Return the variation of microbatches, if it exceeds noise: even repeats of equal work vary."""
-    times = {name: values for name, values in result.relative_times.items() if len(values) > 1}
-    varying = {name: values for name, values in times.items() if max(values) - min(values) > _MIN_RELATIVE_SPREAD}
-    if not varying or not result.data_varies:
-        return None
-    return VariableData(modules=tuple(varying), samples=tuple(zip(*varying.values(), strict=True)))

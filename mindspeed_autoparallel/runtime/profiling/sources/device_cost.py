@@ -23,6 +23,23 @@ def device_cost(results: Mapping[MeasuredAt, PointResult]) -> tuple[DeviceCost, 
         links |= result.links
     if played := links_of(results):
         notes.append(f"one device played every layout: links are {played}")
+    intra, inter = both_tiers(links, notes)
+    rates = [_rate(result.optimizer) for result in results.values()]
+    capacity = min(result.memory_capacity_bytes for result in results.values())
+    return (
+        DeviceCost(
+            memory_capacity_bytes=usable_bytes(capacity),
+            intra=intra,
+            inter=inter,
+            optimizer_step_us_per_byte=min(rates),
+            runtime_overhead_bytes=min(result.host_bytes for result in results.values()),
+        ),
+        notes,
+    )
+
+
+def both_tiers(links: Mapping[str, dict[str, Collective]], notes: list[str]) -> tuple[LinkTier, LinkTier]:
+    """Return the tiers inside and between nodes by measured ``links``; what is assumed is added to ``notes``."""
     intra, inter = _tier(links.get("intra")), _tier(links.get("inter"))
     if intra is None and inter is None:
         notes.append("one process measured alone: links are assumed at 10 us and 10 GB/s")
@@ -31,20 +48,9 @@ def device_cost(results: Mapping[MeasuredAt, PointResult]) -> tuple[DeviceCost, 
         notes.append("links between nodes were not measured (one node): those inside the node are used for them")
     if intra is None:
         notes.append("links inside a node were not measured (one process per node): those between nodes are used")
-    rates = [_rate(result.optimizer) for result in results.values()]
-    capacity = min(result.memory_capacity_bytes for result in results.values())
     present = intra or inter
     assert present is not None
-    return (
-        DeviceCost(
-            memory_capacity_bytes=usable_bytes(capacity),
-            intra=intra or present,
-            inter=inter or present,
-            optimizer_step_us_per_byte=min(rates),
-            runtime_overhead_bytes=min(result.host_bytes for result in results.values()),
-        ),
-        notes,
-    )
+    return intra or present, inter or present
 
 
 def with_peak(cost: DeviceCost, name: str) -> DeviceCost:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from mindspeed_autoparallel.runtime.profiling.measure.relayout import HostCalls, RecordedCall
+from mindspeed_autoparallel.runtime.profiling.measure.relayout import HostCalls
 from mindspeed_autoparallel.runtime.profiling.trace.fake_tensors import FakeTensorTracer
 
 
@@ -32,8 +32,7 @@ class FakeCalls(HostCalls):
             gc.freeze()
             self.tracer.fake_mode.__enter__()
             self.tracer.__enter__()
-        setattr(self, name, RecordedCall(function, args, dict(kwargs)))
-        return function(*args, **kwargs)
+        return super().record(name, function, args, kwargs)
 
     def _real_data(self, build: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         from megatron.training import get_args

@@ -17,7 +17,7 @@ from mindspeed_autoparallel.runtime.launch import LaunchOutcome, LaunchSpec, Lau
 from mindspeed_autoparallel.runtime.launch.processes import LocalRanks, run_local_processes
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import recompute_arguments
 from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
-from mindspeed_autoparallel.runtime.profiling.trace.process import hash_of_sources, release_of
+from mindspeed_autoparallel.runtime.profiling.trace.process import hash_of_sources
 from mindspeed_autoparallel.runtime.profiling.trace.work_queue import WorkQueue
 
 
@@ -114,9 +114,8 @@ def _how_it_ended(outcome: LaunchOutcome) -> str:
 
 
 def _content_key(request: ScriptRequest) -> str:
-    """Hash the script, the Python files beside it, its arguments, the layout, the tracing code and the releases."""
+    """Hash the script, the Python files beside it, its arguments, the layout and the tracing code."""
     digest = hash_of_sources(request.script)
     rest = [request.script.name, request.arguments, asdict(request.point), request.num_ranks, request.recompute]
-    software = [release_of("torch"), release_of("megatron-core"), os.environ.get("PYTHONPATH", "")]
-    digest.update(json.dumps([*rest, *software]).encode())
+    digest.update(json.dumps(rest).encode())
     return digest.hexdigest()[:32]

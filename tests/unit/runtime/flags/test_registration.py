@@ -2,11 +2,11 @@
 
 import argparse
 
-from mindspeed_autoparallel.runtime.flags import (
+from mindspeed_autoparallel.runtime.flags.flag import flags_of
+from mindspeed_autoparallel.runtime.flags.registration import (
     add_missing_flags,
     flag_groups,
     flags_given,
-    flags_of,
     flags_of_host,
     without_switches,
 )

@@ -14,15 +14,20 @@ CLUSTER = ["--simulated-nnodes", "2", "--simulated-nproc-per-node=8"]
 
 def test_flags_are_read_beside_words_of_the_trainer() -> None:
     request = read_native_flags(["c.yaml", "x=1", "--auto-parallel-mm", *CLUSTER, "--other", "5"])
-    assert request.search and request.plan is None and (request.num_nodes, request.devices_per_node) == (2, 8)
+    assert (
+        request.search.auto_parallel_mm
+        and request.plan is None
+        and (request.num_nodes, request.devices_per_node) == (2, 8)
+    )
     assert read_native_flags(["c.yaml", "--auto-parallel-plan", "p.json"]).plan == Path("p.json")
-    assert not read_native_flags(["c.yaml"]).search
+    assert not read_native_flags(["c.yaml"]).search.auto_parallel_mm
     checked = read_native_flags(
         ["c.yaml", "--auto-parallel-preflight", "p.json", "--auto-parallel-preflight-ranks", "3"]
     )
-    assert checked.preflight and (checked.plan, checked.preflight_ranks) == (Path("p.json"), "3")
+    assert checked.is_preflight and checked.plan == Path("p.json")
+    assert checked.preflight.auto_parallel_preflight_ranks == "3"
     own = read_native_flags(["c.yaml", "--auto-parallel-preflight", *CLUSTER])
-    assert own.preflight and own.plan is None and own.devices_per_node == 8
+    assert own.is_preflight and own.plan is None and own.devices_per_node == 8
 
 
 @pytest.mark.parametrize(
@@ -33,11 +38,11 @@ def test_flags_are_read_beside_words_of_the_trainer() -> None:
         (["--auto-paralel-mm", *CLUSTER], "nearest is --auto-parallel-mm"),
         (["--auto-parallel-preflight"], "--auto-parallel-preflight needs --simulated-nnodes"),
         (["--auto-parallel-preflight", "p", "--auto-parallel-plan", "p"], "exclude each other"),
-        (["--auto-parallel-preflight", "p", "--auto-parallel-preflight-steps", "2"], "at least 3, got 2"),
+        (["--auto-parallel-preflight", "p", "--auto-parallel-preflight-steps", "2"], "at least 3, got '2'"),
         (["--auto-parallel-preflight", "p", "--auto-parallel-preflight-imbalance", "nan"], "at least 1, got nan"),
-        (["--auto-parallel-memory-limit-mib", "-1", "--auto-parallel-preflight", "p"], "at least 1, got -1"),
+        (["--auto-parallel-memory-limit-mib", "-1", "--auto-parallel-preflight", "p"], "must be above 0 .* got -1"),
         (["--auto-tuning"], "not a flag of the native"),
-        (["--simulated-nnodes", "two"], "must be a whole number, got 'two'"),
+        (["--simulated-nnodes", "two"], "must be a whole number of at least 1, got 'two'"),
         (["--auto-parallel-plan", "p", "--auto-parallel-check-steps", "0"], "at least 1"),
     ],
 )

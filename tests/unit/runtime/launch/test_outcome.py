@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from mindspeed_autoparallel.profiles.records import json_of
 from mindspeed_autoparallel.runtime.launch.orders import read_outcome
 from mindspeed_autoparallel.runtime.launch.outcome import LaunchOutcome, LaunchStatus, worst
 from mindspeed_autoparallel.runtime.launch.processes import last_lines
@@ -24,7 +25,7 @@ def test_one_line_gives_the_outcome_and_the_reason(status, code, said):
     outcome = LaunchOutcome(status=status, exit_code=code, node_rank=1, seconds=7.1, last_lines=LAST)
     assert outcome.summary() == said
     assert outcome.describe().splitlines() == [said, "    Traceback", f"    {LAST[1]}"]
-    assert read_outcome(json.loads(json.dumps(outcome.to_json())), 1) == outcome
+    assert read_outcome(json.loads(json.dumps(json_of(outcome))), 1) == outcome
 
 
 def test_the_cause_comes_first_and_a_long_traceback_is_cut():

@@ -4,7 +4,3 @@
 ``variants``    variants of the same layers, and recompute: each is traced
 ``modelled``    switches that only accelerators run: their effect is computed
 """
-
-from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.planning import SearchPlan, plan_search
-
-__all__ = ["SearchPlan", "plan_search"]

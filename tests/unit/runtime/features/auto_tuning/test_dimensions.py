@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions import plan_search
+from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.planning import plan_search
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import read_request
 from mindspeed_autoparallel.runtime.megatron import hybrid
 

@@ -14,7 +14,8 @@ from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.runtime.features.auto_tuning.argv import without_places
 from mindspeed_autoparallel.runtime.features.auto_tuning.launches import Launches
 from mindspeed_autoparallel.runtime.features.auto_tuning.traces import Traces
-from mindspeed_autoparallel.runtime.flags import flag_groups, flags_of
+from mindspeed_autoparallel.runtime.flags.flag import flags_of
+from mindspeed_autoparallel.runtime.flags.registration import flag_groups
 
 SCRIPT = """
 import json, os, resource, signal, sys, time

@@ -10,7 +10,8 @@ from mindspeed_autoparallel.runtime.features.operator_plan.entry import prepare
 from mindspeed_autoparallel.runtime.features.operator_search.entry import search_and_exit
 from mindspeed_autoparallel.runtime.features.operator_search.flags import OperatorSearchFlags
 from mindspeed_autoparallel.runtime.features.operator_search.request import read_settings, read_shape, read_work
-from mindspeed_autoparallel.runtime.flags import add_missing_flags, read_flags
+from mindspeed_autoparallel.runtime.flags.flag import read_flags
+from mindspeed_autoparallel.runtime.flags.registration import add_missing_flags
 
 MODEL = {
     "num_layers": 2,

@@ -52,7 +52,6 @@ def result(*modules):
         "modules": list(modules),
         "bytes_per_trained_parameter": {"gradient": 4.0, "optimizer": 12.0},
         "optimizer": {"step_us": 50.0, "parameter_bytes": 100},
-        "relative_times": {},
         "tied_embeddings": False,
         "memory_capacity_bytes": 10**9,
         "host_bytes": 1000,
