@@ -39,7 +39,8 @@ fi
 # What takes minutes and varies what another test shows waits for LONG=1.
 chosen="not long"
 if [ -n "${LONG:-}" ]; then chosen="long or not long"; fi
-# Three files at a time (WORKERS; launched ranks wait for each other, so two leave a third of two cores idle), the longest first (tests/seconds.json); tests of a file share launches.
+# Three files at a time (WORKERS): ranks wait for each other, so two leave a third of two cores idle. The longest files are
+# first (tests/seconds.json); tests of a file share launches.
 tested=0 failed=0
 .venv/bin/python -m pytest -n "${WORKERS:-3}" --dist loadfile --no-loadscope-reorder -m "$chosen" "$@" || tested=$?
 wait "$lint" || failed=$?

@@ -206,6 +206,7 @@ FULL = """
 import resource, sys
 from pathlib import Path
 from mindspeed_autoparallel.cli.main import main
+sys.dont_write_bytecode = True  # a file cut off at the limit would stay in the cache
 resource.setrlimit(resource.RLIMIT_FSIZE, (12000, 12000))
 raise SystemExit(main(["convert", *sys.argv[1:]]))
 """
