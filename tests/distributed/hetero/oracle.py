@@ -389,7 +389,7 @@ def backward_in_the_wrong_state():
 
     def backward(self):
         nothing = lambda name: contextlib.nullcontext()
-        states, self._states = self._states, types.SimpleNamespace(use=nothing, drawing=nothing)
+        states, self._states = self._states, types.SimpleNamespace(computing=nothing)
         right(self)
         self._states = states
 
