@@ -48,8 +48,9 @@ def with_margin(arguments: argparse.Namespace, profile: Profile | ShardedProfile
         raise ConfigError(f"--memory-margin must be 0 to below 100 percent, got {margin:g}.")
     if not margin:
         return cluster
-    limit = cluster.memory_limit_bytes or profile.device.memory_capacity_bytes
-    return replace(cluster, memory_limit_bytes=int(limit * (1 - margin / 100)))
+    from mindspeed_autoparallel.planner.candidate import limit_of
+
+    return replace(cluster, memory_limit_bytes=int(limit_of(profile.device, cluster) * (1 - margin / 100)))
 
 
 def tokens(text: str | None) -> float | None:

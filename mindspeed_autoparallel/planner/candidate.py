@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from mindspeed_autoparallel.profiles import Measurement, Profile
+from mindspeed_autoparallel.profiles import DeviceCost, Measurement, Profile
 from mindspeed_autoparallel.spec import Cluster, Layout
 
 
@@ -26,7 +26,7 @@ class Candidate:
     @property
     def limit_bytes(self) -> int:
         """Return the bytes that a rank may use."""
-        return limit_of(self.profile, self.cluster)
+        return limit_of(self.profile.device, self.cluster)
 
     @property
     def limits(self) -> tuple[int, ...]:
@@ -34,9 +34,9 @@ class Candidate:
         return (self.limit_bytes,) * self.layout.pipeline_size
 
 
-def limit_of(profile: Profile, cluster: Cluster) -> int:
+def limit_of(device: DeviceCost, cluster: Cluster) -> int:
     """Return the bytes that a rank may use."""
-    return cluster.memory_limit_bytes or profile.device.memory_capacity_bytes
+    return cluster.memory_limit_bytes or device.memory_capacity_bytes
 
 
 Layers = Mapping[str, tuple[int, ...]]

@@ -130,7 +130,7 @@ def evaluate(
         step=step,
         tails=tails,
         simulated=simulated,
-        memory=memory_of_ranks(profile, layout, blocks, program, limit_of(profile, cluster), messages, measurement),
+        memory=memory_of_ranks(profile, layout, blocks, program, limit_of(device, cluster), messages, measurement),
         link_us=tuple(link / NS_PER_US for link in times.link),
         throughput=_throughput(global_batch_size * profile.model.sequence_length, step.total_us, layout),
     )

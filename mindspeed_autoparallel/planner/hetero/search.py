@@ -145,7 +145,7 @@ def search_hetero(
         f"best hetero: {best.layout.label()}, {best.step_us / 1000:.2f} ms, gap {proof.gap_fraction:.3%}, "
         f"{proof.seconds:.1f} s"
     )
-    best = replace(best, record=with_parts_of_the_gain(best, costs, balance, limit_of(profile, cluster)))
+    best = replace(best, record=with_parts_of_the_gain(best, costs, balance, limit_of(profile.device, cluster)))
     return assemble(profile, best, _others(ranking, options.top_k), record)
 
 
@@ -202,7 +202,7 @@ def _others(ranking: list[Solved], top_k: int) -> list[Solved]:
 
 
 def _infeasible(profile: Profile, cluster: Cluster, choices: ChoiceSearch) -> InfeasiblePlan:
-    limit = limit_of(profile, cluster)
+    limit = limit_of(profile.device, cluster)
     late = any(verdict.reason != NOT_FOUND for verdict in choices.verdicts.values() if verdict.outcome == "unsolved")
     if late:
         return InfeasiblePlan("no hetero plan was found in time, and none was proved impossible. Raise the time limit.")

@@ -122,25 +122,30 @@ def _undominated_phases(
 def layouts_of(costs: EncoderCosts, candidate: Candidate) -> list[ModuleLayout]:
     """Return one (TP, CP) with every pipeline size and scale; with a pipeline, only the smallest scale for each number
     of macro-batches. A generator processes one microbatch at a time."""
-    tensor, context, count = costs.point.tensor_size, costs.point.context_size, candidate.num_microbatches
-    devices = candidate.cluster.num_devices
+    count = candidate.num_microbatches
     found: list[ModuleLayout] = []
     for stages in costs.pipeline_sizes:
-        width = tensor * context * stages
-        if devices % width or not 1 <= stages <= costs.module.num_layers:
-            continue
         scales = (1,) if costs.generates else range(1, count + 1) if stages == 1 else distinct_scales(count)
-        found += [
-            ModuleLayout(
-                tensor_size=tensor,
-                pipeline_size=stages,
-                context_size=context,
-                data_size=devices // width,
-                micro_batch_scale=scale,
-            )
-            for scale in scales
-        ]
+        found += layouts_at(costs, candidate, stages, scales)
     return found
+
+
+def layouts_at(costs: EncoderCosts, candidate: Candidate, stages: int, scales: Iterable[int]) -> list[ModuleLayout]:
+    """Return one (TP, CP) with one pipeline size and every scale; none if the devices or layers do not allow it."""
+    tensor, context, devices = costs.point.tensor_size, costs.point.context_size, candidate.cluster.num_devices
+    width = tensor * context * stages
+    if devices % width or not 1 <= stages <= costs.module.num_layers:
+        return []
+    return [
+        ModuleLayout(
+            tensor_size=tensor,
+            pipeline_size=stages,
+            context_size=context,
+            data_size=devices // width,
+            micro_batch_scale=scale,
+        )
+        for scale in scales
+    ]
 
 
 def distinct_scales(num_microbatches: int) -> Sequence[int]:

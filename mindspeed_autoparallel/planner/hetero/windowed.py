@@ -20,7 +20,7 @@ from mindspeed_autoparallel.planner.hetero.backbone import BackboneSolver
 from mindspeed_autoparallel.planner.hetero.device_work import own_work_at_least_us, share_us
 from mindspeed_autoparallel.planner.hetero.encoder_costs import EncoderCosts
 from mindspeed_autoparallel.planner.hetero.encoders import WINDOW, encoder_phase, macro_batches, tick_sizes
-from mindspeed_autoparallel.planner.hetero.space import distinct_scales, layouts_of
+from mindspeed_autoparallel.planner.hetero.space import distinct_scales, layouts_at
 from mindspeed_autoparallel.planner.hetero.tight import search_tight
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US, beside_blocks_ns
 from mindspeed_autoparallel.profiles import Profile
@@ -121,16 +121,8 @@ def sizes_beside(
 ) -> list[list[tuple[EncoderCosts, ModuleLayout]]]:
     """Return every encoder's possible sizes in this mode with one layout of the backbone."""
     candidate = solver.candidate
-    scales = set(distinct_scales(candidate.num_microbatches))
-    return [
-        [
-            (cost, sizes)
-            for cost in own
-            for sizes in layouts_of(cost, candidate)
-            if sizes.pipeline_size == 1 and sizes.micro_batch_scale in scales
-        ]
-        for own in costs
-    ]
+    scales = distinct_scales(candidate.num_microbatches)
+    return [[(cost, sizes) for cost in own for sizes in layouts_at(cost, candidate, 1, scales)] for own in costs]
 
 
 def explore_window(

@@ -56,7 +56,7 @@ class NothingFits:
 
     def error(self) -> InfeasiblePlan:
         """Return the error with the nearest layout, a limit and a cluster that suffice, and other remedies."""
-        limit = limit_of(self.request.profile, self.request.cluster)
+        limit = limit_of(self.request.profile.device, self.request.cluster)
         if not self.without_plan:
             return InfeasiblePlan("no plan was found in time, and none was proved impossible. Raise the time limit.")
         deadline = time.monotonic() + NEAREST_S

@@ -61,7 +61,7 @@ def search_short_row(
     if splits is None:
         return None
     may_win = plain_steps(problem, splits) / NS_PER_US + tied_us_of(candidate) < known_us
-    plain: list[Evaluation] = []
+    plain: list[tuple[float, ModulePlacement]] = []  # whole evaluations of thousands of splits would take memory
     for held in splits[may_win].tolist():
         if time.monotonic() > deadline:
             return None
@@ -69,16 +69,17 @@ def search_short_row(
             tuple(count if q == 0 else (0,) * len(count) for q in range(len(segment.kinds)))
             for segment, count in zip(problem.segments, zip(*held, strict=True), strict=True)
         )
-        plain.append(evaluated(candidate, module_placement(candidate, rows)))
-    plain.sort(key=lambda found: found.step_us)
-    plain_us = plain[0].step_us if plain else known_us
+        found = evaluated(candidate, module_placement(candidate, rows))
+        plain.append((found.step_us, found.placement))
+    plain.sort(key=lambda item: item[0])
+    plain_us = plain[0][0] if plain else known_us
     search = _Ways(candidate, deadline)
     best: Evaluation | None = None
     complete = search.complete
-    for split in plain if complete else ():
-        if split.step_us >= known_us or not complete:
+    for step_us, placement in plain if complete else ():
+        if step_us >= known_us or not complete:
             break
-        for changed in search.ways(split.placement):
+        for changed in search.ways(placement):
             if time.monotonic() > deadline:
                 complete = False
                 break

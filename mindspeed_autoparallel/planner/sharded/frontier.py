@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from dataclasses import replace
 
+from mindspeed_autoparallel.planner.candidate import limit_of
 from mindspeed_autoparallel.planner.sharded.bounds import step_bound_ns
 from mindspeed_autoparallel.planner.sharded.buckets import lowering_of
 from mindspeed_autoparallel.planner.sharded.chain import chain_ns
@@ -37,7 +38,7 @@ class Frontier:
     def __init__(self, problem: Problem, cluster: Cluster, shipped: ShardedDecisions, options: ShardedOptions) -> None:
         self.problem, self.shipped, self.options = problem, shipped, options
         self.num_devices = cluster.num_devices
-        self.limit = cluster.memory_limit_bytes or problem.profile.device.memory_capacity_bytes
+        self.limit = limit_of(problem.profile.device, cluster)
         self.best: Found | None = None
         self.solved: dict[ShardSizes, dict[Switches, Found]] = defaultdict(dict)
         self.verdicts: list[ShardedVerdict] = []

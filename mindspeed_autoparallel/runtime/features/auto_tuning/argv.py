@@ -212,12 +212,17 @@ def environment_words(environment: Mapping[str, str]) -> list[str]:
 @contextlib.contextmanager
 def with_environment(environment: Mapping[str, str]) -> Iterator[None]:
     """Set ``environment`` within the block, as it would be in training."""
-    before = dict(os.environ)
-    for name, value in environment.items():
-        os.environ.pop(name, None)
-        os.environ.update({name: value} if value else {})
+    before = {name: os.environ.get(name) for name in environment}
+    _set_variables({name: value or None for name, value in environment.items()})
     try:
         yield
     finally:
-        os.environ.clear()
-        os.environ.update(before)
+        _set_variables(before)
+
+
+def _set_variables(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
