@@ -68,6 +68,8 @@ GPT = [
     "--auto-tuning-launch-timeout-s",
     "900",
 ]
+DEEP_GPT = [*GPT, "--num-layers", "4"]
+"""Of as many layers as an interleaved pipeline needs."""
 MOE = [
     *GPT,
     *[
@@ -80,6 +82,7 @@ MOE = [
         "alltoall",
     ],
 ]
+SECRET_TOKEN = ("--hub-token", "hunter3")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu", "SECRET_TOKEN": "hunter2"}
 
 

@@ -6,7 +6,7 @@ import shlex
 import subprocess
 
 import pytest
-from auto_tuning import ENVIRONMENT, GPT, MOE, ROOT, points_of, result_of, tune
+from auto_tuning import DEEP_GPT, ENVIRONMENT, MOE, ROOT, SECRET_TOKEN, points_of, result_of, tune
 from forked_python import forked_python
 
 from mindspeed_autoparallel.predict.calibration import stored_observations
@@ -24,19 +24,18 @@ def _host_is_here():
 
 @pytest.fixture(scope="module", params=["gpt", "moe"])
 def cold(request, tmp_path_factory):
-    """A first run with nothing known: kind of model, its flags, its work dir, its output."""
-    pytest.importorskip("megatron.training")
-    work = tmp_path_factory.mktemp(request.param) / "work"
-    model = [*GPT, "--num-layers", "4"] if request.param == "gpt" else MOE
-    learnt = work.parent / "mine.json"
-    words = ["--auto-tuning-verify", "--auto-parallel-calibrate", learnt] if request.param == "gpt" else []
-    code, text = tune(work, *words, model=model)
+    """A first run with nothing known: kind of model, its work dir, its output."""
+    if request.param == "gpt":
+        finished = request.getfixturevalue("finished_run")
+        return "gpt", finished.work, finished.output
+    work = tmp_path_factory.mktemp("moe") / "work"
+    code, text = tune(work, model=MOE)
     assert code == 0, text[-4000:]
-    return request.param, model, work, text
+    return "moe", work, text
 
 
 def test_a_cold_run_measures_in_one_launch_and_recommends_three(cold):
-    kind, _, work, text = cold
+    kind, work, text = cold
     result = result_of(work)
     purposes = [launch["purpose"] for launch in result["launches"]]
     assert purposes.count("calibrate") == 1
@@ -53,7 +52,7 @@ def test_a_cold_run_measures_in_one_launch_and_recommends_three(cold):
 
 
 def test_children_get_the_announced_variables_and_no_secrets(cold):
-    _, _, work, _ = cold
+    _, work, _ = cold
     argv = work / "auto_tuning_modified_argv.json"
     assert argv.exists()
     assert work.stat().st_mode & 0o777 == 0o700
@@ -63,7 +62,7 @@ def test_children_get_the_announced_variables_and_no_secrets(cold):
 
 
 def test_tensor_ranks_split_experts_by_default(cold):
-    kind, _, work, _ = cold
+    kind, work, _ = cold
     if kind == "gpt":
         pytest.skip("no experts")
     traces = points_of(work / "traces")
@@ -79,7 +78,7 @@ def test_tensor_ranks_split_experts_by_default(cold):
 
 def test_traced_bytes_equal_those_of_real_ranks(cold):
     """Bytes kept, of parameters and of peaks; gloo copies what it reduces and gathers, so those peaks are higher."""
-    _, _, work, _ = cold
+    _, work, _ = cold
     traces, measured = points_of(work / "traces"), points_of(work / "measurements")
     assert measured
     for name, real in measured.items():
@@ -100,7 +99,7 @@ def test_traced_bytes_equal_those_of_real_ranks(cold):
 
 def test_the_same_launch_runs_pipelines_and_keeps_what_they_add(cold):
     """With four layers an interleaved one, too; each rank's passes are those of Megatron's schedule."""
-    kind, _, work, _ = cold
+    kind, work, _ = cold
     chunks = {"gpt": [1, 2], "moe": [1]}[kind]
     found = [json.loads(path.read_text()) for path in sorted(work.glob("measurements/*/pipeline_*.json"))]
     assert [item["stages"]["virtual_size"] for item in found] == chunks
@@ -121,25 +120,21 @@ def test_the_same_launch_runs_pipelines_and_keeps_what_they_add(cold):
     assert not base.of_name(device, software, "host.no_pipeline")
 
 
-def test_with_a_warm_knowledge_base_nothing_is_launched_on_devices(cold, tmp_path):
-    kind, model, work, _ = cold
-    if kind != "gpt":
-        pytest.skip("the dense model is enough")
-    code, text = tune(tmp_path / "again", "--auto-tuning-knowledge-base", work / "knowledge.sqlite", model=model)
+def test_with_a_warm_knowledge_base_nothing_is_launched_on_devices(finished_run, tmp_path):
+    words = [*SECRET_TOKEN, "--auto-tuning-knowledge-base", finished_run.work / "knowledge.sqlite"]
+    code, text = tune(tmp_path / "again", *words, script=finished_run.script, model=DEEP_GPT)
     assert code == 0, text[-4000:]
     again = result_of(tmp_path / "again")
     assert again["num_device_launches"] == 0
     assert "nothing has to be measured" in text
-    first = result_of(work)
+    first = result_of(finished_run.work)
     assert [plan["step_time_ms"] for plan in again["top"]] == pytest.approx(
         [plan["step_time_ms"] for plan in first["top"]], rel=0.02
     )
 
 
-def test_verified_configurations_report_measured_beside_predicted(cold):
-    kind, _, work, text = cold
-    if kind != "gpt":
-        pytest.skip("verified once, on the dense model")
+def test_verified_configurations_report_measured_beside_predicted(finished_run):
+    work, text = finished_run.work, finished_run.output
     result = result_of(work)
     assert len(result["verified"]) == len(result["top"])
     for item in result["verified"]:
@@ -153,11 +148,8 @@ def test_verified_configurations_report_measured_beside_predicted(cold):
     assert [item.step_ms for item in learnt] == [item["measured_step_ms"] for item in result["verified"]]
 
 
-def test_the_pasted_command_trains(cold):
-    kind, _, work, _ = cold
-    if kind != "gpt":
-        pytest.skip("the dense model is enough")
-    command = shlex.split(result_of(work)["top"][0]["command"])
+def test_the_pasted_command_trains(finished_run):
+    command = shlex.split(result_of(finished_run.work)["top"][0]["command"])
     assert not any(word.startswith(("--auto-tuning", "--auto-parallel")) for word in command)
     assert command[0] == "torchrun"
     run = subprocess.run(

@@ -10,58 +10,29 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from auto_tuning import ENVIRONMENT, GPT, ROOT, SCRIPT, finish, result_of, start, tune
+from auto_tuning import DEEP_GPT, ENVIRONMENT, GPT, ROOT, SCRIPT, SECRET_TOKEN, finish, result_of, start, tune
 from forked_python import forked_python, program_of
 
 from mindspeed_autoparallel.runtime.launch.channel import SECRET_VARIABLE
 from mindspeed_autoparallel.runtime.launch.ports import reserved_port
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.distributed, pytest.mark.torch, pytest.mark.megatron]
-BUILD = "    spec = get_gpt_layer_local_spec("
-PARSE = "parse_and_validate_args()"
-RUN_HOOK = """
-    import json, os, pathlib, time
-    hook = pathlib.Path(__file__).with_suffix(".hook")
-    if hook.exists():
-        kind = json.loads(pathlib.Path(os.environ["MINDSPEED_AUTOPARALLEL_TASK"]).read_text())["kind"]
-        exec(hook.read_text(), {"args": args, "kind": kind, "os": os, "pathlib": pathlib, "time": time})
-    spec = get_gpt_layer_local_spec("""
-"""What stands in a file beside the script runs in every process that builds the model; traces do not depend on it."""
-KEYS = 'KEYS = ("tokens", '
-SHORT_SILENCE = "from mindspeed_autoparallel.runtime.launch import liveness\n\nliveness.SILENCE_S = 10.0\n" + KEYS
-TAKES_A_TOKEN = "parse_and_validate_args(lambda parser: (parser.add_argument('--hub-token'), parser)[1])"
-SECRET = ("--hub-token", "hunter3")
-
-
-@pytest.fixture(scope="module")
-def done(tmp_path_factory):
-    """A finished run: its script, work dir and output."""
-    pytest.importorskip("megatron.training")
-    folder = tmp_path_factory.mktemp("done")
-    text = SCRIPT.read_text()
-    assert text.count(BUILD) == text.count(PARSE) == text.count(KEYS) == 1
-    script = folder / "pretrain_hooked.py"
-    script.write_text(text.replace(BUILD, RUN_HOOK[1:]).replace(PARSE, TAKES_A_TOKEN).replace(KEYS, SHORT_SILENCE))
-    code, said = tune(folder / "work", *SECRET, script=script)
-    assert code == 0, said[-4000:]
-    return SimpleNamespace(script=script, work=folder / "work", said=said)
 
 
 @pytest.fixture
-def again(done, tmp_path):
-    """That script, a hook to set, and a copy of the work dir without ``parts``."""
-    hook = done.script.with_suffix(".hook")
+def again(finished_run, tmp_path, monkeypatch):
+    """Its script, a hook to set, and a copy of the work dir without ``parts``."""
+    hook = tmp_path / "hook"
+    monkeypatch.setenv("RUN_HOOK", str(hook))
 
     def copy(*parts):
-        shutil.copytree(done.work, tmp_path / "work", ignore=shutil.ignore_patterns(*parts, "knowledge.sqlite-*"))
-        return tmp_path / "work"
+        ignored = shutil.ignore_patterns(*parts, "knowledge.sqlite-*")
+        return shutil.copytree(finished_run.work, tmp_path / "work", ignore=ignored)
 
     def run(work, *words, wait=True):
-        words = (*SECRET, *words)
-        return (tune if wait else start)(work, *words, script=done.script)
+        return (tune if wait else start)(work, *SECRET_TOKEN, *words, script=finished_run.script, model=DEEP_GPT)
 
-    yield SimpleNamespace(copy=copy, run=run, hook=hook.write_text, unhook=lambda: hook.unlink(missing_ok=True))
-    hook.unlink(missing_ok=True)
+    return SimpleNamespace(copy=copy, run=run, hook=hook.write_text, unhook=hook.unlink)
 
 
 def wait_until(happened, process):
@@ -94,12 +65,12 @@ def assert_no_child_is_left(work):
             continue
 
 
-def test_secrets_of_the_command_line_are_in_no_file(done):
-    files = [path for path in done.work.rglob("*") if path.is_file()]
+def test_secrets_of_the_command_line_are_in_no_file(finished_run):
+    files = [path for path in finished_run.work.rglob("*") if path.is_file()]
     assert any(path.suffix == ".log" and b"hub_token" in path.read_bytes() for path in files)
     assert not [path for path in files if b"hunter" in path.read_bytes()]
-    assert "hunter" not in done.said
-    assert "--hub-token '***'" in result_of(done.work)["top"][0]["command"]
+    assert "hunter" not in finished_run.output
+    assert "--hub-token '***'" in result_of(finished_run.work)["top"][0]["command"]
 
 
 def test_a_trace_that_dies_and_a_launch_without_memory_are_passed_over(again):
@@ -241,10 +212,7 @@ def test_nodes_that_die_are_named_and_the_run_goes_on_where_it_was(again, tmp_pa
 
 def test_verifying_launches_that_hang_are_ended_and_one_that_ended_is_not_repeated(again):
     work = again.copy("launches.json")
-    code, text = again.run(work, "--auto-tuning-verify")
-    assert code == 0, text[-4000:]
     result = result_of(work)
-    assert {item["status"] for item in result["verified"]} == {"ok"}
     (one, *others) = (work / "verify").iterdir()
     for path in others:
         path.unlink()
@@ -258,8 +226,8 @@ def test_verifying_launches_that_hang_are_ended_and_one_that_ended_is_not_repeat
     assert kept[0]["measured_step_ms"] in [item["measured_step_ms"] for item in result["verified"]]
     launches = launches_of(work)
     ended = [launch["status"] for launch in launches]
-    assert ended == ["ok"] * len(result["top"]) + ["timed_out"] * len(others)
-    assert all("given up after" in launch["last_lines"][-1] for launch in launches[len(result["top"]) :])
+    assert ended == ["timed_out"] * len(others) != []
+    assert all("given up after" in launch["last_lines"][-1] for launch in launches)
     assert one.exists()
     assert_no_child_is_left(work)
 
