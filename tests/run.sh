@@ -39,10 +39,12 @@ fi
 # What takes minutes and varies what another test shows waits for LONG=1.
 chosen="not long"
 if [ -n "${LONG:-}" ]; then chosen="long or not long"; fi
-# Three files at a time (WORKERS): ranks wait for each other, so two leave a third of two cores idle. The longest files are
+# Every worker imports all tests, and would compile them first where nobody has.
+.venv/bin/python -m pytest --collect-only -q -m "$chosen" "$@" > /dev/null 2>&1 || true
+# Four files at a time (WORKERS): ranks wait for each other, so two leave a third of two cores idle. The longest files are
 # first (tests/seconds.json); tests of a file share launches.
 tested=0 failed=0
-.venv/bin/python -m pytest -n "${WORKERS:-3}" --dist loadfile --no-loadscope-reorder -m "$chosen" "$@" || tested=$?
+.venv/bin/python -m pytest -n "${WORKERS:-4}" --dist loadfile --no-loadscope-reorder -m "$chosen" "$@" || tested=$?
 wait "$lint" || failed=$?
 cat "$linted"
 exit "$((tested ? tested : failed))"
