@@ -68,7 +68,7 @@ def analytic_profile(
     whole = runs.at(MeasuredAt())
     tried = list(_points(whole, devices_per_node, {}) if points is None else points)
     measurements = [
-        Measurement(at=point, modules=_modules(sections, works, device, fabric))
+        Measurement(at=point, modules=module_costs(sections, works, device, fabric))
         for point in tried
         if (works := runs.at_if_legal(point)) is not None
     ]
@@ -77,7 +77,7 @@ def analytic_profile(
             runs.at(point)
         raise ConfigError("none of the requested sizes of tensor, context and expert parallelism divides the model.")
     return Profile(
-        model=_model(sections, whole, measurements[0]),
+        model=model_of(sections, whole, module_costs(sections, whole, device, fabric)),
         device=device_cost(whole[-1], device, fabric),
         measurements=tuple(measurements),
         overlaps_tensor_parallel=bool(whole[-1].tensor_overlap),
@@ -92,7 +92,7 @@ def analytic_profile(
     )
 
 
-def _modules(
+def module_costs(
     sections: Sequence[Section], works: Sequence[Workload], device: Device, fabric: Fabric
 ) -> dict[str, ModuleCost]:
     """Return the costs of every module; an encoder that a decoder's section describes is one, too."""
@@ -195,15 +195,16 @@ def _shared_by(whole: Sequence[Workload], tensor: int) -> tuple[int, ...]:
     return (1,) if any(work.model.expert_bias for work in whole) else (0, 1)
 
 
-def _model(sections: Sequence[Section], whole: Sequence[Workload], plain: Measurement) -> Model:
+def model_of(sections: Sequence[Section], whole: Sequence[Workload], costs: Mapping[str, ModuleCost]) -> Model:
+    """Return the described model; ``whole`` and ``costs``: its modules without any parallelism."""
     modules, total = [], 0
     if (encoder := whole[-1].model.encoder) is not None:
         modules.append(encoder_module(encoder))
-        total += encoder.num_layers * plain.modules[ENCODER].layer.dense.num_parameters
+        total += encoder.num_layers * costs[ENCODER].layer.dense.num_parameters
     for section, work in zip(sections, whole, strict=True):
         total += sum(
             number * (block.dense.num_parameters + block.expert.num_parameters)
-            for _, block, number in plain.modules[section.name].parts(work.model.num_layers)
+            for _, block, number in costs[section.name].parts(work.model.num_layers)
         )
         modules.append(module_of(section, work, modules if section is sections[-1] else ()))
     text, useful = whole[-1].model, useful_work(whole, [section.frozen for section in sections])

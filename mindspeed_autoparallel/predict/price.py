@@ -21,10 +21,10 @@ from mindspeed_autoparallel.planner.layouts.assembly import plan_of
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.rank_memory import measured_at, point_of
 from mindspeed_autoparallel.predict.analytic_blocks import encoder_cost, module_cost
-from mindspeed_autoparallel.predict.analytic_profile import device_cost
+from mindspeed_autoparallel.predict.analytic_profile import device_cost, model_of, module_costs
 from mindspeed_autoparallel.predict.hugging_face_modules import TEXT
 from mindspeed_autoparallel.predict.model_file import ENCODER, Section, encoder_module, module_of, request_in_own_words
-from mindspeed_autoparallel.predict.useful_work import operations_of
+from mindspeed_autoparallel.predict.useful_work import on_one_rank
 from mindspeed_autoparallel.profiles import Measurement, ModuleCost, Profile, Provenance
 from mindspeed_autoparallel.schedule import group_sizes
 from mindspeed_autoparallel.spec import Cluster, Layout, Model, Plan
@@ -140,7 +140,7 @@ def layout_of(work: Workload) -> Layout:
 def _model(work: Workload) -> Model:
     model = work.model
     modules = [encoder_module(model.encoder)] if model.encoder else []
-    modules.append(replace(module_of(Section(TEXT, {}), work, modules), result_key=TEXT))
+    modules.append(module_of(Section(TEXT, {}), work, modules))
     return Model(
         name=TEXT,
         modules=tuple(modules),
@@ -175,13 +175,10 @@ def priced_plan(request: Mapping[str, object], extra_devices: tuple[Device, ...]
     run = described(work, device)
     measurement = point_of(run.profile, run.layout)
     assert measurement is not None
-    name = request.get("id")
-    model = replace(
-        run.profile.model,
-        name=name if isinstance(name, str) and name else run.profile.model.name,
-        operations_per_sample=operations_of(work),
-    )
-    profile = replace(run.profile, model=model)
+    name, sections, alone = request.get("id"), [Section(TEXT, {})], [on_one_rank(work)]
+    fabric = Fabric.of(device, device.efficiency(work.stack), work.devices_per_node, work.inter_node_gbit_per_s)
+    model = model_of(sections, alone, module_costs(sections, alone, device, fabric))
+    profile = replace(run.profile, model=replace(model, name=name) if isinstance(name, str) and name else model)
     found = evaluate(profile, run.cluster, run.layout, run.placement, work.global_batch)
     record = SearchRecord(
         status=EDITED, lower_bound_us=0.0, gap_fraction=0.0, num_configurations=1, num_solved=1, seconds=0.0
