@@ -7,9 +7,11 @@ import datetime
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import lcm
 
 from mindspeed_autoparallel.cost.analytic.fields import section_of
 from mindspeed_autoparallel.cost.analytic.kernels import narrow_peak_tflops
+from mindspeed_autoparallel.cost.analytic.model_shape import ENCODER
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
 from mindspeed_autoparallel.cost.analytic.spellings import canonical
 from mindspeed_autoparallel.cost.analytic.states import bytes_per_parameter
@@ -20,7 +22,7 @@ from mindspeed_autoparallel.cost.collectives import Fabric
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.predict.analytic_blocks import encoder_cost, module_cost
-from mindspeed_autoparallel.predict.model_file import ENCODER, Section, encoder_module, module_of
+from mindspeed_autoparallel.predict.model_file import Section, encoder_module, module_of
 from mindspeed_autoparallel.predict.switches import with_stated_switches
 from mindspeed_autoparallel.predict.useful_work import UsefulWork, useful_work
 from mindspeed_autoparallel.profiles import (
@@ -34,6 +36,7 @@ from mindspeed_autoparallel.profiles import (
     Profile,
     Provenance,
 )
+from mindspeed_autoparallel.spec.legality import IllegalLayout, without_experts
 from mindspeed_autoparallel.spec.model import Model
 
 _STACK = "megatron-core"
@@ -128,6 +131,8 @@ class _Runs:
 
     def at(self, point: MeasuredAt) -> list[Workload]:
         """Return every section at ``point``; raises ``ConfigError`` where one of them cannot be laid out so."""
+        if point.expert_size > 1 and not any(section.shape.get("num_experts") for section in self.sections):
+            raise IllegalLayout(without_experts(point.expert_size))
         return [self._run(section, point) for section in self.sections]
 
     def at_if_legal(self, point: MeasuredAt) -> list[Workload] | None:
@@ -137,17 +142,22 @@ class _Runs:
         return None
 
     def _run(self, section: Section, point: MeasuredAt) -> Workload:
-        ranks = point.tensor_size * point.context_size * point.expert_size
+        ranks, sharing = point.tensor_size * point.context_size, point.expert_tensor_size or point.tensor_size
+        ranks = lcm(ranks * point.expert_size, point.expert_size * sharing)
+        ranks = ranks if ranks <= self.devices_per_node else lcm(ranks, self.devices_per_node)
         grid = self.grid if self.grid is not None and point.tensor_size == self.grid[0] * self.grid[1] else ()
         sizes = {"tp": point.tensor_size, "cp": point.context_size, "sp": point.sequence_parallel, "dist_opt": True}
         parallel = {**sizes, **({"tp_2d": dict(zip("xy", grid, strict=True))} if grid else {})}
         if section.shape.get("num_experts"):
-            parallel |= {"ep": point.expert_size, "etp": point.expert_tensor_size or point.tensor_size}
+            parallel |= {"ep": point.expert_size, "etp": sharing}
         batch = {"gbs": point.micro_batch_size * ranks, "mbs": point.micro_batch_size, "recompute": "none"}
         hardware = {"gpu": self.device.name, "num_gpus": ranks, "gpus_per_node": self.devices_per_node}
         train = {"stack": _STACK, **self.train, **batch}
         try:
-            return read_workload({"model": section.shape, "hw": hardware, "parallel": parallel, "train": train})
+            request = {"model": section.shape, "hw": hardware, "parallel": parallel, "train": train}
+            return read_workload(request, section.name)
+        except IllegalLayout:
+            raise
         except ConfigError as error:
             raise ConfigError(f"{section.name}: {error}") from error
 

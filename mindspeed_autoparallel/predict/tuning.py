@@ -30,6 +30,7 @@ from mindspeed_autoparallel.predict.model_file import Section, request_in_own_wo
 from mindspeed_autoparallel.predict.predict import UNKNOWN, predict_one
 from mindspeed_autoparallel.profiles import MeasuredAt, Profile
 from mindspeed_autoparallel.spec import Cluster, Plan
+from mindspeed_autoparallel.spec.legality import IllegalLayout, uneven_chunks, uneven_devices
 from mindspeed_autoparallel.spec.plan import Alternative
 
 _HELD = {
@@ -89,6 +90,7 @@ def tune(
     devices = integer(hardware, "num_gpus", None, "hw")
     node = min(devices, integer(hardware, "gpus_per_node", min(8, devices), "hw"))
     batch = integer(train, "gbs", None, "train")
+    _check_held(held, devices)
     sections = [Section(TEXT, model)]
     stated = stated_train(sections, device, {k: v for k, v in train.items() if k not in ("gbs", "mbs", "recompute")})
     micro_batch = optional_integer({"mbs": train.get("mbs") or None}, "mbs", "train")
@@ -131,6 +133,21 @@ def _held(parallel: Mapping[str, object]) -> dict[str, int]:
             f"parallel.{key} is {shown(parallel[key])}, which tune does not search: remove it, or use predict."
         )
     return held | {key: int(on) for key, on in switches.items() if on is not None}
+
+
+def _check_held(held: Mapping[str, int], devices: int) -> None:
+    """Raise ``ConfigError`` for sizes that no layout of ``devices`` has."""
+    tensor, pipeline, context = (held.get(key, 1) for key in ("tp", "pp", "cp"))
+    every = {"tp", "pp", "cp", "dp"} <= held.keys()
+    reason = uneven_devices(devices, tensor, pipeline, context, held["dp"] if every else None)
+    if not reason and "pp" in held:
+        reason = uneven_chunks(held.get("vpp", 1), pipeline)
+    if reason:
+        raise IllegalLayout(reason)
+    if "etp" in held and "tp" in held and held["etp"] not in (1, held["tp"]):
+        raise ConfigError(
+            f"parallel.etp is {held['etp']}, which tune does not search: it searches 1 and tp {tensor}. Use predict."
+        )
 
 
 def _with_notes_on(request: Mapping[str, object], answer: Answer) -> Answer:

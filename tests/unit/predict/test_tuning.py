@@ -103,8 +103,11 @@ def test_settings_that_tune_does_not_search_with_are_refused_by_name(key: str, v
         tune({**_BASE, "parallel": {"tp": 2, key: value}})
     with pytest.raises(ConfigError, match="schedule is 'gpipe'"):
         tune({**_BASE, "parallel": {"schedule": "gpipe"}})
-    with pytest.raises(ConfigError, match=r"sequence 1024 .* tp 3"):
-        tune({**_BASE, "model": {**_ODD, "seq": 1024}, "parallel": {"tp": 3}})
+    with pytest.raises(ConfigError, match=r"TP 3 x PP 1 x CP 1 = 3 does not divide 8 devices"):
+        tune({**_BASE, "parallel": {"tp": 3}})
+    hardware = {"gpu": "H100", "num_gpus": 6, "gpus_per_node": 6}
+    with pytest.raises(ConfigError, match=r"TP 3 does not divide the 1024 tokens"):
+        tune({**_BASE, "model": {**_ODD, "seq": 1024}, "hw": hardware, "parallel": {"tp": 3}})
 
 
 def test_unknown_keys_are_noted_in_every_section() -> None:
