@@ -96,6 +96,16 @@ def broken_batch(layout: Layout, global_batch_size: int) -> str:
     return ""
 
 
+def offloaded_beside_stages(layout: Layout, num_layers: int) -> str:
+    """Return why activations of ``num_layers`` layers cannot be offloaded to the host."""
+    if not num_layers or layout.pipeline_size == 1:
+        return ""
+    return (
+        f"train.cpu_offloading_num_layers {num_layers} with PP {layout.pipeline_size}: Megatron offloads "
+        "activations of runs with one pipeline stage."
+    )
+
+
 def uneven_sequence(layout: Layout, num_tokens: int) -> str:
     """Return why a sequence of ``num_tokens`` cannot be cut as ``layout`` cuts it."""
     context, tensor = layout.context_size, layout.tensor_size

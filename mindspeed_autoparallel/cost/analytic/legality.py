@@ -12,6 +12,7 @@ from mindspeed_autoparallel.spec.legality import (
     broken_batch,
     broken_groups,
     broken_shares,
+    offloaded_beside_stages,
     uneven_sequence,
     uneven_widths,
 )
@@ -33,8 +34,4 @@ def _broken(work: Workload, name: str) -> Iterator[str]:
     yield uneven_widths(layout, model.ffn, model.expert_ffn if model.num_experts else 0, name)
     yield broken_groups(layout, bool(model.num_experts))
     yield broken_batch(layout, work.global_batch)
-    if work.offloaded_layers and work.pipeline_size > 1:
-        yield (
-            f"train.cpu_offloading_num_layers {work.offloaded_layers} with PP {work.pipeline_size}: Megatron offloads "
-            "activations of runs with one pipeline stage."
-        )
+    yield offloaded_beside_stages(layout, work.offloaded_layers)

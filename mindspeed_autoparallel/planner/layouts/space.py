@@ -19,6 +19,7 @@ from mindspeed_autoparallel.spec.legality import (
     broken_batch,
     broken_groups,
     broken_shares,
+    offloaded_beside_stages,
     uneven_devices,
     uneven_sequence,
 )
@@ -218,7 +219,9 @@ def _illegal(profile: Profile, cluster: Cluster, layout: Layout, global_batch_si
     reason = reason or broken_groups(layout, has_experts)
     if not reason and layout.modules:
         return "separate sizes per module require --hetero-parallel."
-    return reason or _illegal_batch(layout, global_batch_size)
+    offloaded = profile.provenance.train.get("cpu_offloading_num_layers")
+    reason = reason or _illegal_batch(layout, global_batch_size)
+    return reason or offloaded_beside_stages(layout, offloaded if isinstance(offloaded, int) else 0)
 
 
 def _too_many_stages(profile: Profile, layout: Layout) -> str:
