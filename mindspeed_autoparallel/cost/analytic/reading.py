@@ -211,7 +211,7 @@ def _placement(parallel: Mapping[str, object], pipeline: int, virtual: int, noop
 
 def _context(parallel: Mapping[str, object], context: int) -> dict[str, Any]:
     kind = parallel.get("cp_type") or "ring"
-    if kind not in _CONTEXT_KINDS:
+    if not isinstance(kind, str) or kind not in _CONTEXT_KINDS:
         raise ConfigError(f"parallel.cp_type is {kind!r}, known: {', '.join(_CONTEXT_KINDS)}.")
     name = _CONTEXT_KINDS[kind]
     degree = integer(parallel, "ulysses_degree", context if name == "ulysses" else 1, "parallel")
