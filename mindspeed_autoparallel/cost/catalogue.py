@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from mindspeed_autoparallel.cost.analytic.fields import is_section
 from mindspeed_autoparallel.cost.device import Device, Efficiency
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_json, write_json_atomic
@@ -36,7 +37,7 @@ _MOST = 1e18
 def read_device(path: Path) -> Device:
     """Return the device in ``path``; raises ``ConfigError`` naming the file and key."""
     data, where = read_json(path, "device file"), f"device file {path}"
-    if not isinstance(data, dict) or data.get("schema_version") != SCHEMA_VERSION:
+    if not is_section(data) or data.get("schema_version") != SCHEMA_VERSION:
         raise ConfigError(f"{where} must be an object with schema_version {SCHEMA_VERSION}.")
     figures = {key: value for key, value in data.items() if key not in ("schema_version", "observations")}
     device = from_json(Device, figures, where)

@@ -7,9 +7,11 @@ import datetime
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import lcm
 
 from mindspeed_autoparallel.cost.analytic.fields import section_of
 from mindspeed_autoparallel.cost.analytic.kernels import narrow_peak_tflops
+from mindspeed_autoparallel.cost.analytic.model_shape import ENCODER
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
 from mindspeed_autoparallel.cost.analytic.spellings import canonical
 from mindspeed_autoparallel.cost.analytic.states import bytes_per_parameter
@@ -20,7 +22,7 @@ from mindspeed_autoparallel.cost.collectives import Fabric
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.predict.analytic_blocks import encoder_cost, module_cost
-from mindspeed_autoparallel.predict.model_file import ENCODER, Section, encoder_module, module_of
+from mindspeed_autoparallel.predict.model_file import Section, encoder_module, module_of
 from mindspeed_autoparallel.predict.switches import with_stated_switches
 from mindspeed_autoparallel.predict.useful_work import UsefulWork, useful_work
 from mindspeed_autoparallel.profiles import (
@@ -34,6 +36,7 @@ from mindspeed_autoparallel.profiles import (
     Profile,
     Provenance,
 )
+from mindspeed_autoparallel.spec.legality import IllegalLayout, without_experts
 from mindspeed_autoparallel.spec.model import Model
 
 _STACK = "megatron-core"
@@ -68,7 +71,7 @@ def analytic_profile(
     whole = runs.at(MeasuredAt())
     tried = list(_points(whole, devices_per_node, {}) if points is None else points)
     measurements = [
-        Measurement(at=point, modules=_modules(sections, works, device, fabric))
+        Measurement(at=point, modules=module_costs(sections, works, device, fabric))
         for point in tried
         if (works := runs.at_if_legal(point)) is not None
     ]
@@ -77,7 +80,7 @@ def analytic_profile(
             runs.at(point)
         raise ConfigError("none of the requested sizes of tensor, context and expert parallelism divides the model.")
     return Profile(
-        model=_model(sections, whole, measurements[0]),
+        model=model_of(sections, whole, module_costs(sections, whole, device, fabric)),
         device=device_cost(whole[-1], device, fabric),
         measurements=tuple(measurements),
         overlaps_tensor_parallel=bool(whole[-1].tensor_overlap),
@@ -92,7 +95,7 @@ def analytic_profile(
     )
 
 
-def _modules(
+def module_costs(
     sections: Sequence[Section], works: Sequence[Workload], device: Device, fabric: Fabric
 ) -> dict[str, ModuleCost]:
     """Return the costs of every module; an encoder that a decoder's section describes is one, too."""
@@ -128,6 +131,8 @@ class _Runs:
 
     def at(self, point: MeasuredAt) -> list[Workload]:
         """Return every section at ``point``; raises ``ConfigError`` where one of them cannot be laid out so."""
+        if point.expert_size > 1 and not any(section.shape.get("num_experts") for section in self.sections):
+            raise IllegalLayout(without_experts(point.expert_size))
         return [self._run(section, point) for section in self.sections]
 
     def at_if_legal(self, point: MeasuredAt) -> list[Workload] | None:
@@ -137,17 +142,22 @@ class _Runs:
         return None
 
     def _run(self, section: Section, point: MeasuredAt) -> Workload:
-        ranks = point.tensor_size * point.context_size * point.expert_size
+        ranks, sharing = point.tensor_size * point.context_size, point.expert_tensor_size or point.tensor_size
+        ranks = lcm(ranks * point.expert_size, point.expert_size * sharing)
+        ranks = ranks if ranks <= self.devices_per_node else lcm(ranks, self.devices_per_node)
         grid = self.grid if self.grid is not None and point.tensor_size == self.grid[0] * self.grid[1] else ()
         sizes = {"tp": point.tensor_size, "cp": point.context_size, "sp": point.sequence_parallel, "dist_opt": True}
         parallel = {**sizes, **({"tp_2d": dict(zip("xy", grid, strict=True))} if grid else {})}
         if section.shape.get("num_experts"):
-            parallel |= {"ep": point.expert_size, "etp": point.expert_tensor_size or point.tensor_size}
+            parallel |= {"ep": point.expert_size, "etp": sharing}
         batch = {"gbs": point.micro_batch_size * ranks, "mbs": point.micro_batch_size, "recompute": "none"}
         hardware = {"gpu": self.device.name, "num_gpus": ranks, "gpus_per_node": self.devices_per_node}
         train = {"stack": _STACK, **self.train, **batch}
         try:
-            return read_workload({"model": section.shape, "hw": hardware, "parallel": parallel, "train": train})
+            request = {"model": section.shape, "hw": hardware, "parallel": parallel, "train": train}
+            return read_workload(request, section.name)
+        except IllegalLayout:
+            raise
         except ConfigError as error:
             raise ConfigError(f"{section.name}: {error}") from error
 
@@ -195,15 +205,16 @@ def _shared_by(whole: Sequence[Workload], tensor: int) -> tuple[int, ...]:
     return (1,) if any(work.model.expert_bias for work in whole) else (0, 1)
 
 
-def _model(sections: Sequence[Section], whole: Sequence[Workload], plain: Measurement) -> Model:
+def model_of(sections: Sequence[Section], whole: Sequence[Workload], costs: Mapping[str, ModuleCost]) -> Model:
+    """Return the described model; ``whole`` and ``costs``: its modules without any parallelism."""
     modules, total = [], 0
     if (encoder := whole[-1].model.encoder) is not None:
         modules.append(encoder_module(encoder))
-        total += encoder.num_layers * plain.modules[ENCODER].layer.dense.num_parameters
+        total += encoder.num_layers * costs[ENCODER].layer.dense.num_parameters
     for section, work in zip(sections, whole, strict=True):
         total += sum(
             number * (block.dense.num_parameters + block.expert.num_parameters)
-            for _, block, number in plain.modules[section.name].parts(work.model.num_layers)
+            for _, block, number in costs[section.name].parts(work.model.num_layers)
         )
         modules.append(module_of(section, work, modules if section is sections[-1] else ()))
     text, useful = whole[-1].model, useful_work(whole, [section.frozen for section in sections])

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindspeed_autoparallel.cost.analytic.model_shape import Encoder
+from mindspeed_autoparallel.cost.analytic.model_shape import ENCODER, Encoder
 from mindspeed_autoparallel.cost.analytic.request_keys import KNOWN
 from mindspeed_autoparallel.cost.analytic.spellings import canonical
 from mindspeed_autoparallel.cost.analytic.workload import Workload
@@ -23,8 +23,6 @@ from mindspeed_autoparallel.predict.hugging_face_modules import (
 from mindspeed_autoparallel.predict.megatron_arguments import model_and_rest
 from mindspeed_autoparallel.spec.model import RESULT_KEYS, Module
 
-ENCODER = "encoder"
-"""Module of an encoder that the decoder's section describes."""
 _OWN_KEYS = ("name", "frozen", "deepstack_layers", "deepstack_visual_indexes")
 
 

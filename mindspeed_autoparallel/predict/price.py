@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from mindspeed_autoparallel.cost.analytic.model_shape import ENCODER
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
 from mindspeed_autoparallel.cost.analytic.states import update_bytes
 from mindspeed_autoparallel.cost.analytic.step_time import run_again
@@ -21,12 +22,11 @@ from mindspeed_autoparallel.planner.layouts.assembly import plan_of
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.rank_memory import measured_at, point_of
 from mindspeed_autoparallel.predict.analytic_blocks import encoder_cost, module_cost
-from mindspeed_autoparallel.predict.analytic_profile import device_cost
+from mindspeed_autoparallel.predict.analytic_profile import device_cost, model_of, module_costs
 from mindspeed_autoparallel.predict.hugging_face_modules import TEXT
-from mindspeed_autoparallel.predict.model_file import ENCODER, Section, encoder_module, module_of, request_in_own_words
-from mindspeed_autoparallel.predict.useful_work import operations_of
+from mindspeed_autoparallel.predict.model_file import Section, encoder_module, module_of, request_in_own_words
+from mindspeed_autoparallel.predict.useful_work import on_one_rank
 from mindspeed_autoparallel.profiles import Measurement, ModuleCost, Profile, Provenance
-from mindspeed_autoparallel.schedule import group_sizes
 from mindspeed_autoparallel.spec import Cluster, Layout, Model, Plan
 from mindspeed_autoparallel.spec.plan import EDITED, RankMemory, SearchRecord
 
@@ -95,7 +95,7 @@ def first_step_bytes(rank: RankMemory, work: Workload) -> int:
 def described(work: Workload, device: Device) -> Described:
     """Return the profile of ``work``'s one point, its layout and its placement."""
     fabric = Fabric.of(device, device.efficiency(work.stack), work.devices_per_node, work.inter_node_gbit_per_s)
-    layout = layout_of(work)
+    layout = work.layout
     modules: dict[str, ModuleCost] = {}
     if work.model.encoder:
         modules[ENCODER] = encoder_cost(work, device, fabric)
@@ -112,35 +112,10 @@ def described(work: Workload, device: Device) -> Described:
     return Described(profile=profile, cluster=cluster, layout=layout, placement=_placement(work))
 
 
-def layout_of(work: Workload) -> Layout:
-    """Return the sizes and switches of ``work``; the smallest group of microbatches where it names none."""
-    interleaved, group = work.virtual_size > 1, work.group_microbatches
-    if interleaved and not group and work.num_microbatches % work.pipeline_size:
-        group = next(iter(group_sizes(work.pipeline_size, work.num_microbatches)), 0)
-    return Layout(
-        pipeline_size=work.pipeline_size,
-        tensor_size=work.tensor_size,
-        data_size=work.data_size,
-        context_size=work.context_size,
-        expert_size=work.expert_size,
-        expert_tensor_size=work.expert_tensor_size if work.model.num_experts else 0,
-        virtual_size=work.virtual_size,
-        micro_batch_size=work.micro_batch,
-        sequence_parallel=work.sequence_parallel,
-        distributed_optimizer=work.distributed_optimizer,
-        overlap_gradient_reduce=bool(work.gradient_overlap),
-        overlap_parameter_gather=bool(work.gradient_overlap) and work.distributed_optimizer,
-        overlap_tensor_parallel=bool(work.tensor_overlap) and work.tensor_size > 1,
-        schedule="interleaved" if interleaved else "1f1b",
-        microbatch_group_size=group if interleaved else 0,
-        standalone_ends=True,
-    )
-
-
 def _model(work: Workload) -> Model:
     model = work.model
     modules = [encoder_module(model.encoder)] if model.encoder else []
-    modules.append(replace(module_of(Section(TEXT, {}), work, modules), result_key=TEXT))
+    modules.append(module_of(Section(TEXT, {}), work, modules))
     return Model(
         name=TEXT,
         modules=tuple(modules),
@@ -175,13 +150,10 @@ def priced_plan(request: Mapping[str, object], extra_devices: tuple[Device, ...]
     run = described(work, device)
     measurement = point_of(run.profile, run.layout)
     assert measurement is not None
-    name = request.get("id")
-    model = replace(
-        run.profile.model,
-        name=name if isinstance(name, str) and name else run.profile.model.name,
-        operations_per_sample=operations_of(work),
-    )
-    profile = replace(run.profile, model=model)
+    name, sections, alone = request.get("id"), [Section(TEXT, {})], [on_one_rank(work)]
+    fabric = Fabric.of(device, device.efficiency(work.stack), work.devices_per_node, work.inter_node_gbit_per_s)
+    model = model_of(sections, alone, module_costs(sections, alone, device, fabric))
+    profile = replace(run.profile, model=replace(model, name=name) if isinstance(name, str) and name else model)
     found = evaluate(profile, run.cluster, run.layout, run.placement, work.global_batch)
     record = SearchRecord(
         status=EDITED, lower_bound_us=0.0, gap_fraction=0.0, num_configurations=1, num_solved=1, seconds=0.0

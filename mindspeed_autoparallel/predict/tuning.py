@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mindspeed_autoparallel.cost.analytic.fields import integer, optional_integer, part, section_of, switch
+from mindspeed_autoparallel.cost.analytic.model_shape import ENCODER
 from mindspeed_autoparallel.cost.analytic.reading import network_rate
 from mindspeed_autoparallel.cost.analytic.request_keys import KNOWN, refuse_unmodelled, unknown_keys
 from mindspeed_autoparallel.cost.catalogue import find_device
@@ -17,7 +18,7 @@ from mindspeed_autoparallel.files import shown
 from mindspeed_autoparallel.interrupts import Stopped
 from mindspeed_autoparallel.planner.best_first import Progress, silent
 from mindspeed_autoparallel.planner.evaluate import evaluate
-from mindspeed_autoparallel.planner.layouts.assembly import plan_of
+from mindspeed_autoparallel.planner.layouts.assembly import limits_of_plan, plan_of
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions
@@ -30,6 +31,7 @@ from mindspeed_autoparallel.predict.model_file import Section, request_in_own_wo
 from mindspeed_autoparallel.predict.predict import UNKNOWN, predict_one
 from mindspeed_autoparallel.profiles import MeasuredAt, Profile
 from mindspeed_autoparallel.spec import Cluster, Plan
+from mindspeed_autoparallel.spec.legality import IllegalLayout, uneven_chunks, uneven_devices
 from mindspeed_autoparallel.spec.plan import Alternative
 
 _HELD = {
@@ -39,7 +41,6 @@ _HELD = {
     "cp": "context_size",
     "ep": "expert_size",
     "vpp": "virtual_size",
-    "sp": "sequence_parallel",
     "dist_opt": "distributed_optimizer",
 }
 """Keys of a request's ``parallel``, and the field of a layout that each holds."""
@@ -89,6 +90,7 @@ def tune(
     devices = integer(hardware, "num_gpus", None, "hw")
     node = min(devices, integer(hardware, "gpus_per_node", min(8, devices), "hw"))
     batch = integer(train, "gbs", None, "train")
+    _check_held(held, devices)
     sections = [Section(TEXT, model)]
     stated = stated_train(sections, device, {k: v for k, v in train.items() if k not in ("gbs", "mbs", "recompute")})
     micro_batch = optional_integer({"mbs": train.get("mbs") or None}, "mbs", "train")
@@ -103,7 +105,8 @@ def tune(
     if devices % node:
         raise ConfigError(f"hw.num_gpus {devices} is not a multiple of hw.gpus_per_node {node}.")
     cluster = Cluster(num_nodes=devices // node, devices_per_node=node)
-    space = _space(device, stated, held, micro_batch)
+    has_encoder = any(module.name == ENCODER for module in profile.model.modules)
+    space = _space(device, stated, held, micro_batch, has_encoder)
     interrupt: KeyboardInterrupt | None = None
     try:
         plan = search(profile, cluster, batch, replace(options, space=space), progress=progress)
@@ -122,7 +125,7 @@ def _held(parallel: Mapping[str, object]) -> dict[str, int]:
     """Return the sizes and switches that the request names. Raises ``ConfigError`` for what ``tune`` does not hold."""
     held = {key: integer(parallel, key, None, "parallel") for key in _SIZES if parallel.get(key)}
     switches = {key: switch(parallel, key, None, "parallel") for key in _SWITCHES}
-    for key in sorted(KNOWN["parallel"] & set(parallel) - set(_HELD) - {"etp"}):
+    for key in sorted(KNOWN["parallel"] & set(parallel) - set(_HELD) - {"etp", "sp"}):
         if parallel[key] is not True and parallel[key] in (None, False, "", [], 1, *_DEFAULTS.get(key, ())):
             continue
         if key in _PLACEMENTS:
@@ -131,6 +134,21 @@ def _held(parallel: Mapping[str, object]) -> dict[str, int]:
             f"parallel.{key} is {shown(parallel[key])}, which tune does not search: remove it, or use predict."
         )
     return held | {key: int(on) for key, on in switches.items() if on is not None}
+
+
+def _check_held(held: Mapping[str, int], devices: int) -> None:
+    """Raise ``ConfigError`` for sizes that no layout of ``devices`` has."""
+    tensor, pipeline, context = (held.get(key, 1) for key in ("tp", "pp", "cp"))
+    every = {"tp", "pp", "cp", "dp"} <= held.keys()
+    reason = uneven_devices(devices, tensor, pipeline, context, held["dp"] if every else None)
+    if not reason and "pp" in held:
+        reason = uneven_chunks(held.get("vpp", 1), pipeline)
+    if reason:
+        raise IllegalLayout(reason)
+    if "etp" in held and "tp" in held and held["etp"] not in (1, held["tp"]):
+        raise ConfigError(
+            f"parallel.etp is {held['etp']}, which tune does not search: it searches 1 and tp {tensor}. Use predict."
+        )
 
 
 def _with_notes_on(request: Mapping[str, object], answer: Answer) -> Answer:
@@ -146,10 +164,11 @@ def _with_notes_on(request: Mapping[str, object], answer: Answer) -> Answer:
 
 
 def _space(
-    device: Device, stated: Mapping[str, object], held: Mapping[str, int], micro_batch: int | None
+    device: Device, stated: Mapping[str, object], held: Mapping[str, int], micro_batch: int | None, has_encoder: bool
 ) -> SpaceOptions:
-    """Return the space of the layouts that have what the request holds."""
+    """Return the space of the layouts that have what the request holds; ``has_encoder``: on the first chunks."""
     return SpaceOptions(
+        virtual_sizes=(1,) if has_encoder else None,
         distributed_optimizer=bool(held.get("dist_opt", True)),
         overlap_gradient_reduce=bool(stated["overlap_grad_reduce"]),
         held={
@@ -196,14 +215,23 @@ def _whole(profile: Profile, plan: Plan, other: Alternative) -> Plan:
     found = evaluate(profile, plan.cluster, other.layout, placement, plan.global_batch_size)
     measurement = point_of(profile, other.layout)
     assert measurement is not None
-    record = replace(plan.search, status="feasible", lower_bound_us=other.lower_bound_us, verdicts=(), relaxations=())
+    record = replace(
+        plan.search,
+        status="feasible",
+        lower_bound_us=other.lower_bound_us,
+        gap_fraction=max(0.0, 1 - other.lower_bound_us / found.step.total_us),
+        limits=limits_of_plan(found),
+        verdicts=(),
+        relaxations=(),
+    )
     return plan_of(profile, plan.cluster, other.layout, found, plan.global_batch_size, record)
 
 
 def request_of_plan(plan: Plan, base: Mapping[str, object], stated: Mapping[str, object]) -> dict[str, object]:
     """Return the request that describes ``plan``: its sizes, its placement, and every switch.
 
-    Recompute that differs by stage becomes the most of any stage (method ``block``): a request has no key by stage.
+    Recompute that differs by stage becomes the most of any stage (method ``block``), and an encoder's layers are on the
+    first chunk of their rank: a request has no keys for more.
     """
     layout = plan.layout
     parallel: dict[str, object] = {
@@ -224,7 +252,13 @@ def request_of_plan(plan: Plan, base: Mapping[str, object], stated: Mapping[str,
     if layout.num_virtual_stages > 1:
         parallel |= _placement_keys(plan, counts, integer(section_of(base, "model"), "mtp_layers", 0, "model", 0))
     train = {**stated, "gbs": plan.global_batch_size, "mbs": layout.micro_batch_size, **_recompute_keys(plan, counts)}
-    return {**base, "parallel": parallel, "train": train}
+    described = {**base, "parallel": parallel, "train": train}
+    if layout.pipeline_size > 1 and any(module.name == ENCODER for module in plan.model.modules):
+        rows, model = plan.layers_of(ENCODER), section_of(base, "model")
+        placed = [sum(rows[rank :: layout.pipeline_size]) for rank in range(layout.pipeline_size)]
+        encoder = {**section_of(model, "vision_encoder"), "pipeline_num_layers": placed}
+        described["model"] = {**model, "vision_encoder": encoder}
+    return described
 
 
 def _placement_keys(plan: Plan, counts: Sequence[int], num_ahead: int) -> dict[str, object]:

@@ -56,8 +56,12 @@ def useful_work(works: Sequence[Workload], frozen: Sequence[bool]) -> UsefulWork
 
 def operations_of(work: Workload) -> float:
     """Return the operations of one sample of a described run, whatever its layout."""
-    single = replace(work, tensor_size=1, context_size=1, expert_size=1, expert_tensor_size=1)
-    return useful_work([single], [False]).operations
+    return useful_work([on_one_rank(work)], [False]).operations
+
+
+def on_one_rank(work: Workload) -> Workload:
+    """Return ``work`` with modules that no ranks share."""
+    return replace(work, tensor_size=1, context_size=1, expert_size=1, expert_tensor_size=1)
 
 
 def utilization(work: Workload, device: Device, step_us: float) -> float:

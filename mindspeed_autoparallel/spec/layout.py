@@ -157,9 +157,11 @@ class Layout:
         """Return microbatches of one step on one replica; raises ``ConfigError`` if they do not divide the batch."""
         per_round = self.data_size * self.micro_batch_size
         if global_batch_size % per_round:
+            below = global_batch_size // per_round * per_round
+            nearest = f"the nearest are {below} and {below + per_round}" if below else f"the least is {per_round}"
             raise ConfigError(
-                f"global batch {global_batch_size} is not divisible by "
-                f"DP {self.data_size} x MBS {self.micro_batch_size}."
+                f"global batch {global_batch_size} is not divisible by DP {self.data_size} x "
+                f"MBS {self.micro_batch_size}; {nearest}."
             )
         return global_batch_size // per_round
 

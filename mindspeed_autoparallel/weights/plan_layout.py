@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mindspeed_autoparallel.errors import PlanError
 from mindspeed_autoparallel.files import read_json
+from mindspeed_autoparallel.spec.model import RESULT_KEYS, Module
 from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.weights.architecture import AUDIO, TEXT, VISION, Architecture
 from mindspeed_autoparallel.weights.layouts import CheckpointLayout, make_layout
@@ -27,10 +28,15 @@ def layout_from_plan(path: Path, architecture: Architecture, vocab_multiple: int
     return layout_of(plan, architecture, vocab_multiple)
 
 
+def _part_of(module: Module) -> str | None:
+    """Return a module's name in a checkpoint, if it has one; its result key may repeat the module's name."""
+    return _MODULE_OF_PREFIX.get(RESULT_KEYS.get(module.result_key, module.result_key))
+
+
 def _check_model(plan: Plan, architecture: Architecture, path: Path) -> None:
     """Raise ``PlanError`` if the plan was made for a model of other sizes; a zero in the plan means unknown."""
     for module in plan.model.modules:
-        shape = architecture.modules.get(_MODULE_OF_PREFIX.get(module.result_key, ""))
+        shape = architecture.modules.get(_part_of(module) or "")
         if shape is None:
             continue
         pairs = {
@@ -62,7 +68,7 @@ def layout_of(plan: Plan, architecture: Architecture, vocab_multiple: int | None
     layers: dict[str, tuple[tuple[int, ...], ...] | None] = {}
     sizes: dict[str, int | None] = {TEXT: plan.layout.tensor_size}
     for module in plan.model.modules:
-        mine = _MODULE_OF_PREFIX.get(module.result_key)
+        mine = _part_of(module)
         if mine is None:
             raise PlanError(f"the plan has a module {module.name!r}, which has no place in a checkpoint of this kind.")
         chain = plan.layers_of(module.name)

@@ -195,7 +195,7 @@ def ltx_stream(stream: Stream) -> Block:
 
 def ltx_exchange(video: Stream, audio: Stream) -> Block:
     """Return a block's exchange between both modalities: each attends to the other, with the narrower one's heads."""
-    sides = []
+    sides = list[Block]()
     for stream in (video, audio):
         state = stream.tokens * stream.width
         sides.append(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeGuard
 
 from mindspeed_autoparallel.errors import ConfigError
 
@@ -55,10 +56,20 @@ def number(section: Mapping[str, object], key: str, default: float, where: str, 
     return float(value)
 
 
+def is_section(value: object) -> TypeGuard[Mapping[str, object]]:
+    """Return whether ``value`` is an object of keys and values."""
+    return isinstance(value, Mapping)
+
+
+def is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    """Return whether ``value`` is a list."""
+    return isinstance(value, (list, tuple))
+
+
 def section_of(request: Mapping[str, object], key: str) -> Mapping[str, object]:
     """Return the object under ``key``."""
     value = request.get(key)
-    if not isinstance(value, Mapping):
+    if not is_section(value):
         raise ConfigError(f"{key} is missing or not an object.")
     return value
 
@@ -66,7 +77,7 @@ def section_of(request: Mapping[str, object], key: str) -> Mapping[str, object]:
 def part(section: Mapping[str, object], key: str) -> Mapping[str, object]:
     """Return the object under ``key``; empty if missing."""
     value = section.get(key)
-    return value if isinstance(value, Mapping) else {}
+    return value if is_section(value) else {}
 
 
 def optional_section(section: Mapping[str, object], key: str, where: str) -> Mapping[str, object] | None:
@@ -74,7 +85,7 @@ def optional_section(section: Mapping[str, object], key: str, where: str) -> Map
     value = section.get(key)
     if not value:
         return None
-    if not isinstance(value, Mapping):
+    if not is_section(value):
         raise ConfigError(f"{where}.{key} is {value!r}, must be an object.")
     return value
 
@@ -86,7 +97,7 @@ def counts(section: Mapping[str, object], key: str, where: str) -> tuple[int, ..
         return ()
     if isinstance(value, str):
         value = value.split(",")
-    if not isinstance(value, (list, tuple)):
+    if not is_list(value):
         raise ConfigError(f"{where}.{key} is {value!r}, must be a list of whole numbers.")
     return tuple(integer({key: item}, key, None, where, 0) for item in value)
 
@@ -98,6 +109,6 @@ def words(section: Mapping[str, object], key: str, where: str) -> tuple[str, ...
         return ()
     if isinstance(value, str):
         value = [word for word in value.strip("[]").replace(",", " ").split() if word]
-    if not isinstance(value, (list, tuple)) or not all(isinstance(word, str) for word in value):
+    if not is_list(value) or not all(isinstance(word, str) for word in value):
         raise ConfigError(f"{where}.{key} is {value!r}, must be a list of words.")
     return tuple(value)

@@ -88,6 +88,10 @@ class SparseAttention:
     """Whether dedicated kernels read only these tokens; otherwise all scores are masked in memory."""
 
 
+ENCODER = "encoder"
+"""Module of an encoder that the decoder's section describes."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Encoder:
     """An encoder in front of the decoder, on its first stages."""

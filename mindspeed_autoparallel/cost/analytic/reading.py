@@ -16,7 +16,7 @@ from mindspeed_autoparallel.cost.analytic.fields import (
     section_of,
     switch,
 )
-from mindspeed_autoparallel.cost.analytic.legality import check_divisions
+from mindspeed_autoparallel.cost.analytic.legality import check_layout
 from mindspeed_autoparallel.cost.analytic.model_shape import ModelShape
 from mindspeed_autoparallel.cost.analytic.placement import PlacementRequest, place_layers, unfold_layout
 from mindspeed_autoparallel.cost.analytic.reading_model import read_model
@@ -26,6 +26,7 @@ from mindspeed_autoparallel.cost.analytic.request_keys import refuse_unmodelled
 from mindspeed_autoparallel.cost.analytic.spellings import canonical
 from mindspeed_autoparallel.cost.analytic.workload import Sharding, Workload, is_ascend
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.spec.legality import IllegalLayout, uneven_devices
 
 _CONTEXT_KINDS = {
     **dict.fromkeys(("ring", "p2p", "megatron_cp_algo", "adaptive_cp_algo"), "ring"),
@@ -46,8 +47,8 @@ VARIABLE_TOKENS = 1024
 """Tokens per sample if lengths vary and no mean is given; an answer's notes state it."""
 
 
-def read_workload(request: Mapping[str, object]) -> Workload:
-    """Return the workload a request describes.
+def read_workload(request: Mapping[str, object], module: str = "text_decoder") -> Workload:
+    """Return the workload a request describes; ``module`` names its model in messages.
 
     Raises ``ConfigError`` with the key, the value and the rule for anything that no run can start with, and for
     keys that would change the answer but are not modelled.
@@ -96,7 +97,7 @@ def read_workload(request: Mapping[str, object]) -> Workload:
         **read_training(train, gpu, stack),
         **_sharding(parallel, data * context, gpu),
     )
-    check_divisions(work)
+    check_layout(work, module)
     return with_release(work, section_of(request, "model"), train)
 
 
@@ -149,15 +150,10 @@ def _devices(hardware: Mapping[str, object]) -> tuple[int, int]:
 
 def _layout(parallel: Mapping[str, object], devices: int) -> tuple[int, int, int, int]:
     tensor, pipeline, context = (integer(parallel, key, 1, "parallel") for key in ("tp", "pp", "cp"))
-    shards = tensor * pipeline * context
-    if devices % shards:
-        raise ConfigError(f"tp {tensor} x pp {pipeline} x cp {context} = {shards} does not divide {devices} devices.")
-    data = integer(parallel, "dp", devices // shards, "parallel")
-    if data * shards != devices:
-        raise ConfigError(
-            f"dp {data} x tp {tensor} x pp {pipeline} x cp {context} = {data * shards} is not {devices} devices."
-        )
-    return tensor, pipeline, context, data
+    data = optional_integer(parallel, "dp", "parallel")
+    if uneven := uneven_devices(devices, tensor, pipeline, context, data):
+        raise IllegalLayout(uneven)
+    return tensor, pipeline, context, data or devices // (tensor * pipeline * context)
 
 
 def _virtual(parallel: Mapping[str, object], layers: int, pipeline: int) -> int:
@@ -215,7 +211,7 @@ def _placement(parallel: Mapping[str, object], pipeline: int, virtual: int, noop
 
 def _context(parallel: Mapping[str, object], context: int) -> dict[str, Any]:
     kind = parallel.get("cp_type") or "ring"
-    if kind not in _CONTEXT_KINDS:
+    if not isinstance(kind, str) or kind not in _CONTEXT_KINDS:
         raise ConfigError(f"parallel.cp_type is {kind!r}, known: {', '.join(_CONTEXT_KINDS)}.")
     name = _CONTEXT_KINDS[kind]
     degree = integer(parallel, "ulysses_degree", context if name == "ulysses" else 1, "parallel")

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from mindspeed_autoparallel.cost.analytic.fields import counts, integer, number, optional_section, switch
+from mindspeed_autoparallel.cost.analytic.fields import counts, integer, is_list, number, optional_section, switch
 from mindspeed_autoparallel.cost.analytic.model_shape import (
     Activation,
     Encoder,
@@ -132,7 +132,7 @@ def _frequency(value: Any, total: int) -> int | Sequence[int]:
     text = str(value)
     if re.fullmatch(r"\d+", text):
         return int(text)
-    listed = list(value) if isinstance(value, (list, tuple)) else _frequency_list(text)
+    listed = list(value) if is_list(value) else _frequency_list(text)
     if len(listed) != total or set(listed) - {0, 1}:
         raise ConfigError(f"model.moe_layer_freq {value!r} must be a number, or 0 or 1 for each of {total} layers.")
     return listed

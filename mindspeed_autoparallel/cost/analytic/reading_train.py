@@ -149,7 +149,7 @@ def _offload(train: Mapping[str, object]) -> tuple[str, ...]:
 
 def _graph(train: Mapping[str, object]) -> dict[str, Any]:
     kind = train.get("cuda_graph") or "none"
-    if kind not in GRAPHS:
+    if not isinstance(kind, str) or kind not in GRAPHS:
         raise ConfigError(f"train.cuda_graph is {kind!r}, known: {', '.join(GRAPHS)}.")
     share, experts = GRAPHS[kind]
     return {"replayed_launches": share, "replays_experts": experts}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mindspeed_autoparallel.cost.analytic.fields import part
+from mindspeed_autoparallel.cost.analytic.fields import is_list, is_section, part
 from mindspeed_autoparallel.cost.analytic.spellings import ALIASES, INFORMATION
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import shown
@@ -86,7 +86,7 @@ def check_sections(request: Mapping[str, object]) -> None:
     """Raise ``ConfigError`` if a section of a request is no object."""
     for name in ("model", "hw", "parallel", "train"):
         value = request.get(name)
-        if value is not None and not isinstance(value, Mapping):
+        if value is not None and not is_section(value):
             raise ConfigError(f"{name} is {shown(value)}; it must be an object of keys and values.")
 
 
@@ -96,7 +96,7 @@ def refuse_unmodelled(request: Mapping[str, object]) -> None:
     for section, reasons in _REFUSED.items():
         for key, reason in reasons.items():
             value = part(request, section).get(key)
-            if value is True or isinstance(value, (list, dict)) or value not in _HARMLESS:
+            if value is True or is_list(value) or is_section(value) or value not in _HARMLESS:
                 raise ConfigError(f"{section}.{key} is {shown(value)}: {reason}; the answer would be another run's.")
     schedule = part(request, "parallel").get("schedule")
     if schedule is not None and (not isinstance(schedule, str) or schedule not in SCHEDULES):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from mindspeed_autoparallel.cost.analytic.fields import is_section
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import shown
 
@@ -94,10 +95,10 @@ def canonical(request: Mapping[str, object]) -> dict[str, object]:
     result = dict(request)
     for section, names in ALIASES.items():
         values = result.get(section)
-        if isinstance(values, Mapping) and any(key in names for key in values):
+        if is_section(values) and any(key in names for key in values):
             result[section] = _renamed(section, values, names)
     train = result.get("train")
-    if isinstance(train, Mapping):
+    if is_section(train):
         result["train"] = _with_container(_with_precision(train), request.get("source"))
     return result
 

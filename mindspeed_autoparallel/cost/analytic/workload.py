@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mindspeed_autoparallel.cost.analytic.model_shape import LayerKind, ModelShape
+from mindspeed_autoparallel.spec.layout import Layout
 
 Recipe = Literal["", "fp8", "fp8_blockwise", "mxfp8", "nvfp4"]
 Sharding = Literal["", "gradients", "parameters"]
@@ -210,6 +211,29 @@ class Workload:
         heads."""
         repeated = self.on_ascend and self.context_size > 1 and self.context_kind in ("ulysses", "hybrid")
         return self.model.query_size if repeated else self.model.kv_size
+
+    @property
+    def layout(self) -> Layout:
+        """Return the sizes and switches as the planner has them. Raises ``ConfigError`` for impossible ones."""
+        interleaved, gathers = self.virtual_size > 1, bool(self.gradient_overlap) and self.distributed_optimizer
+        return Layout(
+            pipeline_size=self.pipeline_size,
+            tensor_size=self.tensor_size,
+            data_size=self.data_size,
+            context_size=self.context_size,
+            expert_size=self.expert_size,
+            expert_tensor_size=self.expert_tensor_size if self.model.num_experts else 0,
+            virtual_size=self.virtual_size,
+            micro_batch_size=self.micro_batch,
+            sequence_parallel=self.sequence_parallel,
+            distributed_optimizer=self.distributed_optimizer,
+            overlap_gradient_reduce=bool(self.gradient_overlap),
+            overlap_parameter_gather=gathers,
+            overlap_tensor_parallel=bool(self.tensor_overlap) and self.tensor_size > 1,
+            schedule="interleaved" if interleaved else "1f1b",
+            microbatch_group_size=self.group_microbatches if interleaved else 0,
+            standalone_ends=True,
+        )
 
     @property
     def num_microbatches(self) -> int:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from mindspeed_autoparallel.planner.evaluate import evaluated
 from mindspeed_autoparallel.planner.hetero.backbone import BackboneSolver, Reserved, beside, outside_pipeline_bytes
 from mindspeed_autoparallel.planner.hetero.encoders import WINDOW
-from mindspeed_autoparallel.planner.layouts.assembly import assemble_plan, limits_of
+from mindspeed_autoparallel.planner.layouts.assembly import alternative_of, assemble_plan, limits_of
 from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Layout, Plan
@@ -68,7 +69,7 @@ def assemble(profile: Profile, best: Solved, others: Sequence[Solved], record: S
         cluster=cluster,
         hetero=best.record,
         layout=best.layout,
-        alternatives=tuple(_alternative(found) for found in others),
+        alternatives=tuple(_alternative(found, solver.candidate.limit_bytes) for found in others),
         profile=replace(inner.profile, sha256=profile.sha256(), notes=(*inner.profile.notes, *notes)),
     )
     return with_encoders(inner, solver.candidate.limit_bytes)
@@ -143,15 +144,12 @@ def limits_of_hetero(plan: Plan) -> tuple[str, ...]:
     return limits_of(parts, step.total_us, plan.memory)
 
 
-def _alternative(found: Solved) -> Alternative:
-    evaluation = found.result.evaluation
-    assert evaluation is not None
-    placement = evaluation.placement
-    return Alternative(
-        layout=found.layout,
-        step_us=found.step_us,
-        lower_bound_us=found.lower_bound_us,
-        layers=dict(placement.layers),
-        recompute={name: placement.recomputed(name) for name in placement.layers},
-        peak_bytes=max(rank.peak_bytes for rank in evaluation.memory) + found.record.reserved_bytes,
-    )
+def _alternative(found: Solved, limit_bytes: int) -> Alternative:
+    # The split may have been found beside encoders that hold less.
+    candidate = beside(found.solver.candidate, found.reserved)
+    assert candidate is not None, "it was solved"
+    assert found.result.evaluation is not None
+    placement = found.result.evaluation.placement
+    ranks = evaluated(candidate, placement).memory
+    memory = [_memory(rank, found.record, candidate.layout.pipeline_size, limit_bytes) for rank in ranks]
+    return alternative_of(found.layout, placement, memory, found.step_us, found.lower_bound_us)

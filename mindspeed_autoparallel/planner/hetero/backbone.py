@@ -221,7 +221,7 @@ class BackboneSolver:
         For each module, memory limits the layers per rank; if all ranks together hold too few, no split exists.
         """
         layout, profile = self.candidate.layout, self.candidate.profile
-        if len(profile.model.modules) > 1:
+        if len(profile.model.modules) != 1:
             return False
         (module,) = profile.model.modules
         cost = self.candidate.measurement.modules[module.name]

@@ -237,7 +237,7 @@ class ChoiceSearch(Search[Choice]):
     def _with_more_reserved(self, choice: Choice, record: HeteroRecord) -> tuple[LayoutResult, Evaluation | None]:
         """Return a split whose state leaves memory for the encoders to run, found by reserving more in each try."""
         solver, reserved = choice.solver, reserved_by(record)
-        limit = solver.candidate.limit_bytes
+        limit, result = solver.candidate.limit_bytes, LayoutResult()
         for quarter in range(1, 5):
             extra = record.transient_bytes * quarter // 4
             more = replace(reserved, everywhere_bytes=reserved.everywhere_bytes + extra)

@@ -40,7 +40,7 @@ def search_tight(
         return LayoutResult(proved_infeasible=True)
     profile, layout = candidate.profile, candidate.layout
     hides = layout.overlap_gradient_reduce or layout.paired or layout.sharding is not None
-    if hides or layout.virtual_size > 1 or len(profile.model.modules) > 1 or profile.memory_semantics == "mindspeed":
+    if hides or layout.virtual_size > 1 or len(profile.model.modules) != 1 or profile.memory_semantics == "mindspeed":
         return None
     (module,) = profile.model.modules
     cost = candidate.measurement.modules[module.name]

@@ -145,19 +145,27 @@ def _baseline(name: str, found: Evaluation) -> Baseline:
     )
 
 
-def _alternative(candidate: Candidate, result: LayoutResult) -> Alternative:
-    assert result.evaluation is not None
-    placement = result.evaluation.placement
+def alternative_of(
+    layout: Layout, placement: ModulePlacement, memory: Sequence[RankMemory], step_us: float, lower_bound_us: float
+) -> Alternative:
+    """Return the record of a plan that lost; ``memory`` and ``step_us`` cover the whole step, as those of a plan do."""
+    rows = {name: {kind: row for kind, row in kinds.items() if any(row)} for name, kinds in placement.recompute.items()}
     return Alternative(
-        layout=candidate.layout,
-        step_us=result.evaluation.step_us,
-        lower_bound_us=result.lower_bound_us,
+        layout=layout,
+        step_us=step_us,
+        lower_bound_us=lower_bound_us,
         layers=dict(placement.layers),
         recompute=_recomputed(placement),
-        peak_bytes=max(rank.peak_bytes for rank in result.evaluation.memory),
-        recompute_kinds={name: dict(kinds) for name, kinds in placement.recompute.items()},
+        peak_bytes=max(rank.peak_bytes for rank in memory),
+        recompute_kinds={name: kinds for name, kinds in rows.items() if kinds},
         prediction_stage=placement.prediction_stage,
     )
+
+
+def _alternative(candidate: Candidate, result: LayoutResult) -> Alternative:
+    found = result.evaluation
+    assert found is not None
+    return alternative_of(candidate.layout, found.placement, found.memory, found.step_us, result.lower_bound_us)
 
 
 def _recomputed(placement: ModulePlacement) -> dict[str, tuple[int, ...]]:

@@ -14,6 +14,15 @@ from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.schedule import group_sizes
 from mindspeed_autoparallel.spec import Cluster, Layout
 from mindspeed_autoparallel.spec.layout import unmet_expert_size
+from mindspeed_autoparallel.spec.legality import (
+    Shared,
+    broken_batch,
+    broken_groups,
+    broken_shares,
+    offloaded_beside_stages,
+    uneven_devices,
+    uneven_sequence,
+)
 from mindspeed_autoparallel.spec.plan import MOST_OPERATIONS, Verdict
 
 AUTOMATIC_VIRTUAL_SIZES = (1, 2, 4)
@@ -187,11 +196,38 @@ def _illegal_pairs(profile: Profile, layout: Layout) -> str:
 
 def _illegal(profile: Profile, cluster: Cluster, layout: Layout, global_batch_size: int) -> str:
     """Return why a layout cannot run, or an empty string."""
-    layers = profile.model.num_layers
-    if layout.num_devices != cluster.num_devices:
-        return f"it needs {layout.num_devices} devices; the cluster has {cluster.num_devices}."
+    sizes = layout.tensor_size, layout.pipeline_size, layout.context_size, layout.data_size
+    reason = uneven_devices(cluster.num_devices, *sizes) or _too_many_stages(profile, layout)
+    reason = reason or (_illegal_pairs(profile, layout) if layout.paired else "")
+    modules = [
+        Shared(
+            name=module.name,
+            num_heads=module.num_heads,
+            num_kv_heads=module.num_kv_heads,
+            num_experts=module.num_experts,
+        )
+        for module in profile.model.modules
+    ]
+    # A profile of another tool may measure experts without their number.
+    has_experts = any(module.num_experts for module in modules) or any(
+        measurement.at.expert_size > 1 for measurement in profile.measurements
+    )
+    reason = reason or broken_shares(layout, modules, has_experts)
+    # No costs are computed for what cannot run; samples of measured ones may be padded.
+    if not reason and profile.provenance.source == "analytic" and point_of(profile, layout) is None:
+        reason = uneven_sequence(layout, profile.model.sequence_length)
+    reason = reason or broken_groups(layout, has_experts)
+    if not reason and layout.modules:
+        return "separate sizes per module require --hetero-parallel."
+    offloaded = profile.provenance.train.get("cpu_offloading_num_layers")
+    reason = reason or _illegal_batch(layout, global_batch_size)
+    return reason or offloaded_beside_stages(layout, offloaded if isinstance(offloaded, int) else 0)
+
+
+def _too_many_stages(profile: Profile, layout: Layout) -> str:
+    """Return why the layers cannot be cut into the stages of a layout, or an empty string."""
+    layers, parts = profile.model.num_layers, profile.model.num_parts
     units = layers + (_num_ends(profile, layout) if layout.standalone_ends else 0)
-    parts = profile.model.num_parts
     if parts < layout.num_virtual_stages <= units and parts < layers:
         return (
             f"{layout.num_virtual_stages} stages are more than the {parts} parts that {layers} layers can be cut into: "
@@ -200,35 +236,18 @@ def _illegal(profile: Profile, cluster: Cluster, layout: Layout, global_batch_si
     if layout.num_virtual_stages > units:
         ends = f" and {units - layers} ends" if units > layers else ""
         return f"{layout.num_virtual_stages} stages are more than the {layers} layers{ends}."
-    if layout.paired and (reason := _illegal_pairs(profile, layout)):
-        return reason
-    if layout.sequence_parallel and layout.tensor_size == 1:
-        return "sequence parallelism needs TP above 1."
-    ranks, sharing = layout.data_size * layout.context_size * layout.tensor_size, layout.ranks_of_expert
-    if ranks % (layout.expert_size * sharing):
-        if sharing == layout.tensor_size:
-            return f"EP {layout.expert_size} does not divide DP x CP = {ranks // sharing}."
-        return f"EP {layout.expert_size} x ETP {sharing} does not divide DP x CP x TP = {ranks}."
-    for module in profile.model.modules:
-        if module.num_heads and module.num_heads % layout.tensor_size:
-            return f"TP {layout.tensor_size} does not divide the {module.num_heads} heads of {module.name}."
-        if module.num_experts and module.num_experts % layout.expert_size:
-            return f"EP {layout.expert_size} does not divide the {module.num_experts} experts of {module.name}."
-    if layout.modules:
-        return "separate sizes per module require --hetero-parallel."
-    return _illegal_batch(layout, global_batch_size)
+    return ""
 
 
 def _illegal_batch(layout: Layout, global_batch_size: int) -> str:
-    """Return why a layout cannot run a global batch, or an empty string."""
-    try:
-        num_microbatches = layout.num_microbatches(global_batch_size)
-    except ConfigError as error:
-        return str(error)
-    operations = 2 * layout.num_virtual_stages * num_microbatches
-    if operations > MOST_OPERATIONS:
-        return f"{num_microbatches} microbatches: {operations} operations a step are more than {MOST_OPERATIONS}."
-    return _illegal_groups(layout, num_microbatches) if layout.schedule == "interleaved" else ""
+    """Return why a layout cannot run a global batch, or why it is not planned, or an empty string."""
+    reason = broken_batch(layout, global_batch_size)
+    if not reason:
+        count = layout.num_microbatches(global_batch_size)
+        operations = 2 * layout.num_virtual_stages * count
+        if operations > MOST_OPERATIONS:
+            return f"{count} microbatches: {operations} operations a step are more than {MOST_OPERATIONS}."
+    return reason
 
 
 def unmet_ramp(layout: Layout, ramp: range) -> str:
@@ -255,19 +274,6 @@ def with_smallest_groups(layout: Layout, global_batch_size: int) -> Layout:
     if count % layout.pipeline_size == 0 or count < layout.pipeline_size:
         return layout
     return replace(layout, microbatch_group_size=group_sizes(layout.pipeline_size, count)[0])
-
-
-def _illegal_groups(layout: Layout, num_microbatches: int) -> str:
-    """Return why the interleaved schedule does not run so many microbatches in the layout's groups, or nothing."""
-    size, group = layout.pipeline_size, layout.microbatch_group_size or layout.pipeline_size
-    if num_microbatches < size:
-        return f"interleaving needs at least as many microbatches ({num_microbatches}) as PP {size}."
-    if group > num_microbatches or 0 < num_microbatches % group < size:
-        return (
-            f"interleaving runs {num_microbatches} microbatches in groups of PP {size} to {num_microbatches} with no "
-            f"remainder below PP, not in groups of {group}."
-        )
-    return ""
 
 
 def _powers_of_two(highest: int) -> list[int]:

@@ -4,10 +4,12 @@ import copy
 import math
 from typing import Any
 
+import pytest
 from how_many import how_many
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mindspeed_autoparallel.cost.analytic.request_keys import KNOWN
 from mindspeed_autoparallel.predict.predict import predict
 
 _BASE: dict[str, Any] = {
@@ -65,3 +67,13 @@ def test_every_request_is_answered_with_finite_figures_or_a_reason(
     for figure in ("step_time_ms", "peak_memory_gib", "tokens_per_s_per_device"):
         assert math.isfinite(answer[figure])
         assert answer[figure] > 0
+
+
+@pytest.mark.parametrize("value", [["x"], {"x": 1}, "x", -1])
+def test_a_value_of_any_kind_is_answered_under_every_key(value: object) -> None:
+    for section, keys in KNOWN.items():
+        if not isinstance(_BASE.get(section), dict):
+            continue
+        requests = [{**_BASE, section: {**_BASE[section], key: value}} for key in sorted(keys)]
+        for answer in predict({"requests": requests})["predictions"]:
+            assert answer["status"] in ("ok", "out_of_memory") or answer["reason"]

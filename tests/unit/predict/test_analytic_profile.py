@@ -18,6 +18,7 @@ from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.predict.analytic_profile import analytic_profile
 from mindspeed_autoparallel.predict.model_file import Section, read_model_file
 from mindspeed_autoparallel.predict.predict import predict_one
+from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.spec import Cluster, Layout
 
 _MODEL = {
@@ -251,3 +252,11 @@ def test_experts_with_biases_are_whole(tmp_path: Path) -> None:
     profile = analytic_profile(read_model_file(Path(_file(tmp_path, model))), find_device("H100"), 8)
     asked = {(m.at.tensor_size > 1, m.at.expert_tensor_size) for m in profile.measurements}
     assert asked == {(False, 0), (True, 1)}
+
+
+def test_a_model_has_all_its_parameters_whatever_points_are_computed() -> None:
+    model = {"num_layers": 4, "hidden": 1024, "heads": 16, "ffn": 4096, "seq": 2048, "vocab": 32000}
+    sections, device = [Section("text_decoder", model)], find_device("H100")
+    whole = analytic_profile(sections, device, 8)
+    split = analytic_profile(sections, device, 8, points=[MeasuredAt(tensor_size=8, sequence_parallel=True)])
+    assert split.model == whole.model

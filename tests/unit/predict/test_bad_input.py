@@ -88,7 +88,7 @@ def _request(section: str, **changes: object) -> dict[str, object]:
         ("model", {"swiglu": "yes"}, "model.swiglu is 'yes', must be true or false"),
         ("parallel", {"sp": "yes"}, "parallel.sp is 'yes', must be true or false"),
         ("parallel", {"dist_opt": 2}, "parallel.dist_opt is 2, must be true or false"),
-        ("train", {"mbs": 64}, "not a multiple of dp 8 x mbs 64; the least is 512"),
+        ("train", {"mbs": 64}, "global batch 32 is not divisible by DP 8 x MBS 64; the least is 512"),
     ],
 )
 def test_a_value_of_the_wrong_kind_is_named_with_what_may_stand_there(

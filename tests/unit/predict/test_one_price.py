@@ -29,11 +29,11 @@ from mindspeed_autoparallel.predict.fitting import with_values
 from mindspeed_autoparallel.predict.megatron_arguments import request_of_arguments
 from mindspeed_autoparallel.predict.model_file import Section
 from mindspeed_autoparallel.predict.predict import predict_one
-from mindspeed_autoparallel.predict.price import described, price
+from mindspeed_autoparallel.predict.price import described, price, priced_plan
 from mindspeed_autoparallel.predict.sharded_costs import device_cost
 from mindspeed_autoparallel.predict.tuning import request_of_plan, tune
 from mindspeed_autoparallel.runtime.features.auto_tuning.source import _memory_bytes
-from mindspeed_autoparallel.spec import Cluster, Plan
+from mindspeed_autoparallel.spec import Cluster, Model, Plan
 from mindspeed_autoparallel.spec.plan import SearchRecord
 
 APART = 1e-3
@@ -56,6 +56,20 @@ def _planned(request: dict[str, Any]) -> tuple[Evaluation, Plan]:
     )
     plan = plan_of(profile, run.cluster, run.layout, found, work.global_batch, record)
     return found, plan
+
+
+def _model_of_the_search(request: dict[str, Any]) -> Model:
+    work = read_workload(request)
+    at = measured_at(described(work, find_device(work.gpu)).layout)
+    sections = [Section("text_decoder", request["model"])]
+    return analytic_profile(sections, find_device(work.gpu), work.devices_per_node, train={}, points=[at]).model
+
+
+@pytest.mark.parametrize(
+    ("name", "request_"), list(drawn(14, seed=3)), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_a_page_of_predict_describes_the_model_as_a_search_does(name: str, request_: dict[str, Any]) -> None:
+    assert priced_plan(request_).model == _model_of_the_search(request_)
 
 
 _STATED = {"grad_reduce_in_bf16": False, "exp_avg_dtype": "fp32", "cpu_offloading_num_layers": 0}

@@ -149,7 +149,7 @@ def test_whole_experts_on_tensor_ranks_hold_the_same_weights_as_split_ones_on_fe
     split, whole = answer(ep=4, etp=2), answer(ep=8, etp=1)
     assert split["stages"][0]["parameters_gib"] == whole["stages"][0]["parameters_gib"]
     assert split["step_time_ms"] != whole["step_time_ms"]
-    assert "etp 3" in answer(etp=3)["reason"]
+    assert "ETP 3" in answer(etp=3)["reason"]
 
 
 def test_left_out_ffn_is_what_megatron_takes() -> None:

@@ -103,8 +103,11 @@ def test_settings_that_tune_does_not_search_with_are_refused_by_name(key: str, v
         tune({**_BASE, "parallel": {"tp": 2, key: value}})
     with pytest.raises(ConfigError, match="schedule is 'gpipe'"):
         tune({**_BASE, "parallel": {"schedule": "gpipe"}})
-    with pytest.raises(ConfigError, match=r"sequence 1024 .* tp 3"):
-        tune({**_BASE, "model": {**_ODD, "seq": 1024}, "parallel": {"tp": 3}})
+    with pytest.raises(ConfigError, match=r"TP 3 x PP 1 x CP 1 = 3 does not divide 8 devices"):
+        tune({**_BASE, "parallel": {"tp": 3}})
+    hardware = {"gpu": "H100", "num_gpus": 6, "gpus_per_node": 6}
+    with pytest.raises(ConfigError, match=r"TP 3 does not divide the 1024 tokens"):
+        tune({**_BASE, "model": {**_ODD, "seq": 1024}, "hw": hardware, "parallel": {"tp": 3}})
 
 
 def test_unknown_keys_are_noted_in_every_section() -> None:
@@ -239,3 +242,33 @@ def test_a_script_that_cannot_be_written_is_refused_first(tmp_path: Path, capsys
     path.write_text(json.dumps(_BASE))
     assert main(["tune", "--request", str(path), "--script", str(tmp_path / "none" / "launch.sh")]) == 2
     assert "a folder that exists" in capsys.readouterr().err
+
+
+_SMALL = {"num_layers": 8, "hidden": 1024, "heads": 16, "ffn": 4096, "seq": 2048, "vocab": 32000, "type": "gpt"}
+
+
+def test_sequence_parallelism_that_is_on_counts_where_tensors_are_split() -> None:
+    for size in (1, 2):
+        tuned = tune({**_BASE, "model": _SMALL, "parallel": {"tp": size, "sp": True}}, options=_BRIEF)
+        assert {plan.layout.sequence_parallel for plan in tuned.plans} == {size > 1}
+
+
+def test_layouts_with_stages_are_illegal_where_activations_are_offloaded() -> None:
+    base = {**_BASE, "model": _SMALL, "train": {**_BASE["train"], "cpu_offloading_num_layers": 2}}
+    tuned = tune({**base, "parallel": {}}, options=_BRIEF)
+    assert {plan.layout.pipeline_size for plan in tuned.plans} == {1}
+    with pytest.raises(ConfigError, match="cpu_offloading_num_layers 2 with PP 2"):
+        tune({**base, "parallel": {"pp": 2}}, options=_BRIEF)
+
+
+def test_the_request_of_a_plan_places_the_layers_of_an_encoder() -> None:
+    encoder = {"num_layers": 12, "hidden": 512, "heads": 8, "ffn": 2048, "tokens_per_sample": 1024}
+    tuned = tune({**_BASE, "model": {**_SMALL, "vision_encoder": encoder}, "parallel": {"pp": 2}}, options=_BRIEF)
+    for plan, request, answer in zip(tuned.plans, tuned.requests, tuned.answers, strict=True):
+        assert request["model"]["vision_encoder"]["pipeline_num_layers"] == list(plan.layers_of("encoder"))
+        assert answer["step_time_ms"] == pytest.approx(plan.step.total_us / 1e3, rel=1e-3)
+
+
+def test_the_files_of_all_tuned_plans_can_be_read() -> None:
+    for plan in tune({**_BASE, "model": _SMALL, "parallel": {"pp": 4}}, options=_BRIEF).plans:
+        assert Plan.parse(json.loads(plan.text())) == plan

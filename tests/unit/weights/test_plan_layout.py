@@ -77,6 +77,14 @@ def test_a_plan_for_another_model_names_the_list_and_the_difference(tmp_path: Pa
         layout_from_plan(written(example_plan(), tmp_path), architecture(text_layers=78))
 
 
+def test_a_result_key_that_repeats_the_name_of_its_module_is_read(tmp_path: Path) -> None:
+    plan = example_plan()
+    modules = tuple(replace(module, result_key=module.name) for module in plan.model.modules)
+    named = replace(plan, model=replace(plan.model, modules=modules))
+    found = layout_from_plan(written(named, tmp_path), architecture())
+    assert found == layout_from_plan(written(plan, tmp_path), architecture())
+
+
 def test_a_module_without_a_place_in_a_checkpoint_is_named(tmp_path: Path) -> None:
     plan = example_plan()
     modules = tuple(

@@ -268,8 +268,8 @@ class Mixture:
             length += numpy.array(
                 [cut.constant + (tail[cut.tail_stage] if cut.tail_stage >= 0 else 0) for cut in known]
             )
-            longest = numpy.argsort(-length)[:3]
-            above = [known[index] for index in longest if length[index] > value * (1 + SETTINGS.mixture_close)]
+            longest: Array = numpy.argsort(-length)[:3]
+            above = [known[int(at)] for at in longest if length[at] > value * (1 + SETTINGS.mixture_close)]
             for cut in above:
                 self._add_cut(cut)
             if above:

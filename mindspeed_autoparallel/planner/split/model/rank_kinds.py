@@ -46,8 +46,9 @@ class _Front:
     def thinned(self, number: int) -> _Front:
         if len(self.memory) <= number:
             return self
-        kept = numpy.unique(numpy.linspace(0, len(self.memory) - 1, number).round().astype(int))
-        return _Front(self.memory[kept], self.saved[kept], self.extra[kept], tuple(self.edges[k] for k in kept))
+        kept: Array = numpy.unique(numpy.linspace(0, len(self.memory) - 1, number).round().astype(int))
+        edges = tuple(self.edges[int(place)] for place in kept)
+        return _Front(self.memory[kept], self.saved[kept], self.extra[kept], edges)
 
 
 @dataclass(frozen=True)
@@ -201,9 +202,11 @@ class Ways(Protocol):
     @property
     def extra(self) -> Array:
         """``[way, chunk]``: added backward time."""
+        ...
 
     def edges(self, way: int) -> list[tuple[Edges, ...]]:
         """Return by chunk and stack held where each kind's layers begin."""
+        ...
 
 
 def placement_of_ways(problem: SplitProblem, held: Array, extra: Array, ways: Sequence[Ways]) -> Placement:

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.planner.layouts.assembly import alternative_of
+from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.tuner.candidates import Space, enumerate_space
 from mindspeed_autoparallel.planner.tuner.search import Outcome, ranked
 from mindspeed_autoparallel.runtime.features.apply_plan.applicable import refusal
@@ -18,7 +20,7 @@ from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRe
 from mindspeed_autoparallel.runtime.features.auto_tuning.source import TunedProfiles
 from mindspeed_autoparallel.runtime.features.auto_tuning.user_baseline import user_baseline
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import sizes
-from mindspeed_autoparallel.spec.plan import Alternative, Plan
+from mindspeed_autoparallel.spec.plan import Plan
 
 NUM_RECOMMENDED = 3
 _NOT_DRAWN = "with --auto-parallel-data its steps are not drawn"
@@ -89,17 +91,15 @@ def _searched(
 
 def _beside(plan: Plan, plans: list[Plan]) -> Plan:
     """Return ``plan`` with the other recommendations as its alternatives."""
-    module = plan.model.modules[0].name
     return replace(
         plan,
         alternatives=tuple(
-            Alternative(
-                layout=other.layout,
-                step_us=other.step.total_us,
-                lower_bound_us=other.search.lower_bound_us,
-                layers={module: other.layers_of(module)},
-                recompute={module: other.recomputed_of(module)},
-                peak_bytes=max(rank.peak_bytes for rank in other.memory),
+            alternative_of(
+                other.layout,
+                ModulePlacement.of_plan(other),
+                other.memory,
+                other.step.total_us,
+                other.search.lower_bound_us,
             )
             for other in plans
             if other is not plan

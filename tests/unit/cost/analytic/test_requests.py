@@ -61,7 +61,7 @@ def test_group_sizes_are_those_that_megatron_runs(size: int, gbs: int, runs: boo
     if runs:
         assert read_workload(request).num_microbatches == gbs // 4
     else:
-        with pytest.raises(ConfigError, match=f"microbatch_group_size {size} of 8 microbatches"):
+        with pytest.raises(ConfigError, match=f"interleaving runs 8 microbatches .* not in groups of {size}"):
             read_workload(request)
 
 

@@ -10,11 +10,14 @@ from language_profile import language_profile
 from mindspeed_autoparallel.data.distribution import DataSource, make_distribution
 from mindspeed_autoparallel.data.work import SampleSize
 from mindspeed_autoparallel.errors import InfeasiblePlan
+from mindspeed_autoparallel.planner.evaluate import evaluate
+from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.spread.choose import SpreadOptions
 from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, ProfileVariant
 from mindspeed_autoparallel.planner.tuner.host import HostModel
 from mindspeed_autoparallel.planner.tuner.modelled import ExposedParts, Switch, tensor_overlap, with_switches
 from mindspeed_autoparallel.planner.tuner.pricing import Prices
+from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.report.headline import warnings
 from mindspeed_autoparallel.report.tuning import render_table
 from mindspeed_autoparallel.runtime.features.auto_tuning import by_samples
@@ -25,10 +28,21 @@ from mindspeed_autoparallel.runtime.features.sample_data import SampleData
 from mindspeed_autoparallel.spec import Cluster
 
 
-def recommend(monkeypatch, sample_data=None, batch=64, switches=True, sizes=(2, 4, 8), micro_batches=(1, 2), **given):
+def recommend(
+    monkeypatch,
+    sample_data=None,
+    batch=64,
+    switches=True,
+    sizes=(2, 4, 8),
+    micro_batches=(1, 2),
+    capacity_mib=60_000,
+    **given,
+):
     monkeypatch.setattr(recommending, "illegal", lambda arguments, values, world_size: "")
     monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "1"])
-    plain = ProfileVariant(name="", settings={}, profile=language_profile(tensor=sizes, batches=micro_batches))
+    plain = ProfileVariant(
+        name="", settings={}, profile=language_profile(tensor=sizes, batches=micro_batches, capacity_mib=capacity_mib)
+    )
     # Every collective is worth half of a layer: with the switch all layouts are faster than any without.
     shown = {
         ("text_decoder", "layer", way): ExposedParts(tensor_us=900, product_us=900) for way in ("forward", "backward")
@@ -116,6 +130,21 @@ def test_pages_of_slower_configurations_name_the_faster_ones_and_no_page_reports
         told = " ".join(warnings(plan))
         assert "stopped before a proof" not in told
         assert ("Another plan is faster: " + plans[0].layout.label() in told) == (plan is not plans[0])
+
+
+def test_alternatives_hold_the_whole_placement_of_the_other_configurations(monkeypatch):
+    plans = [pick.plan for pick in recommend(monkeypatch, **SMALL, capacity_mib=20_000).picks]
+    assert any(sum(plan.recomputed_of("text_decoder")) for plan in plans)
+    for plan in plans:
+        assert len(plan.alternatives) == len(plans) - 1
+        for other in plan.alternatives:
+            (whole,) = [own for own in plans if own.layout == other.layout and own.step.total_us == other.step_us]
+            held = ModulePlacement(
+                layers=other.layers, recompute=other.recompute_kinds, prediction_stage=other.prediction_stage
+            )
+            profile = Profile.parse(whole.extra.costs)
+            again = evaluate(profile, whole.cluster, other.layout, held, whole.global_batch_size)
+            assert again.stages == whole.stages
 
 
 def test_configurations_that_would_end_at_their_first_checkpoint_are_refused(monkeypatch):
