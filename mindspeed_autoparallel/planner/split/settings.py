@@ -19,8 +19,9 @@ class Settings:
     effort_replays: int = 6_000
     effort_nodes: int = 4_000
     effort_divisions: int = 50
+    effort_programs: int = 20
     """Per unit: labels of the chain search, replays of local searches, nodes of queries on whole layers, nodes of the
-    search of parallel branches."""
+    search of parallel branches, programs of mixtures on ranks."""
 
     # The order of strategies
     solve_long_step_share: float = 0.8
@@ -205,6 +206,25 @@ class Settings:
     """Cost of a missing layer in steps, so that the program always has a solution."""
     mixture_settled: int = 20
     """Most options whose exact recomputation is computed together."""
+
+    # What ranks may hold, and its mixtures
+    columns_most_held: int = 15_000
+    columns_most_ways: int = 300_000
+    """Most collections of layers that one rank may hold, and most combinations of their recompute choices."""
+    ranks_mixture_met: float = 1e-4
+    ranks_mixture_slow: float = 4e-4
+    """Difference between mixture and bound at which the columns suffice for the cuts, and little rise of the bound
+    between two such rounds; as shares of the work of a rank."""
+    ranks_mixture_patience: int = 1
+    """Rounds of little rise before the program ends."""
+    ranks_mixture_every: int = 3
+    """Rounds between two separations of cuts while columns are added."""
+    ranks_mixture_share: float = 0.5
+    """Rise of the bound of some plans before the next ones have their turn, as a share of the way to the target."""
+    ranks_mixture_least: float = 1e-9
+    """Shares and weights below this count as 0."""
+    ranks_mixture_kept: int = 6
+    """Newest columns per rank with which the next program starts."""
 
     # Parallel branches: moves
     layer_moves_replayed: int = 32

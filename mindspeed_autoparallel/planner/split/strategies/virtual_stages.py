@@ -10,8 +10,9 @@ import time
 from dataclasses import replace
 from math import inf
 
+from mindspeed_autoparallel.planner.split.bounds.rank_mixture import RankMixture
 from mindspeed_autoparallel.planner.split.bounds.relaxation import cut_of, relaxed_cuts
-from mindspeed_autoparallel.planner.split.bounds.whole_layers import Queries, query
+from mindspeed_autoparallel.planner.split.bounds.whole_layers import Answer, Queries, query
 from mindspeed_autoparallel.planner.split.bounds.whole_ranks import rank_caps, whole_ranks_bound
 from mindspeed_autoparallel.planner.split.heuristics.baselines import is_plan
 from mindspeed_autoparallel.planner.split.heuristics.candidates import Evaluator, OutOfTime
@@ -19,6 +20,7 @@ from mindspeed_autoparallel.planner.split.heuristics.local_search import LocalSe
 from mindspeed_autoparallel.planner.split.model.cut_model import whole_counts
 from mindspeed_autoparallel.planner.split.model.cuts import Cut
 from mindspeed_autoparallel.planner.split.model.integer_master import IntegerMaster
+from mindspeed_autoparallel.planner.split.model.layer_row import is_one_row
 from mindspeed_autoparallel.planner.split.model.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.model.solution import fits
 from mindspeed_autoparallel.planner.split.settings import SETTINGS
@@ -73,7 +75,10 @@ class _Solve:
             )
             self.take_over()
         if not state.closed and self.effort > SETTINGS.virtual_little_effort:
-            self._relax_again()
+            if self._is_promising:
+                self._mix_whole_ranks()
+            if not state.closed and time.monotonic() < self.deadline:
+                self._relax_again()
             if self._is_promising and not state.closed:
                 self._search_whole_layers()
 
@@ -92,6 +97,20 @@ class _Solve:
             state.raise_bound(limit)
         else:
             self._learn((again[0], min(again[1], limit)))
+
+    def _mix_whole_ranks(self) -> None:
+        """Raise the bound by mixtures of what ranks may hold."""
+        state, most = self.state, self.effort * SETTINGS.effort_programs
+        if state.limit == inf or not is_one_row(self.problem):
+            return
+        mixture, queries = RankMixture(self.problem, self.evaluator.simulator), Queries(self.problem, inf)
+        while not state.closed and queries.are_worthwhile and time.monotonic() < self.deadline:
+            target = queries.between(state.lower_bound, int(state.limit))
+            bound = mixture.bound(state.lower_bound, target, self.deadline, most - mixture.programs)
+            if bound is None or mixture.programs >= most:
+                return
+            state.raise_bound(bound)
+            queries.take(Answer("none below" if bound >= target else "feasible", bound))
 
     def _started(self) -> bool:
         """Start the local search. Return whether it found a placement that fits."""
