@@ -53,8 +53,10 @@ class ColumnLister:
 
     def columns(self, rank: int, room: float) -> RankColumns | None:
         """Return all that a rank may hold whose work on all microbatches takes at most ``room`` ticks with its tail;
-        ``None`` if it is too much to list."""
+        ``None`` if it is too much to list, or choices are missing."""
         problem, size = self.problem, self.problem.num_stages
+        if not self._ways.are_complete:
+            return None
         chosen: Array = numpy.zeros((1, 0), dtype=numpy.int64)
         work: Array = numpy.zeros(1)
         most_work = room / problem.num_microbatches
@@ -84,4 +86,6 @@ class ColumnLister:
         tail = tail_lengths(problem.tails_at(rank), counts)[:, None]
         lengths = numpy.concatenate([held @ self._forward, backward, tail], axis=1).astype(float)
         kept = lengths[:, :-1].sum(axis=1) * problem.num_microbatches + lengths[:, -1] <= room
+        if kept.sum() > SETTINGS.columns_most:
+            return None
         return RankColumns(held=held[kept], counts=counts[kept], lengths=lengths[kept])

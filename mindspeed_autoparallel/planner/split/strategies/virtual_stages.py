@@ -48,6 +48,7 @@ class _Solve:
         self.evaluator = Evaluator(state.problem, deadline)
         begun = time.monotonic()
         self.relaxed_until = begun + SETTINGS.virtual_relaxed_share * (deadline - begun)
+        self.search_until = begun + SETTINGS.virtual_tight_search_share * (deadline - begun)
         self.search = LocalSearch(
             self.evaluator, begun + SETTINGS.virtual_search_share * (deadline - begun), state.limits.seed, deadline
         )
@@ -70,6 +71,9 @@ class _Solve:
         if state.closed:
             return
         if self._started() and self._is_promising:
+            if self._recomputes:
+                # Placements that recompute are searched more slowly, and no query on whole layers decides them.
+                self.search.deadline = self.search_until
             self.search.improve(
                 int(min(SETTINGS.virtual_most_simulated, self.effort * SETTINGS.effort_replays)), state.lower_bound
             )
@@ -104,9 +108,13 @@ class _Solve:
         if state.limit == inf or not is_one_row(self.problem):
             return
         mixture, queries = RankMixture(self.problem, self.evaluator.simulator), Queries(self.problem, inf)
-        while not state.closed and queries.are_worthwhile and time.monotonic() < self.deadline:
+        begun = time.monotonic()
+        until = begun + SETTINGS.ranks_mixture_time * (self.deadline - begun)
+        # Queries on whole layers do better near the plan.
+        far = 1 - SETTINGS.ranks_mixture_gap
+        while state.lower_bound < far * state.limit and queries.are_worthwhile and time.monotonic() < until:
             target = queries.between(state.lower_bound, int(state.limit))
-            bound = mixture.bound(state.lower_bound, target, self.deadline, most - mixture.programs)
+            bound = mixture.bound(state.lower_bound, target, until, most - mixture.programs)
             if bound is None or mixture.programs >= most:
                 return
             state.raise_bound(bound)
@@ -119,6 +127,11 @@ class _Solve:
             self.search.add([self.evaluator.row.ends_of(begin.placement)])
         hopeless = inf if below is None else below * (1 + SETTINGS.virtual_hopeless_split)
         return self.search.best is not None or self.search.start(hopeless)
+
+    @property
+    def _recomputes(self) -> bool:
+        """Return whether the fastest placement recomputes layers."""
+        return self.search.best is not None and bool(self.search.best.one.extra.any())
 
     @property
     def _is_promising(self) -> bool:
