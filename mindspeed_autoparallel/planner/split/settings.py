@@ -218,7 +218,9 @@ class Settings:
     of a rank: with more of them, mixtures do not raise the bound within seconds."""
     ranks_mixture_time: float = 0.8
     ranks_mixture_gap: float = 0.045
-    """Share of the time left for mixtures, and the gap that they leave to queries on whole layers."""
+    ranks_mixture_chunks: int = 3
+    """Share of the time left for mixtures; the gap that they leave to queries on whole layers, and the least chunks of
+    a rank where nothing is recomputed: otherwise queries do better."""
     ranks_mixture_met: float = 1e-4
     ranks_mixture_slow: float = 4e-4
     """Difference between mixture and bound at which the columns suffice for the cuts, and little rise of the bound

@@ -58,7 +58,8 @@ class _Solve:
         make no query below them easier."""
 
     def run(self) -> None:
-        """Run the relaxation, the local search, the relaxation below the plan found, then queries on whole layers."""
+        """Run the relaxation, the local search, mixtures of whole ranks, the relaxation below the plan found, then
+        queries on whole layers."""
         state, begin = self.state, self.state.begin
         known = begin.cuts if begin is not None else ()
         rounds = SETTINGS.relaxation_most_rounds
@@ -72,7 +73,7 @@ class _Solve:
             return
         if self._started() and self._is_promising:
             if self._recomputes:
-                # Placements that recompute are searched more slowly, and no query on whole layers decides them.
+                # A descent takes longer where ranks recompute, and queries on whole layers raise the bound less.
                 self.search.deadline = self.search_until
             self.search.improve(
                 int(min(SETTINGS.virtual_most_simulated, self.effort * SETTINGS.effort_replays)), state.lower_bound
@@ -106,6 +107,8 @@ class _Solve:
         """Raise the bound by mixtures of what ranks may hold."""
         state, most = self.state, self.effort * SETTINGS.effort_programs
         if state.limit == inf or not is_one_row(self.problem):
+            return
+        if self.problem.num_chunks < SETTINGS.ranks_mixture_chunks and not self._recomputes:
             return
         mixture, queries = RankMixture(self.problem, self.evaluator.simulator), Queries(self.problem, inf)
         begun = time.monotonic()
