@@ -19,8 +19,9 @@ class Settings:
     effort_replays: int = 6_000
     effort_nodes: int = 4_000
     effort_divisions: int = 50
+    effort_programs: int = 20
     """Per unit: labels of the chain search, replays of local searches, nodes of queries on whole layers, nodes of the
-    search of parallel branches."""
+    search of parallel branches, programs of mixtures on ranks."""
 
     # The order of strategies
     solve_long_step_share: float = 0.8
@@ -88,9 +89,11 @@ class Settings:
     virtual_few_rounds: int = 15
     virtual_rounds_again: int = 4
     """Up to this effort only the first relaxation gives the bound, in this many rounds, or in fewer with known cuts."""
-    virtual_relaxed_share: float = 0.3
+    virtual_relaxed_share: float = 0.15
     virtual_search_share: float = 0.5
-    """Shares of the time: for the first relaxation, and until the local search ends."""
+    virtual_tight_search_share: float = 0.6
+    """Shares of the time: for the first relaxation, until the local search ends, and until it ends where placements
+    recompute layers."""
 
     # The linear relaxation
     relaxation_between: tuple[float, ...] = (0.1, 0.3, 0.6)
@@ -145,7 +148,8 @@ class Settings:
     search_other_places: float = 0.05
     """Weight of recomputation off the critical path, in passes per microbatch."""
     search_most_cuts: int = 400
-    """Newest cuts kept to bound candidates."""
+    search_newest_cuts: int = 50
+    """Newest cuts kept to bound candidates, and those of them tried first."""
 
     # Simple splits
     starts_lighter_ends: tuple[float, ...] = (0.0, 0.1, 0.2, 0.3, 0.5)
@@ -205,6 +209,32 @@ class Settings:
     """Cost of a missing layer in steps, so that the program always has a solution."""
     mixture_settled: int = 20
     """Most options whose exact recomputation is computed together."""
+
+    # What ranks may hold, and its mixtures
+    columns_most_held: int = 4_000
+    columns_most_ways: int = 100_000
+    columns_most: int = 2_000
+    """Most collections of layers that one rank may hold, most combinations of their recompute choices, and most columns
+    of a rank: with more of them, mixtures do not raise the bound within seconds."""
+    ranks_mixture_time: float = 0.8
+    ranks_mixture_gap: float = 0.045
+    ranks_mixture_chunks: int = 3
+    """Share of the time left for mixtures; the gap that they leave to queries on whole layers, and the least chunks of
+    a rank where nothing is recomputed: otherwise queries do better."""
+    ranks_mixture_met: float = 1e-4
+    ranks_mixture_slow: float = 4e-4
+    """Difference between mixture and bound at which the columns suffice for the cuts, and little rise of the bound
+    between two such rounds; as shares of the work of a rank."""
+    ranks_mixture_patience: int = 1
+    """Rounds of little rise before the program ends."""
+    ranks_mixture_every: int = 3
+    """Rounds between two separations of cuts while columns are added."""
+    ranks_mixture_share: float = 0.5
+    """Rise of the bound of some plans before the next ones have their turn, as a share of the way to the target."""
+    ranks_mixture_least: float = 1e-9
+    """Shares and weights below this count as 0."""
+    ranks_mixture_kept: int = 6
+    """Newest columns per rank with which the next program starts."""
 
     # Parallel branches: moves
     layer_moves_replayed: int = 32

@@ -121,6 +121,7 @@ def parts() -> list[Part]:
             ((virtual_stages, "whole_ranks_bound", lambda problem, low, high: low),),
         ),
         Part("row: relaxed below the plan", "interleaved", ((solving, "_relax_again", nothing),)),
+        Part("row: mixtures of whole ranks", "interleaved", ((solving, "_mix_whole_ranks", nothing),)),
         Part("row: whole layers", "interleaved", ((solving, "_search_whole_layers", nothing),)),
         Part("row: perturbations", "interleaved", ((local_search.LocalSearch, "improve", nothing),)),
     ]

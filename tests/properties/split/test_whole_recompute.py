@@ -10,11 +10,12 @@ import pytest
 
 from mindspeed_autoparallel.planner.split import LayerKind, PostPipelineTime, Segment, SplitProblem
 from mindspeed_autoparallel.planner.split.bounds.least_recompute import LeastRecompute
+from mindspeed_autoparallel.planner.split.bounds.rank_mixture import RankMixture
 from mindspeed_autoparallel.planner.split.bounds.relaxation import relaxed_cuts
 from mindspeed_autoparallel.planner.split.bounds.whole_layers import query
 from mindspeed_autoparallel.planner.split.bounds.whole_ranks import rank_caps, whole_ranks_bound
 from mindspeed_autoparallel.planner.split.model.problem import fullest_moments
-from mindspeed_autoparallel.planner.split.model.solution import stage_memory, time_of
+from mindspeed_autoparallel.planner.split.model.solution import batch_simulator, stage_memory, time_of
 from mindspeed_autoparallel.schedule import make_program
 
 
@@ -97,6 +98,9 @@ def test_whole_layers_recomputed_bound_no_plan_out(seed):
         return
     steps = [step for step, _ in plans]
     assert whole_ranks_bound(problem, 0, 2 * steps[-1]) <= steps[0]
+    for target in (steps[0] + 1, 2 * steps[-1]):
+        mixed = RankMixture(problem, batch_simulator(problem)).bound(0, target, until, 100)
+        assert mixed is not None and mixed <= steps[0]
     for limit in {steps[0], steps[len(steps) // 3], steps[-1]}:
         caps = rank_caps(problem, limit)
         assert caps is not None

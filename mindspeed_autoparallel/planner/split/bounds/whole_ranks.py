@@ -33,6 +33,15 @@ def rank_cuts(problem: SplitProblem) -> list[Cut]:
     return found
 
 
+def rank_rooms(problem: SplitProblem, step: float) -> list[float]:
+    """Return the most ticks of every rank's own work and tail in plans that take at most ``step``."""
+    blocks = _sure_blocks(problem)
+    return [
+        step * (1 + ROUNDING) - cut.constant - _least_way(problem, rank, blocks)
+        for rank, cut in enumerate(rank_cuts(problem))
+    ]
+
+
 def rank_caps(problem: SplitProblem, step: float) -> list[RankCap] | None:
     """Return the most layers per rank in plans that take at most ``step`` ticks; ``None`` if no such plan exists.
 

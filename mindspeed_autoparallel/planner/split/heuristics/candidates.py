@@ -88,17 +88,19 @@ class Evaluator:
         self._matrix: Array = numpy.zeros((0, 2 * num))
         self._constant: Array = numpy.zeros(0)
         hashing = numpy.random.default_rng(0)
-        shape = (problem.num_chunks, 1, len(problem.segments))
-        self._hashes: Array = hashing.integers(1, 2**62, shape, dtype=numpy.int64)
+        hashes = hashing.integers(1, 2**62, (problem.num_chunks, len(problem.segments)), dtype=numpy.int64)
         self._shape = (problem.num_chunks, size)
         self._plain: Array = numpy.array([[s.kinds[0].memory[v] for s in problem.segments] for v in range(num)])
         self._saved: Array = numpy.array([s.kinds[0].saved for s in problem.segments])
         self._transient = max(s.kinds[0].transient for s in problem.segments)
         self._is_free = not any(s.kinds[0].extra_backward for s in problem.segments)
         self._rooms: Array = numpy.array(problem.memory_limit)
-        by_rank: Array = (numpy.arange(num)[:, None] % size == numpy.arange(size)).astype(float)
         most = [[problem.most_memory(s.kinds[0], v) for s in problem.segments] for v in range(num)]
-        self._most: Array = (numpy.array(most)[:, :, None] * by_rank[:, None, :]).reshape(-1, size)
+        # By virtual stage: a hash of the layers before every place of the row, and their most memory.
+        self._hashed: Array = numpy.repeat(hashes @ self.row.counts.T, size, axis=0)
+        self._most: Array = numpy.array(most) @ self.row.counts.T
+        self._extras: dict[int, Array] = {}
+        """By key of a rank's layers: the added backward times of its recompute choices."""
 
     @functools.cached_property
     def simulator(self) -> BatchSimulator:
@@ -110,10 +112,9 @@ class Evaluator:
 
         ``weights``: cost of a tick of recomputation, by virtual stage.
         """
-        held = self.row.held(ends)
-        extra, fits = self._least_extra(held, weights)
-        ends, held, extra = ends[fits], held[fits], extra[fits]
-        stage, tail = tails_of(self.problem, held)
+        extra, fits = self._least_extra(ends, weights)
+        ends, extra = ends[fits], extra[fits]
+        stage, tail = self._tails(ends)
         forward, backward = self.row.forward_times(ends), self.row.backward_times(ends) + extra
         return Candidates(ends, extra, forward, backward, stage, tail)
 
@@ -130,9 +131,12 @@ class Evaluator:
 
     def _with_extra(self, ends: Array, extra: Array) -> Candidates:
         many = numpy.repeat(ends[None], len(extra), axis=0)
-        stage, tail = tails_of(self.problem, self.row.held(many))
+        stage, tail = self._tails(many)
         backward = self.row.backward_times(many) + extra
         return Candidates(many, extra, self.row.forward_times(many), backward, stage, tail)
+
+    def _tails(self, ends: Array) -> tuple[Array, Array]:
+        return tails_of(self.problem, self.row.held(ends) if self.problem.tails else ends)
 
     def overrun(self, ends: Array) -> Array:
         """Return the sum over ranks of memory above the limit, by candidate, with the leanest kind for every layer."""
@@ -155,38 +159,50 @@ class Evaluator:
         ]
         return base + numpy.stack(fullest, axis=1)
 
-    def _least_extra(self, held: Array, weights: Array) -> tuple[Array, Array]:
+    def _least_extra(self, ends: Array, weights: Array) -> tuple[Array, Array]:
         """Return added backward time, ``[candidate, virtual stage]``, and which candidates fit."""
-        num, size = len(held), self.problem.num_stages
-        extra: Array = numpy.zeros((num, *self._shape), dtype=numpy.int64)
-        fits: Array = numpy.ones(num, dtype=bool)
-        candidate, rank = numpy.nonzero(~self._runs_plainly(held))
-        if len(candidate):
-            keys = self._rank_keys(held)[candidate, rank]
-            _, first, inverse = numpy.unique(keys, return_index=True, return_inverse=True)
-            best: list[Array] = []
-            for index in first:
-                if time.monotonic() > self.deadline:
-                    raise OutOfTime
-                ways = self.ways_of(int(rank[index]), held[candidate[index]])
-                cost = ways.extra @ weights[rank[index] :: size]
-                best.append(ways.extra[int(cost.argmin())] if len(cost) else numpy.full(self._shape[0], -1))
-            extra[candidate, :, rank] = numpy.array(best)[inverse]
-            fits = (extra >= 0).all(axis=(1, 2))
-        return extra.reshape(num, self.problem.num_virtual), fits
+        num, size = len(ends), self.problem.num_stages
+        fit_plainly = self._by_rank(self._most, ends) + self._transient <= self._rooms
+        if not num or (self._is_free and fit_plainly.all()):
+            return numpy.zeros((num, self.problem.num_virtual), dtype=numpy.int64), numpy.ones(num, dtype=bool)
+        keys = self._by_rank(self._hashed, ends) * size + numpy.arange(size)
+        # Moves change few ranks, so most keys are those of the first candidate: sort the others only.
+        other: Array = keys != keys[:1]
+        other[0] = True
+        candidate, rank = numpy.nonzero(other)
+        distinct, first, inverse = numpy.unique(keys[other], return_index=True, return_inverse=True)
+        best: list[Array] = []
+        for key, index in zip(distinct.tolist(), first.tolist(), strict=True):
+            if time.monotonic() > self.deadline:
+                raise OutOfTime
+            here = int(rank[index])
+            if key not in self._extras:
+                self._extras[key] = self._extras_of(here, ends[candidate[index]])
+            ways = self._extras[key]
+            cost = ways @ weights[here::size]
+            best.append(ways[int(cost.argmin())] if len(cost) else numpy.full(self._shape[0], -1))
+        # The first candidate's ranks come first.
+        chosen: Array = numpy.repeat(inverse[None, :size], num, axis=0)
+        chosen[candidate, rank] = inverse
+        extra: Array = numpy.array(best)[chosen].transpose(0, 2, 1)
+        return extra.reshape(num, self.problem.num_virtual), (extra >= 0).all(axis=(1, 2))
 
-    def _runs_plainly(self, held: Array) -> Array:
-        """Return which ranks surely fit without recomputation, ``[candidate, rank]``."""
-        if not self._is_free:
-            return numpy.zeros((len(held), self.problem.num_stages), dtype=bool)
-        plainly = held.reshape(len(held), len(self._most)).astype(float) @ self._most + self._transient <= self._rooms
-        return plainly if plainly.all() else self._used(held, self._plain, self._saved) + self._transient <= self._rooms
+    def _by_rank(self, before: Array, ends: Array) -> Array:
+        """Return sums over the layers of every rank, ``[candidate, rank]``; ``before``: those over the layers before
+        every place of the row, by virtual stage."""
+        v = numpy.arange(self.problem.num_virtual)
+        held = before[v, ends[:, 1:]] - before[v, ends[:, :-1]]
+        return held.reshape(len(ends), *self._shape).sum(axis=1)
 
-    def _rank_keys(self, held: Array) -> Array:
-        """Return a hash of every rank's layers, ``[candidate, rank]``."""
-        size = self.problem.num_stages
-        keys: Array = (held.reshape(len(held), *self._shape, held.shape[2]) * self._hashes).sum(axis=(1, 3)) * size
-        return keys + numpy.arange(size)
+    def _extras_of(self, rank: int, ends: Array) -> Array:
+        """Return added backward times of a rank's recompute choices, ``[way, chunk]``; only 0 if it needs none."""
+        held, size = self.row.held(ends[None])[0], self.problem.num_stages
+        here = held[rank::size]
+        copies = numpy.array(self.problem.moments(rank)) @ (here @ self._saved)
+        used = (here * self._plain[rank::size]).sum() + copies.max() + self._transient
+        if self._is_free and used <= self._rooms[rank]:
+            return numpy.zeros((1, len(here)), dtype=numpy.int64)
+        return self.ways_of(rank, held).extra
 
     def ways_of(self, rank: int, held: Array) -> RankWays:
         """Return the recompute choices of a rank. ``held``: layers, ``[virtual stage, segment]``."""
@@ -246,20 +262,28 @@ class Evaluator:
                 -SETTINGS.search_most_cuts :
             ]
 
-    def bounds(self, some: Candidates, since: int = 0) -> Array:
+    def bounds(self, some: Candidates, since: int = 0, enough: float = math.inf) -> Array:
         """Return a lower bound of every candidate's step time from the known cuts.
 
-        ``since``: an earlier value of ``num_learned``; only cuts added after it count.
+        ``since``: an earlier value of ``num_learned``; only cuts added after it count. ``enough``: older cuts are tried
+        only where the newest ones give less.
         """
         number = min(len(self._constant), self.num_learned - since)
+        found: Array = some.tail + 0.0
         if not number:
-            return some.tail + 0.0
+            return found
         times = numpy.concatenate([some.forward, some.backward], axis=1).astype(float)
-        return (times @ self._matrix[-number:].T + self._constant[-number:]).max(axis=1) + some.tail
+        newest = SETTINGS.search_newest_cuts
+        found += (times @ self._matrix[-number:][-newest:].T + self._constant[-number:][-newest:]).max(axis=1)
+        left = numpy.flatnonzero(found < enough)
+        if number > newest and len(left):
+            older = (times[left] @ self._matrix[-number:-newest].T + self._constant[-number:-newest]).max(axis=1)
+            found[left] = numpy.maximum(found[left], older + some.tail[left])
+        return found
 
     def plain_bounds(self, ends: Array) -> Array:
         """Return a lower bound of every step time without recomputation, whether the placement fits or not."""
-        stage, tail = tails_of(self.problem, self.row.held(ends))
+        stage, tail = self._tails(ends)
         forward, backward = self.row.forward_times(ends), self.row.backward_times(ends)
         return self.bounds(Candidates(ends, numpy.zeros_like(backward), forward, backward, stage, tail))
 

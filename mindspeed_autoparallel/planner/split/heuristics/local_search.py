@@ -194,7 +194,7 @@ class LocalSearch:
     def _faster(self, around: Candidates, step: int) -> Generator[Request, Replay, tuple[Candidates, Replay] | None]:
         """Return the fastest candidate of the first batch with one faster than ``step``, or ``None``."""
         evaluator = self.evaluator
-        bounds = evaluator.bounds(around)
+        bounds = evaluator.bounds(around, enough=step)
         left = numpy.flatnonzero(bounds < step)
         left = left[numpy.argsort(bounds[left], kind="stable")]
         size, known = SETTINGS.search_first_batch, evaluator.num_learned
@@ -204,7 +204,7 @@ class LocalSearch:
             if replay.step < step:
                 return batch.take(numpy.array([replay.place])), replay
             left, size = left[size:], min(SETTINGS.search_most_in_batch, 2 * size)
-            left = left[evaluator.bounds(around.take(left), since=known) < step]
+            left = left[evaluator.bounds(around.take(left), since=known, enough=step) < step]
             known = evaluator.num_learned
         return None
 

@@ -1,4 +1,4 @@
-"""All undominated recompute choices of many collections of layers of one rank at once, for the enumeration.
+"""All undominated recompute choices of many collections of layers of one rank at once.
 
 Choices are multiplied out chunk by chunk for all collections together. Combinations that cannot fit are dropped on the
 way; dominated choices of the same layers are dropped at the end.
@@ -50,6 +50,13 @@ class AllRankWays:
     def __init__(self, problem: SplitProblem) -> None:
         self.problem, self.kinds = problem, RankKinds(problem)
         self._choices: dict[tuple[int, Held], _Choices] = {}
+
+    @property
+    def are_complete(self) -> bool:
+        """Return whether no undominated choice is missing: fronts compare memory at the fullest moment only, which is
+        exact only if kinds differ in static or in saved memory, not in both."""
+        kinds = [(kind, s.kinds[0]) for s in self.problem.segments for kind in s.kinds]
+        return all(a.memory == b.memory for a, b in kinds) or all(a.saved == b.saved for a, b in kinds)
 
     def of(self, rank: int, held: Array, most: int) -> ManyWays | None:
         """Return the ways of every collection, ``held[collection, chunk, segment]``; ``None`` if there are more than

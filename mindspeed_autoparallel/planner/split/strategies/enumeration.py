@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mindspeed_autoparallel.planner.split.bounds.whole_ranks import rank_cuts
 from mindspeed_autoparallel.planner.split.model.cuts import Cut
-from mindspeed_autoparallel.planner.split.model.problem import LayerKind, SplitProblem
+from mindspeed_autoparallel.planner.split.model.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.model.rank_ways import AllRankWays
 from mindspeed_autoparallel.planner.split.model.solution import batch_simulator, longest_step, tails_of
 from mindspeed_autoparallel.planner.split.settings import SETTINGS
@@ -36,9 +36,7 @@ def enumerate_all(state: State) -> int:
         or longest_step(problem) > LONGEST
     ):
         return 0
-    kinds = [segment.kinds for segment in problem.segments]
-    if not (_are_alike(kinds, "memory") or _are_alike(kinds, "saved")):
-        # Pareto fronts compare memory at the fullest moment only, which is exact only if kinds differ in one term.
+    if not AllRankWays(problem).are_complete:
         return 0
     ideals = _ideals(problem)
     paths = None if ideals is None else _paths(problem, ideals, SETTINGS.enumeration_most_placements)
@@ -66,10 +64,6 @@ def plain_steps(problem: SplitProblem, held: Integers) -> Floats:
     backward = held @ numpy.array([segment.backward for segment in problem.segments])
     steps: Floats = batch_simulator(problem).step_times(forward, backward) + tails_of(problem, held)[1]
     return steps
-
-
-def _are_alike(kinds: list[tuple[LayerKind, ...]], name: str) -> bool:
-    return all(getattr(kind, name) == getattr(row[0], name) for row in kinds for kind in row)
 
 
 def _ideals(problem: SplitProblem) -> Integers | None:

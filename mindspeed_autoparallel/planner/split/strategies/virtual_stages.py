@@ -10,8 +10,9 @@ import time
 from dataclasses import replace
 from math import inf
 
+from mindspeed_autoparallel.planner.split.bounds.rank_mixture import RankMixture
 from mindspeed_autoparallel.planner.split.bounds.relaxation import cut_of, relaxed_cuts
-from mindspeed_autoparallel.planner.split.bounds.whole_layers import Queries, query
+from mindspeed_autoparallel.planner.split.bounds.whole_layers import Answer, Queries, query
 from mindspeed_autoparallel.planner.split.bounds.whole_ranks import rank_caps, whole_ranks_bound
 from mindspeed_autoparallel.planner.split.heuristics.baselines import is_plan
 from mindspeed_autoparallel.planner.split.heuristics.candidates import Evaluator, OutOfTime
@@ -19,6 +20,7 @@ from mindspeed_autoparallel.planner.split.heuristics.local_search import LocalSe
 from mindspeed_autoparallel.planner.split.model.cut_model import whole_counts
 from mindspeed_autoparallel.planner.split.model.cuts import Cut
 from mindspeed_autoparallel.planner.split.model.integer_master import IntegerMaster
+from mindspeed_autoparallel.planner.split.model.layer_row import is_one_row
 from mindspeed_autoparallel.planner.split.model.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.model.solution import fits
 from mindspeed_autoparallel.planner.split.settings import SETTINGS
@@ -46,6 +48,7 @@ class _Solve:
         self.evaluator = Evaluator(state.problem, deadline)
         begun = time.monotonic()
         self.relaxed_until = begun + SETTINGS.virtual_relaxed_share * (deadline - begun)
+        self.search_until = begun + SETTINGS.virtual_tight_search_share * (deadline - begun)
         self.search = LocalSearch(
             self.evaluator, begun + SETTINGS.virtual_search_share * (deadline - begun), state.limits.seed, deadline
         )
@@ -55,7 +58,8 @@ class _Solve:
         make no query below them easier."""
 
     def run(self) -> None:
-        """Run the relaxation, the local search, the relaxation below the plan found, then queries on whole layers."""
+        """Run the relaxation, the local search, mixtures of whole ranks, the relaxation below the plan found, then
+        queries on whole layers."""
         state, begin = self.state, self.state.begin
         known = begin.cuts if begin is not None else ()
         rounds = SETTINGS.relaxation_most_rounds
@@ -68,12 +72,18 @@ class _Solve:
         if state.closed:
             return
         if self._started() and self._is_promising:
+            if self._recomputes:
+                # A descent takes longer where ranks recompute, and queries on whole layers raise the bound less.
+                self.search.deadline = self.search_until
             self.search.improve(
                 int(min(SETTINGS.virtual_most_simulated, self.effort * SETTINGS.effort_replays)), state.lower_bound
             )
             self.take_over()
         if not state.closed and self.effort > SETTINGS.virtual_little_effort:
-            self._relax_again()
+            if self._is_promising:
+                self._mix_whole_ranks()
+            if not state.closed and time.monotonic() < self.deadline:
+                self._relax_again()
             if self._is_promising and not state.closed:
                 self._search_whole_layers()
 
@@ -93,6 +103,26 @@ class _Solve:
         else:
             self._learn((again[0], min(again[1], limit)))
 
+    def _mix_whole_ranks(self) -> None:
+        """Raise the bound by mixtures of what ranks may hold."""
+        state, most = self.state, self.effort * SETTINGS.effort_programs
+        if state.limit == inf or not is_one_row(self.problem):
+            return
+        if self.problem.num_chunks < SETTINGS.ranks_mixture_chunks and not self._recomputes:
+            return
+        mixture, queries = RankMixture(self.problem, self.evaluator.simulator), Queries(self.problem, inf)
+        begun = time.monotonic()
+        until = begun + SETTINGS.ranks_mixture_time * (self.deadline - begun)
+        # Queries on whole layers do better near the plan.
+        far = 1 - SETTINGS.ranks_mixture_gap
+        while state.lower_bound < far * state.limit and queries.are_worthwhile and time.monotonic() < until:
+            target = queries.between(state.lower_bound, int(state.limit))
+            bound = mixture.bound(state.lower_bound, target, until, most - mixture.programs)
+            if bound is None or mixture.programs >= most:
+                return
+            state.raise_bound(bound)
+            queries.take(Answer("none below" if bound >= target else "feasible", bound))
+
     def _started(self) -> bool:
         """Start the local search. Return whether it found a placement that fits."""
         begin, below = self.state.begin, self.state.limits.below
@@ -100,6 +130,11 @@ class _Solve:
             self.search.add([self.evaluator.row.ends_of(begin.placement)])
         hopeless = inf if below is None else below * (1 + SETTINGS.virtual_hopeless_split)
         return self.search.best is not None or self.search.start(hopeless)
+
+    @property
+    def _recomputes(self) -> bool:
+        """Return whether the fastest placement recomputes layers."""
+        return self.search.best is not None and bool(self.search.best.one.extra.any())
 
     @property
     def _is_promising(self) -> bool:
