@@ -18,6 +18,13 @@ _SPREAD = 1e-7
 """Weight of the spread of all bins relative to the heaviest one, so that exchanges on a plateau end."""
 
 
+def loads_of(weights: Array, bins: Array, num_bins: int) -> Array:
+    """Return ``[bin, phase]``: the weights of each bin's items."""
+    loads = numpy.zeros((num_bins, weights.shape[1]))
+    numpy.add.at(loads, bins, weights)
+    return loads
+
+
 def exchange_in_pairs(weights: Array, bins: Array, caps: Array, num_bins: int) -> Array:
     """Return bins after exchanges of one item in every pair of a heavy and a light bin at once.
 
@@ -86,8 +93,7 @@ def exchange_along_heaviest(
         # An item of no weight in every bin: exchanging for it is a move.
         weights = numpy.concatenate((weights, numpy.zeros((num_bins, weights.shape[1]))))
         bins = numpy.concatenate((bins, numpy.arange(num_bins)))
-    loads = numpy.zeros((num_bins, weights.shape[1]))
-    numpy.add.at(loads, bins, weights)
+    loads = loads_of(weights, bins, num_bins)
     mean = loads.mean(axis=0)
     spread = _SPREAD / max(float(loads.mean()), 1e-300)
     for _ in range(max_exchanges):
