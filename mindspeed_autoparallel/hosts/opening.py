@@ -13,7 +13,7 @@ from mindspeed_autoparallel.hosts.megatron_own_fsdp import USE_MEGATRON_FSDP
 from mindspeed_autoparallel.hosts.mindspeed_mm import NativeConfig, is_native, read_native
 from mindspeed_autoparallel.hosts.mindspeed_mm_decisions import decided_values, read_decisions, sharding_host
 from mindspeed_autoparallel.hosts.reading import Values
-from mindspeed_autoparallel.hosts.script import read_script
+from mindspeed_autoparallel.hosts.script import Script, read_script
 from mindspeed_autoparallel.hosts.trainer_decisions import trainer_decisions, trainer_host, trainer_values
 from mindspeed_autoparallel.hosts.trainers import TrainerFile, read_trainer_file
 from mindspeed_autoparallel.profiles.sharded import ElementBytes, Routing
@@ -31,7 +31,7 @@ def open_host_file(path: Path) -> HostFile:
     Raises ``ConfigError`` for other files, and for settings that a plan cannot describe.
     """
     if path.suffix in (".sh", ".bash"):
-        return _of_script(path)
+        return host_of_script(read_script(path))
     if is_native(read_text(path, "the configuration")):
         return _native(read_native(path))
     return _of_trainer(read_trainer_file(path))
@@ -48,9 +48,9 @@ def with_global_batch(decisions: ShardedDecisions, global_batch: int) -> Sharded
     return replace(decisions, sizes=replace(sizes, accumulation=global_batch // sizes.global_batch_size))
 
 
-def _of_script(path: Path) -> HostFile:
-    script = read_script(path)
-    beside = script.given("--fsdp2-config-path")
+def host_of_script(script: Script) -> HostFile:
+    """Return what a launch script of Megatron decides; raises like ``open_host_file``."""
+    path, beside = Path(script.path), script.given("--fsdp2-config-path")
     if script.given("--use-custom-fsdp") is not None:
         raise ConfigError(f"{path}: --use-custom-fsdp is the old name of what {USE_MEGATRON_FSDP} does from 0.19 on.")
     if script.given(USE_MEGATRON_FSDP) is not None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.hosts.opening import open_host_file
+from mindspeed_autoparallel.hosts.opening import host_of_script
 from mindspeed_autoparallel.hosts.script import Script
 from mindspeed_autoparallel.runtime.doctor.finding import Finding, advice, fine, problem, unknown
 from mindspeed_autoparallel.runtime.doctor.node import Node
@@ -189,7 +189,7 @@ def check_sharded_parameters(node: Node) -> Iterable[Finding]:
     if not script.path:
         return
     try:
-        open_host_file(Path(script.path))
+        host_of_script(script)
     except ConfigError as error:
         yield advice("fsdp2", f"{flag} shards the parameters, and no command plans this script", str(error))
     else:
