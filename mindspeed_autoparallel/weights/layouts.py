@@ -144,7 +144,7 @@ def make_layout(
         if module == TEXT:
             rows = text_layers
         elif given is None or hetero:
-            if given and sum(count for row in given for count in row) != shape.num_layers:
+            if given:
                 _check_sum(module, given, shape.num_layers)
             rows = tuple(
                 tuple(shape.num_layers if (virtual, stage) == (0, 0) else 0 for stage in range(num_stages))

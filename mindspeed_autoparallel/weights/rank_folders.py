@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -202,14 +203,8 @@ class RankFolderSource(TensorSource):
         }
         layout = CheckpointLayout(modules=modules, expert_size=self.expert_size)
         sizes, expert_tensor_size = self._note_places(layout, num_virtual)
-        return CheckpointLayout(
-            modules={
-                module: ModuleLayout(layers=one.layers, tensor_size=sizes.get(module, 1), replicated=one.replicated)
-                for module, one in modules.items()
-            },
-            expert_size=self.expert_size,
-            expert_tensor_size=expert_tensor_size,
-        )
+        sized = {module: replace(one, tensor_size=sizes.get(module, 1)) for module, one in modules.items()}
+        return replace(layout, modules=sized, expert_tensor_size=expert_tensor_size)
 
     def _module_layout(self, module: str, counts: dict[tuple[int, int], int], num_virtual: int) -> ModuleLayout:
         shape = self.architecture.modules[module]

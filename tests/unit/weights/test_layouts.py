@@ -46,7 +46,7 @@ def test_older_and_newer_configs_say_the_same() -> None:
 
 
 def test_an_unknown_architecture_is_refused_with_the_supported_ones() -> None:
-    with pytest.raises(ConfigError, match=r"'mamba' is not supported. Supported: qwen2_vl, .*llama"):
+    with pytest.raises(ConfigError, match=r"mamba is not supported. Supported: qwen2_vl, .*llama"):
         architecture_from_config({"model_type": "mamba"}, "config.json")
 
 
