@@ -13,7 +13,7 @@ from typing import cast
 import msgspec
 
 from mindspeed_autoparallel.data.media import shape_in
-from mindspeed_autoparallel.data.records import SizeOf, read_records
+from mindspeed_autoparallel.data.records import DataFile, SizeOf, read_data_file, read_records
 from mindspeed_autoparallel.data.video_parameters import FixedSize, Steps, Video
 from mindspeed_autoparallel.data.work import SampleSize
 from mindspeed_autoparallel.errors import ConfigError
@@ -47,16 +47,8 @@ class _Parameters(msgspec.Struct):
     preprocess_parameters: Video = msgspec.field(default_factory=Video)
 
 
-class _Data(msgspec.Struct):
-    dataset_param: _Parameters
-
-
 class _Kind(msgspec.Struct):
     dataset_type: str = ""
-
-
-class _AnyData(msgspec.Struct):
-    dataset_param: _Kind
 
 
 class _Predictor(msgspec.Struct):
@@ -118,7 +110,7 @@ class VideoRecords:
 
     def __init__(self, file: Path, model: LatentSizes) -> None:
         """Read data.json and its records; raises ``ConfigError`` for unsupported values."""
-        found = read_as(file, "data description (--mm-data)", _Data).dataset_param
+        found = read_data_file(file, _Parameters)
         self._kind, self._video, self._model = found.dataset_type, found.preprocess_parameters, model
         self.settings = (repr(model), repr(found))
         """The values of data.json and model.json that affect sizes."""
@@ -252,8 +244,7 @@ def check_resolution(record: dict[str, object], video: Video) -> None:
 def kind_of(file: Path) -> str:
     """Return ``dataset_type`` of a data.json, empty if it is missing or broken."""
     try:
-        return msgspec.json.decode(
-            read_bytes(file, "data description (--mm-data)"), type=_AnyData
-        ).dataset_param.dataset_type
+        read = msgspec.json.decode(read_bytes(file, "data description (--mm-data)"), type=DataFile[_Kind])
+        return read.dataset_param.dataset_type
     except (msgspec.DecodeError, UnicodeDecodeError):
         return ""

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -27,6 +27,20 @@ _WAYS_OUT = {
     "bagel": "Its loader packs samples to max_num_tokens: plan for sequences of that length, without data.",
 }
 """Advice for MindSpeed-MM's data set types whose samples do not differ in training."""
+
+
+T = TypeVar("T")
+
+
+class DataFile(msgspec.Struct, Generic[T]):
+    """A data.json of MindSpeed-MM."""
+
+    dataset_param: T
+
+
+def read_data_file(file: Path, kind: type[T]) -> T:
+    """Return ``dataset_param`` of a data.json; raises ``ConfigError`` for other values than ``kind`` has."""
+    return read_as(file, "data description (--mm-data)", DataFile[kind]).dataset_param  # type: ignore[valid-type]
 
 
 class _Preprocess(msgspec.Struct):
@@ -62,10 +76,6 @@ class _Parameters(msgspec.Struct):
     attr: _Attributes = msgspec.field(default_factory=_Attributes)
 
 
-class _Data(msgspec.Struct):
-    dataset_param: _Parameters
-
-
 @dataclass(frozen=True, kw_only=True)
 class RecordFormat:
     """The location and format of a data set's records; see data.json of MindSpeed-MM."""
@@ -82,7 +92,7 @@ class RecordFormat:
 
 def read_format(file: Path) -> RecordFormat:
     """Read ``file``, a data.json; raises ``ConfigError`` for invalid values or an unsupported data set type."""
-    parameters = read_as(file, "data description (--mm-data)", _Data).dataset_param
+    parameters = read_data_file(file, _Parameters)
     prepare, basic = parameters.preprocess_parameters, parameters.basic_parameters
     listed = [Path(name.strip()) for name in (basic.dataset or "").split(",") if name.strip()]
     if parameters.dataset_type != "huggingface" or not listed:

@@ -14,11 +14,11 @@ import msgspec
 
 from mindspeed_autoparallel.data.latents import LeftOut
 from mindspeed_autoparallel.data.media import picture_size
-from mindspeed_autoparallel.data.records import RecordSet, SizeOf, read_records
+from mindspeed_autoparallel.data.records import RecordSet, SizeOf, read_data_file, read_records
 from mindspeed_autoparallel.data.sizes import Counter, text_counter
 from mindspeed_autoparallel.data.work import SampleSize
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.files import read_as, shown
+from mindspeed_autoparallel.files import shown
 
 KIND = "multimodal"
 _MARK, _AROUND_PICTURE, _AROUND_TURN = "<image>", 2, 2
@@ -56,16 +56,12 @@ class _Parameters(msgspec.Struct):
     max_dynamic_patch: Annotated[int, msgspec.Meta(ge=1, le=256)] = 6
 
 
-class _Data(msgspec.Struct):
-    dataset_param: _Parameters
-
-
 class TiledRecords:
     """The records of one data.json of this kind, and the size of each."""
 
     def __init__(self, file: Path) -> None:
         """Read data.json and its records; raises ``ConfigError`` for unsupported values."""
-        given = read_as(file, "data description (--mm-data)", _Data).dataset_param
+        given = read_data_file(file, _Parameters)
         if given.template_name not in _SYSTEM:
             raise ConfigError(
                 f"{file}: template_name {shown(given.template_name)} is not read, only {', '.join(_SYSTEM)}. Give the "
