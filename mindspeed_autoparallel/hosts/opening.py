@@ -12,7 +12,6 @@ from mindspeed_autoparallel.hosts.megatron_fsdp2 import flags_beside, read_megat
 from mindspeed_autoparallel.hosts.megatron_own_fsdp import USE_MEGATRON_FSDP
 from mindspeed_autoparallel.hosts.mindspeed_mm import NativeConfig, is_native, read_native
 from mindspeed_autoparallel.hosts.mindspeed_mm_decisions import decided_values, read_decisions, sharding_host
-from mindspeed_autoparallel.hosts.reading import Values
 from mindspeed_autoparallel.hosts.script import Script, read_script
 from mindspeed_autoparallel.hosts.trainer_decisions import trainer_decisions, trainer_host, trainer_values
 from mindspeed_autoparallel.hosts.trainers import TrainerFile, read_trainer_file
@@ -103,7 +102,7 @@ def _of_trainer(file: TrainerFile) -> HostFile:
         tensor_size=file.tensor_size,
         notes=(ADAPTERS,) if values.tree.get("peft") else (),
         sequence_parallel=bool(keys.sequence_parallel) and values.switch(keys.sequence_parallel, False),
-        tokens=_integer(values, keys.tokens) or file.given.get("tokens", 0),
+        tokens=(values.integer(keys.tokens, 0) if keys.tokens else 0) or file.given.get("tokens", 0),
         tokens_key=keys.tokens or "length of samples",
         bytes_of=_bytes_of(file),
         states_batch=bool(file.size(keys.global_batch) or file.size(keys.accumulation)),
@@ -133,7 +132,3 @@ def _loops_experts(file: TrainerFile) -> bool:
     grouped = file.values.switch("optimization.moe_grouped_gemm", False)
     dispatcher = file.values.text("parallel.ep_dispatcher")
     return file.trainer.name == "MindSpeed-LLM" and not grouped and dispatcher in ("", "eager")
-
-
-def _integer(values: Values, key: str) -> int:
-    return values.integer(key, 0) if key else 0
