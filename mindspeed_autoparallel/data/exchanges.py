@@ -61,8 +61,8 @@ def exchange_in_pairs(weights: Array, bins: Array, caps: Array, num_bins: int) -
 def _pairs(loads: Array, turn: int, is_evening: bool) -> tuple[Array, Array]:
     """Return ``[pair]`` heavy bins and ``[pair, choice]`` light ones for ``loads [phase, bin]``, relative to the caps.
 
-    While evening, the phases take turns in saying which bins are heavy, and each meets one. Then those above a cap are
-    heavy, and each meets as many as there are for it, others every turn; no light bin meets two.
+    While evening, each turn takes the heavy bins of another phase, each with one light bin. Then those above a cap are
+    heavy, each with as many light ones as there are for it, others every turn; no light bin is in two pairs.
     """
     half = loads.shape[1] // 2
     if is_evening:

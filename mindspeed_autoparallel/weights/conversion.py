@@ -61,7 +61,7 @@ def huggingface_to_checkpoint(
     refuse_existing(target, overwrite=overwrite, sources=(hf_folder, *([checkpoint] if checkpoint else [])))
     source, rest = _open(checkpoint, hf_folder, _host(spelling)), _Rest()
     if checkpoint is None:
-        _tell_rope_scaling(source.architecture)
+        _warn_of_rope_scaling(source.architecture)
     else:
         rest = _Rest(iteration_of(iteration_folder(checkpoint)))
     with whole_folder(target, overwrite=overwrite) as folder:
@@ -172,7 +172,7 @@ def _write(
     if file_format == DCP:
         write_huggingface(source, folder, original, as_dcp=True, progress=progress)
         return
-    _tell_padding(layout, source.architecture)
+    _warn_of_padding(layout, source.architecture)
     if file_format == TORCH_DIST:
         spelling = spelling or Spelling(TRANSFORMER_ENGINE)
         write_torch_dist(source, folder, layout, spelling, rest.iteration, rest.state, progress)
@@ -183,7 +183,7 @@ def _write(
     write_rank_folders(source, folder, layout, spelling, rest.iteration, state, progress)
 
 
-def _tell_rope_scaling(architecture: Architecture) -> None:
+def _warn_of_rope_scaling(architecture: Architecture) -> None:
     """Warn if the host needs flags for the position encoding, which no checkpoint contains."""
     if architecture.rope_scaling:
         _LOG.warning(
@@ -194,7 +194,7 @@ def _tell_rope_scaling(architecture: Architecture) -> None:
         )
 
 
-def _tell_padding(layout: CheckpointLayout, architecture: Architecture) -> None:
+def _warn_of_padding(layout: CheckpointLayout, architecture: Architecture) -> None:
     num_rows = layout.padded_vocab(architecture.vocab_size) - architecture.vocab_size
     if num_rows:
         _LOG.warning(

@@ -27,10 +27,10 @@ def iteration_folder(checkpoint: Path) -> Path:
         if any(checkpoint.glob("mp_rank_*")) or (checkpoint / ".metadata").exists():
             return checkpoint
         raise ConfigError(f"{checkpoint} has neither {TRACKER} nor mp_rank_* folders: it is not a checkpoint.")
-    said = read_text(tracker, "tracker file", max_bytes=4096).strip()
-    if said != "release" and not re.fullmatch(r"[0-9]{1,12}", said):
-        raise ConfigError(f"{tracker} says {shown(said)!r}; expected 'release' or a number.")
-    folder = checkpoint / step_name(None if said == "release" else int(said))
+    held = read_text(tracker, "tracker file", max_bytes=4096).strip()
+    if held != "release" and not re.fullmatch(r"[0-9]{1,12}", held):
+        raise ConfigError(f"{tracker} holds {shown(held)!r}; expected 'release' or a number.")
+    folder = checkpoint / step_name(None if held == "release" else int(held))
     if not folder.is_dir():
         raise ConfigError(f"{tracker} names {folder.name}, which is not there. The checkpoint is incomplete.")
     return folder
@@ -217,7 +217,7 @@ class RankFolderSource(TensorSource):
         total = sum(count for row in rows for count in row)
         if total != shape.num_layers:
             raise ConfigError(
-                f"{self.folder} holds {total} {module} layers, {rows} by stage; config.json says "
+                f"{self.folder} holds {total} {module} layers, {rows} by stage; config.json has "
                 f"{shape.num_layers}. They belong to different models, or a stage was overwritten."
             )
         return ModuleLayout(layers=tuple(map(tuple, rows)), replicated=replicated)
@@ -275,8 +275,8 @@ class RankFolderSource(TensorSource):
             raise ConfigError(f"{self.folder}: {entry.name} of the {module} module is not a matrix.")
         if width % shard.shape[1]:
             raise ConfigError(
-                f"{self.folder}: {entry.name} of the {module} module has {shard.shape[1]} columns, which is "
-                f"no part of the {width} that config.json says. They belong to different models."
+                f"{self.folder}: {entry.name} of the {module} module has {shard.shape[1]} columns, which do "
+                f"not divide the {width} of config.json. They belong to different models."
             )
         return int(width // shard.shape[1])
 
