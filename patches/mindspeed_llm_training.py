@@ -18,6 +18,6 @@ PATCHES = [
         target="mindspeed_llm.training.training:training_log",
         instead_of=LOG.target,
         distribution="mindspeed-llm",
-        why="The time of each phase and the bytes moved are logged beside MindSpeed-LLM's iteration.",
+        why="The time of each phase and the bytes moved are logged with MindSpeed-LLM's iteration.",
     ),
 ]

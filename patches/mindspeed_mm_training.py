@@ -24,6 +24,6 @@ PATCHES = [
         target="mindspeed_mm.training:training_log",
         instead_of=LOG.target,
         distribution="mindspeed-mm",
-        why="The time of each phase and the bytes moved are logged beside MindSpeed-MM's iteration.",
+        why="The time of each phase and the bytes moved are logged with MindSpeed-MM's iteration.",
     ),
 ]

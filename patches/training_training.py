@@ -31,7 +31,7 @@ LOG = Patch(
     wrapper=Calls("runtime.hetero.reporting:log"),
     parameters=("iteration",),
     flags=_HETERO,
-    why="The time of each phase and the bytes moved are logged beside the iteration.",
+    why="The time of each phase and the bytes moved are logged with the iteration.",
 )
 
 

@@ -69,7 +69,7 @@ class HuggingFaceSource(TensorSource):
                 refuse_quantised(self._file_of[name].dtype(name), name, self.folder)
                 if stored != wanted:
                     raise ConfigError(
-                        f"{self.folder}: {name} has the shape {list(stored)}; config.json gives {list(wanted)}. "
+                        f"{self.folder}: {name} has the shape {list(stored)}; config.json implies {list(wanted)}. "
                         "The weights and config.json belong to different models."
                     )
 
@@ -132,9 +132,7 @@ def shard_of_tensor(folder: Path) -> dict[str, SafetensorsFile]:
         for file, shard in shards.items():
             lost = {name for name, listed in weight_map.items() if listed == file} - set(shard.keys())
             if lost:
-                raise ConfigError(
-                    f"shard {shard.path} lacks {min(lost)}, which the index lists there. Download it again."
-                )
+                raise ConfigError(f"shard {shard.path} lacks {min(lost)}, which the index lists. Download it again.")
         _refuse_two_values(folder, shards.values())
         return {name: shards[file] for name, file in weight_map.items()}
     files = [SafetensorsFile(path) for path in sorted(folder.glob("*.safetensors"))]

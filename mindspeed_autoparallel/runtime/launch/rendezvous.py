@@ -100,8 +100,8 @@ def wait_for_nodes(store: StoreServer, cluster: Nodes, timeout_s: float) -> None
     missing = [node for node in nodes if node not in came]
     if missing:
         raise LaunchError(
-            f"{named(missing, cluster.num_nodes)} did not come to {cluster.master_addr}:{cluster.master_port} within "
-            f"{timeout_s:.0f} s. "
+            f"{named(missing, cluster.num_nodes)} did not connect to {cluster.master_addr}:{cluster.master_port} "
+            f"within {timeout_s:.0f} s. "
             f"Start the same script there with --node-rank {' or '.join(map(str, missing))}, check that the port is "
             "open between the nodes, that --master-addr and --master-port are the same on all, and that nodes which "
             f"share no work dir have the same {SECRET_VARIABLE}."
