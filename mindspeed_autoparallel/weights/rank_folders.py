@@ -83,11 +83,13 @@ class RankFolderSource(TensorSource):
 
     def blocks(self, entry: Entry) -> list[Any]:
         stage, virtual, local, expert_rank = self._place[entry.name]
-        num_shards = self.layout.size_of(entry.rule)
+        whole = entry.rule.split == names.WHOLE
+        num_shards = 1 if whole else self.layout.size_of(entry.rule)
         files = self._stage(stage)
         shards = []
         for shard in range(num_shards):
-            # Files beyond the module's own size repeat its shards; all expert ranks repeat tensors outside experts.
+            # Files beyond the module's own size repeat its shards; all expert ranks repeat tensors outside experts. An
+            # optimizer's state may be in the file of one data-parallel rank only.
             holding = [
                 (rank, expert)
                 for rank, expert in sorted(files)
@@ -100,10 +102,15 @@ class RankFolderSource(TensorSource):
                     f"{self.folder}: a tensor rank has no tensor {entry.name}. Copy the whole checkpoint."
                 )
             shards.append(self._shard(entry, files[holding[0]], virtual, local))
+            for rank, expert in holding[1:] if whole else ():
+                if not tensors.same_bits(shards[0], self._shard(entry, files[rank, expert], virtual, local)):
+                    raise ConfigError(
+                        f"{self.folder}: {entry.name} differs between tensor rank 0 and rank {rank} (expert rank "
+                        f"{expert}), which should hold the same. Ranks have drifted apart, or the files are of "
+                        "different steps."
+                    )
         if len({(shard.shape, shard.dtype) for shard in shards}) > 1:
             raise ConfigError(f"{self.folder}: the parts of {entry.name} differ in shape or type between tensor ranks.")
-        if entry.rule.split == names.WHOLE:
-            self._refuse_differing(entry, files, virtual, local, expert_rank)
         joined = tensors.join(entry.rule, shards)
         cut = tensors.check_shape(entry.rule, joined, self.folder)
         return [checked(entry, block, self.folder) for block in (joined if self.keeps_padding else cut)]
@@ -124,26 +131,6 @@ class RankFolderSource(TensorSource):
     def any_file(self) -> Path:
         """Return the file of the first rank: all files contain the tensors that are not cut."""
         return self._path_of[min(self._path_of)]
-
-    def _refuse_differing(
-        self, entry: Entry, files: dict[tuple[int, int], Chunks], virtual: int, local: str, expert_rank: int
-    ) -> None:
-        """Raise ``ConfigError`` if ranks hold different values of a tensor that should be equal on all of them."""
-        first: Any = None
-        for (rank, expert), chunks in sorted(files.items()):
-            if entry.rule.per_expert and expert != expert_rank:
-                continue
-            if self._absent and local not in chunks[virtual]:
-                continue  # only one of the data-parallel ranks has its state
-            found = self._shard(entry, chunks, virtual, local)
-            if first is None:
-                first = found
-            elif not tensors.same_bits(first, found):
-                raise ConfigError(
-                    f"{self.folder}: {entry.name} differs between tensor rank 0 and rank {rank} (expert rank "
-                    f"{expert}), which should hold the same. Ranks have drifted apart, or the files are of different "
-                    "steps."
-                )
 
     def _shard(self, entry: Entry, chunks: Chunks, virtual: int, local: str) -> Any:
         import torch
