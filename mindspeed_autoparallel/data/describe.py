@@ -29,6 +29,7 @@ from mindspeed_autoparallel.data.tiles import KIND as TILED_KIND
 from mindspeed_autoparallel.data.tiles import TiledRecords
 from mindspeed_autoparallel.data.work import SampleSize
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.files import shown
 
 Progress = Callable[[str], None]
 _EVERY_S = 5.0
@@ -187,9 +188,6 @@ class Reader:
                     reported = time.monotonic()
                     every = f" of {number}" if number else ""
                     self.progress(f"{len(found) + len(broken)}{every} records read, {len(broken)} broken")
-        if not found:
-            first = f"the first: {broken[0]}" if broken else "there is none."
-            raise ConfigError(f"all {len(broken)} records are broken or skipped; {first}")
         return found, broken
 
     def _described(
@@ -203,6 +201,11 @@ class Reader:
         if self.known is not None and self.known.source.fingerprint == fingerprint:
             return self.known, ()
         found, broken, tokens_by, number = measure()
+        if not found:
+            reason = (
+                f"all {len(broken)} records are broken or skipped; the first: {broken[0]}" if broken else "no record."
+            )
+            raise ConfigError(f"{shown(', '.join(map(str, files)), 200)}: {reason}")
         length = self.options.seq_length
         limit = length or self.model.max_tokens
         longest, longest_size = max(found, key=lambda item: item[1].tokens)
