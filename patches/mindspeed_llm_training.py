@@ -1,33 +1,23 @@
 """mindspeed_llm.training.training: MindSpeed-LLM replaces Megatron's training loop."""
 
-from mindspeed_autoparallel.patches.training_training import (
-    HETERO_FLAGS,
-    LOG_ITERATION,
-    TAKE_OVER,
-    TRAINING_FLAGS,
-    WATCHED_BY,
-)
-from mindspeed_autoparallel.patching import Patch
+from dataclasses import replace
+
+from mindspeed_autoparallel.patches.training_training import LOG, TRAIN
 
 PATCHES = [
-    Patch(
+    replace(
+        TRAIN,
         target="mindspeed_llm.training.training:train",
-        instead_of="megatron.training.training:train",
-        wrapper=TAKE_OVER,
+        instead_of=TRAIN.target,
         distribution="mindspeed-llm",
-        parameters=("forward_step_func", "model", "optimizer", "train_data_iterator"),
-        flags=TRAINING_FLAGS,
-        watched_by=WATCHED_BY,
         why="A measuring or tracing process begins where MindSpeed-LLM's own training would, and ends. Its steps are "
         "Megatron's.",
     ),
-    Patch(
+    replace(
+        LOG,
         target="mindspeed_llm.training.training:training_log",
-        instead_of="megatron.training.training:training_log",
-        wrapper=LOG_ITERATION,
+        instead_of=LOG.target,
         distribution="mindspeed-llm",
-        parameters=("iteration",),
-        flags=HETERO_FLAGS,
-        why="The time of each phase and the bytes moved are logged beside MindSpeed-LLM's iteration.",
+        why="The time of each phase and the bytes moved are logged with MindSpeed-LLM's iteration.",
     ),
 ]

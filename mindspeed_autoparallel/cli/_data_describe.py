@@ -100,7 +100,7 @@ def _known(arguments: argparse.Namespace) -> Distribution | None:
 
 
 def _describe(arguments: argparse.Namespace, known: Distribution | None) -> Distribution:
-    from mindspeed_autoparallel.data.describe import DescribeOptions, describe_lengths, describe_records, describe_table
+    from mindspeed_autoparallel.data.describe import DescribeOptions, Reader
 
     given = [name for name in ("mm_data", "lengths", "indexed", "table") if getattr(arguments, name) is not None]
     if len(given) != 1:
@@ -114,19 +114,19 @@ def _describe(arguments: argparse.Namespace, known: Distribution | None) -> Dist
         bytes_per_token=arguments.bytes_per_token,
         skip_broken=arguments.skip_broken,
     )
-    if arguments.lengths is not None:
-        return describe_lengths(arguments.lengths, "lengths", options, known, arguments.mm_model)
-    if arguments.indexed is not None:
-        return describe_lengths(arguments.indexed, "indexed", options, known, arguments.mm_model)
-    if arguments.table is not None:
-        data, broken = describe_table(arguments.table, options, known, arguments.mm_model, arguments.tokenizer)
-        print_broken(broken)
-        return data
-    if arguments.mm_model is None:
+    if arguments.mm_data is not None and arguments.mm_model is None:
         raise ConfigError("--mm-data needs --mm-model, which has the patch and audio window sizes.")
-    data, broken = describe_records(arguments.mm_data, arguments.mm_model, options, known, progress_of(arguments))
+    reader = Reader(options=options, model_file=arguments.mm_model, known=known, progress=progress_of(arguments))
+    if arguments.table is not None:
+        data, broken = reader.table(arguments.table, arguments.tokenizer)
+    elif arguments.mm_data is not None:
+        data, broken = reader.records(arguments.mm_data)
+    elif arguments.lengths is not None:
+        data, broken = reader.lengths(arguments.lengths, "lengths")
+    else:
+        data, broken = reader.lengths(arguments.indexed, "indexed")
     print_broken(broken)
-    for line in _empty_modalities(arguments.mm_model, data):
+    for line in _empty_modalities(arguments.mm_model, data) if arguments.mm_data is not None else ():
         print(line, file=sys.stderr)
     return data
 

@@ -107,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
         conversion.huggingface_to_checkpoint(source, target, _layout(arguments, source), **written)
     elif arguments.weights_only:
         hf_dir = _hf_dir(arguments)
-        conversion.resplit_weights(source, hf_dir, target, _layout(arguments, hf_dir), **written)
+        conversion.huggingface_to_checkpoint(hf_dir, target, _layout(arguments, hf_dir), checkpoint=source, **written)
         result["optimizer_state_kept"] = False
     else:
         copied = arguments.hf_dir is None and conversion.is_whole_copy(source, arguments.format)

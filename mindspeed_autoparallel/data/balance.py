@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy
 
 from mindspeed_autoparallel.data.packs import equal_packs, filled_packs
-from mindspeed_autoparallel.data.partition import cost_of, loads_of, lower_bound, partition
+from mindspeed_autoparallel.data.partition import cost_of, lower_bound, partition
 from mindspeed_autoparallel.data.work import COLUMNS, Array, WorkModel
 from mindspeed_autoparallel.errors import ConfigError
 
@@ -42,64 +42,31 @@ class BatchShape:
         return self.num_replicas * self.num_microbatches * self.micro_batch_size
 
 
-@dataclass(frozen=True, kw_only=True)
-class Assignment:
-    """``samples[replica, microbatch, place]``: indexes into the global batch, each once; -1 fills up packs with fewer
-    samples than the largest one."""
-
-    samples: Array
-    loads: Array
-    """``[replica, phase]``: work, in the unit of the model."""
-    lower_bound: float
-    """Lower bound of the cost of any assignment to these replicas (for microbatches in data order: their mean)."""
-
-    @property
-    def cost(self) -> float:
-        """Return the sum over phases of the slowest replica's work."""
-        return float(self.loads.max(axis=0).sum())
-
-    @property
-    def imbalance(self) -> float:
-        """Return the slowest replica's work divided by the mean."""
-        mean = float(self.loads.mean(axis=0).sum())
-        return self.cost / mean if mean else 1.0
-
-    @property
-    def gap(self) -> float:
-        """Return the excess of the cost over the lower bound, as a share of the bound."""
-        return self.cost / self.lower_bound - 1 if self.lower_bound else 0.0
-
-
-def in_order(sizes: Array, model: WorkModel, shape: BatchShape) -> Assignment:
-    """Return the assignment of a training without rearrangement: microbatch k of every replica, then k + 1."""
+def in_order(sizes: Array, shape: BatchShape) -> Array:
+    """Return ``samples`` of a training without rearrangement: microbatch k of every replica, then k + 1."""
     _check(sizes, shape)
-    samples = numpy.arange(shape.num_samples).reshape(shape.num_microbatches, shape.num_replicas, -1).swapaxes(0, 1)
-    return _assignment(sizes, model, shape, samples, None)
+    return numpy.arange(shape.num_samples).reshape(shape.num_microbatches, shape.num_replicas, -1).swapaxes(0, 1)
 
 
-def balance(sizes: Array, model: WorkModel, shape: BatchShape) -> Assignment:
+def balance(sizes: Array, model: WorkModel, shape: BatchShape) -> Array:
     """Return the most even assignment found, with equal numbers of samples everywhere or, if packs are filled to a
     length, of packs.
 
-    ``sizes [sample, column]``. The result is the same for the same input on every rank. Inside a replica short
-    microbatches come first and last. Raises ``ConfigError`` if the batch does not fill the shape, or for a sample that
-    fits no microbatch.
+    ``samples [replica, microbatch, place]`` are indexes into ``sizes [sample, column]``, each once; -1 fills up packs
+    with fewer samples than the largest one. The result is the same for the same input on every rank. Inside a replica
+    short microbatches come first and last. Raises ``ConfigError`` if the batch does not fill the shape, or for a sample
+    that fits no microbatch.
     """
     _check(sizes, shape)
     samples = _packs(sizes, model, shape)
-    bound = None
     if samples is None:
-        groups = _microbatches(sizes, model, shape)
-        weights = _group_weights(sizes, model, groups, shape.is_padded)
-        shared = partition(weights, shape.num_replicas, shape.num_microbatches)
-        samples = groups[numpy.argsort(shared.bins, kind="stable")].reshape(*_cut(shape), -1)
-        bound = _bound(sizes, model, shape, weights)
-    else:
-        per_replica = 0 if shape.is_filled else shape.num_microbatches * shape.micro_batch_size
-        bound = lower_bound(model.of(sizes), shape.num_replicas, per_replica)
-    totals = _group_weights(sizes, model, samples.reshape(-1, samples.shape[2]), shape.is_padded).sum(axis=1)
+        groups = _microbatches(sizes, shape)
+        weights = group_weights(sizes, model, groups, shape.is_padded)
+        bins = partition(weights, shape.num_replicas, shape.num_microbatches)
+        samples = groups[numpy.argsort(bins, kind="stable")].reshape(*_cut(shape), -1)
+    totals = group_weights(sizes, model, samples.reshape(-1, samples.shape[2]), shape.is_padded).sum(axis=1)
     order = numpy.stack([short_at_the_ends(row) for row in totals.reshape(_cut(shape))])
-    return _assignment(sizes, model, shape, numpy.take_along_axis(samples, order[:, :, None], axis=1), bound)
+    return numpy.take_along_axis(samples, order[:, :, None], axis=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +94,8 @@ def share(works: Sequence[Sequence[float]]) -> Shared:
     bins, cost = as_loaded, before
     if replicas > 1:
         found = partition(weights, replicas, number)
-        if found.cost < before * (1 - 1e-9):
-            bins, cost = found.bins, found.cost
+        if (lower := cost_of(weights, found, replicas)) < before * (1 - 1e-9):
+            bins, cost = found, lower
     places = []
     for replica in range(replicas):
         rows = numpy.flatnonzero(bins == replica)
@@ -149,8 +116,8 @@ def share(works: Sequence[Sequence[float]]) -> Shared:
 def as_loaded(sizes: Array, model: WorkModel, shape: BatchShape, is_exchanged: bool) -> Array:
     """Return ``samples [replica, microbatch, place]`` of microbatches as loaded, in another order, or
     (``is_exchanged``) on other replicas, too."""
-    groups = in_order(sizes, model, shape).samples.reshape(-1, shape.micro_batch_size)
-    works = _group_weights(sizes, model, groups, shape.is_padded).sum(axis=1).reshape(_cut(shape))
+    groups = in_order(sizes, shape).reshape(-1, shape.micro_batch_size)
+    works = group_weights(sizes, model, groups, shape.is_padded).sum(axis=1).reshape(_cut(shape))
     if is_exchanged:
         return groups[numpy.array(share(works).places)]
     places = numpy.array([share(row[None]).places[0] for row in works])
@@ -200,7 +167,7 @@ def _packs(sizes: Array, model: WorkModel, shape: BatchShape) -> Array | None:
     return packs
 
 
-def _microbatches(sizes: Array, model: WorkModel, shape: BatchShape) -> Array:
+def _microbatches(sizes: Array, shape: BatchShape) -> Array:
     """Return ``[microbatch, place]``: the samples of each microbatch, within the limit of tokens."""
     size, number = shape.micro_batch_size, shape.num_replicas * shape.num_microbatches
     tokens = sizes[:, _TOKENS]
@@ -211,7 +178,7 @@ def _microbatches(sizes: Array, model: WorkModel, shape: BatchShape) -> Array:
         groups = numpy.argsort(-tokens, kind="stable").reshape(number, size)
         used = tokens[groups].max(axis=1) * size
     else:
-        bins = partition(tokens[:, None].astype(numpy.float64), number, size).bins
+        bins = partition(tokens[:, None].astype(numpy.float64), number, size)
         groups = numpy.argsort(bins, kind="stable").reshape(number, size)
         used = tokens[groups].sum(axis=1)
     if shape.max_tokens and used.max() > shape.max_tokens:
@@ -223,7 +190,7 @@ def _microbatches(sizes: Array, model: WorkModel, shape: BatchShape) -> Array:
     return groups
 
 
-def _group_weights(sizes: Array, model: WorkModel, groups: Array, is_padded: bool) -> Array:
+def group_weights(sizes: Array, model: WorkModel, groups: Array, is_padded: bool) -> Array:
     """Return ``[microbatch, phase]``: work, including that of padding."""
     if not is_padded or groups.shape[1] == 1:
         # Absent samples use the last row.
@@ -233,28 +200,3 @@ def _group_weights(sizes: Array, model: WorkModel, groups: Array, is_padded: boo
     padded[:, :, _TOKENS] = padded[:, :, _TOKENS].max(axis=1, keepdims=True)
     work: Array = model.of(padded.reshape(-1, sizes.shape[1])).reshape(*groups.shape, -1).sum(axis=1)
     return work
-
-
-def _bound(sizes: Array, model: WorkModel, shape: BatchShape, weights: Array) -> float:
-    """Return a bound over all groupings into padded microbatches or equal packs.
-
-    Padded: neighbours in length pad least, so their mean is a bound; so is the longest sample with its own padding.
-    """
-    if shape.micro_batch_size == 1:
-        return lower_bound(weights, shape.num_replicas, shape.num_microbatches)
-    if not shape.is_padded:
-        return lower_bound(model.of(sizes), shape.num_replicas, shape.num_microbatches * shape.micro_batch_size)
-    longest = sizes[numpy.repeat(int(sizes[:, _TOKENS].argmax()), shape.micro_batch_size)]
-    no_media = longest.copy()
-    no_media[1:, _TOKENS + 1 :] = 0
-    alone = model.of(no_media).sum(axis=0)
-    return float(numpy.maximum(weights.sum(axis=0) / shape.num_replicas, alone).sum())
-
-
-def _assignment(sizes: Array, model: WorkModel, shape: BatchShape, samples: Array, bound: float | None) -> Assignment:
-    groups = samples.reshape(-1, samples.shape[2])
-    weights = _group_weights(sizes, model, groups, shape.is_padded)
-    bins: Array = numpy.repeat(numpy.arange(shape.num_replicas), shape.num_microbatches)
-    loads = loads_of(weights, bins, shape.num_replicas)
-    mean = float(loads.mean(axis=0).sum())
-    return Assignment(samples=samples, loads=loads, lower_bound=mean if bound is None else bound)

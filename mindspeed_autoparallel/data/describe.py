@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -9,28 +10,31 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import msgspec
 
 from mindspeed_autoparallel.data.distribution import DataSource, Distribution, make_distribution
 from mindspeed_autoparallel.data.latents import KINDS as VIDEO_KINDS
 from mindspeed_autoparallel.data.latents import LeftOut, VideoRecords, kind_of, read_latent_sizes
 from mindspeed_autoparallel.data.lengths import read_indexed, read_lengths
 from mindspeed_autoparallel.data.media import MediaSizes, read_media_sizes
-from mindspeed_autoparallel.data.records import RecordSet, RecordSizes, read_format, read_record_set
+from mindspeed_autoparallel.data.records import ChatRecords, read_format
 from mindspeed_autoparallel.data.sizes import SampleSizes, text_counter
-from mindspeed_autoparallel.data.tables import digest_of, read_rows, size_of_row, table_files
+from mindspeed_autoparallel.data.tables import Row, digest_of, read_rows, size_of_row, table_files
 from mindspeed_autoparallel.data.tiles import KIND as TILED_KIND
 from mindspeed_autoparallel.data.tiles import TiledRecords
 from mindspeed_autoparallel.data.work import SampleSize
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.files import shown
 
 Progress = Callable[[str], None]
 _EVERY_S = 5.0
-_NUM_READERS, _AT_ONCE = 8, 4096
-"""Threads that read the headers of files, and records per batch for them."""
+_NUM_READERS, _AT_ONCE = 8, 256
+"""Threads that read the headers of files, and records per batch for them: rows may hold pictures."""
 _PIXELS = (56 * 56, 28 * 28 * 1280)
 """Least and most pixels of a picture by default: those of Qwen2-VL."""
 VERSION = 1
@@ -57,232 +61,174 @@ class DescribeOptions:
             raise ConfigError(f"--bytes-per-token must be above 0, got {self.bytes_per_token:g}.")
 
 
-def describe_records(
-    data_file: Path, model_file: Path, options: DescribeOptions, known: Distribution | None, progress: Progress
-) -> tuple[Distribution, tuple[str, ...]]:
-    """Return the distribution of the records of data.json, and the errors of skipped records.
-
-    ``known``: an earlier result, returned if nothing has changed. Raises ``ConfigError`` for the first broken record
-    (unless ``skip_broken``) and for samples that the model cannot take.
-    """
-    model = read_media_sizes(model_file)
-    _check_length(options, model, model_file)
-    kind = kind_of(data_file)
-    if kind in VIDEO_KINDS:
-        data = _video_data(data_file, model_file, options)
-    else:
-        data = _tiled(data_file) if kind == TILED_KIND else _chat(data_file, model)
-    records = data.records
-    fingerprint = _fingerprint(records.sha256, *data.settings, repr(model), repr(options), len(records.records))
-    if known is not None and known.source.fingerprint == fingerprint:
-        return known, ()
-    size_of, tokens_by = data.open(options)
-    chosen = _chosen(len(records.records), options)
-    found, broken = _read(size_of, (records.records[index] for index in chosen), options, len(chosen), progress)
-    source = DataSource(
-        kind="records",
-        files=tuple(map(str, data.files)),
-        sha256=records.sha256,
-        tokens_by=tokens_by,
-        num_records=len(records.records),
-        num_read=len(chosen),
-        num_broken=len(broken),
-        fingerprint=fingerprint,
-    )
-    return _distribution(source, found, options, model, model_file), tuple(broken)
+Named = tuple[str, SampleSize]
+Measured = tuple[list[Named], list[str], str, int]
+"""Samples by name, what was wrong with records left out, a description of the token count, the number of records."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Data:
-    """Records of one data.json, not yet decoded."""
+class Reader:
+    """Reads data sets for the distribution of their samples' sizes, and returns it with the errors of skipped records.
 
-    files: tuple[Path, ...]
-    records: RecordSet
-    settings: Sequence[object]
-    """The values of data.json that affect sizes."""
-    open: Callable[[DescribeOptions], tuple[Callable[[str, bytes], SampleSize], str]]
-    """Return the function for the size of a record, and a description of the token count."""
+    ``known``: an earlier result, returned if nothing has changed. All methods raise ``ConfigError`` for the first
+    broken record (unless ``skip_broken``) and for samples that the model of ``model_file`` cannot take.
+    """
 
+    options: DescribeOptions
+    model_file: Path | None = None
+    known: Distribution | None = None
+    progress: Progress = lambda _: None
 
-def _chat(data_file: Path, model: MediaSizes) -> _Data:
-    data = read_format(data_file)
+    @functools.cached_property
+    def model(self) -> MediaSizes:
+        """Return the sizes in ``model_file``, checked against ``--seq-length``."""
+        model = read_media_sizes(self.model_file) if self.model_file is not None else MediaSizes()
+        if model.max_tokens and self.options.seq_length > model.max_tokens:
+            raise ConfigError(
+                f"--seq-length {self.options.seq_length} is above max_position_embeddings {model.max_tokens} of "
+                f"{self.model_file}."
+            )
+        return model
 
-    def opened(options: DescribeOptions) -> tuple[Callable[[str, bytes], SampleSize], str]:
-        count, tokens_by = text_counter(data.tokenizer, options.bytes_per_token)
-        return RecordSizes(data, model, count, options.seq_length).size_of, tokens_by
+    def records(self, data_file: Path) -> tuple[Distribution, tuple[str, ...]]:
+        """Read the records of a data.json of MindSpeed-MM."""
+        options, model, kind = self.options, self.model, kind_of(data_file)
+        data: VideoRecords | TiledRecords | ChatRecords
+        if kind in VIDEO_KINDS:
+            if options.bytes_per_token or options.seq_length:
+                raise ConfigError("--bytes-per-token and --seq-length have no effect on rows of latents; remove them.")
+            assert self.model_file is not None, "records are sized by the model"
+            data = VideoRecords(data_file, read_latent_sizes(self.model_file))
+        else:
+            data = TiledRecords(data_file) if kind == TILED_KIND else ChatRecords(read_format(data_file), model)
+        records = data.records.records
 
-    settings = [data.min_pixels, data.max_pixels, data.tokenizer, str(data.folder)]
-    return _Data(files=data.files, records=read_record_set(data), settings=settings, open=opened)
+        def measure() -> Measured:
+            size_of, tokens_by = data.counting(options.bytes_per_token, options.seq_length)
+            chosen = self._chosen(len(records))
 
+            def of_json(name: str, raw: bytes) -> SampleSize:
+                record = msgspec.json.decode(raw)
+                if not isinstance(record, dict):
+                    raise ConfigError("a record must be an object.")
+                return size_of(name, record)
 
-def _video_data(data_file: Path, model_file: Path, options: DescribeOptions) -> _Data:
-    if options.bytes_per_token or options.seq_length:
-        raise ConfigError("--bytes-per-token and --seq-length have no effect on rows of latents; remove them.")
-    sizes = read_latent_sizes(model_file)
-    data = VideoRecords(data_file, sizes)
-    settings = [repr(sizes), data.settings]
-    return _Data(files=data.files, records=data.records, settings=settings, open=lambda _: (data.size_of, "latents"))
+            return *self._read(of_json, (records[index] for index in chosen), len(chosen)), tokens_by, len(records)
 
+        parts = (*data.settings, repr(model), repr(options), len(records))
+        return self._described("records", data.files, data.records.sha256, parts, measure)
 
-def _tiled(data_file: Path) -> _Data:
-    data = TiledRecords(data_file)
+    def lengths(self, file: Path, kind: Literal["lengths", "indexed"]) -> tuple[Distribution, tuple[str, ...]]:
+        """Read a list of lengths, or the documents of a Megatron data set."""
+        model, lengths = self.model, read_lengths(file) if kind == "lengths" else read_indexed(file)
+        if not len(lengths):
+            raise ConfigError(f"{file} has no documents with tokens.")
 
-    def opened(options: DescribeOptions) -> tuple[Callable[[str, bytes], SampleSize], str]:
-        count, tokens_by = text_counter(data.tokenizer, options.bytes_per_token)
-        return (lambda name, raw: data.size_of(name, raw, count, options.seq_length)), tokens_by
+        def measure() -> Measured:
+            chosen = self._chosen(len(lengths))
+            found = [(f"{file}[{index}]", SampleSize(tokens=int(lengths[index]))) for index in chosen]
+            return found, [], "given", len(lengths)
 
-    return _Data(files=data.files, records=data.records, settings=[data.settings], open=opened)
+        digest = hashlib.sha256(lengths.tobytes()).hexdigest()
+        return self._described(kind, (file,), digest, (kind, repr(self.options), model.max_tokens), measure)
 
+    def table(self, path: Path, tokenizer: str | None = None) -> tuple[Distribution, tuple[str, ...]]:
+        """Read the rows of a table, a folder of tables or WebDataset tars (``tables``).
 
-def describe_lengths(
-    file: Path,
-    kind: Literal["lengths", "indexed"],
-    options: DescribeOptions,
-    known: Distribution | None,
-    model_file: Path | None = None,
-) -> Distribution:
-    """Return the distribution of a list of lengths, or of the documents of a Megatron data set."""
-    model = read_media_sizes(model_file) if model_file is not None else MediaSizes()
-    _check_length(options, model, model_file)
-    lengths = read_lengths(file) if kind == "lengths" else read_indexed(file)
-    if not len(lengths):
-        raise ConfigError(f"{file} has no documents with tokens.")
-    digest = hashlib.sha256(lengths.tobytes()).hexdigest()
-    fingerprint = _fingerprint(digest, kind, repr(options), model.max_tokens)
-    if known is not None and known.source.fingerprint == fingerprint:
-        return known
-    chosen = _chosen(len(lengths), options)
-    found = [(f"{file}[{index}]", SampleSize(tokens=int(lengths[index]))) for index in chosen]
-    source = DataSource(
-        kind=kind,
-        files=(str(file),),
-        sha256=digest,
-        tokens_by="given",
-        num_records=len(lengths),
-        num_read=len(chosen),
-        fingerprint=fingerprint,
-    )
-    return _distribution(source, found, options, model, model_file)
+        ``tokenizer``: folder of the tokenizer for texts; without it bytes are counted.
+        """
+        options, model, files = self.options, self.model, table_files(path)
+        digest = digest_of(files)
 
+        def rows() -> Iterator[tuple[str, Row]]:
+            return (row for file in files for row in read_rows(file))
 
-def describe_table(
-    path: Path,
-    options: DescribeOptions,
-    known: Distribution | None,
-    model_file: Path | None = None,
-    tokenizer: str | None = None,
-) -> tuple[Distribution, tuple[str, ...]]:
-    """Return the distribution of the rows of a table, a folder of tables or WebDataset tars (``tables``), and what was
-    wrong with rows left out. ``tokenizer``: folder of the tokenizer for texts; without it bytes are counted."""
-    model = read_media_sizes(model_file) if model_file is not None else MediaSizes()
-    _check_length(options, model, model_file)
-    files = table_files(path)
-    digest = digest_of(files)
-    fingerprint = _fingerprint(digest, "table", tokenizer, repr(model), repr(options))
-    if known is not None and known.source.fingerprint == fingerprint:
-        return known, ()
-    count, tokens_by = text_counter(tokenizer, options.bytes_per_token)
-    sizes = SampleSizes(model, _PIXELS, count, options.seq_length)
-    number = sum(1 for file in files for _ in read_rows(file)) if options.max_read else 0
-    chosen = set(_chosen(number, options)) if options.max_read else None
-    found, broken, num_rows, num_read = [], [], 0, 0
-    for name, row in (each for file in files for each in read_rows(file)):
-        num_rows += 1
-        if chosen is not None and num_rows - 1 not in chosen:
-            continue
-        num_read += 1
-        try:
-            found.append((name, size_of_row(name, row, sizes)))
-        except ConfigError as error:
-            if not options.skip_broken:
-                raise ConfigError(f"{error} Fix the row, or skip broken ones with --skip-broken.") from error
-            broken.append(str(error))
-    if not found:
-        raise ConfigError(f"{path} has no usable rows; {broken[0] if broken else 'it is empty'}.")
-    source = DataSource(
-        kind="table",
-        files=tuple(map(str, files)),
-        sha256=digest,
-        tokens_by=tokens_by,
-        num_records=num_rows,
-        num_read=num_read,
-        num_broken=len(broken),
-        fingerprint=fingerprint,
-    )
-    return _distribution(source, found, options, model, model_file), tuple(broken)
+        def measure() -> Measured:
+            count, tokens_by = text_counter(tokenizer, options.bytes_per_token)
+            sizes = SampleSizes(model, _PIXELS, count, options.seq_length)
+            number = sum(1 for _ in rows()) if options.max_read else 0
+            chosen = set(self._chosen(number))
+            picked = (row for index, row in enumerate(rows()) if not options.max_read or index in chosen)
+            found, broken = self._read(lambda _, row: size_of_row(row, sizes), picked, len(chosen))
+            return found, broken, tokens_by, number or len(found) + len(broken)
 
+        return self._described("table", files, digest, ("table", tokenizer, repr(model), repr(options)), measure)
 
-def _fingerprint(*parts: object) -> str:
-    return hashlib.sha256(json.dumps([VERSION, *map(str, parts)]).encode()).hexdigest()
+    def _chosen(self, number: int) -> list[int]:
+        """Return the records to read: all, or a sample without replacement, in the order of the data."""
+        most = self.options.max_read
+        if not most or number <= most:
+            return list(range(number))
+        return sorted(random.Random(self.options.seed).sample(range(number), most))
 
+    def _read(
+        self, size_of: Callable[[str, Any], SampleSize], items: Iterator[tuple[str, Any]], number: int
+    ) -> tuple[list[Named], list[str]]:
+        """Return the sizes of ``items`` by name, and what was wrong with those left out; ``number`` 0: unknown."""
+        found: list[Named] = []
+        broken: list[str] = []
+        reported = time.monotonic()
 
-def _chosen(num_records: int, options: DescribeOptions) -> list[int]:
-    """Return the records to read: all, or a sample without replacement, in the order of the data."""
-    if not options.max_read or num_records <= options.max_read:
-        return list(range(num_records))
-    return sorted(random.Random(options.seed).sample(range(num_records), options.max_read))
+        def read(item: tuple[str, Any]) -> Named | ConfigError:
+            try:
+                return item[0], size_of(*item)
+            except (ConfigError, msgspec.DecodeError, UnicodeDecodeError) as error:
+                return (LeftOut if isinstance(error, LeftOut) else ConfigError)(f"{item[0]}: {error}")
 
+        with ThreadPoolExecutor(_NUM_READERS) as pool:
+            while part := list(islice(items, _AT_ONCE)):
+                for one in pool.map(read, part):
+                    if not isinstance(one, ConfigError):
+                        found.append(one)
+                    elif self.options.skip_broken or isinstance(one, LeftOut):
+                        broken.append(str(one))
+                    else:
+                        raise ConfigError(f"{one} Fix the record, or skip broken ones with --skip-broken.")
+                if time.monotonic() - reported > _EVERY_S:
+                    reported = time.monotonic()
+                    every = f" of {number}" if number else ""
+                    self.progress(f"{len(found) + len(broken)}{every} records read, {len(broken)} broken")
+        return found, broken
 
-def _read(
-    size_of: Callable[[str, bytes], SampleSize],
-    records: Iterator[tuple[str, bytes]],
-    options: DescribeOptions,
-    number: int,
-    progress: Progress,
-) -> tuple[list[tuple[str, SampleSize]], list[str]]:
-    """Return samples by name, and records that were broken."""
-    found, broken, reported = [], [], time.monotonic()
+    def _described(
+        self, kind: str, files: Sequence[Path], sha256: str, parts: Sequence[object], measure: Callable[[], Measured]
+    ) -> tuple[Distribution, tuple[str, ...]]:
+        """Return the distribution of the samples as trained: texts are cut at ``--seq-length``.
 
-    def read(record: tuple[str, bytes]) -> tuple[str, SampleSize] | ConfigError:
-        try:
-            return record[0], size_of(*record)
-        except ConfigError as error:
-            return error
-
-    with ThreadPoolExecutor(_NUM_READERS) as pool:
-        while part := list(islice(records, _AT_ONCE)):
-            for one in pool.map(read, part):
-                if not isinstance(one, ConfigError):
-                    found.append(one)
-                elif options.skip_broken or isinstance(one, LeftOut):
-                    broken.append(str(one))
-                else:
-                    raise ConfigError(f"{one} Fix the record, or skip broken ones with --skip-broken.")
-            if time.monotonic() - reported > _EVERY_S:
-                reported = time.monotonic()
-                progress(f"{len(found) + len(broken)} of {number} records read, {len(broken)} broken")
-    if not found:
-        raise ConfigError(f"all {number} records are broken or skipped; the first: {broken[0]}")
-    return found, broken
-
-
-def _check_length(options: DescribeOptions, model: MediaSizes, model_file: Path | None) -> None:
-    if model.max_tokens and options.seq_length > model.max_tokens:
-        raise ConfigError(
-            f"--seq-length {options.seq_length} is above max_position_embeddings {model.max_tokens} of {model_file}."
+        ``parts``: everything beside the content of ``files`` that affects sizes.
+        """
+        fingerprint = hashlib.sha256(json.dumps([VERSION, sha256, *map(str, parts)]).encode()).hexdigest()
+        if self.known is not None and self.known.source.fingerprint == fingerprint:
+            return self.known, ()
+        found, broken, tokens_by, number = measure()
+        if not found:
+            reason = (
+                f"all {len(broken)} records are broken or skipped; the first: {broken[0]}" if broken else "no record."
+            )
+            raise ConfigError(f"{shown(', '.join(map(str, files)), 200)}: {reason}")
+        length = self.options.seq_length
+        limit = length or self.model.max_tokens
+        longest, longest_size = max(found, key=lambda item: item[1].tokens)
+        num_longer = sum(size.tokens > limit for _, size in found) if limit else 0
+        if num_longer and not length:
+            raise ConfigError(
+                f"{num_longer} of {len(found)} samples are longer than max_position_embeddings {limit} of "
+                f"{self.model_file}; the longest, {longest}, has {longest_size.tokens} tokens. Give the training's "
+                "--seq-length, at which texts are cut."
+            )
+        source = DataSource(
+            kind=kind,
+            files=tuple(map(str, files)),
+            sha256=sha256,
+            tokens_by=tokens_by,
+            num_records=number,
+            num_read=len(found) + len(broken),
+            num_broken=len(broken),
+            num_cut=num_longer,
+            longest_tokens=length,
+            seed=self.options.seed,
+            fingerprint=fingerprint,
+            longest_record=longest,
         )
-
-
-def _distribution(
-    source: DataSource,
-    found: list[tuple[str, SampleSize]],
-    options: DescribeOptions,
-    model: MediaSizes,
-    model_file: Path | None,
-) -> Distribution:
-    """Return the distribution of the samples as trained: texts are cut at ``--seq-length``."""
-    limit = options.seq_length or model.max_tokens
-    longest, longest_size = max(found, key=lambda item: item[1].tokens)
-    num_longer = sum(size.tokens > limit for _, size in found) if limit else 0
-    if num_longer and not options.seq_length:
-        raise ConfigError(
-            f"{num_longer} of {len(found)} samples are longer than max_position_embeddings {limit} of {model_file}; "
-            f"the longest, {longest}, has {longest_size.tokens} tokens. Give the training's --seq-length, at which "
-            "texts are cut."
-        )
-    source = replace(
-        source, num_cut=num_longer, longest_tokens=options.seq_length, seed=options.seed, longest_record=longest
-    )
-    return make_distribution(
-        source, [size._replace(tokens=min(size.tokens, limit or size.tokens)) for _, size in found]
-    )
+        cut = (size._replace(tokens=min(size.tokens, limit or size.tokens)) for _, size in found)
+        return make_distribution(source, cut), tuple(broken)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,12 +53,9 @@ def _read(file: Path) -> object:
 def _names(file: Path, listed: object) -> list[str]:
     if not isinstance(listed, list) or not all(isinstance(each, str) for each in listed):
         raise ConfigError(f"{file} needs lists of names under split_parts: train and exclude.")
-    found = []
-    for pattern in listed:
-        for name in _expanded(file, pattern):
-            found.append(name)
-            if len(found) > MOST_TARS:
-                raise ConfigError(f"{file} names more than {MOST_TARS} tars.")
+    found = list(itertools.islice((name for one in listed for name in _expanded(file, one)), MOST_TARS + 1))
+    if len(found) > MOST_TARS:
+        raise ConfigError(f"{file} names more than {MOST_TARS} tars.")
     return found
 
 

@@ -18,6 +18,13 @@ _SPREAD = 1e-7
 """Weight of the spread of all bins relative to the heaviest one, so that exchanges on a plateau end."""
 
 
+def loads_of(weights: Array, bins: Array, num_bins: int) -> Array:
+    """Return ``[bin, phase]``: the weights of each bin's items."""
+    loads = numpy.zeros((num_bins, weights.shape[1]))
+    numpy.add.at(loads, bins, weights)
+    return loads
+
+
 def exchange_in_pairs(weights: Array, bins: Array, caps: Array, num_bins: int) -> Array:
     """Return bins after exchanges of one item in every pair of a heavy and a light bin at once.
 
@@ -54,8 +61,8 @@ def exchange_in_pairs(weights: Array, bins: Array, caps: Array, num_bins: int) -
 def _pairs(loads: Array, turn: int, is_evening: bool) -> tuple[Array, Array]:
     """Return ``[pair]`` heavy bins and ``[pair, choice]`` light ones for ``loads [phase, bin]``, relative to the caps.
 
-    While evening, the phases take turns in saying which bins are heavy, and each meets one. Then those above a cap are
-    heavy, and each meets as many as there are for it, others every turn; no light bin meets two.
+    While evening, each turn takes the heavy bins of another phase, each with one light bin. Then those above a cap are
+    heavy, each with as many light ones as there are for it, others every turn; no light bin is in two pairs.
     """
     half = loads.shape[1] // 2
     if is_evening:
@@ -86,8 +93,7 @@ def exchange_along_heaviest(
         # An item of no weight in every bin: exchanging for it is a move.
         weights = numpy.concatenate((weights, numpy.zeros((num_bins, weights.shape[1]))))
         bins = numpy.concatenate((bins, numpy.arange(num_bins)))
-    loads = numpy.zeros((num_bins, weights.shape[1]))
-    numpy.add.at(loads, bins, weights)
+    loads = loads_of(weights, bins, num_bins)
     mean = loads.mean(axis=0)
     spread = _SPREAD / max(float(loads.mean()), 1e-300)
     for _ in range(max_exchanges):

@@ -13,7 +13,7 @@ from typing import cast
 import msgspec
 
 from mindspeed_autoparallel.data.media import shape_in
-from mindspeed_autoparallel.data.records import read_records
+from mindspeed_autoparallel.data.records import DataFile, SizeOf, read_data_file, read_records
 from mindspeed_autoparallel.data.video_parameters import FixedSize, Steps, Video
 from mindspeed_autoparallel.data.work import SampleSize
 from mindspeed_autoparallel.errors import ConfigError
@@ -47,16 +47,8 @@ class _Parameters(msgspec.Struct):
     preprocess_parameters: Video = msgspec.field(default_factory=Video)
 
 
-class _Data(msgspec.Struct):
-    dataset_param: _Parameters
-
-
 class _Kind(msgspec.Struct):
     dataset_type: str = ""
-
-
-class _AnyData(msgspec.Struct):
-    dataset_param: _Kind
 
 
 class _Predictor(msgspec.Struct):
@@ -118,10 +110,10 @@ class VideoRecords:
 
     def __init__(self, file: Path, model: LatentSizes) -> None:
         """Read data.json and its records; raises ``ConfigError`` for unsupported values."""
-        found = read_as(file, "data description (--mm-data)", _Data).dataset_param
+        found = read_data_file(file, _Parameters)
         self._kind, self._video, self._model = found.dataset_type, found.preprocess_parameters, model
-        self.settings = repr(found)
-        """The values of data.json that affect sizes."""
+        self.settings = (repr(model), repr(found))
+        """The values of data.json and model.json that affect sizes."""
         basic = found.basic_parameters
         mode = "combine" if self._kind == "t2v" else "standard"
         if basic.data_storage_mode != mode:
@@ -142,22 +134,16 @@ class VideoRecords:
             self.files = tuple(Path(line[1].strip()) for line in lines)
         self.records = read_records(self.files)
 
-    def size_of(self, name: str, raw: bytes) -> SampleSize:
-        """Return the rows of one record; raises ``LeftOut`` if training skips it, ``ConfigError`` if it is broken, both
-        with its name."""
-        try:
-            record = msgspec.json.decode(raw)
-            if not isinstance(record, dict):
-                raise ConfigError("a record must be an object.")
-            if self._kind == "feature":
-                return SampleSize(tokens=self._model.rows(self._latents(record)))
-            frames = frames_of(record, self._video)
-            check_resolution(record, self._video)
-            return SampleSize(tokens=self._model.rows_of_video(frames, self._height, self._width))
-        except LeftOut as error:
-            raise LeftOut(f"{name}: {error}") from error
-        except (msgspec.DecodeError, UnicodeDecodeError, ConfigError) as error:
-            raise ConfigError(f"{name}: {error}") from error
+    def counting(self, bytes_per_token: float, seq_length: int) -> tuple[SizeOf, str]:
+        """Return the function for the size of a record, and a description of the token count."""
+        return self._size_of, "latents"
+
+    def _size_of(self, name: str, record: dict[str, object]) -> SampleSize:
+        if self._kind == "feature":
+            return SampleSize(tokens=self._model.rows(self._latents(record)))
+        frames = frames_of(record, self._video)
+        check_resolution(record, self._video)
+        return SampleSize(tokens=self._model.rows_of_video(frames, self._height, self._width))
 
     def _latents(self, record: dict[str, object]) -> tuple[int, int, int]:
         file = record.get("file")
@@ -258,8 +244,7 @@ def check_resolution(record: dict[str, object], video: Video) -> None:
 def kind_of(file: Path) -> str:
     """Return ``dataset_type`` of a data.json, empty if it is missing or broken."""
     try:
-        return msgspec.json.decode(
-            read_bytes(file, "data description (--mm-data)"), type=_AnyData
-        ).dataset_param.dataset_type
+        read = msgspec.json.decode(read_bytes(file, "data description (--mm-data)"), type=DataFile[_Kind])
+        return read.dataset_param.dataset_type
     except (msgspec.DecodeError, UnicodeDecodeError):
         return ""

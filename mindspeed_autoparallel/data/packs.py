@@ -18,7 +18,7 @@ def equal_packs(work: Array, tokens: Array, num_replicas: int, size: int, max_to
 
     ``work [sample, phase]``, ``tokens [sample]``; ``max_tokens`` 0: any number.
     """
-    bins = partition(work, num_replicas, len(work) // num_replicas).bins
+    bins = partition(work, num_replicas, len(work) // num_replicas)
     members = numpy.argsort(bins, kind="stable").reshape(num_replicas, -1)
     for key in (work.sum(axis=1), tokens):
         order = numpy.argsort(-key[members], axis=1, kind="stable")
@@ -53,7 +53,7 @@ def _replicas(work: Array, num_replicas: int, num_packs: int) -> list[list[int]]
     places = number // num_replicas + max(1, number // num_replicas // 4)
     # Empty places count as samples without work.
     empty = numpy.zeros((places * num_replicas - number, work.shape[1]))
-    bins = partition(numpy.concatenate((work, empty)), num_replicas, places).bins[:number]
+    bins = partition(numpy.concatenate((work, empty)), num_replicas, places)[:number]
     members = [numpy.flatnonzero(bins == replica).tolist() for replica in range(num_replicas)]
     total = work.sum(axis=1)
     for few in members:

@@ -12,38 +12,19 @@ fall quickly; then single ones along the heaviest bins.
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
 
 import numpy
 
-from mindspeed_autoparallel.data.exchanges import exchange_along_heaviest, exchange_in_pairs
+from mindspeed_autoparallel.data.exchanges import exchange_along_heaviest, exchange_in_pairs, loads_of
 from mindspeed_autoparallel.data.work import Array
 from mindspeed_autoparallel.errors import ConfigError
 
-MAX_EXCHANGES = 96
-_FEW = 16
-_EXCHANGES = ((_FEW, 5e-3), (MAX_EXCHANGES, 1.8e-2))
+_EXCHANGES = ((16, 5e-3), (96, 1.8e-2))
 """Most single exchanges, and the relative distance to the lower bound above which they apply."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Partition:
-    """``bins[i]`` is item ``i``'s bin."""
-
-    bins: Array
-    cost: float
-    """Sum over phases of the heaviest bin's weight."""
-    lower_bound: float
-    """Lower bound of the cost of any partition."""
-
-    @property
-    def gap(self) -> float:
-        """Return the excess of the cost over the lower bound, as a share of the bound."""
-        return self.cost / self.lower_bound - 1 if self.lower_bound > 0 else 0.0
-
-
-def partition(weights: Array, num_bins: int, per_bin: int = 0, max_exchanges: int = MAX_EXCHANGES) -> Partition:
-    """Return a partition of ``weights [item, phase]``; ``per_bin`` items in every bin, 0: any number.
+def partition(weights: Array, num_bins: int, per_bin: int = 0) -> Array:
+    """Return the bin of each item of ``weights [item, phase]``; ``per_bin`` items in every bin, 0: any number.
 
     Raises ``ConfigError`` if the items cannot fill the bins.
     """
@@ -54,34 +35,26 @@ def partition(weights: Array, num_bins: int, per_bin: int = 0, max_exchanges: in
         )
     weights = numpy.asarray(weights, dtype=numpy.float64)
     bounds = lower_bounds(weights, num_bins, per_bin)
-    bound = float(bounds.sum())
     total = weights.sum(axis=1)
     starts = [_longest_first(total, num_bins, per_bin)]
     if per_bin:
         starts.append(_largest_differences(total, num_bins))
     costs = [cost_of(weights, bins, num_bins) for bins in starts]
     bins = starts[costs.index(min(costs))]
-    if num_bins > 1 and min(costs) > bound * (1 + _EXCHANGES[0][1]):
-        bins = _improved(weights, bins, num_bins, bounds, bool(per_bin), max_exchanges)
-    return Partition(bins=bins, cost=cost_of(weights, bins, num_bins), lower_bound=bound)
+    if num_bins > 1 and min(costs) > float(bounds.sum()) * (1 + _EXCHANGES[0][1]):
+        bins = _improved(weights, bins, num_bins, bounds, bool(per_bin))
+    return bins
 
 
-def _improved(weights: Array, bins: Array, num_bins: int, bounds: Array, is_exact: bool, max_exchanges: int) -> Array:
+def _improved(weights: Array, bins: Array, num_bins: int, bounds: Array, is_exact: bool) -> Array:
     bound = float(bounds.sum())
     if is_exact:
         bins = exchange_in_pairs(weights, bins, bounds * (1 + _EXCHANGES[0][1]), num_bins)
     for number, near in _EXCHANGES:
         enough = bound * (1 + near)
         if cost_of(weights, bins, num_bins) > enough:
-            bins = exchange_along_heaviest(weights, bins, num_bins, enough, is_exact, min(number, max_exchanges))
+            bins = exchange_along_heaviest(weights, bins, num_bins, enough, is_exact, number)
     return bins
-
-
-def loads_of(weights: Array, bins: Array, num_bins: int) -> Array:
-    """Return ``[bin, phase]``: the weights of each bin's items."""
-    loads = numpy.zeros((num_bins, weights.shape[1]))
-    numpy.add.at(loads, bins, weights)
-    return loads
 
 
 def cost_of(weights: Array, bins: Array, num_bins: int) -> float:

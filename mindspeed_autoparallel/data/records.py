@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from mindspeed_autoparallel.data.media import MediaSizes
-from mindspeed_autoparallel.data.sizes import Counter, SampleSizes
+from mindspeed_autoparallel.data.sizes import SampleSizes, text_counter
 from mindspeed_autoparallel.data.work import SampleSize
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_as, read_bytes, shown
 
+SizeOf = Callable[[str, dict[str, object]], SampleSize]
+"""(name, record) -> its sizes; ``ConfigError`` without the name if it is broken."""
 MAX_RECORD_BYTES = 16 * 2**30
 """Most bytes of one file of records."""
 
@@ -25,6 +27,20 @@ _WAYS_OUT = {
     "bagel": "Its loader packs samples to max_num_tokens: plan for sequences of that length, without data.",
 }
 """Advice for MindSpeed-MM's data set types whose samples do not differ in training."""
+
+
+T = TypeVar("T")
+
+
+class DataFile(msgspec.Struct, Generic[T]):
+    """A data.json of MindSpeed-MM."""
+
+    dataset_param: T
+
+
+def read_data_file(file: Path, kind: type[T]) -> T:
+    """Return ``dataset_param`` of a data.json; raises ``ConfigError`` for other values than ``kind`` has."""
+    return read_as(file, "data description (--mm-data)", DataFile[kind]).dataset_param  # type: ignore[valid-type]
 
 
 class _Preprocess(msgspec.Struct):
@@ -40,12 +56,17 @@ class _Basic(msgspec.Struct):
 
 
 class _Attributes(msgspec.Struct):
-    images: str | None = "images"
-    audios: str | None = "audios"
-    videos: str | None = "videos"
-    messages: str | None = "messages"
-    role_tag: str | None = "role"
-    content_tag: str | None = "content"
+    images: str | None = None
+    audios: str | None = None
+    videos: str | None = None
+    messages: str | None = None
+    role_tag: str | None = None
+    content_tag: str | None = None
+
+
+_NAMES = {"role_tag": "role", "content_tag": "content", "messages": "messages"}
+_NAMES |= {kind: kind for kind in ("images", "audios", "videos")}
+"""Names of a record's parts if data.json gives none."""
 
 
 class _Parameters(msgspec.Struct):
@@ -53,10 +74,6 @@ class _Parameters(msgspec.Struct):
     preprocess_parameters: _Preprocess = msgspec.field(default_factory=_Preprocess)
     basic_parameters: _Basic = msgspec.field(default_factory=_Basic)
     attr: _Attributes = msgspec.field(default_factory=_Attributes)
-
-
-class _Data(msgspec.Struct):
-    dataset_param: _Parameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,18 +86,14 @@ class RecordFormat:
     min_pixels: int
     max_pixels: int
     max_samples: int | None
-    images: str
-    audios: str
-    videos: str
-    messages: str
-    role: str
-    content: str
+    names: Mapping[str, str]
+    """Key of ``attr`` in data.json -> the name in a record."""
 
 
 def read_format(file: Path) -> RecordFormat:
     """Read ``file``, a data.json; raises ``ConfigError`` for invalid values or an unsupported data set type."""
-    parameters = read_as(file, "data description (--mm-data)", _Data).dataset_param
-    prepare, basic, names = parameters.preprocess_parameters, parameters.basic_parameters, parameters.attr
+    parameters = read_data_file(file, _Parameters)
+    prepare, basic = parameters.preprocess_parameters, parameters.basic_parameters
     listed = [Path(name.strip()) for name in (basic.dataset or "").split(",") if name.strip()]
     if parameters.dataset_type != "huggingface" or not listed:
         raise ConfigError(
@@ -100,12 +113,7 @@ def read_format(file: Path) -> RecordFormat:
         min_pixels=prepare.image_min_pixels,
         max_pixels=prepare.image_max_pixels,
         max_samples=basic.max_samples,
-        images=names.images or "images",
-        audios=names.audios or "audios",
-        videos=names.videos or "videos",
-        messages=names.messages or "messages",
-        role=names.role_tag or "role",
-        content=names.content_tag or "content",
+        names={key: getattr(parameters.attr, key) or usual for key, usual in _NAMES.items()},
     )
 
 
@@ -145,36 +153,40 @@ def read_records(files: Sequence[Path]) -> RecordSet:
     return RecordSet(records=tuple(records), sha256=digest.hexdigest())
 
 
-class RecordSizes:
-    """Computes the sizes of encoded records as in the reference training's samples."""
+class ChatRecords:
+    """The records of one data.json of this kind, and the size of each as in the reference training's samples."""
 
-    def __init__(self, data: RecordFormat, model: MediaSizes, count: Counter, seq_length: int = 0) -> None:
+    def __init__(self, data: RecordFormat, model: MediaSizes) -> None:
         self._data, self._model = data, model
-        self._sizes = SampleSizes(model, (data.min_pixels, data.max_pixels), count, seq_length)
+        self.files, self.records = data.files, read_record_set(data)
+        self.settings = (data.min_pixels, data.max_pixels, data.tokenizer, data.folder)
+        """The values of data.json that affect sizes."""
 
-    def size_of(self, name: str, raw: bytes) -> SampleSize:
-        """Return the sizes of one record; ``ConfigError`` names it and what is wrong."""
-        try:
-            record = msgspec.json.decode(raw)
+    def counting(self, bytes_per_token: float, seq_length: int) -> tuple[SizeOf, str]:
+        """Return the function for the size of a record, and a description of the token count."""
+        count, tokens_by = text_counter(self._data.tokenizer, bytes_per_token)
+        sizes = SampleSizes(self._model, (self._data.min_pixels, self._data.max_pixels), count, seq_length)
+
+        def size_of(name: str, record: dict[str, object]) -> SampleSize:
             turns = self._turns(record)
-            files = [self._files(record, key) for key in (self._data.images, self._data.audios, self._data.videos)]
+            files = [self._files(record, self._data.names[kind]) for kind in ("images", "audios", "videos")]
             if files[2]:
                 raise ConfigError("it has videos, whose sizes are not read. Give the lengths: --lengths FILE.")
             self._check_marks(turns, files)
-        except (msgspec.DecodeError, UnicodeDecodeError, ConfigError) as error:
-            raise ConfigError(f"{name}: {error}") from error
-        return self._sizes.of(name, turns, files[0], files[1])
+            return sizes.of(turns, files[0], files[1])
 
-    def _turns(self, record: Any) -> list[tuple[str, str]]:
-        messages = record.get(self._data.messages) if isinstance(record, dict) else None
+        return size_of, tokens_by
+
+    def _turns(self, record: dict[str, object]) -> list[tuple[str, str]]:
+        listed, role, content = (self._data.names[key] for key in ("messages", "role_tag", "content_tag"))
+        messages = record.get(listed)
         if not isinstance(messages, list):
-            raise ConfigError(f"a record needs a list {self._data.messages!r} of messages.")
+            raise ConfigError(f"a record needs a list {listed!r} of messages.")
         turns: list[Any] = [
-            (one.get(self._data.role), one.get(self._data.content)) if isinstance(one, dict) else (None, None)
-            for one in messages
+            (one.get(role), one.get(content)) if isinstance(one, dict) else (None, None) for one in messages
         ]
         if not all(isinstance(role, str) and isinstance(text, str) for role, text in turns):
-            raise ConfigError(f"a message needs the strings {self._data.role!r} and {self._data.content!r}.")
+            raise ConfigError(f"a message needs the strings {role!r} and {content!r}.")
         return turns
 
     def _files(self, record: dict[str, object], key: str) -> list[Path]:

@@ -61,21 +61,15 @@ class SampleSizes:
     def __init__(self, model: MediaSizes, pixels: tuple[int, int], count: Counter, seq_length: int = 0) -> None:
         """Take the least and most ``pixels`` of a picture, and the length of texts (``seq_length``, 0: unlimited)."""
         self._model, self._pixels, self._count, self._seq_length = model, pixels, count, seq_length
-        self._patches: dict[Path, int] = {}
-        self._frames: dict[Path, int] = {}
+        self._known: dict[tuple[Callable[[Media], int], Path], int] = {}
 
-    def of(
-        self, name: str, turns: Sequence[tuple[str, str]], images: Sequence[Media], audios: Sequence[Media]
-    ) -> SampleSize:
-        """Return the sizes of one conversation, texts not cut; ``ConfigError`` names it and what is wrong."""
-        try:
-            patches = [self._num_patches(path) for path in images]
-            frames = [self._num_frames(path) for path in audios]
-        except ConfigError as error:
-            raise ConfigError(f"{name}: {error}") from error
+    def of(self, turns: Sequence[tuple[str, str]], images: Sequence[Media], audios: Sequence[Media]) -> SampleSize:
+        """Return the sizes of one conversation, texts not cut; raises ``ConfigError``."""
+        patches = [self._once(path, self._num_patches) for path in images]
+        frames = [self._once(path, self._num_frames) for path in audios]
         window = self._model.audio_window
         return SampleSize(
-            tokens=self._num_tokens(name, turns, patches, frames),
+            tokens=self._num_tokens(turns, patches, frames),
             images=len(patches),
             patches=sum(patches),
             squared_patches=sum(number**2 for number in patches),
@@ -84,9 +78,7 @@ class SampleSizes:
             squared_frames=sum(chunk**2 for number in frames for chunk in chunk_lengths(number, window)),
         )
 
-    def _num_tokens(
-        self, name: str, turns: Sequence[tuple[str, str]], patches: Sequence[int], frames: Sequence[int]
-    ) -> int:
+    def _num_tokens(self, turns: Sequence[tuple[str, str]], patches: Sequence[int], frames: Sequence[int]) -> int:
         merge, window = self._model.spatial_merge_size**2, self._model.audio_window
         media = {
             "<image>": iter([number // merge for number in patches]),
@@ -104,29 +96,27 @@ class SampleSizes:
             total += _CLOSES + self._count("\n")
         if 0 < self._seq_length < last_of_media:
             raise ConfigError(
-                f"{name}: {total} tokens, with images or audio beyond --seq-length {self._seq_length}. "
+                f"{total} tokens, with images or audio beyond --seq-length {self._seq_length}. "
                 "Raise it, or lower image_max_pixels."
             )
         return total
 
+    def _once(self, media: Media, count: Callable[[Media], int]) -> int:
+        """Return ``count`` of a picture or clip; a file is opened once."""
+        if not isinstance(media, Path):
+            return count(media)
+        if (count, media) not in self._known:
+            self._known[count, media] = count(media)
+        return self._known[count, media]
+
     def _num_patches(self, media: Media) -> int:
-        if isinstance(media, Path) and media in self._patches:
-            return self._patches[media]
         model = self._model
         if not model.patch_size:
             raise ConfigError("it has pictures; their patches need a model.json with an image_encoder (--mm-model).")
         height, width = fitting_size(*picture_size(media), model.patch_size * model.spatial_merge_size, *self._pixels)
-        number = (height // model.patch_size) * (width // model.patch_size)
-        if isinstance(media, Path):
-            self._patches[media] = number
-        return number
+        return (height // model.patch_size) * (width // model.patch_size)
 
     def _num_frames(self, media: Media) -> int:
-        if isinstance(media, Path) and media in self._frames:
-            return self._frames[media]
         if not self._model.audio_window:
             raise ConfigError("it has audio; its tokens need a model.json with an audio_encoder (--mm-model).")
-        number = num_mel_frames(media)
-        if isinstance(media, Path):
-            self._frames[media] = number
-        return number
+        return num_mel_frames(media)

@@ -69,22 +69,16 @@ def read_rows(file: Path) -> Iterator[tuple[str, Row]]:
         raise ConfigError(f"cannot read {file}: {first_line(error)}") from error
 
 
-def size_of_row(name: str, row: Row, sizes: SampleSizes) -> SampleSize:
+def size_of_row(row: Row, sizes: SampleSizes) -> SampleSize:
     """Return the sizes of one sample: from columns of sizes if there is one of tokens, otherwise from its text and
-    media.
-
-    Raises ``ConfigError`` that names the row and what is missing.
-    """
-    try:
-        tokens = next((row[key] for key in _TOKENS if row.get(key) is not None), None)
-        if tokens is not None:
-            return _of_columns(tokens, row)
-        if any(row.get(key) for key in _VIDEOS):
-            raise ConfigError("it has videos, whose rows depend on how training samples them: give a column of tokens.")
-        pictures, clips = _media(row, _PICTURES), _media(row, _CLIPS)
-        return sizes.of(name, _turns(row, len(pictures), len(clips)), pictures, clips)
-    except ConfigError as error:
-        raise error if str(error).startswith(name) else ConfigError(f"{name}: {error}") from error
+    media; ``ConfigError`` names what is missing."""
+    tokens = next((row[key] for key in _TOKENS if row.get(key) is not None), None)
+    if tokens is not None:
+        return _of_columns(tokens, row)
+    if any(row.get(key) for key in _VIDEOS):
+        raise ConfigError("it has videos, whose rows depend on how training samples them: give a column of tokens.")
+    pictures, clips = _media(row, _PICTURES), _media(row, _CLIPS)
+    return sizes.of(_turns(row, len(pictures), len(clips)), pictures, clips)
 
 
 def _of_columns(tokens: Any, row: Row) -> SampleSize:

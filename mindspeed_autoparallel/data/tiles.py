@@ -14,11 +14,11 @@ import msgspec
 
 from mindspeed_autoparallel.data.latents import LeftOut
 from mindspeed_autoparallel.data.media import picture_size
-from mindspeed_autoparallel.data.records import RecordSet, read_records
-from mindspeed_autoparallel.data.sizes import Counter
+from mindspeed_autoparallel.data.records import RecordSet, SizeOf, read_data_file, read_records
+from mindspeed_autoparallel.data.sizes import Counter, text_counter
 from mindspeed_autoparallel.data.work import SampleSize
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.files import read_as, shown
+from mindspeed_autoparallel.files import shown
 
 KIND = "multimodal"
 _MARK, _AROUND_PICTURE, _AROUND_TURN = "<image>", 2, 2
@@ -56,16 +56,12 @@ class _Parameters(msgspec.Struct):
     max_dynamic_patch: Annotated[int, msgspec.Meta(ge=1, le=256)] = 6
 
 
-class _Data(msgspec.Struct):
-    dataset_param: _Parameters
-
-
 class TiledRecords:
     """The records of one data.json of this kind, and the size of each."""
 
     def __init__(self, file: Path) -> None:
         """Read data.json and its records; raises ``ConfigError`` for unsupported values."""
-        given = read_as(file, "data description (--mm-data)", _Data).dataset_param
+        given = read_data_file(file, _Parameters)
         if given.template_name not in _SYSTEM:
             raise ConfigError(
                 f"{file}: template_name {shown(given.template_name)} is not read, only {', '.join(_SYSTEM)}. Give the "
@@ -74,29 +70,24 @@ class TiledRecords:
         if given.image_size < given.patch_size:
             raise ConfigError(f"{file}: image_size {given.image_size} is below patch_size {given.patch_size}.")
         self._given = given
-        self.settings = repr(given)
+        self.settings = (repr(given),)
         """The values of data.json that affect sizes."""
-        self.tokenizer = given.tokenizer_config.from_pretrained if given.tokenizer_config else None
+        self._tokenizer = given.tokenizer_config.from_pretrained if given.tokenizer_config else None
         sets = given.basic_parameters if isinstance(given.basic_parameters, list) else [given.basic_parameters]
         self.files = tuple(Path(one.data_path) for one in sets)
         self.records = _repeated(sets)
         self._folder_of = {one.data_path: Path(one.data_folder) for one in sets}
         self._side = given.image_size // given.patch_size
 
-    def size_of(self, name: str, raw: bytes, count: Counter, seq_length: int) -> SampleSize:
-        """Return the sizes of one record, texts not cut; raises ``LeftOut`` if training skips it, ``ConfigError`` if it
-        is broken, both with its name."""
-        try:
-            record = msgspec.json.decode(raw)
-            if not isinstance(record, dict):
-                raise ConfigError("a record must be an object.")
-            return self._size(record, self._folder_of[name.rpartition("[")[0]], count, seq_length)
-        except LeftOut as error:
-            raise LeftOut(f"{name}: {error}") from error
-        except (msgspec.DecodeError, UnicodeDecodeError, ConfigError) as error:
-            raise ConfigError(f"{name}: {error}") from error
+    def counting(self, bytes_per_token: float, seq_length: int) -> tuple[SizeOf, str]:
+        """Return the function for the size of a record, and a description of the token count."""
+        count, tokens_by = text_counter(self._tokenizer, bytes_per_token)
+        return (lambda name, record: self.size_of(name, record, count, seq_length)), tokens_by
 
-    def _size(self, record: dict[str, object], folder: Path, count: Counter, seq_length: int) -> SampleSize:
+    def size_of(self, name: str, record: dict[str, object], count: Counter, seq_length: int) -> SampleSize:
+        """Return the sizes of one record, texts not cut; raises ``LeftOut`` if training skips it, ``ConfigError`` if it
+        is broken."""
+        folder = self._folder_of[name.rpartition("[")[0]]
         pictures, turns = record.get("image"), _turns(record)
         if not pictures:
             if record.get("video"):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mindspeed_autoparallel.errors import PlanError
 from mindspeed_autoparallel.hosts.mindspeed_mm import NativeConfig
 from mindspeed_autoparallel.hosts.mindspeed_mm_checks import check_modules, shard_sizes
-from mindspeed_autoparallel.hosts.patterns import changed_list, layers_of, matching_names, wrapped_patterns
+from mindspeed_autoparallel.hosts.patterns import changed_list, layers_of, matching_names, policies_of, wrapped_patterns
 from mindspeed_autoparallel.hosts.yaml_edit import Value
 from mindspeed_autoparallel.profiles.sharded import ShardedModule
 from mindspeed_autoparallel.spec.sharded import (
@@ -64,10 +64,14 @@ def read_decisions(
     check_modules(config, names)
     sharding, features = config.sharding, config.features
     recomputed, offloaded = matching_names(features.recompute, names), matching_names(features.offload, names)
-    policies = {
-        pattern: tuple(_policy(name in recomputed, name in offloaded, features.keep_attention) for name in layers)
-        for pattern, layers in layers_of(modules).items()
-    }
+
+    def policy(name: str) -> str:
+        if name in offloaded:
+            return RECOMPUTE_OFFLOAD if name in recomputed else OFFLOAD
+        if name not in recomputed:
+            return KEEP
+        return RECOMPUTE_KEEP_ATTENTION if features.keep_attention else RECOMPUTE
+
     groups = [
         GroupChoice(
             pattern=pattern,
@@ -80,7 +84,7 @@ def read_decisions(
     return ShardedDecisions(
         sizes=sizes,
         groups=tuple(groups),
-        policies={pattern: layers for pattern, layers in policies.items() if set(layers) != {KEEP}},
+        policies=policies_of(modules, policy),
         loss_chunk=features.chunk_loss_size,
         micro_batch_chunk=features.chunk_batch_size if features.chunk_batch_size < sizes.micro_batch_size else 0,
         chunked=_whole_stacks(config.values.texts("features.chunkmbs_plan.apply_modules"), modules),
@@ -193,11 +197,3 @@ def _chunk_values(
         if decisions.micro_batch_chunk:
             values["features.chunkmbs_plan.chunk_mbs"] = decisions.micro_batch_chunk
     return values
-
-
-def _policy(recomputed: bool, offloaded: bool, keep_attention: bool) -> str:
-    if offloaded:
-        return RECOMPUTE_OFFLOAD if recomputed else OFFLOAD
-    if not recomputed:
-        return KEEP
-    return RECOMPUTE_KEEP_ATTENTION if keep_attention else RECOMPUTE

@@ -12,8 +12,7 @@ from mindspeed_autoparallel.hosts.megatron_fsdp2 import flags_beside, read_megat
 from mindspeed_autoparallel.hosts.megatron_own_fsdp import USE_MEGATRON_FSDP
 from mindspeed_autoparallel.hosts.mindspeed_mm import NativeConfig, is_native, read_native
 from mindspeed_autoparallel.hosts.mindspeed_mm_decisions import decided_values, read_decisions, sharding_host
-from mindspeed_autoparallel.hosts.reading import Values
-from mindspeed_autoparallel.hosts.script import read_script
+from mindspeed_autoparallel.hosts.script import Script, read_script
 from mindspeed_autoparallel.hosts.trainer_decisions import trainer_decisions, trainer_host, trainer_values
 from mindspeed_autoparallel.hosts.trainers import TrainerFile, read_trainer_file
 from mindspeed_autoparallel.profiles.sharded import ElementBytes, Routing
@@ -31,7 +30,7 @@ def open_host_file(path: Path) -> HostFile:
     Raises ``ConfigError`` for other files, and for settings that a plan cannot describe.
     """
     if path.suffix in (".sh", ".bash"):
-        return _of_script(path)
+        return host_of_script(read_script(path))
     if is_native(read_text(path, "the configuration")):
         return _native(read_native(path))
     return _of_trainer(read_trainer_file(path))
@@ -48,9 +47,9 @@ def with_global_batch(decisions: ShardedDecisions, global_batch: int) -> Sharded
     return replace(decisions, sizes=replace(sizes, accumulation=global_batch // sizes.global_batch_size))
 
 
-def _of_script(path: Path) -> HostFile:
-    script = read_script(path)
-    beside = script.given("--fsdp2-config-path")
+def host_of_script(script: Script) -> HostFile:
+    """Return what a launch script of Megatron decides; raises like ``open_host_file``."""
+    path, beside = Path(script.path), script.given("--fsdp2-config-path")
     if script.given("--use-custom-fsdp") is not None:
         raise ConfigError(f"{path}: --use-custom-fsdp is the old name of what {USE_MEGATRON_FSDP} does from 0.19 on.")
     if script.given(USE_MEGATRON_FSDP) is not None:
@@ -103,7 +102,7 @@ def _of_trainer(file: TrainerFile) -> HostFile:
         tensor_size=file.tensor_size,
         notes=(ADAPTERS,) if values.tree.get("peft") else (),
         sequence_parallel=bool(keys.sequence_parallel) and values.switch(keys.sequence_parallel, False),
-        tokens=_integer(values, keys.tokens) or file.given.get("tokens", 0),
+        tokens=(values.integer(keys.tokens, 0) if keys.tokens else 0) or file.given.get("tokens", 0),
         tokens_key=keys.tokens or "length of samples",
         bytes_of=_bytes_of(file),
         states_batch=bool(file.size(keys.global_batch) or file.size(keys.accumulation)),
@@ -133,7 +132,3 @@ def _loops_experts(file: TrainerFile) -> bool:
     grouped = file.values.switch("optimization.moe_grouped_gemm", False)
     dispatcher = file.values.text("parallel.ep_dispatcher")
     return file.trainer.name == "MindSpeed-LLM" and not grouped and dispatcher in ("", "eager")
-
-
-def _integer(values: Values, key: str) -> int:
-    return values.integer(key, 0) if key else 0

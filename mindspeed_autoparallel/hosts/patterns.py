@@ -7,13 +7,13 @@ included; ``*`` is any text, dots included, and ``?`` is one character.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.profiles.sharded import ShardedModule
-from mindspeed_autoparallel.spec.sharded import ShardedDecisions
+from mindspeed_autoparallel.spec.sharded import KEEP, ShardedDecisions
 
 _BRACE = re.compile(r"\{([^}]*)\}")
 _WILDCARDS = {"*": ".*", "?": ".", ".": r"\."}
@@ -98,6 +98,12 @@ def layers_of(modules: Sequence[ShardedModule]) -> dict[str, list[str]]:
         if module.is_layer:
             found.setdefault(module.pattern, []).append(module.name)
     return found
+
+
+def policies_of(modules: Sequence[ShardedModule], policy: Callable[[str], str]) -> dict[str, tuple[str, ...]]:
+    """Return the ``policy`` of each layer by its name, by the pattern of its stack, without stacks that keep all."""
+    rows = {pattern: tuple(map(policy, layers)) for pattern, layers in layers_of(modules).items()}
+    return {pattern: row for pattern, row in rows.items() if set(row) != {KEEP}}
 
 
 def changed_list(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mindspeed_autoparallel.errors import ConfigError, PlanError
-from mindspeed_autoparallel.hosts.patterns import changed_list, layers_of, matching_names, wrapped_patterns
+from mindspeed_autoparallel.hosts.patterns import changed_list, layers_of, matching_names, policies_of, wrapped_patterns
 from mindspeed_autoparallel.hosts.trainer_table import EMBEDDING, HEAD, LAYERS, UNTIED_EMBEDDING
 from mindspeed_autoparallel.hosts.trainers import TrainerFile
 from mindspeed_autoparallel.hosts.yaml_edit import Value
@@ -68,14 +68,10 @@ def trainer_decisions(file: TrainerFile, modules: Sequence[ShardedModule], num_d
         )
         for pattern in patterns
     ]
-    policies = {
-        pattern: tuple(RECOMPUTE if name in recomputed else KEEP for name in layers)
-        for pattern, layers in layers_of(modules).items()
-    }
     return ShardedDecisions(
         sizes=sizes,
         groups=tuple(groups),
-        policies={pattern: layers for pattern, layers in policies.items() if set(layers) != {KEEP}},
+        policies=policies_of(modules, lambda name: RECOMPUTE if name in recomputed else KEEP),
         offload_optimizer=_offloads(file),
     )
 

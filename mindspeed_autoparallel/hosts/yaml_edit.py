@@ -63,7 +63,7 @@ def _value(text: str, event: Any, events: Iterator[Any]) -> Place:
         return Place("scalar", start, start + len(text[start:end].rstrip()), column, anchor=event.anchor)
     kind = "list" if isinstance(event, yaml.SequenceStartEvent) else "map"
     place = Place(kind, start, start, column, bool(event.flow_style), event.anchor)
-    while not _ends(following := next(events)):
+    while type(following := next(events)) not in (yaml.SequenceEndEvent, yaml.MappingEndEvent):
         child = _value(text, following, events)
         place.end = max(place.end, child.end)
         if kind == "list":
@@ -75,12 +75,6 @@ def _value(text: str, event: Any, events: Iterator[Any]) -> Place:
     if place.flow:
         place.end = following.end_mark.index
     return place
-
-
-def _ends(event: Any) -> bool:
-    import yaml
-
-    return isinstance(event, yaml.CollectionEndEvent)
 
 
 Value = bool | int | float | str | None | Sequence[str]

@@ -158,26 +158,23 @@ class Engine:
 
     def _install(self, entry: InstalledPatch, module: ModuleType) -> None:
         with self._lock:
-            self._install_one(entry, module)
+            if entry.state is not PatchState.WAITING:
+                return
+            reason = _unfit(entry.patch, module)
+            if reason:
+                entry.state, entry.reason = PatchState.FAILED, reason
+                return
+            from mindspeed_autoparallel.patching.replacement import Replacement
 
-    def _install_one(self, entry: InstalledPatch, module: ModuleType) -> None:
-        if entry.state is not PatchState.WAITING:
-            return
-        reason = _unfit(entry.patch, module)
-        if reason:
-            entry.state, entry.reason = PatchState.FAILED, reason
-            return
-        from mindspeed_autoparallel.patching.replacement import Replacement
-
-        holder, name = _holder(module, entry.patch.attribute)
-        assert holder is not None
-        entry.original = inspect.getattr_static(holder, name)
-        entry.replacement = Replacement(entry.original, entry.patch.wrapper, lambda: entry.active)
-        entry.active = self.is_wanted(entry)
-        setattr(holder, name, entry.replacement)
-        entry.state = PatchState.INSTALLED if entry.active else PatchState.DORMANT
-        if entry.patch.module in self.late_modules and holder is module:
-            _replace_copies(entry.original, entry.replacement)
+            holder, name = _holder(module, entry.patch.attribute)
+            assert holder is not None
+            entry.original = inspect.getattr_static(holder, name)
+            entry.replacement = Replacement(entry.original, entry.patch.wrapper, lambda: entry.active)
+            entry.active = self.is_wanted(entry)
+            setattr(holder, name, entry.replacement)
+            entry.state = PatchState.INSTALLED if entry.active else PatchState.DORMANT
+            if entry.patch.module in self.late_modules and holder is module:
+                _replace_copies(entry.original, entry.replacement)
 
     def is_wanted(self, entry: InstalledPatch) -> bool:
         """Return whether ``entry`` is active: it belongs to no flag, or to one that is true."""

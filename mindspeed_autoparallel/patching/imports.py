@@ -32,8 +32,9 @@ class _BeforeImport:
             self.prepare()
 
 
-class _Registry:
-    """Hold the callbacks of modules that are watched; several threads may import and register at once."""
+class _AfterImport:
+    """Finds watched modules through the other finders, and holds the callbacks to run once they are executed; several
+    threads may import and register at once."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -50,19 +51,26 @@ class _Registry:
                 return None
             return module
 
-    def begin_finding(self, name: str) -> bool:
-        """Return whether ``name`` is watched and this thread is not already looking for it."""
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        key = (threading.get_ident(), fullname)
         with self._lock:
-            key = (threading.get_ident(), name)
-            if name not in self._callbacks or key in self._finding:
-                return False
+            if fullname not in self._callbacks or key in self._finding:
+                return None
             self._finding.add(key)
-            return True
-
-    def end_finding(self, name: str) -> None:
-        """Record that this thread's lookup of ``name`` has ended."""
-        with self._lock:
-            self._finding.discard((threading.get_ident(), name))
+        try:
+            # find_spec calls all finders again, this one included, and supports legacy finders.
+            spec = importlib.util.find_spec(fullname)
+        except ValueError:
+            # A module put into sys.modules by hand has no spec.
+            spec = None
+        finally:
+            with self._lock:
+                self._finding.discard(key)
+        if spec is not None and spec.loader is not None and not isinstance(spec.loader, _Notifying):
+            spec.loader = _Notifying(spec.loader, fullname)  # type: ignore[assignment]  # duck-typed loader
+        return spec
 
     def begin_execution(self, name: str) -> None:
         """Defer callbacks for ``name`` until it has been executed."""
@@ -74,27 +82,6 @@ class _Registry:
         with self._lock:
             self._executing.discard(name)
             return list(self._callbacks.get(name, ()))
-
-
-class _AfterImport:
-    """Find watched modules through the other finders, and run their callbacks once they are executed."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if not _REGISTRY.begin_finding(fullname):
-            return None
-        try:
-            # find_spec calls all finders again, this one included, and supports legacy finders.
-            spec = importlib.util.find_spec(fullname)
-        except ValueError:
-            # A module put into sys.modules by hand has no spec.
-            spec = None
-        finally:
-            _REGISTRY.end_finding(fullname)
-        if spec is not None and spec.loader is not None and not isinstance(spec.loader, _Notifying):
-            spec.loader = _Notifying(spec.loader, fullname)  # type: ignore[assignment]  # duck-typed loader
-        return spec
 
 
 class _Notifying:
@@ -116,17 +103,16 @@ class _Notifying:
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
-        _REGISTRY.begin_execution(self._name)
+        _AFTER.begin_execution(self._name)
         try:
             self._loader.exec_module(module)
         except BaseException:
-            _REGISTRY.end_execution(self._name)
+            _AFTER.end_execution(self._name)
             raise
-        for callback in _REGISTRY.end_execution(self._name):
+        for callback in _AFTER.end_execution(self._name):
             callback(module)
 
 
-_REGISTRY = _Registry()
 _AFTER = _AfterImport()
 
 
@@ -141,7 +127,7 @@ def call_after_import(module_name: str, callback: Callback) -> None:
 
     If it has been executed already, call it at once.
     """
-    module = _REGISTRY.add(module_name, callback)
+    module = _AFTER.add(module_name, callback)
     if module is not None:
         callback(module)
     elif _AFTER not in sys.meta_path:

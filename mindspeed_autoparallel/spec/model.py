@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
 
@@ -10,6 +12,17 @@ MAX_LAYERS = 4096
 GENERATOR = "_generator"
 """Suffix of the name of a module after the backbone."""
 RESULT_KEYS = {"image_encoder": "vit", "text_decoder": "llm", "audio_encoder": "audio", "image_generator": "generator"}
+
+
+def each_after_all(predecessors: Mapping[Any, Iterable[Any]]) -> bool:
+    """Return whether each key depends on all keys before it; ``predecessors``: those on which it depends directly."""
+    before: dict[Any, set[Any]] = {}
+    for key, direct in predecessors.items():
+        read = set(direct).union(*(before[one] for one in direct))
+        if len(read) < len(before):
+            return False
+        before[key] = read
+    return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +97,11 @@ class Model:
                 )
         if self.sequence_length < 1:
             raise ConfigError(f"sequence_length must be at least 1, got {self.sequence_length}.")
+
+    @property
+    def is_chain(self) -> bool:
+        """Return whether each module depends on all modules before it."""
+        return each_after_all({module.name: module.predecessors for module in self.modules})
 
     @property
     def num_layers(self) -> int:

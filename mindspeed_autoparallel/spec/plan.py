@@ -108,6 +108,12 @@ class Plan(JsonFile):
             for stage in self.stages
         )
 
+    @property
+    def recompute_kinds(self) -> set[str]:
+        """Return the kinds of recompute that some layer has."""
+        rows = (row for stage in self.stages for row in stage.recompute.values())
+        return {kind for row in rows for kind, count in row.items() if count}
+
     @classmethod
     def parse(cls, value: Any, where: str = "plan") -> Plan:
         """Return a plan from parsed JSON, checked; ``where`` names it in messages."""

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.files import read_json
+from mindspeed_autoparallel.files import read_json, shown
 from mindspeed_autoparallel.weights.families.catalogue import COMPOSITES, SUPPORTED, TEXT_FAMILIES, Composite, Family
 from mindspeed_autoparallel.weights.families.conditions import layer_words, model_words, stored_words
 from mindspeed_autoparallel.weights.families.resolve import rules_of
-from mindspeed_autoparallel.weights.families.sizes import Sizes, short
+from mindspeed_autoparallel.weights.families.sizes import Sizes
 from mindspeed_autoparallel.weights.names import AUDIO, MODULES, TEXT, VISION, Rule, Shape, classic_name
 from mindspeed_autoparallel.weights.safetensors_file import stored_shapes
 
@@ -92,12 +92,12 @@ def architecture_from_config(
     elif family == "qwen2_5_omni_thinker":
         family = "qwen2_5_omni"
     if family not in SUPPORTED:
-        raise ConfigError(f"{where}: model_type {short(family)} is not supported. Supported: {', '.join(SUPPORTED)}.")
+        raise ConfigError(f"{where}: model_type {shown(family)} is not supported. Supported: {', '.join(SUPPORTED)}.")
     flat = {**config, **(_block(config, "text_config", where) if "text_config" in config else {})}
     composite = COMPOSITES.get(family, Composite(text=family))
     text_name = composite.text or flat.get("model_type")
     if text_name not in TEXT_FAMILIES:
-        raise ConfigError(f"{where}: a {family} with the language model {short(text_name)} is not supported.")
+        raise ConfigError(f"{where}: a {family} with the language model {shown(text_name)} is not supported.")
     classic = None if stored is None else {classic_name(name): shape for name, shape in stored.items()}
     text = Sizes(flat, TEXT_FAMILIES[text_name].keys, where)
     stacks = [(TEXT, TEXT_FAMILIES[text_name], text)]
@@ -172,7 +172,7 @@ def _num_multi_token(
     number = block.get("num_nextn_predict_layers") or block.get("mtp_num_hidden_layers") or 0
     if type(number) is not int or not 0 <= number <= 64:
         raise ConfigError(
-            f"{where}: num_nextn_predict_layers must be a whole number from 0 to 64, got {short(number)}."
+            f"{where}: num_nextn_predict_layers must be a whole number from 0 to 64, got {shown(number)}."
         )
     return number
 
@@ -194,7 +194,7 @@ def _tied(config: Mapping[str, object], flat: Mapping[str, object], text: str, w
     # Older files have tie_word_embeddings at the top, newer thinker configs inside text_config.
     tied = config.get("tie_word_embeddings", flat.get("tie_word_embeddings", text in _TIED_BY_DEFAULT))
     if not isinstance(tied, bool):
-        raise ConfigError(f"{where}: tie_word_embeddings must be true or false, got {str(tied)[:60]!r}.")
+        raise ConfigError(f"{where}: tie_word_embeddings must be true or false, got {shown(tied)}.")
     return tied
 
 
@@ -204,7 +204,7 @@ def _with_ffn(vision: Mapping[str, object], where: str) -> Mapping[str, object]:
         return vision
     ratio, width = vision.get("mlp_ratio", 4), vision["embed_dim"]
     if isinstance(ratio, bool) or not isinstance(ratio, (int, float)) or not 0 < ratio <= 1024:
-        raise ConfigError(f"{where}: mlp_ratio must be a number from 0 to 1024, got {short(ratio)}.")
+        raise ConfigError(f"{where}: mlp_ratio must be a number from 0 to 1024, got {shown(ratio)}.")
     return {**vision, "ffn_of_ratio": int(width * ratio) if type(width) is int else None}
 
 
@@ -213,7 +213,7 @@ def _block(config: Mapping[str, object], key: str, where: str) -> Mapping[str, o
     if value is None:
         raise ConfigError(f"{where} has no {key!r}. Use the complete config.json of the model.")
     if not isinstance(value, dict):
-        raise ConfigError(f"{where}: {key} must be an object, got {short(value)}.")
+        raise ConfigError(f"{where}: {key} must be an object, got {shown(value)}.")
     return value
 
 
@@ -239,7 +239,7 @@ def rope_scaling(flat: Mapping[str, object], where: str) -> str:
         if value is None:
             continue
         if not isinstance(value, dict):
-            raise ConfigError(f"{where}: {key} must be an object, got {short(value)}.")
+            raise ConfigError(f"{where}: {key} must be an object, got {shown(value)}.")
         for block in (value, *(one for one in value.values() if isinstance(one, dict))):
             kind = str(block.get("rope_type", block.get("type", "")))[:40]
             if kind not in _PLAIN:

@@ -46,18 +46,26 @@ def huggingface_to_checkpoint(
     target: Path,
     layout: CheckpointLayout,
     *,
+    checkpoint: Path | None = None,
     file_format: str = RANK_FOLDERS,
     spelling: Spelling | None = None,
     overwrite: bool = False,
     progress: Progress = silent,
 ) -> None:
     """Write Hugging Face weights as a checkpoint under ``layout`` (``torch_dist`` has no layout: hosts cut it on
-    loading), or under Hugging Face names (``dcp``)."""
-    refuse_existing(target, overwrite=overwrite, sources=(hf_folder,))
-    source = HuggingFaceSource(hf_folder, _host(spelling))
-    _tell_rope_scaling(source.architecture)
+    loading), or under Hugging Face names (``dcp``).
+
+    ``checkpoint``: of any layout, from which the weights are read in place of ``hf_folder``, without an optimizer's
+    state.
+    """
+    refuse_existing(target, overwrite=overwrite, sources=(hf_folder, *([checkpoint] if checkpoint else [])))
+    source, rest = _open(checkpoint, hf_folder, _host(spelling)), _Rest()
+    if checkpoint is None:
+        _warn_of_rope_scaling(source.architecture)
+    else:
+        rest = _Rest(iteration_of(iteration_folder(checkpoint)))
     with whole_folder(target, overwrite=overwrite) as folder:
-        _write(source, folder, hf_folder, layout, file_format, spelling, progress, _Rest())
+        _write(source, folder, hf_folder, layout, file_format, spelling, progress, rest)
 
 
 def checkpoint_to_huggingface(
@@ -117,25 +125,6 @@ def resplit(
     return state is not None
 
 
-def resplit_weights(
-    checkpoint: Path,
-    hf_folder: Path,
-    target: Path,
-    layout: CheckpointLayout,
-    *,
-    file_format: str = RANK_FOLDERS,
-    spelling: Spelling | None = None,
-    overwrite: bool = False,
-    progress: Progress = silent,
-) -> None:
-    """Write a checkpoint of any layout in another one, without an optimizer's state."""
-    refuse_existing(target, overwrite=overwrite, sources=(checkpoint, hf_folder))
-    source = _open(checkpoint, hf_folder, _host(spelling))
-    with whole_folder(target, overwrite=overwrite) as folder:
-        rest = _Rest(iteration_of(iteration_folder(checkpoint)))
-        _write(source, folder, hf_folder, layout, file_format, spelling, progress, rest)
-
-
 def _with_state(weights: RankFolderSource, layout: CheckpointLayout) -> tuple[RankFolderSource, OptimizerState]:
     """Return the reader of weights, padding rows included, and that of the optimizer's state beside them."""
     source = RankFolderSource(weights.folder, weights.architecture, keeps_padding=True)
@@ -154,17 +143,13 @@ def is_whole_copy(checkpoint: Path, file_format: str) -> bool:
     return file_format == TORCH_DIST and is_torch_dist(iteration_folder(checkpoint))
 
 
-def open_checkpoint(checkpoint: Path, architecture: Architecture) -> TensorSource:
-    """Return the reader for the format of ``checkpoint``."""
-    if is_torch_dist(iteration_folder(checkpoint)):
-        return TorchDistSource(checkpoint, architecture)
-    return RankFolderSource(checkpoint, architecture)
-
-
-def _open(checkpoint: Path, hf_folder: Path, host: str) -> TensorSource:
-    if is_dcp(checkpoint):
+def _open(checkpoint: Path | None, hf_folder: Path, host: str) -> TensorSource:
+    """Return the reader for the format of ``checkpoint``, a training of the model in ``hf_folder``; None: that folder's
+    own."""
+    if checkpoint is None or is_dcp(checkpoint):
         return HuggingFaceSource(hf_folder, host, checkpoint)
-    return open_checkpoint(checkpoint, read_architecture(hf_folder, host))
+    reader = TorchDistSource if is_torch_dist(iteration_folder(checkpoint)) else RankFolderSource
+    return reader(checkpoint, read_architecture(hf_folder, host))
 
 
 def _host(spelling: Spelling | None) -> str:
@@ -187,7 +172,7 @@ def _write(
     if file_format == DCP:
         write_huggingface(source, folder, original, as_dcp=True, progress=progress)
         return
-    _tell_padding(layout, source.architecture)
+    _warn_of_padding(layout, source.architecture)
     if file_format == TORCH_DIST:
         spelling = spelling or Spelling(TRANSFORMER_ENGINE)
         write_torch_dist(source, folder, layout, spelling, rest.iteration, rest.state, progress)
@@ -198,7 +183,7 @@ def _write(
     write_rank_folders(source, folder, layout, spelling, rest.iteration, state, progress)
 
 
-def _tell_rope_scaling(architecture: Architecture) -> None:
+def _warn_of_rope_scaling(architecture: Architecture) -> None:
     """Warn if the host needs flags for the position encoding, which no checkpoint contains."""
     if architecture.rope_scaling:
         _LOG.warning(
@@ -209,7 +194,7 @@ def _tell_rope_scaling(architecture: Architecture) -> None:
         )
 
 
-def _tell_padding(layout: CheckpointLayout, architecture: Architecture) -> None:
+def _warn_of_padding(layout: CheckpointLayout, architecture: Architecture) -> None:
     num_rows = layout.padded_vocab(architecture.vocab_size) - architecture.vocab_size
     if num_rows:
         _LOG.warning(

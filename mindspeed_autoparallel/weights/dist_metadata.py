@@ -8,23 +8,19 @@ from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import check_readable, shown
+from mindspeed_autoparallel.weights.pickles import Placeholder
 
 METADATA = ".metadata"
 
 
-class _Record:
+class _Record(Placeholder):
     """Stands for an object of torch.distributed.checkpoint, whose import takes as long as a conversion of 1 GiB."""
 
     offset: Any = None
     """Default of a field that ``MetadataIndex`` stores only if it is set."""
 
-    def __init__(self, *values: object) -> None:
-        """Accept the arguments of enumeration members."""
-
     def __setstate__(self, state: Any) -> None:
-        if isinstance(state, tuple):  # of TensorProperties
-            state = {"dtype": state[0]}
-        self.__dict__.update(state)
+        super().__setstate__({"dtype": state[0]} if isinstance(state, tuple) else state)  # a tuple: TensorProperties
 
 
 class _MetadataUnpickler(pickle.Unpickler):

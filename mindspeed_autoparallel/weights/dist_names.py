@@ -20,6 +20,13 @@ _WITH_EXTRA_STATE = (
 )
 
 
+def stack_of(entry: Entry, architecture: Architecture, spelling: Spelling) -> list[tuple[int, int]]:
+    """Return (place, size) of ``entry`` in the first dimensions of its key: of the layer, of the expert."""
+    shape = architecture.modules[entry.rule.module]
+    found = [(entry.layer, shape.num_layers)] if is_stacked(entry, architecture, spelling) else []
+    return found + ([(entry.expert, shape.num_experts)] if entry.rule.per_expert else [])
+
+
 def is_stacked(entry: Entry, architecture: Architecture, spelling: Spelling) -> bool:
     """Return whether Megatron stores the layers of this tensor together: if all are of one kind."""
     if spelling.layers != STACKED and entry.rule.module == names.TEXT:
@@ -76,11 +83,5 @@ def extra_state(entry: Entry, key: str, architecture: Architecture, spelling: Sp
     linear = key.removesuffix(".weight")
     if linear == key or linear.rsplit(".", 1)[-1] not in _WITH_EXTRA_STATE:
         return None
-    shape = architecture.modules[entry.rule.module]
-    at, of = [], []
-    if is_stacked(entry, architecture, spelling):
-        at, of = [entry.layer], [shape.num_layers]
-    if entry.rule.per_expert:
-        at, of = [*at, entry.expert], [*of, shape.num_experts]
-    place = ".".join(map(str, at or [0])) + "_" + ".".join(map(str, of or [1]))
-    return f"{linear}._extra_state/shard_{place}"
+    at, of = zip(*(stack_of(entry, architecture, spelling) or [(0, 1)]), strict=True)
+    return f"{linear}._extra_state/shard_{'.'.join(map(str, at))}_{'.'.join(map(str, of))}"

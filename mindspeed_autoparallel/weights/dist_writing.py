@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from mindspeed_autoparallel.weights import dist_names, tensors
-from mindspeed_autoparallel.weights.architecture import TEXT, Architecture
+from mindspeed_autoparallel.weights.architecture import TEXT
 from mindspeed_autoparallel.weights.dist_metadata import METADATA
 from mindspeed_autoparallel.weights.layouts import CheckpointLayout
 from mindspeed_autoparallel.weights.optimizer_state import OptimizerState
@@ -52,14 +52,16 @@ def write_torch_dist(
             padded = layout.padded_vocab(architecture.vocab_size)
             stored_as = dist_names.stored_key(entry, architecture, spelling)
             for key, blocks in _keyed_blocks(entry, source, stored_as, padded, state):
-                place, counts = _stack_of(entry, architecture, spelling)
+                stack = dist_names.stack_of(entry, architecture, spelling)
                 own = tensors.shape_of(blocks)
                 if key not in described:
                     properties = dcp.TensorProperties(dtype=blocks[0].dtype)
                     chunks[key] = []
-                    described[key] = dcp.TensorStorageMetadata(properties, torch.Size((*counts, *own)), chunks[key])
-                offsets = torch.Size((*place, *[0] * len(own)))
-                shape = torch.Size((*[1] * len(place), *own))
+                    described[key] = dcp.TensorStorageMetadata(
+                        properties, torch.Size((*(size for _, size in stack), *own)), chunks[key]
+                    )
+                offsets = torch.Size((*(place for place, _ in stack), *[0] * len(own)))
+                shape = torch.Size((*[1] * len(stack), *own))
                 chunks[key].append(dcp.ChunkStorageMetadata(offsets, shape))
                 stored[dcp.MetadataIndex(key, offsets)] = append(stream, blocks, shape)
             extra = dist_names.extra_state(entry, stored_as, architecture, spelling)
@@ -115,21 +117,9 @@ def _write_common(target: Path, num_layers: int, iteration: int | None, more: di
 
 def append(stream: IO[bytes], value: Any, shape: Sequence[int] | None = None) -> Any:
     """Write ``value``, a plain value or, with ``shape``, the blocks of a tensor; return its position."""
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+
     begin = stream.tell()
     file = TorchFile(stream)
     file.finish(value if shape is None else file.add(value, shape))
-    return _storage_info(begin, stream.tell() - begin)
-
-
-def _stack_of(entry: Entry, architecture: Architecture, spelling: Spelling) -> tuple[list[int], list[int]]:
-    """Return (place, size) of ``entry`` in the first dimensions of its key: of the layer, of the expert."""
-    shape = architecture.modules[entry.rule.module]
-    found = [(entry.layer, shape.num_layers)] if dist_names.is_stacked(entry, architecture, spelling) else []
-    found += [(entry.expert, shape.num_experts)] if entry.rule.per_expert else []
-    return [at for at, _ in found], [of for _, of in found]
-
-
-def _storage_info(offset: int, length: int) -> Any:
-    from torch.distributed.checkpoint.filesystem import _StorageInfo
-
-    return _StorageInfo(DATA_FILE, offset, length)
+    return _StorageInfo(DATA_FILE, begin, stream.tell() - begin)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,15 @@ class HuggingFaceSource(TensorSource):
     def __init__(self, folder: Path, host: str = MEGATRON, checkpoint: Path | None = None) -> None:
         """``checkpoint``: of an FSDP2 training of the model that ``folder`` describes, to read the tensors from."""
         self.folder = checkpoint or folder
-        self._dcp = None if checkpoint is None else DcpFile(checkpoint)
-        self.architecture = read_architecture(folder, host, None if self._dcp is None else self._dcp.shapes())
-        if self._dcp is not None:
-            self._dcp.num_experts = self.architecture.modules[TEXT].num_experts
-        self.file_of = shard_of_tensor(folder) if self._dcp is None else dict.fromkeys(self._dcp.keys(), self._dcp.path)
-        self.original_of = {names.classic_name(name): name for name in self.file_of}
-        self._open: dict[Path, SafetensorsFile | DcpFile] = {} if self._dcp is None else {self._dcp.path: self._dcp}
+        dcp = None if checkpoint is None else DcpFile(checkpoint)
+        self.architecture = read_architecture(folder, host, None if dcp is None else dcp.shapes())
+        self._file_of: Mapping[str, SafetensorsFile | DcpFile]
+        if dcp is None:
+            self._file_of = shard_of_tensor(folder)
+        else:
+            dcp.num_experts = self.architecture.modules[TEXT].num_experts
+            self._file_of = dict.fromkeys(dcp.keys(), dcp)
+        self.original_of = {names.classic_name(name): name for name in self._file_of}
         self._refuse_unknown()
         self._check_shapes()
         self._check_tie()
@@ -54,13 +56,7 @@ class HuggingFaceSource(TensorSource):
 
     def _read(self, source: str) -> Any:
         name = self.original_of[stored_name(source)]
-        return self._file(name).read(name)
-
-    def _file(self, name: str) -> SafetensorsFile | DcpFile:
-        path = self.file_of[name]
-        if path not in self._open:
-            self._open[path] = SafetensorsFile(path)
-        return self._open[path]
+        return self._file_of[name].read(name)
 
     def _check_shapes(self) -> None:
         """Raise ``ConfigError`` for the first tensor whose shape contradicts config.json; reads headers only."""
@@ -68,12 +64,12 @@ class HuggingFaceSource(TensorSource):
         for entry in present_entries(self):
             for shape, source in zip(entry.rule.shapes, entry.sources, strict=True):
                 name = self.original_of[stored_name(source)]
-                stored = self._file(name).shape(name)
+                stored = self._file_of[name].shape(name)
                 wanted = (num_experts, *shape) if is_stack(source) else shape
-                refuse_quantised(self._file(name).dtype(name), name, self.folder)
+                refuse_quantised(self._file_of[name].dtype(name), name, self.folder)
                 if stored != wanted:
                     raise ConfigError(
-                        f"{self.folder}: {name} has the shape {list(stored)}; config.json means {list(wanted)}. "
+                        f"{self.folder}: {name} has the shape {list(stored)}; config.json implies {list(wanted)}. "
                         "The weights and config.json belong to different models."
                     )
 
@@ -116,7 +112,7 @@ class HuggingFaceSource(TensorSource):
             )
 
 
-def shard_of_tensor(folder: Path) -> dict[str, Path]:
+def shard_of_tensor(folder: Path) -> dict[str, SafetensorsFile]:
     """Return the file of every tensor, from the index or from the only file; ``ConfigError`` names a missing shard."""
     if (folder / INDEX).exists():
         index = read_json(folder / INDEX, "index of shards")
@@ -132,25 +128,25 @@ def shard_of_tensor(folder: Path) -> dict[str, Path]:
                 f"{folder}: {len(absent)} of {len(set(weight_map.values()))} shards are missing: "
                 f"{', '.join(absent[:3])}. Download them again."
             )
-        listed = {name: folder / file for name, file in weight_map.items()}
-        for path in sorted(set(listed.values())):
-            lost = {name for name, file in listed.items() if file == path} - set(SafetensorsFile(path).keys())
+        shards = {file: SafetensorsFile(folder / file) for file in sorted(set(weight_map.values()))}
+        for file, shard in shards.items():
+            lost = {name for name, listed in weight_map.items() if listed == file} - set(shard.keys())
             if lost:
-                raise ConfigError(f"shard {path} lacks {min(lost)}, which the index says it has. Download it again.")
-        _refuse_two_values(folder, sorted(set(listed.values())))
-        return listed
-    files = sorted(folder.glob("*.safetensors"))
+                raise ConfigError(f"shard {shard.path} lacks {min(lost)}, which the index lists. Download it again.")
+        _refuse_two_values(folder, shards.values())
+        return {name: shards[file] for name, file in weight_map.items()}
+    files = [SafetensorsFile(path) for path in sorted(folder.glob("*.safetensors"))]
     if not files:
         hint = " Its .bin files are pickles: save the model as safetensors." if any(folder.glob("*.bin")) else ""
         raise ConfigError(f"{folder} has no safetensors.{hint}")
     _refuse_two_values(folder, files)
-    return {name: path for path in files for name in SafetensorsFile(path).keys()}  # noqa: SIM118 - not a dict
+    return {name: file for file in files for name in file.keys()}  # noqa: SIM118 - not a dict
 
 
-def _refuse_two_values(folder: Path, files: Iterable[Path]) -> None:
+def _refuse_two_values(folder: Path, files: Iterable[SafetensorsFile]) -> None:
     """Raise ``ConfigError`` if two of ``files`` hold tensors of one name with different values."""
     found: dict[str, SafetensorsFile] = {}
-    for file in map(SafetensorsFile, files):
+    for file in files:
         for name in file.keys():  # noqa: SIM118 - not a dict
             if name in found and not tensors.same_bits(found[name].read(name), file.read(name)):
                 raise ConfigError(

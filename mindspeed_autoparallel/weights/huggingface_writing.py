@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,15 +40,16 @@ def write_huggingface(
     architecture = source.architecture
     entries = stored_entries(source)
     refuse_differing_tie(source)
-    rename = _naming_of(original, architecture)
-    unconverted = _unconverted(original, source, rename)
+    stored = _stored_in(original)
+    rename = _naming_of(stored, architecture)
+    unconverted = _unconverted(stored, source, rename)
     copies = {original_name: copy for copy, original_name in architecture.copies}
     written = {stored_name(classic) for entry in entries for classic in entry.sources} | set(copies.values())
     announced = [rename(name) for name in written] + list(unconverted)
     writer = DcpWriter(folder) if as_dcp else ShardWriter(folder, max_shard_bytes, announced)
     stacks: dict[str, torch.Tensor] = {}
     for done, entry in enumerate(entries):
-        dtype = _original_dtype(original, rename(entry.sources[0])) if entry.rule.combine == names.MINUS_ONE else None
+        dtype = _dtype_in(stored, rename(entry.sources[0])) if entry.rule.combine == names.MINUS_ONE else None
         separated = tensors.separate(entry.rule, source.blocks(entry), dtype)
         for classic, blocks in zip(entry.sources, separated, strict=True):
             if is_stack(classic):
@@ -60,8 +61,8 @@ def write_huggingface(
             if name in copies:
                 writer.add(rename(copies[name]), blocks)
         progress(done + 1, len(entries), entry.name)
-    for name, path in unconverted.items():
-        writer.add(name, [SafetensorsFile(path).read(name)])
+    for name, file in unconverted.items():
+        writer.add(name, [file.read(name)])
     writer.finish()
     if as_dcp:
         return
@@ -103,31 +104,33 @@ def refuse_differing_tie(source: TensorSource) -> None:
         )
 
 
-def _naming_of(original: Path, architecture: Architecture) -> Any:
-    """Map classic names to the names in ``original``; the classic form if it has no weights."""
-    known = _stored_in(original)
+def _naming_of(known: Collection[str], architecture: Architecture) -> Callable[[str], str]:
+    """Return the function from classic names to the form of the names ``known``; the classic form without any."""
     if architecture.family == "qwen2_5_omni":
         plain = known and not any(name.startswith("thinker.") for name in known)
         return (lambda classic: classic) if plain else (lambda classic: f"thinker.{classic}")
     return names.naming_form(known)
 
 
-def _original_dtype(original: Path, name: str) -> Any:
+def _dtype_in(stored: Mapping[str, SafetensorsFile], name: str) -> Any:
     """Return the type of ``name`` in the original; None if it has no such tensor."""
     with contextlib.suppress(ConfigError, KeyError):
-        return SafetensorsFile(_stored_in(original)[name]).dtype(name)
+        return stored[name].dtype(name)
     return None
 
 
-def _stored_in(original: Path) -> dict[str, Path]:
+def _stored_in(original: Path) -> dict[str, SafetensorsFile]:
     """Return the file of every tensor in the original; empty if it has no weights, or broken ones."""
     with contextlib.suppress(ConfigError):
         return shard_of_tensor(original)
     return {}
 
 
-def _unconverted(original: Path, source: TensorSource, rename: Callable[[str], str]) -> dict[str, Path]:
-    """Name -> file of the tensors from ``original``: parts that are never converted, and those that training lacks."""
+def _unconverted(
+    stored: Mapping[str, SafetensorsFile], source: TensorSource, rename: Callable[[str], str]
+) -> dict[str, SafetensorsFile]:
+    """Return name -> file of the tensors from the original: parts that are never converted, and those that training
+    lacks."""
     untrained = {
         rename(classic)
         for entry in entries_of(source.architecture)
@@ -136,7 +139,7 @@ def _unconverted(original: Path, source: TensorSource, rename: Callable[[str], s
     }
     left_out = source.architecture.left_out
     return {
-        name: path
-        for name, path in _stored_in(original).items()
+        name: file
+        for name, file in stored.items()
         if name in untrained or (left_out and names.classic_name(name).startswith(left_out))
     }

@@ -34,15 +34,8 @@ class ModuleLayout:
         flat = [count for row in self.layers for count in row]
         return list(accumulate(flat, initial=0))[virtual * len(self.layers[0]) + stage]
 
-    def first_chunk(self) -> tuple[int, int]:
-        """Return (virtual, stage) of the first chunk that has layers."""
-        return self._filled_chunks()[0]
-
-    def last_chunk(self) -> tuple[int, int]:
-        """Return (virtual, stage) of the last chunk that has layers."""
-        return self._filled_chunks()[-1]
-
-    def _filled_chunks(self) -> list[tuple[int, int]]:
+    def filled_chunks(self) -> list[tuple[int, int]]:
+        """Return (virtual, stage) of the chunks that have layers, in the order of the model."""
         return [(virtual, stage) for virtual, row in enumerate(self.layers) for stage, count in enumerate(row) if count]
 
 
@@ -144,7 +137,7 @@ def make_layout(
         if module == TEXT:
             rows = text_layers
         elif given is None or hetero:
-            if given and sum(count for row in given for count in row) != shape.num_layers:
+            if given:
                 _check_sum(module, given, shape.num_layers)
             rows = tuple(
                 tuple(shape.num_layers if (virtual, stage) == (0, 0) else 0 for stage in range(num_stages))

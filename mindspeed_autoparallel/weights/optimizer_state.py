@@ -178,7 +178,8 @@ def _common(content: Named, parts: list[Named], distributed: bool, architecture:
             "distrib_optim_fully_reshardable_mem_efficient": False,
         }
     found = [_settings(part, distributed) for part in parts]
-    arguments = dict(_plain_items(vars(content["args"]))) if "args" in content else {}
+    arguments = vars(content["args"]) if "args" in content else {}
+    arguments = {name: value for name, value in arguments.items() if isinstance(value, bool | int | float | str | None)}
     kept = ("iteration", "opt_param_scheduler", "num_floating_point_operations_so_far", "checkpoint_version")
     return {
         **{name: content[name] for name in kept if name in content},
@@ -186,12 +187,6 @@ def _common(content: Named, parts: list[Named], distributed: bool, architecture:
         "content_metadata": metadata,
         "optimizer": found[0] if len(found) == 1 else dict(enumerate(found)),
     }
-
-
-def _plain_items(values: Mapping[str, object]) -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if value is None or isinstance(value, (bool, int, float, str)):
-            yield name, value
 
 
 def _settings(part: Named, distributed: bool) -> Named:

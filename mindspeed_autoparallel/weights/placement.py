@@ -82,16 +82,15 @@ def chunk_entries(
             if virtual == 0:
                 yield entry, 0
             continue
-        here = (virtual, stage)
+        here, filled = (virtual, stage), placed.filled_chunks()
         if entry.rule.place == names.FIRST:
-            belongs = here == placed.first_chunk() or (
-                here == placed.last_chunk() and architecture.modules[entry.rule.module].num_multi_token > 0
-            )
+            reads_it = architecture.modules[entry.rule.module].num_multi_token > 0
+            belongs = here == filled[0] or (here == filled[-1] and reads_it)
         elif entry.rule.place == names.LAYER:
             start = placed.start_of(virtual, stage)
             belongs = start <= entry.layer < start + placed.layers[virtual][stage]
         else:
-            belongs = here == placed.last_chunk()
+            belongs = here == filled[-1]
         if not belongs or (names.is_output_layer(entry.rule) and not has_output_layer(architecture, layout)):
             continue
         yield entry, placed.start_of(virtual, stage) if entry.rule.place == names.LAYER else 0
@@ -99,5 +98,5 @@ def chunk_entries(
 
 def has_output_layer(architecture: Architecture, layout: CheckpointLayout) -> bool:
     """Return whether a tied output layer has a separate copy only if it is not in the chunk of the embedding."""
-    text = layout.modules[TEXT]
-    return not architecture.tied_embeddings or text.first_chunk() != text.last_chunk()
+    filled = layout.modules[TEXT].filled_chunks()
+    return not architecture.tied_embeddings or filled[0] != filled[-1]

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.weights import names
+from mindspeed_autoparallel.weights import memory, names, tensors
 from mindspeed_autoparallel.weights.pickles import load_tensors_only
-from mindspeed_autoparallel.weights.spelling import canonical_names
+from mindspeed_autoparallel.weights.spelling import canonical_names, grouped_name
+from mindspeed_autoparallel.weights.torch_file import TorchFile
+
+if TYPE_CHECKING:
+    import torch
 
 FILE = "model_optim_rng.pt"
 _RANK_FOLDER = re.compile(r"mp_rank_([0-9]{1,5})(?:_([0-9]{3}))?(?:_([0-9]{3}))?$")
@@ -27,6 +32,49 @@ def iteration_of(folder: Path) -> int | None:
     """Invert ``step_name``."""
     number = folder.name.removeprefix("iter_")
     return int(number) if number.isdigit() else None
+
+
+class RankFile:
+    """One rank's file during writing. ``states``: key (``model``, ``model0``, ...) -> name -> placeholder of the
+    tensor. ``shapes``: the same by canonical name."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True)
+        self.path = path
+        self._stream = path.open("wb")
+        self.file = TorchFile(self._stream)
+        self.shapes: dict[str, dict[str, tuple[int, ...]]] = {}
+        self._waiting: dict[str, torch.Tensor] = {}
+        self.states: dict[str, dict[str, object]] = {}
+
+    def add(self, key: str, name: str, blocks: Sequence[Any]) -> None:
+        self.states[key][name] = self.file.add(blocks, tensors.shape_of(blocks))
+
+    def add_grouped(self, key: str, local: str, blocks: Sequence[Any], per_rank: int) -> bool:
+        """Put an expert's weight into the tensor of all experts of a rank; False for any other weight."""
+        grouped = grouped_name(local)
+        if grouped is None:
+            return False
+        name, index = grouped
+        num_rows, num_columns = tensors.shape_of(blocks)
+        if name not in self._waiting:
+            self._waiting[name] = memory.empty((per_rank, num_columns, num_rows), blocks[0].dtype)
+        begin = 0
+        for block in blocks:
+            self._waiting[name][index][:, begin : begin + len(block)].copy_(block.t())
+            begin += len(block)
+        if index == per_rank - 1:
+            # The shape is Megatron's; the memory is that of [expert, in, out].
+            stack = self._waiting.pop(name)
+            flat = stack.view(stack.shape[1], -1) if name.endswith("1") else stack.view(-1, stack.shape[2])
+            self.add(key, name, [flat])
+        return True
+
+    def finish(self, iteration: int | None, state: dict[str, object]) -> None:
+        self.file.finish(
+            {"checkpoint_version": CHECKPOINT_VERSION, "iteration": iteration or 0, **state, **self.states}
+        )
+        self._stream.close()
 
 
 def rank_folder(tensor: int, stage: int, expert: int, num_stages: int, expert_size: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,10 @@ def iteration_folder(checkpoint: Path) -> Path:
         if any(checkpoint.glob("mp_rank_*")) or (checkpoint / ".metadata").exists():
             return checkpoint
         raise ConfigError(f"{checkpoint} has neither {TRACKER} nor mp_rank_* folders: it is not a checkpoint.")
-    said = read_text(tracker, "tracker file", max_bytes=4096).strip()
-    if said != "release" and not re.fullmatch(r"[0-9]{1,12}", said):
-        raise ConfigError(f"{tracker} says {shown(said)!r}; expected 'release' or a number.")
-    folder = checkpoint / step_name(None if said == "release" else int(said))
+    held = read_text(tracker, "tracker file", max_bytes=4096).strip()
+    if held != "release" and not re.fullmatch(r"[0-9]{1,12}", held):
+        raise ConfigError(f"{tracker} holds {shown(held)!r}; expected 'release' or a number.")
+    folder = checkpoint / step_name(None if held == "release" else int(held))
     if not folder.is_dir():
         raise ConfigError(f"{tracker} names {folder.name}, which is not there. The checkpoint is incomplete.")
     return folder
@@ -82,11 +83,13 @@ class RankFolderSource(TensorSource):
 
     def blocks(self, entry: Entry) -> list[Any]:
         stage, virtual, local, expert_rank = self._place[entry.name]
-        num_shards = self.layout.size_of(entry.rule)
+        whole = entry.rule.split == names.WHOLE
+        num_shards = 1 if whole else self.layout.size_of(entry.rule)
         files = self._stage(stage)
         shards = []
         for shard in range(num_shards):
-            # Files beyond the module's own size repeat its shards; all expert ranks repeat tensors outside experts.
+            # Files beyond the module's own size repeat its shards; all expert ranks repeat tensors outside experts. An
+            # optimizer's state may be in the file of one data-parallel rank only.
             holding = [
                 (rank, expert)
                 for rank, expert in sorted(files)
@@ -99,10 +102,15 @@ class RankFolderSource(TensorSource):
                     f"{self.folder}: a tensor rank has no tensor {entry.name}. Copy the whole checkpoint."
                 )
             shards.append(self._shard(entry, files[holding[0]], virtual, local))
+            for rank, expert in holding[1:] if whole else ():
+                if not tensors.same_bits(shards[0], self._shard(entry, files[rank, expert], virtual, local)):
+                    raise ConfigError(
+                        f"{self.folder}: {entry.name} differs between tensor rank 0 and rank {rank} (expert rank "
+                        f"{expert}), which should hold the same. Ranks have drifted apart, or the files are of "
+                        "different steps."
+                    )
         if len({(shard.shape, shard.dtype) for shard in shards}) > 1:
             raise ConfigError(f"{self.folder}: the parts of {entry.name} differ in shape or type between tensor ranks.")
-        if entry.rule.split == names.WHOLE:
-            self._refuse_differing(entry, files, virtual, local, expert_rank)
         joined = tensors.join(entry.rule, shards)
         cut = tensors.check_shape(entry.rule, joined, self.folder)
         return [checked(entry, block, self.folder) for block in (joined if self.keeps_padding else cut)]
@@ -123,26 +131,6 @@ class RankFolderSource(TensorSource):
     def any_file(self) -> Path:
         """Return the file of the first rank: all files contain the tensors that are not cut."""
         return self._path_of[min(self._path_of)]
-
-    def _refuse_differing(
-        self, entry: Entry, files: dict[tuple[int, int], Chunks], virtual: int, local: str, expert_rank: int
-    ) -> None:
-        """Raise ``ConfigError`` if ranks hold different values of a tensor that should be equal on all of them."""
-        first: Any = None
-        for (rank, expert), chunks in sorted(files.items()):
-            if entry.rule.per_expert and expert != expert_rank:
-                continue
-            if self._absent and local not in chunks[virtual]:
-                continue  # only one of the data-parallel ranks has its state
-            found = self._shard(entry, chunks, virtual, local)
-            if first is None:
-                first = found
-            elif not tensors.same_bits(first, found):
-                raise ConfigError(
-                    f"{self.folder}: {entry.name} differs between tensor rank 0 and rank {rank} (expert rank "
-                    f"{expert}), which should hold the same. Ranks have drifted apart, or the files are of different "
-                    "steps."
-                )
 
     def _shard(self, entry: Entry, chunks: Chunks, virtual: int, local: str) -> Any:
         import torch
@@ -202,14 +190,8 @@ class RankFolderSource(TensorSource):
         }
         layout = CheckpointLayout(modules=modules, expert_size=self.expert_size)
         sizes, expert_tensor_size = self._note_places(layout, num_virtual)
-        return CheckpointLayout(
-            modules={
-                module: ModuleLayout(layers=one.layers, tensor_size=sizes.get(module, 1), replicated=one.replicated)
-                for module, one in modules.items()
-            },
-            expert_size=self.expert_size,
-            expert_tensor_size=expert_tensor_size,
-        )
+        sized = {module: replace(one, tensor_size=sizes.get(module, 1)) for module, one in modules.items()}
+        return replace(layout, modules=sized, expert_tensor_size=expert_tensor_size)
 
     def _module_layout(self, module: str, counts: dict[tuple[int, int], int], num_virtual: int) -> ModuleLayout:
         shape = self.architecture.modules[module]
@@ -222,7 +204,7 @@ class RankFolderSource(TensorSource):
         total = sum(count for row in rows for count in row)
         if total != shape.num_layers:
             raise ConfigError(
-                f"{self.folder} holds {total} {module} layers, {rows} by stage; config.json says "
+                f"{self.folder} holds {total} {module} layers, {rows} by stage; config.json has "
                 f"{shape.num_layers}. They belong to different models, or a stage was overwritten."
             )
         return ModuleLayout(layers=tuple(map(tuple, rows)), replicated=replicated)
@@ -280,8 +262,8 @@ class RankFolderSource(TensorSource):
             raise ConfigError(f"{self.folder}: {entry.name} of the {module} module is not a matrix.")
         if width % shard.shape[1]:
             raise ConfigError(
-                f"{self.folder}: {entry.name} of the {module} module has {shard.shape[1]} columns, which is "
-                f"no part of the {width} that config.json says. They belong to different models."
+                f"{self.folder}: {entry.name} of the {module} module has {shard.shape[1]} columns, which do "
+                f"not divide the {width} of config.json. They belong to different models."
             )
         return int(width // shard.shape[1])
 

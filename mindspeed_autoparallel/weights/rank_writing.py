@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from mindspeed_autoparallel.weights import memory, names, tensors
+from mindspeed_autoparallel.weights import names, tensors
 from mindspeed_autoparallel.weights.architecture import TEXT
 from mindspeed_autoparallel.weights.layouts import CheckpointLayout
 from mindspeed_autoparallel.weights.placement import Entry, chunk_entries
-from mindspeed_autoparallel.weights.rank_files import CHECKPOINT_VERSION, FILE, rank_folder, step_name
+from mindspeed_autoparallel.weights.rank_files import FILE, RankFile, rank_folder, step_name
 from mindspeed_autoparallel.weights.rank_folders import write_tracker
 from mindspeed_autoparallel.weights.source import (
     Progress,
@@ -19,55 +18,8 @@ from mindspeed_autoparallel.weights.source import (
     blocks_of_output_layer_or_embedding,
     present_entries,
 )
-from mindspeed_autoparallel.weights.spelling import EACH, Spelling, grouped_name
+from mindspeed_autoparallel.weights.spelling import EACH, Spelling
 from mindspeed_autoparallel.weights.state_writing import StateOfRanks
-from mindspeed_autoparallel.weights.torch_file import TorchFile
-
-if TYPE_CHECKING:
-    import torch
-
-
-class _RankFile:
-    """One rank's file. ``states``: key (``model``, ``model0``, ...) -> name -> placeholder of the tensor. ``shapes``:
-    the same by canonical name."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True)
-        self.path = path
-        self._stream = path.open("wb")
-        self.file = TorchFile(self._stream)
-        self.shapes: dict[str, dict[str, tuple[int, ...]]] = {}
-        self._waiting: dict[str, torch.Tensor] = {}
-        self.states: dict[str, dict[str, object]] = {}
-
-    def add(self, key: str, name: str, blocks: Sequence[Any]) -> None:
-        self.states[key][name] = self.file.add(blocks, tensors.shape_of(blocks))
-
-    def add_grouped(self, key: str, local: str, blocks: Sequence[Any], per_rank: int) -> bool:
-        """Put an expert's weight into the tensor of all experts of a rank; False for any other weight."""
-        grouped = grouped_name(local)
-        if grouped is None:
-            return False
-        name, index = grouped
-        num_rows, num_columns = tensors.shape_of(blocks)
-        if name not in self._waiting:
-            self._waiting[name] = memory.empty((per_rank, num_columns, num_rows), blocks[0].dtype)
-        begin = 0
-        for block in blocks:
-            self._waiting[name][index][:, begin : begin + len(block)].copy_(block.t())
-            begin += len(block)
-        if index == per_rank - 1:
-            # The shape is Megatron's; the memory is that of [expert, in, out].
-            stack = self._waiting.pop(name)
-            flat = stack.view(stack.shape[1], -1) if name.endswith("1") else stack.view(-1, stack.shape[2])
-            self.add(key, name, [flat])
-        return True
-
-    def finish(self, iteration: int | None, state: dict[str, object]) -> None:
-        self.file.finish(
-            {"checkpoint_version": CHECKPOINT_VERSION, "iteration": iteration or 0, **state, **self.states}
-        )
-        self._stream.close()
 
 
 def write_rank_folders(
@@ -96,7 +48,7 @@ def write_rank_folders(
     for stage in range(layout.pipeline_size):
         sizes = layout.pipeline_size, layout.expert_size
         files = {
-            (rank, expert): _RankFile(folder / name / rank_folder(rank, stage, expert, *sizes) / FILE)
+            (rank, expert): RankFile(folder / name / rank_folder(rank, stage, expert, *sizes) / FILE)
             for rank, expert in layout.rank_files()
         }
         for virtual in range(layout.virtual_size):
@@ -114,7 +66,7 @@ def _write_chunk(
     source: TensorSource,
     layout: CheckpointLayout,
     chunk: tuple[str, list[tuple[Entry, int]]],
-    files: dict[tuple[int, int], _RankFile],
+    files: dict[tuple[int, int], RankFile],
     present: Collection[str],
     spelling: Spelling,
     count: Callable[[], None],

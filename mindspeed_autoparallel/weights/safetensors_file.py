@@ -138,7 +138,7 @@ def _described_bytes(header: dict[str, object]) -> int:
     for name, described in header.items():
         begin, end, needed = _extent(name, described)
         if end - begin != needed:
-            raise ValueError(f"{name[:80]} has {end - begin} bytes, its shape means {needed}")
+            raise ValueError(f"{name[:80]} has {end - begin} bytes, its shape needs {needed}")
         places.append((begin, end, name))
     at = 0
     for begin, end, name in sorted(places):

@@ -5,28 +5,19 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from mindspeed_autoparallel.weights import names, tensors
 from mindspeed_autoparallel.weights.layouts import CheckpointLayout
 from mindspeed_autoparallel.weights.optimizer_state import PREFIX, OptimizerState
 from mindspeed_autoparallel.weights.placement import Entry, chunk_entries
+from mindspeed_autoparallel.weights.rank_files import RankFile
 from mindspeed_autoparallel.weights.rank_folders import RankFolderSource
 from mindspeed_autoparallel.weights.source import blocks_of_output_layer_or_embedding
 from mindspeed_autoparallel.weights.spelling import TRANSFORMER_ENGINE, Spelling
-from mindspeed_autoparallel.weights.torch_file import TorchFile
 
 Place = tuple[int, int]
 """(tensor rank, expert rank)"""
-
-
-class RankFile(Protocol):
-    """A rank's weights file during writing. ``shapes``: chunk's key -> canonical name -> shape."""
-
-    path: Path
-    file: TorchFile
-    shapes: dict[str, dict[str, tuple[int, ...]]]
 
 
 _LAST = (1 << 60,)

@@ -20,10 +20,10 @@ from mindspeed_autoparallel.weights.optimizer_state import ALIGNED, FILE, MOMENT
 from mindspeed_autoparallel.weights.parameter_groups import Group, decays, group_for, groups_of_rank, inner
 from mindspeed_autoparallel.weights.pickles import load_tensors_only
 from mindspeed_autoparallel.weights.placement import Entry, has_output_layer
-from mindspeed_autoparallel.weights.rank_files import chunk_keys
+from mindspeed_autoparallel.weights.rank_files import RankFile, chunk_keys
 from mindspeed_autoparallel.weights.rank_folders import RankFolderSource
 from mindspeed_autoparallel.weights.spelling import EACH, GROUPED, Spelling, forms_of
-from mindspeed_autoparallel.weights.state_order import OrderedState, Place, RankFile
+from mindspeed_autoparallel.weights.state_order import OrderedState, Place
 from mindspeed_autoparallel.weights.torch_file import StoredTensor, TorchFile
 
 _OF_TORCH_DIST = ("args", "optimizer", "content_metadata")

@@ -56,10 +56,18 @@ class TorchFile:
     def growing(self, dtype: Any, shape: Sequence[int]) -> Iterator[tuple[StoredTensor, Callable[[Any], None]]]:
         """Yield the placeholder of a tensor of ``shape``, and a function that writes its next values, a tensor of
         ``dtype``."""
-        storage = _Storage(str(self._count), _storage_kind(dtype), math.prod(shape))
+        import torch
+
+        kind = getattr(torch, torch.storage._dtype_to_storage_type_map()[dtype])
+        storage = _Storage(str(self._count), kind, math.prod(shape))
         self._count += 1
         with self._record(f"archive/data/{storage.key}", storage.num_values * dtype.itemsize) as write:
-            yield StoredTensor(storage, tuple(shape)), lambda block: _write_all(write, pieces(block))
+
+            def write_block(block: Any) -> None:
+                for piece in pieces(block):
+                    write(piece)
+
+            yield StoredTensor(storage, tuple(shape)), write_block
 
     def finish(self, content: Any) -> None:
         """Write ``content``, plain values and placeholders from ``add``, and finish the file."""
@@ -81,11 +89,6 @@ class TorchFile:
         with self._zip.open(info, "w", force_zip64=large) as record:
             yield record.write
         assert info.file_size == num_bytes, f"{name}: {info.file_size} bytes, not {num_bytes}"
-
-
-def _write_all(write: Callable[[Any], object], data: Iterable[Any]) -> None:
-    for piece in data:
-        write(piece)
 
 
 class _Zip(zipfile.ZipFile):
@@ -124,17 +127,10 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if not isinstance(value, StoredTensor):
             return NotImplemented
-        from torch._utils import _rebuild_tensor_v2
+        import torch
 
-        return _rebuild_tensor_v2, (value.storage, 0, value.shape, _strides(value.shape), False, OrderedDict())
-
-
-def _strides(shape: Sequence[int]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= size
-    return tuple(reversed(strides))
+        strides = torch.empty(value.shape, device="meta").stride()
+        return torch._utils._rebuild_tensor_v2, (value.storage, 0, value.shape, strides, False, OrderedDict())
 
 
 def pieces(tensor: Any) -> Iterator[Any]:
@@ -157,9 +153,3 @@ def pieces(tensor: Any) -> Iterator[Any]:
         data = memoryview(part.reshape(-1).view(torch.uint8).numpy())
         for begin in range(0, len(data), _PIECE_BYTES):
             yield data[begin : begin + _PIECE_BYTES]
-
-
-def _storage_kind(dtype: Any) -> Any:
-    import torch
-
-    return getattr(torch, torch.storage._dtype_to_storage_type_map()[dtype])

@@ -89,10 +89,10 @@ def _newest(checkpoint: Path) -> tuple[Path, int | None]:
     except ConfigError:
         # The folder that the tracker names may itself be lost; then older ones decide.
         tracker = checkpoint / TRACKER
-        said = tracker.read_text(encoding="utf-8").strip() if tracker.is_file() else ""
-        if not re.fullmatch(r"[0-9]{1,12}", said) or not any(checkpoint.glob("iter_*")):
+        held = tracker.read_text(encoding="utf-8").strip() if tracker.is_file() else ""
+        if not re.fullmatch(r"[0-9]{1,12}", held) or not any(checkpoint.glob("iter_*")):
             raise
-        folder = checkpoint / step_name(int(said))
+        folder = checkpoint / step_name(int(held))
     found = _STEP.fullmatch(folder.name)
     return folder, int(found.group(1)) if found else None
 

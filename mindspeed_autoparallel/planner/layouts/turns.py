@@ -11,7 +11,7 @@ from mindspeed_autoparallel.planner.best_first import Open
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.layouts.bounds import expected_us, tail_bound_us
 from mindspeed_autoparallel.planner.layouts.tasks import BOUND, IMPROVE, PROVE, SOLVE
-from mindspeed_autoparallel.planner.layouts.virtual_layouts import is_chain, takes_long
+from mindspeed_autoparallel.planner.layouts.virtual_layouts import takes_long
 from mindspeed_autoparallel.profiles import BlockCost, RecomputeCost
 
 QUICK = 0.25
@@ -36,7 +36,7 @@ def turn_of(candidate: Candidate, expected_us: float) -> float:
     """
     if candidate.layout.virtual_size > 1:
         return LAST / 2 * expected_us / (1 + expected_us)
-    return 0.0 if is_chain(candidate.profile.model) else LAST
+    return 0.0 if candidate.profile.model.is_chain else LAST
 
 
 def is_quick(candidate: Candidate, late: float) -> bool:

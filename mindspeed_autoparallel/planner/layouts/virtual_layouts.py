@@ -162,22 +162,11 @@ def first_of_last_module(model: Model, placement: ModulePlacement) -> int:
     return next(v for v, count in enumerate(placement.layers[model.modules[-1].name]) if count)
 
 
-def is_chain(model: Model) -> bool:
-    """Return whether each module depends on all modules before it."""
-    before: dict[str, set[str]] = {}
-    for module in model.modules:
-        read = set(module.predecessors).union(*(before[name] for name in module.predecessors))
-        if len(read) < len(before):
-            return False
-        before[module.name] = read
-    return True
-
-
 def takes_long(candidate: Candidate) -> bool:
     """Return whether a layout with virtual stages takes long to prove."""
     layout, model = candidate.layout, candidate.profile.model
     num = layout.num_virtual_stages
-    splits = comb(model.num_layers - 1, num - 1) if is_chain(model) else inf
+    splits = comb(model.num_layers - 1, num - 1) if model.is_chain else inf
     if splits * 2 * num * candidate.num_microbatches <= MOST_EVENTS_OF_CUTS:
         return False
     return layout.virtual_size > 1 and (

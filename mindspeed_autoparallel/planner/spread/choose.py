@@ -139,10 +139,10 @@ class Samples:
 
         def ways(sizes: Array) -> list[Array]:
             if options.arrangement == "none":
-                return [in_order(sizes, work, shape).samples]
+                return [in_order(sizes, shape)]
             if options.arrangement == "replica":
                 return [as_loaded(sizes, work, shape, is_exchanged=False)]
-            found = [balance(sizes, work, shape).samples]
+            found = [balance(sizes, work, shape)]
             if options.is_exchanged and shape.micro_batch_size > 1:
                 found.append(as_loaded(sizes, work, shape, is_exchanged=True))
             return found

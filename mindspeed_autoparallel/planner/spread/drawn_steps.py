@@ -109,9 +109,7 @@ class StepsUnderData:
         in_order = rows.reshape(num_draws, *cut).swapaxes(1, 2)
         nothing = len(sizes)
         sizes = numpy.concatenate((sizes, numpy.zeros_like(sizes[:1])))
-        shared: list[Array] = [
-            numpy.append(drawn, nothing)[balance(sizes[drawn], work, shape).samples] for drawn in rows
-        ]
+        shared: list[Array] = [numpy.append(drawn, nothing)[balance(sizes[drawn], work, shape)] for drawn in rows]
         places = max(one.shape[2] for one in shared)
         shared = [
             numpy.pad(one, ((0, 0), (0, 0), (0, places - one.shape[2])), constant_values=nothing) for one in shared

@@ -33,14 +33,6 @@ def zigzag_positions(length: int, context_size: int, rank: int) -> list[int]:
     return [position for run in zigzag_runs(length, context_size, rank) for position in range(*run)]
 
 
-def packed_zigzag_positions(boundaries: Sequence[int], context_size: int, rank: int) -> list[int]:
-    """Return ``zigzag_positions`` of packed sequences: each one, between two ``boundaries``, is sliced separately."""
-    positions: list[int] = []
-    for start, stop in itertools.pairwise(boundaries):
-        positions += [start + p for p in zigzag_positions(stop - start, context_size, rank)]
-    return positions
-
-
 def contiguous_range(length: int, context_size: int, rank: int) -> tuple[int, int]:
     """Return the run ``[start, stop)`` of ``length`` rows that ``rank`` holds; the first ranks hold the remainder."""
     size, extra = divmod(length, context_size)
@@ -49,7 +41,9 @@ def contiguous_range(length: int, context_size: int, rank: int) -> tuple[int, in
 
 
 def packed_positions(boundaries: Sequence[int], context_size: int, rank: int, *, causal: bool) -> list[int]:
-    """Return the packed batch's rows that ``rank`` holds: zigzag per sequence if causal or divisible, else one run."""
-    if causal or all((stop - start) % (2 * context_size) == 0 for start, stop in itertools.pairwise(boundaries)):
-        return packed_zigzag_positions(boundaries, context_size, rank)
+    """Return the rows that ``rank`` holds of a batch of sequences between ``boundaries``: zigzag in each sequence if
+    causal or divisible, else one run."""
+    sequences = list(itertools.pairwise(boundaries))
+    if causal or all((stop - start) % (2 * context_size) == 0 for start, stop in sequences):
+        return [start + p for start, stop in sequences for p in zigzag_positions(stop - start, context_size, rank)]
     return list(range(*contiguous_range(boundaries[-1], context_size, rank)))

@@ -7,7 +7,24 @@ from collections.abc import Iterator
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.runtime.devices.adapter import CountedMemory, MemoryProbe
+from mindspeed_autoparallel.runtime.devices.adapter import MemoryProbe
+
+
+class _CountedMemory:
+    """A probe over the allocator's own counters."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def current_bytes(self) -> int:
+        """Return the bytes that are live now."""
+        return int(self._module.memory_allocated())
+
+    def take_peak_bytes(self) -> int:
+        """Return the highest number of live bytes since the last call."""
+        peak = int(self._module.max_memory_allocated())
+        self._module.reset_peak_memory_stats()
+        return peak
 
 
 class Accelerator:
@@ -42,9 +59,7 @@ class Accelerator:
         """Read the allocator's own counters, which are always on."""
         self._module.synchronize()
         self._module.reset_peak_memory_stats()
-        yield CountedMemory(
-            self._module.memory_allocated, self._module.max_memory_allocated, self._module.reset_peak_memory_stats
-        )
+        yield _CountedMemory(self._module)
 
     def reserved_bytes(self) -> int | None:
         """Return the bytes that the caching allocator reserves: it releases none unless memory runs out."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -62,23 +61,6 @@ class DeviceAdapter(Protocol):
 
     def fingerprint(self) -> dict[str, str]:
         """Return the device and the software that a measurement depends on."""
-
-
-class CountedMemory:
-    """A probe over an accelerator's own counters (``torch.cuda`` or ``torch.npu``)."""
-
-    def __init__(self, current: Callable[[], int], peak: Callable[[], int], reset: Callable[[], None]) -> None:
-        self._current, self._peak, self._reset = current, peak, reset
-
-    def current_bytes(self) -> int:
-        """Return the bytes that are live now."""
-        return int(self._current())
-
-    def take_peak_bytes(self) -> int:
-        """Return the highest number of live bytes since the last call."""
-        peak = int(self._peak())
-        self._reset()
-        return peak
 
 
 def shared_cores(num_processes: int, num_cores: int | None = None) -> str:

@@ -31,11 +31,11 @@ def select_device() -> DeviceAdapter:
     Raises ``ConfigError`` for an unknown name, for a requested device that does not work, and if torch is missing
     or an unusable torch_npu breaks its import.
     """
-    asked = os.environ.get(DEVICE_VARIABLE, "").strip().lower()
-    if asked and asked not in _KINDS:
-        raise ConfigError(f"{DEVICE_VARIABLE} must be one of {', '.join(_KINDS)}, got {asked!r}.")
+    given = os.environ.get(DEVICE_VARIABLE, "").strip().lower()
+    if given and given not in _KINDS:
+        raise ConfigError(f"{DEVICE_VARIABLE} must be one of {', '.join(_KINDS)}, got {given!r}.")
     _check_torch()
-    kind = asked or _detect()
+    kind = given or _detect()
     if kind == "npu":
         from mindspeed_autoparallel.runtime.devices.accelerator import NpuAdapter
 
@@ -46,8 +46,8 @@ def select_device() -> DeviceAdapter:
         return CudaAdapter()
     from mindspeed_autoparallel.runtime.devices.cpu.adapter import CpuAdapter
 
-    if not asked:
-        _say(f"no NPU or GPU found, training on CPU with gloo ({DEVICE_VARIABLE} overrides)")
+    if not given:
+        _print(f"no NPU or GPU found, training on CPU with gloo ({DEVICE_VARIABLE} overrides)")
     return CpuAdapter()
 
 
@@ -78,7 +78,7 @@ def _detect() -> str:
             if torch_npu.npu.is_available():
                 return "npu"
         except Exception as error:
-            _say(
+            _print(
                 f"torch_npu is installed but cannot be used ({_reason(error)}). If this machine has an NPU, source "
                 "CANN's set_env.sh first; if it has none, keep TORCH_DEVICE_BACKEND_AUTOLOAD=0."
             )
@@ -98,5 +98,5 @@ def _reason(error: BaseException) -> str:
     return first_line(error).rstrip(".")
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print_once(f"mindspeed_autoparallel: {text}", to_stderr=True)

@@ -39,17 +39,15 @@ def check_releases(node: Node) -> Iterable[Finding]:
 
 def check_patches(node: Node, patches: Sequence[Patch]) -> Iterable[Finding]:
     """Check every patch against the release that it wraps."""
-    unfit = []
-    for patch in patches:
-        release = node.release_of(patch.distribution)
-        if release and patch.distribution == "megatron-core" and not within(release, patch.versions):
-            unfit.append(patch)
+    release = node.release_of("megatron-core")
+    of_megatron = [patch for patch in patches if patch.distribution == "megatron-core"]
+    unfit = [patch for patch in of_megatron if release and not within(release, patch.versions)]
     for patch in unfit:
         needed = ", ".join(patch.flags) or "every run"
         yield advice(
             "patches",
             f"{patch.target} is for {patch.distribution} {patch.versions}",
-            f"needed by {needed}: it is refused there with {node.release_of(patch.distribution)}",
+            f"needed by {needed}: it is refused there with {release}",
             "use a release in that range, or leave those flags out",
         )
     if patches and not unfit:

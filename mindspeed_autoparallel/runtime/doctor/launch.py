@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.hosts.opening import open_host_file
+from mindspeed_autoparallel.hosts.opening import host_of_script
 from mindspeed_autoparallel.hosts.script import Script
 from mindspeed_autoparallel.runtime.doctor.finding import Finding, advice, fine, problem, unknown
 from mindspeed_autoparallel.runtime.doctor.node import Node
@@ -46,9 +46,9 @@ def check_world_size(node: Node) -> Iterable[Finding]:
         return
     tensor, pipeline, context = (size or 1 for size in sizes)
     model = tensor * pipeline * context
-    said = f"TP {tensor} x PP {pipeline} x CP {context} = {model} on {world} processes"
+    what = f"TP {tensor} x PP {pipeline} x CP {context} = {model} on {world} processes"
     if world % model:
-        yield problem("sizes", said, "the processes cannot be divided evenly", "choose sizes whose product divides")
+        yield problem("sizes", what, "the processes cannot be divided evenly", "choose sizes whose product divides")
         return
     data = world // model
     batch, micro = script.number("--global-batch-size", 0), script.number("--micro-batch-size")
@@ -60,7 +60,7 @@ def check_world_size(node: Node) -> Iterable[Finding]:
             f"--global-batch-size {-(-batch // (data * micro)) * data * micro}",
         )
     else:
-        yield fine("sizes", f"{said}, DP {data}")
+        yield fine("sizes", f"{what}, DP {data}")
 
 
 def num_processes(script: Script) -> int | None:
@@ -140,10 +140,10 @@ def check_import(node: Node) -> Iterable[Finding]:
     text = program.read_text(encoding="utf-8", errors="replace")
     ours, first = text.find("import mindspeed_autoparallel"), _FIRST_MEGATRON.search(text)
     if ours < 0 or (first is not None and first.start() < ours):
-        said = "does not import mindspeed_autoparallel" if ours < 0 else "imports megatron first"
+        what = "does not import mindspeed_autoparallel" if ours < 0 else "imports megatron first"
         yield problem(
             "import",
-            f"{program} {said}",
+            f"{program} {what}",
             f"{', '.join(given)} is unknown to Megatron",
             "put `import mindspeed_autoparallel` above its first import of megatron or mindspeed",
         )
@@ -189,7 +189,7 @@ def check_sharded_parameters(node: Node) -> Iterable[Finding]:
     if not script.path:
         return
     try:
-        open_host_file(Path(script.path))
+        host_of_script(script)
     except ConfigError as error:
         yield advice("fsdp2", f"{flag} shards the parameters, and no command plans this script", str(error))
     else:

@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from mindspeed_autoparallel.hosts.script import Script
 from mindspeed_autoparallel.runtime.launch.ports import check_port_is_free
 
 ASCEND, NVIDIA, NO_DEVICE = "ascend", "nvidia", "none"
+_DEVICES = {ASCEND: "dev/davinci[0-9]*", NVIDIA: "dev/nvidia[0-9]*"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,19 +52,14 @@ class Node:
         return sorted(path.name for path in self.root.glob(pattern.lstrip("/")))
 
     def device_kind(self) -> str:
-        if self.matching("dev/davinci[0-9]*"):
-            return ASCEND
-        return NVIDIA if self.matching("dev/nvidia[0-9]*") else NO_DEVICE
+        return next((kind for kind, files in _DEVICES.items() if self.matching(files)), NO_DEVICE)
 
     def num_devices(self) -> int:
-        pattern = {ASCEND: "dev/davinci[0-9]*", NVIDIA: "dev/nvidia[0-9]*"}.get(self.device_kind())
-        return len(self.matching(pattern)) if pattern else 0
+        return next((len(found) for files in _DEVICES.values() if (found := self.matching(files))), 0)
 
 
 def this_node(script: Script | None = None, peers: Sequence[str] = (), root: Path = Path("/")) -> Node:
     """Return the machine of this process."""
-    import time
-
     return Node(
         environment=dict(os.environ),
         script=script or Script(),

@@ -203,24 +203,24 @@ def check_clock(node: Node) -> Iterable[Finding]:
     """Check that the clock is synchronised; compare it with each peer's over ``ssh``, within half the round trip."""
     for peer in node.peers:
         before = node.now_s()
-        told = node.run(["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", peer, "date", "+%s.%N"])
+        answer = node.run(["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", peer, "date", "+%s.%N"])
         after = node.now_s()
         try:
-            skew_s = float(told or "") - (before + after) / 2
+            skew_s = float(answer or "") - (before + after) / 2
         except ValueError:
             yield unknown("clock", f"the time of {peer} cannot be read (ssh without a password is needed)")
             continue
         uncertain_s = (after - before) / 2
-        said = f"{peer} is {abs(skew_s):.3f} s {'ahead' if skew_s > 0 else 'behind'} (+-{uncertain_s:.3f} s)"
+        what = f"{peer} is {abs(skew_s):.3f} s {'ahead' if skew_s > 0 else 'behind'} (+-{uncertain_s:.3f} s)"
         if abs(skew_s) - uncertain_s > _MAX_SKEW_S:
             yield problem(
                 "clock",
-                said,
+                what,
                 "logs and traces of the nodes cannot be aligned",
                 "start the time service (chronyd or ntpd) on all nodes",
             )
         else:
-            yield fine("clock", said)
+            yield fine("clock", what)
     synchronised = node.run(["timedatectl", "show", "-p", "NTPSynchronized", "--value"])
     if synchronised == "no":
         yield advice("clock", "not synchronised", "clocks of several nodes drift apart", "start chronyd or ntpd")

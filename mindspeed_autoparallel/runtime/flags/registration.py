@@ -6,7 +6,6 @@ Hosts register some of them already (MindSpeed-MM, MindSpeed); a clash must neve
 from __future__ import annotations
 
 import importlib
-import itertools
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -61,23 +60,6 @@ def keys_given(argv: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def missing_flags(parser: argparse.ArgumentParser) -> list[tuple[type[FlagGroup], Flag]]:
-    """Return the flags of this package that ``parser`` lacks, with their groups."""
-    taken = set(parser._option_string_actions)
-    return [
-        (group, flag)
-        for group in flag_groups()
-        for flag in flags_of(group)
-        if taken.isdisjoint((flag.name, "--" + flag.destination))
-    ]
-
-
-def flags_of_host(parser: argparse.ArgumentParser) -> set[str]:
-    """Return the names of our flags that ``parser`` has already, with the host's meaning."""
-    missing = {flag.name for _, flag in missing_flags(parser)}
-    return {flag.name for group in flag_groups() for flag in flags_of(group)} - missing
-
-
 def without_switches(argv: Sequence[str]) -> list[str]:
     """Return ``argv`` without the switches that start a feature: processes that measure for it must not start it again.
 
@@ -102,13 +84,20 @@ def plain_flag(word: str) -> str:
     return word.split("=", 1)[0].replace("_", "-")
 
 
-def add_missing_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Register every flag of this package that ``parser`` lacks; return ``parser``."""
-    for group, missing in itertools.groupby(missing_flags(parser), key=lambda item: item[0]):
-        section = parser.add_argument_group(title=group.TITLE)
-        for _, flag in missing:
+def add_missing_flags(parser: argparse.ArgumentParser) -> tuple[list[Flag], set[str]]:
+    """Register every flag of this package that ``parser`` lacks; return these, and the names that it had already, with
+    the host's meaning."""
+    taken = set(parser._option_string_actions)
+    added: list[Flag] = []
+    of_host: set[str] = set()
+    for group in flag_groups():
+        missing = [flag for flag in flags_of(group) if taken.isdisjoint((flag.name, "--" + flag.destination))]
+        of_host |= {flag.name for flag in flags_of(group) if flag not in missing}
+        section = parser.add_argument_group(title=group.TITLE) if missing else parser
+        for flag in missing:
             add_flag(section, flag)
-    return parser
+        added += missing
+    return added, of_host
 
 
 def add_flag(section: argparse._ActionsContainer, flag: Flag) -> None:

@@ -13,14 +13,14 @@ _MOST_LINES = 30
 
 
 class LaunchStatus(str, enum.Enum):
-    """Status of a launch after its end."""
+    """Status of a launch after its end, by severity: out of memory causes failures on other nodes."""
 
     OK = "ok"
-    OUT_OF_MEMORY = "out_of_memory"
-    FAILED = "failed"
-    TIMED_OUT = "timed_out"
     NOT_STARTED = "not_started"
     """A required node was gone before the launch began."""
+    TIMED_OUT = "timed_out"
+    FAILED = "failed"
+    OUT_OF_MEMORY = "out_of_memory"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,15 +85,6 @@ class LaunchOutcome:
         return f"{head}, exit code {self.exit_code}"
 
 
-_SEVERITY = (
-    LaunchStatus.OK,
-    LaunchStatus.NOT_STARTED,
-    LaunchStatus.TIMED_OUT,
-    LaunchStatus.FAILED,
-    LaunchStatus.OUT_OF_MEMORY,
-)
-
-
 def worst(outcomes: list[LaunchOutcome]) -> LaunchOutcome:
-    """Return the most severe outcome; out of memory ranks above failures, because it causes some on other nodes."""
-    return max(outcomes, key=lambda outcome: _SEVERITY.index(outcome.status))
+    """Return the most severe outcome."""
+    return max(outcomes, key=lambda outcome: list(LaunchStatus).index(outcome.status))

@@ -54,11 +54,12 @@ LOOPBACK_ENVIRONMENT = {
 """Variables that make torch's ``env://`` a client of ``loopback_store``."""
 
 
-def loopback_interface() -> str | None:
-    """Return the name of the interface of the loopback address, None if the system does not list it."""
+def gloo_on_loopback() -> dict[str, str]:
+    """Return variables with which gloo listens at the loopback address; none if the system lists no such interface."""
     with contextlib.suppress(OSError, AttributeError):
-        return next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
-    return None
+        names = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
+        return {"GLOO_SOCKET_IFNAME": names[0]} if names else {}
+    return {}
 
 
 def check_port_is_free(port: int) -> None:

@@ -20,7 +20,7 @@ from mindspeed_autoparallel.redaction import masked_text, secret_values
 from mindspeed_autoparallel.runtime.flags.registration import without_switches
 from mindspeed_autoparallel.runtime.launch.children import child_environment, private_log, secret_variables
 from mindspeed_autoparallel.runtime.launch.outcome import LaunchOutcome, LaunchSpec, LaunchStatus
-from mindspeed_autoparallel.runtime.launch.ports import LOOPBACK_ENVIRONMENT, loopback_interface, loopback_store
+from mindspeed_autoparallel.runtime.launch.ports import LOOPBACK_ENVIRONMENT, gloo_on_loopback, loopback_store
 from mindspeed_autoparallel.runtime.megatron.features import TASK_VARIABLE
 
 OUT_OF_MEMORY_EXIT_CODE = 77
@@ -100,7 +100,7 @@ def run_local_processes(
         port = ranks.master_port
         if ranks.num_nodes == 1:
             port = held.enter_context(loopback_store())
-            parent = {**_gloo_stays_inside(), **parent}
+            parent = {**gloo_on_loopback(), **parent}
         for local_rank in range(ranks.num_processes):
             own = {TASK_VARIABLE: str(task_file.resolve()), **ranks.environment(local_rank, port)}
             environment = child_environment(parent, {**spec.environment, **own})
@@ -126,12 +126,6 @@ def run_local_processes(
         for copier in copiers:
             copier.join(_COPIED_S)
     return replace(outcome, last_lines=tuple(masked_text(line, secrets) for line in outcome.last_lines))
-
-
-def _gloo_stays_inside() -> dict[str, str]:
-    """Return variables with which gloo listens at the loopback address; the user's own take precedence."""
-    interface = loopback_interface()
-    return {} if interface is None else {"GLOO_SOCKET_IFNAME": interface}
 
 
 def _watch(

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from mindspeed_autoparallel.errors import LaunchError
 from mindspeed_autoparallel.files import shown
@@ -29,17 +29,6 @@ _TWICE_S = 2.5
 """A node that is alive increments its counter at least once in this time."""
 
 
-class ClusterSize(NamedTuple):
-    """Sizes that must be the same on every node."""
-
-    num_nodes: int
-    num_processes_per_node: int
-
-    def flags(self) -> str:
-        """Return the sizes as flags."""
-        return f"--nnodes {self.num_nodes} --nproc-per-node {self.num_processes_per_node}"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Nodes:
     """The nodes of a run, and their rendezvous address."""
@@ -52,9 +41,9 @@ class Nodes:
     """Folder in which node 0 stores the secret for nodes that share it, unless the user sets one on all nodes."""
 
     @property
-    def size(self) -> ClusterSize:
-        """Return the sizes that must be the same on every node."""
-        return ClusterSize(self.num_nodes, self.num_processes_per_node)
+    def size(self) -> tuple[int, int]:
+        """Return nodes and processes per node, which must be the same on every node."""
+        return self.num_nodes, self.num_processes_per_node
 
     def ranks_of(self, node_rank: int, port: int) -> LocalRanks:
         """Return the processes of one node; rank 0 listens at ``port``."""
@@ -101,19 +90,18 @@ def join(nodes: Nodes, node_rank: int, timeout_s: float) -> StoreClient:
 
 def wait_for_nodes(store: StoreServer, cluster: Nodes, timeout_s: float) -> None:
     """Wait until all nodes have signed in; ``LaunchError`` names those that did not, or came with other flags."""
-    size = cluster.size
-    nodes = range(1, size.num_nodes)
+    nodes = range(1, cluster.num_nodes)
     wait_for_keys(store, [f"node/{node}" for node in nodes], timeout_s)
-    came = nodes_that_came(store, size.num_nodes)
+    came = nodes_that_came(store, cluster.num_nodes)
     for node in came:
         other = _size(json.loads(store.get(f"node/{node}")).get("size"))
-        if other != size:
-            raise LaunchError(_differ(node, other, size))
+        if other != cluster.size:
+            raise LaunchError(_differ(node, other, cluster.size))
     missing = [node for node in nodes if node not in came]
     if missing:
         raise LaunchError(
-            f"{named(missing, size.num_nodes)} did not come to {cluster.master_addr}:{cluster.master_port} within "
-            f"{timeout_s:.0f} s. "
+            f"{named(missing, cluster.num_nodes)} did not connect to {cluster.master_addr}:{cluster.master_port} "
+            f"within {timeout_s:.0f} s. "
             f"Start the same script there with --node-rank {' or '.join(map(str, missing))}, check that the port is "
             "open between the nodes, that --master-addr and --master-port are the same on all, and that nodes which "
             f"share no work dir have the same {SECRET_VARIABLE}."
@@ -172,10 +160,10 @@ def _connect(nodes: Nodes, node_rank: int, timeout_s: float) -> StoreClient:
     )
 
 
-def _size(value: Any) -> ClusterSize:
+def _size(value: Any) -> tuple[int, int]:
     if not isinstance(value, list) or len(value) != 2 or not all(type(one) is int and 0 < one < 2**20 for one in value):
         raise LaunchError(f"a node reports that the cluster has the size {shown(value)}.")
-    return ClusterSize(*value)
+    return value[0], value[1]
 
 
 def _about(signature: bytes) -> str:
@@ -184,5 +172,6 @@ def _about(signature: bytes) -> str:
     return f"process {pid if type(pid) is int else 0} on {shown(str(host))}"
 
 
-def _differ(node: int, its: ClusterSize, wanted: ClusterSize) -> str:
-    return f"node {node} was started with {its.flags()}, node 0 with {wanted.flags()}: give the same on all nodes."
+def _differ(node: int, its: tuple[int, int], wanted: tuple[int, int]) -> str:
+    own, first = (f"--nnodes {nodes} --nproc-per-node {processes}" for nodes, processes in (its, wanted))
+    return f"node {node} was started with {own}, node 0 with {first}: give the same on all nodes."

@@ -29,12 +29,19 @@ _WAIT_S = 0.05
 _POLL_S = 0.2
 
 
-class LocalStore:
-    """The table itself, used directly on node 0; the methods are those of torch's stores."""
+class StoreServer:
+    """The table, used directly on node 0 by the methods of torch's stores, and served to clients with the secret at
+    ``address``:``port`` until it is closed."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str, port: int, secret: bytes) -> None:
         self._values: dict[str, bytes] = {}
         self._lock = threading.Lock()
+        self._secret = secret
+        self._unknown: dict[socket.socket, None] = {}
+        """Connections with a handshake in progress, the oldest first."""
+        self._unknown_lock = threading.Lock()
+        self._socket = _listen(address, port)
+        threading.Thread(target=self._accept, name="store", daemon=True).start()
 
     def set(self, key: str, value: str | bytes) -> None:
         """Keep ``value`` under ``key``."""
@@ -57,19 +64,6 @@ class LocalStore:
             count = int(self._values.get(key, b"0")) + amount
             self._values[key] = str(count).encode()
             return count
-
-
-class StoreServer(LocalStore):
-    """``LocalStore`` that serves clients with the secret at ``address``:``port`` until it is closed."""
-
-    def __init__(self, address: str, port: int, secret: bytes) -> None:
-        super().__init__()
-        self._secret = secret
-        self._unknown: dict[socket.socket, None] = {}
-        """Connections with a handshake in progress, the oldest first."""
-        self._unknown_lock = threading.Lock()
-        self._socket = _listen(address, port)
-        threading.Thread(target=self._accept, name="store", daemon=True).start()
 
     def close(self) -> None:
         """Stop listening; open connections remain."""

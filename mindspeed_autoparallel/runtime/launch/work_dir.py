@@ -102,8 +102,9 @@ def _counting(path: Path) -> Iterator[None]:
 
     def write() -> None:
         text = json.dumps({**about, "count": next(numbers)}).ljust(_LENGTH)
-        with contextlib.suppress(OSError):  # the run itself reports a full disk
-            _overwrite(path, text.encode())
+        # In place and without fsync: closing the file makes it visible to other nodes. The run reports a full disk.
+        with contextlib.suppress(OSError, ConfigError), _opened(path) as stream:
+            os.pwrite(stream.fileno(), text.encode(), 0)
 
     write()
     try:
@@ -111,12 +112,6 @@ def _counting(path: Path) -> Iterator[None]:
             yield
     finally:
         path.unlink(missing_ok=True)
-
-
-def _overwrite(path: Path, content: bytes) -> None:
-    # In place and without fsync: closing the file makes it visible to other nodes.
-    with contextlib.suppress(ConfigError), _opened(path) as stream:
-        os.pwrite(stream.fileno(), content, 0)
 
 
 def _machine() -> str:

@@ -71,9 +71,7 @@ def kind_everywhere(plan: Plan) -> str | None:
     """
     kinds = {
         kind: tuple(plan.recomputed_of(module.name, kind) for module in plan.model.modules)
-        for kind in sorted(
-            {k for stage in plan.stages for rows in stage.recompute.values() for k, n in rows.items() if n}
-        )
+        for kind in sorted(plan.recompute_kinds)
     }
     layers = tuple(plan.layers_of(module.name) for module in plan.model.modules)
     if not kinds or (set(kinds) == {"full"} and len(layers) == 1):
@@ -221,11 +219,8 @@ def takes_pairs(plan: Plan) -> bool:
     """Return whether Megatron accepts combined 1F1B under ``plan``: experts on several ranks, one stage or several
     chunks per rank, no full recompute."""
     layout = plan.layout
-    kinds = {
-        kind for stage in plan.stages for rows in stage.recompute.values() for kind, count in rows.items() if count
-    }
     interleaved = layout.pipeline_size == 1 or layout.virtual_size > 1
-    return layout.expert_size > 1 and interleaved and not any(kind.startswith("full") for kind in kinds)
+    return layout.expert_size > 1 and interleaved and not any(kind.startswith("full") for kind in plan.recompute_kinds)
 
 
 def _even_split_of_two_models(plan: Plan) -> dict[str, int | str | None]:

@@ -16,9 +16,7 @@ from mindspeed_autoparallel.runtime.flags.registration import (
     flag_groups,
     flags_given,
     flags_of_command,
-    flags_of_host,
     keys_given,
-    missing_flags,
 )
 from mindspeed_autoparallel.runtime.megatron.features import FEATURES, TASK_VARIABLE, after_parsing, flags_that_are_true
 
@@ -46,9 +44,9 @@ def parse_with_our_flags(parse: Callable[..., Any], args: tuple[Any, ...], kwarg
         parser = provider(parser) if provider is not None else parser
         if _is_meant(parser):
             # Ours are added last, so that a host's flag of the same name wins.
-            of_host.update(flags_of_host(parser))
-            added.extend(flag for _, flag in missing_flags(parser))
-            add_missing_flags(parser)
+            missing, present = add_missing_flags(parser)
+            added.extend(missing)
+            of_host.update(present)
         return parser
 
     arguments = parse(provider_with_ours, *args[1:], **rest)

@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.files import shown
 from mindspeed_autoparallel.weights.families.catalogue import Family
-from mindspeed_autoparallel.weights.families.sizes import Block, short
+from mindspeed_autoparallel.weights.families.sizes import Block
 from mindspeed_autoparallel.weights.names import Shape
 
 _LINEAR_EVERY = 4  # of Qwen3-Next, by default: every fourth layer has full attention
@@ -59,7 +60,7 @@ def _is_linear(block: Block, layer: int, where: str) -> bool:
     if kinds is None:
         return (layer + 1) % _number(block, "full_attention_interval", _LINEAR_EVERY, where) != 0
     if not isinstance(kinds, list) or len(kinds) <= layer:
-        raise ConfigError(f"{where}: layer_types must name the kind of every layer, got {short(kinds)}.")
+        raise ConfigError(f"{where}: layer_types must name the kind of every layer, got {shown(kinds)}.")
     return bool(kinds[layer] == "linear_attention")
 
 
@@ -72,7 +73,7 @@ def _has_experts(block: Block, layer: int, where: str) -> bool:
     without = block.get("mlp_only_layers") or ()
     dense_first = block.get("first_k_dense_replace") or 0
     if type(dense_first) is not int:
-        raise ConfigError(f"{where}: first_k_dense_replace must be a whole number, got {short(dense_first)}.")
+        raise ConfigError(f"{where}: first_k_dense_replace must be a whole number, got {shown(dense_first)}.")
     kinds = block.get("mlp_layer_types")
     if isinstance(kinds, list) and layer < len(kinds):
         return bool(kinds[layer] == "sparse")
@@ -90,5 +91,5 @@ def _number(block: Block, key: str, default: int, where: str) -> int:
     if value is None:
         return default
     if type(value) is not int or value < 1:
-        raise ConfigError(f"{where}: {key} must be a whole number of at least 1, got {short(value)}.")
+        raise ConfigError(f"{where}: {key} must be a whole number of at least 1, got {shown(value)}.")
     return value

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.files import shown
 from mindspeed_autoparallel.spec.model import MAX_LAYERS
 
 Block = Mapping[str, object]
@@ -118,12 +119,5 @@ class Sizes:
             value = value[0]
         most = MAX_LAYERS if key in _LAYER_KEYS else _MAX_SIZE
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-            raise ConfigError(f"{self.where}: {key} must be a whole number from 1 to {most}, got {short(value)}.")
+            raise ConfigError(f"{self.where}: {key} must be a whole number from 1 to {most}, got {shown(value)}.")
         return value
-
-
-def short(value: Any) -> str:
-    """Return ``value`` in at most 60 characters."""
-    # A number of more digits than Python converts is too long to be shown anyway.
-    text = "a huge number" if isinstance(value, int) and value.bit_length() > 200 else repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -12,12 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[3] / "docs/examples"))
 import numpy
 from shapes import SHAPES
 
 from mindspeed_autoparallel.data.balance import BatchShape, balance
-from mindspeed_autoparallel.data.partition import cost_of, partition
+from mindspeed_autoparallel.data.partition import cost_of, lower_bound, partition
 from mindspeed_autoparallel.data.work import ModuleWork, WorkModel
+from reference_vlm.data.evenness import evenness
 
 # A decoder of width 4,096 (7e9 parameters), an encoder of width 1,280 (0.6e9): operations of a sample in 1e9.
 DECODER = ModuleWork(name="text_decoder", rows="tokens", linear=14.0, quadratic=2 * 32 * 4096 * 1e-9 * 2)
@@ -41,10 +43,11 @@ def single(steps: int) -> None:
             bins = numpy.arange(512) % replicas
             mean = weights.sum() / replicas
             began = time.process_time()
-            found = partition(weights, replicas, 512 // replicas)
+            bins_found = partition(weights, replicas, 512 // replicas)
             took = 1000 * (time.process_time() - began)
-            before = cost_of(weights, bins, replicas) / mean
-            rows.append((before, found.cost / mean, found.lower_bound / mean, found.gap, took))
+            before, after = (cost_of(weights, one, replicas) / mean for one in (bins, bins_found))
+            bound = lower_bound(weights, replicas, 512 // replicas) / mean
+            rows.append((before, after, bound, after / bound - 1, took))
         before, after, bound, gap, took = zip(*rows, strict=True)
         print(
             f"| {name} | {kind} | {replicas} | {statistics.mean(before):.3f} | {statistics.mean(after):.4f} | "
@@ -74,9 +77,10 @@ def packed(steps: int) -> None:
                     max_tokens=int(max(sizes[:, 0].max(), 1.25 * sizes[:, 0].mean() * 4)) if is_filled else 0,
                 )
                 began = time.process_time()
-                found = balance(sizes, MODELS[kind], shape)
+                samples = balance(sizes, MODELS[kind], shape)
                 took = 1000 * (time.process_time() - began)
-                work = numpy.append(MODELS[kind].of(sizes).sum(axis=1), 0.0)[found.samples].sum(axis=2)
+                work = numpy.append(MODELS[kind].of(sizes).sum(axis=1), 0.0)[samples].sum(axis=2)
+                found = evenness(sizes, MODELS[kind], shape, samples)
                 rows.append((found.imbalance, found.gap, work.max() / work.mean(), took))
             after, gap, largest, took = zip(*rows, strict=True)
             print(

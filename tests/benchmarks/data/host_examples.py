@@ -27,7 +27,7 @@ import torch
 from PIL import Image
 
 from mindspeed_autoparallel.data import tiles
-from mindspeed_autoparallel.data.describe import DescribeOptions, describe_records
+from mindspeed_autoparallel.data.describe import DescribeOptions, Reader
 from mindspeed_autoparallel.data.latents import KINDS, LeftOut, check_resolution, frames_of
 from mindspeed_autoparallel.data.video_parameters import Video
 from mindspeed_autoparallel.errors import ConfigError
@@ -105,7 +105,7 @@ def described(file: Path, data: dict, kind: str) -> None:
             model = file
         (folder / "mm_data.json").write_text(json.dumps({"dataset_param": data}))
         options = DescribeOptions(bytes_per_token=0.0 if kind in KINDS else 4.0)
-        found, _ = describe_records(folder / "mm_data.json", model, options, None, lambda _: None)
+        found, _ = Reader(options=options, model_file=model).records(folder / "mm_data.json")
         if kind == "feature":
             assert found.rows[0][0] == 21 * 30 * 52, found.rows
 
@@ -136,7 +136,7 @@ def beside_internvl(host: Path, parameters: dict, number: int) -> int:
             length = chance.choice([0, 0, 900])
             records = tiles.TiledRecords(Path(scratch) / "mm.json")
             try:
-                found = records.size_of(f"{scratch}/none.json[0]", json.dumps(record).encode(), byte_count, length)
+                found = records.size_of(f"{scratch}/none.json[0]", record, byte_count, length)
                 ours = (min(found.tokens, length or found.tokens), found.images)
             except ConfigError:
                 ours = None

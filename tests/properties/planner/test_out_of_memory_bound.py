@@ -50,10 +50,10 @@ def arranged(sizes, kind):
     """Return how training arranges a batch: samples ``[replica, microbatch, place]``."""
     shape = shape_of(kind)
     if kind in ("balanced", "packed"):
-        return balance(sizes, MODEL, shape).samples
+        return balance(sizes, MODEL, shape)
     if kind == "exchanged":
         return as_loaded(sizes, MODEL, shape, is_exchanged=True)
-    samples = in_order(sizes, MODEL, shape).samples
+    samples = in_order(sizes, shape)
     if kind == "ordered":
         order = numpy.stack([short_at_the_ends(row) for row in sizes[:, 0][samples].max(axis=2)])
         samples = numpy.take_along_axis(samples, order[:, :, None], axis=1)

@@ -6,7 +6,7 @@ import zipfile
 
 import pytest
 
-from mindspeed_autoparallel.data.describe import DescribeOptions, describe_records
+from mindspeed_autoparallel.data.describe import DescribeOptions, Reader
 from mindspeed_autoparallel.data.media import shape_in
 from mindspeed_autoparallel.errors import ConfigError
 
@@ -30,9 +30,8 @@ def described(tmp_path, kind, records, model=WAN, prepare=PREPARE, options=None,
         (tmp_path / "data.txt").write_text(f"{tmp_path},{tmp_path / 'videos.json'}\n")
         data["basic_parameters"] = {"data_path": str(tmp_path / "data.txt"), "data_storage_mode": "combine", **basic}
     (tmp_path / "data.json").write_text(json.dumps({"dataset_param": data}))
-    return describe_records(
-        tmp_path / "data.json", tmp_path / "model.json", options or DescribeOptions(), None, lambda _: None
-    )
+    reader = Reader(options=options or DescribeOptions(), model_file=tmp_path / "model.json")
+    return reader.records(tmp_path / "data.json")
 
 
 def test_frames_are_those_that_the_autoencoder_takes_and_pixels_those_of_the_crop(tmp_path):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mindspeed_autoparallel.data.describe import DescribeOptions, describe_records
+from mindspeed_autoparallel.data.describe import DescribeOptions, Reader
 from mindspeed_autoparallel.errors import ConfigError
 
 GIVEN = {
@@ -27,7 +27,7 @@ def described(folder, records, options=None, basic=None, **changes):
     (folder / "data.json").write_text(json.dumps({"dataset_param": {**GIVEN, "basic_parameters": sets, **changes}}))
     (folder / "model.json").write_text("{}")
     options = options or DescribeOptions(bytes_per_token=1.0)
-    return describe_records(folder / "data.json", folder / "model.json", options, None, lambda _: None)
+    return Reader(options=options, model_file=folder / "model.json").records(folder / "data.json")
 
 
 def test_pictures_are_cut_into_tiles_and_a_thumbnail(tmp_path):

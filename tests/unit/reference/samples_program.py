@@ -19,7 +19,7 @@ import torch  # noqa: E402
 
 from mindspeed_autoparallel.data.lengths import read_indexed  # noqa: E402
 from mindspeed_autoparallel.data.media import fitting_size, num_audio_tokens, read_media_sizes  # noqa: E402
-from mindspeed_autoparallel.data.records import RecordSizes, read_format, read_record_set  # noqa: E402
+from mindspeed_autoparallel.data.records import ChatRecords, read_format  # noqa: E402
 from mindspeed_autoparallel.errors import ConfigError  # noqa: E402
 from reference_vlm.configuration import DataDescription, read_data, read_model  # noqa: E402
 from reference_vlm.data.audio import load_audio  # noqa: E402
@@ -223,9 +223,10 @@ def _() -> None:
     model, data = read_model(EXAMPLE / "model_audio.json"), read_data(EXAMPLE / "data_audio.json")
     for name, records in (("data.json", "pictures.json"), ("data_audio.json", "tones.json")):
         file, folder = EXAMPLE / "data" / records, EXAMPLE / "data"
-        described = dataclasses.replace(read_format(EXAMPLE / name), folder=folder, files=(file,))
-        sizes = RecordSizes(described, read_media_sizes(EXAMPLE / "model_audio.json"), lambda text: len(text.encode()))
-        found = [sizes.size_of(*record) for record in read_record_set(described).records]
+        described = dataclasses.replace(read_format(EXAMPLE / name), folder=folder, files=(file,), tokenizer=None)
+        chat = ChatRecords(described, read_media_sizes(EXAMPLE / "model_audio.json"))
+        size_of, _ = chat.counting(0.0, 0)
+        found = [size_of(name, json.loads(raw)) for name, raw in chat.records.records]
         samples = [
             make_sample(record, model, data, TOKENIZER, 10**6)
             for record in read_records(dataclasses.replace(data, files=(file,), folder=folder))
@@ -233,17 +234,14 @@ def _() -> None:
         assert [size.tokens for size in found] == [len(sample.input_ids) for sample in samples]
         assert [size.patches for size in found] == [sum(map(len, sample.patches)) for sample in samples]
         assert [size.frames for size in found] == [sum(c.shape[1] for c in sample.clips) for sample in samples]
-    sizes_of_model = read_media_sizes(EXAMPLE / "model_audio.json")
     for (name, raw), record in zip(
-        read_record_set(described).records,
-        read_records(dataclasses.replace(data, files=(file,), folder=folder)),
-        strict=True,
+        chat.records.records, read_records(dataclasses.replace(data, files=(file,), folder=folder)), strict=True
     ):
         for size in (10, 20, 30, 40, 60):
-            short = RecordSizes(described, sizes_of_model, lambda text: len(text.encode()), size)
+            short, _ = chat.counting(0.0, size)
             refused = []
             for attempt in (
-                lambda raw=raw, name=name, short=short: short.size_of(name, raw),
+                lambda raw=raw, name=name, short=short: short(name, json.loads(raw)),
                 lambda record=record, size=size: make_sample(record, model, data, TOKENIZER, size),
             ):
                 try:
@@ -352,7 +350,7 @@ def _() -> None:
     given.data_balance_max_tokens = 100
     made = make_rearrangement(given, MODEL, DATA, TOKENIZER, 2, False)
     made.check_fits(records)
-    rows = made.decide(0, records[:8]).assignment.samples
+    rows = made.decide(0, records[:8]).samples
     assert sorted(rows.flatten().tolist()) == list(range(8))
 
 
@@ -383,7 +381,7 @@ def _() -> None:
     heavy = next(record for record in records if len(record.images) == 2)
     light = next(record for record in records if not record.images)
     decision = made.decide(0, [heavy, light] * 4)
-    assert decision.imbalance_before > 1.2 and decision.assignment.imbalance < 1.01
+    assert decision.before.imbalance > 1.2 and decision.after.imbalance < 1.01
     assert "above the batch's bound" in describe(0, decision)
 
 

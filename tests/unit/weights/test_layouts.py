@@ -46,7 +46,7 @@ def test_older_and_newer_configs_say_the_same() -> None:
 
 
 def test_an_unknown_architecture_is_refused_with_the_supported_ones() -> None:
-    with pytest.raises(ConfigError, match=r"'mamba' is not supported. Supported: qwen2_vl, .*llama"):
+    with pytest.raises(ConfigError, match=r"mamba is not supported. Supported: qwen2_vl, .*llama"):
         architecture_from_config({"model_type": "mamba"}, "config.json")
 
 
@@ -107,7 +107,7 @@ def test_layers_of_a_module_the_model_lacks_are_refused() -> None:
 
 def test_first_and_last_chunk_skip_stages_without_layers() -> None:
     placed = layout_of(text=((0, 10), (18, 0)), vision=((32, 0), (0, 0))).modules[TEXT]
-    assert (placed.first_chunk(), placed.last_chunk(), placed.start_of(1, 0)) == ((0, 1), (1, 0), 10)
+    assert (placed.filled_chunks(), placed.start_of(1, 0)) == ([(0, 1), (1, 0)], 10)
 
 
 @pytest.mark.parametrize(

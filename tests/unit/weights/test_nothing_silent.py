@@ -100,10 +100,12 @@ def test_quantised_weights_without_scales_are_refused(tmp_path: Path, dtype: str
 def test_quantised_weights_in_a_checkpoint_are_refused(tmp_path: Path, file_format: str) -> None:
     from mindspeed_autoparallel.weights.rank_folders import RankFolderSource
     from mindspeed_autoparallel.weights.source import checked, present_entries
+    from mindspeed_autoparallel.weights.torch_dist import TorchDistSource
 
     model = model_of(tmp_path, "llama")
     convert(model, tmp_path / "ck", file_format)
-    source = conversion.open_checkpoint(tmp_path / "ck", read_architecture(model))
+    reader = {"mm": RankFolderSource, "torch_dist": TorchDistSource}[file_format]
+    source = reader(tmp_path / "ck", read_architecture(model))
     entry = present_entries(source)[-1]
     with pytest.raises(ConfigError, match=r"stored as int8: quantised"):
         checked(entry, source.load(entry).to(torch.int8), "ck")
@@ -179,3 +181,23 @@ def test_a_copy_of_the_embedding_for_further_tokens_must_equal_it(tmp_path: Path
     edit(model, lambda state: state[copy].add_(1))
     with pytest.raises(ConfigError, match=rf"{copy} differs from model\.embed_tokens\.weight"):
         convert(model, tmp_path / "other")
+
+
+def test_the_original_is_opened_once_however_many_norms_are_stored_around_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mindspeed_autoparallel.weights.safetensors_file import SafetensorsFile
+
+    model = model_of(tmp_path, "qwen3_next")
+    convert(model, tmp_path / "ck")
+    opened: list[Path] = []
+    read_header = SafetensorsFile._read_header
+
+    def counted(file: SafetensorsFile, stream: Any) -> Any:
+        opened.append(file.path)
+        return read_header(file, stream)
+
+    monkeypatch.setattr(SafetensorsFile, "_read_header", counted)
+    conversion.checkpoint_to_huggingface(tmp_path / "ck", model, tmp_path / "back")
+    # Once for the forms of its experts, once for its names, types and untrained parts.
+    assert opened == [model / "model.safetensors"] * 2

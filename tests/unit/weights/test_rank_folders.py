@@ -190,5 +190,5 @@ def test_a_missing_rank_folder_is_named(make_model: Make, tmp_path: Path) -> Non
 def test_a_checkpoint_of_another_model_is_refused(make_model: Make, tmp_path: Path) -> None:
     folder = converted(make_model(), tmp_path / "mm")
     other = make_model("other", num_hidden_layers=5)
-    with pytest.raises(ConfigError, match=r"holds 4 text layers.*says 5"):
+    with pytest.raises(ConfigError, match=r"holds 4 text layers.*has 5"):
         conversion.checkpoint_to_huggingface(folder, other, tmp_path / "back")

@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy
 
-from mindspeed_autoparallel.data.balance import Assignment, BatchShape, balance, in_order
+from mindspeed_autoparallel.data.balance import BatchShape, balance, in_order
 from mindspeed_autoparallel.data.media import MediaSizes
 from mindspeed_autoparallel.data.sizes import SampleSizes
-from mindspeed_autoparallel.data.work import ModuleWork, SampleSize, WorkModel
+from mindspeed_autoparallel.data.work import Array, ModuleWork, SampleSize, WorkModel
 from mindspeed_autoparallel.errors import ConfigError
 from reference_vlm.configuration import DataDescription, ModelDescription, StackDescription
+from reference_vlm.data.evenness import Evenness, evenness
 from reference_vlm.data.records import Record
 from reference_vlm.data.tokens import Tokenizer
 
@@ -28,8 +29,10 @@ from reference_vlm.data.tokens import Tokenizer
 class Decision:
     """The assignment of one global batch, its gain, and the time of the decision."""
 
-    assignment: Assignment
-    imbalance_before: float
+    samples: Array
+    """``[replica, microbatch, place]``, see ``balance``."""
+    before: Evenness
+    after: Evenness
     milliseconds: float
     """Time of the decision, without reading headers."""
 
@@ -57,8 +60,8 @@ class Rearrangement:
             if self._log_every and batch % self._log_every == 0:
                 print(describe(batch, self._decided[batch].result()), flush=True)
         first = batch * self.shape.num_samples
-        assignment = self._decided[batch].result().assignment
-        return [first + int(index) for index in assignment.samples[rank, place] if index >= 0]
+        samples = self._decided[batch].result().samples
+        return [first + int(index) for index in samples[rank, place] if index >= 0]
 
     def check_fits(self, records: Iterable[Record]) -> None:
         """Raise a ``ConfigError`` that names the first record that exceeds the token limit of a microbatch."""
@@ -77,15 +80,15 @@ class Rearrangement:
         sizes = numpy.array([self._size(record) for record in records], dtype=numpy.int64)
         began = time.perf_counter()
         try:
-            assignment = balance(sizes, self._work, self.shape)
+            samples = balance(sizes, self._work, self.shape)
         except ConfigError as error:
             # Every sample fits alone (checked before training): no reason to end a run hours in.
             if self._log_every:
                 print(f"data balance: batch {batch} goes beyond the limit of tokens: {error}", flush=True)
-            assignment = balance(sizes, self._work, replace(self.shape, max_tokens=0))
+            samples = balance(sizes, self._work, replace(self.shape, max_tokens=0))
         took = 1000 * (time.perf_counter() - began)
-        before = in_order(sizes, self._work, self.shape)
-        return Decision(assignment=assignment, imbalance_before=before.imbalance, milliseconds=took)
+        before, after = (evenness(sizes, self._work, self.shape, one) for one in (in_order(sizes, self.shape), samples))
+        return Decision(samples=samples, before=before, after=after, milliseconds=took)
 
     def _decision(self, batch: int, batch_of: Callable[[range], list[Record]]) -> Future[Decision]:
         if batch in self._decided:
@@ -103,11 +106,10 @@ class Rearrangement:
 
 def describe(batch: int, decision: Decision) -> str:
     """Return a log line: the balance of the batch before and after, and its gap to the best possible."""
-    found = decision.assignment
     return (
-        f"data balance: batch {batch}: slowest replica {found.imbalance:.3f} times the mean work "
-        f"({decision.imbalance_before:.3f} in order), {max(0.0, found.gap):.2%} above the batch's bound, decided in "
-        f"{decision.milliseconds:.1f} ms"
+        f"data balance: batch {batch}: slowest replica {decision.after.imbalance:.3f} times the mean work "
+        f"({decision.before.imbalance:.3f} in order), {max(0.0, decision.after.gap):.2%} above the batch's bound, "
+        f"decided in {decision.milliseconds:.1f} ms"
     )
 
 
@@ -147,7 +149,7 @@ def make_rearrangement(
     )
 
     def size_of(record: Record) -> SampleSize:
-        found = sizes.of(record.name, record.turns, record.images, record.audios)
+        found = sizes.of(record.turns, record.images, record.audios)
         return found._replace(tokens=min(found.tokens, arguments.seq_length))
 
     return Rearrangement(shape, work_of(model), size_of, arguments.log_interval if is_logged else 0)

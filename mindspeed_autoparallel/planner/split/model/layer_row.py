@@ -11,6 +11,7 @@ import numpy
 from mindspeed_autoparallel.planner.split.model.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.model.recompute_choice import Array
 from mindspeed_autoparallel.planner.split.model.solution import Placement
+from mindspeed_autoparallel.spec.model import each_after_all
 
 
 def fits_a_row(problem: SplitProblem) -> bool:
@@ -24,12 +25,7 @@ def fits_a_row(problem: SplitProblem) -> bool:
 
 def is_one_row(problem: SplitProblem) -> bool:
     """Return whether every placement is a cut of the row: each segment depends on all segments before it."""
-    known: list[set[int]] = []
-    for index, segment in enumerate(problem.segments):
-        known.append(set(segment.predecessors).union(*(known[before] for before in segment.predecessors)))
-        if len(known[index]) < index:
-            return False
-    return True
+    return each_after_all({index: segment.predecessors for index, segment in enumerate(problem.segments)})
 
 
 class LayerRow:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 from collections.abc import Callable, Iterator
 from types import FunctionType
@@ -27,7 +26,7 @@ class Edits:
     """Replacements that ``undo`` reverts in reverse order. For edits after ``undo``, make a new object."""
 
     def __init__(self) -> None:
-        self._undo: list[Callable[[], None]] = []
+        self._undo: list[Callable[[], object]] = []
         self.undone = False
         """Checked by edits that wait for a module to be imported."""
         self.left_in_place: list[str] = []
@@ -43,7 +42,7 @@ class Edits:
         """Set an environment variable, unless it is set already."""
         if name not in os.environ:
             os.environ[name] = value
-            self._undo.append(functools.partial(_unset_variable, name))
+            self._undo.append(lambda: os.environ.pop(name, None))
 
     def on_undo(self, restore: Callable[[], None]) -> None:
         """Register any other function that restores something."""
@@ -68,10 +67,6 @@ def _restore(holder: Any, name: str, before: Any) -> None:
         delattr(holder, name)
     else:
         setattr(holder, name, before)
-
-
-def _unset_variable(name: str) -> None:
-    os.environ.pop(name, None)
 
 
 def _own(holder: Any, name: str) -> Any:

@@ -169,7 +169,7 @@ def _answers(total_memory_bytes: int) -> dict[str, Callable[..., Any]]:
         # initialize_megatron asserts a device, and a count of 0 would skip initialize_model_parallel.
         "is_available": _answer(True),
         "is_initialized": _answer(True),
-        "device_count": lambda: _local_world_size(),
+        "device_count": _local_world_size,
         # An int, because callers write f"cuda:{current_device()}".
         "current_device": _answer(int(os.environ.get("LOCAL_RANK", "0"))),
         # The CPU generator stands in for the device generator.

@@ -133,9 +133,9 @@ def _no_transformer_engine(edits: Edits, module: ModuleType) -> None:
 def _no_inference_layers(edits: Edits, module: ModuleType) -> None:
     # 0.20: multi-token prediction tests its layers against the inference layers, whose names are no classes without
     # Transformer Engine.
-    ask = "is_inference_column_parallel_linear"
-    if hasattr(module, ask) and not getattr(module, "HAVE_TE", False):
-        edits.set(module, ask, lambda asked: False)
+    name = "is_inference_column_parallel_linear"
+    if hasattr(module, name) and not getattr(module, "HAVE_TE", False):
+        edits.set(module, name, lambda layer: False)
 
 
 def _vision_norm(edits: Edits, module: ModuleType) -> None:

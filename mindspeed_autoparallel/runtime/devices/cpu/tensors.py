@@ -17,7 +17,7 @@ _NEW = ("new_tensor", "new_empty", "new_zeros", "new_ones", "new_full")
 
 
 def names_accelerator(device: Any) -> bool:
-    """Return whether ``device`` means the current accelerator: "cuda...", "npu...", a ``torch.device`` of
+    """Return whether ``device`` is the current accelerator: "cuda...", "npu...", a ``torch.device`` of
     either, or a bare index."""
     import torch
 

@@ -105,7 +105,7 @@ def _check_recompute(plan: Plan, description: Description, arguments: argparse.N
 
 
 def _check_recompute_flags(plan: Plan, arguments: argparse.Namespace) -> None:
-    kinds = {kind for stage in plan.stages for row in stage.recompute.values() for kind, count in row.items() if count}
+    kinds = plan.recompute_kinds
     if any(policy_of(kind).kind == "full" for kind in kinds) and not recomputes_whole_layers(arguments):
         raise PlanError(
             "the plan recomputes whole layers, and Megatron 0.18 ends in a TypeError where it recomputes those of "

@@ -306,7 +306,9 @@ def test_parameters_that_megatron_shards_are_recognised(
 ) -> None:
     file = tmp_path / "train.sh"
     file.write_text(f"torchrun --nproc_per_node 8 pretrain_gpt.py --vocab-size 1000 --seq-length 64 {words}")
-    assert statuses(launch.check_sharded_parameters(node_with(script=read_script(file)))) == expected
+    script = read_script(file)
+    file.unlink()  # it was read: the check needs no second look
+    assert statuses(launch.check_sharded_parameters(node_with(script=script))) == expected
 
 
 def test_every_check_runs_on_a_bare_machine(tmp_path: Path) -> None:

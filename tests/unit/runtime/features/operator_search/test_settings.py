@@ -25,7 +25,9 @@ MODEL = {
 
 
 def parsed(*words, **model):
-    arguments = add_missing_flags(argparse.ArgumentParser()).parse_args([*words])
+    parser = argparse.ArgumentParser()
+    add_missing_flags(parser)
+    arguments = parser.parse_args([*words])
     for name, value in {**MODEL, **model}.items():
         setattr(arguments, name, value)
     return arguments
