@@ -1,4 +1,4 @@
-"""Search a parallel strategy per operator for a model described by its shape."""
+"""Find a parallel strategy for every operator of a model described by its shape."""
 
 from __future__ import annotations
 

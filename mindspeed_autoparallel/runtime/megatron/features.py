@@ -143,7 +143,7 @@ def _start(arguments: argparse.Namespace) -> None:
     jobs = [_flag(destination) for destination in _ONE_JOB if _flag(destination) in on]
     if len(jobs) > 1:
         raise ConfigError(
-            f"{' and '.join(jobs)} were given together. Search first, then train by what was found "
+            f"{' and '.join(jobs)} were given together. Search first, then train with what was found "
             "(--auto-parallel-plan or --operator-plan) in a run of its own."
         )
     _start_features(arguments)
