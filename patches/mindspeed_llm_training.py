@@ -28,6 +28,6 @@ PATCHES = [
         distribution="mindspeed-llm",
         parameters=("iteration",),
         flags=HETERO_FLAGS,
-        why="The time of each phase and the bytes moved are logged beside MindSpeed-LLM's iteration.",
+        why="The time of each phase and the bytes moved are logged with MindSpeed-LLM's iteration.",
     ),
 ]

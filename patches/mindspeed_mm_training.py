@@ -39,6 +39,6 @@ PATCHES = [
         distribution="mindspeed-mm",
         parameters=("iteration",),
         flags=HETERO_FLAGS,
-        why="The time of each phase and the bytes moved are logged beside MindSpeed-MM's iteration.",
+        why="The time of each phase and the bytes moved are logged with MindSpeed-MM's iteration.",
     ),
 ]

@@ -66,7 +66,7 @@ PATCHES = [
         wrapper=LOG_ITERATION,
         parameters=("iteration",),
         flags=HETERO_FLAGS,
-        why="The time of each phase and the bytes moved are logged beside the iteration.",
+        why="The time of each phase and the bytes moved are logged with the iteration.",
     ),
     Patch(
         target="megatron.training.training:train_step",

@@ -145,7 +145,7 @@ def _recompute(plan: Plan) -> list[str]:
         kind, numbers = "full", {again for again, held in zip(full, counts, strict=True) if again != held}
         if len(numbers) > 1 or any(held < max(numbers) for held in counts if numbers and held):
             raise PlanError(
-                f"stages recompute {list(full)} layers of {list(counts)}, and Megatron's flags hold for all stages "
+                f"stages recompute {list(full)} layers of {list(counts)}, but Megatron's flags apply to all stages "
                 "alike: train with --auto-parallel-plan."
             )
         number = max(numbers, default=0)

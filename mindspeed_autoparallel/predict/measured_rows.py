@@ -173,7 +173,7 @@ def _model(row: Mapping[str, object]) -> dict[str, object] | None:
     if any(fields.get(name) is None for name in ("num_layers", "hidden", "heads", "seq")):
         return None
     if fields.get("vision_encoder") and not _has_sizes(part(fields, "vision_encoder")):
-        raise ConfigError("the encoder's sizes are not said.")
+        raise ConfigError("the encoder's sizes are not stated.")
     if fields.get("topk") is None:
         fields.pop("topk", None)
     pattern = fields.get("layer_pattern")
@@ -205,7 +205,7 @@ def _layout(
     if devices != shards * integer(layout, "dp", devices // shards, "parallel"):
         layout.pop("dp", None)
     if layout.pop("encoder_layer_list", None) and not model.get("vision_encoder"):
-        raise ConfigError("the encoder's sizes are not said.")
+        raise ConfigError("the encoder's sizes are not stated.")
     return layout
 
 

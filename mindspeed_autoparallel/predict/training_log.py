@@ -172,7 +172,7 @@ def _refuse_mixed(path: Path, segment: _Segment, numbers: list[int]) -> None:
 def _summary(path: Path, content: str, segment: _Segment, num_segments: int) -> TrainingLog:
     remarks = []
     if num_segments > 1:
-        remarks.append(f"{num_segments} starts in one file; the last with steps enough counts")
+        remarks.append(f"{num_segments} starts in one file; the last with enough steps counts")
     if segment.crashed:
         remarks.append("it ended with an error; the steps before it count")
     if any(len(times) > 1 for times in segment.steps.values()):

@@ -73,7 +73,7 @@ class HuggingFaceSource(TensorSource):
                 refuse_quantised(self._file(name).dtype(name), name, self.folder)
                 if stored != wanted:
                     raise ConfigError(
-                        f"{self.folder}: {name} has the shape {list(stored)}; config.json means {list(wanted)}. "
+                        f"{self.folder}: {name} has the shape {list(stored)}; config.json implies {list(wanted)}. "
                         "The weights and config.json belong to different models."
                     )
 
@@ -136,7 +136,7 @@ def shard_of_tensor(folder: Path) -> dict[str, Path]:
         for path in sorted(set(listed.values())):
             lost = {name for name, file in listed.items() if file == path} - set(SafetensorsFile(path).keys())
             if lost:
-                raise ConfigError(f"shard {path} lacks {min(lost)}, which the index says it has. Download it again.")
+                raise ConfigError(f"shard {path} lacks {min(lost)}, which the index lists. Download it again.")
         _refuse_two_values(folder, sorted(set(listed.values())))
         return listed
     files = sorted(folder.glob("*.safetensors"))

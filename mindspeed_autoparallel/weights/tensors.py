@@ -46,7 +46,7 @@ def check_shape(rule: names.Rule, blocks: Sequence[Tensor], where: object) -> li
         _LOG.warning("%s: %d padding rows beyond the vocabulary of %d left out.", rule.target, num_padding, wanted[0])
         return rows(blocks, 0, wanted[0])
     raise ConfigError(
-        f"{where}: {rule.target} has the shape {list(found)}; config.json means {list(wanted)}. "
+        f"{where}: {rule.target} has the shape {list(found)}; config.json implies {list(wanted)}. "
         "The checkpoint and config.json belong to different models."
     )
 

@@ -64,7 +64,7 @@ class TorchDistSource(TensorSource):
             if math.prod(described.size[len(place) :]) > _MOST_ROOM * math.prod(wanted):
                 # Before memory is allocated for it; small differences are reported with both shapes.
                 raise ConfigError(
-                    f"{self.folder}: {key} has the shape {list(described.size)}; config.json means {list(wanted)} a "
+                    f"{self.folder}: {key} has the shape {list(described.size)}; config.json implies {list(wanted)} a "
                     "layer. The checkpoint and config.json belong to different models."
                 )
             parts.append(self._reader.assemble(key, described, place))

@@ -80,7 +80,7 @@ def join(nodes: Nodes, node_rank: int, timeout_s: float) -> StoreClient:
     wanted = _size(json.loads(store.get("size")))
     if store.check(["launch/0"]):
         raise LaunchError(
-            f"node {node_rank} comes too late: node 0 has begun. Start the same command on all nodes again."
+            f"node {node_rank} is too late: node 0 has started. Start the same command on all nodes again."
         )
     signature, heartbeat = f"node/{node_rank}", f"heartbeat/{node_rank}"
     if store.check([signature]):
@@ -88,7 +88,7 @@ def join(nodes: Nodes, node_rank: int, timeout_s: float) -> StoreClient:
         time.sleep(_TWICE_S)
         if store.add(heartbeat, 0) != count:
             raise LaunchError(
-                f"node {node_rank} is there already: {_about(store.get(signature))}. Give every node a "
+                f"node {node_rank} is already connected: {_about(store.get(signature))}. Give every node a "
                 "--node-rank of its own."
             )
     me = {"host": socket.gethostname(), "pid": os.getpid(), "size": size}
@@ -112,7 +112,7 @@ def wait_for_nodes(store: StoreServer, cluster: Nodes, timeout_s: float) -> None
     missing = [node for node in nodes if node not in came]
     if missing:
         raise LaunchError(
-            f"{named(missing, size.num_nodes)} did not come to {cluster.master_addr}:{cluster.master_port} within "
+            f"{named(missing, size.num_nodes)} did not connect to {cluster.master_addr}:{cluster.master_port} within "
             f"{timeout_s:.0f} s. "
             f"Start the same script there with --node-rank {' or '.join(map(str, missing))}, check that the port is "
             "open between the nodes, that --master-addr and --master-port are the same on all, and that nodes which "
@@ -162,7 +162,7 @@ def _connect(nodes: Nodes, node_rank: int, timeout_s: float) -> StoreClient:
     where = f"{nodes.master_addr}:{nodes.master_port} within {timeout_s:.0f} s"
     if refused:
         raise LaunchError(
-            f"node {node_rank} is not let in by the main node at {where}: {refused}. Nodes that share no work dir need "
+            f"node {node_rank} was rejected by the main node at {where}: {refused}. Nodes that share no work dir need "
             f"one secret in {SECRET_VARIABLE} on all of them (openssl rand -hex 32), or a file of it in "
             f"{SECRET_FILE_VARIABLE}."
         )

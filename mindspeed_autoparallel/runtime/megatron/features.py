@@ -172,12 +172,12 @@ def _leave_hosts_hetero_parallel(arguments: argparse.Namespace) -> None:
     ours = [flag for flag in flags_that_are_true(arguments) if flag != "--auto-parallel-plan"]
     if ours:
         raise ConfigError(
-            f"{_HETERO} is this host's own flag, and stays so; it does not go with {', '.join(ours)}. Leave it out, "
-            f"and give {_HETERO_BESIDE} for layouts of ours."
+            f"{_HETERO} is this host's own flag and cannot be combined with {', '.join(ours)}. Leave it out, "
+            f"and give {_HETERO_BESIDE} for layouts of this package."
         )
     print_once(
-        f"mindspeed_autoparallel: {_HETERO} is this host's own and is left to it; for ours, give {_HETERO_BESIDE} "
-        "instead.",
+        f"mindspeed_autoparallel: {_HETERO} is this host's own flag and keeps its meaning; for ours, give "
+        f"{_HETERO_BESIDE} instead.",
         to_stderr=True,
     )
 

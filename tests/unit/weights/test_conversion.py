@@ -118,7 +118,7 @@ def test_missing_and_corrupt_shards_are_named(make_model: Make, tmp_path: Path) 
     with pytest.raises(ConfigError, match=f"1 of {len(shards)} shards are missing: {shards[1].name}"):
         conversion.huggingface_to_checkpoint(model, tmp_path / "ck", plain(model))
     shards[1].write_bytes(shards[2].read_bytes())
-    with pytest.raises(ConfigError, match="which the index says it has"):
+    with pytest.raises(ConfigError, match="which the index lists"):
         conversion.huggingface_to_checkpoint(model, tmp_path / "ck", plain(model))
     assert not (tmp_path / "ck").exists()
 

@@ -58,7 +58,7 @@ def test_an_embedding_of_another_vocabulary_is_neither_cut_nor_padded(make_model
     model = make_model()
     change_tensor(model, EMBEDDING, lambda old: torch.ones(rows, old.shape[1]))
     with pytest.raises(
-        ConfigError, match=rf"embed_tokens.weight has the shape \[{rows}, 16\]; config.json means \[30, 16\]"
+        ConfigError, match=rf"embed_tokens.weight has the shape \[{rows}, 16\]; config.json implies \[30, 16\]"
     ):
         conversion.huggingface_to_checkpoint(model, tmp_path / "ck", plain(model))
     assert not (tmp_path / "ck").exists()
@@ -105,7 +105,7 @@ def test_a_checkpoint_of_another_vocabulary_is_refused_and_padding_is_reported(
     conversion.checkpoint_to_huggingface(tmp_path / "ck", model, tmp_path / "back")
     assert "34 padding rows" in caplog.text
     change_config(model, vocab_size=65)
-    with pytest.raises(ConfigError, match=r"has the shape \[64, 16\]; config.json means \[65, 16\]"):
+    with pytest.raises(ConfigError, match=r"has the shape \[64, 16\]; config.json implies \[65, 16\]"):
         conversion.checkpoint_to_huggingface(tmp_path / "ck", model, tmp_path / "other")
 
 
