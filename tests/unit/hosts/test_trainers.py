@@ -174,7 +174,7 @@ def test_verl_recomputes_every_layer_unless_its_command_line_states_otherwise(tm
     [("VeOmni", "ulysses_size", "ulises_size"), ("MindSpeed-LLM", "recompute_modules", "recompute_moduls")],
 )
 def test_a_misspelt_key_is_named_with_the_right_one(tmp_path: Path, name: str, key: str, misspelt: str) -> None:
-    with pytest.raises(ConfigError, match=f"{misspelt}, which {name} does not have; {key} is meant"):
+    with pytest.raises(ConfigError, match=f"{misspelt}, which {name} does not have; use {key}"):
         read(tmp_path, FILES[name].replace(key, misspelt))
 
 
