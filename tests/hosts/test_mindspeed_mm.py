@@ -172,7 +172,7 @@ def test_the_hosts_own_hetero_parallel_is_unharmed(host):
     alone = run(host, "--load", "checkpoint", "--finetune", *size, model=model, num_processes=1).losses
     words = ["--hetero-parallel", *size, "--global-batch-size", "8"]
     done = run(host, *weights, *words, model=model, num_processes=2, port=PORT + 80)
-    assert "--hetero-parallel is this host's own and is left to it" in done.output
+    assert "--hetero-parallel is this host's own flag and keeps its meaning" in done.output
     assert done.losses == pytest.approx(alone, rel=TOLERANCE)
 
 

@@ -221,9 +221,9 @@ def test_nodes_that_do_not_come_are_named_with_what_to_do(tmp_path, nodes):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     _, error = outcomes(nodes(0, "good", num_nodes=4, join_timeout_s=8))
-    assert "nodes 1, 3 of 4 did not come" in error
+    assert "nodes 1, 3 of 4 did not connect to" in error
     assert "--node-rank 1 or 3" in error
-    assert "nodes 1, 3 of 4 did not come" in agent.communicate(timeout=300)[1]
+    assert "nodes 1, 3 of 4 did not connect to" in agent.communicate(timeout=300)[1]
 
 
 def test_nodes_that_were_started_differently_say_so_on_both(nodes):
