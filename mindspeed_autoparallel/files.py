@@ -253,7 +253,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, object]:
     found: dict[str, object] = {}
     for name, value in pairs:
         if name in found:
-            raise ValueError(f"the key {shown(name)!r} stands twice in one object")
+            raise ValueError(f"the key {shown(name)!r} appears twice in one object")
         found[name] = value
     return found
 

@@ -9,7 +9,7 @@ PATCHES = [
         wrapper=Calls("runtime.profiling.measure.worker:record", ("initialize_model_parallel",)),
         parameters=("tensor_model_parallel_size", "pipeline_model_parallel_size"),
         flags=("--auto-parallel-mm", "--auto-tuning", TASK_VARIABLE),
-        why="A measuring process sets the groups up again with another tensor-parallel size, and all else the same.",
+        why="A measuring process sets the groups up again with another tensor-parallel size; other sizes stay.",
     ),
     Patch(
         target="megatron.core.parallel_state:initialize_model_parallel",

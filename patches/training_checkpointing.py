@@ -8,7 +8,7 @@ PATCHES = [
         wrapper=Calls("runtime.hetero.checkpoint:save"),
         parameters=("iteration",),
         flags=("--hetero-parallel", "--auto-parallel-hetero"),
-        why="The host saves the generators of one module; those of the encoders are written beside them.",
+        why="The host saves the random states of one module; those of the encoders are saved next to them.",
     ),
     Patch(
         target="megatron.training.checkpointing:load_checkpoint",

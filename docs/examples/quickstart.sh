@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# On a fresh machine: installs, searches a plan for 8 x 16 simulated devices on CPU, trains by a plan on one process per
+# On a fresh machine: installs, searches for a plan for 8 x 16 simulated devices on CPU, trains with a plan on one process per
 # core, and ends with the path of the report. Everything it writes is under out/quickstart; what Megatron says goes to
 # quickstart.log there.
 set -euo pipefail
@@ -41,11 +41,11 @@ search() { # run directory, nodes, devices per node, global batch size
         --auto-parallel-work-dir "$out/work" --auto-parallel-output-dir "$out/$1" 2>> "$log" | tee -a "$log"
 }
 
-echo "== 1. search the best plan for 8 x 16 devices, measuring on 2 CPU processes"
+echo "== 1. find the best plan for 8 x 16 devices, measuring on 2 CPU processes"
 search cluster 8 16 512
 echo "== 2. the same for 1 x $devices devices, one per core here: the measurements are reused"
 search local 1 "$devices" 16
-echo "== 3. train by that plan on $devices processes"
+echo "== 3. train with that plan on $devices processes"
 "$python" -m torch.distributed.run --nproc-per-node "$devices" --master-port 6011 docs/examples/pretrain_vlm.py \
     $TRAINING_ARGS --global-batch-size 16 --auto-parallel-plan "$out/local/plan.json" --auto-parallel-check-steps 12 >> "$log" 2>&1
 # Of the training's output: the plan against what was measured, and the last loss.

@@ -158,7 +158,7 @@ def _empty_modalities(model_file: Path, data: Distribution) -> list[str]:
     from mindspeed_autoparallel.data.media import read_media_sizes
 
     model, sizes = read_media_sizes(model_file), data.sizes()
-    encoders = (("image", "pictures", model.patch_size, "images"), ("audio", "audio", model.audio_window, "clips"))
+    encoders = (("image", "images", model.patch_size, "images"), ("audio", "audio", model.audio_window, "clips"))
     return [
         f"no record has {word}, but {model_file} has an {kind}_encoder: it is planned as idle"
         for kind, word, has_encoder, column in encoders

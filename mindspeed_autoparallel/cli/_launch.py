@@ -85,7 +85,7 @@ def flags_line(plan: Plan, num_mtp_layers: int = 0) -> str:
         beside = f"; priced with {', '.join(left)} too, for which no flag is known here" if left else ""
         return f"flags of {host}: {shlex.join(launch_flags(plan, host, num_mtp_layers))}{beside}"
     except PlanError as error:
-        return f"no flags of {host} describe this plan: {error} It trains by --auto-parallel-plan plan.json (--out)."
+        return f"no flags of {host} describe this plan: {error} Train with --auto-parallel-plan plan.json (--out)."
 
 
 def _stages(
@@ -145,8 +145,8 @@ def _recompute(plan: Plan) -> list[str]:
         kind, numbers = "full", {again for again, held in zip(full, counts, strict=True) if again != held}
         if len(numbers) > 1 or any(held < max(numbers) for held in counts if numbers and held):
             raise PlanError(
-                f"stages recompute {list(full)} layers of {list(counts)}, and Megatron's flags hold for all stages "
-                "alike: train by --auto-parallel-plan."
+                f"stages recompute {list(full)} layers of {list(counts)}, but Megatron's flags apply to all stages "
+                "alike: train with --auto-parallel-plan."
             )
         number = max(numbers, default=0)
     if kind is None:

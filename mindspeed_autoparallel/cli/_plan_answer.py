@@ -24,12 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         metavar="PERCENT",
         default=0.0,
-        help="percent of the memory to leave free in addition to the 6 that no tensor gets (default 0)",
+        help="percent of the memory to leave free in addition to the 6 that plans never use (default 0)",
     )
     parser.add_argument(
         "--time-limit-s",
         type=float,
-        help="after it: the best plan so far, with its gap (default: 600, with --fsdp2 60)",
+        help="then end with the best plan so far and its gap (default: 600, with --fsdp2 60)",
     )
     add_tokens(parser)
 
@@ -62,5 +62,5 @@ def tokens(text: str | None) -> float | None:
     except ValueError:
         number = -1.0
     if not 0 < number <= _MOST_TOKENS:
-        raise ConfigError(f"--tokens must be above 0 and at most 1000000T, as 1T or 300B, got {text!r}.")
+        raise ConfigError(f"--tokens must be above 0 and at most 1000000T, such as 1T or 300B, got {text!r}.")
     return number

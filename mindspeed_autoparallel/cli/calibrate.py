@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the command."""
-    parser.add_argument("base", type=Path, nargs="?", metavar="BASE.sqlite")
+    parser.add_argument(
+        "base", type=Path, nargs="?", metavar="BASE.sqlite", help="knowledge base to add measurements to"
+    )
     parser.add_argument(
         "--operators", type=Path, metavar="OPERATORS.json", help="file of the operator calls to measure"
     )
@@ -54,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         refuse(arguments, ("operators", "processes", "timeout_s"), "--from-log measures nothing.")
         return _learn(arguments)
     if arguments.base is None:
-        raise ConfigError("nothing to do: give BASE.sqlite to measure, or --from-log to learn from training logs.")
+        raise ConfigError("nothing to do: give BASE.sqlite to measure, or --from-log to calibrate from training logs.")
     of_logs = ("device", "device_file", "nproc_per_node", "network_gbit_per_s", "output")
     refuse(arguments, of_logs, "only --from-log reads it; BASE.sqlite is calibrated on this machine's device.")
     if arguments.processes < 1 or arguments.timeout_s < 1:
@@ -121,7 +123,7 @@ def _device(arguments: argparse.Namespace) -> Device:
     from mindspeed_autoparallel.predict.calibration import stored_observations
 
     if arguments.device_file is None and arguments.device is None:
-        raise ConfigError("logs do not name the device: give --device (as Ascend-910B) or --device-file.")
+        raise ConfigError("logs do not name the device: give --device (such as Ascend-910B) or --device-file.")
     if arguments.nproc_per_node < 1:
         raise ConfigError("--nproc-per-node must be at least 1.")
     if arguments.device_file and stored_observations(arguments.device_file):

@@ -41,7 +41,7 @@ _WRITTEN = ("make_vocab_size_divisible_by", "transformer_impl", "experts", "laye
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("direction", choices=("hf-to-mm", "mm-to-hf", "resplit"))
+    parser.add_argument("direction", choices=("hf-to-mm", "mm-to-hf", "resplit"), help="hf-to-mm, mm-to-hf or resplit")
     parser.add_argument("source", type=Path, help="Hugging Face folder (hf-to-mm) or checkpoint folder")
     parser.add_argument("target", type=Path, help="folder to write")
     parser.add_argument(

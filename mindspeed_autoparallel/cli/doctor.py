@@ -30,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--script", type=Path, help="a shell launch script, or a YAML of MindSpeed-MM's native trainer; read, not run"
     )
     parser.add_argument("--peers", default="", help="other nodes, comma separated, whose clocks to compare through ssh")
-    parser.add_argument("--format", choices=("text", "json", "export"), default="text")
+    parser.add_argument(
+        "--format", choices=("text", "json", "export"), default="text", help="export: lines to put into the script"
+    )
     parser.add_argument("--json", action="store_true", help="the same as --format json")
 
 

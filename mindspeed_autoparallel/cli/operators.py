@@ -1,4 +1,4 @@
-"""Search a parallel strategy per operator for a model described by its shape."""
+"""Find a parallel strategy for every operator of a model described by its shape."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", default="llama2-7b", metavar="NAME", help="A preset, e.g. llama2-70b, or hf:NAME_OR_CONFIG.json."
     )
-    parser.add_argument("--devices", type=WholeNumber(most=2**16), default=8, metavar="N")
+    parser.add_argument("--devices", type=WholeNumber(most=2**16), default=8, metavar="N", help="Number of devices.")
     parser.add_argument("--batch", type=LARGE, metavar="N", help="Samples over all devices (default: 16).")
-    parser.add_argument("--seq-length", type=LARGE, default=4096, metavar="TOKENS")
+    parser.add_argument("--seq-length", type=LARGE, default=4096, metavar="TOKENS", help="Tokens per sample.")
     parser.add_argument(
         "--layers", type=WholeNumber(most=1_000), metavar="N", help="Shorten the model to this many layers."
     )
@@ -41,7 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pin", action="append", default=[], metavar="OP:AXIS=PARTS[,..]", help="Fix an operator.")
     parser.add_argument("--auto-pipeline", action="store_true", help="Choose the number of pipeline stages.")
     parser.add_argument("--stages", type=int, metavar="N", help="Pipeline stages without --auto-pipeline (default: 1).")
-    parser.add_argument("--servers", type=int, default=1, metavar="N")
+    parser.add_argument(
+        "--servers", type=int, default=1, metavar="N", help="Nodes; bounds the stages of --auto-pipeline."
+    )
     parser.add_argument(
         "--micro-batch-num", type=LARGE, metavar="N", help="Microbatches; bounds the stages (default: 1)."
     )
@@ -81,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.layers is not None and arguments.layers < 1:
         raise ConfigError(f"--layers {arguments.layers}: give 1 or more.")
     if not 0 < arguments.memory_gib < float("inf"):
-        raise ConfigError(f"--memory-gib {arguments.memory_gib:g}: give a number above 0, and not inf.")
+        raise ConfigError(f"--memory-gib {arguments.memory_gib:g}: give a finite number above 0.")
     graph = _graph(arguments)
     memory_bytes = int(arguments.memory_gib * 2**30)
     given = Constraints(
@@ -109,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.constraints:
         result.price_constraints(search, given)
     if config.ignored:
-        print(f"note: {arguments.config}: not followed: {', '.join(config.ignored)}", file=sys.stderr)
+        print(f"note: {arguments.config}: ignored: {', '.join(config.ignored)}", file=sys.stderr)
     return _answer(arguments, result, result.shortages(memory_bytes))
 
 

@@ -1,4 +1,4 @@
-"""Search the best parallel plan for a cluster, with its proof.
+"""Find the best parallel plan for a cluster, with its proof.
 
 plan --profile profile.json --nnodes 8 --nproc-per-node 16 --global-batch-size 256 --out . --json
 plan --fsdp2 config.yaml --model config.json --device 910B --nnodes 2 --nproc-per-node 8 --out .

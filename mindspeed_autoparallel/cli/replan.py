@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--restart-s", type=float, default=60.0, help="seconds from start to first step without loading (default 60)"
     )
-    parser.add_argument("--time-limit-s", type=float, default=30.0, help="after it: the best plan of a search so far")
+    parser.add_argument("--time-limit-s", type=float, default=30.0, help="then end a search with its best plan so far")
     parser.add_argument("--out", type=Path, help="directory for plan.json, the result file and launch lines")
     parser.add_argument("--json", action="store_true", help="print only JSON")
 
@@ -180,7 +180,7 @@ def _print(old: Plan, found: Replanned, lines: list[str]) -> None:
     print(render_table(chosen.plan), end="")
     unused = found.cluster.num_nodes - chosen.plan.cluster.num_nodes
     if unused:
-        print(f"{unused} of {found.cluster.num_nodes} nodes remain unused: no plan found is faster with them")
+        print(f"{unused} of {found.cluster.num_nodes} nodes remain unused: no faster plan with them was found")
     print(f"{'option':12s} {'layout':28s} {'step_ms':>10s} {'read':>10s} {'sent':>10s} {'move_s':>8s} {'steps':>10s}")
     for option in found.options:
         print(_row(option))

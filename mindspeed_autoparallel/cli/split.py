@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="place layers with embedding and output layer: for a host without --pipeline-model-parallel-layout",
     )
     parser.add_argument(
-        "--time-limit-s", type=float, default=60.0, help="after it: the best plan so far, with its bound"
+        "--time-limit-s", type=float, default=60.0, help="then end with the best plan so far and its bound"
     )
     parser.add_argument("--top-k", type=int, default=1, help=f"number of best plans to report, up to {MAX_PLANS}")
     parser.add_argument("--what-if", action="store_true", help="also report the gain from more memory or microbatches")

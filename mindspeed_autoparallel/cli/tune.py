@@ -45,7 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="print the figures that decide the choice, runs that would settle it, and the plan with the least regret",
     )
     parser.add_argument(
-        "--time-limit-s", type=float, default=60.0, help="after it: the best plans so far, with their gap (default: 60)"
+        "--time-limit-s",
+        type=float,
+        default=60.0,
+        help="then end with the best plans so far and their gap (default: 60)",
     )
     parser.add_argument(
         "--num-workers", type=int, default=0, help="processes (default: one per core); the plans do not depend on it"

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 _RESERVED_SHARE = 0.06
-"""Share of the memory that torch counts which no tensor gets: contexts, communicators' buffers, and the blocks that the
-allocator reserves and cannot give out (docs/fsdp2.md has its sources)."""
+"""Share of the memory that torch reports which tensors cannot use: contexts, buffers of communicators, and fragments of
+the allocator (sources: docs/fsdp2.md).
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,9 @@ from mindspeed_autoparallel.cost.placed import PlacedBlock
 
 
 def layer_saving_us(ahead: PlacedBlock, behind: PlacedBlock) -> float:
-    """Return the time that the forward of ``ahead`` and the backward of ``behind`` save beside each other, if all that
-    can hide does."""
+    """Return the time that the forward of ``ahead`` and the backward of ``behind`` save if they run together and
+    everything overlaps that can.
+    """
     forward = Pass(
         computing_us=max(0.0, ahead.cost.forward_us - ahead.cost.forward_exchange_us),
         exchange_us=min(ahead.cost.forward_us, ahead.cost.forward_exchange_us),

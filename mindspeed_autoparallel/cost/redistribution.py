@@ -1,4 +1,4 @@
-"""What moves between an encoder and the backbone's first stage when both have layouts of their own. Formulas H1-H4.
+"""Data that moves between an encoder and the backbone's first stage if both have separate layouts. Formulas H1-H4.
 
 Samples are assumed to be equal, so that sizes follow from the layouts alone; for equal samples they match the plan that
 training makes (a test compares them).
@@ -76,7 +76,8 @@ def exchange_of(backbone: Layout, encoder: ModuleLayout, balance: str) -> Encode
 
 
 def moved_samples(exchange: EncoderExchange, samples_per_dp_replica: int) -> MovedSamples:
-    """Return H3: what a macro-batch of ``samples_per_dp_replica`` samples per replica moves on the busiest rank.
+    """Return H3: the samples that a macro-batch of ``samples_per_dp_replica`` samples per replica moves on the busiest
+    rank.
 
     A first-stage rank receives, of its shard of the sequence, what its own encoder replica did not compute. A gradient
     goes to every member of the replica that computed the sample, each shard from a rank that keeps it, unless the

@@ -1,5 +1,5 @@
-"""What moves between the backbone's first stage and an encoder whose replicas are tied to several of the backbone's, or
-that has a pipeline of its own, and between its last stage and a generator: counted, rank by rank.
+"""Data that moves between the backbone's first stage and an encoder whose replicas are tied to several of the
+backbone's, or that has a pipeline of its own, and between its last stage and a generator: counted, rank by rank.
 
 No closed form covers all layouts. Few items are delivered one by one, as in training; many are divided evenly among the
 senders. Ranks are in Megatron's order: tensor fastest, then context, data, pipeline. Formulas H2 and H3 of such

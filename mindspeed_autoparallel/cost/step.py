@@ -1,4 +1,4 @@
-"""Step time beside the pipeline: gradient reduction, optimizer, tied embeddings. Formulas S1-S3."""
+"""Step time besides the pipeline: gradient reduction, optimizer, tied embeddings. Formulas S1-S3."""
 
 from __future__ import annotations
 

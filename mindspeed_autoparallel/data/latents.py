@@ -189,7 +189,7 @@ def frames_of(record: dict[str, object], video: Video) -> int:
         raise ConfigError("a record needs a string 'path'.")
     kind = Path(path).suffix.lower()
     if kind in _PICTURES:
-        raise ConfigError(f"{path} is a picture, for which the training's train_pipeline has no size.")
+        raise ConfigError(f"{path} is an image, for which the training's train_pipeline has no size.")
     if kind not in _VIDEOS:
         raise ConfigError(f"{path} is not a video: {', '.join(_VIDEOS)} are read.")
     fps, seconds, count = (_number(record, key) for key in ("fps", "duration", "num_frames"))

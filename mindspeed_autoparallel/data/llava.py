@@ -40,7 +40,7 @@ def convert(
     set's dataset_dir. ``strict``: the first broken record is ``ConfigError`` instead of being left out.
     """
     if not images.is_dir():
-        raise ConfigError(f"--images {images} is not a folder; give the folder that holds the pictures.")
+        raise ConfigError(f"--images {images} is not a folder; give the folder that holds the images.")
     records: list[dict[str, object]] = []
     broken: list[str] = []
     for name, value in _all_records(sources):
@@ -88,10 +88,10 @@ def _convert_one(value: Any, images: Path, folder: Path) -> dict[str, object]:
         raise _BrokenRecord("'image' is neither a file name nor a list of them")
     marks = sum(message["content"].count(_MARK) for message in messages)
     if marks != len(names):
-        raise _BrokenRecord(f"{marks} {_MARK} marks for {len(names)} pictures")
+        raise _BrokenRecord(f"{marks} {_MARK} marks for {len(names)} images")
     for name in names:
         if not _is_file(images / name):
-            raise _BrokenRecord(f"no picture {shown(images / name, 200)}")
+            raise _BrokenRecord(f"no image {shown(images / name, 200)}")
     return {"messages": messages, "images": [str(_seen_from(folder, images / name)) for name in names]}
 
 

@@ -27,7 +27,7 @@ def fitting_size(height: int, width: int, factor: int, min_pixels: int, max_pixe
     """Return the height and width nearest to the picture's, multiples of ``factor``, with a pixel count within the
     bounds."""
     if max(height, width) > MOST_ELONGATED * min(height, width):
-        raise ConfigError(f"a picture of {height} x {width} is longer than {MOST_ELONGATED} times its width.")
+        raise ConfigError(f"an image of {height} x {width} is longer than {MOST_ELONGATED} times its width.")
     fitted = max(factor, round(height / factor) * factor), max(factor, round(width / factor) * factor)
     pixels = fitted[0] * fitted[1]
     if pixels > max_pixels:
@@ -48,12 +48,12 @@ def picture_size(path: Path | bytes) -> tuple[int, int]:
     try:
         from PIL import Image
     except ImportError as error:
-        raise ConfigError("sizes of pictures need the package pillow: pip install pillow.") from error
+        raise ConfigError("sizes of images need the package pillow: pip install pillow.") from error
     try:
         with Image.open(_opened(path)) as opened:
             width, height = opened.size
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ConfigError(f"cannot read the picture {_named(path)}: {error}.") from error
+        raise ConfigError(f"cannot read the image {_named(path)}: {error}.") from error
     return int(height), int(width)
 
 

@@ -104,7 +104,7 @@ def read_format(file: Path) -> RecordFormat:
     if not 0 <= prepare.image_min_pixels <= prepare.image_max_pixels or prepare.image_max_pixels < 1:
         raise ConfigError(
             f"{file}: image_min_pixels {prepare.image_min_pixels} and image_max_pixels {prepare.image_max_pixels} "
-            "leave no size for a picture."
+            "leave no size for an image."
         )
     return RecordFormat(
         files=tuple(listed),

@@ -112,7 +112,7 @@ class SampleSizes:
     def _num_patches(self, media: Media) -> int:
         model = self._model
         if not model.patch_size:
-            raise ConfigError("it has pictures; their patches need a model.json with an image_encoder (--mm-model).")
+            raise ConfigError("it has images; their patches need a model.json with an image_encoder (--mm-model).")
         height, width = fitting_size(*picture_size(media), model.patch_size * model.spatial_merge_size, *self._pixels)
         return (height // model.patch_size) * (width // model.patch_size)
 

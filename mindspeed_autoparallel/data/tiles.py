@@ -92,7 +92,7 @@ class TiledRecords:
         if not pictures:
             if record.get("video"):
                 raise ConfigError("it has a video, whose frames are not read. Give the lengths: --lengths FILE.")
-            raise LeftOut("no picture: the host's class does not accept text alone.")
+            raise LeftOut("no image: the host's class does not accept text alone.")
         alone = isinstance(pictures, str)
         names = [pictures] if alone else pictures
         if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
@@ -147,9 +147,9 @@ class TiledRecords:
                 end_of_pictures = total
                 total += count(piece) if piece else 0
         if left:
-            raise ConfigError(f"{len(pictures)} pictures, but {len(pictures) - len(left)} {_MARK} marks of a human.")
+            raise ConfigError(f"{len(pictures)} images, but {len(pictures) - len(left)} {_MARK} marks of a human.")
         if not cut and 0 < seq_length < end_of_pictures:
-            raise LeftOut(f"its pictures reach beyond --seq-length {seq_length}.")
+            raise LeftOut(f"its images reach beyond --seq-length {seq_length}.")
         return total
 
 

@@ -50,7 +50,7 @@ class Values:
             unknown = [str(one) for one in beside if one not in known and name not in str(one)]
             for found in difflib.get_close_matches(name, unknown, 1, _CLOSE):
                 raise ConfigError(
-                    f"{self.name}: {section or 'it'} has {found}, which {trainer} does not have; {name} is meant."
+                    f"{self.name}: {section or 'it'} has {found}, which {trainer} does not have; use {name}."
                 )
 
     def integer(self, key: str, default: int, least: int = 0) -> int:

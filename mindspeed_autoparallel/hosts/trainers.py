@@ -46,7 +46,7 @@ class TrainerFile:
             raise ConfigError(f"{self.path}: {keys.tensor} is {size}; a sharded plan has no tensor parallelism.")
         beside = [key for key in (keys.ulysses, keys.expert) if size > 1 and (self.size(key) or 1) > 1]
         if beside:
-            raise ConfigError(f"{self.path}: {keys.tensor} is {size} with {beside[0]}; it has a price only alone.")
+            raise ConfigError(f"{self.path}: {keys.tensor} is {size} with {beside[0]}; it is priced only without them.")
         return size
 
     def sizes(self, num_devices: int) -> ShardSizes:

@@ -203,8 +203,6 @@ class SearchOptions:
         if given is not None and not (isinstance(given, (int, float)) and 0 < given < math.inf):
             raise ConfigError(f"mem_coeff={given}: give a positive number, for example 0.1.")
         if self.parameter_limit_bytes is not None and self.search_mode != "exact":
-            raise ConfigError(
-                f"a limit of parameter bytes is kept by search_mode exact only, not by {self.search_mode}."
-            )
+            raise ConfigError(f"only search_mode exact supports a limit of parameter bytes, not {self.search_mode}.")
         if self.tied is False and self.search_mode == "recursive_programming" and given is not None:
             raise ConfigError("symbolic costs (mem_coeff) cut repeated layers alike: drop mem_coeff, or --untied.")

@@ -37,7 +37,7 @@ def search_configured(
     mode = config.search_mode
     if config.parallel_mode == 1:
         if not pins:
-            raise ConfigError("parallel_mode 1 spreads pinned operators; give one with --pin (--operator-pin).")
+            raise ConfigError("parallel_mode 1 propagates pinned operators; give one with --pin (--operator-pin).")
         mode = "sharding_propagation"
     return search_pipelined(
         graph,

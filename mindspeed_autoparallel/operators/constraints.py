@@ -69,7 +69,9 @@ class ConstraintCost:
         if abs(share) < 1e-9:
             told = "costs nothing"
         if share < -1e-9:
-            told = f"helps: without it the search finds a plan dearer by {format_us(-self.cost_us)} ({-share:.1%})"
+            told = (
+                f"helps: without it the search finds a plan more expensive by {format_us(-self.cost_us)} ({-share:.1%})"
+            )
         note = f"; {self.note}" if self.note else ""
         return [f"constraint {self.name}: {told}{note}", *(f"    without it: --pin '{pin}'" for pin in self.pins)]
 

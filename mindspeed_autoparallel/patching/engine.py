@@ -80,8 +80,8 @@ class Engine:
             call_after_import(patch.module, functools.partial(self._install, entry))
         if self.late_modules:
             warnings.warn(
-                f"mindspeed_autoparallel was imported after {', '.join(sorted(set(self.late_modules)))}: what other "
-                "modules copied out of them is patched where a module holds it by name, and nowhere else. Move `import "
+                f"mindspeed_autoparallel was imported after {', '.join(sorted(set(self.late_modules)))}: functions "
+                "that other modules copied from them are patched only where a module holds them by name. Move `import "
                 "mindspeed_autoparallel` above the first megatron import of the script.",
                 LateImportWarning,
                 stacklevel=4,
@@ -126,14 +126,14 @@ class Engine:
             place = place_of(current)
             if flag in entry.patch.watched_by and not place.startswith(_SCHEDULERS):
                 unwatched.append(
-                    f"{place} was put in the place of {entry.patch.target} and does not call it: the steps of this "
-                    f"training are not compared with the prediction of {flag}."
+                    f"{place} replaces {entry.patch.target} and does not call it: the steps of this training are not "
+                    f"compared with the prediction of {flag}."
                 )
                 continue
             raise PatchError(
-                f"{flag} works through {entry.patch.target}, but {place} was put in its place and does "
-                "not call it. Switch the feature that brings it off (its flag, or its entry in the host's "
-                f"configuration), or train without {flag}."
+                f"{flag} wraps {entry.patch.target}, but {place} replaces it and does not call it. Turn off the "
+                "feature that installs it (its flag, or its entry in the host's configuration), or train without "
+                f"{flag}."
             )
         return unwatched
 

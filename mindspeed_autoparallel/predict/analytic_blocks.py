@@ -44,8 +44,8 @@ def module_cost(
 ) -> ModuleCost:
     """Return the blocks of a module on one rank at ``work``'s sizes; the last module has embedding, head and loss.
 
-    ``alone``: it is the only one, and layers of multi-token prediction are a block of their own. ``recomputes``: of
-    these, ``none`` among them, layers have a cost.
+    ``alone``: it is the only module; layers of multi-token prediction are then a separate block. ``recomputes``: the
+    policies to price, with ``none``.
     """
     # The placement lists the recomputed layers.
     work = dataclasses.replace(work, recompute="none")
@@ -89,9 +89,9 @@ def encoder_cost(work: Workload, device: Device, fabric: Fabric) -> ModuleCost:
 def _state(
     work: Workload, count: float, frozen: bool, adapters: float = 0.0, *, quantized: bool = False, shards: float = 1.0
 ) -> StateBytes:
-    """Return what ``count`` parameters take, and ``adapters`` trained beside them where the run has adapters.
+    """Return the state of ``count`` parameters, and of ``adapters`` trained ones if the run has adapters.
 
-    ``quantized``: they are those of products, which a recipe may keep in forms of its own; ``shards``: ranks that share
+    ``quantized``: they belong to products, which a recipe may store in quantized forms; ``shards``: ranks that share
     them under FSDP.
     """
     number, size = round(count), work.element_bytes
@@ -164,8 +164,7 @@ def _layer(
 
 
 def _split(work: Workload) -> int:
-    """Return the number of tensor ranks that share what a stage sends and the final norm; TP-2D cuts it along both
-    sides."""
+    """Return the number of tensor ranks that share a stage's output and final norm; TP-2D cuts them along two dims."""
     return work.tensor_size if work.sequence_parallel or work.tensor_grid else 1
 
 
@@ -210,8 +209,9 @@ def _copy_of_embedding(work: Workload, frozen: bool) -> StateBytes:
 
 
 def _shards_of_ends(work: Workload) -> float:
-    """Return the number of ranks that share the gradients of embedding and head; where parameters are cut up, both are
-    gathered once and stay whole."""
+    """Return the number of ranks that share the gradients of embedding and head; under FSDP both are gathered once and
+    stay whole.
+    """
     return 1.0 if work.sharding == "parameters" else shards_of(work)[0]
 
 
@@ -251,7 +251,7 @@ def _prediction(work: Workload, device: Device, fabric: Fabric, frozen: bool) ->
 
 
 def _with_heads(head: BlockCost, further: int) -> BlockCost:
-    """Return the output layer and loss, run for each of ``further`` tokens, too."""
+    """Return the output layer and loss, also run for each of the ``further`` tokens."""
     cost = head.recompute["none"]
     return dataclasses.replace(
         head,
@@ -262,7 +262,7 @@ def _with_heads(head: BlockCost, further: int) -> BlockCost:
 
 
 def _together(prediction: BlockCost, post: BlockCost) -> BlockCost:
-    """Return both as one block, as where a measured model has them."""
+    """Return both as one block, as in a measured profile."""
     before, cost = prediction.recompute["none"], post.recompute["none"]
     return dataclasses.replace(
         post,

@@ -63,7 +63,7 @@ def analytic_profile(
 
     The last section is the text decoder: it has the embedding, the head and the loss. ``train``: switches as a
     prediction request has them (``predict.switches``). ``tensor_grid``: sides of MindSpeed's ``--tp-2d``. Raises
-    ``ConfigError`` where a section's shape is impossible whatever the layout.
+    ``ConfigError`` if a section's shape is impossible in every layout.
     """
     efficiency = device.efficiency(_STACK)
     fabric = Fabric.of(device, efficiency, devices_per_node, network_gbit_per_s)
@@ -114,7 +114,7 @@ def stated_train(sections: Sequence[Section], device: Device, train: Mapping[str
 
 
 def stated_work(sections: Sequence[Section]) -> UsefulWork:
-    """Return the operations of a model on any device. Raises ``ConfigError`` where its sizes are not all known."""
+    """Return the operations of a model on any device. Raises ``ConfigError`` if a size is unknown."""
     whole = _Runs(sections, find_device("H100"), 1, {}).at(MeasuredAt())
     return useful_work(whole, [section.frozen for section in sections])
 
@@ -130,13 +130,13 @@ class _Runs:
     grid: tuple[int, int] | None = None
 
     def at(self, point: MeasuredAt) -> list[Workload]:
-        """Return every section at ``point``; raises ``ConfigError`` where one of them cannot be laid out so."""
+        """Return every section at ``point``; raises ``ConfigError`` if one of them cannot have this layout."""
         if point.expert_size > 1 and not any(section.shape.get("num_experts") for section in self.sections):
             raise IllegalLayout(without_experts(point.expert_size))
         return [self._run(section, point) for section in self.sections]
 
     def at_if_legal(self, point: MeasuredAt) -> list[Workload] | None:
-        """Return every section at ``point``, or ``None`` where one of them cannot be laid out so."""
+        """Return every section at ``point``, or ``None`` if one of them cannot have this layout."""
         with contextlib.suppress(ConfigError):
             return self.at(point)
         return None
@@ -169,12 +169,12 @@ def _powers_up_to(limit: int) -> list[int]:
 def usual_points(
     sections: Sequence[Section], device: Device, devices_per_node: int, held: Mapping[str, int]
 ) -> Iterator[MeasuredAt]:
-    """Yield the sizes worth trying; ``held``: the only ``tp``, ``cp``, ``ep`` and ``mbs``, and whether ``sp`` is on."""
+    """Yield the sizes worth trying; ``held``: fixed ``tp``, ``cp``, ``ep`` and ``mbs``, and whether ``sp`` is on."""
     return _points(_Runs(sections, device, devices_per_node, {}).at(MeasuredAt()), devices_per_node, held)
 
 
 def _points(whole: Sequence[Workload], devices_per_node: int, held: Mapping[str, int]) -> Iterator[MeasuredAt]:
-    """Yield ``MeasuredAt()`` first, which any possible shape allows, where nothing is held."""
+    """Yield ``MeasuredAt()`` first if nothing is fixed: every possible shape allows it."""
     powers = _powers_up_to(devices_per_node)
     only = lambda key, usual: [held[key]] if key in held else usual
     most = max(work.model.num_experts for work in whole)

@@ -1,10 +1,10 @@
 """Calibrates a device's figures with a user's training logs.
 
 Each log is one observation: the run that its arguments describe, and the median step. The catalogue's figures are the
-prior; a figure that few steps do not determine stays where it was; the standard deviations show it. Figures are kept
-only where every log is predicted no worse by those that the other logs teach; a single log, which nothing checks,
-changes figures only where the catalogue's interval does not hold it. Observations are kept in the device's file, so
-that a later log adds to them and none counts twice.
+prior: a figure that the steps do not determine keeps its value, as its standard deviation shows. New figures are kept
+only if figures fitted to the other logs predict no log worse. A single log, which no other can check, changes figures
+only if its step is outside of the catalogue's interval. Observations are stored in the device's file, so that a later
+log adds to them and none counts twice.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SHARES_KEPT = (1.0, 0.5)
 _SHARE_OF_ONE = 0.5
 """The same of a single log."""
 _LEAST_GAIN = 0.1
-"""Share of the mean error that the other logs must take away."""
+"""Smallest share of the mean error that a change must remove."""
 _NO_WORSE = 0.005
 """Largest growth of a single log's error that counts as no worse."""
 
@@ -55,9 +55,9 @@ class Calibration:
     device: Device
     stack: str
     deviations: Mapping[str, float]
-    """Relative standard deviation of every figure that was fitted; empty where nothing is kept."""
+    """Relative standard deviation of every figure that was fitted; empty if nothing is kept."""
     before: tuple[float, ...]
-    """Predicted over measured less one, by the figures before, for every observation."""
+    """Relative error of every observation with the figures before."""
     after: tuple[float, ...]
     left_out: tuple[float, ...]
     """The same, each observation predicted from all others; empty for one."""
@@ -93,7 +93,7 @@ def peak_errors(log: TrainingLog, work: Workload, device: Device) -> dict[int, t
 
 
 def calibrate_device(device: Device, observations: Sequence[Observation]) -> Calibration:
-    """Return ``device`` with figures learnt from ``observations``, all of one software stack."""
+    """Return ``device`` with figures fitted to ``observations``, all of one software stack."""
     works = [observation.work for observation in observations]
     stacks = {work.stack for work in works}
     if len(stacks) != 1:
@@ -204,10 +204,10 @@ def _solved(
 
 
 def add_observation(path: Path, device: Device, observation: Observation) -> Calibration:
-    """Learn ``device``'s figures from what ``path`` holds and from ``observation``, and store them in ``path``.
+    """Fit ``device``'s figures to the observations in ``path`` and to ``observation``, and store them in ``path``.
 
-    An earlier observation of the same source is replaced. Raises ``ConfigError`` where ``path`` is a device file of
-    another device or of the user's own making, which is not to be overwritten.
+    An earlier observation of the same source is replaced. Raises ``ConfigError`` if ``path`` is a file of another
+    device, or one that no calibration wrote, which must not be overwritten.
     """
     known = observations_to_extend(path, device)
     taken = [item for item in known if item.source != observation.source] + [observation]
@@ -217,9 +217,8 @@ def add_observation(path: Path, device: Device, observation: Observation) -> Cal
 
 
 def observations_to_extend(path: Path, device: Device) -> list[Observation]:
-    """Return the observations of ``path``, a file that ``device``'s figures may be stored in; none where there is none.
-
-    Raises ``ConfigError`` where ``path`` is a device file of another device or of the user's own making.
+    """Return the observations of ``path``, a file that ``device``'s figures may be stored in; none if the file does not
+    exist. Raises ``ConfigError`` if ``path`` is a file of another device, or one that no calibration wrote.
     """
     known = stored_observations(path)
     if path.exists():

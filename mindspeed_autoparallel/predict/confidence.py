@@ -23,7 +23,7 @@ that their sources leave out (docs/validation/prediction.md)."""
 _OF_KINDS = ("unmeasured_eight_bits", "unmeasured_latent")
 """Widths of new features that hold for some runs alone."""
 _NETWORK_FACTOR = 2.0
-"""Within which the share of a network's rate is known where no run over nodes was measured."""
+"""Factor within which the reached share of a network's rate is known if no run over several nodes was measured."""
 
 
 def features(work: Workload) -> frozenset[str]:
@@ -49,10 +49,11 @@ def features(work: Workload) -> frozenset[str]:
 def extrapolation(work: Workload, device: Device) -> str:
     """Return the kind of extrapolation for ``work``: the key of its width in ``Efficiency.intervals``.
 
-    ``seen``: a layer of about this shape was, on one node. ``more_devices``: the shape was, several nodes are asked
-    for. ``unseen_shape``: it was not, and the host's launches show in its time, which is where layers differ most.
-    ``unseen_large_shape``: it was not, and device work hides the launches. ``unmeasured_features``: the run has
-    something beyond dense pretraining that no measured step had, ``supervised`` if that is tuning on examples.
+    ``seen``: a layer of about this shape was measured, and the run has one node. ``more_devices``: the shape was
+    measured, and the run has several nodes. ``unseen_shape``: it was not measured, and the host's launches are exposed,
+    in which layers differ most. ``unseen_large_shape``: it was not measured, and device work hides the launches.
+    ``unmeasured_features``: the run has a feature beyond dense pretraining that no measured step had, ``supervised`` if
+    that is tuning on examples.
     """
     efficiency = device.efficiency(work.stack)
     new = features(work) - set(efficiency.measured_features)
@@ -67,9 +68,9 @@ def extrapolation(work: Workload, device: Device) -> str:
 def half_width(work: Workload, device: Device) -> tuple[float, str]:
     """Return the relative half width of the interval that holds nine of ten runs, and the kind of extrapolation.
 
-    A kind of which a device has no held-out runs gets twice the widest of the kinds that it has, or twice its stated
-    mean error, which holds about nine of ten where errors are normal. Over several nodes what a network of half the
-    rate would add is joined to it: how far rings reach a datasheet's rate is known to a factor of two.
+    A kind without held-out runs on this device gets twice the widest of the device's kinds, or twice its stated mean
+    error, which holds about nine of ten where errors are normal. Over several nodes the interval also covers a network
+    of half the rate, because the share of a datasheet's rate that rings reach is known to a factor of two.
     """
     efficiency = device.efficiency(work.stack)
     kind = extrapolation(work, device)
@@ -107,7 +108,7 @@ def peak_half_width(peak_gib: float) -> float:
     """Return the relative half width of the interval around a peak of ``peak_gib``, which holds nine of ten measured
     peaks.
 
-    Below 10 GiB what the framework and its checks allocate weighs as much as the model.
+    Below 10 GiB the allocations of the framework and its checks are as large as the model.
     """
     return 0.05 if peak_gib >= 10 else 0.28
 

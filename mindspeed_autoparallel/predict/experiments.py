@@ -1,11 +1,11 @@
-"""The measurements to take before choosing a plan, and the plan with the least regret until then.
+"""Measurements that help to choose a plan, and the plan with the least regret without them.
 
-A plan is fastest by figures that are known to some deviation. Each figure is moved to both ends of nine tenths of its
-range, one at a time; if another plan becomes the fastest, the decision depends on that figure. Formulas miss each layer
-shape by some error of its own, too: plans whose difference is within nine tenths of what figures and shapes together
-leave open are undecided, and the run that settles most is one of them, measured as it is. The plan with the least worst
-regret is the safe one. An experiment is a layout run for some steps on as few devices as hold it; it narrows the
-figures that its step depends on.
+The device's figures are uncertain. Each figure is moved to both ends of nine tenths of its range, one at a time; if
+another plan becomes the fastest, the decision depends on that figure. The formulas also have an error of each layer
+shape. Plans are undecided if their difference is within nine tenths of the uncertainty of figures and shapes together;
+the run that settles most is one of these plans, measured unchanged. The plan with the least worst regret is the safe
+one. An experiment is a layout run for some steps on as few devices as hold it; it narrows the figures that its step
+depends on.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SHAPE_WIDTH = 0.193
 """Half width that holds nine of ten steps of a layer shape that was never measured, on a device whose other shapes
 were: A100, hidden size, tensor size and micro batch left out (docs/validation/prediction_fits.md)."""
 _ESTIMATED = 0.1
-"""Mean error from which on a device's figures are estimates, whose whole interval is taken for the shapes' own."""
+"""Mean error above which a device's figures are estimates; the uncertainty of shapes is then their whole interval."""
 _SETTLED = 0.005
 """Regret below which a choice counts as settled."""
 
@@ -64,11 +64,11 @@ class Decision:
     safest: int
     """Index of the plan with the least worst regret."""
     worst_regret: Mapping[str, float]
-    """What both (``fastest``, ``safest``) may lose to another plan, which one in twenty exceeds."""
+    """Loss of ``fastest`` and ``safest`` to another plan that one choice in twenty exceeds."""
     undecided: tuple[int, ...]
     """Plans that may be faster than the fastest, most likely first."""
     settling: int | None
-    """Of these, the plan whose measurement has the largest expected gain over the fastest."""
+    """The one of these whose measurement has the largest expected gain over the fastest."""
     hangs_on: Mapping[str, float]
     """Figures within whose range another plan is the fastest, and the loss of the first plan then."""
     experiments: tuple[Experiment, ...]
@@ -106,14 +106,14 @@ def decide(works: Sequence[Workload], device: Device) -> Decision:
 
 
 def _shape_errors(works: Sequence[Workload], device: Device) -> NDArray[np.float64]:
-    """Return for each plan the standard deviation of the error that its layer shape has of its own."""
+    """Return for each plan the standard deviation of the error of its layer shape."""
     estimated = device.efficiency(works[0].stack).relative_error >= _ESTIMATED
     widths = [min(half_width(work, device)[0], math.inf if estimated else _SHAPE_WIDTH) for work in works]
     return np.log1p(widths) / _REACH
 
 
 def _shapes(works: Sequence[Workload]) -> NDArray[np.intp]:
-    """Return a number for each plan, the same where layers are the same on every rank."""
+    """Return a number for each plan; plans with equal layers on every rank share a number."""
     keys = [(*correction_key(work), work.expert_size, work.context_size, work.recompute) for work in works]
     return np.array([keys.index(key) for key in keys])
 
@@ -123,8 +123,8 @@ def _spreads(
 ) -> NDArray[np.float64]:
     """Return the standard deviations of differences of log step times, ``[plan, other]``.
 
-    Figures move plans together, as far as their slopes are equal. Layers of the same shape err together; what is left
-    of two such plans is what differs beside layers, taken to be as uncertain as a measured step.
+    Figures move plans together, as far as their slopes are equal. Layers of the same shape have the same error; the
+    rest of two such plans counts as uncertain as a measured step.
     """
     moved = ((slopes[:, None] - slopes[None]) * deviations) ** 2
     own = errors[:, None] ** 2 + errors[None] ** 2
@@ -135,14 +135,14 @@ def _spreads(
 
 
 def _losses(times: NDArray[np.float64], spreads: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return how much slower than another each plan may be, which one in twenty exceeds, ``[plan, other]``."""
+    """Return the loss of each plan to each other one that one choice in twenty exceeds, ``[plan, other]``."""
     return np.asarray(np.expm1(np.maximum(0.0, times[:, None] - times[None] + _REACH * spreads)))
 
 
 def _settling(
     times: NDArray[np.float64], spreads: NDArray[np.float64], fastest: int, undecided: Sequence[int]
 ) -> int | None:
-    """Return the plan that gains most, in the mean over its likely steps, where it is taken if it is the faster one."""
+    """Return the plan with the largest expected gain if its measurement decides whether it is taken."""
     if not undecided:
         return None
     gained = {}

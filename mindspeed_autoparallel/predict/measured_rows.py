@@ -52,7 +52,7 @@ MEASURED_NUMBERS = (
 
 
 def broken_part(row: Mapping[str, object]) -> str | None:
-    """Return what in ``row`` is no object, or no measured figure, although it must be one; otherwise ``None``."""
+    """Return the part of ``row`` that must be an object or a measured figure and is not; ``None`` if all are."""
     sections = {name: row[name] for name in ("model", "hw", "train", "measured", "megatron_args") if name in row}
     model = row.get("model")
     if isinstance(model, Mapping) and "config" in model and isinstance(model["config"], (list, int, float)):
@@ -77,10 +77,8 @@ def _check_counts(hardware: Mapping[str, object], parallel: Mapping[str, object]
 
 
 def request_of_row(row: Mapping[str, object]) -> dict[str, object] | None:
-    """Return a request as ``predict`` takes it, or ``None`` where the row does not describe a run in full.
-
-    Raises ``ConfigError`` for what is not modelled, and where a count of its layout is none. Its sections must be
-    objects (see ``broken_part``).
+    """Return a request as ``predict`` takes it, or ``None`` if the row does not fully describe a run. Raises
+    ``ConfigError`` for unmodelled features and invalid counts. Its sections must be objects (see ``broken_part``).
     """
     if not isinstance(row.get("parallel", {}), Mapping):
         return None
@@ -120,7 +118,7 @@ def request_of_row(row: Mapping[str, object]) -> dict[str, object] | None:
 
 
 def _read_features(model: dict[str, object], flags: str) -> None:
-    """Add to ``model`` what only the flags of a launch have."""
+    """Add to ``model`` the features that only the flags of a launch show."""
     for flag, name in (("--gelu-tanh", "gelu_tanh"), ("--geglu", "gelu")):
         if flag in flags:
             model.update(swiglu=True, activation=name)  # gated, whatever the function
@@ -173,7 +171,7 @@ def _model(row: Mapping[str, object]) -> dict[str, object] | None:
     if any(fields.get(name) is None for name in ("num_layers", "hidden", "heads", "seq")):
         return None
     if fields.get("vision_encoder") and not _has_sizes(part(fields, "vision_encoder")):
-        raise ConfigError("the encoder's sizes are not said.")
+        raise ConfigError("the encoder's sizes are not stated.")
     if fields.get("topk") is None:
         fields.pop("topk", None)
     pattern = fields.get("layer_pattern")
@@ -205,7 +203,7 @@ def _layout(
     if devices != shards * integer(layout, "dp", devices // shards, "parallel"):
         layout.pop("dp", None)
     if layout.pop("encoder_layer_list", None) and not model.get("vision_encoder"):
-        raise ConfigError("the encoder's sizes are not said.")
+        raise ConfigError("the encoder's sizes are not stated.")
     return layout
 
 
@@ -239,7 +237,7 @@ def _train(train: Mapping[str, object], batch: int) -> dict[str, object]:
 
 
 def _of_flags(flags: str) -> dict[str, object]:
-    """Return what only the flags of a launch have: switches that are off where a flag is absent."""
+    """Return the switches that only the flags of a launch show; an absent flag means off."""
     given = set(re.findall(r"--([a-z0-9][\w-]*)", flags))
     return {
         "overlap_grad_reduce": "overlap-grad-reduce" in given,

@@ -34,8 +34,8 @@ def predict_one(request: Mapping[str, object], extra_devices: tuple[Device, ...]
     """Return the answer to one request.
 
     ``status`` is ``ok``; ``out_of_memory`` (figures are still given, ``reason`` names the stage); or ``error`` with the
-    reason, for what no run could be started with. ``notes`` name keys that are not known. A run that fits only with
-    switches that the request leaves open is answered with them, and ``assumed`` names them.
+    reason, for a request that cannot start. ``notes`` name unknown keys. A run that fits only with switches that the
+    request leaves open is answered with them, and ``assumed`` names them.
     """
     try:
         request = request_in_own_words(request) if isinstance(request, Mapping) else request
@@ -65,7 +65,7 @@ def predict_one(request: Mapping[str, object], extra_devices: tuple[Device, ...]
 def _fitting_answer(
     request: Mapping[str, object], work: Workload, extra_devices: tuple[Device, ...]
 ) -> tuple[Answer, str]:
-    """Return the answer to ``request``; where it does not fit, to the first leaner reading that does, and which."""
+    """Return the answer to ``request``; if it does not fit, to the first leaner variant that does."""
     answer = _answer(request.get("id"), work, extra_devices)
     if answer["status"] == "out_of_memory":
         for leaner, words in leaner_readings(request, work):
@@ -161,8 +161,9 @@ def leaner_readings(request: Mapping[str, object], work: Workload) -> Iterator[t
     """Yield ``request`` with ever more switches that save memory, the cheapest first, and their names; it states none.
 
     Gradients in bf16 (every performance recipe of Megatron-Bridge), moments in bf16 (its DeepSeek-V3 recipes), on one
-    stage parameters sharded over all replicas and activations offloaded (its Llama 3 70B and 405B recipes). Nothing is
-    assumed of recompute, for it changes what is computed, and nothing on Ascend, whose software lacks these switches.
+    stage parameters sharded over all replicas and activations offloaded (its Llama 3 70B and 405B recipes). Recompute
+    is never assumed, because it changes the computation, and nothing is assumed on Ascend, whose software lacks these
+    switches.
     """
     if work.on_ascend or work.stack != "megatron-core":
         return

@@ -2,7 +2,7 @@
 
 A log begins with its arguments (``------ arguments ------``), printed by rank 0; a line per logged step has ``elapsed
 time per iteration (ms)``; every first rank of a data-parallel group reports its memory once. Restarts, crashes, several
-ranks in one file and compressed files are met: what can be used is used, and ``remarks`` list the rest.
+ranks in one file and compressed files are handled: usable steps count, and ``remarks`` list the others.
 """
 
 from __future__ import annotations
@@ -73,9 +73,8 @@ class _Segment:
 
 
 def read_log(path: Path) -> TrainingLog:
-    """Return the last run in ``path`` that has steps enough.
-
-    Raises ``ConfigError`` saying what is missing: arguments, steps, or all of both in a log of another program.
+    """Return the last run in ``path`` with enough steps. Raises ``ConfigError`` with the missing part: arguments,
+    steps, or both.
     """
     content = _content(path)
     segments = list(_segments(content.splitlines()))
@@ -148,7 +147,7 @@ def _whole(text: str) -> int:
 
 
 def _refuse_mixed(path: Path, segment: _Segment, numbers: list[int]) -> None:
-    """Raise ``ConfigError`` where steps are of two runs: one step twice with other times, or two groups of times."""
+    """Raise ``ConfigError`` if the steps belong to two runs: a step has two times, or times fall into two groups."""
     twice = [[time for time, _ in segment.steps[number]] for number in numbers if len(segment.steps[number]) > 1]
     differing = [times for times in twice if max(times) > _APART * min(times)]
     if 2 * len(differing) > max(2, len(twice)):
@@ -172,7 +171,7 @@ def _refuse_mixed(path: Path, segment: _Segment, numbers: list[int]) -> None:
 def _summary(path: Path, content: str, segment: _Segment, num_segments: int) -> TrainingLog:
     remarks = []
     if num_segments > 1:
-        remarks.append(f"{num_segments} starts in one file; the last with steps enough counts")
+        remarks.append(f"{num_segments} starts in one file; the last with enough steps counts")
     if segment.crashed:
         remarks.append("it ended with an error; the steps before it count")
     if any(len(times) > 1 for times in segment.steps.values()):

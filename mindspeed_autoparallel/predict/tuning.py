@@ -76,10 +76,10 @@ def tune(
     options: SearchOptions | None = None,
     progress: Progress = silent,
 ) -> Tuned:
-    """Return the fastest layouts for ``base``, a request without a layout; what it names is held.
+    """Return the fastest layouts for ``base``, a request without a layout; sizes in it stay fixed.
 
-    ``train.recompute`` names the most that may be recomputed. Raises ``InfeasiblePlan`` where nothing fits,
-    ``ConfigError`` where nothing is legal or the device is unknown, ``Stopped`` with the best so far at an interrupt.
+    ``train.recompute`` is the most that may be recomputed. Raises ``InfeasiblePlan`` if nothing fits, ``ConfigError``
+    if nothing is legal or the device is unknown, ``Stopped`` with the best so far at an interrupt.
     """
     options = options or SearchOptions(top_k=2)
     refuse_unmodelled(base)
@@ -153,7 +153,8 @@ def _check_held(held: Mapping[str, int], devices: int) -> None:
 
 def _with_notes_on(request: Mapping[str, object], answer: Answer) -> Answer:
     """Return ``answer`` with a note on every key that is not known, and without notes on switches that the request
-    leaves open: those may have no effect in silence."""
+    leaves open, which need none.
+    """
     stated = {f"train.{key}" for key in part(request, "train")}
     notes = [f"{key}{UNKNOWN}" for key in unknown_keys(request)]
     for note in answer["notes"]:

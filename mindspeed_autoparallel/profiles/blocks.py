@@ -24,8 +24,9 @@ class StateBytes:
     optimizer_unshardable_bytes: int = 0
     """Optimizer state that every replica keeps."""
     copy_bytes: int = 0
-    """Parameters beside those above that are neither trained nor gathered: frozen matrices beside adapters, a
-    preference training's reference, eight-bit copies."""
+    """Further parameters that are neither trained nor gathered: frozen matrices of a run with adapters, a preference
+    training's reference, eight-bit copies.
+    """
 
     def __post_init__(self) -> None:
         _check_sizes(self, "state")
@@ -36,7 +37,7 @@ class RecomputeCost:
     """Memory and time of one recompute kind."""
 
     saved_bytes: int
-    """Live bytes after the block's forward minus before it, its output included when the next block keeps it."""
+    """Live bytes after the block's forward minus before it, with its output if the next block keeps it."""
     extra_backward_us: float = 0.0
     """Added to ``backward_us``: the forward that is run again."""
     forward_peak_bytes: int = 0
@@ -57,14 +58,14 @@ class BlockCost:
     backward_us: float
     """Backward time without recomputation; 0 for a frozen block with nothing trainable before it."""
     recompute: dict[str, RecomputeCost]
-    """By kind (``spec.recompute``): ``none`` always; others where the host offers and the profile measured them."""
+    """By kind (``spec.recompute``): ``none`` always; others if the host has them and the profile measured them."""
     output_bytes: int = 0
-    """The tensor handed to the next block, and to the next stage if the pipeline is cut here."""
+    """The tensor passed to the next block, or sent to the next stage if the stage ends here."""
     dense: StateBytes = field(default_factory=StateBytes)
     expert: StateBytes = field(default_factory=StateBytes)
     """Expert parameters of this rank: their optimizer is split over the expert data-parallel group."""
     forward_exchange_us: float = 0.0
-    """All-to-alls of tokens between experts, part of ``forward_us``; 0 where they are unknown."""
+    """All-to-alls of tokens between experts, part of ``forward_us``; 0 if unknown."""
     backward_exchange_us: float = 0.0
 
     def __post_init__(self) -> None:
@@ -99,7 +100,7 @@ class ModuleCost:
     post: BlockCost | None = None
     prediction: BlockCost | None = None
     """Layers of multi-token prediction, all of them, between the layers and ``post``, which has their logits and loss;
-    its output is theirs beside that of the last layer. ``None`` where ``post`` holds them, as where it was measured."""
+    its output is theirs and that of the last layer. ``None`` if ``post`` includes them, as in measured profiles."""
     side: SharedBytes = field(default_factory=SharedBytes)
     """Inputs of every layer besides the hidden states; once per stage. Recomputed layers keep them."""
     tied_copy: StateBytes = field(default_factory=StateBytes)
@@ -141,7 +142,7 @@ class ModuleCost:
             yield "post", self.post, 1
 
     def with_layers(self, change: Callable[[str, BlockCost], BlockCost]) -> ModuleCost:
-        """Return every kind of layer replaced by what ``change`` makes of it, given the name of its block."""
+        """Return the module with ``change`` applied to every kind of layer, given the name of its block."""
         if not self.kinds:
             return replace(self, layer=change(layer_block(0), self.layer))
         kinds = tuple(change(layer_block(kind), cost) for kind, cost in enumerate(self.kinds))
@@ -234,4 +235,4 @@ class Measurement:
     workspace_bytes: int = 0
     """Buffers that the host keeps from microbatch to microbatch for all blocks together, on every stage."""
     interpolated_from: tuple[str, ...] = ()
-    """Labels of the points this was computed from; empty when it was measured."""
+    """Labels of the points that this was computed from; empty if it was measured."""

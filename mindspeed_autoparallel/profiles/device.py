@@ -62,7 +62,7 @@ class StageOverhead:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeNetwork:
-    """Links of a run's nodes by datasheet, where nothing was measured. Rates are bytes per microsecond.
+    """Links of a run's nodes by datasheet, for profiles without measurements. Rates are bytes per microsecond.
 
     Gradients are reduced over it by the formulas of ``cost.collectives.Fabric``: the ranks of a group that share a node
     share its network, too.
@@ -79,20 +79,20 @@ class NodeNetwork:
     mesh: bool = False
     """Whether each pair of a node's devices has a link of its own, so that few peers reach few of the links."""
     replica_fraction: float = 1.0
-    """Share of a node's network that the reduction of gradients reaches where the node holds several replicas."""
+    """Share of a node's network that the reduction of gradients reaches if the node holds several replicas."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GradientExchange:
-    """What the reduction of gradients and the gathering of parameters send, and how much of it shows."""
+    """Bytes that gradient reduction and parameter gathering send, and the exposed share of their time."""
 
     network: NodeNetwork
     exposed: float = 1.0
-    """Share that shows without overlap."""
+    """Exposed share without overlap."""
     exposed_overlapped: float = 0.1
-    """Share that shows where both overlap the passes; seven runs published on H100 show 0.09."""
+    """Exposed share if both overlap the passes; 0.09 in seven runs published on H100."""
     sent_share: float = 1.0
-    """Bytes sent over bytes of the main gradients: half where fp32 gradients are reduced in 16 bits."""
+    """Bytes sent over bytes of the main gradients: half if fp32 gradients are reduced in 16 bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,11 +113,11 @@ class DeviceCost:
     operation_overhead_us: float = 0.0
     """Host time added to every forward or backward of a stage by the schedule."""
     hidden_share: float = 0.5
-    """Share of the communication hidden by a model alone, without a measurement, that a plan relies on: half."""
+    """Share that counts of overlap that is only modelled, not measured; half by default."""
     message_overhead_us: float = 0.0
     """Added to every point-to-point message, in addition to the tier's latency."""
     interleaved_message_overhead_us: float | None = None
-    """The same in the interleaved schedule, which posts messages and waits for them apart; ``None``: no different."""
+    """The same in the interleaved schedule, which posts messages and waits for them separately; ``None``: equal."""
     stage_overhead: StageOverhead = field(default_factory=StageOverhead)
     """Added to the passes of pipelines of more than one stage: half to a forward, half to a backward."""
     pipeline_step_us: float = 0.0
@@ -125,9 +125,9 @@ class DeviceCost:
     gradient_norm_us_per_byte: float = 0.0
     """Pass over gradients before the optimizer step, per byte of trained parameters that this rank holds."""
     exchange: GradientExchange | None = None
-    """Of gradients and parameters among replicas, where it is computed; ``None``: by the tiers."""
+    """Of gradients and parameters among replicas, in computed profiles; ``None``: by the tiers."""
     peak_flops_per_s: float = 0.0
-    """Dense 16-bit operations by datasheet, which utilization is counted against; 0: unknown."""
+    """Dense 16-bit operations by datasheet, the reference of utilization; 0: unknown."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

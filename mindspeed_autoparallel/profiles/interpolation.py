@@ -1,8 +1,8 @@
-"""Costs between measured points. Only where two measured points (or a proportion in MBS) support it, and marked.
+"""Costs between measured points. Only between two measured points (or in proportion to MBS), and marked.
 
 Along MBS every cost is taken as ``a + b x MBS``, along TP and CP as ``a + b / size``, both through the two nearest
-measured sizes. One MBS alone is scaled in proportion. Outside the measured range of TP or CP there is no answer: what a
-larger group's collectives cost cannot be guessed. EP and SP are never interpolated.
+measured sizes. One MBS alone is scaled in proportion. Nothing is extrapolated beyond the measured range of TP or CP,
+because the cost of a larger group's collectives is unknown. EP and SP are never interpolated.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Reads a profile file: ours, or MindSpeed's ``model_profile.json`` of six blocks at one TP and micro batch size.
 
 ``fwd_time`` and ``bwd_time`` are ms, ``act_mem`` and ``module_param`` ([parameters, optimizer, gradients]) MiB. Its
-memory rule is kept as it is there (``memory_semantics`` "mindspeed"): stage memory = (activations - recomputed
-activations) x (in-flight - 1) + activations + static; a recomputed layer saves its ``act_mem`` and adds its
-``fwd_time`` to the backward. ``vit_pre``, ``vit_post``, ``llm_pre`` and ``llm_post`` each hold the first or last layer:
-a module of n layers is its pre block, n - 2 layers and its post block, placed one by one; all are recomputed with the
-figures of a plain layer, as that tool counts them. Sizes that it lacks (parameter counts) are derived from
-``module_param``.
+memory rule is kept unchanged (``memory_semantics`` "mindspeed"): stage memory = (activations - recomputed activations)
+x (in-flight - 1) + activations + static; a recomputed layer saves its ``act_mem`` and adds its ``fwd_time`` to the
+backward. ``vit_pre``, ``vit_post``, ``llm_pre`` and ``llm_post`` each hold the first or last layer: a module of n
+layers is its pre block, n - 2 layers and its post block, placed one by one; all are recomputed with the figures of a
+plain layer, as that tool counts them. Sizes that it lacks (parameter counts) are derived from ``module_param``.
 """
 
 from __future__ import annotations

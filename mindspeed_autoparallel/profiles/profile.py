@@ -28,7 +28,7 @@ class Provenance:
     created_utc: str
     """ISO 8601, UTC."""
     model_hash: str = ""
-    """Of the model description that was measured; a plan refuses to be applied to another."""
+    """Of the measured model description; a plan for another one is refused."""
     software: dict[str, str] = field(default_factory=dict)
     train: dict[str, object] = field(default_factory=dict)
     """Training switches that computed costs assume, as in the section ``train`` of a request."""
@@ -127,7 +127,7 @@ class Profile(JsonFile):
         return self.device.runtime_overhead_bytes + measurement.workspace_bytes
 
     def with_recompute(self, kinds: Container[str]) -> Profile:
-        """Return the profile with layers that are recomputed in ``kinds`` alone."""
+        """Return the profile with the recompute policies ``kinds`` only."""
 
         def kept(_: str, layer: BlockCost) -> BlockCost:
             return replace(layer, recompute={kind: cost for kind, cost in layer.recompute.items() if kind in kinds})

@@ -16,7 +16,7 @@ from mindspeed_autoparallel.profiles.knowledge import Operator, Signature
 
 DIRECTIONS = ("forward", "backward")
 PLAIN = "none"
-"""The recompute kind of a variant that throws nothing away."""
+"""The recompute kind of a variant without recompute."""
 
 Record = TypeVar("Record")
 
@@ -115,7 +115,7 @@ class ModuleRecord:
     num_experts: int = 0
     blocks: dict[str, BlockRecord] = field(default_factory=dict)
     side_bytes: tuple[int, int] = (0, 0)
-    """What every layer is given beside the hidden states, and how much of that lives until the backward."""
+    """Inputs of every layer besides the hidden states, and the part of them that lives until the backward."""
     input_bytes: int = 0  # given to the module as a whole: an encoder's share of the batch
     calls: dict[str, BlockCalls] = field(default_factory=dict)
     """By block, where the module was traced."""
@@ -123,7 +123,7 @@ class ModuleRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class BytesPerParameter:
-    """What a trained parameter costs beside itself, measured on this optimizer."""
+    """Bytes per trained parameter besides its own, measured on this optimizer."""
 
     gradient: float
     optimizer: float
@@ -140,7 +140,7 @@ class ModelRecord:
     """The microbatch's data, and what of it the forward saved."""
     workspace_bytes: int = 0
     host_bytes: int = 0
-    """What the host keeps beside the model: data, random states, padding of its buffers."""
+    """Memory of the host besides the model: data, random states, padding of its buffers."""
     tied_embeddings: bool = False
     time_by_rows: dict[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
     """By module, of several microbatches: rows of a sample, and the time of the layers over that of the blocks."""
@@ -187,7 +187,7 @@ class BlockTrace(ModelRecord):
 
 
 class VariantName(NamedTuple):
-    """Which way to run the layers (empty: the script's own) under which recompute kind."""
+    """A way to run the layers (empty: the script's own), and a recompute kind."""
 
     variant: str
     recompute: str
@@ -223,7 +223,7 @@ class TraceResult:
 
     variants: dict[VariantName, BlockTrace] = field(default_factory=dict)
     failures: dict[VariantName, Failure] = field(default_factory=dict)
-    """Variants that could not be traced; what is in neither was not needed."""
+    """Variants that could not be traced; variants in neither were not needed."""
     failure: Failure | None = None
     """Of the layout itself."""
     summary: str = ""
@@ -233,7 +233,7 @@ class TraceResult:
 
     @property
     def plain(self) -> BlockTrace:
-        """Return the script's own way without recompute, which every traced layout has."""
+        """Return the script's own variant without recompute, which every traced layout has."""
         return self.variants[VariantName("", PLAIN)]
 
 

@@ -1,4 +1,4 @@
-"""What a sharded training's modules cost: the tree of modules as forward runs it, and the costs of each kind."""
+"""Costs of a sharded training: its tree of modules in the order of forward, and the costs of each kind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHARDED_PROFILE_SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class CostPoint:
-    """Where costs were taken: what changes the shapes of one device's tensors."""
+    """A profile point: the sizes that change the shapes of one device's tensors."""
 
     micro_batch_size: int = 1
     ulysses_size: int = 1
@@ -32,46 +32,49 @@ class CostPoint:
 class ModuleCosts:
     """One module at one point, one micro batch, one device, without the modules below it and without gathers.
 
-    Times exclude exchanges between devices; ``..._sent_bytes`` is what one forward pass sends, a backward pass sends
-    as much.
+    Times exclude exchanges between devices; ``..._sent_bytes`` is sent by one forward pass; a backward pass sends as
+    much.
     """
 
     at: CostPoint
     forward_us: float
     backward_us: float
     tail_forward_us: float = 0.0
-    """What runs after the modules below it: the loss of the root, the norm of a decoder, the combination of experts."""
+    """Work after the modules below it: the loss of the root, the norm of a decoder, the combination of experts."""
     tail_backward_us: float = 0.0
     attention_us: float = 0.0
-    """Part of ``forward_us`` that recomputation skips where the outputs of attention are kept."""
+    """Part of ``forward_us`` that recomputation skips if the outputs of attention are kept."""
     output_bytes: int = 0
-    """The module's output: its gradient is there while backward runs."""
+    """The module's output, whose gradient lives while backward runs."""
     input_bytes: int = 0
-    """The module's input: what is left of a recomputed layer, and what offload moves."""
+    """The module's input, which a recomputed layer keeps and offload moves."""
     kept_bytes: int = 0
-    """Saved for backward where nothing is recomputed, beside the input."""
+    """Saved for backward without recomputation, in addition to the input."""
     attention_bytes: int = 0
-    """Part of ``kept_bytes``: what stays of a layer that recomputes all but attention."""
+    """Part of ``kept_bytes`` that a layer keeps which recomputes all but attention."""
     forward_transient_bytes: int = 0
-    """Most bytes above what stays, while forward runs."""
+    """Peak of forward, above the bytes that it saves."""
     backward_transient_bytes: int = 0
-    """Most bytes above what was saved while backward runs, gradients of the module's parameters included."""
+    """Peak of backward above the saved bytes, with the gradients of the module's parameters."""
     made_gradient_bytes: int = 0
-    """Part of ``backward_transient_bytes``: gradients of parameters that are done, which a later part of the micro
-    batch adds to those of the first part."""
+    """Part of ``backward_transient_bytes``: finished gradients of parameters, which a later part of the micro batch
+    adds to those of the first part.
+    """
     tail_kept_bytes: int = 0
-    """Saved by what runs after the modules below it; ``kept_bytes`` is without."""
+    """Saved by the work after the modules below it; not in ``kept_bytes``."""
     tail_saves: bool = True
-    """Whether what runs after the modules below it saves any tensor, kept elsewhere or not: else its backward starts no
-    recomputation, and recomputation ends before it."""
+    """Whether the work after the modules below it saves any tensor, even one that is kept elsewhere; otherwise its
+    backward starts no recomputation, and recomputation ends before it.
+    """
     unsaved_transient_bytes: int = 0
-    """Most bytes above those at its start in a forward that saves nothing, a recomputed layer's first or a frozen
-    module's; 0: unknown."""
+    """Peak above the start of a forward that saves nothing (the first one of a recomputed layer, or a frozen module's);
+    0: unknown.
+    """
     tail_unsaved_transient_bytes: int = 0
     around_bytes: int = 0
-    """What the module around it holds in variables, saved by nothing, while this one runs forward."""
+    """Bytes that variables of the enclosing module hold while this one runs forward, without being saved."""
     unsaved_around_bytes: int = 0
-    """The same where that module's forward saves nothing."""
+    """The same if that module's forward saves nothing."""
     tail_forward_transient_bytes: int = 0
     tail_backward_transient_bytes: int = 0
     ulysses_sent_bytes: int = 0
@@ -112,7 +115,7 @@ class ModuleKind:
                 raise ProfileError(f"shapes {shapes} are not those of tensors of {elements} elements.")
 
     def at(self, point: CostPoint) -> ModuleCosts | None:
-        """Return costs at ``point``, or ``None`` where the profile has none."""
+        """Return costs at ``point``, or ``None`` if the profile has none."""
         return next((costs for costs in self.costs if costs.at == point), None)
 
 
@@ -125,23 +128,23 @@ class ShardedModule:
     kind: str
     """Key of ``ShardedProfile.kinds``."""
     pattern: str
-    """What names it and those decided with it: ``model.language_model.layers.{*}``; the root's is ``""``."""
+    """Pattern of it and of the modules decided with it: ``model.language_model.layers.{*}``; the root's is ``""``."""
     parent: str = ""
     """Name of the module around it."""
     is_layer: bool = False
     """Whether its activations may be recomputed or offloaded."""
     holds_experts: bool = False
-    """Whether expert parallelism divides its parameters; it is a unit of its own where the expert size is above 1."""
+    """Whether expert parallelism divides its parameters; it is a separate unit if the expert size is above 1."""
     input_requires_grad: bool = True
     """False of the root, of an embedding and of the first trainable module: torch reduces these at the end."""
     needs_backward: bool = True
     """False of a frozen tower in front of everything trainable."""
     is_head: bool = False
-    """Whether it makes logits: chunked loss runs it in pieces."""
+    """Whether it computes logits; chunked loss runs it in pieces."""
     is_tied: bool = False
     """Of an embedding: whether the head uses its table."""
     may_be_unit: bool = True
-    """False where code outside uses its parameters without calling it: the hooks that gather them would not run."""
+    """False if code outside uses its parameters without calling it: the hooks that gather them would not run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +185,7 @@ class HeadCost:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardedProfile(JsonFile):
-    """Everything the planner needs of a model and a device; ``modules`` in the order of forward, parents first."""
+    """Input of the planner for a model and a device; ``modules`` in the order of forward, parents first."""
 
     WHAT, AGAIN, ERROR = "profile of a sharded training", "Measure again with this release.", ProfileError
 

@@ -68,7 +68,7 @@ def ruled_out(values: Report) -> str:
 
 
 def commands(values: Report, flags: str) -> str:
-    """Return the commands that train by the plan and convert weights for it. ``flags``: the host's flags; may be
+    """Return the commands that train with the plan and convert weights for it. ``flags``: the host's flags; may be
     empty."""
     hetero = values.encoders is not None
     train = (
@@ -77,7 +77,7 @@ def commands(values: Report, flags: str) -> str:
         else "--auto-parallel-plan plan.json"
     )
     rows = [
-        ["train by it, in the launch script", train],
+        ["train with it, in the launch script", train],
         ["weights from Hugging Face", "mindspeed-autoparallel convert hf-to-mm HF_FOLDER TARGET --plan plan.json"],
         [
             "a checkpoint of another layout",

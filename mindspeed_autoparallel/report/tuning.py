@@ -53,7 +53,7 @@ def render_table(result: TuningResult) -> str:
     for plan in result["top"]:
         lines += ["", f"{plan['number']}. paste: {shlex.join(plan['argv'])}"]
         if plan["take_out"]:
-            lines.append(f"    and take out of your command: {shlex.join(plan['take_out'])}")
+            lines.append(f"    and remove from your command: {shlex.join(plan['take_out'])}")
         lines.append(f"    limits: {'; '.join(plan['limits'])}")
         if "samples" in plan:
             lines.append(f"    {_samples(plan['samples'])}")
@@ -241,7 +241,7 @@ def _flags(plan: Configuration) -> str:
     drawn = element("h3", text(f"{plan['number']}. {plan['label']}") + " · " + link)
     drawn += element("p", text(shlex.join(plan["argv"])), class_="mono")
     if plan["take_out"]:
-        drawn += element("p", text(f"and take out of your command: {shlex.join(plan['take_out'])}"), class_="mono")
+        drawn += element("p", text(f"and remove from your command: {shlex.join(plan['take_out'])}"), class_="mono")
     whole = element("summary", "The whole command") + element("p", text(plan["command"]), class_="mono")
     return drawn + element("details", whole)
 

@@ -77,7 +77,7 @@ def loss_line(saved: SavedSteps, checkpoint: Path, devices_per_node: int) -> str
     gap = step.gaps[0]
     where = "" if gap.rank is None else f" that rank {gap.rank} on node {gap.rank // devices_per_node} wrote"
     more = f" ({len(step.gaps)} files are missing)" if len(step.gaps) > 1 else ""
-    line = f"{step.folder} is not whole: {gap.file}{where} is missing or cut off{more}; it alone holds {gap.holds}."
+    line = f"{step.folder} is incomplete: {gap.file}{where} is missing or cut off{more}; it alone holds {gap.holds}."
     if saved.whole is None:
         return f"{line} No older step of {checkpoint} is whole."
     return f"{line} Step {saved.whole.iteration} is whole."

@@ -209,7 +209,7 @@ def planned(folder: Path, *, nodes: int, per_node: int = 2) -> Path:
 
 
 def words_of(plan: Path, save: Path, *, iterations: int, interval: int) -> list[str]:
-    """Return the command line of an elastic training by ``plan``."""
+    """Return the command line of an elastic training with ``plan``."""
     words = [*MODEL.split(), "--global-batch-size", str(BATCH), "--train-iters", str(iterations), "--save", str(save)]
     words += ["--save-interval", str(interval), "--auto-parallel-plan", str(plan), "--auto-parallel-elastic"]
     return words

@@ -141,7 +141,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if len(_measured) > NUM_SHOWN:
         total = sum(_measured.values())
-        terminalreporter.section(f"{NUM_SHOWN} dearest of {len(_measured)} tests, {total:.0f} processor seconds in all")
+        terminalreporter.section(
+            f"{NUM_SHOWN} most expensive of {len(_measured)} tests, {total:.0f} processor seconds in all"
+        )
         for test, seconds in sorted(_measured.items(), key=lambda pair: -pair[1])[:NUM_SHOWN]:
             terminalreporter.write_line(f"{seconds:8.1f}  {test}")
     target = os.environ.get("SECONDS_TO")

@@ -135,7 +135,7 @@ def test_a_model_is_measured_and_trained_by_its_plan_as_by_one_process(host, alo
     vision, text = (",".join(map(str, plan.layers_of(name))) for name in ("image_encoder", "text_decoder"))
     weights = resplit(host, "two", "--vit-pp-layers", vision, "--llm-pp-layers", text)
     done = run(host, *weights, "--auto-parallel-plan", "two.json", num_processes=2, port=PORT + 40)
-    assert done.output.count("training by the plan") == 1
+    assert done.output.count("training with the plan") == 1
     assert "plan against the first steps of this training" in done.output
     print(done.output[done.output.index("plan against the first steps") :][:400])
     assert done.losses == pytest.approx(alone, rel=TOLERANCE)
@@ -172,7 +172,7 @@ def test_the_hosts_own_hetero_parallel_is_unharmed(host):
     alone = run(host, "--load", "checkpoint", "--finetune", *size, model=model, num_processes=1).losses
     words = ["--hetero-parallel", *size, "--global-batch-size", "8"]
     done = run(host, *weights, *words, model=model, num_processes=2, port=PORT + 80)
-    assert "--hetero-parallel is this host's own and is left to it" in done.output
+    assert "--hetero-parallel is this host's own flag and keeps its meaning" in done.output
     assert done.losses == pytest.approx(alone, rel=TOLERANCE)
 
 

@@ -47,8 +47,8 @@ def test_a_function_that_a_feature_replaced_after_the_parse_is_named_before_the_
     replaced = {"SMALL_HOST_REPLACES": "train_step", "SMALL_HOST_REPLACES_BY": "mindspeed"}
     done = run("--auto-parallel-plan", "plan.json", **replaced)
     assert done.returncode == 2
-    assert "--auto-parallel-plan works through mindspeed_mm.training:train_step" in done.stderr
-    assert "mindspeed.core.dualpipev.replacing_feature was put in its place" in done.stderr
+    assert "--auto-parallel-plan wraps mindspeed_mm.training:train_step" in done.stderr
+    assert "mindspeed.core.dualpipev.replacing_feature replaces it" in done.stderr
     assert "train_step" not in done.stdout
 
 
@@ -57,7 +57,7 @@ def test_a_users_own_step_trains_by_a_plan_and_a_line_notes_that_nothing_is_comp
     assert done.returncode == 0, done.stderr[-2000:]
     said = json.loads(done.stdout.splitlines()[-1])
     assert said["handlers"] == ["apply_plan.entry:prepare"]
-    assert done.stderr.count("__main__.replacing_feature was put in the place of mindspeed_mm.training:train_step") == 1
+    assert done.stderr.count("__main__.replacing_feature replaces mindspeed_mm.training:train_step") == 1
 
 
 def test_the_hosts_own_hetero_parallel_stays_its_own():
@@ -65,7 +65,7 @@ def test_the_hosts_own_hetero_parallel_stays_its_own():
     assert done.returncode == 0, done.stderr[-2000:]
     said = json.loads(done.stdout.splitlines()[-1])
     assert (said["handlers"], said["theirs"]) == ([], True)
-    assert "--hetero-parallel is this host's own and is left to it" in done.stderr
+    assert "--hetero-parallel is this host's own flag and keeps its meaning" in done.stderr
 
 
 def test_our_hetero_flag_leaves_the_hosts_own_off():

@@ -104,7 +104,7 @@ def read(pid: int) -> Reading:
 
 
 def planned(folder: Path, num_ranks: int) -> list[str]:
-    """Return the words of a training by the plan of the tiny model on so many CPU ranks."""
+    """Return the words of a training with the plan of the tiny model on so many CPU ranks."""
     (folder / "model.json").write_text(json.dumps({"name": "tiny", "tied_embeddings": False, **SIZES}))
     words = ["plan", "--profile-source", "analytic", "--model", str(folder / "model.json"), "--device", "CPU"]
     words += ["--nnodes", "1", "--nproc-per-node", str(num_ranks), "--global-batch-size", "2"]

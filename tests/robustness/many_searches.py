@@ -20,7 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 from kill_jobs import ROOT, Job, searches
 
-REFUSED = "another run is at work in"
+REFUSED = "another run uses"
 
 
 def started(script: str, folder: Path, printed: Path) -> int:

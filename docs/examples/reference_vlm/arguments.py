@@ -156,8 +156,8 @@ def _check_batches(model: ModelDescription, arguments: argparse.Namespace) -> No
         )
     if arguments.pack_samples and model.generator is not None:
         raise ConfigError(
-            f"--pack-samples does not go with image_generator in {model.file}: a row before an image would be another "
-            "sample's. Leave one of them out."
+            f"--pack-samples cannot be combined with image_generator in {model.file}: a row before an image would be "
+            "another sample's. Leave one of them out."
         )
     if arguments.data_balance_max_tokens < 0:
         raise ConfigError(f"--data-balance-max-tokens must be at least 0, got {arguments.data_balance_max_tokens}.")

@@ -23,7 +23,7 @@ def padded_vocabulary(work: Workload) -> int:
 
 
 def has_bias(work: Workload) -> bool:
-    """Return whether linear layers have biases and positions are learnt, as in GPT-2 and GPT-3."""
+    """Return whether linear layers have biases and positions are learned, as in GPT-2 and GPT-3."""
     if work.model.linear_bias is not None:
         return work.model.linear_bias
     return not work.model.gated and not work.model.num_experts

@@ -181,7 +181,7 @@ def _check_order(layout: str, parts: Sequence[str], pipeline: int) -> None:
     if holders[0] < len(parts) - pipeline:
         raise ConfigError(
             f"pipeline_layout {layout!r} has MTP layers (m) on virtual stage {holders[0]}, which is not the last of "
-            f"its pipeline rank: move them to virtual stage {len(parts) - pipeline} or behind."
+            f"its pipeline rank: move them to virtual stage {len(parts) - pipeline} or later."
         )
 
 
@@ -191,7 +191,7 @@ def unfold_layout(layout: str) -> str:
     while position < len(layout):
         found = _TOKEN.match(layout, position)
         if not found:
-            raise ConfigError(f"pipeline_layout {layout!r} is not understood at {layout[position:]!r}.")
+            raise ConfigError(f"pipeline_layout {layout!r} cannot be read at {layout[position:]!r}.")
         inner, many, symbol, times = found.groups()
         piece = (unfold_layout(inner) if inner is not None else symbol) * int(many or times or 1)
         result.append(piece)

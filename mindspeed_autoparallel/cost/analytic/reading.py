@@ -195,7 +195,7 @@ def _software(train: Mapping[str, object], gpu: str, model: ModelShape) -> tuple
 def _placement(parallel: Mapping[str, object], pipeline: int, virtual: int, noop: tuple[int, ...]) -> PlacementRequest:
     layout = parallel.get("pipeline_layout") or ""
     if not isinstance(layout, str):
-        raise ConfigError(f"parallel.pipeline_layout is {layout!r}, must be a layout string as Ettt|ttL.")
+        raise ConfigError(f"parallel.pipeline_layout is {layout!r}, must be a layout string such as Ettt|ttL.")
     return PlacementRequest(
         pipeline_size=pipeline,
         virtual_size=virtual,

@@ -144,7 +144,9 @@ def _frequency_list(text: str) -> list[int]:
     for part in text.strip("() ").split("+"):
         found = re.fullmatch(r"\(?\s*(\[[01,\s]*\])\s*(?:\*\s*(\d+))?\s*\)?", part.strip())
         if not found or int(found.group(2) or 1) > _MOST_LAYERS:
-            raise ConfigError(f"model.moe_layer_freq {text!r} must be a number or lists of 0 and 1, as [0]*3+[1]*58.")
+            raise ConfigError(
+                f"model.moe_layer_freq {text!r} must be a number or lists of 0 and 1, such as [0]*3+[1]*58."
+            )
         result += ast.literal_eval(found.group(1)) * int(found.group(2) or 1)
     return result
 

@@ -46,7 +46,9 @@ def read_release(train: Mapping[str, object]) -> Release | None:
     written = r"(?:(?:.*\W)?nemo[-:])?(\d\d)\.(\d\d)(?:\.\w+)*(?: nemo.*)?"
     found = re.fullmatch(written, str(name), re.IGNORECASE)
     if not found or not 1 <= int(found.group(2)) <= 12:
-        raise ConfigError(f"train.software is {name!r}, must name a NeMo container by year and month, as nemo-26.04.")
+        raise ConfigError(
+            f"train.software is {name!r}, must name a NeMo container by year and month, such as nemo-26.04."
+        )
     return Release(int(found.group(1)), int(found.group(2)))
 
 

@@ -168,5 +168,5 @@ def _why_not(costs: CutCosts) -> str:
     told = f"{', '.join(forbidden)} cannot be halved; " if forbidden else ""
     least = replace(costs, rest=(0.0, 0.0, 0.0, 0.0))
     if least.choice != "none":
-        return f"{told}its neighbours' cuts make every cut dearer than none. Pin it, or pin them."
+        return f"{told}its neighbours' cuts make every cut more expensive than none. Pin it, or pin them."
     return f"{told}it is so small that leaving it whole is cheaper at every value. Pin it to cut it."

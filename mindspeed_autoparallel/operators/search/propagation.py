@@ -28,7 +28,7 @@ def solve_propagation(problem: CutProblem, pinned: set[int]) -> list[int]:
     pinned readers need them, or at the least total cost. Raises ``ConfigError`` without a pin.
     """
     if not pinned:
-        raise ConfigError("sharding_propagation spreads pinned operators, and none is pinned. Pin one (--pin).")
+        raise ConfigError("sharding_propagation propagates pinned operators, and none is pinned. Pin one (--pin).")
     number = len(problem.members)
     inputs: list[set[int]] = [set() for _ in range(number)]
     outputs: list[set[int]] = [set() for _ in range(number)]

@@ -49,7 +49,7 @@ def compare(captured: Captured, model: torch.nn.Module) -> None:
             found = _gradients(made, [*(own[name] for name in trained), *floats])
         except RuntimeError as error:
             reason = first_line(error)
-            raise ConfigError(f"{type(model).__name__} cannot run by its capture: {reason}") from error
+            raise ConfigError(f"{type(model).__name__} cannot be run from its capture: {reason}") from error
     _check([f"result {place}" for place in range(len(eager))], eager, made, captured, model)
     names = [
         *(f"the gradient of {name}" for name in trained),
@@ -123,12 +123,12 @@ def _check(
         if difference <= _tolerance(expected if expected is not None else value):
             continue
         causes = "; ".join(dict.fromkeys(captured.causes)) or (
-            "no hook and no autograd.Function was seen: an operator of it is captured wrongly"
+            "no hook and no autograd.Function was found: an operator of it is captured wrongly"
         )
         raise ConfigError(
-            f"{type(model).__name__} cannot run by its capture: {name} is {difference:.0%} off what the module itself "
-            f"computes. Cause: {causes}. A capture keeps operators of the forward only: write that part with operators "
-            "whose derivative is meant, or distribute the parts around it."
+            f"{type(model).__name__} cannot be run from its capture: {name} is {difference:.0%} off what the module "
+            f"itself computes. Cause: {causes}. A capture keeps only operators of the forward: write that part with "
+            "operators that have the intended derivative, or distribute the parts around it."
         )
 
 
@@ -219,7 +219,7 @@ def _check_accumulate_hooks(model: torch.nn.Module) -> None:
     for name, parameter in model.named_parameters():
         for hook in (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values():
             raise ConfigError(
-                f"{type(model).__name__} cannot run by its capture: {name} has a post-accumulate-grad hook, "
+                f"{type(model).__name__} cannot be run from its capture: {name} has a post-accumulate-grad hook, "
                 f"{written_at(hook)}, which its distributed parameter would not have. Register it after "
                 "distribute_plan."
             )

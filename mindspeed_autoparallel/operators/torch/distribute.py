@@ -44,7 +44,7 @@ def distribute_plan(
     plan's cuts wherever these divide. Raises ``ConfigError`` if plan, captures and mesh do not fit together.
     """
     if tuple(mesh.shape) != plan.decisions.mesh:
-        raise ConfigError(f"the plan is for a mesh of {plan.decisions.mesh} and this mesh is {tuple(mesh.shape)}.")
+        raise ConfigError(f"the plan is for a mesh of {plan.decisions.mesh}, but this mesh is {tuple(mesh.shape)}.")
     arrival = _arrival(mesh, loader_dims)
     groups = groups_of(mesh)
     variants = []

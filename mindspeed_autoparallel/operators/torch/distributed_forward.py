@@ -104,8 +104,8 @@ class DistributedForward:
         for name, value in zip(captured.inputs, tensors, strict=True):
             if value.requires_grad and torch.is_grad_enabled():
                 raise ConfigError(
-                    f"input {name} takes a gradient, and a plan computes those of parameters only: pass it detached, "
-                    "or capture the module together with what makes it."
+                    f"input {name} requires a gradient, but a plan computes only those of parameters: detach it, "
+                    "or capture the module together with the code that computes it."
                 )
         if number in self.checked:
             return
@@ -120,7 +120,7 @@ class DistributedForward:
                 whole = captured.graph.nodes[name].output_shape[:1] != (captured.graph.samples,)
                 if one != two and (other == everyone[0][0] or (whole and self.parts > 1)):
                     raise ConfigError(
-                        f"input {name} of rank {rank} differs from that of rank 0, and the plan computes one batch "
+                        f"input {name} of rank {rank} differs from that of rank 0, but the plan computes one batch "
                         "on all of them: give every rank the same, or name the mesh dims along which a loader gives "
                         "different samples (distribute_plan(.., loader_dims=[..])) and capture their whole batch."
                     )

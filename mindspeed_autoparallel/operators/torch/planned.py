@@ -166,7 +166,7 @@ def execute(
     operator without a function, or a mesh that is not the plan's.
     """
     if mesh.shape != decisions.mesh:
-        raise ConfigError(f"the plan is for a mesh of {decisions.mesh} and this mesh is {mesh.shape}.")
+        raise ConfigError(f"the plan is for a mesh of {decisions.mesh}, but this mesh is {mesh.shape}.")
     made: dict[str, torch.Tensor] = {}
     shared: dict[tuple[str, tuple[Placements, Placements | None]], torch.Tensor] = {}
 

@@ -80,7 +80,7 @@ def replan(
 ) -> Replanned:
     """Return the options to continue on ``cluster`` instead of the cluster of ``old``, at the same global batch.
 
-    Raises ``InfeasiblePlan`` where no plan fits any number of nodes up to all of ``cluster``.
+    Raises ``InfeasiblePlan`` if no plan fits on any number of nodes of ``cluster``.
     """
     found = best_plan(old, profile, cluster, time_limit_s=time_limit_s, progress=progress)
     ways: list[tuple[str, Plan]] = [("best", found)]
@@ -107,12 +107,11 @@ def best_plan(
     host: SpaceOptions = _ANY_HOST,
     runs: Runs | None = None,
 ) -> Plan:
-    """Return the fastest plan for all nodes of ``cluster`` or fewer; ``splits`` and those after it: what the host runs
-    (of ``host``, its groups of microbatches, expert sizes and growing batch).
+    """Return the fastest plan for all nodes of ``cluster`` or fewer; ``splits`` and ``host``: what the host can run.
 
-    Fewer nodes may be faster where no good layout has as many ranks as there are devices: a number of nodes is searched
-    unless a plan that is known is faster than ``old`` would be there at its bound per device. Raises ``InfeasiblePlan``
-    (or ``ConfigError``: no legal layout) where no number fits.
+    Fewer nodes may be faster if no good layout has as many ranks as there are devices. A number of nodes is searched
+    unless a known plan is already faster than the bound of ``old`` per device would allow there. Raises
+    ``InfeasiblePlan`` (or ``ConfigError``: no legal layout) if no number fits.
     """
     own = {name: getattr(host, name) for name in ("group_sizes", "least_expert_sizes", "ramp")}
     space = replace(_space_of(old), **own)
@@ -167,8 +166,9 @@ def _search(
 
 
 def _near(old: Plan, profile: Profile, cluster: Cluster, options: SearchOptions) -> Plan | None:
-    """Return a plan with the old one's sizes beside PP and DP, soon found and good enough to discard most others;
-    None where there is none."""
+    """Return a plan with the old one's sizes except PP and DP, found quickly and good enough to discard most others;
+    ``None`` if there is none.
+    """
     held = {name: getattr(old.layout, name) for name in _NEAR}
     few = replace(options, space=replace(options.space, held=held), time_limit_s=NEAR_SHARE * options.time_limit_s)
     try:
@@ -178,7 +178,7 @@ def _near(old: Plan, profile: Profile, cluster: Cluster, options: SearchOptions)
 
 
 def _space_of(old: Plan) -> SpaceOptions:
-    """Return the options that the old plan's layout shows: what its host runs and its price rests on."""
+    """Return the search options that follow from the old plan's layout."""
     layout = old.layout
     return SpaceOptions(
         standalone_ends=layout.standalone_ends,
@@ -191,7 +191,7 @@ def _space_of(old: Plan) -> SpaceOptions:
 
 
 def _same_shape(old: Plan, profile: Profile, cluster: Cluster, time_limit_s: float) -> Iterator[Plan]:
-    """Yield the old plan's shape with as many replicas as fit ``cluster``, where one does: no shard is cut anew."""
+    """Yield the old plan's shape with as many replicas as fit ``cluster``, if any does; shards stay the same."""
     each = old.layout.num_devices // old.layout.data_size
     for replicas in range(cluster.num_devices // each, 0, -1):
         if replicas * each % cluster.devices_per_node:
@@ -217,7 +217,7 @@ def _option(name: str, plan: Plan, move: Move, window: Window) -> Option:
 
 
 _STATE = ("parameters", "optimizer")
-"""Terms of a rank's memory that a checkpoint holds; gradients are computed anew."""
+"""Terms of a rank's memory that a checkpoint holds; gradients are not stored."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,7 +245,7 @@ class Move:
     sent_bytes: int
     """Between devices: values that more than one device holds are read by one and sent to the others."""
     seconds: float
-    """Reading, sending, writing where files are recut, and the restart."""
+    """Reading, sending, writing if files are recut, and the restart."""
 
 
 STAYING = Move(read_bytes=0, sent_bytes=0, seconds=0.0)

@@ -1,6 +1,6 @@
-"""What a replan starts from: the profile (the file beside the plan, or the costs that the plan holds) and the cluster.
+"""Inputs of a replan: the profile (the file next to the plan, or the costs in the plan) and the cluster.
 
-The cluster is what remains after a loss, or one that has grown.
+The cluster is the rest after a loss, or a larger one.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ def cluster_of_nodes(plan: Plan, num_nodes: int, devices_per_node: int | None = 
 
 
 def costs_of(plan: Plan, plan_file: Path, given: Path | None = None) -> tuple[Profile, str]:
-    """Return the profile to plan with, and a line where the search is narrower than that of ``plan``.
+    """Return the profile to plan with, and a note if the search is narrower than that of ``plan``.
 
-    ``given``: the user's own choice. Otherwise ``plan.profile.json`` beside the plan, if its hash is the plan's; else
-    the costs in the plan, which cover its own TP, CP, EP and micro batch size. Raises ``ProfileError`` for a profile
-    of another model and ``PlanError`` for a plan without costs.
+    ``given``: the user's own choice. Otherwise ``plan.profile.json`` next to the plan, if its hash is the plan's; else
+    the costs in the plan, which cover its own TP, CP, EP and micro batch size. Raises ``ProfileError`` for a profile of
+    another model and ``PlanError`` for a plan without costs.
     """
     if given is not None:
         profile = read_profile(given)

@@ -1,4 +1,4 @@
-"""Times for operators: exact where measured, interpolated with an error bar where near, absent otherwise."""
+"""Times of operators: measured, interpolated between near ones with an error bar, or absent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from mindspeed_autoparallel.profiles.knowledge.base import KnowledgeBase, Operator
 
 _REACH = math.log(4.0)
-"""How far, in the logarithm of all sizes together, a neighbour may lie and still be of use."""
+"""Largest distance of a usable neighbour, in the logarithm of all sizes together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ def estimate(base: KnowledgeBase, device: str, software: str, operator: Operator
 
 
 def coverage(base: KnowledgeBase, device: str, software: str, calls: Mapping[Operator, int]) -> Coverage:
-    """Return what of ``calls`` (operator to how often) is known, weighed by time."""
+    """Return the known part of ``calls`` (operator to count), weighted by time."""
     known = guessed = 0.0
     missing: list[tuple[float, Operator]] = []
     unknown = 0

@@ -73,8 +73,7 @@ def check_allocator(node: Node) -> Iterable[Finding]:
     yield advice(
         "allocator",
         f"{name}={value or '(not set)'}",
-        "pictures of changing size break memory into unusable pieces; expandable segments grow in place "
-        "(plans assume it)",
+        "images of varying size fragment memory; expandable segments grow in place (plans assume it)",
         **{name: joined},
     )
 
@@ -100,7 +99,7 @@ def check_caches(node: Node) -> Iterable[Finding]:
         yield advice(
             "operator caches",
             f"{', '.join(absent)} not set",
-            "pictures of changing size make new operator shapes every step, which are prepared again without a cache",
+            "images of varying size cause new operator shapes in every step, which are prepared again without a cache",
             **absent,
         )
 

@@ -47,7 +47,7 @@ def set_plan(native: NativeTrainer, plan: ShardedPlan, path: Path) -> None:
             "parallel.data_parallel_size": sizes.num_devices // sizes.context_size,
         }
     )
-    say(f"training by {path}: {plan.decisions.sizes.label()}")
+    say(f"training with {path}: {plan.decisions.sizes.label()}")
 
     def set_modules(model: Any) -> None:
         modules = find_modules(model, native.config).modules

@@ -116,8 +116,8 @@ def _encoder_schedule(
         return UpfrontSchedule(steps)
     if num_chunks > 1 and getattr(config, "overlap_moe_expert_parallel_comm", False):
         raise ConfigError(
-            f"--hetero-memory window does not go with --overlap-moe-expert-parallel-comm under {num_chunks} virtual "
-            "stages: forwards run ahead of the schedule it follows. Use --hetero-memory recompute."
+            f"--hetero-memory window cannot be combined with --overlap-moe-expert-parallel-comm under {num_chunks} "
+            "virtual stages: forwards run ahead of the schedule that it follows. Use --hetero-memory recompute."
         )
     group_size = getattr(config, "microbatch_group_size_per_vp_stage", None) or 0
     return WindowedSchedule(

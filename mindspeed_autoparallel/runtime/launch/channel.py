@@ -70,7 +70,7 @@ def make_secret(folder: Path | None) -> bytes:
         with os.fdopen(os.open(path, flags, 0o600), "w", encoding="ascii") as stream:
             stream.write(made)
     except OSError as error:
-        raise ConfigError(f"cannot leave the secret of the nodes in {path}: {error.strerror or error}.") from error
+        raise ConfigError(f"cannot write the secret of the nodes to {path}: {error.strerror or error}.") from error
     return made.encode()
 
 
@@ -178,8 +178,8 @@ def _read(connection: socket.socket, length: int, deadline: float | None = None)
             connection.settimeout(max(1e-3, deadline - time.monotonic()))
         part = connection.recv(min(65536, length - len(content)))
         if not part:
-            raise ConnectionError("the other end is gone")
+            raise ConnectionError("the connection is closed")
         content += part
         if deadline is not None and time.monotonic() > deadline:
-            raise TimeoutError("the handshake takes too long")
+            raise TimeoutError("the handshake timed out")
     return content

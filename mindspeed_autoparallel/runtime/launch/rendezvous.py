@@ -69,7 +69,7 @@ def join(nodes: Nodes, node_rank: int, timeout_s: float) -> StoreClient:
     wanted = _size(json.loads(store.get("size")))
     if store.check(["launch/0"]):
         raise LaunchError(
-            f"node {node_rank} comes too late: node 0 has begun. Start the same command on all nodes again."
+            f"node {node_rank} is too late: node 0 has started. Start the same command on all nodes again."
         )
     signature, heartbeat = f"node/{node_rank}", f"heartbeat/{node_rank}"
     if store.check([signature]):
@@ -77,7 +77,7 @@ def join(nodes: Nodes, node_rank: int, timeout_s: float) -> StoreClient:
         time.sleep(_TWICE_S)
         if store.add(heartbeat, 0) != count:
             raise LaunchError(
-                f"node {node_rank} is there already: {_about(store.get(signature))}. Give every node a "
+                f"node {node_rank} is already connected: {_about(store.get(signature))}. Give every node a "
                 "--node-rank of its own."
             )
     me = {"host": socket.gethostname(), "pid": os.getpid(), "size": size}
@@ -150,7 +150,7 @@ def _connect(nodes: Nodes, node_rank: int, timeout_s: float) -> StoreClient:
     where = f"{nodes.master_addr}:{nodes.master_port} within {timeout_s:.0f} s"
     if refused:
         raise LaunchError(
-            f"node {node_rank} is not let in by the main node at {where}: {refused}. Nodes that share no work dir need "
+            f"node {node_rank} was rejected by the main node at {where}: {refused}. Nodes that share no work dir need "
             f"one secret in {SECRET_VARIABLE} on all of them (openssl rand -hex 32), or a file of it in "
             f"{SECRET_FILE_VARIABLE}."
         )

@@ -70,9 +70,7 @@ def _lock(stream: IO[bytes], path: Path, flag: str) -> bool:
 def _held(path: Path, flag: str) -> ConfigError:
     holder = _read(path)
     who = f"process {shown(holder['pid'])} on {shown(str(holder['host']))}" if holder else "unknown process"
-    return ConfigError(
-        f"another run is at work in {path.parent} ({who}). Wait for it, end it, or choose another {flag}."
-    )
+    return ConfigError(f"another run uses {path.parent} ({who}). Wait for it, end it, or choose another {flag}.")
 
 
 def _read(path: Path) -> dict[str, object]:
@@ -135,8 +133,8 @@ def private_work_dir(name: str, flag: str) -> Path:
         if work_dir.is_dir() and not _is_ours(work_dir):
             # Making it private would lock its other users out.
             raise ConfigError(
-                f"{flag} {work_dir} is open to others and holds other things. Name a folder of its "
-                "own, such as one inside it; it will be readable by you only."
+                f"{flag} {work_dir} can be read by others and holds other files. Name a separate folder, such as one "
+                "inside it; only you will be able to read it."
             )
         work_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         work_dir.chmod(0o700)

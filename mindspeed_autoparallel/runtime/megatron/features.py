@@ -143,7 +143,7 @@ def _start(arguments: argparse.Namespace) -> None:
     jobs = [_flag(destination) for destination in _ONE_JOB if _flag(destination) in on]
     if len(jobs) > 1:
         raise ConfigError(
-            f"{' and '.join(jobs)} were given together. Search first, then train by what was found "
+            f"{' and '.join(jobs)} were given together. Search first, then train with what was found "
             "(--auto-parallel-plan or --operator-plan) in a run of its own."
         )
     _start_features(arguments)
@@ -172,12 +172,12 @@ def _leave_hosts_hetero_parallel(arguments: argparse.Namespace) -> None:
     ours = [flag for flag in flags_that_are_true(arguments) if flag != "--auto-parallel-plan"]
     if ours:
         raise ConfigError(
-            f"{_HETERO} is this host's own flag, and stays so; it does not go with {', '.join(ours)}. Leave it out, "
-            f"and give {_HETERO_BESIDE} for layouts of ours."
+            f"{_HETERO} is this host's own flag and cannot be combined with {', '.join(ours)}. Leave it out, "
+            f"and give {_HETERO_BESIDE} for layouts of this package."
         )
     print_once(
-        f"mindspeed_autoparallel: {_HETERO} is this host's own and is left to it; for ours, give {_HETERO_BESIDE} "
-        "instead.",
+        f"mindspeed_autoparallel: {_HETERO} is this host's own flag and keeps its meaning; for ours, give "
+        f"{_HETERO_BESIDE} instead.",
         to_stderr=True,
     )
 

@@ -79,13 +79,13 @@ def check_installation(installation: Installation, flags: Sequence[str]) -> str:
     if release and not within(release, SUPPORTED):
         raise ConfigError(
             f"{given} needs {_WORDS}; {core.parent.parent} has {release}. Put a supported release first on PYTHONPATH, "
-            "or take the flag away: nothing of it is changed then."
+            "or remove the flag: Megatron then runs unchanged."
         )
     if training is None:
         raise ConfigError(
-            f"{given} takes over in megatron.training, which is not installed: megatron.core {release} in "
+            f"{given} needs megatron.training, which is not installed: megatron.core {release} in "
             f"{core.parent.parent} comes without it. Put a source checkout of Megatron-LM {release} on PYTHONPATH, or "
-            "install megatron-core 0.17 or newer, whose wheel brings both."
+            "install megatron-core 0.17 or newer, whose wheel has both."
         )
     if training.parent.resolve() != core.parent.resolve():
         raise ConfigError(
@@ -94,8 +94,8 @@ def check_installation(installation: Installation, flags: Sequence[str]) -> str:
         )
     if missing := _missing_parts(core.parent):
         raise ConfigError(
-            f"megatron-core {release} in {core.parent.parent} is not whole: megatron/{missing[0]} is missing. An "
-            "interrupted checkout or installation leaves that: get it again (git restore ., or pip install)."
+            f"megatron-core {release} in {core.parent.parent} is incomplete: megatron/{missing[0]} is missing. An "
+            "interrupted checkout or installation is the usual cause: get it again (git restore ., or pip install)."
         )
     if installation.hidden:
         others = ", ".join(f"{release_in(folder)} in {folder.parent.parent}" for folder in installation.hidden)

@@ -113,8 +113,8 @@ def _refuse_yaml(arguments: object) -> None:
     meant = [*flags_that_are_true(arguments), *sorted(flags_of_command())]
     if meant:
         raise ConfigError(
-            f"{meant[0]} does not go with --yaml-cfg {file}: Megatron takes all arguments from that file, none from "
-            "the command line. Give the arguments on the command line."
+            f"{meant[0]} cannot be combined with --yaml-cfg {file}: Megatron reads all arguments from that file, none "
+            "from the command line. Give the arguments on the command line."
         )
 
 

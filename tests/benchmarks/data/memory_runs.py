@@ -77,7 +77,7 @@ def measured(folder: Path, tokens: int) -> Profile:
 
 
 class Training:
-    """The reference model on one device, trained by microbatches of one text each."""
+    """The reference model on one device, trained with microbatches of one text each."""
 
     def __init__(self) -> None:
         """Build the model and take one step, after which the optimizer has its state."""

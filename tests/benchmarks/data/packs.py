@@ -4,7 +4,7 @@ PYTHONPATH=. python tests/benchmarks/data/packs.py FOLDER [resume] [hetero] [sea
 
 - ``resume``: 2 processes, 8 steps, saved after 3; from there again: tensors of the last checkpoint that differ.
 - ``hetero``: 4 processes, encoder under TP 1 DP 4, decoder under TP 2 PP 2, against padded samples in one process.
-- ``search``: ``--auto-parallel-mm`` with a distribution on the packs' script, and training by its plan.
+- ``search``: ``--auto-parallel-mm`` with a distribution on the packs' script, and training with its plan.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def hetero(folder: Path, data: str) -> None:
 
 
 def search(folder: Path, data: str) -> None:
-    """Print what a search says on the script of a training with packs, and train by its plan."""
+    """Print what a search says on the script of a training with packs, and train with its plan."""
     described = [sys.executable, "-m", "mindspeed_autoparallel", "data", "describe", "--mm-data", data]
     described += ["--mm-model", str(EXAMPLE / "model.json"), "--seq-length", "128", "--output", str(folder / "d.json")]
     subprocess.run(described, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, capture_output=True)
@@ -154,7 +154,7 @@ def search(folder: Path, data: str) -> None:
     )
     print(*[line for line in searched.splitlines() if "data:" in line or "packed" in line], sep="\n")
     trained = steps_of(train(4, *common, "--auto-parallel-plan", str(folder / "plan" / "plan.json")))
-    print("search: trained by the plan:", trained)
+    print("search: trained with the plan:", trained)
 
 
 def main() -> None:

@@ -240,7 +240,7 @@ def test_a_second_process_of_one_node_is_refused_and_the_first_goes_on(nodes):
     wait_for_signature(first.args, "node/1")
     second = nodes(1, num_nodes=3)
     _, error = second.communicate(timeout=300)
-    assert f"node 1 is there already: process {first.pid}" in error
+    assert f"node 1 is already connected: process {first.pid}" in error
     nodes(2, num_nodes=3)
     ended, error = outcomes(main)
     assert [outcome["status"] for outcome in ended] == ["ok"], error
@@ -248,7 +248,7 @@ def test_a_second_process_of_one_node_is_refused_and_the_first_goes_on(nodes):
 
 def test_an_agent_without_a_main_node_ends_with_a_reason(nodes):
     _, error = nodes(1, join_timeout_s=1).communicate(timeout=300)
-    assert "is not let in by the main node" in error
+    assert "was rejected by the main node" in error
     assert "MINDSPEED_AUTOPARALLEL_SECRET" in error
     _, error = nodes(1, join_timeout_s=1, environment={SECRET_VARIABLE: "x" * 32}).communicate(timeout=300)
     assert "cannot reach the main node" in error

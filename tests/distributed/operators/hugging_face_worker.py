@@ -86,7 +86,7 @@ def mesh_of(lowered):
 
 
 def by_styles(model, given, lowered):
-    """Train by styles; give the losses and the names of the styles."""
+    """Train with styles; give the losses and the names of the styles."""
     mesh = mesh_of(lowered)
     parallelize_module(model, mesh["tp"], lowered.styles)
     mine = {key: value.chunk(lowered.data_size)[mesh.get_coordinate()[0]] for key, value in given.items()}
@@ -101,7 +101,7 @@ def cut_at_random(captured, model):
 
 
 def by_plan(captured, model, given, plan, refused):
-    """Train by a plan that cuts every operator at random; give the losses and what styles could not say of it."""
+    """Train with a plan that cuts every operator at random; give the losses and what styles could not say of it."""
     distribute_plan(captured, plan, model, init_device_mesh("cpu", plan.decisions.mesh))
     assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
     return train(model, given), list(refused[:1])

@@ -1,4 +1,4 @@
-"""The flags on a Megatron script: search and end, then train by the plan with the losses of one process."""
+"""The flags on a Megatron script: search and end, then train with the plan with the losses of one process."""
 
 import json
 import re
@@ -69,7 +69,7 @@ def test_search_ends_before_training_and_its_plan_trains_with_the_losses_of_one_
     (alone,) = run(1, *start, *batch)
     ranks = run(4, *start, "--operator-plan", str(tmp_path / "operator_plan.json"))
     printed = "".join(rank.stdout for rank in ranks)
-    assert "training by the operator plan" in printed and "--tensor-model-parallel-size 2" in printed
+    assert "training with the operator plan" in printed and "--tensor-model-parallel-size 2" in printed
     found, expected = losses(printed), losses(alone.stdout)
     assert len(expected) == 3 and found == pytest.approx(expected, rel=1e-6)
 

@@ -1,4 +1,4 @@
-"""``--auto-parallel-mm --hetero-parallel`` as a user runs it: search, then train by the hetero plan that it wrote."""
+"""``--auto-parallel-mm --hetero-parallel`` as a user runs it: search, then train with the hetero plan that it wrote."""
 
 from __future__ import annotations
 

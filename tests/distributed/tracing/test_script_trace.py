@@ -137,7 +137,7 @@ def test_a_script_that_never_trains_is_named(tmp_path: Path, capsys: pytest.Capt
     script.write_text("print('nothing to do')\n")
     code, _, err = _trace(capsys, script)
     assert code != 0
-    assert "did not come to training" in err
+    assert "ended before training started" in err
     script.write_text("raise SystemExit('no data here')\n")
     code, _, err = _trace(capsys, script)
     assert code != 0

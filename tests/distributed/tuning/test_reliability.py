@@ -107,7 +107,7 @@ def test_a_script_that_never_trains_is_refused_with_the_reason(tmp_path):
     (tmp_path / "no_training.py").write_text(text[: text.index("    pretrain(\n")] + "    parse_and_validate_args()\n")
     code, text = tune(tmp_path / "work", script=tmp_path / "no_training.py")
     assert code == 2, text[-3000:]
-    assert "ended without coming to training" in text
+    assert "ended before training started" in text
     assert "Traceback" not in text
 
 
@@ -118,9 +118,7 @@ def test_an_interrupted_trace_is_gone_on_with_and_a_second_tuner_is_refused(agai
     try:
         wait_until(lambda: traces_of(work), first)
         code, text = again.run(work)
-        assert (code, f"another run is at work in {work} (process {program_of(first.pid)} on " in text) == (2, True), (
-            text
-        )
+        assert (code, f"another run uses {work} (process {program_of(first.pid)} on " in text) == (2, True), text
         interrupt(first, signal.SIGTERM)
         assert_no_child_is_left(work)
         assert [launch["status"] for launch in launches_of(work)] == ["interrupted"]

@@ -1,6 +1,6 @@
 """Trains a small training of an author's for real: in one process, and by each of its plans; losses are compared.
 
-Where they differ, the plan's layout is trained by native flags, too, without a flag of this package, its patches taken back.
+Where they differ, the plan's layout is trained with native flags, too, without a flag of this package, its patches taken back.
 """
 
 from __future__ import annotations

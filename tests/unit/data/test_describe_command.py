@@ -99,8 +99,8 @@ def test_a_sample_of_the_records_has_intervals(folder: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("records", "flags", "words"),
     [
-        ([record("a", ("gone.png",))], (), r"\[0\]: cannot read the picture .*gone.png"),
-        ([record(), record("a", ("no.png",))], (), r"\[1\]: cannot read the picture .*no.png.*--skip-broken"),
+        ([record("a", ("gone.png",))], (), r"\[0\]: cannot read the image .*gone.png"),
+        ([record(), record("a", ("no.png",))], (), r"\[1\]: cannot read the image .*no.png.*--skip-broken"),
         ([record("a", (), ("no.png",))], (), "cannot read the audio"),
         ([{"messages": [{"role": "user", "content": "<image>"}]}], (), "1 <image> marks .* 0 files"),
         ([{"messages": "no"}], (), "needs a list 'messages'"),
@@ -129,7 +129,7 @@ def test_broken_records_can_be_left_out(folder: Path, capsys: pytest.CaptureFixt
     assert describe(folder, records, "--skip-broken", "--json") == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out)["source"]["num_broken"] == 2
-    assert printed.err.count("skipped ") == 2 and "no record has pictures" in printed.err
+    assert printed.err.count("skipped ") == 2 and "no record has images" in printed.err
 
 
 def test_a_model_without_the_encoder_refuses_its_records(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,7 +62,7 @@ def test_records_that_training_leaves_out_are_left_out_and_counted(tmp_path):
 @pytest.mark.parametrize(
     ("record", "word"),
     [
-        ({**GOOD, "path": "a.png"}, "is a picture"),
+        ({**GOOD, "path": "a.png"}, "is an image"),
         ({**GOOD, "path": 3}, "needs a string 'path'"),
         ({**GOOD, "fps": "fast"}, "fps is fast"),
     ],

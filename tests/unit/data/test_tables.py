@@ -142,7 +142,7 @@ def test_columns_of_sizes_are_used_unchanged(ending, tmp_path, capsys):
         ("a.jsonl", '{"tokens": "nan"}', "tokens nan is not a number"),
         ("a.jsonl", '{"tokens": 2.5}', "tokens 2.5 is not a whole number"),
         ("a.jsonl", "{", "cannot read .*a.jsonl"),
-        ("a.jsonl", '{"text": "x", "image": "a.png"}', r"a\.jsonl\[0\]: it has pictures; their patches need"),
+        ("a.jsonl", '{"text": "x", "image": "a.png"}', r"a\.jsonl\[0\]: it has images; their patches need"),
         ("a.jsonl", '{"text": "x", "mp4": "a.mp4"}', "it has videos"),
         ("a.parquet", "not parquet", "cannot read .*a.parquet"),
         ("a.tar", "not a tar", "cannot read .*a.tar"),

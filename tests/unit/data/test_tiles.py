@@ -65,17 +65,17 @@ def test_records_that_training_leaves_out_are_counted(tmp_path):
     options = DescribeOptions(bytes_per_token=1.0, seq_length=100)
     data, left = described(tmp_path, [good, {"conversations": TURNS}, beyond], options)
     assert data.weights == (1,)
-    assert [word in line for word, line in zip(("no picture", "reach beyond"), left, strict=True)] == [True, True]
+    assert [word in line for word, line in zip(("no image", "reach beyond"), left, strict=True)] == [True, True]
 
 
 @pytest.mark.parametrize(
     ("record", "changes", "word"),
     [
         ({"video": "a.mp4"}, {}, "it has a video"),
-        ({"image": ["square.png", "square.png"]}, {}, "2 pictures, but 1 <image> marks"),
+        ({"image": ["square.png", "square.png"]}, {}, "2 images, but 1 <image> marks"),
         ({"image": 3}, {}, "file name or a list"),
         ({"image": "square.png", "conversations": [{"from": "bot", "value": "x"}]}, {}, "'from' human or gpt"),
-        ({"image": "none.png"}, {}, "cannot read the picture"),
+        ({"image": "none.png"}, {}, "cannot read the image"),
         ({"image": "square.png"}, {"template_name": "deepseek"}, "template_name deepseek is not read"),
         ({"image": "square.png"}, {"max_dynamic_patch": 10**9}, "max_dynamic_patch"),
         ({"image": "square.png"}, {"image_size": 7}, "image_size 7 is below patch_size 14"),

@@ -174,7 +174,7 @@ def test_verl_recomputes_every_layer_unless_its_command_line_states_otherwise(tm
     [("VeOmni", "ulysses_size", "ulises_size"), ("MindSpeed-LLM", "recompute_modules", "recompute_moduls")],
 )
 def test_a_misspelt_key_is_named_with_the_right_one(tmp_path: Path, name: str, key: str, misspelt: str) -> None:
-    with pytest.raises(ConfigError, match=f"{misspelt}, which {name} does not have; {key} is meant"):
+    with pytest.raises(ConfigError, match=f"{misspelt}, which {name} does not have; use {key}"):
         read(tmp_path, FILES[name].replace(key, misspelt))
 
 
@@ -272,7 +272,7 @@ def test_automodel_stores_parameters_and_moments_in_the_type_that_it_loads(
 def test_verl_stores_and_reduces_in_fp32_where_its_file_has_no_other_type(
     tmp_path: Path, lines: str, stored: int, reduced: int
 ) -> None:
-    """Its ``dtype`` is read by other workers than those that train by this file (workers/engine/fsdp)."""
+    """Its ``dtype`` is read by other workers than those that train with this file (workers/engine/fsdp)."""
     (tmp_path / "config.yaml").write_text(f"fsdp_size: -1\nstrategy: fsdp2\ndtype: float16\n{lines}")
     found = open_host_file(tmp_path / "config.yaml").bytes_of
     assert (found.sharded, found.optimizer, found.gathered, found.reduced) == (stored, 2 * stored, 2, reduced)

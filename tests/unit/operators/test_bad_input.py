@@ -79,7 +79,7 @@ def test_command_keeps_a_limit_of_weights_in_the_exact_mode_only(capfd):
     assert 0 < weights <= 0.2 * 2**30
     assert main([*command, "0.001", "--search-mode", "exact"]) == 3
     assert main([*command, "0.2"]) == 2
-    assert "by search_mode exact only" in capfd.readouterr().err
+    assert "only search_mode exact supports" in capfd.readouterr().err
     assert main([*command, "-1"]) == 2
 
 

@@ -77,7 +77,7 @@ def test_the_plugin_that_replaced_a_wrapped_function_is_named(host, name):
     plugin = importlib.import_module("chain_plugin")
     module.train_step = plugin.replacing if name == "replacing" else plugin.replacing_with_wraps(module.train_step)
     written = "replacing" if name == "replacing" else r"(replacing_with_wraps\.<locals>\.)?dual"
-    with pytest.raises(PatchError, match=rf"chain_host:train_step, but chain_plugin\.{written} was put in its place"):
+    with pytest.raises(PatchError, match=rf"chain_host:train_step, but chain_plugin\.{written} replaces it"):
         engine.verify(FLAG)
     engine.verify("--other")
 
@@ -88,7 +88,7 @@ def test_a_users_own_step_is_let_alone_by_a_flag_that_only_watches_it(host, tmp_
     module = importlib.import_module("chain_host")
     module.train_step = importlib.import_module("chain_plugin").replacing
     (line,) = engine.verify(FLAG)
-    assert line.startswith("chain_plugin.replacing was put in the place of chain_host:train_step")
+    assert line.startswith("chain_plugin.replacing replaces chain_host:train_step")
     with pytest.raises(PatchError, match=r"chain_plugin\.replacing"):
         engine.verify("--searches")
     exec("def train_step(x):\n    return x\n", own := {"__name__": "mindspeed.core.dualpipev"})

@@ -85,7 +85,7 @@ def test_the_proof_is_stated(result, shown):
 def test_flags_that_pasting_does_not_undo_are_to_be_taken_out(result, shown):
     first = {**result["top"][0], "take_out": ["--recompute-granularity", "full"]}
     text = shown({**result, "top": [first, *result["top"][1:]]})
-    assert text.count("and take out of your command: --recompute-granularity full") == 1
+    assert text.count("and remove from your command: --recompute-granularity full") == 1
 
 
 def test_flags_are_quoted_for_a_shell(result, shown):

@@ -110,7 +110,7 @@ def test_replan_loads_the_older_step_and_refuses_where_none_is_whole(
     assert main([*words, "--json"]) == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out)["run"][-1].endswith(f"--load {checkpoint} --ckpt-step 1")
-    assert "is not whole" in printed.err
+    assert "is incomplete" in printed.err
     next((checkpoint / "iter_0000001").glob("*.distcp")).unlink()
     assert main(words) == 2
     assert "No older step" in capsys.readouterr().err

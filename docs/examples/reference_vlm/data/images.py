@@ -25,7 +25,7 @@ def load_picture(
         with Image.open(path) as opened:
             picture = opened.convert("RGB")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read the picture {path}: {error}.") from error
+        raise ConfigError(f"cannot read the image {path}: {error}.") from error
     factor = vision.patch_size * vision.spatial_merge_size
     height, width = fitting_size(picture.height, picture.width, factor, min_pixels, max_pixels)
     if (picture.height, picture.width) != (height, width):

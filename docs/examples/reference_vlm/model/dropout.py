@@ -198,7 +198,7 @@ class DroppingContextAttention(ContextParallelAttention):
         if rates is None or self._row_keys is None:
             return super()._attend(query, key, value, mask)
         if self.exchanges_heads:
-            raise ConfigError("attention dropout does not go with --cp-comm-type a2a here: choose allgather.")
+            raise ConfigError("attention dropout cannot be combined with --cp-comm-type a2a here: choose allgather.")
         sizes = [query.shape[2]] * (key.shape[2] // query.shape[2])
         repeat = query.shape[1] // key.shape[1]
         return attend_with_dropout(

@@ -108,7 +108,7 @@ def _check_recompute_flags(plan: Plan, arguments: argparse.Namespace) -> None:
     kinds = plan.recompute_kinds
     if any(policy_of(kind).kind == "full" for kind in kinds) and not recomputes_whole_layers(arguments):
         raise PlanError(
-            "the plan recomputes whole layers, and Megatron 0.18 ends in a TypeError where it recomputes those of "
+            "the plan recomputes whole layers, but Megatron 0.18 ends with a TypeError when it recomputes those of "
             "multi-token prediction. Plan again, or train with another release."
         )
     if (kind := kind_everywhere(plan)) is not None:
@@ -136,8 +136,8 @@ def _refuse_unsaved(plan: Plan, arguments: argparse.Namespace) -> None:
     saves = getattr(arguments, "save", None) and getattr(arguments, "ckpt_format", None) == "torch_dist"
     if saves and tied and plan.layout.pipeline_size > 1 and predicts_further_tokens(arguments):
         raise PlanError(
-            f"the plan has {plan.layout.pipeline_size} stages, and Megatron ends at the first torch_dist checkpoint of "
-            "tied embeddings beside multi-token prediction on several stages. Add --ckpt-format torch or "
+            f"the plan has {plan.layout.pipeline_size} stages, but Megatron fails at the first torch_dist checkpoint "
+            "of tied embeddings with multi-token prediction on several stages. Add --ckpt-format torch or "
             "--untie-embeddings-and-output-weights, or leave --save out."
         )
 

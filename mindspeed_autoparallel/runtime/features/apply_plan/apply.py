@@ -75,7 +75,7 @@ def apply_hetero(plan: Plan, description: Description, arguments: argparse.Names
         arguments.mm_model = str(model_file)
     arguments.hetero_memory, arguments.hetero_balance = record.memory, record.balance
     arguments.auto_parallel_hetero = True
-    print_once(f"training by the plan {path}: {plan.layout.label()}, sizes written to {model_file}")
+    print_once(f"training with the plan {path}: {plan.layout.label()}, sizes written to {model_file}")
 
 
 def apply(request: PlanRequest, arguments: argparse.Namespace) -> None:
@@ -109,7 +109,7 @@ def apply(request: PlanRequest, arguments: argparse.Namespace) -> None:
         check_list_was_given(stages, arguments, path)
         _apply_to_flags(plan, arguments, stages)
     if is_first_rank():
-        print(f"training by the plan {path}: {plan.layout.label()}", flush=True)
+        print(f"training with the plan {path}: {plan.layout.label()}", flush=True)
         print(f"as native flags: {shlex.join(native_flags(plan, {**stages, **groups}))}", flush=True)
         _print_replaced(before, vars(arguments))
         for line in _limits_of_checkpoints(arguments):

@@ -9,11 +9,11 @@ from mindspeed_autoparallel.runtime.flags.flag import FlagGroup, flag
 class ApplyPlanFlags(FlagGroup):
     """Flags of ``--auto-parallel-plan``."""
 
-    TITLE = "auto-parallel-plan: train by a plan"
+    TITLE = "auto-parallel-plan: train with a plan"
 
     auto_parallel_plan: str | None = flag(
         None,
-        "Train by this plan.json: parallel sizes, layers of each module on each stage, recompute per stage.",
+        "Train with this plan.json: parallel sizes, layers of each module on each stage, recompute per stage.",
         metavar="FILE",
     )
     auto_parallel_check_steps: int = flag(

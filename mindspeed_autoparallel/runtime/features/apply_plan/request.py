@@ -55,6 +55,6 @@ def _check_world(plan: Plan, path: Path) -> None:
     if world_size != plan.layout.num_devices:
         raise PlanError(
             f"{path} is for {plan.layout.num_devices} devices ({plan.layout.label()}), but {world_size} processes were "
-            f"started. Start {plan.layout.num_devices}, or search a plan for {world_size} devices with "
+            f"started. Start {plan.layout.num_devices}, or search for a plan for {world_size} devices with "
             "--simulated-nnodes and --simulated-nproc-per-node."
         )

@@ -1,1 +1,1 @@
-"""``--auto-parallel-mm``: checks flags, measures points, builds a profile, searches a plan, writes the results."""
+"""``--auto-parallel-mm``: checks flags, measures points, builds a profile, searches for a plan, writes the results."""

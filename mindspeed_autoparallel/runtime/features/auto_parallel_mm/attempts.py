@@ -92,8 +92,8 @@ class Attempts:
             return set()
         if none_measured:
             raise ProfileError(
-                f"the script fails in the first microbatch of {other.label()} and of {point.label()} alike; no "
-                f"layout will do. Fix it and start again: {outcome.describe()}"
+                f"the script fails in the first microbatch of both {other.label()} and {point.label()}, so no layout "
+                f"will work. Fix it and start again: {outcome.describe()}"
             )
         return {_layout(met) for met in before}
 

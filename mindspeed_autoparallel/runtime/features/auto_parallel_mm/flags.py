@@ -12,11 +12,11 @@ _PREFLIGHT = ("--auto-parallel-preflight",)
 class AutoParallelFlags(FlagGroup):
     """Flags of ``--auto-parallel-mm``."""
 
-    TITLE = "auto-parallel-mm: search the best plan"
+    TITLE = "auto-parallel-mm: find the best plan"
 
     auto_parallel_mm: bool = flag(
         False,
-        "Search the best parallel plan for the cluster to train on, write it, and exit before training. Start "
+        "Find the best parallel plan for the cluster to train on, write it, and exit before training. Start "
         "the script with plain python on every node.",
     )
     simulated_nnodes: int | None = flag(None, "Nodes of the cluster to train on.", least=1, used_by=_BESIDE)

@@ -136,7 +136,9 @@ class Measurements:
             _LOGGER.info(f"launch finished in {time.monotonic() - begin:.0f} s")
             if outcome.status is LaunchStatus.OK:
                 if not finished:
-                    raise ProfileError(f"the launch ended well but measured nothing; see {coordinator.log_dir}.")
+                    raise ProfileError(
+                        f"the launch ended without an error but measured nothing; see {coordinator.log_dir}."
+                    )
                 continue
             _LOGGER.info(outcome.describe())
             unfinished = [point for point in missing if point not in finished]

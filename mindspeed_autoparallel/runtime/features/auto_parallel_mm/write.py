@@ -36,8 +36,8 @@ def write(request: SearchRequest, found: Plan | Comparison, profile: Profile) ->
     write_json_atomic(directory / TRACE_FILE, chrome_trace(plan))
     print(render_table(plan), end="", flush=True)
     _LOGGER.info(f"best plan: {directory / RESULT_FILE}")
-    how = f" (train by it with --auto-parallel-plan {PLAN_FILE})" if plan.hetero is None else ""
-    _LOGGER.info(f"everything about it: {directory / PLAN_FILE}{how}")
+    how = f" (train with --auto-parallel-plan {PLAN_FILE})" if plan.hetero is None else ""
+    _LOGGER.info(f"full plan: {directory / PLAN_FILE}{how}")
     _LOGGER.info(
         f"page: {directory / PAGE_FILE}; timeline: {directory / TRACE_FILE} (open in Perfetto or chrome://tracing)"
     )

@@ -227,7 +227,7 @@ def profile_source(
     """Trace, measure unknown operators (or compute them), and return a profile per variant of the layers."""
     device, target = current_device(), request.target_device
     base = KnowledgeBase(request.knowledge_file)
-    _LOGGER.info(f"stage 1 of 3: profile small; work dir {request.work_dir}")
+    _LOGGER.info(f"stage 1 of 3: trace and measure; work dir {request.work_dir}")
     memory_bytes = _memory_bytes(request, device)
     traces = Traces(request, plan, memory_bytes)
     found, left_out = traces.take(launches)

@@ -150,9 +150,9 @@ class Traces:
             if left and all(end.outcome.status is LaunchStatus.OK for end in ended):
                 logs = launches.coordinator.log_dir
                 if found:
-                    raise ProfileError(f"the trace ended well without all points; see {logs}.")
+                    raise ProfileError(f"the trace ended without an error but lacks points; see {logs}.")
                 raise ProfileError(
-                    f"{sys.argv[0]} ended without coming to training, so there is nothing to trace. It must call "
+                    f"{sys.argv[0]} ended before training started, so there is nothing to trace. It must call "
                     f"megatron.training.pretrain; its output is in {logs}."
                 )
             came_forward = len(left) < len(missing)

@@ -26,8 +26,8 @@ def prepare(arguments: argparse.Namespace) -> None:
     own = "--data-balance" if flags.data_balance else "--order-microbatches"
     if getattr(arguments, "hetero_parallel", False) or getattr(arguments, "auto_parallel_hetero", False):
         raise ConfigError(
-            f"{own} does not go with --hetero-parallel, whose encoders take their batches in the order of the data: "
-            "use its --hetero-balance."
+            f"{own} cannot be combined with --hetero-parallel, whose encoders take their batches in the order of the "
+            "data: use its --hetero-balance."
         )
     if flags.data_balance and not all(getattr(arguments, name, True) for name in _GLOO_ARGUMENTS):
         raise ConfigError(f"--data-balance exchanges microbatches over gloo: leave out {_GLOO}.")

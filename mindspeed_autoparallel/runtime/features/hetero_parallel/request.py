@@ -107,7 +107,7 @@ def check_layouts(
     """
     for name, why in _REFUSED.items():
         if getattr(arguments, name, None):
-            raise ConfigError(f"--hetero-parallel does not go with --{name.replace('_', '-')}: {why}.")
+            raise ConfigError(f"--hetero-parallel cannot be combined with --{name.replace('_', '-')}: {why}.")
     check_script_sizes(
         arguments.tensor_model_parallel_size, arguments.pipeline_model_parallel_size, arguments.context_parallel_size
     )

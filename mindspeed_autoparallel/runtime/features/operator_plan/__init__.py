@@ -1,1 +1,1 @@
-"""``--operator-plan``: training by the Megatron configuration that an operator search derived."""
+"""``--operator-plan``: training with the Megatron configuration that an operator search derived."""

@@ -41,4 +41,4 @@ def prepare(arguments: argparse.Namespace) -> None:
         global_batch_size=megatron.get("global_batch_size"),
     )
     flags = shlex.join(megatron.get("flags", []))
-    print_once(f"training by the operator plan {path}: {layout.label()}\nas flags: {flags}")
+    print_once(f"training with the operator plan {path}: {layout.label()}\nas flags: {flags}")

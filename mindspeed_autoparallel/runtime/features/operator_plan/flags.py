@@ -9,8 +9,8 @@ from mindspeed_autoparallel.runtime.flags.flag import FlagGroup, flag
 class OperatorPlanFlags(FlagGroup):
     """Flags of ``--operator-plan``."""
 
-    TITLE = "operator-plan: train by the derived configuration"
+    TITLE = "operator-plan: train with the derived configuration"
 
     operator_plan: str | None = flag(
-        None, "Train by the Megatron configuration in this operator_plan.json.", metavar="FILE"
+        None, "Train with the Megatron configuration in this operator_plan.json.", metavar="FILE"
     )

@@ -33,5 +33,5 @@ def _search(request: OperatorRequest) -> None:
     write_json_atomic(folder / PLAN_FILE, {**result.as_json(), "model": work.shape.as_json()})
     write_text_atomic(folder / PAGE_FILE, render_operator_page(result.picture()))
     print("\n".join(explain(result.plan, request.explain) if request.explain else result.lines()))
-    hint = " (train by it with --operator-plan)" if result.megatron else ""
+    hint = " (train with --operator-plan)" if result.megatron else ""
     print(f"written: {folder / PLAN_FILE}{hint} and {folder / PAGE_FILE}", flush=True)

@@ -94,7 +94,7 @@ def _run(request: ScriptRequest, timeout_s: float) -> dict[str, object]:
         file = Path(task.result_file(request.point))
         if not file.exists():
             raise LaunchError(
-                f"{request.script} did not come to training, so there is nothing to trace; it must call "
+                f"{request.script} ended before training started, so there is nothing to trace; it must call "
                 f"megatron.training.pretrain. {_how_it_ended(outcome)}"
             )
         written = read_json(file, "trace")

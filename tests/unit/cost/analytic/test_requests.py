@@ -80,7 +80,7 @@ def test_layers_that_do_not_divide_are_placed_with_the_fewest_at_the_end_and_a_n
 
 def test_layouts_that_repeat_are_unfolded() -> None:
     assert layout_counts("Et*3|(tt|)*2t*4mL", 11, 4, 1) == [3, 2, 2, 4]
-    with pytest.raises(ConfigError, match="not understood at 'x"):
+    with pytest.raises(ConfigError, match="cannot be read at 'x"):
         layout_counts("Etx|tL", 2, 2, 1)
 
 

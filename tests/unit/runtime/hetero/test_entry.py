@@ -54,8 +54,8 @@ def test_the_backbones_sizes_become_the_hosts_arguments(job, tmp_path):
     [
         ({"mm_model": None}, "give it with --mm-model"),
         ({"tensor_model_parallel_size": 2}, r"the script sets TP 2, PP 1, CP 1\. Set all three to 1"),
-        ({"use_torch_fsdp2": True}, "does not go with --use-torch-fsdp2: FSDP2 shards"),
-        ({"use_megatron_fsdp": True}, "does not go with --use-megatron-fsdp"),
+        ({"use_torch_fsdp2": True}, "cannot be combined with --use-torch-fsdp2: FSDP2 shards"),
+        ({"use_megatron_fsdp": True}, "cannot be combined with --use-megatron-fsdp"),
         ({"data_parallel_random_init": True}, "replicas of every module start equal"),
         ({"global_batch_size": 18}, "18 is not a multiple of micro batch 2 x backbone data parallel 2 = 4"),
         ({"hetero_encoder_mbs_scale": 0}, "scale 0 must lie between 1 and the 4 microbatches"),

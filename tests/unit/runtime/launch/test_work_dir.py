@@ -29,7 +29,7 @@ def test_a_new_an_empty_and_an_earlier_work_dir_are_made_private(tmp_path, names
 def test_a_folder_that_others_use_is_not_closed_to_them(tmp_path):
     tmp_path.chmod(0o755)
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(ConfigError, match="open to others and holds other things"):
+    with pytest.raises(ConfigError, match="can be read by others and holds other files"):
         private_work_dir(str(tmp_path), "--auto-tuning-work-dir")
     assert mode(tmp_path) == 0o755
 

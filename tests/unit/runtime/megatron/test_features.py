@@ -121,6 +121,6 @@ def test_a_hosts_own_hetero_parallel_stays_the_hosts(started, given, of_host, ex
 @pytest.mark.parametrize("other", ["auto_parallel_hetero", "auto_parallel_mm"])
 def test_a_hosts_own_hetero_parallel_does_not_go_with_ours(started, other):
     arguments = argparse.Namespace(**{"hetero_parallel": True, "auto_parallel_hetero": False, other: True})
-    with pytest.raises(ConfigError, match="--hetero-parallel is this host's own flag, and stays so"):
+    with pytest.raises(ConfigError, match="--hetero-parallel is this host's own flag and cannot be combined with"):
         features.after_parsing(arguments, ("--hetero-parallel",))
     assert started == []

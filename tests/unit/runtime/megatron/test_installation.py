@@ -55,7 +55,7 @@ def test_a_checkout_without_some_of_its_files_is_half_a_host(tmp_path, part):
     """Python called it a circular import, in the script's own line."""
     path = megatron(tmp_path, "0.16.1")
     (tmp_path / "megatron" / f"{part}.py").unlink()
-    with pytest.raises(ConfigError, match=rf"megatron-core 0.16.1 in {tmp_path} is not whole: megatron/{part} is"):
+    with pytest.raises(ConfigError, match=rf"megatron-core 0.16.1 in {tmp_path} is incomplete: megatron/{part} is"):
         check_installation(find_installation([path]), FLAGS)
 
 

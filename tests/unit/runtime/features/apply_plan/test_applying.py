@@ -645,7 +645,7 @@ def test_whole_layers_beside_multi_token_prediction_are_refused_where_megatron_f
         prepare(arguments)
         assert arguments.recompute_granularity == "full"
         return
-    with pytest.raises(PlanError, match=r"recomputes whole layers, and Megatron 0.18 ends in a TypeError"):
+    with pytest.raises(PlanError, match=r"recomputes whole layers, but Megatron 0.18 ends with a TypeError"):
         prepare(arguments)
 
 
@@ -703,7 +703,9 @@ def test_a_training_that_would_end_at_its_first_checkpoint_does_not_begin(flags_
     if accepted:
         prepare(arguments)
         return
-    with pytest.raises(PlanError, match=r"the plan has 2 stages, and Megatron ends at the first torch_dist checkpoint"):
+    with pytest.raises(
+        PlanError, match=r"the plan has 2 stages, but Megatron fails at the first torch_dist checkpoint"
+    ):
         prepare(arguments)
 
 

@@ -154,7 +154,7 @@ def test_configurations_that_would_end_at_their_first_checkpoint_are_refused(mon
     assert any(pick.plan.layout.pipeline_size > 1 for pick in free.picks)
     found = recommend(monkeypatch, **SMALL, **tied, save="out")
     assert {pick.plan.layout.pipeline_size for pick in found.picks} == {1}
-    assert all("Megatron ends at the first torch_dist checkpoint" in reason for reason in found.refused.values())
+    assert all("Megatron fails at the first torch_dist checkpoint" in reason for reason in found.refused.values())
 
 
 SMALL = {"batch": 16, "switches": False, "sizes": (4, 8), "micro_batches": (1,)}

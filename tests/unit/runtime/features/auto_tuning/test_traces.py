@@ -163,7 +163,7 @@ def test_a_point_that_its_process_dies_at_whenever_it_is_tried_is_left_out_alone
 
 
 def test_a_script_that_ends_without_training_is_refused_with_the_reason(tracing):
-    with pytest.raises(ProfileError, match="ended without coming to training"):
+    with pytest.raises(ProfileError, match="ended before training started"):
         tracing(set_up="sys.exit(0)")
 
 

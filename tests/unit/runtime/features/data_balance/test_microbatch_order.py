@@ -124,7 +124,7 @@ def test_without_the_flags_the_hosts_schedule_is_returned_itself() -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"order_microbatches": True, "auto_parallel_hetero": True}, "--order-microbatches does not go with"),
+        ({"order_microbatches": True, "auto_parallel_hetero": True}, "--order-microbatches cannot be combined with"),
         ({"data_balance": True, "use_gloo_process_groups": False}, "leave out --disable-gloo-process-groups"),
     ],
 )
