@@ -87,7 +87,7 @@ def test_modules_put_together_at_random_run_as_one_process_does_or_are_refused_i
     assert "is for (8, 16)" in found["refusals"]["smaller batch"] or "(6, 16)" in found["refusals"]["smaller batch"]
     assert "is in evaluation mode" in found["refusals"]["evaluation"]
     assert "loader_dims" in found["refusals"]["samples of its own"]
-    assert "takes a gradient" in found["refusals"]["input with a gradient"]
+    assert "requires a gradient" in found["refusals"]["input with a gradient"]
     assert max(found["trained"]) < 1e-12
     assert "Copy the module before" in found["refusals"]["copied"]
 
