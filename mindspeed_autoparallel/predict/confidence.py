@@ -70,7 +70,7 @@ def half_width(work: Workload, device: Device) -> tuple[float, str]:
 
     A kind without held-out runs on this device gets twice the widest of the device's kinds, or twice its stated mean
     error, which holds about nine of ten where errors are normal. Over several nodes the interval also covers a network
-    of half the rate, because the share of a datasheet's rate that rings reach is known to a factor of two.
+    of half the rate, because rings reach a share of a datasheet's rate that is uncertain by a factor of two.
     """
     efficiency = device.efficiency(work.stack)
     kind = extrapolation(work, device)

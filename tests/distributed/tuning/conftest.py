@@ -1,11 +1,11 @@
 """One finished run of ``--auto-tuning``, read and continued by several files."""
 
+import fcntl
 import os
 from types import SimpleNamespace
 
 import pytest
 from auto_tuning import DEEP_GPT, SCRIPT, SECRET_TOKEN, tune
-from filelock import FileLock
 
 BUILD = "    spec = get_gpt_layer_local_spec("
 PARSE = "parse_and_validate_args()"
@@ -30,7 +30,8 @@ def finished_run(tmp_path_factory):
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
     script, work, output = folder / "pretrain_hooked.py", folder / "finished/work", folder / "finished/output.txt"
-    with FileLock(folder / "finished.lock"):
+    with (folder / "finished.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if not output.exists():
             text = SCRIPT.read_text()
             assert text.count(BUILD) == text.count(PARSE) == text.count(KEYS) == 1

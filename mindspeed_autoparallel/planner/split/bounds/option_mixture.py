@@ -15,7 +15,7 @@ import numpy
 
 from mindspeed_autoparallel.planner.split.bounds.divisions import Choice
 from mindspeed_autoparallel.planner.split.model.cuts import Cut
-from mindspeed_autoparallel.planner.split.model.linear import LinearProgram
+from mindspeed_autoparallel.planner.split.model.linear import LinearProgram, centred
 from mindspeed_autoparallel.planner.split.model.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.model.ranges import NEVER
 from mindspeed_autoparallel.planner.split.model.recompute_choice import Array
@@ -54,12 +54,8 @@ class Mixture:
         self.of_counts, self.totals = self._rows_of_counts()
         self.counted: list[Any] = []
         for total, ordered in zip(self.totals, self.is_order, strict=True):
-            row = self.lp.row(low=None if ordered else float(total), high=float(total))
-            for sign in (-1,) if ordered else (1, -1):
-                slack = self.lp.number()
-                row.SetCoefficient(slack, sign)
-                self.lp.solver.Objective().SetCoefficient(slack, SETTINGS.mixture_missing)
-            self.counted.append(row)
+            low = None if ordered else float(total)
+            self.counted.append(self.lp.row_with_slack(low, float(total), SETTINGS.mixture_missing))
         self.rows: list[Any] = []
         self.cuts: list[Cut] = []
         self.columns: list[tuple[int, int, Any]] = []
@@ -126,12 +122,7 @@ class Mixture:
             weights = weights / total if total > 1e-6 else numpy.eye(1, len(weights))[0]
             tried = [(weights, duals)]
             if best is not None:
-                grown = numpy.concatenate([best.weights, numpy.zeros(len(weights) - len(best.weights))])
-                middle = (
-                    SETTINGS.mixture_centred * grown + (1 - SETTINGS.mixture_centred) * weights,
-                    SETTINGS.mixture_centred * best.duals + (1 - SETTINGS.mixture_centred) * duals,
-                )
-                tried.insert(0, middle)
+                tried.insert(0, centred((best.weights, best.duals), (weights, duals)))
             fresh, held = 0, list(self.columns)
             for guess in tried:
                 bound, chosen, _ = self.priced(*guess)

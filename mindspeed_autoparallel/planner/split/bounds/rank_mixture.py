@@ -14,16 +14,13 @@ from dataclasses import dataclass
 
 import numpy
 
-from mindspeed_autoparallel.planner.split.bounds.rank_program import Left, RankProgram, Start
+from mindspeed_autoparallel.planner.split.bounds.rank_program import ROUNDING, Left, RankProgram, Start
 from mindspeed_autoparallel.planner.split.bounds.whole_ranks import rank_cuts, rank_rooms
 from mindspeed_autoparallel.planner.split.model.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.model.rank_columns import ColumnLister, RankColumns
 from mindspeed_autoparallel.planner.split.model.recompute_choice import Array
 from mindspeed_autoparallel.planner.split.settings import SETTINGS
 from mindspeed_autoparallel.schedule import BatchSimulator
-
-ROUNDING = 1e-9
-"""Share of a bound by which floating point may raise it."""
 
 
 @dataclass(order=True)
@@ -44,7 +41,7 @@ class RankMixture:
         self.programs = 0
         """Programs solved so far."""
         self._lister, self._simulator = ColumnLister(problem), simulator
-        self._cuts = tuple(rank_cuts(problem))
+        self._of_ranks = self._cuts = tuple(rank_cuts(problem))
 
     def bound(self, low: float, target: float, deadline: float, most_programs: float) -> float | None:
         """Return a lower bound of the step between ``low`` and ``target``; ``None`` if ranks may hold too much to list.
@@ -73,7 +70,7 @@ class RankMixture:
                 for half in halves:
                     if all(map(len, half.left)):
                         heapq.heappush(parts, half)
-        self._cuts = tuple(dict.fromkeys([*rank_cuts(self.problem), *start.cuts]))
+        self._cuts = tuple(dict.fromkeys([*self._of_ranks, *start.cuts]))
         return min(target, parts[0].bound) if parts else target
 
     def _columns(self, step: float) -> list[RankColumns] | None:

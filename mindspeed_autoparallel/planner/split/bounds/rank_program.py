@@ -15,13 +15,15 @@ from typing import Any
 import numpy
 
 from mindspeed_autoparallel.planner.split.model.cuts import Cut
-from mindspeed_autoparallel.planner.split.model.linear import LinearProgram
+from mindspeed_autoparallel.planner.split.model.linear import Duals, LinearProgram, centred
 from mindspeed_autoparallel.planner.split.model.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.model.rank_columns import RankColumns
 from mindspeed_autoparallel.planner.split.model.recompute_choice import Array
 from mindspeed_autoparallel.planner.split.settings import SETTINGS
 from mindspeed_autoparallel.schedule import BatchSimulator
 
+ROUNDING = 1e-9
+"""Share of a bound by which floating point may raise it."""
 Left = list[Array]
 """By rank: indices of the columns left."""
 
@@ -49,13 +51,13 @@ class RankProgram:
         self._program.solver.Minimize(self._step)
         self._once = [self._program.row(low=1, high=1) for _ in left]
         self._totals: Array = numpy.array([s.num_layers for s in problem.segments])
-        self._counted = [self._counting_row(total) for total in self._totals.tolist()]
+        self._counted = [self._program.row_with_slack(n, n, SETTINGS.mixture_missing) for n in self._totals.tolist()]
         self._cuts: dict[Cut, Any] = {}
         self._constants: Array = numpy.zeros(0)
         self._passes: list[Array] = [numpy.zeros((0, 2 * problem.num_chunks + 1)) for _ in left]
         """By rank, ``[cut, times and tail of a column]``: how often the cut's path takes each of them."""
         self._chosen: dict[tuple[int, int], Any] = {}
-        self._best: tuple[Array, Array] = (numpy.zeros(0), numpy.zeros(0))
+        self._best: Duals = (numpy.zeros(0), numpy.zeros(0))
         self._fastest: tuple[list[Array], float] | None = None
         """The fastest mixture simulated: by rank, times and tail; and its step."""
         self.bound = float("-inf")
@@ -71,15 +73,6 @@ class RankProgram:
             work_of = columns[rank].lengths[which].sum(axis=1)
             for place in (int(work_of.argmin()), int(work_of.argmax())):
                 self._add_column(rank, int(which[place]))
-
-    def _counting_row(self, total: int) -> Any:
-        """Add that all layers of a segment are placed, with a costly slack, so that there always is a solution."""
-        row = self._program.row(low=total, high=total)
-        for sign in (1, -1):
-            slack = self._program.number()
-            row.SetCoefficient(slack, sign)
-            self._program.solver.Objective().SetCoefficient(slack, SETTINGS.mixture_missing)
-        return row
 
     def _add_cut(self, cut: Cut) -> bool:
         if cut in self._cuts:
@@ -148,9 +141,7 @@ class RankProgram:
         prices = numpy.array([row.dual_value() for row in self._counted]) * self._unit
         tried = [(weights, prices)]
         if len(self._best[0]):
-            grown: Array = numpy.append(self._best[0], numpy.zeros(len(weights) - len(self._best[0])))
-            centred = SETTINGS.mixture_centred
-            tried.append((centred * grown + (1 - centred) * weights, centred * self._best[1] + (1 - centred) * prices))
+            tried.append(centred(self._best, tried[0]))
         fresh = 0
         for guess in tried:
             bound, costs = self._priced(*guess)
@@ -172,7 +163,7 @@ class RankProgram:
 
     def _drop(self, target: float) -> None:
         bound, costs = self._priced(*self._best)
-        most = target * (1 + 1e-9) + 1
+        most = target * (1 + ROUNDING) + 1
         self.left = [which[bound - cost.min() + cost <= most] for which, cost in zip(self.left, costs, strict=True)]
 
     def _separate(self) -> int:

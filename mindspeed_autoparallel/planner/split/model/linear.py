@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy
+
 from mindspeed_autoparallel.planner.split.model.cuts import Cut
 from mindspeed_autoparallel.planner.split.model.problem import SplitProblem
+from mindspeed_autoparallel.planner.split.model.recompute_choice import Array
+from mindspeed_autoparallel.planner.split.settings import SETTINGS
 
 
 class Term(NamedTuple):
@@ -40,6 +44,17 @@ def path_row(problem: SplitProblem, cut: Cut, stages: Sequence[int] | None = Non
     ]
 
 
+Duals = tuple[Array, Array]
+"""Weights of cuts and prices of counts: dual values of a mixture's program."""
+
+
+def centred(best: Duals, latest: Duals) -> Duals:
+    """Return the mean of both; cuts added after ``best`` have no weight in it."""
+    share = SETTINGS.mixture_centred
+    weights: Array = numpy.append(best[0], numpy.zeros(len(latest[0]) - len(best[0])))
+    return share * weights + (1 - share) * latest[0], share * best[1] + (1 - share) * latest[1]
+
+
 class LinearProgram:
     """A linear program with non-negative variables, solved by OR-Tools (GLOP, CLP or SCIP), imported on first use."""
 
@@ -64,6 +79,15 @@ class LinearProgram:
         row = self.solver.Constraint(-self.endless if low is None else low, self.endless if high is None else high)
         for coefficient, variable in terms:
             row.SetCoefficient(variable, coefficient)
+        return row
+
+    def row_with_slack(self, low: float | None, high: float, price: float) -> Any:
+        """Add a row that solutions may miss at ``price`` a unit, so that there always is one; return it."""
+        row = self.row(low=low, high=high)
+        for sign in (-1,) if low is None else (1, -1):
+            slack = self.number()
+            row.SetCoefficient(slack, sign)
+            self.solver.Objective().SetCoefficient(slack, price)
         return row
 
     def run(self) -> str:
