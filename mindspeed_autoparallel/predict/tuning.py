@@ -219,8 +219,7 @@ def _whole(profile: Profile, plan: Plan, other: Alternative) -> Plan:
     record = replace(
         plan.search,
         status="feasible",
-        lower_bound_us=other.lower_bound_us,
-        gap_fraction=max(0.0, 1 - other.lower_bound_us / found.step.total_us),
+        gap_fraction=max(0.0, 1 - plan.search.lower_bound_us / found.step.total_us),
         limits=limits_of_plan(found),
         verdicts=(),
         relaxations=(),
