@@ -11,7 +11,6 @@ from mindspeed_autoparallel.cost.analytic.fields import integer, optional_intege
 from mindspeed_autoparallel.cost.analytic.model_shape import ENCODER
 from mindspeed_autoparallel.cost.analytic.reading import network_rate
 from mindspeed_autoparallel.cost.analytic.request_keys import KNOWN, refuse_unmodelled, unknown_keys
-from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import shown
@@ -29,6 +28,7 @@ from mindspeed_autoparallel.predict.answers import Answer
 from mindspeed_autoparallel.predict.hugging_face_modules import TEXT
 from mindspeed_autoparallel.predict.model_file import Section, request_in_own_words
 from mindspeed_autoparallel.predict.predict import UNKNOWN, predict_one
+from mindspeed_autoparallel.predict.price import device_of
 from mindspeed_autoparallel.profiles import MeasuredAt, Profile
 from mindspeed_autoparallel.spec import Cluster, Plan
 from mindspeed_autoparallel.spec.legality import IllegalLayout, uneven_chunks, uneven_devices
@@ -86,7 +86,7 @@ def tune(
     request = request_in_own_words(base)
     hardware, train, model = (_section(request, name) for name in ("hw", "train", "model"))
     held = _held(part(request, "parallel"))
-    device = find_device(str(hardware.get("gpu")), extra_devices)
+    device = device_of(request, extra_devices)
     devices = integer(hardware, "num_gpus", None, "hw")
     node = min(devices, integer(hardware, "gpus_per_node", min(8, devices), "hw"))
     batch = integer(train, "gbs", None, "train")

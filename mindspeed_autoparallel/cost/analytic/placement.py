@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from mindspeed_autoparallel.cost.analytic.model_shape import LayerKind, ModelShape
 from mindspeed_autoparallel.cost.analytic.workload import StageLayers
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.spec.legality import IllegalLayout, too_many_stages
 
 _TOKEN = re.compile(r"\(([^()]*)\)(?:\*(\d+))?|([EtmL|])(?:\*(\d+))?")
 _LONGEST = 100_000
@@ -95,11 +96,8 @@ def _counts(model: ModelShape, request: PlacementRequest) -> list[int]:
         return _uneven_ends(request, total)
     extra = request.account_for_embedding + request.account_for_loss
     each, more = divmod(total + extra, size)
-    if not each:
-        raise ConfigError(
-            f"{total} layers{' with embedding and loss counted' if extra else ''} cannot be split over pp "
-            f"{request.pipeline_size} x vpp {request.virtual_size}: some chunks would have none; give pipeline_layout."
-        )
+    if reason := too_many_stages(size, total, extra):
+        raise IllegalLayout(f"{reason} Give pipeline_layout to leave stages without layers.")
     # Megatron takes an uneven split only as a layout, and layouts put the fewest layers at the end, with the loss.
     counts = [each + (chunk < more) for chunk in range(size)]
     counts[0] -= request.account_for_embedding
