@@ -14,7 +14,7 @@ import argparse
 import json
 from pathlib import Path
 
-from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.errors import ConfigError, flag_of
 from mindspeed_autoparallel.profiles.records import DIRECTIONS, BlockTrace
 from mindspeed_autoparallel.runtime.profiling.trace.request import BLOCKS, BlockResult
 
@@ -64,7 +64,7 @@ _READ_BY = {
 
 def _flag(name: str) -> str:
     """Return the flag of a size, spelt as in the other commands."""
-    return f"--{_SPELT.get(name, name.replace('_', '-'))}"
+    return flag_of(_SPELT.get(name, name))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
