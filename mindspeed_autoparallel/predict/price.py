@@ -141,8 +141,7 @@ def _placement(work: Workload) -> ModulePlacement:
     elif work.recompute == "selective":
         recompute[TEXT] = {"selective": held[TEXT]}
     if work.model.encoder:
-        layers = tuple(work.stages[stage].encoder_layers * (chunk == 0) for stage, chunk in places)
-        held = {ENCODER: layers, **held}
+        held = {ENCODER: tuple(work.stages[stage].encoder_chunks[chunk] for stage, chunk in places), **held}
     ahead = next((stage for stage, place in enumerate(work.stages) if place.mtp_layers), size - 1)
     apart = size * (virtual - 1) + ahead if ahead != size - 1 else None
     return ModulePlacement(layers=held, recompute=recompute, prediction_stage=apart)

@@ -230,8 +230,7 @@ def _whole(profile: Profile, plan: Plan, other: Alternative) -> Plan:
 def request_of_plan(plan: Plan, base: Mapping[str, object], stated: Mapping[str, object]) -> dict[str, object]:
     """Return the request that describes ``plan``: its sizes, its placement, and every switch.
 
-    Recompute that differs by stage becomes the most of any stage (method ``block``), and an encoder's layers are on the
-    first chunk of their rank: a request has no keys for more.
+    Recompute that differs by stage becomes the most of any stage (method ``block``): a request has no keys for more.
     """
     layout = plan.layout
     parallel: dict[str, object] = {
@@ -254,8 +253,8 @@ def request_of_plan(plan: Plan, base: Mapping[str, object], stated: Mapping[str,
     train = {**stated, "gbs": plan.global_batch_size, "mbs": layout.micro_batch_size, **_recompute_keys(plan, counts)}
     described = {**base, "parallel": parallel, "train": train}
     if layout.pipeline_size > 1 and any(module.name == ENCODER for module in plan.model.modules):
-        rows, model = plan.layers_of(ENCODER), section_of(base, "model")
-        placed = [sum(rows[rank :: layout.pipeline_size]) for rank in range(layout.pipeline_size)]
+        model = section_of(base, "model")
+        placed = list(plan.layers_of(ENCODER))
         encoder = {**section_of(model, "vision_encoder"), "pipeline_num_layers": placed}
         described["model"] = {**model, "vision_encoder": encoder}
     return described
