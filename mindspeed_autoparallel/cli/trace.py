@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, meaning in _OPTIONAL.items():
         parser.add_argument(_flag(name), dest=name, type=int, metavar="N", help=meaning)
     parser.add_argument("--gated", action="store_true", help="SwiGLU and RMSNorm without bias")
-    parser.add_argument("--sequence-parallel", action="store_true")
+    parser.add_argument("--sequence-parallel", action="store_true", help="split activations between matrices, too")
     parser.add_argument(
         "--recompute",
         default="none",
