@@ -126,6 +126,8 @@ def test_predict_and_the_search_accept_the_same_layouts_and_refuse_the_others_in
     devices = data.draw(st.sampled_from([layout.num_devices] * 4 + [8]))
     assume(devices <= _NODE or devices % _NODE == 0)
     predicted = _by_predict(_request(model, layout, devices, batch))
+    # The search may give an encoder stages of its own, a request only by a layout string.
+    assume("vision_encoder" not in model or "stages are more than" not in predicted)
     reason, outcome = _by_plan(model, layout, devices, batch)
     if any(width in predicted for width in _WIDTHS):
         assert outcome
