@@ -68,7 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-standalone-ends",
         action="store_true",
-        help="place layers with embedding and output layer: for a host without --pipeline-model-parallel-layout",
+        help="plan no stage of the embedding or the output layer alone, which only hosts with "
+        "--pipeline-model-parallel-layout train",
     )
     parser.add_argument("--num-workers", type=int, default=0, help="processes (default: one per core); same plan")
     parser.add_argument("--candidate", type=Path, help="output of `operators --json`: also plan its Megatron layout")
