@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import numpy
 import pytest
@@ -149,7 +150,7 @@ def test_sums_without_a_gradient_are_priced_where_a_tensor_has_no_table():
     """Nothing flows back to the whole tensor, and no operator reads it."""
     graph = Graph()
     given = (graph.add(source("x", (6, 6))), graph.add(source("w", (6, 6), parameter=True, frozen=True)))
-    made = graph.add(matrix_product("m", given, 6, 6, 6, gradient=False))
+    made = graph.add(replace(matrix_product("m", given, 6, 6, 6), needs_gradient=False))
     graph.add(pointwise("a", (made,), (6, 6)))
     assert len(problems(graph, (2, 3))[2].reads) == 3
 
