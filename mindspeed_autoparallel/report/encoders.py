@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mindspeed_autoparallel.report.markup import element, table, text
+from mindspeed_autoparallel.report.markup import element, text, text_table
 from mindspeed_autoparallel.spec.hetero import HeteroBest, HeteroRecord
 from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.units import format_bytes, format_us
@@ -193,36 +193,19 @@ def section(values: Encoders) -> str:
     """Return the page's section."""
     rows = [
         [
-            text(row.module),
-            text(row.layout),
-            text(row.num_layers),
-            text(f"{row.num_macro_batches} of up to {row.samples}"),
-            text(format_us(row.forward_us)),
-            text(format_us(row.backward_us)),
-            text(format_us(row.exchange_us)),
-            text(format_us(row.tail_us)),
-            text(format_bytes(row.moved_bytes)),
-            text(format_bytes(row.held_bytes)),
+            *(row.module, row.layout, row.num_layers, f"{row.num_macro_batches} of up to {row.samples}"),
+            *map(format_us, (row.forward_us, row.backward_us, row.exchange_us, row.tail_us)),
+            *map(format_bytes, (row.moved_bytes, row.held_bytes)),
         ]
         for row in values.rows
     ]
-    header = [
-        "encoder",
-        "layout",
-        "layers",
-        "batches of samples",
-        "forward",
-        "backward",
-        "redistribution",
-        "gradients, optimizer",
-        "moved",
-        "held",
-    ]
+    header = ["encoder", "layout", "layers", "batches of samples", "forward", "backward", "redistribution"]
+    header += ["gradients, optimizer", "moved", "held"]
     about = (
         f"Encoders run before and after the backbone's pipeline, on all ranks (memory mode {values.memory}, balance "
         f"{values.balance}). This plan is {comparison(values)}"
     )
-    return element("h2", "Encoders") + element("p", text(about), class_="sub") + table(header, rows, range(2, 10))
+    return element("h2", "Encoders") + element("p", text(about), class_="sub") + text_table(header, rows, range(2, 10))
 
 
 def _counted(number: int, one: str, several: str) -> str:

@@ -15,6 +15,7 @@ from mindspeed_autoparallel.report.markup import (
     table,
     term_colour,
     text,
+    text_table,
     width,
 )
 from mindspeed_autoparallel.report.stages import ModuleRow, StageRow
@@ -90,17 +91,17 @@ def why(values: Report) -> str:
         ]
     limits = "".join(element("li", text(limit)) for limit in values.limits)
     helps = [
-        [
-            text(item.change),
-            text(format_us(item.step_us) if item.step_us else "not solved"),
-            text(percent(item.gain_fraction) if item.gain_fraction is not None else "–"),
-        ]
+        (
+            item.change,
+            format_us(item.step_us) if item.step_us else "not solved",
+            percent(item.gain_fraction) if item.gain_fraction is not None else "–",
+        )
         for item in values.relaxations
     ]
     none = element("p", "Nothing recorded.", class_="soft")
     held = element("h3", "What holds it back") + (element("ul", limits, class_="plain") if limits else none)
     helped = element("h3", "What would help")
-    helped += table(["change", "step", "gain per sample"], helps, (1, 2)) if helps else ""
+    helped += text_table(["change", "step", "gain per sample"], helps, (1, 2)) if helps else ""
     parts = ", ".join(f"{part.name} {format_us(part.us)}" for part in values.step_parts)
     compared = "Step time beside rules of thumb in the same layout and the best plain recipe. " if rows[1:] else ""
     return (
@@ -236,16 +237,10 @@ def memory(values: Report) -> str:
             element("span", text(label), class_="bad" if over else "", data_tip=f"Peak at: {rank.peak_point}"),
         ]
     rows = [
-        [
-            text(rank.rank),
-            *(format_bytes(size) for size in rank.sizes),
-            format_bytes(rank.peak_bytes),
-            format_bytes(rank.limit_bytes),
-            text(rank.peak_point),
-        ]
+        (rank.rank, *map(format_bytes, (*rank.sizes, rank.peak_bytes, rank.limit_bytes)), rank.peak_point)
         for rank in ranks
     ]
-    numbers = table(["rank", *names, "peak", "limit", "where the peak is"], rows, range(1, len(names) + 3))
+    numbers = text_table(["rank", *names, "peak", "limit", "where the peak is"], rows, range(1, len(names) + 3))
     limits = sorted({rank.limit_bytes for rank in ranks})
     shown = " to ".join(format_bytes(limit) for limit in dict.fromkeys((limits[0], limits[-1]))) if limits else "–"
     return (
