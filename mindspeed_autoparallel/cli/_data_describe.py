@@ -21,7 +21,6 @@ _SHOWN = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``data describe``."""
     parser.add_argument("--mm-data", type=Path, help="data.json of records in the mllm format")
     parser.add_argument("--mm-model", type=Path, help="model.json, for patch sizes, audio windows and the longest text")
     parser.add_argument(
@@ -167,7 +166,6 @@ def _empty_modalities(model_file: Path, data: Distribution) -> list[str]:
 
 
 def text_lines(data: Distribution) -> list[str]:
-    """Return the description for a terminal."""
     from mindspeed_autoparallel.data import statistics
 
     source = data.source

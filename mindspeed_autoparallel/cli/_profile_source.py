@@ -86,7 +86,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_stages_link(parser: argparse.ArgumentParser) -> None:
-    """Add ``--p2p-gbit-per-s``."""
     parser.add_argument(
         "--p2p-gbit-per-s",
         type=float,

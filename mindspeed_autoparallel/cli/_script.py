@@ -45,7 +45,6 @@ _LINE = 100
 
 
 def add_argument(parser: argparse.ArgumentParser) -> None:
-    """Add ``--script``."""
     parser.add_argument(
         "--script",
         type=Path,

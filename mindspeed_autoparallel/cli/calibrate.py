@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the command."""
     parser.add_argument(
         "base", type=Path, nargs="?", metavar="BASE.sqlite", help="knowledge base to add measurements to"
     )
@@ -158,7 +157,6 @@ def _read_logs(
 def _document(
     device: Device, result: Calibration, taken: list[Observation], told: list[tuple[TrainingLog, Observation]]
 ) -> dict[str, object]:
-    """Return the changes as JSON."""
     from mindspeed_autoparallel.predict.calibration import peak_errors
 
     before, after = device.efficiency(result.stack), result.device.efficiency(result.stack)
@@ -188,7 +186,6 @@ def _document(
 
 
 def _lines(document: dict[str, Any], num_known: int) -> list[str]:
-    """Return the report as text."""
     lines = [f"{document['device']} ({document['stack']}): {len(document['observations'])} logs"
              + (f", {num_known} of them from earlier calibrations" if num_known else "")]  # fmt: skip
     for item in document["observations"]:

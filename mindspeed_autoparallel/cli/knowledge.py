@@ -11,7 +11,6 @@ from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the command."""
     parser.add_argument("action", choices=("show", "export", "import"), help="show, export or import")
     parser.add_argument("base", type=Path, metavar="BASE.sqlite", help="knowledge base")
     parser.add_argument("file", type=Path, nargs="?", metavar="FILE.json", help="file to export to or import from")

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the command."""
     parser.add_argument("--request", type=Path, required=True, metavar="FILE", help="JSON file with the requests")
     parser.add_argument(
         "--device-file", type=Path, action="append", default=[], help="file that describes a device (repeatable)"

@@ -36,7 +36,6 @@ _ONE_PROCESS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the command."""
     parser.add_argument(
         "arguments", nargs="*", metavar="PLAN -- SCRIPT ARGUMENT", help="the command that starts the training"
     )

@@ -13,7 +13,6 @@ from mindspeed_autoparallel.predict.answers import GroupErrors
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the command."""
     parser.add_argument("data", type=Path, metavar="DATA.json", help="measured rows")
     parser.add_argument("--json", action="store_true", help="print JSON only")
 

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the command."""
     parser.add_argument("--request", type=Path, required=True, metavar="FILE")
     parser.add_argument(
         "--device-file", type=Path, action="append", default=[], help="file that describes a device (repeatable)"
@@ -131,7 +130,6 @@ def _write_page(tuned: Tuned, path: Path) -> None:
 
 
 def _document(tuned: Tuned) -> Tuning:
-    """Return the answers as JSON."""
     first = tuned.plans[0].search
     return {
         "schema_version": 2,
@@ -251,7 +249,6 @@ def _undecided_lines(decision: DecisionAnswer) -> list[str]:
 
 
 def _decision_lines(decision: DecisionAnswer) -> list[str]:
-    """Return the decision as text."""
     worst = decision["worst_regret"]
     lines = _undecided_lines(decision)
     lines.append(

@@ -190,7 +190,6 @@ def comparison(values: Encoders) -> str:
 
 
 def section(values: Encoders) -> str:
-    """Return the page's section."""
     rows = [
         [
             *(row.module, row.layout, row.num_layers, f"{row.num_macro_batches} of up to {row.samples}"),

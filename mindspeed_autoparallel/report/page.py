@@ -91,7 +91,6 @@ def commands(values: Report, flags: str) -> str:
 
 
 def provenance(values: Report) -> str:
-    """Return the sources of the figures."""
     profile = values.headline.profile
     rows = [
         ["profile", text(", ".join(filter(None, (profile.source, profile.device, profile.created_utc))))],

@@ -44,7 +44,6 @@ def switch_lines(decisions: ShardedDecisions) -> list[str]:
 
 
 def text_lines(plan: ShardedPlan) -> list[str]:
-    """Return the plan for a terminal."""
     step, memory, search = plan.step, plan.memory, plan.search
     proved = "proved optimal" if search.status == "optimal" else f"gap {search.gap_fraction:.2%}"
     lines = [

@@ -224,7 +224,6 @@ class _Interleaved:
         return tuple(message.other_side for message in self._sent_by(virtual, order[behind]))
 
     def needed(self, action: Action) -> tuple[Message, ...]:
-        """Return the message that an action needs."""
         virtual = action.chunk * self.num_stages + self.stage
         boundary = virtual - 1 if action.kind == "F" else virtual
         inside = 0 <= boundary < self.last_virtual

@@ -177,7 +177,6 @@ def _moved(encoder: int, batch: int, kind: str, time_us: float) -> Iterator[_Ste
 
 
 def _ends(steps: Sequence[Sequence[_Step]], backbone: BackboneTimes) -> list[float]:
-    """Return the end of every stage."""
     stages = len(steps)
     now = [0.0] * stages
     posted: dict[Message, float] = {}

@@ -58,7 +58,6 @@ class Block:
 
     @property
     def parameters(self) -> int:
-        """Return the number of parameters."""
         held = sum(one.inputs * one.outputs + one.bias * one.outputs for one in self.products)
         return held + self.weights
 

@@ -53,7 +53,6 @@ class Mixing:
 
 
 def mixing(work: Workload, device: Device, efficiency: Efficiency, fabric: Fabric, kind: LayerKind) -> Mixing:
-    """Return the mixer of a layer of ``kind``."""
     if kind.mixer == "attention":
         return _attention(work, device, efficiency, fabric)
     if kind.mixer == "mamba":

@@ -44,7 +44,6 @@ class Widening:
 
 
 def widening(work: Workload, device: Device, efficiency: Efficiency, kind: LayerKind) -> Widening:
-    """Return the MLP of a layer of ``kind``."""
     if kind.mlp == "none":
         return Widening()
     if kind.mlp == "dense":

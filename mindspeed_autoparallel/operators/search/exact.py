@@ -24,7 +24,6 @@ class Limits:
     memory_bytes: float | None = None
 
     def times(self, factor: int) -> Limits:
-        """Return both limits times ``factor``."""
         bytes_ = [
             None if limit is None else float(limit * factor) for limit in (self.parameter_bytes, self.memory_bytes)
         ]

@@ -88,7 +88,6 @@ class Elimination:
         """The table size of every variable that is left."""
 
     def scope_of(self, indices: Iterable[int]) -> set[int]:
-        """Return the variables of factors."""
         return {u for index in indices for u in self.factors[index][0]}
 
     def weight_of(self, v: int) -> int:
@@ -96,7 +95,6 @@ class Elimination:
         return math.prod(self.sizes[u] for u in self.scope_of(self.of[v]))
 
     def smallest(self) -> int:
-        """Return the variable with the smallest table."""
         return min(self.weight, key=lambda u: (self.weight[u], u))
 
     def eliminate(self, v: int) -> tuple[tuple[int, ...], Table, list[int]]:

@@ -26,7 +26,6 @@ def ns(microseconds: float) -> int:
 
 
 def point_of(sizes: ShardSizes) -> CostPoint:
-    """Return the profile point of ``sizes``."""
     return CostPoint(
         micro_batch_size=sizes.micro_batch_size,
         ulysses_size=sizes.ulysses_size,
@@ -182,7 +181,6 @@ class Lowering:
         )
 
     def modules(self, policies: dict[str, str]) -> tuple[StreamModule, ...]:
-        """Return the modules under ``policies``."""
         modules = []
         for module, layer in zip(self.profile.modules, self.problem.layer_names, strict=True):
             policy = self.forced.get(layer) or policies.get(layer, KEEP) if layer else KEEP

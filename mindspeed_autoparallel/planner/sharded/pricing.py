@@ -43,7 +43,6 @@ def priced(
 def outcome_of(
     lowering: Lowering, decisions: ShardedDecisions, replayed: Replayed, limit_bytes: int, name: str, note: str = ""
 ) -> ShardedOutcome:
-    """Return a replay as a record."""
     busy = {queue: duration / 1000 for queue, duration in replayed.busy_ns.items()}
     exchange = sum(
         lowering.exchanges.forward_us(costs.ulysses_sent_bytes, costs.ring_sent_bytes, costs.expert_sent_bytes)

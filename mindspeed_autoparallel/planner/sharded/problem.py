@@ -75,7 +75,6 @@ class Problem:
 
     @functools.cached_property
     def by_name(self) -> dict[str, ShardedModule]:
-        """Return modules by name."""
         return {module.name: module for module in self.profile.modules}
 
     @functools.cached_property
