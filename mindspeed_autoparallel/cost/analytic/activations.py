@@ -18,17 +18,13 @@ second product reads. ``gelu``, gated by a separate kernel: also the function's 
 kernels: also half of the input, the tanh, and one plus the tanh."""
 
 
-def _kind(work: Workload, kind: LayerKind | None) -> LayerKind:
-    return kind or common_kind(work.model.layers)
-
-
 def layer_activation_bytes(work: Workload, kind: LayerKind | None = None, recomputed: bool | None = None) -> float:
     """Return the bytes that one layer of ``kind`` (the most frequent) saves for its backward pass, per microbatch.
 
     Unfused attention, GeLU and dropout: Korthikanti et al. 2022 (arXiv 2205.05198), table 2, with 34 = 10 replicated +
     24 split by the tensor size. Fused attention: the tensors that Transformer Engine saves, counted one by one.
     """
-    kind = _kind(work, kind)
+    kind = kind or common_kind(work.model.layers)
     recomputed = work.recompute == "full" if recomputed is None else recomputed
     state = work.tokens * work.model.hidden * work.element_bytes
     if recomputed:
@@ -217,7 +213,7 @@ def backward_transient_bytes(work: Workload, kind: LayerKind | None = None) -> f
     model, size = work.model, work.element_bytes
     products = 2 if model.gated else 1
     width = model.ffn / work.tensor_size
-    kind = _kind(work, kind)
+    kind = kind or common_kind(work.model.layers)
     if kind.mlp == "experts":
         width = model.expert_ffn * max(1, model.num_experts // work.expert_size) / work.expert_tensor_size
         rows = work.routed_rows

@@ -64,11 +64,6 @@ def is_calibrated(efficiency: Efficiency, key: tuple[float, ...]) -> bool:
     return not efficiency.corrections or efficiency.correction_of(key) is not None
 
 
-def default_kind(work: Workload) -> LayerKind:
-    """Return the kind that most layers of the model have; the later of equally frequent ones."""
-    return common_kind(work.model.layers)
-
-
 def tensor_exposed(work: Workload, efficiency: Efficiency) -> float:
     """Return the share of tensor parallelism's collectives that products do not hide."""
     if work.tensor_overlap is None:
@@ -200,7 +195,7 @@ def layer_time(
 
     ``recomputed``: whether all of it runs again before its backward; by default, as in the run's recompute.
     """
-    kind = kind or default_kind(work)
+    kind = kind or common_kind(work.model.layers)
     recomputed = work.recompute == "full" if recomputed is None else recomputed
     model, tokens, size = work.model, work.tokens, work.element_bytes
     mixed = mixing(work, device, efficiency, fabric, kind)
