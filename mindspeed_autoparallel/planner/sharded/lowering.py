@@ -194,7 +194,7 @@ class Lowering:
         whole_costs = self.costs[module.kind]
         divided = self.problem.layer_names[self.problem.index_of[module.name]] in self.forced
         costs = self.part_costs[module.kind] if divided else whole_costs
-        exchange = self.exchanges.forward_us(costs.ulysses_sent_bytes, costs.ring_sent_bytes, costs.expert_sent_bytes)
+        exchange = self.exchanges.forward_us(costs)
         again = costs.forward_us + exchange
         redoes, inside = policy not in (KEEP, OFFLOAD), not module.is_layer
         # Only the layer's own input outlives a recomputed forward.
