@@ -13,9 +13,10 @@ from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.operators.config import SearchOptions
-from mindspeed_autoparallel.operators.graph.node import Graph
+from mindspeed_autoparallel.operators.graph.node import NO_CUT, Graph
 from mindspeed_autoparallel.operators.plan import OperatorPlan
 from mindspeed_autoparallel.operators.search.pricing import plan_resident_bytes
+from mindspeed_autoparallel.operators.search.recursive import carried_axes
 from mindspeed_autoparallel.operators.search.state import Decisions, device_factors
 from mindspeed_autoparallel.operators.strategies import search_graph
 
@@ -181,9 +182,6 @@ def data_parallel(graph: Graph, devices: int) -> OperatorPlan:
 
     Raises ``ConfigError`` if the devices do not divide the batch of an operator.
     """
-    from mindspeed_autoparallel.operators.graph.node import NO_CUT
-    from mindspeed_autoparallel.operators.search.recursive import carried_axes
-
     axes = carried_axes(graph)
     decisions = Decisions(graph, (), dict.fromkeys(graph.nodes, ()))
     for parts in device_factors(devices):

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from mindspeed_autoparallel.schedule.event_graph import take_all
-from mindspeed_autoparallel.schedule.messages import Message, SendReceive, Step, message_steps
+from mindspeed_autoparallel.schedule.messages import Message, SendReceive, Step, both_posted, message_steps
 from mindspeed_autoparallel.schedule.programs import Action, make_program
 
 _EARLIER = 1
@@ -114,9 +114,7 @@ def _even_starts(steps: Sequence[Sequence[Step]]) -> list[list[int]]:
 
     def take(stage: int, step: Step) -> bool:
         if isinstance(step, SendReceive):
-            for message in step.messages:
-                posted.setdefault(message, now[stage])
-            if any(message.other_side not in posted for message in step.messages):
+            if not both_posted(step, now[stage], posted):
                 return False
             now[stage] = max(now[stage], *(posted[message.other_side] for message in step.messages))
         starts[stage].append(now[stage])

@@ -7,7 +7,7 @@ schedules on the emulated device: docs/validation/emulated.md.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.schedule.programs import Action, Program
@@ -57,6 +57,17 @@ class SendReceive(NamedTuple):
 
 
 Step = Action | Post | Wait | SendReceive
+
+
+Moment = TypeVar("Moment")
+
+
+def both_posted(step: Post | Wait | SendReceive, here: Moment, posted: dict[Message, Moment]) -> bool:
+    """Post a step's messages at ``here``; return whether its rank may continue: what it waits for has both sides."""
+    if not isinstance(step, Wait):
+        for message in step.messages:
+            posted.setdefault(message, here)
+    return isinstance(step, Post) or all(message.other_side in posted for message in step.messages)
 
 
 def message_steps(program: Program, sends: str) -> list[list[Step]]:
