@@ -26,17 +26,12 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "base", type=Path, nargs="?", metavar="BASE.sqlite", help="knowledge base to add measurements to"
-    )
-    parser.add_argument(
-        "--operators", type=Path, metavar="OPERATORS.json", help="file of the operator calls to measure"
-    )
-    parser.add_argument("--processes", type=int, default=1, metavar="N", help="devices of this node (default 1)")
-    parser.add_argument(
-        "--timeout-s", type=LARGE, default=1800, metavar="S", help="seconds after which the launch is stopped"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON only")
+    add = parser.add_argument
+    add("base", type=Path, nargs="?", metavar="BASE.sqlite", help="knowledge base to add measurements to")
+    add("--operators", type=Path, metavar="OPERATORS.json", help="file of the operator calls to measure")
+    add("--processes", type=int, default=1, metavar="N", help="devices of this node (default 1)")
+    add("--timeout-s", type=LARGE, default=1800, metavar="S", help="seconds after which the launch is stopped")
+    add("--json", action="store_true", help="print JSON only")
     _add_log_flags(parser)
 
 

@@ -28,34 +28,31 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--request", type=Path, required=True, metavar="FILE")
-    parser.add_argument(
-        "--device-file", type=Path, action="append", default=[], help="file that describes a device (repeatable)"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--request", type=Path, required=True, metavar="FILE")
+    add("--device-file", type=Path, action="append", default=[], help="file that describes a device (repeatable)")
+    add(
         "--profile-source",
         choices=("analytic",),
         default="analytic",
         help="only analytic: this command measures nothing, unlike a script with --auto-tuning",
     )
-    parser.add_argument(
+    add(
         "--what-to-measure",
         action="store_true",
         help="print the figures that decide the choice, runs that would settle it, and the plan with the least regret",
     )
-    parser.add_argument(
+    add(
         "--time-limit-s",
         type=float,
         default=60.0,
         help="then end with the best plans so far and their gap (default: 60)",
     )
-    parser.add_argument(
-        "--num-workers", type=int, default=0, help="processes (default: one per core); the plans do not depend on it"
-    )
+    add("--num-workers", type=int, default=0, help="processes (default: one per core); the plans do not depend on it")
     _plan_answer.add_tokens(parser)
     _script.add_argument(parser)
-    parser.add_argument("--page", type=Path, metavar="FILE", help="write the page of the first plan to this file")
-    parser.add_argument("--json", action="store_true", help="print JSON only")
+    add("--page", type=Path, metavar="FILE", help="write the page of the first plan to this file")
+    add("--json", action="store_true", help="print JSON only")
 
 
 _COMPARED = 20
