@@ -17,15 +17,7 @@ from dataclasses import replace
 
 from mindspeed_autoparallel.schedule.messages import SENDS
 from mindspeed_autoparallel.schedule.programs import Program, check_program, make_program
-from mindspeed_autoparallel.schedule.simulator import (
-    Replayed,
-    SimulatedStep,
-    StepTimes,
-    Time,
-    replayed,
-    simulate,
-    traced,
-)
+from mindspeed_autoparallel.schedule.simulator import Replayed, SimulatedStep, StepTimes, replayed, simulate, traced
 
 ProgramSizes = tuple[str, int, int, int, int, bool]
 """The arguments of ``make_program``: schedule, stages, microbatches, chunks, group size, pairs."""
@@ -155,7 +147,7 @@ def _path_to(node: int, found: Replayed) -> list[int]:
     return path
 
 
-def _growth(path: list[int], found: Replayed, first: int, period: int) -> Time | None:
+def _growth(path: list[int], found: Replayed, first: int, period: int) -> float | None:
     """Return the time of a path from the last node before the first cut to its twin before the second; ``None`` if it
     crosses the second cut elsewhere."""
     before, after = (next((node for node in path if node < cut), 0) for cut in (first, first + period))

@@ -34,11 +34,6 @@ class FactorGraph:
         key = tuple(names)
         self.tables[key] = self.tables[key] + table if key in self.tables else table
 
-    def cost(self, picks: list[int]) -> float:
-        """Sum the tables at ``picks``, a value per variable."""
-        total = sum(float(s[p]) for s, p in zip(self.single, picks, strict=True))
-        return total + sum(float(t[tuple(picks[v] for v in scope)]) for scope, t in self.tables.items())
-
     def restricted(self, kept: list[Table]) -> FactorGraph:
         """Restrict each variable to the values whose indices ``kept`` lists."""
         tables = {scope: table[numpy.ix_(*(kept[v] for v in scope))] for scope, table in self.tables.items()}
