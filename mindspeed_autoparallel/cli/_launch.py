@@ -6,7 +6,7 @@ import argparse
 import shlex
 from typing import TYPE_CHECKING
 
-from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.errors import ConfigError, PlanError
 
 if TYPE_CHECKING:
     from mindspeed_autoparallel.spec import Plan
@@ -46,7 +46,6 @@ def launch_flags(plan: Plan, host: str, num_mtp_layers: int = 0, release: tuple[
     ``release``: of Megatron-LM. Raises ``PlanError`` for what no flag of the host states (``--auto-parallel-plan``
     trains such a plan), and ``ConfigError`` for what the release cannot train.
     """
-    from mindspeed_autoparallel.errors import PlanError
     from mindspeed_autoparallel.runtime.megatron.layout_arguments import group_arguments, native_flags, stage_arguments
 
     tensor = plan.layout.tensor_size
@@ -77,7 +76,6 @@ def launch_flags(plan: Plan, host: str, num_mtp_layers: int = 0, release: tuple[
 
 def flags_line(plan: Plan, num_mtp_layers: int = 0) -> str:
     """Return the line that ``plan`` prints: the flags of the plan's host, or why no flags describe the plan."""
-    from mindspeed_autoparallel.errors import PlanError
 
     host = host_of(plan)
     try:
@@ -134,7 +132,6 @@ def _of_training(plan: Plan, host: str, release: tuple[int, int]) -> tuple[list[
 
 def _recompute(plan: Plan) -> list[str]:
     """Return Megatron's recompute flags, which hold for every stage alike. Raises ``PlanError`` where stages differ."""
-    from mindspeed_autoparallel.errors import PlanError
     from mindspeed_autoparallel.runtime.megatron.layout_arguments import kind_everywhere, recompute_arguments
 
     name = plan.model.modules[-1].name

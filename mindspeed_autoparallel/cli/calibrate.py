@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_autoparallel.cli._unused_flags import refuse
+from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.whole_numbers import LARGE
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Calibrate in one launch on this node and print the number of samples added."""
-    from mindspeed_autoparallel.errors import ConfigError
     from mindspeed_autoparallel.files import read_json
     from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase
     from mindspeed_autoparallel.runtime.profiling.calibrate.command import calibrate
@@ -113,7 +113,6 @@ def _learn(arguments: argparse.Namespace) -> int:
 def _device(arguments: argparse.Namespace) -> Device:
     """Return the device whose figures the logs are to change."""
     from mindspeed_autoparallel.cost.catalogue import find_device, read_device
-    from mindspeed_autoparallel.errors import ConfigError
     from mindspeed_autoparallel.predict.calibration import stored_observations
 
     if arguments.device_file is None and arguments.device is None:
@@ -132,7 +131,6 @@ def _read_logs(
     arguments: argparse.Namespace, device: Device
 ) -> tuple[list[tuple[TrainingLog, Observation]], list[str]]:
     """Return the usable logs with their measurements, and the reasons against the others."""
-    from mindspeed_autoparallel.errors import ConfigError
     from mindspeed_autoparallel.predict.observations import observation_of
     from mindspeed_autoparallel.predict.training_log import read_log
 

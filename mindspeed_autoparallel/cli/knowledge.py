@@ -9,6 +9,8 @@ import argparse
 import json
 from pathlib import Path
 
+from mindspeed_autoparallel.errors import ConfigError
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("show", "export", "import"), help="show, export or import")
@@ -19,7 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run one action; raises ``ConfigError`` for a missing file."""
-    from mindspeed_autoparallel.errors import ConfigError
     from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase
     from mindspeed_autoparallel.profiles.knowledge.base import export_knowledge, import_knowledge
 

@@ -9,6 +9,7 @@ import argparse
 import json
 from pathlib import Path
 
+from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.predict.answers import GroupErrors
 
 
@@ -44,7 +45,6 @@ def _lines(group: str, entry: GroupErrors) -> list[str]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print every figure by group, and the omitted rows."""
-    from mindspeed_autoparallel.errors import ConfigError
     from mindspeed_autoparallel.files import read_json
     from mindspeed_autoparallel.predict.scoreboard import scoreboard
 

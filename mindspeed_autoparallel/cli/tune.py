@@ -17,7 +17,7 @@ from mindspeed_autoparallel.cli import _plan_answer, _script
 from mindspeed_autoparallel.cli._launch import release_of
 from mindspeed_autoparallel.cli._progress import progress_of
 from mindspeed_autoparallel.cost.analytic.fields import part
-from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.errors import ConfigError, PlanError
 from mindspeed_autoparallel.interrupts import Stopped, exit_code_of
 
 if TYPE_CHECKING:
@@ -148,7 +148,6 @@ def _document(tuned: Tuned) -> Tuning:
 def _choice(plan: Plan, request: Mapping[str, object], answer: Answer) -> Choice:
     """Return a plan with the answer of ``predict`` to its request; step and memory are the plan's."""
     from mindspeed_autoparallel.cli._launch import host_of, launch_flags, without_flags
-    from mindspeed_autoparallel.errors import PlanError
     from mindspeed_autoparallel.report.answer import answer_of
 
     notes = list(answer.get("notes", []))

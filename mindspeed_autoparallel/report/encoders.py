@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from mindspeed_autoparallel.report.markup import element, text, text_table
 from mindspeed_autoparallel.spec.hetero import HeteroBest, HeteroRecord
 from mindspeed_autoparallel.spec.plan import Plan
-from mindspeed_autoparallel.units import format_bytes, format_us
+from mindspeed_autoparallel.units import counted, format_bytes, format_us
 
 
 @dataclass(frozen=True)
@@ -207,10 +207,6 @@ def section(values: Encoders) -> str:
     return element("h2", "Encoders") + element("p", text(about), class_="sub") + text_table(header, rows, range(2, 10))
 
 
-def _counted(number: int, one: str, several: str) -> str:
-    return f"{number} {one if number == 1 else several}"
-
-
 def lines(plan: Plan) -> list[str]:
     """Return the lines of the text table."""
     values = encoders(plan)
@@ -218,8 +214,8 @@ def lines(plan: Plan) -> list[str]:
         return [rival(plan)] if plan.hetero_rival is not None else []
     found = [
         f"{row.module} {row.layout} outside the pipeline: "
-        f"{_counted(row.num_macro_batches, 'batch', 'batches')} of up to "
-        f"{_counted(row.samples, 'sample', 'samples')}, {format_us(row.total_us)} of the step, "
+        f"{counted(row.num_macro_batches, 'batch')} of up to "
+        f"{counted(row.samples, 'sample')}, {format_us(row.total_us)} of the step, "
         f"holds {format_bytes(row.held_bytes)}"
         for row in values.rows
     ]

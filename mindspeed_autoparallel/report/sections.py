@@ -19,7 +19,7 @@ from mindspeed_autoparallel.report.markup import (
     width,
 )
 from mindspeed_autoparallel.report.stages import ModuleRow, StageRow
-from mindspeed_autoparallel.units import GIB, US_PER_MS, format_bytes, format_us
+from mindspeed_autoparallel.units import GIB, US_PER_MS, counted, format_bytes, format_us
 
 ENCODERS = 4
 """Colour of the encoders' phases in the timeline; keep equal to that in ``report.js``."""
@@ -33,7 +33,7 @@ def headline(values: Report) -> str:
     head, answer = values.headline, values.answer
     badge = element("span", text(head.proof), class_="badge good" if head.proved else "badge warn")
     where = f"{head.num_nodes} × {head.devices_per_node} {answer.device} · {head.schedule}"
-    batch = f"global batch {head.global_batch_size} · {_microbatches(head.num_microbatches)}"
+    batch = f"global batch {head.global_batch_size} · {counted(head.num_microbatches, 'microbatch')}"
     title = element(
         "div",
         element("h1", text(head.layout))
@@ -65,10 +65,6 @@ def headline(values: Report) -> str:
         + (element("ul", notes, class_="warnings", aria_label="Warnings") if notes else "")
         + draw_tiles(tiles)
     )
-
-
-def _microbatches(number: int) -> str:
-    return "1 microbatch" if number == 1 else f"{number} microbatches"
 
 
 def why(values: Report) -> str:
@@ -264,7 +260,9 @@ def timeline(values: Report) -> str:
     buttons += element("span", class_="gap")
     buttons += element("button", "−", id="wider", type="button", aria_label="Zoom out")
     buttons += element("button", "+", id="closer", type="button", aria_label="Zoom in")
-    note = f"Exact replay of the schedule: {format_us(shown.end_us)} for {_microbatches(shown.num_microbatches)}"
+    note = (
+        f"Exact replay of the schedule: {format_us(shown.end_us)} for {counted(shown.num_microbatches, 'microbatch')}"
+    )
     if shown.message_us > 0:
         how = "each, inferred from the predicted time" if shown.inferred else "at most"
         note += f", messages between stages {format_us(shown.message_us)} {how}"

@@ -12,7 +12,7 @@ from mindspeed_autoparallel.report.markup import draw_tiles, element, text, text
 from mindspeed_autoparallel.report.table import aligned
 from mindspeed_autoparallel.report.tuning_result import Configuration, SampleSpread, TuningResult, Verified
 from mindspeed_autoparallel.spec.plan import ROUNDING
-from mindspeed_autoparallel.units import format_bytes
+from mindspeed_autoparallel.units import counted, format_bytes
 
 _INCOMPARABLE = "not comparable"
 """Marks, in a note, a verifying run whose time is not comparable."""
@@ -157,13 +157,9 @@ def _about(result: TuningResult) -> str:
     return (
         f"{search['num_candidates']} combinations: {search['num_legal']} legal, {search['num_solved']} solved exactly, "
         f"{search['num_bounded']} proved slower, {search['num_without_room']} of the solved without room; "
-        f"{search['seconds']:.1f} s. {_launches(result['num_device_launches'])} on {result['device']}, "
+        f"{search['seconds']:.1f} s. {counted(result['num_device_launches'], 'launch')} on {result['device']}, "
         f"{result['knowledge']['covered_time_share']:.1%} of the operators' time measured"
     )
-
-
-def _launches(number: int) -> str:
-    return "1 launch" if number == 1 else f"{number} launches"
 
 
 def _verified_lines(measured: Verified) -> list[str]:
