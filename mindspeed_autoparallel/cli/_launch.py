@@ -22,8 +22,9 @@ def host_of(plan: Plan) -> str:
 
 
 _LAYOUT_STRINGS, _FLEX_BACKENDS, _SHARED_GROUPS = (0, 13), (0, 15), (0, 16)
-"""First releases of Megatron-LM with ``--pipeline-model-parallel-layout`` and ``--moe-flex-dispatcher-backend``, and
-the first one read that accepts TP as a multiple of the key/value groups (0.12 refuses it, 0.16 accepts it)."""
+"""First releases of Megatron-LM with ``--pipeline-model-parallel-layout`` and ``--moe-flex-dispatcher-backend``. The
+last is the first release, of those read, that accepts TP as a multiple of the key/value groups: 0.12 refuses it, 0.16
+accepts it."""
 NEWEST = (0, 20)
 
 

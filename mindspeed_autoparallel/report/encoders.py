@@ -88,7 +88,7 @@ def gain_parts(homogeneous_us: float, hetero: HeteroRecord | HeteroBest, hetero_
 
 
 def rival(plan: Plan) -> str:
-    """Return text on the best hetero plan's lag behind this homogeneous one; empty if none was searched."""
+    """Return text that compares the best hetero plan with this homogeneous one; empty if none was searched."""
     other = plan.hetero_rival
     if other is None:
         return ""

@@ -72,7 +72,7 @@ def commands(values: Report, flags: str) -> str:
     empty."""
     hetero = values.encoders is not None
     train = (
-        "--hetero-parallel --mm-model with the model.json that was written beside it"
+        "--hetero-parallel --mm-model with the model.json that was written next to it"
         if hetero
         else "--auto-parallel-plan plan.json"
     )

@@ -99,7 +99,7 @@ def why(values: Report) -> str:
     helped = element("h3", "What would help")
     helped += text_table(["change", "step", "gain per sample"], helps, (1, 2)) if helps else ""
     parts = ", ".join(f"{part.name} {format_us(part.us)}" for part in values.step_parts)
-    compared = "Step time beside rules of thumb in the same layout and the best plain recipe. " if rows[1:] else ""
+    compared = "Step time against rules of thumb in the same layout and the best plain recipe. " if rows[1:] else ""
     return (
         element("h2", "Why this plan")
         + element("p", text(f"{compared}The step: {parts}."), class_="sub")

@@ -87,7 +87,7 @@ def _samples(spread: SampleSpread) -> str:
 
 
 def _compared(result: TuningResult) -> list[str]:
-    """Return the lag of the others and of the script behind the first, and whether it exceeds the uncertainty."""
+    """Return how much slower the others and the script are than the first, and whether the intervals overlap."""
     best, *others = result["top"]
     slower = [f"{plan['number']} is {plan['step_time_ms'] / best['step_time_ms'] - 1:.1%} slower" for plan in others]
     near = [plan for plan in others if plan["step_time_interval_ms"][0] < best["step_time_interval_ms"][1]]

@@ -1,6 +1,6 @@
 """The exchanges of a generator: the stages of 1F1B meet once per microbatch, both in training and in the cost model.
 
-Exchange m lies between forward m and backward m of the last stage, and every stage takes part. On each stage it may be
+Exchange m is between forward m and backward m of the last stage, and every stage takes part. On each stage it may be
 before a pass, or between a forward and the message that sends its output. No message may be sent before an exchange and
 received after it: the stages would deadlock. Positions with this property form a lattice: they are closed under minimum
 and maximum by stage. The chosen positions are nearest to the stages' simultaneous passes, so that the stages run in
@@ -78,7 +78,7 @@ def _place(steps: Sequence[Step], position: int) -> Place:
     if isinstance(following, Action):
         return Place("before_forward" if following.kind == "F" else "before_backward", following.microbatch)
     before = steps[position - 1]
-    assert isinstance(before, Action), "an exchange is beside a pass"
+    assert isinstance(before, Action), "an exchange is next to a pass"
     return Place("after_forward", before.microbatch)
 
 

@@ -17,8 +17,8 @@ SENDS = ("eager", "blocking", "freed", "overlapped", "flushed", "flushed-freed")
 
 ``eager``: they are sent while both sides compute; no rank waits to send. ``blocking``: a rank waits for its sends and
 receives before it continues. All of Megatron's non-interleaved 1F1B, and the interleaved schedule without
-``overlap_p2p_comm``. ``freed``: interleaved with overlap, Megatron's default. Warm-up and cool-down block; in between
-receives are posted one step ahead, and a forward's send is waited for at once because the output is freed
+``overlap_p2p_comm``. ``freed``: interleaved with overlap, Megatron's default. Warm-up and cool-down block. In between,
+receives are posted one step ahead. A forward's send is waited for at once because the output is freed
 (``deallocate_pipeline_outputs``, always set by megatron.training; in Megatron-LM from April 2026, pull request 4047).
 ``overlapped``: the same, but sends are waited for one step later: older releases. ``flushed``, ``flushed-freed``: with
 ``overlap_p2p_comm_warmup_flush``, warm-up and cool-down overlap too.
@@ -112,7 +112,7 @@ class _Interleaved:
     """The steps of one stage of the interleaved schedule.
 
     The stage that a direction starts from (first forward, last backward) receives from the other end of the pipeline,
-    which runs ``num_stages - 1`` steps behind it; every other stage receives for its own next step.
+    which runs ``num_stages - 1`` steps later. Every other stage receives for its own next step.
     """
 
     def __init__(self, stage: int, program: Program, num_chunks: int, sends: str) -> None:

@@ -44,7 +44,7 @@ class RecomputeDetail:
 
 @dataclass(frozen=True, kw_only=True)
 class Adapters:
-    """Low-rank adapters beside frozen matrices."""
+    """Low-rank adapters of frozen matrices."""
 
     rank: int
     targets: tuple[str, ...]

@@ -45,9 +45,9 @@ class Limits:
 def solve_exact(problem: CutProblem, limits: Limits | None = None) -> list[int]:
     """Return the picks of least cost within ``limits``.
 
-    The model has one-hot variables per operator; per reader of a tensor one variable for each pair of made and needed
-    placements, whose sums are the one-hots (the local polytope); and per pair one that is paid once if any reader has
-    it. Raises ``InfeasiblePlan`` if a limit cannot be met.
+    The model has one-hot variables per operator. Per reader of a tensor it has one variable for each pair of made and
+    needed placements; their sums are the one-hots (the local polytope). One more per pair is paid once if any reader
+    has it. Raises ``InfeasiblePlan`` if a limit cannot be met.
     """
     limits = limits or Limits()
     picks = _solve(problem, limits, integer=False)

@@ -143,7 +143,7 @@ def cut_main_operators(
     by_weight: bool,
     most_row_parts: int | None,
 ) -> tuple[dict[str, int], list[ExplainedCut]]:
-    """Return the choices of this cut for the matrix products, and the costs behind each.
+    """Return the choices of this cut for the matrix products, and the costs of each.
 
     ``by_weight`` decides the largest operator first, and requires later products in ``neighbours``. Rows are cut into
     at most ``most_row_parts``.

@@ -176,7 +176,7 @@ class _Lowering:
         if not node.inputs:
             return NO_CUT  # inputs are whole
         if role_of_cut(node, axis, self.batch.get(node.name), 1, 1, 0) in (DATA, CONTEXT):
-            self.reasons[node.name] = f"it is cut by {node.axes[axis].name} beside operators cut by weights."
+            self.reasons[node.name] = f"it is cut by {node.axes[axis].name} while other operators are cut by weights."
         return axis
 
     def _flow(self, name: str, node: Node) -> None:

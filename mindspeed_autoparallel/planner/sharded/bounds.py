@@ -48,7 +48,7 @@ def units_bound_ns(finest: Lowering, coarsest: Lowering, limit_bytes: int) -> in
 
     ``None`` if nothing fits ``limit_bytes``. Computation, copied bytes and sent bytes do not depend on the units. More
     units hold less at a time, so recomputation is that of ``finest``. More units also have more latencies and more
-    gathers in backward, so transfers are those of ``coarsest``. The border between the phases lies between those of the
+    gathers in backward, so transfers are those of ``coarsest``. The border between the phases is between those of the
     two.
     """
     again = _again_ns(coarsest if coarsest.parts > 1 else finest, limit_bytes)

@@ -72,12 +72,12 @@ class Problem:
 
     @functools.cached_property
     def layer_names(self) -> tuple[str, ...]:
-        """Return for every module the name of the layer that it is or lies in, or an empty string."""
+        """Return for every module the name of the layer that it is or is part of, or an empty string."""
         layers = (self.layer_of(module) for module in self.profile.modules)
         return tuple(layer.name if layer is not None else "" for layer in layers)
 
     def layer_of(self, module: ShardedModule) -> ShardedModule | None:
-        """Return the layer that ``module`` is or lies in."""
+        """Return the layer that ``module`` is or is part of."""
         at: ShardedModule | None = module
         while at is not None and not at.is_layer:
             at = self.by_name[at.parent] if at.name else None
