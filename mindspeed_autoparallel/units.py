@@ -20,6 +20,11 @@ def gib(num_bytes: float) -> float:
     return num_bytes / GIB
 
 
+def counted(number: int, noun: str) -> str:
+    """Return ``1 batch``, ``3 batches``, ``2 stages``."""
+    return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('ch') else 's'}"
+
+
 def format_bytes(num_bytes: float) -> str:
     """Return ``71.4 GiB``, ``512.0 MiB``, ``3.0 KiB``: the largest unit that leaves a number of at least one."""
     for size, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):

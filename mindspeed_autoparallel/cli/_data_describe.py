@@ -21,44 +21,36 @@ _SHOWN = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``data describe``."""
-    parser.add_argument("--mm-data", type=Path, help="data.json of records in the mllm format")
-    parser.add_argument("--mm-model", type=Path, help="model.json, for patch sizes, audio windows and the longest text")
-    parser.add_argument(
-        "--lengths", type=Path, help="alternative input: tokens of every sample, as text, .json or .npy"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--mm-data", type=Path, help="data.json of records in the mllm format")
+    add("--mm-model", type=Path, help="model.json, for patch sizes, audio windows and the longest text")
+    add("--lengths", type=Path, help="alternative input: tokens of every sample, as text, .json or .npy")
+    add(
         "--table",
         type=Path,
         help="alternative input: .parquet, .arrow, .csv, .jsonl, WebDataset .tar, or a folder of them (HF cache)",
     )
-    parser.add_argument(
+    add(
         "--tokenizer",
         metavar="FOLDER",
         help="with --table: tokenizer that counts tokens of texts (default: count bytes)",
     )
-    parser.add_argument(
-        "--indexed", type=Path, metavar="PREFIX", help="alternative input: a Megatron data set (PREFIX.idx)"
-    )
-    parser.add_argument(
-        "--seq-length", type=LARGE, default=0, help="length at which training cuts texts (default: none)"
-    )
-    parser.add_argument(
-        "--max-read", type=LARGE, default=0, metavar="N", help="read N randomly drawn records (default: all)"
-    )
-    parser.add_argument("--seed", type=LARGE, default=0, help="seed for drawing the records of --max-read")
-    parser.add_argument(
+    add("--indexed", type=Path, metavar="PREFIX", help="alternative input: a Megatron data set (PREFIX.idx)")
+    add("--seq-length", type=LARGE, default=0, help="length at which training cuts texts (default: none)")
+    add("--max-read", type=LARGE, default=0, metavar="N", help="read N randomly drawn records (default: all)")
+    add("--seed", type=LARGE, default=0, help="seed for drawing the records of --max-read")
+    add(
         "--bytes-per-token",
         type=float,
         default=0.0,
         metavar="X",
         help="estimate tokens as UTF-8 bytes divided by X, such as 4",
     )
-    parser.add_argument("--skip-broken", action="store_true", help="skip broken records instead of stopping")
-    parser.add_argument("--output", type=Path, help="write the distribution to this file, the input of `plan --data`")
-    parser.add_argument("--page", type=Path, help="write a page with histograms to this file")
-    parser.add_argument("--overwrite", action="store_true", help="read the data again and replace the output file")
-    parser.add_argument("--json", action="store_true", help="print only the summary, as JSON")
+    add("--skip-broken", action="store_true", help="skip broken records instead of stopping")
+    add("--output", type=Path, help="write the distribution to this file, the input of `plan --data`")
+    add("--page", type=Path, help="write a page with histograms to this file")
+    add("--overwrite", action="store_true", help="read the data again and replace the output file")
+    add("--json", action="store_true", help="print only the summary, as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -167,7 +159,6 @@ def _empty_modalities(model_file: Path, data: Distribution) -> list[str]:
 
 
 def text_lines(data: Distribution) -> list[str]:
-    """Return the description for a terminal."""
     from mindspeed_autoparallel.data import statistics
 
     source = data.source

@@ -6,7 +6,7 @@ import argparse
 import shlex
 from typing import TYPE_CHECKING
 
-from mindspeed_autoparallel.errors import ConfigError, flag_of
+from mindspeed_autoparallel.errors import ConfigError, PlanError, flag_of
 
 if TYPE_CHECKING:
     from mindspeed_autoparallel.spec import Plan
@@ -22,8 +22,9 @@ def host_of(plan: Plan) -> str:
 
 
 _LAYOUT_STRINGS, _FLEX_BACKENDS, _SHARED_GROUPS = (0, 13), (0, 15), (0, 16)
-"""First releases of Megatron-LM with ``--pipeline-model-parallel-layout`` and ``--moe-flex-dispatcher-backend``, and
-the first one read that accepts TP as a multiple of the key/value groups (0.12 refuses it, 0.16 accepts it)."""
+"""First releases of Megatron-LM with ``--pipeline-model-parallel-layout`` and ``--moe-flex-dispatcher-backend``. The
+last is the first release, of those read, that accepts TP as a multiple of the key/value groups: 0.12 refuses it, 0.16
+accepts it."""
 NEWEST = (0, 20)
 
 
@@ -46,7 +47,6 @@ def launch_flags(plan: Plan, host: str, num_mtp_layers: int = 0, release: tuple[
     ``release``: of Megatron-LM. Raises ``PlanError`` for what no flag of the host states (``--auto-parallel-plan``
     trains such a plan), and ``ConfigError`` for what the release cannot train.
     """
-    from mindspeed_autoparallel.errors import PlanError
     from mindspeed_autoparallel.runtime.megatron.layout_arguments import group_arguments, native_flags, stage_arguments
 
     tensor = plan.layout.tensor_size
@@ -77,7 +77,6 @@ def launch_flags(plan: Plan, host: str, num_mtp_layers: int = 0, release: tuple[
 
 def flags_line(plan: Plan, num_mtp_layers: int = 0) -> str:
     """Return the line that ``plan`` prints: the flags of the plan's host, or why no flags describe the plan."""
-    from mindspeed_autoparallel.errors import PlanError
 
     host = host_of(plan)
     try:
@@ -134,7 +133,6 @@ def _of_training(plan: Plan, host: str, release: tuple[int, int]) -> tuple[list[
 
 def _recompute(plan: Plan) -> list[str]:
     """Return Megatron's recompute flags, which hold for every stage alike. Raises ``PlanError`` where stages differ."""
-    from mindspeed_autoparallel.errors import PlanError
     from mindspeed_autoparallel.runtime.megatron.layout_arguments import kind_everywhere, recompute_arguments
 
     name = plan.model.modules[-1].name

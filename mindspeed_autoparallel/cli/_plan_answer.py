@@ -18,7 +18,6 @@ _MOST_TOKENS = 1e18
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
     parser.add_argument(
         "--memory-margin",
         type=float,
@@ -35,7 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_tokens(parser: argparse.ArgumentParser) -> None:
-    """Add ``--tokens``."""
     parser.add_argument(
         "--tokens", help="tokens of the whole training, such as 1T or 300B: also print its duration in days"
     )

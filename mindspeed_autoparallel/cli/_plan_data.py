@@ -17,31 +17,32 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add ``--data`` and its companion flags."""
-    parser.add_argument("--data", type=Path, help="distribution of the samples, written by `data describe`")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--data", type=Path, help="distribution of the samples, written by `data describe`")
+    add(
         "--mm-data",
         type=Path,
         help="with --data: data.json of the training; a distribution of other records is refused",
     )
-    parser.add_argument(
+    add(
         "--data-padding",
         choices=("longest", "sequence", "none"),
         help="pad texts to the longest of a microbatch (default) or to the sequence length, or pack them",
     )
-    parser.add_argument(
+    add(
         "--data-pack-length",
         type=LARGE,
         default=0,
         metavar="TOKENS",
         help="with --data-padding none and --data-balance: fill packs with any number of samples up to this length",
     )
-    parser.add_argument("--data-balance", action="store_true", help="assume that training rearranges samples")
-    parser.add_argument(
+    add("--data-balance", action="store_true", help="assume that training rearranges samples")
+    add(
         "--max-oom-probability",
         type=float,
         help="largest probability of running out of memory within --oom-steps (default: 1e-3)",
     )
-    parser.add_argument("--oom-steps", type=LARGE, help="steps of the training (default: 10000)")
+    add("--oom-steps", type=LARGE, help="steps of the training (default: 10000)")
 
 
 def check(arguments: argparse.Namespace) -> None:

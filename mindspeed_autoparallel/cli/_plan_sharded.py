@@ -102,7 +102,7 @@ def _inputs(arguments: argparse.Namespace) -> _Inputs:
         given = "with" if measured else "without"
         raise ConfigError(f"--profile-source {arguments.profile_source} {given} --profile: leave it out.")
     if measured:
-        _unused_flags.refuse(arguments, _unused_flags.COMPUTED, "no effect beside --profile, whose costs are measured.")
+        _unused_flags.refuse(arguments, _unused_flags.COMPUTED, "no effect with --profile, whose costs are measured.")
         return _Inputs(file, ShardedProfile.read(arguments.profile))
     if file.arguments and arguments.model is not None:
         raise ConfigError(f"--model has no meaning with --fsdp2 {file.path}: its flags describe the model.")

@@ -41,17 +41,16 @@ _MOST_PIXELS, _MOST_SECONDS, _MOST_IMAGES = 2**16, 1e6, 1e6
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add ``--profile`` and its alternatives."""
-    parser.add_argument("--profile", type=Path, help="our profile or MindSpeed's model_profile.json")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--profile", type=Path, help="our profile or MindSpeed's model_profile.json")
+    add(
         "--profile-source",
         choices=("file", "analytic"),
         help="analytic: computed for --model on --device, without measurements (default: analytic if "
         "--model is given, else file)",
     )
-    parser.add_argument(
-        "--model", type=Path, metavar="FILE", help="with analytic: model sizes as JSON, or a Hugging Face config.json"
-    )
-    parser.add_argument(
+    add("--model", type=Path, metavar="FILE", help="with analytic: model sizes as JSON, or a Hugging Face config.json")
+    add(
         "--train",
         action="append",
         default=[],
@@ -59,34 +58,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with analytic: a training switch from docs/predict.md, such as precision=fp8 "
         "(repeatable); --script and the printed flags include it",
     )
-    parser.add_argument(
+    add(
         "--seq-length",
         type=LARGE,
         help="with analytic: tokens per sample in the decoder, if --model does not state them",
     )
     _add_media_flags(parser)
-    parser.add_argument(
-        "--device", metavar="NAME", help="with analytic: device from the catalogue, such as H100 or 910B"
-    )
-    parser.add_argument(
+    add("--device", metavar="NAME", help="with analytic: device from the catalogue, such as H100 or 910B")
+    add(
         "--device-file",
         type=Path,
         action="append",
         default=[],
         help="with analytic: file that describes a device (repeatable)",
     )
-    parser.add_argument(
+    add(
         "--network-gbit-per-s",
         type=float,
         metavar="RATE",
         help="with analytic: network bandwidth of one node, summed over its devices (default: the catalogue's)",
     )
-    parser.add_argument("--profile-tensor-size", type=int, default=1, help="TP at which MindSpeed's file was measured")
+    add("--profile-tensor-size", type=int, default=1, help="TP at which MindSpeed's file was measured")
     add_stages_link(parser)
 
 
 def add_stages_link(parser: argparse.ArgumentParser) -> None:
-    """Add ``--p2p-gbit-per-s``."""
     parser.add_argument(
         "--p2p-gbit-per-s",
         type=float,
@@ -220,28 +216,27 @@ def named(profile: Profile, name: str) -> Profile:
 
 def _add_media_flags(parser: argparse.ArgumentParser) -> None:
     """Add flags for a sample's images and audio, for the config.json of a vision-language or omni model."""
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--images-per-sample",
         type=float,
         metavar="N",
         help="mean images per sample, if --model has a vision encoder (default: 1)",
     )
-    parser.add_argument(
-        "--image-size", metavar="HxW", help="pixels of an image at the encoder's input (default: 448x448)"
-    )
-    parser.add_argument(
+    add("--image-size", metavar="HxW", help="pixels of an image at the encoder's input (default: 448x448)")
+    add(
         "--patches-per-sample",
         type=LARGE,
         metavar="N",
         help="mean patches per sample, instead of images and their size (default: from --data)",
     )
-    parser.add_argument(
+    add(
         "--audio-seconds",
         type=float,
         metavar="S",
         help="mean audio length of a sample, if --model has an audio encoder (default: 30)",
     )
-    parser.add_argument("--freeze-encoders", action="store_true", help="do not train the encoders of a config.json")
+    add("--freeze-encoders", action="store_true", help="do not train the encoders of a config.json")
 
 
 def _media_of_sample(arguments: argparse.Namespace) -> SampleMedia | None:

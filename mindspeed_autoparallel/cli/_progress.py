@@ -48,7 +48,6 @@ class _Shown:
 
     @property
     def seconds(self) -> float:
-        """Return seconds since the start."""
         return time.monotonic() - self._started
 
     def show(self, text: str) -> None:

@@ -8,16 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mindspeed_autoparallel.cli._launch import (
-    MEGATRON,
-    MINDSPEED_MM,
-    NEWEST,
-    host_of,
-    launch_flags,
-    release_of,
-    switches,
-    without_flags,
-)
+from mindspeed_autoparallel.cli import _launch
 from mindspeed_autoparallel.cost.analytic.fields import integer
 from mindspeed_autoparallel.errors import ConfigError, PlanError, flag_of
 from mindspeed_autoparallel.files import printable, write_together
@@ -45,7 +36,6 @@ _LINE = 100
 
 
 def add_argument(parser: argparse.ArgumentParser) -> None:
-    """Add ``--script``."""
     parser.add_argument(
         "--script",
         type=Path,
@@ -65,7 +55,7 @@ def check(arguments: argparse.Namespace) -> None:
         if arguments.megatron_release is not None:
             raise ConfigError("--megatron-release is for --script, which writes flags of that release.")
         return
-    release_of(arguments.megatron_release)
+    _launch.release_of(arguments.megatron_release)
     if not arguments.script.absolute().parent.is_dir() or arguments.script.is_dir():
         raise ConfigError(f"--script {arguments.script} must be a file in a folder that exists.")
     for flag in ("fsdp2", "hetero_parallel"):
@@ -82,7 +72,7 @@ def model_flags(shape: Mapping[str, object], host: str) -> list[str] | None:
     shape = {key: value for key, value in shape.items() if value not in (None, False, "", [])}
     if set(shape) - {*_SIZES, *_OTHERS} or "num_layers" not in shape or "hidden" not in shape:
         return None
-    if host != MEGATRON and any(key in shape for key in ("mtp_layers", "shared_expert_ffn")):
+    if host != _launch.MEGATRON and any(key in shape for key in ("mtp_layers", "shared_expert_ffn")):
         return None
     words = [word for key, flag in _SIZES.items() if key in shape for word in (flag, str(shape[key]))]
     words += ["--max-position-embeddings", str(shape["seq"])]
@@ -90,7 +80,7 @@ def model_flags(shape: Mapping[str, object], host: str) -> list[str] | None:
     words += [] if tied else ["--untie-embeddings-and-output-weights"]
     words += ["--swiglu"] if shape.get("swiglu") else []
     words += ["--qk-layernorm"] if shape.get("qk_norm") else []
-    return words if host == MEGATRON else ["--use-mcore-models", *words]
+    return words if host == _launch.MEGATRON else ["--use-mcore-models", *words]
 
 
 def mtp_layers(shape: Mapping[str, object] | None) -> int:
@@ -98,28 +88,30 @@ def mtp_layers(shape: Mapping[str, object] | None) -> int:
     return integer(shape or {}, "mtp_layers", 0, "model", 0)
 
 
-def write_script(plan: Plan, path: Path, shape: Mapping[str, object] | None, release: tuple[int, int] = NEWEST) -> None:
+def write_script(
+    plan: Plan, path: Path, shape: Mapping[str, object] | None, release: tuple[int, int] = _launch.NEWEST
+) -> None:
     """Write launch lines of ``plan`` to ``path``, and the plan next to it if no flags describe it.
 
     ``release``: that of Megatron-LM. ``shape``: the model's sizes as request keys, or ``None`` if only the user's
     script has them.
     """
-    host, mtp = host_of(plan), mtp_layers(shape)
+    host, mtp = _launch.host_of(plan), mtp_layers(shape)
     files: dict[Path, str] = {}
     plan_file = path.with_suffix(".plan.json")
     try:
-        layout, reason = launch_flags(plan, host, mtp, release), ""
+        layout, reason = _launch.launch_flags(plan, host, mtp, release), ""
     except PlanError as error:
-        layout = ["--auto-parallel-plan", plan_file.name, *switches(plan, host, release)]
+        layout = ["--auto-parallel-plan", plan_file.name, *_launch.switches(plan, host, release)]
         reason = str(error)
         files[plan_file] = plan.text()
     model = model_flags(shape, host) if shape is not None else None
-    left = without_flags(plan, host, release)
+    left = _launch.without_flags(plan, host, release)
     write_together({**files, path: _text(plan, layout, model, reason, left)})
 
 
 def _text(plan: Plan, layout: list[str], model: list[str] | None, reason: str, left: Sequence[str]) -> str:
-    cluster, host = plan.cluster, host_of(plan)
+    cluster, host = plan.cluster, _launch.host_of(plan)
     lines = [
         "#!/usr/bin/env bash",
         f"# {plan.layout.label()} for {printable(plan.model.name)} on {cluster.num_nodes} x {cluster.devices_per_node} "
@@ -151,7 +143,7 @@ def _text(plan: Plan, layout: list[str], model: list[str] | None, reason: str, l
         *_array("LAYOUT", layout),
     ]
     own = '"${MODEL[@]}" ' if model is not None else ""
-    script = "pretrain_vlm.py" if host == MINDSPEED_MM else "pretrain_gpt.py"
+    script = "pretrain_vlm.py" if host == _launch.MINDSPEED_MM else "pretrain_gpt.py"
     lines += [f'torchrun "${{DISTRIBUTED[@]}}" "${{SCRIPT:-{script}}}" {own}"${{LAYOUT[@]}}" "$@"', ""]
     return "\n".join(lines)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_autoparallel.cli._unused_flags import refuse
+from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.whole_numbers import LARGE
 
 if TYPE_CHECKING:
@@ -26,24 +27,17 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the command."""
-    parser.add_argument(
-        "base", type=Path, nargs="?", metavar="BASE.sqlite", help="knowledge base to add measurements to"
-    )
-    parser.add_argument(
-        "--operators", type=Path, metavar="OPERATORS.json", help="file of the operator calls to measure"
-    )
-    parser.add_argument("--processes", type=int, default=1, metavar="N", help="devices of this node (default 1)")
-    parser.add_argument(
-        "--timeout-s", type=LARGE, default=1800, metavar="S", help="seconds after which the launch is stopped"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON only")
+    add = parser.add_argument
+    add("base", type=Path, nargs="?", metavar="BASE.sqlite", help="knowledge base to add measurements to")
+    add("--operators", type=Path, metavar="OPERATORS.json", help="file of the operator calls to measure")
+    add("--processes", type=int, default=1, metavar="N", help="devices of this node (default 1)")
+    add("--timeout-s", type=LARGE, default=1800, metavar="S", help="seconds after which the launch is stopped")
+    add("--json", action="store_true", help="print JSON only")
     _add_log_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Calibrate in one launch on this node and print the number of samples added."""
-    from mindspeed_autoparallel.errors import ConfigError
     from mindspeed_autoparallel.files import read_json
     from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase
     from mindspeed_autoparallel.runtime.profiling.calibrate.command import calibrate
@@ -119,7 +113,6 @@ def _learn(arguments: argparse.Namespace) -> int:
 def _device(arguments: argparse.Namespace) -> Device:
     """Return the device whose figures the logs are to change."""
     from mindspeed_autoparallel.cost.catalogue import find_device, read_device
-    from mindspeed_autoparallel.errors import ConfigError
     from mindspeed_autoparallel.predict.calibration import stored_observations
 
     if arguments.device_file is None and arguments.device is None:
@@ -138,7 +131,6 @@ def _read_logs(
     arguments: argparse.Namespace, device: Device
 ) -> tuple[list[tuple[TrainingLog, Observation]], list[str]]:
     """Return the usable logs with their measurements, and the reasons against the others."""
-    from mindspeed_autoparallel.errors import ConfigError
     from mindspeed_autoparallel.predict.observations import observation_of
     from mindspeed_autoparallel.predict.training_log import read_log
 
@@ -158,7 +150,6 @@ def _read_logs(
 def _document(
     device: Device, result: Calibration, taken: list[Observation], told: list[tuple[TrainingLog, Observation]]
 ) -> dict[str, object]:
-    """Return the changes as JSON."""
     from mindspeed_autoparallel.predict.calibration import peak_errors
 
     before, after = device.efficiency(result.stack), result.device.efficiency(result.stack)
@@ -188,7 +179,6 @@ def _document(
 
 
 def _lines(document: dict[str, Any], num_known: int) -> list[str]:
-    """Return the report as text."""
     lines = [f"{document['device']} ({document['stack']}): {len(document['observations'])} logs"
              + (f", {num_known} of them from earlier calibrations" if num_known else "")]  # fmt: skip
     for item in document["observations"]:

@@ -23,69 +23,50 @@ if TYPE_CHECKING:
     from mindspeed_autoparallel.weights.layouts import CheckpointLayout
     from mindspeed_autoparallel.weights.spelling import Spelling
 
-_COUNTS = (
-    "tp_size",
-    "vit_tp_size",
-    "audio_tp_size",
-    "ep_size",
-    "etp_size",
-    "make_vocab_size_divisible_by",
-    "max_shard_mib",
-)
-_OF_A_LAYOUT = (
-    *("llm_pp_layers", "vit_pp_layers", "audio_pp_layers", "tp_size", "vit_tp_size", "audio_tp_size"),
-    *("ep_size", "etp_size", "hetero"),
-)
+_SIZES = ("tp_size", "vit_tp_size", "audio_tp_size", "ep_size", "etp_size")
+_COUNTS = (*_SIZES, "make_vocab_size_divisible_by", "max_shard_mib")
+_OF_A_LAYOUT = ("llm_pp_layers", "vit_pp_layers", "audio_pp_layers", *_SIZES, "hetero")
 _WRITTEN = ("make_vocab_size_divisible_by", "transformer_impl", "experts", "layers", "format")
 """Flags of the form in which a training checkpoint is written."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("direction", choices=("hf-to-mm", "mm-to-hf", "resplit"), help="hf-to-mm, mm-to-hf or resplit")
-    parser.add_argument("source", type=Path, help="Hugging Face folder (hf-to-mm) or checkpoint folder")
-    parser.add_argument("target", type=Path, help="folder to write")
-    parser.add_argument(
-        "--hf-dir", type=Path, help="original Hugging Face folder with config.json, tokenizer and tensor names"
-    )
-    parser.add_argument("--plan", type=Path, help="take the layout from this plan")
-    parser.add_argument(
-        "--llm-pp-layers", help="text layers per stage, such as 1,10,10,7; with virtual stages: [[14],[14]]"
-    )
-    parser.add_argument("--vit-pp-layers", help="vision layers per stage (default: all on the first)")
-    parser.add_argument("--audio-pp-layers", help="audio layers per stage (default: all on the first)")
-    parser.add_argument("--tp-size", type=int, help="tensor parallel size (default 1)")
-    parser.add_argument("--vit-tp-size", type=int, help="tensor parallel size of the vision module")
-    parser.add_argument("--audio-tp-size", type=int, help="tensor parallel size of the audio module")
-    parser.add_argument("--ep-size", type=int, default=1, help="expert parallel size (dense parts are replicated)")
-    parser.add_argument("--etp-size", type=int, help="tensor parallel size of experts (default: --tp-size)")
-    parser.add_argument(
-        "--names", choices=("megatron", "mindspeed_llm"), default="megatron", help="host whose tensor names are used"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("direction", choices=("hf-to-mm", "mm-to-hf", "resplit"), help="hf-to-mm, mm-to-hf or resplit")
+    add("source", type=Path, help="Hugging Face folder (hf-to-mm) or checkpoint folder")
+    add("target", type=Path, help="folder to write")
+    add("--hf-dir", type=Path, help="original Hugging Face folder with config.json, tokenizer and tensor names")
+    add("--plan", type=Path, help="take the layout from this plan")
+    add("--llm-pp-layers", help="text layers per stage, such as 1,10,10,7; with virtual stages: [[14],[14]]")
+    add("--vit-pp-layers", help="vision layers per stage (default: all on the first)")
+    add("--audio-pp-layers", help="audio layers per stage (default: all on the first)")
+    add("--tp-size", type=int, help="tensor parallel size (default 1)")
+    add("--vit-tp-size", type=int, help="tensor parallel size of the vision module")
+    add("--audio-tp-size", type=int, help="tensor parallel size of the audio module")
+    add("--ep-size", type=int, default=1, help="expert parallel size (dense parts are replicated)")
+    add("--etp-size", type=int, help="tensor parallel size of experts (default: --tp-size)")
+    add("--names", choices=("megatron", "mindspeed_llm"), default="megatron", help="host whose tensor names are used")
+    add(
         "--transformer-impl",
         choices=("local", "transformer_engine"),
         help="layer implementation of the host (default: local for mm, transformer_engine for torch_dist)",
     )
-    parser.add_argument(
+    add(
         "--experts", choices=("each", "grouped"), default="each", help="experts of a rank as separate tensors or as one"
     )
-    parser.add_argument(
+    add(
         "--layers",
         choices=("stacked", "each"),
         default="stacked",
         help="torch_dist: each if the host's --moe-layer-freq is a list",
     )
-    parser.add_argument("--hetero", action="store_true", help="write whole encoders into every stage's file")
-    parser.add_argument(
-        "--make-vocab-size-divisible-by", type=int, metavar="N", help="pad the vocabulary as training does"
-    )
-    parser.add_argument(
-        "--format", choices=("mm", "torch_dist", "dcp"), default="mm", help="format of the written checkpoint"
-    )
-    parser.add_argument("--weights-only", action="store_true", help="resplit: drop the optimizer state")
-    parser.add_argument("--max-shard-mib", type=LARGE, default=4096, help="size of the written safetensors shards")
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing target")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    add("--hetero", action="store_true", help="write whole encoders into every stage's file")
+    add("--make-vocab-size-divisible-by", type=int, metavar="N", help="pad the vocabulary as training does")
+    add("--format", choices=("mm", "torch_dist", "dcp"), default="mm", help="format of the written checkpoint")
+    add("--weights-only", action="store_true", help="resplit: drop the optimizer state")
+    add("--max-shard-mib", type=LARGE, default=4096, help="size of the written safetensors shards")
+    add("--overwrite", action="store_true", help="replace an existing target")
+    add("--json", action="store_true", help="print the result as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:

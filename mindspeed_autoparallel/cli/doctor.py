@@ -26,14 +26,11 @@ _NO_SCRIPTS = (".json", ".py", ".toml", ".ini")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--script", type=Path, help="a shell launch script, or a YAML of MindSpeed-MM's native trainer; read, not run"
-    )
-    parser.add_argument("--peers", default="", help="other nodes, comma separated, whose clocks to compare through ssh")
-    parser.add_argument(
-        "--format", choices=("text", "json", "export"), default="text", help="export: lines to put into the script"
-    )
-    parser.add_argument("--json", action="store_true", help="the same as --format json")
+    add = parser.add_argument
+    add("--script", type=Path, help="a shell launch script, or a YAML of MindSpeed-MM's native trainer; read, not run")
+    add("--peers", default="", help="other nodes, comma separated, whose clocks to compare through ssh")
+    add("--format", choices=("text", "json", "export"), default="text", help="export: lines to put into the script")
+    add("--json", action="store_true", help="the same as --format json")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -9,9 +9,10 @@ import argparse
 import json
 from pathlib import Path
 
+from mindspeed_autoparallel.errors import ConfigError
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the command."""
     parser.add_argument("action", choices=("show", "export", "import"), help="show, export or import")
     parser.add_argument("base", type=Path, metavar="BASE.sqlite", help="knowledge base")
     parser.add_argument("file", type=Path, nargs="?", metavar="FILE.json", help="file to export to or import from")
@@ -20,7 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run one action; raises ``ConfigError`` for a missing file."""
-    from mindspeed_autoparallel.errors import ConfigError
     from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase
     from mindspeed_autoparallel.profiles.knowledge.base import export_knowledge, import_knowledge
 

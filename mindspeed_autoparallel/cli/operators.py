@@ -19,53 +19,40 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model", default="llama2-7b", metavar="NAME", help="A preset, e.g. llama2-70b, or hf:NAME_OR_CONFIG.json."
-    )
-    parser.add_argument("--devices", type=WholeNumber(most=2**16), default=8, metavar="N", help="Number of devices.")
-    parser.add_argument("--batch", type=LARGE, metavar="N", help="Samples over all devices (default: 16).")
-    parser.add_argument("--seq-length", type=LARGE, default=4096, metavar="TOKENS", help="Tokens per sample.")
-    parser.add_argument(
-        "--layers", type=WholeNumber(most=1_000), metavar="N", help="Shorten the model to this many layers."
-    )
-    parser.add_argument("--search-mode", help="recursive_programming (default), sharding_propagation or exact.")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--model", default="llama2-7b", metavar="NAME", help="A preset, e.g. llama2-70b, or hf:NAME_OR_CONFIG.json.")
+    add("--devices", type=WholeNumber(most=2**16), default=8, metavar="N", help="Number of devices.")
+    add("--batch", type=LARGE, metavar="N", help="Samples over all devices (default: 16).")
+    add("--seq-length", type=LARGE, default=4096, metavar="TOKENS", help="Tokens per sample.")
+    add("--layers", type=WholeNumber(most=1_000), metavar="N", help="Shorten the model to this many layers.")
+    add("--search-mode", help="recursive_programming (default), sharding_propagation or exact.")
+    add(
         "--mem-coeff",
         type=float,
         help="Cut matrix products by symbolic costs: below 1 favours data parallel, above 1 model parallel. Without it "
         "each halving takes the least modelled time.",
     )
-    parser.add_argument(
+    add(
         "--config", type=Path, metavar="YAML", help="use_parallel, parallel and parallel_config, or a MindFormers file."
     )
-    parser.add_argument("--pin", action="append", default=[], metavar="OP:AXIS=PARTS[,..]", help="Fix an operator.")
-    parser.add_argument("--auto-pipeline", action="store_true", help="Choose the number of pipeline stages.")
-    parser.add_argument("--stages", type=int, metavar="N", help="Pipeline stages without --auto-pipeline (default: 1).")
-    parser.add_argument(
-        "--servers", type=int, default=1, metavar="N", help="Nodes; bounds the stages of --auto-pipeline."
-    )
-    parser.add_argument(
-        "--micro-batch-num", type=LARGE, metavar="N", help="Microbatches; bounds the stages (default: 1)."
-    )
-    parser.add_argument("--memory-gib", type=float, metavar="GIB", help="Memory of one device (default: 64).")
-    parser.add_argument(
-        "--parameter-limit-gib", type=float, metavar="GIB", help="Limit for the weights of one device (mode exact)."
-    )
-    parser.add_argument("--untied", action="store_true", help="Allow repeated layers to differ (not with --mem-coeff).")
-    parser.add_argument(
+    add("--pin", action="append", default=[], metavar="OP:AXIS=PARTS[,..]", help="Fix an operator.")
+    add("--auto-pipeline", action="store_true", help="Choose the number of pipeline stages.")
+    add("--stages", type=int, metavar="N", help="Pipeline stages without --auto-pipeline (default: 1).")
+    add("--servers", type=int, default=1, metavar="N", help="Nodes; bounds the stages of --auto-pipeline.")
+    add("--micro-batch-num", type=LARGE, metavar="N", help="Microbatches; bounds the stages (default: 1).")
+    add("--memory-gib", type=float, metavar="GIB", help="Memory of one device (default: 64).")
+    add("--parameter-limit-gib", type=float, metavar="GIB", help="Limit for the weights of one device (mode exact).")
+    add("--untied", action="store_true", help="Allow repeated layers to differ (not with --mem-coeff).")
+    add(
         "--explain",
         metavar="OP",
         help="Print the costs of each cut of this operator, and the mem_coeff that selects it.",
     )
-    parser.add_argument("--moves", action="store_true", help="Print redistributions: tensors, placements, bytes, time.")
-    parser.add_argument(
-        "--constraints", action="store_true", help="Search again without each constraint; print its cost."
-    )
-    parser.add_argument("--page", type=Path, metavar="FILE", help="Write a picture of the plan.")
-    parser.add_argument(
-        "--megatron-flags", action="store_true", help="Print only the flags of the nearest Megatron run."
-    )
-    parser.add_argument("--json", action="store_true", help="Print the plan as JSON.")
+    add("--moves", action="store_true", help="Print redistributions: tensors, placements, bytes, time.")
+    add("--constraints", action="store_true", help="Search again without each constraint; print its cost.")
+    add("--page", type=Path, metavar="FILE", help="Write a picture of the plan.")
+    add("--megatron-flags", action="store_true", help="Print only the flags of the nearest Megatron run.")
+    add("--json", action="store_true", help="Print the plan as JSON.")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -31,62 +31,59 @@ MAX_LIMIT_MIB = 2**30
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     _profile_source.add_arguments(parser)
-    parser.add_argument("--nnodes", type=int, required=True, help="nodes to train on")
-    parser.add_argument("--nproc-per-node", type=int, required=True, help="devices per node")
-    parser.add_argument("--global-batch-size", type=int, help="samples per step (default with --fsdp2: the file's)")
-    parser.add_argument(
+    add("--nnodes", type=int, required=True, help="nodes to train on")
+    add("--nproc-per-node", type=int, required=True, help="devices per node")
+    add("--global-batch-size", type=int, help="samples per step (default with --fsdp2: the file's)")
+    add(
         "--fsdp2",
         type=Path,
         metavar="CONFIG",
         help="plan an FSDP2 trainer from its YAML (MindSpeed-MM, MindSpeed-LLM, VeOmni, NeMo Automodel, verl) or "
         "from the script that launches Megatron with --use-torch-fsdp2 or --use-megatron-fsdp",
     )
-    parser.add_argument("--memory-limit-mib", type=float, help="limit per device (default: the profile's capacity)")
+    add("--memory-limit-mib", type=float, help="limit per device (default: the profile's capacity)")
     _plan_answer.add_arguments(parser)
-    parser.add_argument("--top-k", type=int, default=3, help="alternatives to report (default 3)")
-    parser.add_argument("--seed", type=LARGE, default=0, help="seed of the solver")
-    parser.add_argument(
+    add("--top-k", type=int, default=3, help="alternatives to report (default 3)")
+    add("--seed", type=LARGE, default=0, help="seed of the solver")
+    add(
         "--overlap-grad-reduce",
         action=argparse.BooleanOptionalAction,
         default=None,
         help="overlap gradient reduction with the backward (default: on for computed profiles, off for measured ones)",
     )
-    parser.add_argument(
+    add(
         "--overlap-moe-expert-parallel-comm",
         action="store_true",
         help="also search Megatron's combined 1F1B, which hides expert exchanges behind another microbatch",
     )
-    parser.add_argument(
+    add(
         "--virtual-sizes",
         default="auto",
         help="chunks per rank to try within the time limit (default: 1,2,4, for a few seconds in large jobs)",
     )
-    parser.add_argument(
-        "--schedules", default="1f1b", help="without virtual stages: 1f1b, or 1f1b,gpipe for a host that has both"
-    )
-    parser.add_argument(
+    add("--schedules", default="1f1b", help="without virtual stages: 1f1b, or 1f1b,gpipe for a host that has both")
+    add(
         "--no-standalone-ends",
         action="store_true",
         help="plan no stage of the embedding or the output layer alone, which only hosts with "
         "--pipeline-model-parallel-layout train",
     )
-    parser.add_argument("--num-workers", type=int, default=0, help="processes (default: one per core); same plan")
-    parser.add_argument("--candidate", type=Path, help="output of `operators --json`: also plan its Megatron layout")
-    parser.add_argument(
+    add("--num-workers", type=int, default=0, help="processes (default: one per core); same plan")
+    add("--candidate", type=Path, help="output of `operators --json`: also plan its Megatron layout")
+    add(
         "--hetero-parallel",
         action="store_true",
         help="also search separate layouts for encoders, and compare with the best homogeneous plan",
     )
-    parser.add_argument(
-        "--hetero-balance", choices=("local", "global", "off"), default="local", help="balance of the training"
-    )
-    parser.add_argument("--mm-model", type=Path, help="model.json; hetero sizes are written to a copy next to it")
+    add("--hetero-balance", choices=("local", "global", "off"), default="local", help="balance of the training")
+    add("--mm-model", type=Path, help="model.json; hetero sizes are written to a copy next to it")
     _plan_data.add_arguments(parser)
-    parser.add_argument("--out", type=Path, help="directory for plan.json and the result file")
+    add("--out", type=Path, help="directory for plan.json and the result file")
     _script.add_argument(parser)
-    parser.add_argument("--why", action="store_true", help="print the verdict of every layout")
-    parser.add_argument("--json", action="store_true", help="print only JSON: the plan")
+    add("--why", action="store_true", help="print the verdict of every layout")
+    add("--json", action="store_true", help="print only JSON: the plan")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -22,18 +22,16 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the command."""
-    parser.add_argument("--request", type=Path, required=True, metavar="FILE", help="JSON file with the requests")
-    parser.add_argument(
-        "--device-file", type=Path, action="append", default=[], help="file that describes a device (repeatable)"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--request", type=Path, required=True, metavar="FILE", help="JSON file with the requests")
+    add("--device-file", type=Path, action="append", default=[], help="file that describes a device (repeatable)")
+    add(
         "--page",
         type=Path,
         metavar="FILE",
         help="write the answer's page to this file; several requests get one numbered page each",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON only")
+    add("--json", action="store_true", help="print JSON only")
 
 
 def _line(answer: Answer) -> str:

@@ -36,25 +36,19 @@ _ONE_PROCESS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the command."""
-    parser.add_argument(
-        "arguments", nargs="*", metavar="PLAN -- SCRIPT ARGUMENT", help="the command that starts the training"
-    )
-    parser.add_argument(
-        "--plan", type=Path, metavar="FILE", help="the plan to check (default: the script's own layout)"
-    )
-    parser.add_argument("--devices", type=int, metavar="N", help="devices of the training, if there is no plan")
-    parser.add_argument("--ranks", default="distinct", help="ranks to run: distinct, ends, or numbers such as 0,37")
-    parser.add_argument(
+    add = parser.add_argument
+    add("arguments", nargs="*", metavar="PLAN -- SCRIPT ARGUMENT", help="the command that starts the training")
+    add("--plan", type=Path, metavar="FILE", help="the plan to check (default: the script's own layout)")
+    add("--devices", type=int, metavar="N", help="devices of the training, if there is no plan")
+    add("--ranks", default="distinct", help="ranks to run: distinct, ends, or numbers such as 0,37")
+    add(
         "--memory-limit-mib",
         type=float,
         metavar="MIB",
         help="memory limit per device (default: the plan's, or this device's)",
     )
-    parser.add_argument(
-        "--out", type=Path, default=Path(), metavar="DIR", help="folder of preflight_result.json (default: .)"
-    )
-    parser.add_argument("--result", type=Path, metavar="FILE", help="preflight_result.json of a finished pre-flight")
+    add("--out", type=Path, default=Path(), metavar="DIR", help="folder of preflight_result.json (default: .)")
+    add("--result", type=Path, metavar="FILE", help="preflight_result.json of a finished pre-flight")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -28,33 +28,24 @@ _SCRIPT_FILE = "relaunch.sh"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--plan", type=Path, required=True, help="plan.json of the training")
-    parser.add_argument(
-        "--lost-node", type=int, action="append", default=[], metavar="N", help="lost node, from 0 (repeatable)"
-    )
-    parser.add_argument("--nnodes", type=int, help="present number of nodes, if the cluster grew or shrank")
-    parser.add_argument("--nproc-per-node", type=int, help="devices per node (default: the plan's)")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--plan", type=Path, required=True, help="plan.json of the training")
+    add("--lost-node", type=int, action="append", default=[], metavar="N", help="lost node, from 0 (repeatable)")
+    add("--nnodes", type=int, help="present number of nodes, if the cluster grew or shrank")
+    add("--nproc-per-node", type=int, help="devices per node (default: the plan's)")
+    add(
         "--profile",
         type=Path,
         help="profile to plan with (default: plan.profile.json next to the plan, else the plan's costs)",
     )
-    parser.add_argument(
-        "--checkpoint", type=Path, help="the training's --save folder; checks whether its newest step is complete"
-    )
-    parser.add_argument("--hf-dir", type=Path, help="Hugging Face folder for the resplit command of rank folders")
-    parser.add_argument(
-        "--remaining-hours", type=float, default=24.0, help="how long the new cluster is expected to last (default 24)"
-    )
-    parser.add_argument(
-        "--storage-gib-per-s", type=float, default=2.0, help="GiB/s that a node reads checkpoints with (default 2)"
-    )
-    parser.add_argument(
-        "--restart-s", type=float, default=60.0, help="seconds from start to first step without loading (default 60)"
-    )
-    parser.add_argument("--time-limit-s", type=float, default=30.0, help="then end a search with its best plan so far")
-    parser.add_argument("--out", type=Path, help="directory for plan.json, the result file and launch lines")
-    parser.add_argument("--json", action="store_true", help="print only JSON")
+    add("--checkpoint", type=Path, help="the training's --save folder; checks whether its newest step is complete")
+    add("--hf-dir", type=Path, help="Hugging Face folder for the resplit command of rank folders")
+    add("--remaining-hours", type=float, default=24.0, help="how long the new cluster is expected to last (default 24)")
+    add("--storage-gib-per-s", type=float, default=2.0, help="GiB/s that a node reads checkpoints with (default 2)")
+    add("--restart-s", type=float, default=60.0, help="seconds from start to first step without loading (default 60)")
+    add("--time-limit-s", type=float, default=30.0, help="then end a search with its best plan so far")
+    add("--out", type=Path, help="directory for plan.json, the result file and launch lines")
+    add("--json", action="store_true", help="print only JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -9,11 +9,11 @@ import argparse
 import json
 from pathlib import Path
 
+from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.predict.answers import GroupErrors
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the command."""
     parser.add_argument("data", type=Path, metavar="DATA.json", help="measured rows")
     parser.add_argument("--json", action="store_true", help="print JSON only")
 
@@ -45,7 +45,6 @@ def _lines(group: str, entry: GroupErrors) -> list[str]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print every figure by group, and the omitted rows."""
-    from mindspeed_autoparallel.errors import ConfigError
     from mindspeed_autoparallel.files import read_json
     from mindspeed_autoparallel.predict.scoreboard import scoreboard
 

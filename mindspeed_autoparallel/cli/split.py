@@ -25,37 +25,36 @@ MAX_PLANS = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--profile", type=Path, required=True, help="our profile or MindSpeed's model_profile.json")
-    parser.add_argument("--pipeline-size", type=int, required=True, help="stages")
-    parser.add_argument("--num-microbatches", type=LARGE, required=True, help="microbatches of one step")
-    parser.add_argument("--memory-limit-mib", type=float, required=True, help="per device")
+    add = parser.add_argument
+    add("--profile", type=Path, required=True, help="our profile or MindSpeed's model_profile.json")
+    add("--pipeline-size", type=int, required=True, help="stages")
+    add("--num-microbatches", type=LARGE, required=True, help="microbatches of one step")
+    add("--memory-limit-mib", type=float, required=True, help="per device")
     _profile_source.add_stages_link(parser)
-    parser.add_argument(
+    add(
         "--schedule",
         choices=("1f1b", "interleaved", "gpipe", "dualpipev"),
         default="1f1b",
         help="schedule; dualpipev is MindSpeed's, with an even split, compared with the best split of 1f1b",
     )
-    parser.add_argument("--virtual-pipeline-size", type=int, default=1, help="chunks per stage (interleaved)")
-    parser.add_argument(
+    add("--virtual-pipeline-size", type=int, default=1, help="chunks per stage (interleaved)")
+    add(
         "--microbatch-group-size",
         type=int,
         default=0,
         help="consecutive microbatches of one chunk (interleaved; default: searched)",
     )
-    parser.add_argument(
+    add(
         "--no-standalone-ends",
         action="store_true",
         help="plan no stage of the embedding or the output layer alone, which only hosts with "
         "--pipeline-model-parallel-layout train",
     )
-    parser.add_argument(
-        "--time-limit-s", type=float, default=60.0, help="then end with the best plan so far and its bound"
-    )
-    parser.add_argument("--top-k", type=int, default=1, help=f"number of best plans to report, up to {MAX_PLANS}")
-    parser.add_argument("--what-if", action="store_true", help="also report the gain from more memory or microbatches")
-    parser.add_argument("--seed", type=LARGE, default=0, help="seed of the integer solver")
-    parser.add_argument("--json", action="store_true", help="print only JSON")
+    add("--time-limit-s", type=float, default=60.0, help="then end with the best plan so far and its bound")
+    add("--top-k", type=int, default=1, help=f"number of best plans to report, up to {MAX_PLANS}")
+    add("--what-if", action="store_true", help="also report the gain from more memory or microbatches")
+    add("--seed", type=LARGE, default=0, help="seed of the integer solver")
+    add("--json", action="store_true", help="print only JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -68,7 +68,6 @@ def _flag(name: str) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the command."""
     parser.add_argument("--script", type=Path, metavar="FILE", help="trace the model that this training script builds")
     parser.add_argument("arguments", nargs="*", metavar="-- ARGUMENT", help="arguments of the script")
     for name in _SIZES:

@@ -17,7 +17,7 @@ from mindspeed_autoparallel.cli import _plan_answer, _script
 from mindspeed_autoparallel.cli._launch import release_of
 from mindspeed_autoparallel.cli._progress import progress_of
 from mindspeed_autoparallel.cost.analytic.fields import part
-from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.errors import ConfigError, PlanError
 from mindspeed_autoparallel.interrupts import Stopped, exit_code_of
 
 if TYPE_CHECKING:
@@ -29,34 +29,31 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the command."""
-    parser.add_argument("--request", type=Path, required=True, metavar="FILE", help="JSON file with one request")
-    parser.add_argument(
-        "--device-file", type=Path, action="append", default=[], help="file that describes a device (repeatable)"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--request", type=Path, required=True, metavar="FILE", help="JSON file with one request")
+    add("--device-file", type=Path, action="append", default=[], help="file that describes a device (repeatable)")
+    add(
         "--profile-source",
         choices=("analytic",),
         default="analytic",
         help="only analytic: this command measures nothing, unlike a script with --auto-tuning",
     )
-    parser.add_argument(
+    add(
         "--what-to-measure",
         action="store_true",
         help="print the figures that decide the choice, runs that would settle it, and the plan with the least regret",
     )
-    parser.add_argument(
+    add(
         "--time-limit-s",
         type=float,
         default=60.0,
         help="then end with the best plans so far and their gap (default: 60)",
     )
-    parser.add_argument(
-        "--num-workers", type=int, default=0, help="processes (default: one per core); the plans do not depend on it"
-    )
+    add("--num-workers", type=int, default=0, help="processes (default: one per core); the plans do not depend on it")
     _plan_answer.add_tokens(parser)
     _script.add_argument(parser)
-    parser.add_argument("--page", type=Path, metavar="FILE", help="write the page of the first plan to this file")
-    parser.add_argument("--json", action="store_true", help="print JSON only")
+    add("--page", type=Path, metavar="FILE", help="write the page of the first plan to this file")
+    add("--json", action="store_true", help="print JSON only")
 
 
 _COMPARED = 20
@@ -131,7 +128,6 @@ def _write_page(tuned: Tuned, path: Path) -> None:
 
 
 def _document(tuned: Tuned) -> Tuning:
-    """Return the answers as JSON."""
     first = tuned.plans[0].search
     return {
         "schema_version": 2,
@@ -153,7 +149,6 @@ def _document(tuned: Tuned) -> Tuning:
 def _choice(plan: Plan, request: Mapping[str, object], answer: Answer) -> Choice:
     """Return a plan with the answer of ``predict`` to its request; step and memory are the plan's."""
     from mindspeed_autoparallel.cli._launch import host_of, launch_flags, without_flags
-    from mindspeed_autoparallel.errors import PlanError
     from mindspeed_autoparallel.report.answer import answer_of
 
     notes = list(answer.get("notes", []))
@@ -251,7 +246,6 @@ def _undecided_lines(decision: DecisionAnswer) -> list[str]:
 
 
 def _decision_lines(decision: DecisionAnswer) -> list[str]:
-    """Return the decision as text."""
     worst = decision["worst_regret"]
     lines = _undecided_lines(decision)
     lines.append(

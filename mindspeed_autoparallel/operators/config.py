@@ -59,7 +59,7 @@ class OperatorConfig:
     def with_flags(self, auto_pipeline: bool, **given: Any) -> OperatorConfig:
         """Return the configuration with the values of the flags that are ``given``, not None.
 
-        Raises ``ConfigError`` for a ``mem_coeff`` that the mode does not read; in a file it may stand beside any mode.
+        Raises ``ConfigError`` for a ``mem_coeff`` that the mode does not read; a file may have it with any mode.
         """
         flags = {name: value for name, value in given.items() if value is not None}
         config = replace(self, auto_pipeline=auto_pipeline or self.auto_pipeline, **flags)
@@ -181,7 +181,7 @@ class SearchOptions:
     (``mem_coeff``) always cut them alike.
     ``parameter_limit_bytes`` (exact): limit of one device's weights; ``InfeasiblePlan`` if it cannot be met.
     ``memory_limit_bytes`` (exact): limit of one device's weights, gradients, optimizer states and outputs kept for
-    backward of one of ``num_microbatches``; a note of the plan reports a limit that cannot be met. ``mem_coeff``
+    backward of one of ``num_microbatches``. A note of the plan reports a limit that cannot be met. ``mem_coeff``
     (recursive_programming): products are cut by symbolic costs; without it every halving is solved to its least
     modelled time. ``most_row_parts`` (the same mode): the most parts that rows are cut into.
     """

@@ -50,7 +50,6 @@ class ConstraintCost:
         return None if self.without_us is None else self.with_us - self.without_us
 
     def as_json(self) -> dict[str, object]:
-        """Return it as plain data."""
         return {
             "constraint": self.name,
             "with_us": self.with_us,
@@ -61,7 +60,6 @@ class ConstraintCost:
         }
 
     def lines(self) -> list[str]:
-        """Return lines for the terminal."""
         if self.without_us is None or self.cost_us is None:
             return [f"constraint {self.name}: {self.note}"]
         share = self.cost_us / self.with_us if self.with_us else 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.operators.config import SearchOptions
@@ -13,7 +13,7 @@ from mindspeed_autoparallel.operators.graph.node import Graph
 from mindspeed_autoparallel.operators.lowering.megatron import derive_megatron
 from mindspeed_autoparallel.operators.plan import Bound, OperatorPlan
 from mindspeed_autoparallel.operators.search.exact import Limits, solve_exact
-from mindspeed_autoparallel.operators.search.pricing import Machine, plan_resident_bytes
+from mindspeed_autoparallel.operators.search.pricing import plan_resident_bytes
 from mindspeed_autoparallel.operators.search.problem import CutProblem, build_problem, cut_by_cut
 from mindspeed_autoparallel.operators.search.prove import prove
 from mindspeed_autoparallel.operators.search.state import Decisions
@@ -73,14 +73,9 @@ class ExactSearch:
     def _search(self, limits: Limits, *, with_proof: bool = True) -> tuple[Decisions, Bound | None]:
         tied = self.asked.tied is not False
         small = len(self.graph.nodes) <= _MOST_UNTIED
-        decisions = self._cut_by_cut(limits, tied)
-        machine, number = self.asked.machine, self.asked.num_microbatches
-        decisions = improve_from_uniform(
-            decisions, machine, self.fixed, tied=tied, limits=limits, num_microbatches=number
-        )
+        decisions = self._improved_from_uniform(self._cut_by_cut(limits, tied), limits, tied)
         if tied and self.asked.tied is None and small:
-            decisions = improve(decisions, machine, self.fixed, tied=False, limits=limits, num_microbatches=number)
-            tied = False
+            decisions, tied = self._improved(decisions, limits, tied=False), False
         if not with_proof or limits.parameter_bytes is not None:
             return decisions, None
         return self._proved(decisions, tied)
@@ -94,6 +89,49 @@ class ExactSearch:
         return cut_by_cut(
             self.graph, self.mesh, self.fixed, self.asked.machine, pick, tied=tied, num_microbatches=number
         )
+
+    def _improved_from_uniform(self, decisions: Decisions, limits: Limits, tied: bool) -> Decisions:
+        """Improve ``decisions`` cut by cut, and restart from the uniform plan derived from them while that is cheaper.
+
+        A uniform plan that breaks a pin or a limit is not used as a start.
+        """
+        while True:
+            decisions = self._improved(decisions, limits, tied)
+            try:
+                derived = derive_megatron(OperatorPlan(decisions, "exact", (), 0.0), machine=self.asked.machine)
+            except InfeasiblePlan:
+                return decisions
+            uniform, cost = derived.uniform.decisions, derived.uniform_cost
+            kept = all(
+                uniform.choices[name][dim] == axis for dim, pins in enumerate(self.fixed) for name, axis in pins.items()
+            )
+            fits = limits.allow(uniform, self.asked.num_microbatches)
+            if not (kept and fits and derived.extra_us < -LEAST_GAIN * cost.total_us):
+                return decisions
+            decisions = uniform
+
+    def _improved(self, decisions: Decisions, limits: Limits, tied: bool) -> Decisions:
+        """Solve one cut at a time, with the others fixed, until none improves or the limit of rounds is reached."""
+        unchanged = 0
+        for turn in range(_MOST_ROUNDS * len(self.mesh)):
+            dim = turn % len(self.mesh)
+            others, parts = decisions.without(dim), self.mesh[dim]
+            number = self.asked.num_microbatches
+            problem = build_problem(
+                others, parts, self.asked.machine, self.fixed[dim], tied=tied, at=dim, num_microbatches=number
+            )
+            chosen = {name: made[dim] for name, made in decisions.choices.items()}
+            before = problem.picks(chosen)
+            # Operators that this problem ties may differ in the current plan, which then has no picks to compare with.
+            if problem.spread(before) == chosen:
+                after = solve_exact(problem, limits)
+                if problem.total_us(after) < problem.total_us(before) * (1 - LEAST_GAIN):
+                    decisions, unchanged = others.insert(dim, parts, problem.spread(after)), 0
+                    continue
+            unchanged += 1
+            if unchanged == len(self.mesh):
+                break
+        return decisions
 
     def _cost(self, decisions: Decisions) -> float:
         return plan_cost(OperatorPlan(decisions, "exact", (), 0.0), self.asked.machine).total_us
@@ -123,8 +161,7 @@ class ExactSearch:
                 starts.append(self._on_coarser(groups, tied))
         if not starts:
             return []
-        best, machine = min(starts, key=self._cost), self.asked.machine
-        return [improve(best, machine, self.fixed, tied=tied, num_microbatches=self.asked.num_microbatches)]
+        return [self._improved(min(starts, key=self._cost), Limits(), tied)]
 
     def _on_coarser(self, groups: list[slice], tied: bool) -> Decisions:
         """Solve the mesh in which each of ``groups`` is one dim; every dim of a group then makes the same cut."""
@@ -143,60 +180,3 @@ class ExactSearch:
 
 def _gib(bytes_: float) -> str:
     return f"{bytes_ / 2**30:.1f} GiB"
-
-
-def improve_from_uniform(
-    decisions: Decisions,
-    machine: Machine,
-    pins: Sequence[Mapping[str, int]],
-    *,
-    tied: bool,
-    limits: Limits | None = None,
-    num_microbatches: int = 1,
-) -> Decisions:
-    """Improve ``decisions`` cut by cut, and restart from the uniform plan derived from them while that is cheaper.
-
-    A uniform plan that breaks a pin or a limit is not used as a start.
-    """
-    limits = limits or Limits()
-    while True:
-        decisions = improve(decisions, machine, pins, tied=tied, limits=limits, num_microbatches=num_microbatches)
-        try:
-            derived = derive_megatron(OperatorPlan(decisions, "exact", (), 0.0), machine=machine)
-        except InfeasiblePlan:
-            return decisions
-        uniform, cost = derived.uniform.decisions, derived.uniform_cost
-        kept = all(uniform.choices[name][dim] == axis for dim, fixed in enumerate(pins) for name, axis in fixed.items())
-        fits = limits.allow(uniform, num_microbatches)
-        if not (kept and fits and derived.extra_us < -LEAST_GAIN * cost.total_us):
-            return decisions
-        decisions = uniform
-
-
-def improve(
-    decisions: Decisions,
-    machine: Machine,
-    pins: Sequence[Mapping[str, int]],
-    *,
-    tied: bool,
-    limits: Limits | None = None,
-    num_microbatches: int = 1,
-) -> Decisions:
-    """Solve one cut at a time, with the others fixed, until none improves or the limit of rounds is reached."""
-    unchanged = 0
-    for turn in range(_MOST_ROUNDS * len(decisions.mesh)):
-        dim = turn % len(decisions.mesh)
-        others, parts = decisions.without(dim), decisions.mesh[dim]
-        problem = build_problem(others, parts, machine, pins[dim], tied=tied, at=dim, num_microbatches=num_microbatches)
-        chosen = {name: made[dim] for name, made in decisions.choices.items()}
-        before = problem.picks(chosen)
-        # Operators that this problem ties may differ in the current plan, which then has no picks to compare with.
-        if problem.spread(before) == chosen:
-            after = solve_exact(problem, limits)
-            if problem.total_us(after) < problem.total_us(before) * (1 - LEAST_GAIN):
-                decisions, unchanged = others.insert(dim, parts, problem.spread(after)), 0
-                continue
-        unchanged += 1
-        if unchanged == len(decisions.mesh):
-            break
-    return decisions

@@ -66,7 +66,7 @@ def placement_text(placements: Sequence[int]) -> str:
     return " ".join(names.get(p, f"S({p})") for p in placements) or "R"
 
 
-def list_moves(plan: OperatorPlan, machine: Machine | None = None) -> list[Move]:
+def list_moves(plan: OperatorPlan) -> list[Move]:
     """List the redistributions of ``plan`` that send anything, most expensive first; equal ones of repeated layers are
     merged.
 
@@ -74,7 +74,7 @@ def list_moves(plan: OperatorPlan, machine: Machine | None = None) -> list[Move]
     """
     alike: dict[object, Move] = {}
     nodes = plan.decisions.graph.nodes
-    for move in _each(plan, machine or Machine()):
+    for move in _each(plan):
         roles = tuple(nodes[name].role or name for name in (move.tensor, *move.readers))
         key = (roles, move.shape, move.source, move.target, move.gradient, move.forward_bytes, move.backward_bytes)
         held = alike.get(key)
@@ -82,9 +82,9 @@ def list_moves(plan: OperatorPlan, machine: Machine | None = None) -> list[Move]
     return sorted(alike.values(), key=lambda move: -move.total_us)
 
 
-def _each(plan: OperatorPlan, machine: Machine) -> Iterator[Move]:
+def _each(plan: OperatorPlan) -> Iterator[Move]:
     made, sent = plan.decisions, plan.edge_bytes()
-    mesh, rate = made.mesh, machine.link_bytes_per_us
+    mesh, rate = made.mesh, Machine().link_bytes_per_us
     for name, readers in made.graph.consumers().items():
         shared: dict[tuple[Placements, Placements | None], list[tuple[str, int]]] = {}
         for reader, slot in readers:

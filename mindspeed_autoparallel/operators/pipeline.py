@@ -13,12 +13,14 @@ from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.operators.config import SearchOptions
-from mindspeed_autoparallel.operators.graph.node import Graph
+from mindspeed_autoparallel.operators.graph.node import NO_CUT, Graph
 from mindspeed_autoparallel.operators.plan import OperatorPlan
 from mindspeed_autoparallel.operators.search.pricing import plan_resident_bytes
+from mindspeed_autoparallel.operators.search.recursive import carried_axes
 from mindspeed_autoparallel.operators.search.state import Decisions, device_factors
 from mindspeed_autoparallel.operators.strategies import search_graph
 from mindspeed_autoparallel.spec.legality import too_many_stages
+from mindspeed_autoparallel.units import counted
 
 _LOG = logging.getLogger(__name__)
 
@@ -84,13 +86,9 @@ def _least(needs: list[tuple[float, float, int]], stages: int, given: Pipeline) 
     needed, kept, _ = min(need for need in needs if need[2] == stages)
     in_flight = min(stages, given.micro_batch_num)
     return (
-        f"{needed / 2**30:.1f} GiB per device with {_stages(stages)} ({kept / 2**30:.1f} of them are outputs of "
-        f"{in_flight} of {given.micro_batch_num} microbatches, kept for backward)"
+        f"{needed / 2**30:.1f} GiB per device with {counted(stages, 'pipeline stage')} ({kept / 2**30:.1f} of them are "
+        f"outputs of {in_flight} of {given.micro_batch_num} microbatches, kept for backward)"
     )
-
-
-def _stages(number: int) -> str:
-    return f"{number} pipeline stage" + ("s" if number != 1 else "")
 
 
 def search_pipelined(
@@ -174,7 +172,8 @@ def _suggestion(graph: Graph, devices: int, given: Pipeline, searches: _Searches
         )
     except InfeasiblePlan as error:
         return f"auto_pipeline has no suggestion: {error}"
-    return f"auto_pipeline suggests {_stages(found)}; configured: {_stages(given.stages)}."
+    suggested, configured = (counted(number, "pipeline stage") for number in (found, given.stages))
+    return f"auto_pipeline suggests {suggested}; configured: {configured}."
 
 
 def data_parallel(graph: Graph, devices: int) -> OperatorPlan:
@@ -182,9 +181,6 @@ def data_parallel(graph: Graph, devices: int) -> OperatorPlan:
 
     Raises ``ConfigError`` if the devices do not divide the batch of an operator.
     """
-    from mindspeed_autoparallel.operators.graph.node import NO_CUT
-    from mindspeed_autoparallel.operators.search.recursive import carried_axes
-
     axes = carried_axes(graph)
     decisions = Decisions(graph, (), dict.fromkeys(graph.nodes, ()))
     for parts in device_factors(devices):

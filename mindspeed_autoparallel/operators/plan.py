@@ -42,7 +42,6 @@ class Bound:
         }
 
     def line(self) -> str:
-        """Return the proof as one line."""
         if self.gap <= 1e-9:
             return f"optimal by the cost model over {self.scope} ({self.method})"
         return f"at most {self.gap:.1%} above the optimum over {self.scope} ({self.method})"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.operators.graph.node import Graph
+from mindspeed_autoparallel.operators.graph.node import Graph, Node
 from mindspeed_autoparallel.operators.rules.products import (
     attention,
     combine,
@@ -99,6 +100,10 @@ class _DecoderGraph:
         frozen = self.shape.lora_rank > 0 and not adapter
         return self.graph.add(source(name, dims, parameter=True, frozen=frozen, role=role))
 
+    def put(self, prefix: str, part: str, make: Callable[..., Node], *given: object) -> str:
+        """Add what ``make`` returns as ``part`` of a layer, which is also its role; return its name."""
+        return self.graph.add(make(prefix + part, *given, role=part))
+
     def layer(self, prefix: str, stream: str) -> str:
         shape = self.shape
         wide, narrow = shape.query_size, shape.kv_size
@@ -106,25 +111,15 @@ class _DecoderGraph:
         q = self.adapted(prefix, "q", given, wide, shape.hidden)
         k = self.adapted(prefix, "k", given, narrow, shape.hidden)
         v = self.adapted(prefix, "v", given, narrow, shape.hidden)
-        mixed = self.graph.add(
-            attention(
-                f"{prefix}attention",
-                (q, k, v),
-                batch=self.batch,
-                sequence=self.sequence,
-                heads=shape.heads,
-                kv_heads=shape.kv_heads,
-                head=self.head,
-                role="attention",
-            )
-        )
+        sizes = (self.batch, self.sequence, shape.heads, shape.kv_heads, self.head)
+        mixed = self.put(prefix, "attention", attention, (q, k, v), *sizes)
         stream = self.added(prefix, "attention_add", stream, self.adapted(prefix, "o", mixed, shape.hidden, wide))
         given = self.normed(prefix, "mlp_norm", stream)
         return self.added(prefix, "mlp_add", stream, (self.experts if shape.num_experts else self.mlp)(prefix, given))
 
     def linear(self, prefix: str, part: str, given: str, columns: int, inner: int, adapter: bool = False) -> str:
         weight = self.weight(f"{prefix}{part}.weight", (inner, columns), f"{part}.weight", adapter)
-        return self.graph.add(matrix_product(prefix + part, (given, weight), self.rows, columns, inner, role=part))
+        return self.put(prefix, part, matrix_product, (given, weight), self.rows, columns, inner)
 
     def adapted(self, prefix: str, part: str, given: str, columns: int, inner: int) -> str:
         """Add a projection, plus the product of two thin ones if adapters are trained; return the result's name."""
@@ -134,22 +129,20 @@ class _DecoderGraph:
             return made
         thin = self.linear(prefix, f"{part}.lora_a", given, rank, inner, adapter=True)
         other = self.linear(prefix, f"{part}.lora_b", thin, columns, rank, adapter=True)
-        return self.graph.add(
-            pointwise(f"{prefix}{part}.lora_add", (made, other), (self.rows, columns), role=f"{part}.lora_add")
-        )
+        return self.put(prefix, f"{part}.lora_add", pointwise, (made, other), (self.rows, columns))
 
     def normed(self, prefix: str, part: str, given: str) -> str:
         weight = self.weight(f"{prefix}{part}.weight", (self.shape.hidden,), f"{part}.weight")
-        return self.graph.add(norm(prefix + part, (given, weight), self.rows, self.shape.hidden, role=part))
+        return self.put(prefix, part, norm, (given, weight), self.rows, self.shape.hidden)
 
     def added(self, prefix: str, part: str, first: str, second: str) -> str:
-        return self.graph.add(pointwise(prefix + part, (first, second), (self.rows, self.shape.hidden), role=part))
+        return self.put(prefix, part, pointwise, (first, second), (self.rows, self.shape.hidden))
 
     def mlp(self, prefix: str, given: str) -> str:
         shape = self.shape
         up = self.linear(prefix, "up", given, shape.ffn, shape.hidden)
         inputs = (self.linear(prefix, "gate", given, shape.ffn, shape.hidden), up) if shape.gated else (up,)
-        active = self.graph.add(pointwise(f"{prefix}activation", inputs, (self.rows, shape.ffn), role="activation"))
+        active = self.put(prefix, "activation", pointwise, inputs, (self.rows, shape.ffn))
         return self.linear(prefix, "down", active, shape.hidden, shape.ffn)
 
     def experts(self, prefix: str, given: str) -> str:
@@ -158,20 +151,20 @@ class _DecoderGraph:
         slots = max(1, rows * shape.topk // number)
         scores = self.weight(f"{prefix}router.weight", (shape.hidden, number), "router.weight")
         sizes = (rows, shape.hidden, number)
-        routed = self.graph.add(router(f"{prefix}router", (given, scores), *sizes, role="router"))
-        sent = self.graph.add(dispatch(f"{prefix}dispatch", (given, routed), *sizes, slots, role="dispatch"))
+        routed = self.put(prefix, "router", router, (given, scores), *sizes)
+        sent = self.put(prefix, "dispatch", dispatch, (given, routed), *sizes, slots)
 
         def product(part: str, source_name: str, columns: int, inner: int) -> str:
             weight = self.weight(f"{prefix}experts.{part}.weight", (number, inner, columns), f"experts.{part}.weight")
-            name, role = f"{prefix}experts.{part}", f"experts.{part}"
-            return self.graph.add(expert_product(name, (source_name, weight), number, slots, columns, inner, role=role))
+            given = (source_name, weight)
+            return self.put(prefix, f"experts.{part}", expert_product, given, number, slots, columns, inner)
 
         up = product("up", sent, shape.ffn, shape.hidden)
         inputs = (product("gate", sent, shape.ffn, shape.hidden), up) if shape.gated else (up,)
         dims = (number, slots, shape.ffn)
-        active = self.graph.add(pointwise(f"{prefix}experts.activation", inputs, dims, role="experts.activation"))
+        active = self.put(prefix, "experts.activation", pointwise, inputs, dims)
         down = product("down", active, shape.hidden, shape.ffn)
-        return self.graph.add(combine(f"{prefix}combine", (down, routed), *sizes, slots, role="combine"))
+        return self.put(prefix, "combine", combine, (down, routed), *sizes, slots)
 
 
 def _with_gradients(graph: Graph) -> Graph:

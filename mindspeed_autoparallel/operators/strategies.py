@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from mindspeed_autoparallel.operators.config import SearchOptions
 from mindspeed_autoparallel.operators.graph.node import NO_CUT, Graph
 from mindspeed_autoparallel.operators.plan import Bound, OperatorPlan
+from mindspeed_autoparallel.operators.search.fill import fill_rest
 from mindspeed_autoparallel.operators.search.pins import pinned_choices
 from mindspeed_autoparallel.operators.search.problem import cut_by_cut
-from mindspeed_autoparallel.operators.search.recursive import ExplainedCut, cut_all_products, solve_recursive
+from mindspeed_autoparallel.operators.search.recursive import ExplainedCut, cut_all_products
 from mindspeed_autoparallel.operators.search.state import device_factors
 
 
@@ -48,12 +50,12 @@ def search_graph(graph: Graph, devices: int, **options: Any) -> OperatorPlan:
         )
     elif mode == "recursive_programming" and asked.mem_coeff is not None:
         by_weight, most = devices > 32 and asked.num_microbatches < 8, asked.most_row_parts
-        decisions, explained = solve_recursive(
-            graph, mesh, asked.mem_coeff, fixed, by_weight=by_weight, most_row_parts=most
-        )
+        cut = partial(cut_all_products, graph, fixed, by_weight=by_weight, most_row_parts=most)
+        decisions, explained, decided = cut(asked.mem_coeff)
+        decisions = fill_rest(decisions, decided)
 
         def repeat(mem_coeff: float) -> list[ExplainedCut]:
-            return cut_all_products(graph, mem_coeff, fixed, by_weight=by_weight, most_row_parts=most)[1]
+            return cut(mem_coeff)[1]
     elif mode == "sharding_propagation":
         from mindspeed_autoparallel.operators.search.propagation import propagate, shared_parameter_conflicts
 

@@ -58,12 +58,10 @@ class Answer:
 
     @property
     def num_devices(self) -> int:
-        """Return the number of devices of the cluster."""
         return self.num_nodes * self.devices_per_node
 
 
 def answer_of(plan: Plan) -> Answer:
-    """Return the figures of ``plan``."""
     cluster, model, step_us = plan.cluster, plan.model, plan.step.total_us
     fullest = max(plan.memory, key=lambda rank: rank.peak_bytes / max(1, rank.limit_bytes))
     plain = next((base for base in plan.baselines if base.layout is not None), None)

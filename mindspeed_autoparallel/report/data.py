@@ -7,22 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mindspeed_autoparallel.errors import AutoParallelError
+from mindspeed_autoparallel.report import search_data
 from mindspeed_autoparallel.report.answer import Answer, answer_of
 from mindspeed_autoparallel.report.encoders import Encoders, StepPart, encoder_phases, encoders, rival
 from mindspeed_autoparallel.report.encoders import step_parts as encoder_parts
 from mindspeed_autoparallel.report.headline import Headline, headline
 from mindspeed_autoparallel.report.replay import replay
-from mindspeed_autoparallel.report.search_data import (
-    AlternativeRow,
-    BaselineRow,
-    VerdictGroup,
-    alternatives,
-    baselines,
-    group_sizes,
-    relaxations,
-    verdicts,
-    virtual_comparison,
-)
 from mindspeed_autoparallel.report.stages import StageRow, rank_label, stages
 from mindspeed_autoparallel.schedule import SimulatedStep
 from mindspeed_autoparallel.spec.plan import Plan, Relaxation
@@ -168,11 +158,11 @@ class Report:
     step_parts: tuple[StepPart, ...]
     """The nonzero parts of the step."""
     timeline: Timeline
-    baselines: tuple[BaselineRow, ...]
+    baselines: tuple[search_data.BaselineRow, ...]
     """The plan itself first, then the rules of thumb."""
-    alternatives: tuple[AlternativeRow, ...]
+    alternatives: tuple[search_data.AlternativeRow, ...]
     """Fastest first."""
-    verdicts: tuple[VerdictGroup, ...]
+    verdicts: tuple[search_data.VerdictGroup, ...]
     limits: tuple[str, ...]
     relaxations: tuple[Relaxation, ...]
     """Most helpful first."""
@@ -194,11 +184,14 @@ def report_data(plan: Plan) -> Report:
         memory=memory(plan),
         step_parts=step_parts(plan),
         timeline=timeline(plan),
-        baselines=baselines(plan),
-        alternatives=alternatives(plan),
-        verdicts=verdicts(plan),
-        limits=(*filter(None, [virtual_comparison(plan), group_sizes(plan)]), *plan.search.limits),
-        relaxations=relaxations(plan),
+        baselines=search_data.baselines(plan),
+        alternatives=search_data.alternatives(plan),
+        verdicts=search_data.verdicts(plan),
+        limits=(
+            *filter(None, [search_data.virtual_comparison(plan), search_data.group_sizes(plan)]),
+            *plan.search.limits,
+        ),
+        relaxations=search_data.relaxations(plan),
         encoders=encoders(plan),
         data=plan.data,
         rival=rival(plan),

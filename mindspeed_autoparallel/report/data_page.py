@@ -5,21 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations
 
+from mindspeed_autoparallel.data import statistics
 from mindspeed_autoparallel.data.distribution import Distribution
-from mindspeed_autoparallel.data.statistics import (
-    QUANTILES,
-    Figure,
-    Histogram,
-    JointHistogram,
-    Summary,
-    histogram,
-    joint,
-    padding_share,
-    summarize,
-    unseen_share,
-)
+from mindspeed_autoparallel.data.statistics import QUANTILES, Figure, Histogram, JointHistogram, Summary, padding_share
 from mindspeed_autoparallel.report.document import document
-from mindspeed_autoparallel.report.markup import draw_tiles, element, percent, table, text
+from mindspeed_autoparallel.report.markup import draw_tiles, element, percent, table, text, text_table, titled
 
 _WIDTH, _HEIGHT, _FOOT = 640, 180, 18
 _LEFT, _TOP = 56, 22
@@ -29,21 +19,19 @@ _CELL = 22
 
 def render_data_page(data: Distribution) -> str:
     """Return a self-contained page: no network, every name escaped."""
-    rows = summarize(data)
+    rows = statistics.summarize(data)
     sections = [("sizes", "Sizes of samples", _sizes(rows, data))]
     sections += [(row.name, row.name.capitalize(), _column(row, data)) for row in rows]
     varying = [row.name for row in rows if len(data.column(row.name)[0]) > 1 and row.name not in ("images", "clips")]
-    drawn = "".join(_joint(joint(data, pair)) for pair in combinations(varying, 2))
+    drawn = "".join(_joint(statistics.joint(data, pair)) for pair in combinations(varying, 2))
     if drawn:
         sections.append(("joint", "Together", drawn))
     sections.append(("padding", "Padding", _padding(data)))
-    links = "".join(element("a", text(title), href=f"#{name}") for name, title, _ in sections)
     title = f"Data · {', '.join(name.rsplit('/', 1)[-1] for name in data.source.files)}"
     body = (
         element("header", element("div", element("h1", text(title)) + _headline(data)))
         + _tiles(rows, data)
-        + element("nav", links, aria_label="Sections")
-        + "".join(element("section", element("h2", text(name)) + inner, id=key) for key, name, inner in sections)
+        + titled(sections)
         + element("footer", text(f"sha256 of the records: {data.source.sha256}"))
     )
     return document(title, body, styles=("data.css",))
@@ -76,7 +64,7 @@ def _sizes(rows: Sequence[Summary], data: Distribution) -> str:
     drawn = table(header, cells, numeric=range(1, len(header)))
     if data.source.is_whole:
         return drawn
-    unseen = unseen_share(data.source.num_read, data.source.num_records)
+    unseen = statistics.unseen_share(data.source.num_read, data.source.num_records)
     note = f"Intervals hold at 95 %. Up to {percent(unseen, 3)} of the records may be larger than the largest one read."
     return drawn + element("p", text(note), class_="sub")
 
@@ -88,7 +76,7 @@ def _figure(figure: Figure) -> str:
 
 
 def _column(row: Summary, data: Distribution) -> str:
-    drawn = _bars(histogram(*data.column(row.name)), row.name)
+    drawn = _bars(statistics.histogram(*data.column(row.name)), row.name)
     marks = ", ".join(f"P{round(100 * q)} {f.value:.0f}" for q, f in zip(QUANTILES, row.quantiles, strict=True))
     return drawn + element("p", text(f"Mean {row.mean.value:.1f}, {marks}, largest {row.largest}."), class_="sub")
 
@@ -153,6 +141,6 @@ def _joint(found: JointHistogram) -> str:
 
 def _padding(data: Distribution) -> str:
     values, counts = data.column("tokens")
-    rows = [[text(group), text(percent(padding_share(values, counts, group)))] for group in (1, 2, 4, 8, 16)]
+    rows = [(group, percent(padding_share(values, counts, group))) for group in (1, 2, 4, 8, 16)]
     note = "Share of padding among the tokens if randomly drawn samples are padded to the longest of them."
-    return element("p", text(note), class_="sub") + table(("samples of a microbatch", "padding"), rows, numeric=(0, 1))
+    return element("p", text(note), class_="sub") + text_table(("samples of a microbatch", "padding"), rows, (0, 1))

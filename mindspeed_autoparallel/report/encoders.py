@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mindspeed_autoparallel.report.markup import element, table, text
+from mindspeed_autoparallel.report.markup import element, text, text_table
 from mindspeed_autoparallel.spec.hetero import HeteroBest, HeteroRecord
 from mindspeed_autoparallel.spec.plan import Plan
-from mindspeed_autoparallel.units import format_bytes, format_us
+from mindspeed_autoparallel.units import counted, format_bytes, format_us
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def gain_parts(homogeneous_us: float, hetero: HeteroRecord | HeteroBest, hetero_
 
 
 def rival(plan: Plan) -> str:
-    """Return text on the best hetero plan's lag behind this homogeneous one; empty if none was searched."""
+    """Return text that compares the best hetero plan with this homogeneous one; empty if none was searched."""
     other = plan.hetero_rival
     if other is None:
         return ""
@@ -190,43 +190,21 @@ def comparison(values: Encoders) -> str:
 
 
 def section(values: Encoders) -> str:
-    """Return the page's section."""
     rows = [
         [
-            text(row.module),
-            text(row.layout),
-            text(row.num_layers),
-            text(f"{row.num_macro_batches} of up to {row.samples}"),
-            text(format_us(row.forward_us)),
-            text(format_us(row.backward_us)),
-            text(format_us(row.exchange_us)),
-            text(format_us(row.tail_us)),
-            text(format_bytes(row.moved_bytes)),
-            text(format_bytes(row.held_bytes)),
+            *(row.module, row.layout, row.num_layers, f"{row.num_macro_batches} of up to {row.samples}"),
+            *map(format_us, (row.forward_us, row.backward_us, row.exchange_us, row.tail_us)),
+            *map(format_bytes, (row.moved_bytes, row.held_bytes)),
         ]
         for row in values.rows
     ]
-    header = [
-        "encoder",
-        "layout",
-        "layers",
-        "batches of samples",
-        "forward",
-        "backward",
-        "redistribution",
-        "gradients, optimizer",
-        "moved",
-        "held",
-    ]
+    header = ["encoder", "layout", "layers", "batches of samples", "forward", "backward", "redistribution"]
+    header += ["gradients, optimizer", "moved", "held"]
     about = (
         f"Encoders run before and after the backbone's pipeline, on all ranks (memory mode {values.memory}, balance "
         f"{values.balance}). This plan is {comparison(values)}"
     )
-    return element("h2", "Encoders") + element("p", text(about), class_="sub") + table(header, rows, range(2, 10))
-
-
-def _counted(number: int, one: str, several: str) -> str:
-    return f"{number} {one if number == 1 else several}"
+    return element("h2", "Encoders") + element("p", text(about), class_="sub") + text_table(header, rows, range(2, 10))
 
 
 def lines(plan: Plan) -> list[str]:
@@ -236,8 +214,8 @@ def lines(plan: Plan) -> list[str]:
         return [rival(plan)] if plan.hetero_rival is not None else []
     found = [
         f"{row.module} {row.layout} outside the pipeline: "
-        f"{_counted(row.num_macro_batches, 'batch', 'batches')} of up to "
-        f"{_counted(row.samples, 'sample', 'samples')}, {format_us(row.total_us)} of the step, "
+        f"{counted(row.num_macro_batches, 'batch')} of up to "
+        f"{counted(row.samples, 'sample')}, {format_us(row.total_us)} of the step, "
         f"holds {format_bytes(row.held_bytes)}"
         for row in values.rows
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mindspeed_autoparallel.report.markup import percent
+from mindspeed_autoparallel.spec.hetero import HeteroBest, HomogeneousBest
 from mindspeed_autoparallel.spec.plan import EDITED, Plan, ProfileRecord
 from mindspeed_autoparallel.units import format_us
 
@@ -70,7 +71,7 @@ def headline(plan: Plan) -> Headline:
         bubble_fraction=plan.step.bubble_fraction,
         pass_overhead_us=pass_overhead_us(plan),
         searched=search.status != EDITED,
-        proved=search.status == "optimal" and not _loses(plan),
+        proved=search.status == "optimal" and _faster_rival(plan) is None,
         proof=proof(plan),
         lower_bound_us=search.lower_bound_us,
         gap_fraction=search.gap_fraction,
@@ -103,7 +104,7 @@ def proof(plan: Plan) -> str:
         why = "without computed costs" if plan.profile.source == "analytic" else "not measured"
         limits.append(f"{_count(unmeasured, 'configuration')} {why} and left out")
     of_what = "".join(f"; {limit}" for limit in limits)
-    if search.status == "optimal" and _loses(plan):
+    if search.status == "optimal" and _faster_rival(plan):
         return f"best of its kind, proved in {search.seconds:.1f} s{of_what}; one of the other kind is faster"
     if search.status == "optimal":
         return f"proved optimal in {search.seconds:.1f} s{of_what}"
@@ -116,10 +117,11 @@ def gap_percent(fraction: float) -> str:
     return f"{fraction * 100:.2g} %" if 1e-6 < fraction < 0.001 else percent(fraction)
 
 
-def _loses(plan: Plan) -> bool:
-    """Return whether the plan is a hetero plan that a homogeneous one beats, or vice versa."""
+def _faster_rival(plan: Plan) -> HomogeneousBest | HeteroBest | None:
+    """Return the homogeneous plan that beats this hetero one, or vice versa; ``None`` if it is slower or there is
+    none."""
     other = plan.hetero.homogeneous if plan.hetero is not None else plan.hetero_rival
-    return other is not None and other.step_us < plan.step.total_us
+    return other if other is not None and other.step_us < plan.step.total_us else None
 
 
 def warnings(plan: Plan) -> list[str]:
@@ -134,12 +136,9 @@ def warnings(plan: Plan) -> list[str]:
         found.append("The profile was imported from another tool: its measurements cannot be checked here.")
     if plan.profile.notes:
         found.append(f"{_count(len(plan.profile.notes), 'cost')} interpolated or assumed: see the profile's notes.")
-    other_kind = plan.hetero.homogeneous if plan.hetero is not None else plan.hetero_rival
-    if other_kind is not None and other_kind.step_us < plan.step.total_us:
+    if rival := _faster_rival(plan):
         name = "homogeneous" if plan.hetero is not None else "hetero"
-        found.append(
-            f"The best {name} plan is faster: {other_kind.layout.label()} with {format_us(other_kind.step_us)}."
-        )
+        found.append(f"The best {name} plan is faster: {rival.layout.label()} with {format_us(rival.step_us)}.")
     faster = min((other for other in plan.alternatives), key=lambda other: other.step_us, default=None)
     if faster is not None and faster.step_us < plan.mean_us:
         found.append(f"Another plan is faster: {faster.layout.label()} with {format_us(faster.step_us)}.")

@@ -84,6 +84,19 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], numeric: Iterabl
     return element("div", element("table", head + body), class_="scroll")
 
 
+def text_table(header: Sequence[str], rows: Iterable[Sequence[object]], numeric: Iterable[int] = ()) -> str:
+    """Return a table whose cells are text."""
+    return table(header, [[text(value) for value in row] for row in rows], numeric)
+
+
+def titled(sections: Iterable[tuple[str, str, str]]) -> str:
+    """Return links to sections, each (id, title, markup), and the sections under their titles."""
+    rows = list(sections)
+    links = "".join(element("a", text(title), href=f"#{name}") for name, title, _ in rows)
+    drawn = "".join(element("section", element("h2", text(title)) + inner, id=name) for name, title, inner in rows)
+    return element("nav", links, aria_label="Sections") + drawn
+
+
 def percent(fraction: float, digits: int = 1) -> str:
     return f"{fraction * 100:.{digits}f} %"
 

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from mindspeed_autoparallel.report.document import document
-from mindspeed_autoparallel.report.markup import colour, draw_tiles, element, legend, percent, table, text
+from mindspeed_autoparallel.report.markup import (
+    colour,
+    draw_tiles,
+    element,
+    legend,
+    percent,
+    table,
+    text,
+    text_table,
+    titled,
+)
 from mindspeed_autoparallel.units import format_bytes, format_us
 
 Data = dict[str, Any]
@@ -42,40 +53,19 @@ def draw_moves(moves: list[Data]) -> str:
         "A row per tensor and the placement its readers want, repeated layers once with their number. Per mesh dim: "
         "S(d) is cut by tensor dim d, R whole, P a pending sum. Bytes and time are of one device, all of them together."
     )
-    header = [
-        "tensor",
-        "number",
-        "read by",
-        "from",
-        "to",
-        "collectives",
-        "gradient",
-        "sent forward",
-        "backward",
-        "time",
-    ]
-    rows = [
-        [
-            text(move["tensor"]),
-            text(move["count"]),
-            text(move["readers"][0] + (f" and {len(move['readers']) - 1} more" if len(move["readers"]) > 1 else "")),
-            text(move["from"]),
-            text(move["to"]),
-            text(", ".join(move["forward_collectives"]) or "–"),
-            text(
-                f"{move['gradient']} ({', '.join(move['backward_collectives']) or 'nothing'})"
-                if move["gradient"]
-                else "–"
-            ),
-            format_bytes(move["count"] * move["forward_bytes"]),
-            format_bytes(move["count"] * move["backward_bytes"]),
-            format_us(move["total_us"]),
-        ]
-        for move in moves[:_MOST_MOVES]
-    ]
+    header = ["tensor", "number", "read by", "from", "to", "collectives", "gradient"]
+    header += ["sent forward", "backward", "time"]
+    rows = []
+    for move in moves[:_MOST_MOVES]:
+        first, *others = move["readers"]
+        back = f"{move['gradient']} ({', '.join(move['backward_collectives']) or 'nothing'})"
+        sent = [format_bytes(move["count"] * move[key]) for key in ("forward_bytes", "backward_bytes")]
+        cells = [move["tensor"], move["count"], first + (f" and {len(others)} more" if others else "")]
+        cells += [move["from"], move["to"], ", ".join(move["forward_collectives"]) or "–"]
+        rows.append([*cells, back if move["gradient"] else "–", *sent, format_us(move["total_us"])])
     left = len(moves) - len(rows)
     told = element("p", text(f"{left} others are cheaper and in the JSON."), class_="sub") if left else ""
-    return element("p", text(note), class_="sub") + table(header, rows, (1, 7, 8, 9)) + told
+    return element("p", text(note), class_="sub") + text_table(header, rows, (1, 7, 8, 9)) + told
 
 
 def draw_constraints(constraints: list[Data]) -> str:
@@ -111,14 +101,12 @@ def render_operator_page(values: Data) -> str:
         ("operators", "Operators", _operators(values)),
         ("megatron", "Megatron", _megatron(values)),
     )
-    links = "".join(element("a", text(title), href=f"#{name}") for name, title, _ in sections)
     title = f"Operator plan · {values['search_mode']} · {_devices(values)} devices"
     body = (
         element("header", element("div", element("h1", text(title)) + _headline(values)))
         + _notes(values["notes"])
         + _tiles(values)
-        + element("nav", links, aria_label="Sections")
-        + "".join(element("section", element("h2", text(name)) + drawn, id=key) for key, name, drawn in sections)
+        + titled(sections)
         + element("footer", "Bytes are predictions: what one device sends for one step.")
     )
     return document(
@@ -131,10 +119,7 @@ def render_operator_page(values: Data) -> str:
 
 
 def _devices(values: Data) -> int:
-    devices: int = values["stages"]
-    for parts in values["mesh"]:
-        devices *= parts
-    return devices
+    return int(values["stages"] * math.prod(values["mesh"]))
 
 
 def _headline(values: Data) -> str:
@@ -203,7 +188,7 @@ def _megatron(values: Data) -> str:
     plan, uniform = given["plan_cost"], given["uniform_cost"]
     rows = [
         [
-            text(name),
+            name,
             *(format_us(cost[key]) for key in ("compute_us", "communication_us", "total_us")),
             *(format_bytes(cost[key]) for key in ("sent_bytes", "parameter_bytes")),
         ]
@@ -217,7 +202,7 @@ def _megatron(values: Data) -> str:
     header = ["", "compute", "communication", "step", "sent", "weights of a device"]
     return (
         element("p", text(sentence), class_="sub")
-        + table(header, rows, range(1, 6))
+        + text_table(header, rows, range(1, 6))
         + element("p", text(" ".join(given["flags"])), class_="mono", style="margin-top:12px")
         + _notes(given["notes"])
     )

@@ -74,7 +74,7 @@ def commands(values: Report, flags: str) -> str:
     empty."""
     hetero = values.encoders is not None
     train = (
-        "--hetero-parallel --mm-model with the model.json that was written beside it"
+        "--hetero-parallel --mm-model with the model.json that was written next to it"
         if hetero
         else "--auto-parallel-plan plan.json"
     )
@@ -93,7 +93,6 @@ def commands(values: Report, flags: str) -> str:
 
 
 def provenance(values: Report) -> str:
-    """Return the sources of the figures."""
     profile = values.headline.profile
     rows = [
         ["profile", text(", ".join(filter(None, (profile.source, profile.device, profile.created_utc))))],

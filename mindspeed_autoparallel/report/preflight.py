@@ -11,7 +11,6 @@ _MOST_RANKS = 6
 
 
 def render(result: PreflightResult) -> str:
-    """Return the report as text."""
     source = f"plan {result.plan}" if result.plan else "the script's own flags"
     lines = [
         f"pre-flight of {result.layout} on {result.world_size} devices, by {source}",

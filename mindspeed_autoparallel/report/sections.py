@@ -15,10 +15,11 @@ from mindspeed_autoparallel.report.markup import (
     table,
     term_colour,
     text,
+    text_table,
     width,
 )
 from mindspeed_autoparallel.report.stages import ModuleRow, StageRow
-from mindspeed_autoparallel.units import GIB, US_PER_MS, format_bytes, format_us
+from mindspeed_autoparallel.units import GIB, US_PER_MS, counted, format_bytes, format_us
 
 ENCODERS = 4
 """Colour of the encoders' phases in the timeline; keep equal to that in ``report.js``."""
@@ -32,7 +33,7 @@ def headline(values: Report) -> str:
     head, answer = values.headline, values.answer
     badge = element("span", text(head.proof), class_="badge good" if head.proved else "badge warn")
     where = f"{head.num_nodes} × {head.devices_per_node} {answer.device} · {head.schedule}"
-    batch = f"global batch {head.global_batch_size} · {_microbatches(head.num_microbatches)}"
+    batch = f"global batch {head.global_batch_size} · {counted(head.num_microbatches, 'microbatch')}"
     title = element(
         "div",
         element("h1", text(head.layout))
@@ -66,10 +67,6 @@ def headline(values: Report) -> str:
     )
 
 
-def _microbatches(number: int) -> str:
-    return "1 microbatch" if number == 1 else f"{number} microbatches"
-
-
 def why(values: Report) -> str:
     """Return the plan compared with the rules of thumb and hetero parallel, its limits, and possible gains."""
     rows = values.baselines
@@ -90,19 +87,19 @@ def why(values: Report) -> str:
         ]
     limits = "".join(element("li", text(limit)) for limit in values.limits)
     helps = [
-        [
-            text(item.change),
-            text(format_us(item.step_us) if item.step_us else "not solved"),
-            text(percent(item.gain_fraction) if item.gain_fraction is not None else "–"),
-        ]
+        (
+            item.change,
+            format_us(item.step_us) if item.step_us else "not solved",
+            percent(item.gain_fraction) if item.gain_fraction is not None else "–",
+        )
         for item in values.relaxations
     ]
     none = element("p", "Nothing recorded.", class_="soft")
     held = element("h3", "What holds it back") + (element("ul", limits, class_="plain") if limits else none)
     helped = element("h3", "What would help")
-    helped += table(["change", "step", "gain per sample"], helps, (1, 2)) if helps else ""
+    helped += text_table(["change", "step", "gain per sample"], helps, (1, 2)) if helps else ""
     parts = ", ".join(f"{part.name} {format_us(part.us)}" for part in values.step_parts)
-    compared = "Step time beside rules of thumb in the same layout and the best plain recipe. " if rows[1:] else ""
+    compared = "Step time against rules of thumb in the same layout and the best plain recipe. " if rows[1:] else ""
     return (
         element("h2", "Why this plan")
         + element("p", text(f"{compared}The step: {parts}."), class_="sub")
@@ -236,16 +233,10 @@ def memory(values: Report) -> str:
             element("span", text(label), class_="bad" if over else "", data_tip=f"Peak at: {rank.peak_point}"),
         ]
     rows = [
-        [
-            text(rank.rank),
-            *(format_bytes(size) for size in rank.sizes),
-            format_bytes(rank.peak_bytes),
-            format_bytes(rank.limit_bytes),
-            text(rank.peak_point),
-        ]
+        (rank.rank, *map(format_bytes, (*rank.sizes, rank.peak_bytes, rank.limit_bytes)), rank.peak_point)
         for rank in ranks
     ]
-    numbers = table(["rank", *names, "peak", "limit", "where the peak is"], rows, range(1, len(names) + 3))
+    numbers = text_table(["rank", *names, "peak", "limit", "where the peak is"], rows, range(1, len(names) + 3))
     limits = sorted({rank.limit_bytes for rank in ranks})
     shown = " to ".join(format_bytes(limit) for limit in dict.fromkeys((limits[0], limits[-1]))) if limits else "–"
     return (
@@ -269,7 +260,9 @@ def timeline(values: Report) -> str:
     buttons += element("span", class_="gap")
     buttons += element("button", "−", id="wider", type="button", aria_label="Zoom out")
     buttons += element("button", "+", id="closer", type="button", aria_label="Zoom in")
-    note = f"Exact replay of the schedule: {format_us(shown.end_us)} for {_microbatches(shown.num_microbatches)}"
+    note = (
+        f"Exact replay of the schedule: {format_us(shown.end_us)} for {counted(shown.num_microbatches, 'microbatch')}"
+    )
     if shown.message_us > 0:
         how = "each, inferred from the predicted time" if shown.inferred else "at most"
         note += f", messages between stages {format_us(shown.message_us)} {how}"

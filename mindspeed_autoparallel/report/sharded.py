@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 
 from mindspeed_autoparallel.report.document import document
-from mindspeed_autoparallel.report.markup import element, table, text
+from mindspeed_autoparallel.report.markup import element, text, text_table
 from mindspeed_autoparallel.spec.sharded import ShardedDecisions
 from mindspeed_autoparallel.spec.sharded_plan import ShardedOutcome, ShardedPlan
 from mindspeed_autoparallel.units import format_bytes, format_us
@@ -44,7 +44,6 @@ def switch_lines(decisions: ShardedDecisions) -> list[str]:
 
 
 def text_lines(plan: ShardedPlan) -> list[str]:
-    """Return the plan for a terminal."""
     step, memory, search = plan.step, plan.memory, plan.search
     proved = "proved optimal" if search.status == "optimal" else f"gap {search.gap_fraction:.2%}"
     lines = [
@@ -71,41 +70,32 @@ def _compared(outcome: ShardedOutcome, plan: ShardedPlan) -> str:
 
 def render_sharded_page(plan: ShardedPlan) -> str:
     """Return the plan as one HTML file: no network, no other files; every value is escaped."""
-    memory = [[text(name), format_bytes(size)] for name, size in plan.memory.terms.items()]
-    steps = [
-        [text(name.removesuffix("_us").replace("_", " ")), format_us(value)] for name, value in vars(plan.step).items()
-    ]
+    memory = [(name, format_bytes(size)) for name, size in plan.memory.terms.items()]
+    steps = [(name.removesuffix("_us").replace("_", " "), format_us(us)) for name, us in vars(plan.step).items()]
     others = [
-        [
-            text(one.name),
-            format_us(one.step.total_us),
-            format_bytes(one.memory.peak_bytes),
-            "yes" if one.feasible else "no",
-        ]
+        (one.name, format_us(one.step.total_us), format_bytes(one.memory.peak_bytes), "yes" if one.feasible else "no")
         for one in (*plan.baselines, *plan.alternatives)
     ]
     verdicts = [
-        [
-            text(one.sizes.label()),
-            text(one.outcome),
-            "" if one.step_us is None else format_us(one.step_us),
-            "" if one.lower_bound_us is None else format_us(one.lower_bound_us),
-            text(one.reason),
-        ]
+        (one.sizes.label(), one.outcome, *map(_time, (one.step_us, one.lower_bound_us)), one.reason)
         for one in plan.search.verdicts[:_MOST_ROWS]
     ]
     sections = [
         ("The plan", "".join(element("p", text(line)) for line in text_lines(plan))),
-        ("Step", table(["part", "time"], steps)),
-        ("Memory at the peak", table(["term", "bytes"], memory)),
-        ("Compared", table(["configuration", "step", "peak", "fits"], others)),
-        ("Sizes", table(["sizes", "outcome", "step", "at least", "reason"], verdicts)),
+        ("Step", text_table(["part", "time"], steps)),
+        ("Memory at the peak", text_table(["term", "bytes"], memory)),
+        ("Compared", text_table(["configuration", "step", "peak", "fits"], others)),
+        ("Sizes", text_table(["sizes", "outcome", "step", "at least", "reason"], verdicts)),
         ("Searched", element("p", text(plan.search.scope)) + _notes(plan)),
     ]
     body = "\n".join(element("section", element("h2", text(title)) + content) for title, content in sections)
     title = f"{plan.decisions.sizes.label()} · {plan.model}"
     foot = element("footer", text(f"mindspeed-autoparallel {plan.tool_version}. Times and memory are predictions."))
     return document(title, f"{element('h1', text(title))}\n{body}\n{foot}")
+
+
+def _time(us: float | None) -> str:
+    return "" if us is None else format_us(us)
 
 
 def _notes(plan: ShardedPlan) -> str:

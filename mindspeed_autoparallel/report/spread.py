@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mindspeed_autoparallel.report.markup import draw_tiles, element, percent, table, text
+from mindspeed_autoparallel.report.markup import draw_tiles, element, percent, text, text_table
 from mindspeed_autoparallel.spec import Plan
 from mindspeed_autoparallel.spec.plan_records import DataRecord
 from mindspeed_autoparallel.units import format_bytes, format_us
@@ -29,20 +29,14 @@ def section(values: DataRecord) -> str:
     ]
     worst = f"The heaviest samples together need {format_bytes(values.worst_bytes)}"
     helps = [
-        [text(what), text(format_us(step)), text(f"{(step / mean - 1) * 100:+.1f} %")]
+        (what, format_us(step), f"{(step / mean - 1) * 100:+.1f} %")
         for what, step in (
             ("samples rearranged between replicas", values.balanced_mean_us),
             ("rearranged, and without padding", values.packed_mean_us),
         )
     ]
     rows = [
-        [
-            text(one.label),
-            text(format_us(one.by_means_us)),
-            text(format_us(one.mean_us)),
-            text(format_us(one.p95_us)),
-            text(f"{one.oom_probability:.2g}"),
-        ]
+        (one.label, *map(format_us, (one.by_means_us, one.mean_us, one.p95_us)), f"{one.oom_probability:.2g}")
         for one in values.considered
     ]
     header = ("plan", "by means", "mean of drawn steps", "P95", "out of memory, at most")
@@ -52,9 +46,9 @@ def section(values: DataRecord) -> str:
         + draw_tiles(tiles)
         + element("p", text(f"{worst} on pipeline rank {values.worst_rank}."), class_="sub")
         + element("h3", "What would help")
-        + table(("change", "mean step", "against this plan"), helps, numeric=(1, 2))
+        + text_table(("change", "mean step", "against this plan"), helps, (1, 2))
         + element("h3", "Plans considered")
-        + table(header, rows, numeric=range(1, 5))
+        + text_table(header, rows, range(1, 5))
         + element("p", text(note), class_="sub")
         + "".join(element("p", text(line), class_="sub") for line in values.notes)
     )

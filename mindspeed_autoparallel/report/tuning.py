@@ -8,11 +8,11 @@ from typing import Any
 
 from mindspeed_autoparallel.files import printable
 from mindspeed_autoparallel.report.document import document
-from mindspeed_autoparallel.report.markup import draw_tiles, element, table, text
+from mindspeed_autoparallel.report.markup import draw_tiles, element, text, text_table
 from mindspeed_autoparallel.report.table import aligned
 from mindspeed_autoparallel.report.tuning_result import Configuration, SampleSpread, TuningResult, Verified
 from mindspeed_autoparallel.spec.plan import ROUNDING
-from mindspeed_autoparallel.units import format_bytes
+from mindspeed_autoparallel.units import counted, format_bytes
 
 _INCOMPARABLE = "not comparable"
 """Marks, in a note, a verifying run whose time is not comparable."""
@@ -87,7 +87,7 @@ def _samples(spread: SampleSpread) -> str:
 
 
 def _compared(result: TuningResult) -> list[str]:
-    """Return the lag of the others and of the script behind the first, and whether it exceeds the uncertainty."""
+    """Return how much slower the others and the script are than the first, and whether the intervals overlap."""
     best, *others = result["top"]
     slower = [f"{plan['number']} is {plan['step_time_ms'] / best['step_time_ms'] - 1:.1%} slower" for plan in others]
     near = [plan for plan in others if plan["step_time_interval_ms"][0] < best["step_time_interval_ms"][1]]
@@ -157,13 +157,9 @@ def _about(result: TuningResult) -> str:
     return (
         f"{search['num_candidates']} combinations: {search['num_legal']} legal, {search['num_solved']} solved exactly, "
         f"{search['num_bounded']} proved slower, {search['num_without_room']} of the solved without room; "
-        f"{search['seconds']:.1f} s. {_launches(result['num_device_launches'])} on {result['device']}, "
+        f"{search['seconds']:.1f} s. {counted(result['num_device_launches'], 'launch')} on {result['device']}, "
         f"{result['knowledge']['covered_time_share']:.1%} of the operators' time measured"
     )
-
-
-def _launches(number: int) -> str:
-    return "1 launch" if number == 1 else f"{number} launches"
 
 
 def _verified_lines(measured: Verified) -> list[str]:
@@ -227,8 +223,7 @@ def _tiles(result: TuningResult) -> str:
 
 
 def _configurations(result: TuningResult) -> str:
-    rows = [[text(cell) for cell in row(plan)] for plan in result["top"]]
-    return table(HEADER, rows, (2, 5, 6)) + element("p", text(SHORT_NAMES), class_="sub")
+    return text_table(HEADER, map(row, result["top"]), (2, 5, 6)) + element("p", text(SHORT_NAMES), class_="sub")
 
 
 def _verified(measured: Verified) -> str:
@@ -248,26 +243,19 @@ def _flags(plan: Configuration) -> str:
 
 def _why(result: TuningResult) -> str:
     told = "".join(element("p", text(line)) for line in _compared(result))
-    return told + table(
-        ("no", "limits"), [[text(plan["number"]), text("; ".join(plan["limits"]))] for plan in result["top"]]
-    )
+    return told + text_table(("no", "limits"), [(plan["number"], "; ".join(plan["limits"])) for plan in result["top"]])
 
 
 def _memory(plan: Configuration) -> str:
     rows = [
-        [
-            text(rank["pipeline_rank"]),
-            text(format_bytes(rank["peak_bytes"])),
-            text(format_bytes(rank["limit_bytes"])),
-            text(rank["peak_point"]),
-        ]
+        (rank["pipeline_rank"], *map(format_bytes, (rank["peak_bytes"], rank["limit_bytes"])), rank["peak_point"])
         for rank in plan["memory"]
     ]
-    return element("h3", text(f"{plan['number']}. {plan['label']}")) + table(
+    return element("h3", text(f"{plan['number']}. {plan['label']}")) + text_table(
         ("pipeline rank", "peak", "limit", "where"), rows, (0, 1, 2)
     )
 
 
 def _pairs(items: Any, header: tuple[str, str] = ("what", "value")) -> str:
     pairs: Sequence[tuple[Any, Any]] = list(items)
-    return table(header, [[text(name), text(value)] for name, value in pairs]) if pairs else element("p", "nothing")
+    return text_table(header, pairs) if pairs else element("p", "nothing")

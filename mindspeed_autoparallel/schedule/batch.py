@@ -63,17 +63,11 @@ class BatchSimulator:
         self._levels, self._num_nodes, self._waits = _levels(program, sends)
 
     def step_times(self, forward: Array, backward: Array) -> Array:
-        """Return the step time of every candidate. ``forward``, ``backward``: ``[candidate, virtual stage]``."""
-        return (
-            numpy.concatenate(
-                [
-                    self._replay(forward[low : low + self.at_once], backward[low : low + self.at_once])[0]
-                    for low in range(0, len(forward), self.at_once)
-                ]
-            )
-            if len(forward)
-            else numpy.zeros(0)
-        )
+        """Return the step time of every candidate. ``forward``, ``backward``: ``[candidate, virtual stage]``, or
+        ``[candidate, virtual stage, microbatch]`` if microbatches differ."""
+        parts = [slice(low, low + self.at_once) for low in range(0, len(forward), self.at_once)]
+        found = [self._ends(self._durations(forward[part], backward[part])).max(axis=0) for part in parts]
+        return numpy.concatenate(found) if found else numpy.zeros(0)
 
     @property
     def at_once(self) -> int:
@@ -87,33 +81,20 @@ class BatchSimulator:
 
     def replay(self, forward: Array, backward: Array) -> tuple[Array, Callable[[int], BatchPath]]:
         """Return the step time of every candidate, in one pass, and a function for the critical path of one."""
-        times, ends = self._replay(forward, backward)
-        return times, lambda index: self._path(ends[:, index].tolist(), int(ends[:, index].argmax()))
+        ends = self._ends(self._durations(forward, backward))
+        return ends.max(axis=0), lambda index: self._path(ends[:, index].tolist(), int(ends[:, index].argmax()))
 
-    def step_times_of_microbatches(self, forward: Array, backward: Array) -> Array:
-        """Return the step time of every candidate whose microbatches differ: ``[candidate, virtual stage,
-        microbatch]``."""
-        found = []
-        for low in range(0, len(forward), self.at_once):
-            part = slice(low, low + self.at_once)
-            durations = numpy.zeros((1 + 2 * self.num_virtual, forward.shape[2], len(forward[part])))
-            durations[1::2] = forward[part].transpose(1, 2, 0)
-            durations[2::2] = backward[part].transpose(1, 2, 0)
-            durations[1:] += self._per_operation
-            found.append(self._ends(durations).max(axis=0))
-        return numpy.concatenate(found) if found else numpy.zeros(0)
-
-    def _replay(self, forward: Array, backward: Array) -> tuple[Array, Array]:
-        num = len(forward)
-        durations = numpy.zeros((1 + 2 * self.num_virtual, num))
-        durations[1::2] = forward.T
-        durations[2::2] = backward.T
+    def _durations(self, forward: Array, backward: Array) -> Array:
+        """Return ``[row, microbatch or 1, candidate]``."""
+        passes = [times if times.ndim == 3 else times[:, :, None] for times in (forward, backward)]
+        durations = numpy.zeros((1 + 2 * self.num_virtual, passes[0].shape[2], len(forward)))
+        for row, times in enumerate(passes, start=1):
+            durations[row::2] = times.transpose(1, 2, 0)
         durations[1:] += self._per_operation
-        ends = self._ends(durations[:, None])
-        return ends.max(axis=0), ends
+        return durations
 
     def _ends(self, durations: Array) -> Array:
-        """Return ``[node, candidate]``: the end of every node. ``durations``: ``[row, microbatch or 1, candidate]``."""
+        """Return ``[node, candidate]``: the end of every node."""
         ends = numpy.zeros((self._num_nodes, durations.shape[2]))
         all_equal = durations.shape[1] == 1
         for level in self._levels:
@@ -176,11 +157,7 @@ def _levels(program: Program, sends: str) -> tuple[list[_Level], int, list[tuple
                 first,
                 last,
                 tuple(
-                    (
-                        numpy.array([pairs[min(k, len(pairs) - 1)][0] for pairs in here]),
-                        numpy.array([pairs[min(k, len(pairs) - 1)][1] for pairs in here]),
-                    )
-                    for k in range(most)
+                    tuple(numpy.array([pairs[min(k, len(pairs) - 1)] for pairs in here]).T.copy()) for k in range(most)
                 ),
                 numpy.array([waits[index][0] for index in range(first, last)]),
                 numpy.array([microbatches[index] for index in range(first, last)]),

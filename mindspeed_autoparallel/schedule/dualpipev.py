@@ -56,7 +56,6 @@ class _Rank:
         self.steps: list[Step] = []
 
     def run(self) -> list[Step]:
-        """Return the whole step."""
         self._together(self._receive("F", 0))
         sent = self._warm_up()
         second, gradients = self._second_chunk_in_turns(*self._both_chunks_forward(sent))

@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from mindspeed_autoparallel.schedule.event_graph import take_all
-from mindspeed_autoparallel.schedule.messages import Message, SendReceive, Step, message_steps
+from mindspeed_autoparallel.schedule.messages import Message, SendReceive, Step, both_posted, message_steps
 from mindspeed_autoparallel.schedule.programs import Action, make_program
 
 REPLAYED_ROUNDS = 8
@@ -124,9 +124,7 @@ def _nodes(stages: int, count: int, forward_only: bool) -> tuple[_Node, ...]:
             nodes.append(_Node(stage, step, ((last[stage], -1),)))
         else:
             assert isinstance(step, SendReceive)
-            for message in step.messages:
-                posted.setdefault(message, last[stage])
-            if any(message.other_side not in posted for message in step.messages):
+            if not both_posted(step, last[stage], posted):
                 return False
             sides = [
                 (posted[side], message.microbatch)

@@ -1,6 +1,6 @@
 """The exchanges of a generator: the stages of 1F1B meet once per microbatch, both in training and in the cost model.
 
-Exchange m lies between forward m and backward m of the last stage, and every stage takes part. On each stage it may be
+Exchange m is between forward m and backward m of the last stage, and every stage takes part. On each stage it may be
 before a pass, or between a forward and the message that sends its output. No message may be sent before an exchange and
 received after it: the stages would deadlock. Positions with this property form a lattice: they are closed under minimum
 and maximum by stage. The chosen positions are nearest to the stages' simultaneous passes, so that the stages run in
@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from mindspeed_autoparallel.schedule.event_graph import take_all
-from mindspeed_autoparallel.schedule.messages import Message, SendReceive, Step, message_steps
+from mindspeed_autoparallel.schedule.messages import Message, SendReceive, Step, both_posted, message_steps
 from mindspeed_autoparallel.schedule.programs import Action, make_program
 
 _EARLIER = 1
@@ -78,7 +78,7 @@ def _place(steps: Sequence[Step], position: int) -> Place:
     if isinstance(following, Action):
         return Place("before_forward" if following.kind == "F" else "before_backward", following.microbatch)
     before = steps[position - 1]
-    assert isinstance(before, Action), "an exchange is beside a pass"
+    assert isinstance(before, Action), "an exchange is next to a pass"
     return Place("after_forward", before.microbatch)
 
 
@@ -114,9 +114,7 @@ def _even_starts(steps: Sequence[Sequence[Step]]) -> list[list[int]]:
 
     def take(stage: int, step: Step) -> bool:
         if isinstance(step, SendReceive):
-            for message in step.messages:
-                posted.setdefault(message, now[stage])
-            if any(message.other_side not in posted for message in step.messages):
+            if not both_posted(step, now[stage], posted):
                 return False
             now[stage] = max(now[stage], *(posted[message.other_side] for message in step.messages))
         starts[stage].append(now[stage])

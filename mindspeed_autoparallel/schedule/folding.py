@@ -4,10 +4,10 @@ The event graph of a short step is cut twice, ``period`` nodes apart, where all 
 their last rounds. A longer step is the short one with the nodes between the cuts repeated. Two facts make its time
 exact, and where either fails the whole step is replayed:
 
-- every event that is waited for across the second cut ends at most ``growth`` later than its twin at the first, and a
-replay that starts from later events ends at most as much later: no repetition adds more than ``growth``;
-- the critical path, and the longest path to every stage's last pass, cross both cuts at twin events that lie ``growth``
-apart: a longer step has paths that repeat the part between them, so every repetition adds at least ``growth``.
+- every event that is waited for across the second cut ends at most ``growth`` later than its twin at the first. A
+  replay that starts from later events ends at most as much later, so no repetition adds more than ``growth``;
+- the critical path, and the longest path to every stage's last pass, cross both cuts at twin events that are
+  ``growth`` apart. A longer step has paths that repeat the part between them, so every repetition adds at least that.
 """
 
 from __future__ import annotations
@@ -17,15 +17,7 @@ from dataclasses import replace
 
 from mindspeed_autoparallel.schedule.messages import SENDS
 from mindspeed_autoparallel.schedule.programs import Program, check_program, make_program
-from mindspeed_autoparallel.schedule.simulator import (
-    Replayed,
-    SimulatedStep,
-    StepTimes,
-    Time,
-    replayed,
-    simulate,
-    traced,
-)
+from mindspeed_autoparallel.schedule.simulator import Replayed, SimulatedStep, StepTimes, replayed, simulate, traced
 
 ProgramSizes = tuple[str, int, int, int, int, bool]
 """The arguments of ``make_program``: schedule, stages, microbatches, chunks, group size, pairs."""
@@ -72,7 +64,7 @@ def _margin(sizes: ProgramSizes) -> int:
 
 
 def _shortened(sizes: ProgramSizes, rounds: int, of: int = 1) -> ProgramSizes:
-    """Return ``sizes`` with fewer microbatches, at least ``rounds`` rounds beside a multiple of ``of`` rounds less."""
+    """Return ``sizes`` with a multiple of ``of`` rounds of microbatches less; at least twice ``rounds`` are left."""
     check_program(*sizes)
     schedule, num_stages, num_microbatches, *rest = sizes
     if not _round(sizes):
@@ -155,7 +147,7 @@ def _path_to(node: int, found: Replayed) -> list[int]:
     return path
 
 
-def _growth(path: list[int], found: Replayed, first: int, period: int) -> Time | None:
+def _growth(path: list[int], found: Replayed, first: int, period: int) -> float | None:
     """Return the time of a path from the last node before the first cut to its twin before the second; ``None`` if it
     crosses the second cut elsewhere."""
     before, after = (next((node for node in path if node < cut), 0) for cut in (first, first + period))

@@ -7,7 +7,7 @@ schedules on the emulated device: docs/validation/emulated.md.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.schedule.programs import Action, Program
@@ -17,8 +17,8 @@ SENDS = ("eager", "blocking", "freed", "overlapped", "flushed", "flushed-freed")
 
 ``eager``: they are sent while both sides compute; no rank waits to send. ``blocking``: a rank waits for its sends and
 receives before it continues. All of Megatron's non-interleaved 1F1B, and the interleaved schedule without
-``overlap_p2p_comm``. ``freed``: interleaved with overlap, Megatron's default. Warm-up and cool-down block; in between
-receives are posted one step ahead, and a forward's send is waited for at once because the output is freed
+``overlap_p2p_comm``. ``freed``: interleaved with overlap, Megatron's default. Warm-up and cool-down block. In between,
+receives are posted one step ahead. A forward's send is waited for at once because the output is freed
 (``deallocate_pipeline_outputs``, always set by megatron.training; in Megatron-LM from April 2026, pull request 4047).
 ``overlapped``: the same, but sends are waited for one step later: older releases. ``flushed``, ``flushed-freed``: with
 ``overlap_p2p_comm_warmup_flush``, warm-up and cool-down overlap too.
@@ -57,6 +57,17 @@ class SendReceive(NamedTuple):
 
 
 Step = Action | Post | Wait | SendReceive
+
+
+Moment = TypeVar("Moment")
+
+
+def both_posted(step: Post | Wait | SendReceive, here: Moment, posted: dict[Message, Moment]) -> bool:
+    """Post a step's messages at ``here``; return whether its rank may continue: what it waits for has both sides."""
+    if not isinstance(step, Wait):
+        for message in step.messages:
+            posted.setdefault(message, here)
+    return isinstance(step, Post) or all(message.other_side in posted for message in step.messages)
 
 
 def message_steps(program: Program, sends: str) -> list[list[Step]]:
@@ -101,7 +112,7 @@ class _Interleaved:
     """The steps of one stage of the interleaved schedule.
 
     The stage that a direction starts from (first forward, last backward) receives from the other end of the pipeline,
-    which runs ``num_stages - 1`` steps behind it; every other stage receives for its own next step.
+    which runs ``num_stages - 1`` steps later. Every other stage receives for its own next step.
     """
 
     def __init__(self, stage: int, program: Program, num_chunks: int, sends: str) -> None:
@@ -224,7 +235,6 @@ class _Interleaved:
         return tuple(message.other_side for message in self._sent_by(virtual, order[behind]))
 
     def needed(self, action: Action) -> tuple[Message, ...]:
-        """Return the message that an action needs."""
         virtual = action.chunk * self.num_stages + self.stage
         boundary = virtual - 1 if action.kind == "F" else virtual
         inside = 0 <= boundary < self.last_virtual

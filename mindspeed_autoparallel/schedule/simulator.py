@@ -14,7 +14,7 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.schedule.dualpipev import DUALPIPEV, dualpipev_steps
 from mindspeed_autoparallel.schedule.event_graph import EventGraph, take_all
 from mindspeed_autoparallel.schedule.exchanges import MET, Meet, met_steps
-from mindspeed_autoparallel.schedule.messages import Message, Post, SendReceive, Step, Wait, message_steps
+from mindspeed_autoparallel.schedule.messages import Message, Post, SendReceive, Step, Wait, both_posted, message_steps
 from mindspeed_autoparallel.schedule.programs import Action, Program
 
 Time = float
@@ -232,12 +232,9 @@ def compile_graph(program: Program, sends: str) -> EventGraph:
                 waits.append((found, min(before, virtual)))
             last[stage] = done[step.kind, virtual, step.microbatch] = graph.add(*waits, work=(stage, step))
             return True
-        if not isinstance(step, Wait):
-            for message in step.messages:
-                posted.setdefault(message, last[stage])
+        if not both_posted(step, last[stage], posted):
+            return False
         if not isinstance(step, Post):
-            if any(message.other_side not in posted for message in step.messages):
-                return False
             last[stage] = _through(graph, step, last[stage], posted)
         return True
 

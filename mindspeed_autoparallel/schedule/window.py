@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from mindspeed_autoparallel.schedule.event_graph import take_all
-from mindspeed_autoparallel.schedule.messages import Message, Post, Step, Wait, message_steps
+from mindspeed_autoparallel.schedule.messages import Message, Post, Step, both_posted, message_steps
 from mindspeed_autoparallel.schedule.programs import Action, Program, make_program
 
 
@@ -177,7 +177,6 @@ def _moved(encoder: int, batch: int, kind: str, time_us: float) -> Iterator[_Ste
 
 
 def _ends(steps: Sequence[Sequence[_Step]], backbone: BackboneTimes) -> list[float]:
-    """Return the end of every stage."""
     stages = len(steps)
     now = [0.0] * stages
     posted: dict[Message, float] = {}
@@ -195,14 +194,9 @@ def _ends(steps: Sequence[Sequence[_Step]], backbone: BackboneTimes) -> list[flo
             if len(ready) < stages:
                 return False
             now[stage] = max(ready.values()) + step.time_us
-        else:
-            if not isinstance(step, Wait):
-                for message in step.messages:
-                    posted.setdefault(message, now[stage])
-            if isinstance(step, Post):
-                return True
-            if any(message.other_side not in posted for message in step.messages):
-                return False
+        elif not both_posted(step, now[stage], posted):
+            return False
+        elif not isinstance(step, Post):
             through = (
                 max(posted[message], posted[message.other_side]) + backbone.link_us[message.boundary]
                 for message in step.messages

@@ -90,7 +90,7 @@ def test_equals_the_exact_simulator_where_microbatches_differ():
         link = [drawn.randint(0, 30) for _ in range(virtual - 1)]
         generator = numpy.random.default_rng(drawn.randint(0, 10**6))
         forward, backward = generator.integers(0, 10**6, (2, 3, virtual, count))
-        times = BatchSimulator(program, sends, link, 7).step_times_of_microbatches(forward, backward)
+        times = BatchSimulator(program, sends, link, 7).step_times(forward, backward)
         for index in range(3):
             rows = StepTimes(
                 forward=forward[index].tolist(), backward=backward[index].tolist(), link=link, per_operation=7

@@ -18,17 +18,13 @@ second product reads. ``gelu``, gated by a separate kernel: also the function's 
 kernels: also half of the input, the tanh, and one plus the tanh."""
 
 
-def _kind(work: Workload, kind: LayerKind | None) -> LayerKind:
-    return kind or common_kind(work.model.layers)
-
-
 def layer_activation_bytes(work: Workload, kind: LayerKind | None = None, recomputed: bool | None = None) -> float:
     """Return the bytes that one layer of ``kind`` (the most frequent) saves for its backward pass, per microbatch.
 
     Unfused attention, GeLU and dropout: Korthikanti et al. 2022 (arXiv 2205.05198), table 2, with 34 = 10 replicated +
     24 split by the tensor size. Fused attention: the tensors that Transformer Engine saves, counted one by one.
     """
-    kind = _kind(work, kind)
+    kind = kind or common_kind(work.model.layers)
     recomputed = work.recompute == "full" if recomputed is None else recomputed
     state = work.tokens * work.model.hidden * work.element_bytes
     if recomputed:
@@ -149,7 +145,7 @@ def _mlp_bytes(work: Workload, kind: LayerKind, modules: tuple[str, ...]) -> flo
     clamped = 2 * (model.expert_clamp and not work.fused_activation)
     between = (products - 1 + clamped) * size + ("moe_act" not in modules) * work.operand_bytes
     kept = model.expert_width * work.operand_bytes + between * model.expert_ffn / work.expert_tensor_size
-    # In a latent space: the input of the norm behind the experts, and that of the second projection.
+    # In a latent space: the input of the norm after the experts, and that of the second projection.
     latent = work.tokens * model.expert_hidden * (size + work.operand_bytes)
     # Gathered dispatch keeps all ranks' tokens, before and after the experts.
     gathered = (
@@ -189,7 +185,7 @@ def _attention_matrix_bytes(work: Workload) -> float:
 def kept_share(work: Workload, num_layers: int) -> float:
     """Return the share of its layers' activations that a stage keeps on the device while others wait on the host.
 
-    One offloaded layer is being copied out or in, besides the running one.
+    One offloaded layer is being copied out or in while another one runs.
     """
     there = min(work.offloaded_layers, max(0, num_layers - _LAYERS_ON_THEIR_WAY))
     return 1 - there / max(1, num_layers)
@@ -217,7 +213,7 @@ def backward_transient_bytes(work: Workload, kind: LayerKind | None = None) -> f
     model, size = work.model, work.element_bytes
     products = 2 if model.gated else 1
     width = model.ffn / work.tensor_size
-    kind = _kind(work, kind)
+    kind = kind or common_kind(work.model.layers)
     if kind.mlp == "experts":
         width = model.expert_ffn * max(1, model.num_experts // work.expert_size) / work.expert_tensor_size
         rows = work.routed_rows
@@ -242,9 +238,9 @@ def backward_transient_bytes(work: Workload, kind: LayerKind | None = None) -> f
 
 
 _PREFERENCE_BYTES = {(True, True): 24, (True, False): 16, (False, True): 16, (False, False): 12}
-"""Per logit of the policy, by whether there is a reference and whether tensor ranks share the vocabulary: both models'
-in fp32 (8), the policy's exponentials (4), and of the reference its exponentials, differences and their result (12);
-``log_softmax`` on one rank keeps one result of each."""
+"""Per logit of the policy, by whether there is a reference and whether tensor ranks share the vocabulary. Both models'
+logits are kept in fp32 (8), the policy's exponentials (4), and of the reference its exponentials, differences and their
+result (12). ``log_softmax`` on one rank keeps one result of each."""
 
 
 def _masked_scores_bytes(work: Workload) -> float:

@@ -58,7 +58,6 @@ class Block:
 
     @property
     def parameters(self) -> int:
-        """Return the number of parameters."""
         held = sum(one.inputs * one.outputs + one.bias * one.outputs for one in self.products)
         return held + self.weights
 
@@ -115,8 +114,10 @@ def mlp_block(rows: int, *widths: int, kept: int = 2) -> Block:
 
 
 def encoder_block(rows: int, widths: tuple[int, int], heads: int, ffn: int, memory: int = 0) -> Block:
-    """Return a layer of Fun-ASR's SAN-M encoder, and with ``memory`` 0 of its adaptor: norms with bias, attention over
-    all positions, a convolution of ``memory`` positions per channel on the values, an MLP with ReLU.
+    """Return a layer of Fun-ASR's SAN-M encoder, and with ``memory`` 0 of its adaptor.
+
+    It has norms with bias, attention over all positions, a convolution of ``memory`` positions per channel on the
+    values, and an MLP with ReLU.
 
     ``widths``: of the input and of the output. Source: funasr's ``MultiHeadedAttentionSANM`` and
     ``PositionwiseFeedForward`` (1.4), and transformers' ``FunAsrNanoEncoderLayer``.
@@ -174,7 +175,7 @@ def _ltx_attention(queries: tuple[int, int], keys: tuple[int, int], heads: int, 
 def ltx_stream(stream: Stream) -> Block:
     """Return one modality's part of a block: adaptive norms around attention and MLP, text in between.
 
-    Scales, shifts and gates are computed for every token, so each is as large as the hidden state; a gate keeps the
+    Scales, shifts and gates are computed for every token, so each is as large as the hidden state. A gate keeps the
     three that it was computed with (``block_forward`` of MindSpeed-MM's LTX-2, ``ltx_core`` at 28c3c73).
     """
     rows, width = stream.tokens, stream.width

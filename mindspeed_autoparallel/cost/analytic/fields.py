@@ -62,7 +62,6 @@ def is_section(value: object) -> TypeGuard[Mapping[str, object]]:
 
 
 def is_list(value: object) -> TypeGuard[Sequence[Any]]:
-    """Return whether ``value`` is a list."""
     return isinstance(value, (list, tuple))
 
 

@@ -29,7 +29,6 @@ class Times(NamedTuple):
         return Times(*(a + b for a, b in zip(self, other, strict=True)))
 
     def times(self, factor: float) -> Times:
-        """Return all times multiplied by ``factor``."""
         return Times(*(factor * value for value in self))
 
     @property

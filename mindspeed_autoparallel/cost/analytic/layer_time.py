@@ -19,9 +19,9 @@ _EXCHANGE_EXPOSED = 0.1
 _PASSES = {"megatron-core": 10, "megatron-2021": 14}
 """Passes over the hidden state for norms, residual adds, dropout and bias, by software."""
 _DEPTH_BYTES = 40
-"""Bytes per element of what attention over depth mixes, forward, as Kimi K3's ``_apply_attn_res`` runs it: joined (2
-read, 2 written), cast (2, 4), squared and summed (4, 4, 4), scaled twice and summed (4, 4, 4), weighed (4) and 2 for
-the result of one; no kernel joins them."""
+"""Bytes per element of what attention over depth mixes, forward, as Kimi K3's ``_apply_attn_res`` runs it. No kernel
+joins these: joined (2 read, 2 written), cast (2, 4), squared and summed (4, 4, 4), scaled twice and summed (4, 4, 4),
+weighed (4) and 2 for the result of one."""
 _NORM_PASSES = 4
 """Those of ``_PASSES`` that the two norms make: each reads and writes once."""
 _UNFUSED_GRADIENT_BYTES = 10
@@ -30,8 +30,8 @@ buffer's four bytes are read and written."""
 _SUM_BYTES = 4
 """Bytes of a token's sum of squares, in fp32."""
 _FUSED_LOSS_PASSES = (3, 2)
-"""Passes over the logits of Transformer Engine's loss: it reads them for their maximum, reads them again and writes
-the gradient in their place; the backward scales the gradient (``cross_entropy.py`` at v2.9)."""
+"""Passes over the logits of Transformer Engine's loss. It reads them for their maximum, reads them again and writes
+the gradient in their place. The backward scales the gradient (``cross_entropy.py`` at v2.9)."""
 _ADAPTER_LAUNCHES = 0.5
 _PLAIN = LayerKind("attention", "dense")
 
@@ -62,11 +62,6 @@ def correction(efficiency: Efficiency, key: tuple[float, ...]) -> float:
 def is_calibrated(efficiency: Efficiency, key: tuple[float, ...]) -> bool:
     """Return whether a layer of this shape was measured; true also if a device has no corrections at all."""
     return not efficiency.corrections or efficiency.correction_of(key) is not None
-
-
-def default_kind(work: Workload) -> LayerKind:
-    """Return the kind that most layers of the model have; the later of equally frequent ones."""
-    return common_kind(work.model.layers)
 
 
 def tensor_exposed(work: Workload, efficiency: Efficiency) -> float:
@@ -200,7 +195,7 @@ def layer_time(
 
     ``recomputed``: whether all of it runs again before its backward; by default, as in the run's recompute.
     """
-    kind = kind or default_kind(work)
+    kind = kind or common_kind(work.model.layers)
     recomputed = work.recompute == "full" if recomputed is None else recomputed
     model, tokens, size = work.model, work.tokens, work.element_bytes
     mixed = mixing(work, device, efficiency, fabric, kind)

@@ -16,8 +16,8 @@ _SCAN_CHUNK = 128
 """Tokens of a chunk of Mamba-2's scan: the default of Megatron's ``MambaMixer``."""
 _SCAN_BYTES, _SCAN_BACKWARD_BYTES = (16, 12, 8, 8), (42, 34, 28, 24)
 """Bytes that the kernels of ``mamba_split_conv1d_scan_combined`` and the gated norm move for a token, forward and
-backward (which runs convolution and chunk states again): per element of the inner width, of the chunk's states (most in
-fp32), of the state's inputs and outputs, and of the products of the two in a chunk (fp32). Counted in
+backward (which runs convolution and chunk states again). They are per element of the inner width, of the chunk's states
+(most in fp32), of the state's inputs and outputs, and of the products of the two in a chunk (fp32). Counted in
 state-spaces/mamba at e9594ce, ``ssd_combined.py``."""
 _QUANTIZED_ATTENTION = 1.34
 """How much faster attention in mxfp8 is than in bf16, forward and backward, with heads of 192 and 128: 1.31 on GB200,
@@ -53,7 +53,6 @@ class Mixing:
 
 
 def mixing(work: Workload, device: Device, efficiency: Efficiency, fabric: Fabric, kind: LayerKind) -> Mixing:
-    """Return the mixer of a layer of ``kind``."""
     if kind.mixer == "attention":
         return _attention(work, device, efficiency, fabric)
     if kind.mixer == "mamba":

@@ -14,7 +14,7 @@ _EXPERTS_AT_ONCE = 4
 """Streams over which Transformer Engine spreads the products of a rank's experts."""
 _BIAS_PASSES = (14, 20)
 """Passes over an expert's output, in 2-byte elements, to add its bias (times the router's weight) to it and cast back,
-forward and backward: counted in ``TEGroupedMLP._apply_bias``, which multiplies, adds and concatenates in fp32."""
+forward and backward. Counted in ``TEGroupedMLP._apply_bias``, which multiplies, adds and concatenates in fp32."""
 _CLAMP_PASSES = (4, 5)
 """Passes over both halves of the gated activation's input to clamp and join them again, forward and backward, if no
 fused kernel does both."""
@@ -44,7 +44,6 @@ class Widening:
 
 
 def widening(work: Workload, device: Device, efficiency: Efficiency, kind: LayerKind) -> Widening:
-    """Return the MLP of a layer of ``kind``."""
     if kind.mlp == "none":
         return Widening()
     if kind.mlp == "dense":

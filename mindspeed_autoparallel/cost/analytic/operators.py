@@ -17,18 +17,11 @@ from mindspeed_autoparallel.profiles.knowledge.signature import (
 )
 
 _BYTES = {
-    "float64": 8,
-    "int64": 8,
-    "complex64": 8,
-    "float32": 4,
-    "int32": 4,
-    "bfloat16": 2,
-    "float16": 2,
-    "int16": 2,
-    "int8": 1,
-    "uint8": 1,
-    "bool": 1,
+    **dict.fromkeys(("float64", "int64", "complex64"), 8),
+    **dict.fromkeys(("bfloat16", "float16", "int16"), 2),
+    **dict.fromkeys(("int8", "uint8", "bool"), 1),
 }
+"""Bytes of an element; four of any other type."""
 _FULL_RATE = ("bfloat16", "float16")
 _SLOWER_IN_FULL_PRECISION = 2.0
 """fp32 products run on the same units at half of the rate or less."""

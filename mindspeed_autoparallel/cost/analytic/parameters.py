@@ -32,8 +32,7 @@ def has_bias(work: Workload) -> bool:
 def layer_parameters(work: Workload, kind: LayerKind | None = None) -> RankParameters:
     """Count one layer of ``kind`` (the model's most frequent) on one rank, biases and norms included."""
     model, tensor = work.model, work.tensor_size
-    if kind is None:
-        kind = common_kind(model.layers)
+    kind = kind or common_kind(model.layers)
     bias = has_bias(work)
     blocks = (kind.mixer != "none") + (kind.mlp != "none")
     shared = blocks * (2 if bias else 1) * model.hidden + _mixer_parameters(work, kind)

@@ -63,7 +63,7 @@ def _encoder_counts(model: ModelShape, request: PlacementRequest) -> tuple[int, 
 
 def _stage_of_prediction(request: PlacementRequest) -> int:
     """Return the stage of the multi-token prediction layers: as in the layout string, else the last."""
-    parts = unfold_layout(request.layout.replace(" ", "").replace(",", "")).split("|")
+    parts = unfold_layout(request.layout).split("|")
     holder = next((v for v, part in enumerate(parts) if "m" in part), request.pipeline_size - 1)
     return holder % request.pipeline_size
 
@@ -91,7 +91,7 @@ def _chunks(model: ModelShape, request: PlacementRequest) -> list[list[LayerKind
 def _counts(model: ModelShape, request: PlacementRequest) -> list[int]:
     total, size = model.num_layers + len(request.noop_layers), request.pipeline_size * request.virtual_size
     if request.layout:
-        written = unfold_layout(request.layout.replace(" ", "").replace(",", "")).count("m")
+        written = unfold_layout(request.layout).count("m")
         if written != model.mtp_layers:
             raise ConfigError(
                 f"pipeline_layout {request.layout!r} has {written} MTP layers (m), the model {model.mtp_layers} "
@@ -154,8 +154,7 @@ def layout_counts(layout: str, total: int, pipeline: int, virtual: int) -> list[
 
     Raises ``ConfigError`` with the rule of Megatron's ``PipelineParallelLayerLayout`` that it breaks.
     """
-    plain = unfold_layout(layout.replace(" ", "").replace(",", ""))
-    parts = plain.split("|")
+    parts = unfold_layout(layout).split("|")
     if len(parts) != pipeline * virtual:
         raise ConfigError(
             f"pipeline_layout {layout!r} has {len(parts)} chunks, pp {pipeline} x vpp {virtual} needs "
@@ -192,7 +191,8 @@ def _check_order(layout: str, parts: Sequence[str], pipeline: int) -> None:
 
 
 def unfold_layout(layout: str) -> str:
-    """Return ``layout`` with its repetitions written out."""
+    """Return ``layout`` with its repetitions written out, without spaces and commas."""
+    layout = layout.replace(" ", "").replace(",", "")
     position, result = 0, list[str]()
     while position < len(layout):
         found = _TOKEN.match(layout, position)

@@ -16,8 +16,7 @@ from mindspeed_autoparallel.cost.analytic.fields import (
     section_of,
     switch,
 )
-from mindspeed_autoparallel.cost.analytic.legality import check_layout
-from mindspeed_autoparallel.cost.analytic.model_shape import ModelShape
+from mindspeed_autoparallel.cost.analytic.model_shape import ENCODER, ModelShape
 from mindspeed_autoparallel.cost.analytic.placement import PlacementRequest, place_layers, unfold_layout
 from mindspeed_autoparallel.cost.analytic.reading_model import read_model
 from mindspeed_autoparallel.cost.analytic.reading_train import read_recompute, read_recompute_detail, read_training
@@ -26,7 +25,7 @@ from mindspeed_autoparallel.cost.analytic.request_keys import refuse_unmodelled
 from mindspeed_autoparallel.cost.analytic.spellings import canonical
 from mindspeed_autoparallel.cost.analytic.workload import Sharding, Workload, is_ascend
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.spec.legality import IllegalLayout, uneven_devices
+from mindspeed_autoparallel.spec import legality
 
 _CONTEXT_KINDS = {
     **dict.fromkeys(("ring", "p2p", "megatron_cp_algo", "adaptive_cp_algo"), "ring"),
@@ -97,8 +96,25 @@ def read_workload(request: Mapping[str, object], module: str = "text_decoder") -
         **read_training(train, gpu, stack),
         **_sharding(parallel, data * context, gpu),
     )
-    check_layout(work, module)
+    _check_layout(work, module)
     return with_release(work, section_of(request, "model"), train)
+
+
+def _check_layout(work: Workload, name: str) -> None:
+    """Raise ``IllegalLayout`` if no run of the module ``name`` can start in the layout."""
+    model, layout = work.model, work.layout
+    own = legality.Shared(name=name, num_heads=model.heads, num_kv_heads=model.kv_heads, num_experts=model.num_experts)
+    encoders = [legality.Shared(name=ENCODER, num_heads=model.encoder.heads)] if model.encoder else []
+    broken = (
+        legality.broken_shares(layout, [*encoders, own], bool(model.num_experts))
+        or legality.uneven_sequence(layout, model.sequence)
+        or legality.uneven_widths(layout, model.ffn, model.expert_ffn if model.num_experts else 0, name)
+        or legality.broken_groups(layout, bool(model.num_experts))
+        or legality.broken_batch(layout, work.global_batch)
+        or legality.offloaded_beside_stages(layout, work.offloaded_layers)
+    )
+    if broken:
+        raise legality.IllegalLayout(broken)
 
 
 def gpu_name(hardware: Mapping[str, object]) -> str:
@@ -152,8 +168,8 @@ def _devices(hardware: Mapping[str, object]) -> tuple[int, int]:
 def _layout(parallel: Mapping[str, object], devices: int) -> tuple[int, int, int, int]:
     tensor, pipeline, context = (integer(parallel, key, 1, "parallel") for key in ("tp", "pp", "cp"))
     data = optional_integer(parallel, "dp", "parallel")
-    if uneven := uneven_devices(devices, tensor, pipeline, context, data):
-        raise IllegalLayout(uneven)
+    if uneven := legality.uneven_devices(devices, tensor, pipeline, context, data):
+        raise legality.IllegalLayout(uneven)
     return tensor, pipeline, context, data or devices // (tensor * pipeline * context)
 
 

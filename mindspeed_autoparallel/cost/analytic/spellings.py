@@ -85,7 +85,7 @@ _RECIPES = {
 """Megatron's and Transformer Engine's recipes, and Megatron-Bridge's two letters for them."""
 _FILLERS = re.compile(r"^bf16_with_|_mixed$|_(scaling|per_tensor)(?=_|$)|_precision$")
 INFORMATION = frozenset({"id", "name", "source", "note", "notes", "family", "group", "kind", "measured", "comment"})
-"""Keys beside the sections that describe a run's origin; of these only the container in ``source`` changes figures."""
+"""Keys outside the sections: they describe a run's origin. Only the container in ``source`` changes figures."""
 _CONTAINER = re.compile(r"(?<![\d.])(2[3-9])\.(0[1-9]|1[0-2])(?!\d)")
 
 
@@ -121,7 +121,7 @@ def _renamed(section: str, values: Mapping[str, object], names: Mapping[str, str
 
 def _with_precision(train: Mapping[str, object]) -> Mapping[str, object]:
     """Return ``train`` with ``precision`` as a request has it: ``FP8-CS``, ``fp8_mx``, ``bf16_mixed``, and Megatron's
-    ``fp8_recipe`` beside ``fp8``."""
+    ``fp8_recipe`` with ``fp8``."""
     stated = train.get("precision")
     name = re.sub(r"[\s\-+./()]+", "_", str(stated or "").lower()).strip("_")
     name = _FILLERS.sub("", _FILLERS.sub("", name))

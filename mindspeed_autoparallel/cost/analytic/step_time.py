@@ -153,15 +153,13 @@ def prediction_time(
     )
 
 
-def stage_times_us(
-    work: Workload, device: Device, efficiency: Efficiency, fabric: Fabric, layer: LayerTime | None = None
-) -> list[float]:
+def stage_times_us(work: Workload, device: Device, efficiency: Efficiency, fabric: Fabric) -> list[float]:
     """Return the time of forward plus backward of one microbatch on each stage, boundaries left out."""
     known: dict[tuple[LayerKind, bool], float] = {}
 
     def of(kind: LayerKind, recomputed: bool) -> float:
         if (kind, recomputed) not in known:
-            time = layer or layer_time(work, device, efficiency, fabric, kind, recomputed)
+            time = layer_time(work, device, efficiency, fabric, kind, recomputed)
             reference = time.forward_us if work.preference == "dpo" else 0.0
             added = beside_layer(work, device, fabric, kind, time, not recomputed)
             known[kind, recomputed] = time.forward_us + time.backward_us + reference
@@ -206,15 +204,15 @@ def beside_layer(
     return LayerTime(forward_us=forward, backward_us=backward)
 
 
-def closed_form_us(work: Workload, device: Device, layer: LayerTime | None = None) -> float:
+def closed_form_us(work: Workload, device: Device) -> float:
     """Return the time of one step in closed form, some fifty times faster than the simulator; never the price of a run.
 
     Only ratios between two devices are used, as slopes (fits, intervals, experiments); ``predict.price`` computes the
-    step. ``layer``: replaces the modelled layers' time.
+    step.
     """
     efficiency = device.efficiency(work.stack)
     fabric = Fabric.of(device, efficiency, work.devices_per_node, work.inter_node_gbit_per_s)
-    stages = stage_times_us(work, device, efficiency, fabric, layer)
+    stages = stage_times_us(work, device, efficiency, fabric)
     boundary = 0.0
     if work.pipeline_size > 1:
         boundary = 2 * (efficiency.point_to_point_us + boundary_send_us(work, fabric))

@@ -22,7 +22,6 @@ RECOMPUTE = ("none", "selective", "full")
 
 
 def is_ascend(gpu: str) -> bool:
-    """Return whether ``gpu`` names an Ascend device."""
     return any(word in gpu.lower() for word in ("ascend", "910b", "910c"))
 
 
@@ -45,7 +44,7 @@ class RecomputeDetail:
 
 @dataclass(frozen=True, kw_only=True)
 class Adapters:
-    """Low-rank adapters beside frozen matrices."""
+    """Low-rank adapters of frozen matrices."""
 
     rank: int
     targets: tuple[str, ...]

@@ -24,11 +24,7 @@ MOST_STATES = 1000
 @lru_cache(maxsize=1 << 18)
 def counted(state: State, mesh: tuple[int, ...]) -> State:
     """Sort ``state`` within mesh dims of equal size: placements (or cuts) with equal counts become equal."""
-    result = list(state)
-    for dims in alike_dims(mesh):
-        for dim, placement in zip(dims, sorted(state[d] for d in dims), strict=True):
-            result[dim] = placement
-    return tuple(result)
+    return _placed(mesh, [sorted(state[d] for d in dims) for dims in alike_dims(mesh)])
 
 
 @lru_cache(maxsize=256)
@@ -37,31 +33,28 @@ def alike_dims(mesh: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(d for d, n in enumerate(mesh) if n == size) for size in dict.fromkeys(mesh))
 
 
+def _placed(mesh: tuple[int, ...], values: Sequence[Sequence[int]]) -> State:
+    """Return ``values``, given by group of ``alike_dims``, in the order of the mesh dims."""
+    result = [0] * len(mesh)
+    for dims, row in zip(alike_dims(mesh), values, strict=True):
+        for dim, value in zip(dims, row, strict=True):
+            result[dim] = value
+    return tuple(result)
+
+
 def all_counts(values: Sequence[int], mesh: tuple[int, ...]) -> Iterator[State]:
     """Yield every count of ``values`` over ``mesh``, sorted among dims of equal size."""
     groups = alike_dims(mesh)
     ordered = sorted(values)
     for chosen in itertools.product(*(itertools.combinations_with_replacement(ordered, len(dims)) for dims in groups)):
-        result = [0] * len(mesh)
-        for dims, placements in zip(groups, chosen, strict=True):
-            for dim, placement in zip(dims, placements, strict=True):
-                result[dim] = placement
-        yield tuple(result)
+        yield _placed(mesh, chosen)
 
 
 @lru_cache(maxsize=1 << 14)
 def orders(count: State, mesh: tuple[int, ...]) -> tuple[State, ...]:
     """List every arrangement of ``count`` over the mesh dims."""
-    groups = alike_dims(mesh)
-    found = []
-    ways = [sorted(set(itertools.permutations([count[d] for d in dims]))) for dims in groups]
-    for chosen in itertools.product(*ways):
-        result = [0] * len(mesh)
-        for dims, values in zip(groups, chosen, strict=True):
-            for dim, value in zip(dims, values, strict=True):
-                result[dim] = value
-        found.append(tuple(result))
-    return tuple(found)
+    ways = [sorted(set(itertools.permutations([count[d] for d in dims]))) for dims in alike_dims(mesh)]
+    return tuple(_placed(mesh, chosen) for chosen in itertools.product(*ways))
 
 
 def least_shares(shape: tuple[int, ...], mesh: tuple[int, ...]) -> tuple[dict[State, int], numpy.ndarray] | None:

@@ -84,7 +84,6 @@ class Node:
 
     @property
     def output_bytes(self) -> int:
-        """Return the bytes of the whole output."""
         return math.prod(self.output_shape) * self.item_bytes
 
 

@@ -32,9 +32,7 @@ def source(
     )
 
 
-def matrix_product(
-    name: str, inputs: tuple[str, str], rows: int, columns: int, inner: int, *, role: str = "", gradient: bool = True
-) -> Node:
+def matrix_product(name: str, inputs: tuple[str, str], rows: int, columns: int, inner: int, *, role: str = "") -> Node:
     """Return the product of A(rows, inner) and B(inner, columns)."""
     axes = (Axis("rows", rows), Axis("columns", columns), Axis("inner", inner))
     return Node(
@@ -48,7 +46,6 @@ def matrix_product(
         role=role,
         flops=2 * rows * columns * inner,
         matmul=((0,), 1, 2),
-        needs_gradient=gradient,
     )
 
 
@@ -78,12 +75,12 @@ def gather(name: str, inputs: tuple[str, str], rows: int, hidden: int, table: in
 def attention(
     name: str,
     inputs: tuple[str, str, str],
-    *,
     batch: int,
     sequence: int,
     heads: int,
     kv_heads: int,
     head: int,
+    *,
     role: str,
 ) -> Node:
     """Return fused attention of q, k and v, with output (batch x sequence, heads x head); batch and heads may be cut.

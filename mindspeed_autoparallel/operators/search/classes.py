@@ -18,7 +18,8 @@ from mindspeed_autoparallel.operators.graph.counted import counted
 from mindspeed_autoparallel.operators.search.branch import Solved, descend, least_among
 from mindspeed_autoparallel.operators.search.buckets import LeastSums, least_sums
 from mindspeed_autoparallel.operators.search.factors import FactorGraph, Table
-from mindspeed_autoparallel.operators.search.joint import JointProblem, JointRead
+from mindspeed_autoparallel.operators.search.joint import JointProblem
+from mindspeed_autoparallel.operators.search.problem import Reads
 
 Classes = list[list[Table]]
 """Per variable, arrays of indices into its choices."""
@@ -97,12 +98,12 @@ def _over(problem: JointProblem, classes: Classes) -> tuple[FactorGraph, list[in
         if len(groups) > 1:
             shared += [read.producer, *(v for v, _ in read.readers)]
         for group in groups:
-            part = JointRead(read.producer, tuple(group), read.cost_us / len(groups))
+            part = Reads(read.producer, tuple(group), read.cost_us / len(groups))
             graph.add((read.producer, *(v for v, _ in group)), _least_table(part, classes))
     return graph, shared
 
 
-def _least_table(read: JointRead, classes: Classes) -> Table:
+def _least_table(read: Reads, classes: Classes) -> Table:
     """Return prices over classes that are never above those of their choices.
 
     A reader pays if its possible needs and those of every earlier reader have nothing in common.

@@ -74,7 +74,6 @@ class _Tensor:
         return result
 
     def restrict(self, kept: list[Table]) -> None:
-        """Restrict each variable to the values ``kept``."""
         groups = [end.groups[kept[v]] for end, v in zip(self.ends, self.variables, strict=True)]
         self.messages = [m[kept[v]] for m, v in zip(self.messages, self.variables, strict=True)]
         self.cost, self.ends = _without_unused(self.cost, groups)

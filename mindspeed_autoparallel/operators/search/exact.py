@@ -24,11 +24,8 @@ class Limits:
     memory_bytes: float | None = None
 
     def times(self, factor: int) -> Limits:
-        """Return both limits times ``factor``."""
-        bytes_ = [
-            None if limit is None else float(limit * factor) for limit in (self.parameter_bytes, self.memory_bytes)
-        ]
-        return Limits(*bytes_)
+        limits = (self.parameter_bytes, self.memory_bytes)
+        return Limits(*(None if limit is None else float(limit * factor) for limit in limits))
 
     def allow(self, decisions: Decisions, num_microbatches: int) -> bool:
         """Return whether a whole plan stays within the limits."""
@@ -38,21 +35,26 @@ class Limits:
 
     def rows(self, problem: CutProblem) -> list[tuple[list[numpy.ndarray], float, str]]:
         """Return, per limit that is set, the bytes of each choice of ``problem``, the limit, and its name."""
-        found = ((problem.parameter_bytes, self.parameter_bytes, "parameters"),)
-        more = ((problem.resident_bytes, self.memory_bytes, "parameters, their states and kept outputs"),)
-        return [(held, limit, name) for held, limit, name in (*found, *more) if limit is not None]
+        found = (
+            (problem.parameter_bytes, self.parameter_bytes, "parameters"),
+            (problem.resident_bytes, self.memory_bytes, "parameters, their states and kept outputs"),
+        )
+        return [(held, limit, name) for held, limit, name in found if limit is not None]
 
 
 def solve_exact(problem: CutProblem, limits: Limits | None = None) -> list[int]:
     """Return the picks of least cost within ``limits``.
 
-    The model has one-hot variables per operator; per reader of a tensor one variable for each pair of made and needed
-    placements, whose sums are the one-hots (the local polytope); and per pair one that is paid once if any reader has
-    it. Raises ``InfeasiblePlan`` if a limit cannot be met.
+    The model has one-hot variables per operator. Per reader of a tensor it has one variable for each pair of made and
+    needed placements; their sums are the one-hots (the local polytope). One more per pair is paid once if any reader
+    has it. Raises ``InfeasiblePlan`` if a limit cannot be met.
     """
     limits = limits or Limits()
     picks = _solve(problem, limits, integer=False)
-    return picks if picks is not None else _require(_solve(problem, limits, integer=True))
+    if picks is None:
+        picks = _solve(problem, limits, integer=True)
+    assert picks is not None, "an integer solve returned a fractional point"
+    return picks
 
 
 @contextlib.contextmanager
@@ -68,11 +70,6 @@ def _without_banner() -> Iterator[None]:
     finally:
         os.dup2(kept, 1)
         os.close(kept)
-
-
-def _require(picks: list[int] | None) -> list[int]:
-    assert picks is not None, "an integer solve returned a fractional point"
-    return picks
 
 
 def _solve(problem: CutProblem, limits: Limits, *, integer: bool) -> list[int] | None:

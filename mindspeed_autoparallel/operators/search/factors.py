@@ -34,11 +34,6 @@ class FactorGraph:
         key = tuple(names)
         self.tables[key] = self.tables[key] + table if key in self.tables else table
 
-    def cost(self, picks: list[int]) -> float:
-        """Sum the tables at ``picks``, a value per variable."""
-        total = sum(float(s[p]) for s, p in zip(self.single, picks, strict=True))
-        return total + sum(float(t[tuple(picks[v] for v in scope)]) for scope, t in self.tables.items())
-
     def restricted(self, kept: list[Table]) -> FactorGraph:
         """Restrict each variable to the values whose indices ``kept`` lists."""
         tables = {scope: table[numpy.ix_(*(kept[v] for v in scope))] for scope, table in self.tables.items()}
@@ -88,7 +83,6 @@ class Elimination:
         """The table size of every variable that is left."""
 
     def scope_of(self, indices: Iterable[int]) -> set[int]:
-        """Return the variables of factors."""
         return {u for index in indices for u in self.factors[index][0]}
 
     def weight_of(self, v: int) -> int:
@@ -96,7 +90,6 @@ class Elimination:
         return math.prod(self.sizes[u] for u in self.scope_of(self.of[v]))
 
     def smallest(self) -> int:
-        """Return the variable with the smallest table."""
         return min(self.weight, key=lambda u: (self.weight[u], u))
 
     def eliminate(self, v: int) -> tuple[tuple[int, ...], Table, list[int]]:

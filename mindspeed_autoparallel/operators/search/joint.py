@@ -16,7 +16,7 @@ from mindspeed_autoparallel.operators.graph.shortest import all_pairs
 from mindspeed_autoparallel.operators.graph.transitions import is_valid
 from mindspeed_autoparallel.operators.search.factors import FactorGraph, Table
 from mindspeed_autoparallel.operators.search.pricing import Machine, work_us
-from mindspeed_autoparallel.operators.search.problem import shape_numbers
+from mindspeed_autoparallel.operators.search.problem import Reads, shape_numbers, total_us
 from mindspeed_autoparallel.operators.search.state import Decisions
 
 Choice = tuple[int, ...]
@@ -30,19 +30,6 @@ MOST_CHOICES = 1300
 """Most choices of one operator over all mesh dims for which the joint problem is built."""
 
 
-@dataclass(frozen=True)
-class JointRead:
-    """The redistributions of one tensor: ``cost_us[p, w]`` from the producer's choice ``p`` to need ``w``.
-
-    ``readers``: variable, and for each of its choices the index of the placement it needs. Readers with the same need
-    pay once.
-    """
-
-    producer: int
-    readers: tuple[tuple[int, numpy.ndarray], ...]
-    cost_us: Table
-
-
 @dataclass
 class JointProblem:
     """The choices of all operators (or groups of tied ones) over the whole mesh; costs in microseconds."""
@@ -51,15 +38,11 @@ class JointProblem:
     members: list[list[str]] = field(default_factory=list)
     choices: list[list[Choice]] = field(default_factory=list)
     node_us: list[Table] = field(default_factory=list)
-    reads: list[JointRead] = field(default_factory=list)
+    reads: list[Reads] = field(default_factory=list)
 
     def total_us(self, picks: Sequence[int]) -> float:
         """Return the price of ``picks``, an index into ``choices`` per variable."""
-        total = sum(float(self.node_us[v][p]) for v, p in enumerate(picks))
-        for read in self.reads:
-            wanted = {int(wants[picks[v]]) for v, wants in read.readers}
-            total += sum(float(read.cost_us[picks[read.producer], w]) for w in wanted)
-        return total
+        return total_us(self.node_us, self.reads, picks)
 
     def picks(self, decisions: Decisions) -> list[int] | None:
         """Return the picks of ``decisions``; None if tied operators differ."""
@@ -198,7 +181,7 @@ def _add_reads(
                 return False
             prices[same] = sent / machine.link_bytes_per_us
         found = tuple((v, numpy.array(indices)) for v, indices in reading)
-        problem.reads.append(JointRead(variable[name], found, prices[same] * times[seen]))
+        problem.reads.append(Reads(variable[name], found, prices[same] * times[seen]))
     return True
 
 

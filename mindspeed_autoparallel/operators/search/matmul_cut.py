@@ -100,7 +100,6 @@ class Advice:
     reason: str = ""
 
     def line(self) -> str:
-        """Return the advice as one line."""
         if self.mem_coeff is None:
             return f"no mem_coeff cuts it: {self.reason}"
         axis = f"to cut {self.axis} set mem_coeff = {self.mem_coeff:g}"

@@ -26,8 +26,17 @@ class Reads:
     """
 
     producer: int
-    readers: tuple[tuple[int, tuple[int, ...]], ...]
+    readers: tuple[tuple[int, Matrix], ...]
     cost_us: Matrix
+
+
+def total_us(node_us: Sequence[Matrix], reads: Sequence[Reads], picks: Sequence[int]) -> float:
+    """Return the price of ``picks``, a choice per variable; ``node_us``: that of each choice alone."""
+    total = sum(float(node_us[v][p]) for v, p in enumerate(picks))
+    for read in reads:
+        wanted = {int(wants[picks[v]]) for v, wants in read.readers}
+        total += sum(float(read.cost_us[picks[read.producer], w]) for w in wanted)
+    return total
 
 
 @dataclass
@@ -53,11 +62,7 @@ class CutProblem:
 
     def total_us(self, picks: list[int]) -> float:
         """Return the price of ``picks``, an index into ``choices`` per variable."""
-        total = sum(float(self.node_us[v][p]) for v, p in enumerate(picks))
-        for read in self.reads:
-            wanted = {wants[picks[v]] for v, wants in read.readers}
-            total += sum(float(read.cost_us[picks[read.producer], w]) for w in wanted)
-        return total
+        return total_us(self.node_us, self.reads, picks)
 
     def spread(self, picks: list[int]) -> dict[str, int]:
         """Return the choice of every operator from the pick of its variable."""
@@ -198,7 +203,8 @@ def _add_reads(
         same = (producer.output_shape, producer.item_bytes, tuple(made), tuple(wants), ends)
         if same not in costs:
             costs[same] = _sent_bytes(producer, made, list(wants), ends, mesh, at) / machine.link_bytes_per_us
-        problem.reads.append(Reads(variable[name], tuple(dict.fromkeys(wanted)), costs[same] * times[group_key]))
+        found = tuple((v, numpy.array(indices)) for v, indices in dict.fromkeys(wanted))
+        problem.reads.append(Reads(variable[name], found, costs[same] * times[group_key]))
 
 
 def _sent_bytes(

@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from mindspeed_autoparallel.operators.graph.node import NO_CUT, Graph, Node
-from mindspeed_autoparallel.operators.search.fill import fill_rest
 from mindspeed_autoparallel.operators.search.matmul_cut import CutCosts, cut_costs
 from mindspeed_autoparallel.operators.search.state import Decisions
 
@@ -66,10 +65,7 @@ def _sizes(node: Node, decisions: Decisions) -> tuple[int, int, int]:
     assert node.matmul is not None
     cuts = decisions.cuts(node.name)
     rows, j, k = node.matmul
-    i = 1
-    for axis in rows:
-        i *= node.local_size(axis, cuts)
-    return i, node.local_size(j, cuts), node.local_size(k, cuts)
+    return math.prod(node.local_size(axis, cuts) for axis in rows), node.local_size(j, cuts), node.local_size(k, cuts)
 
 
 def carried_axes(graph: Graph, dim: int = 0) -> dict[str, int]:
@@ -144,14 +140,13 @@ def cut_main_operators(
     pins: Mapping[str, int],
     neighbours: Mapping[str, Sequence[Neighbours]],
     *,
-    by_weight: bool = False,
-    most_row_parts: int | None = None,
+    by_weight: bool,
+    most_row_parts: int | None,
 ) -> tuple[dict[str, int], list[ExplainedCut]]:
-    """Return the choices of this cut for the matrix products, and the costs behind each.
+    """Return the choices of this cut for the matrix products, and the costs of each.
 
-    ``by_weight`` decides the largest operator first, and requires later products in ``neighbours``.
-
-    Rows are cut into at most ``most_row_parts``.
+    ``by_weight`` decides the largest operator first, and requires later products in ``neighbours``. Rows are cut into
+    at most ``most_row_parts``.
     """
     graph = decisions.graph
     order = [graph.nodes[name] for name in neighbours]
@@ -191,35 +186,18 @@ def cut_main_operators(
     return chosen, explained
 
 
-def solve_recursive(
-    graph: Graph,
-    mesh: tuple[int, ...],
-    mem_coeff: float,
-    pins: Sequence[Mapping[str, int]],
-    *,
-    by_weight: bool = False,
-    most_row_parts: int | None = None,
-) -> tuple[Decisions, list[ExplainedCut]]:
-    """Return the choices of every operator on a ``mesh`` of twos, and the costs behind those of each matrix product.
-
-    ``pins``: per mesh dim, the axis of every pinned operator.
-    """
-    assert set(mesh) <= {2}, "every cut is a halving"
-    decisions, explained, decided = cut_all_products(
-        graph, mem_coeff, pins, by_weight=by_weight, most_row_parts=most_row_parts
-    )
-    return fill_rest(decisions, decided), explained
-
-
 def cut_all_products(
     graph: Graph,
-    mem_coeff: float,
     pins: Sequence[Mapping[str, int]],
+    mem_coeff: float,
     *,
     by_weight: bool = False,
     most_row_parts: int | None = None,
 ) -> tuple[Decisions, list[ExplainedCut], set[str]]:
-    """Cut only the matrix products and pinned operators; return decisions, their costs, and the decided operators."""
+    """Halve only the matrix products and pinned operators; return decisions, their costs, and the decided operators.
+
+    ``pins``: per mesh dim, the axis of every pinned operator.
+    """
     decisions = Decisions(graph, (), dict.fromkeys(graph.nodes, ()))
     explained: list[ExplainedCut] = []
     nothing = dict.fromkeys(graph.nodes, NO_CUT)

@@ -32,7 +32,6 @@ class Decisions:
         )
 
     def without(self, dim: int) -> Decisions:
-        """Return the decisions without mesh dim ``dim``."""
         choices = {name: (*made[:dim], *made[dim + 1 :]) for name, made in self.choices.items()}
         return Decisions(self.graph, (*self.mesh[:dim], *self.mesh[dim + 1 :]), choices)
 
@@ -42,7 +41,6 @@ class Decisions:
         return Decisions(self.graph, (*self.mesh[:dim], parts, *self.mesh[dim:]), choices)
 
     def output_placements(self, name: str) -> Placements:
-        """Return the placements of the output of operator ``name``."""
         node = self.graph.nodes[name]
         return tuple(node.output_placement(c) for c in self.choices[name])
 

@@ -99,7 +99,6 @@ class CapturedCall:
 
     @property
     def is_random(self) -> bool:
-        """Return whether the call draws numbers."""
         if self.operator in _DROPOUTS or self.operator == "scaled_dot_product_attention":
             return self._is_random()
         return draws(self.target, self.operator, self.args)

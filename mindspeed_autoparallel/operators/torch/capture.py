@@ -39,7 +39,7 @@ def capture(
 def capture_program(
     model: torch.nn.Module, example_inputs: tuple[Any, ...], example_keywords: Mapping[str, object] | None = None
 ) -> Captured:
-    """Capture as ``capture`` does, with the calls behind the operators (see ``PlannedModule``).
+    """Capture as ``capture`` does, with the calls that make up the operators (see ``PlannedModule``).
 
     A module with values is compared with its capture (``compare``): different results or gradients raise
     ``ConfigError``.

@@ -62,7 +62,7 @@ def compare(captured: Captured, model: torch.nn.Module) -> None:
 
 def _of_module(model: torch.nn.Module, given: Any, trained: list[torch.Tensor]) -> tuple[Any, Any, bool]:
     """Return the results of ``model`` for ``given``, the gradients of ``trained`` parameters and of the inputs, and
-    whether inputs take a gradient: some modules change them in place, or have no derivative for them."""
+    whether inputs take a gradient. Some modules change inputs in place, or have no derivative for them."""
     buffers = {name: value.detach().clone() for name, value in model.named_buffers()}
     for of_inputs in (True, False):
         copied, floats = _leaves(given, of_inputs)
@@ -193,7 +193,7 @@ def _tensors(made: Any) -> list[torch.Tensor]:
 
 
 def _leaves(given: Any, of_inputs: bool) -> tuple[Any, list[torch.Tensor]]:
-    """Return a copy of the inputs, and the leaves behind those that take a gradient (none without ``of_inputs``)."""
+    """Return a copy of the inputs, and the leaves of those that take a gradient (none without ``of_inputs``)."""
     leaves: list[torch.Tensor] = []
 
     def copied(value: torch.Tensor) -> torch.Tensor:

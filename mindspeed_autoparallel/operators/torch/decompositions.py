@@ -66,7 +66,7 @@ def _needs_rewriting(graph: Any) -> bool:
 
 
 def _mark_stops(module: Any) -> None:
-    """Put ``stop_gradient`` behind every ``detach`` and every result of a region without gradients."""
+    """Insert ``stop_gradient`` after every ``detach`` and every result of a region without gradients."""
     stop = torch.ops.mindspeed_autoparallel.stop_gradient.default
     for node in list(module.graph.nodes):
         if node.op != "call_function":

@@ -8,22 +8,18 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.distributed.tensor import Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    PrepareModuleInput,
-    PrepareModuleInputOutput,
-    PrepareModuleOutput,
-    RowwiseParallel,
-)
+from torch.distributed.tensor import Shard, parallel
 from torch.utils import _pytree as pytree
 
 from mindspeed_autoparallel.errors import first_line
 
 
 def refusal_of_shapes(
-    model: torch.nn.Module, example: tuple[Any, Any], styles: Mapping[str, ParallelStyle], parts: int, replicas: int
+    model: torch.nn.Module,
+    example: tuple[Any, Any],
+    styles: Mapping[str, parallel.ParallelStyle],
+    parts: int,
+    replicas: int,
 ) -> str:
     """Return why ``model`` does not run with one rank's shapes under ``styles`` on ``parts`` ranks; empty if it runs.
 
@@ -76,15 +72,15 @@ def _of_replica(given: Any, replicas: int) -> Any:
     return torch.empty(shape, dtype=given.dtype, device="meta")
 
 
-def _cut_dim(model: torch.nn.Module, name: str, styles: Mapping[str, ParallelStyle]) -> int | None:
+def _cut_dim(model: torch.nn.Module, name: str, styles: Mapping[str, parallel.ParallelStyle]) -> int | None:
     """Return the dim of parameter ``name`` that the style of its module cuts; None if it stays whole."""
     module, _, kind = name.rpartition(".")
     style = styles.get(module)
-    if not isinstance(style, (ColwiseParallel, RowwiseParallel)):
+    if not isinstance(style, (parallel.ColwiseParallel, parallel.RowwiseParallel)):
         return None
     if isinstance(model.get_submodule(module), torch.nn.Embedding):
-        return 1 if isinstance(style, ColwiseParallel) else 0
-    if isinstance(style, ColwiseParallel):
+        return 1 if isinstance(style, parallel.ColwiseParallel) else 0
+    if isinstance(style, parallel.ColwiseParallel):
         return 0
     return 1 if kind == "weight" else None
 
@@ -97,7 +93,9 @@ def _meta(value: torch.Tensor, cut: int | None, parts: int) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def _shapes_as_styled(model: torch.nn.Module, styles: Mapping[str, ParallelStyle], parts: int) -> Iterator[None]:
+def _shapes_as_styled(
+    model: torch.nn.Module, styles: Mapping[str, parallel.ParallelStyle], parts: int
+) -> Iterator[None]:
     """Change shapes as styles redistribute tensors, at the entry and exit of styled modules."""
     handles = []
     for name, style in styles.items():
@@ -105,11 +103,11 @@ def _shapes_as_styled(model: torch.nn.Module, styles: Mapping[str, ParallelStyle
         table = isinstance(module, torch.nn.Embedding)
 
         def before(
-            _: Any, given: tuple[Any, ...], named: Any, style: ParallelStyle = style, table: bool = table
+            _: Any, given: tuple[Any, ...], named: Any, style: parallel.ParallelStyle = style, table: bool = table
         ) -> tuple[tuple[Any, ...], Any]:
             return _entered(given, named, style, parts, table)
 
-        def after(_: Any, given: Any, made: Any, style: ParallelStyle = style) -> Any:
+        def after(_: Any, given: Any, made: Any, style: parallel.ParallelStyle = style) -> Any:
             return _left(made, style, parts)
 
         handles += [module.register_forward_pre_hook(before, with_kwargs=True), module.register_forward_hook(after)]
@@ -137,31 +135,31 @@ def _moved(value: Any, before: Any, after: Any, parts: int) -> Any:
 
 
 def _entered(
-    given: tuple[Any, ...], named: Any, style: ParallelStyle, parts: int, table: bool
+    given: tuple[Any, ...], named: Any, style: parallel.ParallelStyle, parts: int, table: bool
 ) -> tuple[tuple[Any, ...], Any]:
-    if isinstance(style, PrepareModuleInputOutput):
+    if isinstance(style, parallel.PrepareModuleInputOutput):
         style = style.prepare_module_input
-    if isinstance(style, PrepareModuleInput):
+    if isinstance(style, parallel.PrepareModuleInput):
         pairs = zip(style.input_layouts or (), style.desired_input_layouts or (), strict=True)
         layouts = [*pairs, *[(None, None)] * len(given)]
         moved = tuple(_moved(value, *pair, parts) for value, pair in zip(given, layouts, strict=False))
         before, after = style.input_kwarg_layouts or {}, style.desired_input_kwarg_layouts or {}
         return moved, {key: _moved(value, before.get(key), after.get(key), parts) for key, value in named.items()}
-    if isinstance(style, ColwiseParallel):
+    if isinstance(style, parallel.ColwiseParallel):
         return (_scaled(given[0], style.input_layouts, parts, grow=True), *given[1:]), named
-    if isinstance(style, RowwiseParallel) and not table:
+    if isinstance(style, parallel.RowwiseParallel) and not table:
         return (_moved(given[0], style.input_layouts, Shard(-1), parts), *given[1:]), named
     return given, named
 
 
-def _left(made: Any, style: ParallelStyle, parts: int) -> Any:
-    if isinstance(style, PrepareModuleInputOutput):
+def _left(made: Any, style: parallel.ParallelStyle, parts: int) -> Any:
+    if isinstance(style, parallel.PrepareModuleInputOutput):
         style = style.prepare_module_output
-    if isinstance(style, ColwiseParallel):
+    if isinstance(style, parallel.ColwiseParallel):
         return _moved(made, Shard(-1), style.output_layouts, parts)
-    if isinstance(style, RowwiseParallel):
+    if isinstance(style, parallel.RowwiseParallel):
         return _scaled(made, style.output_layouts, parts, grow=False)
-    if isinstance(style, PrepareModuleOutput):
+    if isinstance(style, parallel.PrepareModuleOutput):
         several = isinstance(made, (tuple, list))
         pairs = zip(style.output_layouts, style.desired_output_layouts, strict=True)
         moved = [_moved(value, *pair, parts) for value, pair in zip(made if several else (made,), pairs, strict=True)]

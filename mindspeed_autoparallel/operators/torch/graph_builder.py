@@ -1,4 +1,4 @@
-"""An exported program as an operator graph, with the calls behind the operators."""
+"""An exported program as an operator graph, with the calls of its operators."""
 
 from __future__ import annotations
 

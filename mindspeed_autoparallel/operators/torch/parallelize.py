@@ -11,14 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch.distributed.tensor import Partial, Placement, Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    PrepareModuleInput,
-    PrepareModuleOutput,
-    RowwiseParallel,
-)
+from torch.distributed.tensor import Partial, Placement, Replicate, Shard, parallel
 
 from mindspeed_autoparallel.operators.graph.node import NO_CUT, PARTIAL, REPLICATE, Node
 from mindspeed_autoparallel.operators.graph.redistribution import gradient_of_output
@@ -38,15 +31,10 @@ class ParallelizePlan:
     If ``not_expressed`` is not empty, the styles alone would compute something else: each line names an operator.
     """
 
-    styles: dict[str, ParallelStyle] = field(default_factory=dict)
+    styles: dict[str, parallel.ParallelStyle] = field(default_factory=dict)
     data_size: int = 1
     tensor_size: int = 1
     not_expressed: tuple[str, ...] = ()
-
-    def lines(self) -> list[str]:
-        """Return Python source, and the operators that styles cannot express."""
-        made = [f"{name!r}: {_source(style)}," for name, style in self.styles.items()]
-        return [*made, *(f"# not expressed: {reason}" for reason in self.not_expressed)]
 
 
 def parallelize_plan(captured: Captured, model: torch.nn.Module, plan: OperatorPlan) -> ParallelizePlan:
@@ -107,7 +95,7 @@ class _Lowering:
         for name, node in self.graph.nodes.items():
             self._flow(name, node)
         self._check_shared_weights()
-        styles: dict[str, ParallelStyle] = {}
+        styles: dict[str, parallel.ParallelStyle] = {}
         for module in self.modules:
             style = self._style(module)
             if style is not None:
@@ -126,7 +114,7 @@ class _Lowering:
                         told = f"its weight {name} is read elsewhere, too; styles would make it two weights."
                         self.reasons.setdefault(reader, told)
 
-    def _check_sizes(self, styles: dict[str, ParallelStyle], tensor: int, data: int) -> None:
+    def _check_sizes(self, styles: dict[str, parallel.ParallelStyle], tensor: int, data: int) -> None:
         """Record a reason for a model whose code hard-codes the size of a cut dim."""
         refused = refusal_of_shapes(self.model, self.captured.example, styles, tensor, data)
         if refused:
@@ -188,7 +176,7 @@ class _Lowering:
         if not node.inputs:
             return NO_CUT  # inputs are whole
         if role_of_cut(node, axis, self.batch.get(node.name), 1, 1, 0) in (DATA, CONTEXT):
-            self.reasons[node.name] = f"it is cut by {node.axes[axis].name} beside operators cut by weights."
+            self.reasons[node.name] = f"it is cut by {node.axes[axis].name} while other operators are cut by weights."
         return axis
 
     def _flow(self, name: str, node: Node) -> None:
@@ -227,7 +215,7 @@ class _Lowering:
         if name in self.captured.outputs and node.output_placement(self.choice[name]) != REPLICATE:
             self.reasons[name] = "the model would return a piece of it."
 
-    def _style(self, module: str) -> ParallelStyle | None:
+    def _style(self, module: str) -> parallel.ParallelStyle | None:
         main = next((name for name, owner in self.owner.items() if owner == module), None)
         if main is None:
             return None
@@ -236,26 +224,19 @@ class _Lowering:
         arrives, leaves = _placement(self.flowing[source]), _placement(self.flowing[self.last[module]])
         name = "" if axis == NO_CUT else node.axes[axis].name
         if name in ("columns", "hidden"):
-            return ColwiseParallel(input_layouts=arrives, output_layouts=leaves)
+            return parallel.ColwiseParallel(input_layouts=arrives, output_layouts=leaves)
         if name in ("inner", "table"):
-            return RowwiseParallel(input_layouts=arrives, output_layouts=leaves)
+            return parallel.RowwiseParallel(input_layouts=arrives, output_layouts=leaves)
         if arrives != Replicate() and leaves != Replicate():
             self.reasons[main] = "it is whole between cut tensors."
         if arrives != Replicate():
-            return PrepareModuleInput(input_layouts=arrives, desired_input_layouts=Replicate(), use_local_output=True)
+            return parallel.PrepareModuleInput(
+                input_layouts=arrives, desired_input_layouts=Replicate(), use_local_output=True
+            )
         if leaves != Replicate():
-            return PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=leaves)
+            return parallel.PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=leaves)
         return None
 
 
 def _placement(placement: int) -> Placement:
     return Replicate() if placement == REPLICATE else Partial() if placement == PARTIAL else Shard(placement)
-
-
-def _source(style: ParallelStyle) -> str:
-    given = [
-        f"{name}={getattr(style, name)!r}"
-        for name in ("input_layouts", "desired_input_layouts", "output_layouts", "desired_output_layouts")
-        if hasattr(style, name)
-    ]
-    return f"{type(style).__name__}({', '.join(given)})"

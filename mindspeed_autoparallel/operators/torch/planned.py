@@ -69,8 +69,8 @@ class PlannedModule(torch.nn.Module):
         """Return what the model returns for ``inputs`` in order.
 
         ``parameters``: pieces used instead of the module's own; ``buffers``: whole ones, read and updated instead of
-        its own. An input that is smaller than the captured one is this rank's piece, placed according to ``arrival``;
-        results with a sample dim then come back in the same pieces, and their gradients are averaged over them.
+        its own. An input that is smaller than the captured one is this rank's piece, placed according to ``arrival``.
+        Results with a sample dim then come back in the same pieces, and their gradients are averaged over them.
         """
         # Not getattr: an operator may have the name of a method of a module ("to").
         held = {**self._parameters, **self._buffers}

@@ -12,16 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 import torch
-from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    PrepareModuleInput,
-    PrepareModuleInputOutput,
-    PrepareModuleOutput,
-    RowwiseParallel,
-    SequenceParallel,
-)
+from torch.distributed.tensor import Replicate, Shard, parallel
 
 from mindspeed_autoparallel.operators.torch.dry_run import export_with, refusal_of_shapes
 from mindspeed_autoparallel.operators.torch.graph_builder import Captured
@@ -68,7 +59,7 @@ class _Stack:
         self.layers = self._layers()
         self.shape: tuple[int, ...] = ()
 
-    def styles(self) -> tuple[dict[str, ParallelStyle], str]:
+    def styles(self) -> tuple[dict[str, parallel.ParallelStyle], str]:
         """Return (styles, empty string), or (empty dict, the reason why there are none)."""
         if not self.layers:
             return {}, "no repeated layers with styles that hand one tensor to the next."
@@ -83,10 +74,10 @@ class _Stack:
         entry = _entry(self.calls[first], self.shape, Replicate(), _TOKENS)
         leaving = _leaving(self.calls[last], self.shape, _TOKENS, Replicate())
         if first == last:
-            self.given[first] = PrepareModuleInputOutput(**entry, use_local_input=True, **leaving)
+            self.given[first] = parallel.PrepareModuleInputOutput(**entry, use_local_input=True, **leaving)
         else:
-            self.given[first] = PrepareModuleInput(**entry, use_local_output=True)
-            self.given[last] = PrepareModuleOutput(**leaving)
+            self.given[first] = parallel.PrepareModuleInput(**entry, use_local_output=True)
+            self.given[last] = parallel.PrepareModuleOutput(**leaving)
         return self.given, ""
 
     def _layers(self) -> list[str]:
@@ -121,22 +112,26 @@ class _Stack:
             call = self.calls[path]
             takes_stream = _first_stream(call, self.shape) is not None
             inside = [key for key in self.given if key.startswith(f"{path}.")]
-            if isinstance(style, RowwiseParallel):
-                self.given[path] = RowwiseParallel(input_layouts=style.input_layouts[0], output_layouts=_TOKENS)
-            elif isinstance(style, ColwiseParallel) and takes_stream:
-                self.given[path] = ColwiseParallel(input_layouts=_TOKENS, output_layouts=style.output_layouts[0])
+            if isinstance(style, parallel.RowwiseParallel):
+                self.given[path] = parallel.RowwiseParallel(
+                    input_layouts=style.input_layouts[0], output_layouts=_TOKENS
+                )
+            elif isinstance(style, parallel.ColwiseParallel) and takes_stream:
+                self.given[path] = parallel.ColwiseParallel(
+                    input_layouts=_TOKENS, output_layouts=style.output_layouts[0]
+                )
             elif style is None and takes_stream and self._is_norm(path, module):
-                self.given[path] = SequenceParallel(use_local_output=True)
+                self.given[path] = parallel.SequenceParallel(use_local_output=True)
             elif style is None and takes_stream and not inside:
                 entry = _entry(call, self.shape, _TOKENS, Replicate())
                 leaving = _leaving(call, self.shape, Replicate(), _TOKENS)
-                self.given[path] = PrepareModuleInputOutput(**entry, use_local_input=True, **leaving)
+                self.given[path] = parallel.PrepareModuleInputOutput(**entry, use_local_input=True, **leaving)
             elif style is None and takes_stream and self._only_styled(path, module, inside):
                 entry = _entry(call, self.shape, _TOKENS, Replicate())
-                self.given[path] = PrepareModuleInput(**entry)
+                self.given[path] = parallel.PrepareModuleInput(**entry)
                 for key in inside:
-                    if isinstance(rowwise := self.given[key], RowwiseParallel):
-                        self.given[key] = RowwiseParallel(
+                    if isinstance(rowwise := self.given[key], parallel.RowwiseParallel):
+                        self.given[key] = parallel.RowwiseParallel(
                             input_layouts=rowwise.input_layouts[0], output_layouts=_TOKENS
                         )
             else:
@@ -153,7 +148,7 @@ class _Stack:
     def _only_styled(self, path: str, module: torch.nn.Module, inside: list[str]) -> bool:
         """Return whether styles inside a module cover all its parameters, and one of them cuts by columns."""
         owners = {f"{path}.{name}".rpartition(".")[0] for name, _ in module.named_parameters()}
-        return owners <= set(inside) and any(isinstance(self.given[key], ColwiseParallel) for key in inside)
+        return owners <= set(inside) and any(isinstance(self.given[key], parallel.ColwiseParallel) for key in inside)
 
 
 def _record_calls(model: torch.nn.Module, example: tuple[Any, Any]) -> dict[str, _ModuleCall]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from mindspeed_autoparallel.planner.sharded.lowering import Lowering
 from mindspeed_autoparallel.planner.sharded.memory import recomputation_ns
-from mindspeed_autoparallel.planner.sharded.passes import ROUNDING_NS, Ends, ends_ns, passes_ns
+from mindspeed_autoparallel.planner.sharded.passes import ROUNDING_NS, Ends, ends_ns, forward_before_ns, passes_ns
 from mindspeed_autoparallel.spec.sharded import MEGATRON_FSDP
 
 
@@ -48,7 +48,7 @@ def units_bound_ns(finest: Lowering, coarsest: Lowering, limit_bytes: int) -> in
 
     ``None`` if nothing fits ``limit_bytes``. Computation, copied bytes and sent bytes do not depend on the units. More
     units hold less at a time, so recomputation is that of ``finest``. More units also have more latencies and more
-    gathers in backward, so transfers are those of ``coarsest``. The border between the phases lies between those of the
+    gathers in backward, so transfers are those of ``coarsest``. The border between the phases is between those of the
     two.
     """
     again = _again_ns(coarsest if coarsest.parts > 1 else finest, limit_bytes)
@@ -174,9 +174,7 @@ def _computing_ns(lowering: Lowering) -> tuple[int, int]:
     before = 0
     if gathering:
         last = next(places for places in lowering.hooked.values() if gathering[-1] in places)
-        heads, tails = lowering.structure.before(last[0])
-        before = sum(kinds[kind].forward * count for kind, count in heads.items())
-        before += sum(kinds[kind].tail * count for kind, count in tails.items())
+        before = forward_before_ns(lowering, last[0])
     total = sum(
         (kinds[kind].forward + kinds[kind].tail + (sum(kinds[kind][2:]) if needs_backward else 0)) * count
         for (kind, needs_backward), count in lowering.problem.module_counts.items()

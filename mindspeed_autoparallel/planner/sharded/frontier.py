@@ -65,7 +65,6 @@ class Frontier:
 
     @property
     def bound_ns(self) -> int:
-        """Return a lower bound of all plans."""
         solved = (found.bound_ns for row in self.solved.values() for found in row.values())
         bounds = (*solved, *self._lost, *(entry[0] for entry in self._heap[:1]))
         return min((*bounds, *(() if self.best_ns is None else (self.best_ns,))), default=0)
@@ -192,7 +191,6 @@ class Frontier:
         self.least_peak = peak if self.least_peak is None else min(self.least_peak, peak)
 
     def outcome(self, lowering: Lowering, solved: Solved) -> ShardedOutcome:
-        """Return the outcome of ``solved``, with its policies as decisions."""
         rows = policies_by_pattern(self.problem, solved.policies | lowering.forced)
         chosen = replace(lowering.decisions, policies=rows)
         return outcome_of(lowering, chosen, solved.replayed, self.limit, chosen.sizes.label())

@@ -61,7 +61,6 @@ class LayerSearch:
         return {layer.name: policy for layer in self.layers if policy in self.options[layer.name]}
 
     def run(self, policies: dict[str, str]) -> Replayed:
-        """Replay ``policies``."""
         outcome = replay(self.lowering.training(policies))
         self.least_peak = min(self.least_peak or outcome.peak_bytes, outcome.peak_bytes)
         return outcome

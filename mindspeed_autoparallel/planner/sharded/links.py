@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mindspeed_autoparallel.cost.collectives import Fabric
-from mindspeed_autoparallel.profiles.sharded import ShardedProfile
+from mindspeed_autoparallel.profiles.sharded import ModuleCosts, ShardedProfile
 from mindspeed_autoparallel.spec.sharded import ShardSizes
 
 
@@ -46,16 +46,16 @@ class Exchanges:
             return self.fabric.all_reduce_us(shard_bytes, sizes.expert_replicas, sizes.experts_spread)
         return self.fabric.all_reduce_us(shard_bytes, sizes.replicas, sizes.fully_shard_size)
 
-    def forward_us(self, ulysses_bytes: float, ring_bytes: float, expert_bytes: float) -> float:
+    def forward_us(self, costs: ModuleCosts) -> float:
         """Return the exchange time of one forward pass of a module; a backward pass takes as long."""
         sizes = self.sizes
-        time = self.fabric.exchange_us(ulysses_bytes, sizes.ulysses_size, sizes.ring_size)
-        if sizes.ring_size > 1 and ring_bytes:
-            time += (sizes.ring_size - 1) * self.fabric.link_latency_us + self.fabric.send_us(ring_bytes, 1)
-        if sizes.expert_size > 1 and expert_bytes:
+        time = self.fabric.exchange_us(costs.ulysses_sent_bytes, sizes.ulysses_size, sizes.ring_size)
+        if sizes.ring_size > 1 and costs.ring_sent_bytes:
+            time += (sizes.ring_size - 1) * self.fabric.link_latency_us + self.fabric.send_us(costs.ring_sent_bytes, 1)
+        if sizes.expert_size > 1 and costs.expert_sent_bytes:
             routing, copies = self.profile.routing, max(1, self.profile.topk)
             experts = self.profile.num_experts if routing.in_order else 0
             time += 2 * self.fabric.dispatch_us(
-                expert_bytes, sizes.expert_size, 1, copies, once=routing.once, in_order_of=experts
+                costs.expert_sent_bytes, sizes.expert_size, 1, copies, once=routing.once, in_order_of=experts
             )
         return time

@@ -26,7 +26,6 @@ def ns(microseconds: float) -> int:
 
 
 def point_of(sizes: ShardSizes) -> CostPoint:
-    """Return the profile point of ``sizes``."""
     return CostPoint(
         micro_batch_size=sizes.micro_batch_size,
         ulysses_size=sizes.ulysses_size,
@@ -182,7 +181,6 @@ class Lowering:
         )
 
     def modules(self, policies: dict[str, str]) -> tuple[StreamModule, ...]:
-        """Return the modules under ``policies``."""
         modules = []
         for module, layer in zip(self.profile.modules, self.problem.layer_names, strict=True):
             policy = self.forced.get(layer) or policies.get(layer, KEEP) if layer else KEEP
@@ -196,7 +194,7 @@ class Lowering:
         whole_costs = self.costs[module.kind]
         divided = self.problem.layer_names[self.problem.index_of[module.name]] in self.forced
         costs = self.part_costs[module.kind] if divided else whole_costs
-        exchange = self.exchanges.forward_us(costs.ulysses_sent_bytes, costs.ring_sent_bytes, costs.expert_sent_bytes)
+        exchange = self.exchanges.forward_us(costs)
         again = costs.forward_us + exchange
         redoes, inside = policy not in (KEEP, OFFLOAD), not module.is_layer
         # Only the layer's own input outlives a recomputed forward.

@@ -25,7 +25,7 @@ def passes_ns(lowering: Lowering) -> dict[str, Pass]:
 
 
 def _pass_ns(lowering: Lowering, costs: ModuleCosts) -> Pass:
-    sent = lowering.exchanges.forward_us(costs.ulysses_sent_bytes, costs.ring_sent_bytes, costs.expert_sent_bytes)
+    sent = lowering.exchanges.forward_us(costs)
     backward = ns(costs.backward_us + sent)
     return Pass(ns(costs.forward_us + sent), ns(costs.tail_forward_us), backward, ns(costs.tail_backward_us))
 
@@ -71,7 +71,7 @@ def _least_computing_us(problem: Problem, sizes: ShardSizes, exchanges: Exchange
     total = 0.0
     for (kind, needs_backward), count in problem.module_counts.items():
         costs = rows[0][1][kind]
-        sent = exchanges.forward_us(costs.ulysses_sent_bytes, costs.ring_sent_bytes, costs.expert_sent_bytes)
+        sent = exchanges.forward_us(costs)
         times = []
         for parts, found in rows:
             one = found[kind]
@@ -79,6 +79,13 @@ def _least_computing_us(problem: Problem, sizes: ShardSizes, exchanges: Exchange
             times.append((one.forward_us + one.tail_forward_us + back) * parts)
         total += (min(times) + sent * (1 + needs_backward)) * count
     return total
+
+
+def forward_before_ns(lowering: Lowering, unit: int) -> int:
+    """Return the computation before a unit's forward."""
+    kinds, (heads, tails) = passes_ns(lowering), lowering.structure.before(unit)
+    before = sum(kinds[kind].forward * count for kind, count in heads.items())
+    return before + sum(kinds[kind].tail * count for kind, count in tails.items())
 
 
 class Ends(NamedTuple):
@@ -118,9 +125,7 @@ def ends_ns(lowering: Lowering, *, merged: bool = False) -> Ends:
             gathers += ns(exchanges.shard_us(gathered, experts=False))
             reduces += ns(exchanges.shard_us(reduced, experts=False))
             all_reduces += ns(exchanges.replicas_us(owned, experts=False))
-        heads, tails = structure.before(place)
-        before = sum(kinds[kind].forward * count for kind, count in heads.items())
-        before += sum(kinds[kind].tail * count for kind, count in tails.items())
+        before = forward_before_ns(lowering, place)
         heads, tails = structure.before(place, backward=True)
         after = sum(kinds[kind].backward * count for kind, count in heads.items())
         after += sum(kinds[kind].tail_backward * count for kind, count in tails.items())

@@ -36,7 +36,7 @@ def execution_order(groups: Sequence[GroupChoice], wrapped: Mapping[str, Sequenc
 
 
 def _parents_first(names: list[str]) -> list[str]:
-    """Swap neighbours in ``names`` until no child stands directly before a module that contains it."""
+    """Swap neighbours in ``names`` until no child comes directly before a module that contains it."""
     names = list(names)
     for end in range(len(names)):
         swapped = False
@@ -91,7 +91,7 @@ def explicit_lists(
 def relisted(units: Sequence[Unit], patterns: Sequence[str], order: Sequence[str]) -> tuple[Unit, ...]:
     """Return units that gather the unit before them in backward, by the patterns of ``order``.
 
-    ``patterns`` are those of the units. An entry of ``order`` that matches no unit stands for a unit without
+    ``patterns`` are those of the units. An entry of ``order`` that matches no unit is one of a unit without
     parameters.
     """
     found, before = list(units), None

@@ -43,13 +43,10 @@ def priced(
 def outcome_of(
     lowering: Lowering, decisions: ShardedDecisions, replayed: Replayed, limit_bytes: int, name: str, note: str = ""
 ) -> ShardedOutcome:
-    """Return a replay as a record."""
     busy = {queue: duration / 1000 for queue, duration in replayed.busy_ns.items()}
     exchange = sum(
-        lowering.exchanges.forward_us(costs.ulysses_sent_bytes, costs.ring_sent_bytes, costs.expert_sent_bytes)
-        * (2 if module.needs_backward else 1)
+        lowering.exchanges.forward_us(lowering.costs[module.kind]) * (2 if module.needs_backward else 1)
         for module in lowering.profile.modules
-        for costs in [lowering.costs[module.kind]]
     )
     step = ShardedStep(
         total_us=replayed.step_ns / 1000,

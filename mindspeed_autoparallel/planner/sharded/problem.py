@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mindspeed_autoparallel.planner.sharded.prefetching import explicit_lists
@@ -36,32 +36,20 @@ class Problem:
     host: ShardingHost
     devices_per_node: int
 
-    @functools.cached_property
-    def known_costs(self) -> dict[CostPoint, dict[str, ModuleCosts]]:
-        """Cache: costs by kind of module, by profile point."""
-        return {}
-
-    @functools.cached_property
-    def known_parts(self) -> dict[tuple[CostPoint, int, tuple[str, ...]], dict[str, tuple[ModuleCosts, ModuleCosts]]]:
-        """Cache: costs of one part of a micro batch and of all parts, by kind of module that runs in parts."""
-        return {}
-
-    @functools.cached_property
-    def known_passes(self) -> dict[tuple[CostPoint, tuple[int, tuple[str, ...]] | None], dict[str, Pass]]:
-        """Cache: passes by kind of module, by profile point and by what runs a micro batch in parts."""
-        return {}
-
-    @functools.cached_property
-    def known_units(self) -> dict[tuple[int, ...], dict[int, Unit]]:
-        """Cache: units by structure and sizes, then by number."""
-        return {}
-
-    @functools.cached_property
-    def known_modules(
-        self,
-    ) -> dict[tuple[int, ShardSizes, int, int, tuple[str, ...]], dict[tuple[str, str], StreamModule]]:
-        """Cache: modules by structure, sizes, chunks and hooks, then by name and policy."""
-        return {}
+    known_parts: dict[tuple[CostPoint, int, tuple[str, ...]], dict[str, tuple[ModuleCosts, ModuleCosts]]] = field(
+        default_factory=dict, init=False
+    )
+    """Cache: costs of one part of a micro batch and of all parts, by kind of module that runs in parts."""
+    known_passes: dict[tuple[CostPoint, tuple[int, tuple[str, ...]] | None], dict[str, Pass]] = field(
+        default_factory=dict, init=False
+    )
+    """Cache: passes by kind of module, by profile point and by what runs a micro batch in parts."""
+    known_units: dict[tuple[int, ...], dict[int, Unit]] = field(default_factory=dict, init=False)
+    """Cache: units by structure and sizes, then by number."""
+    known_modules: dict[tuple[int, ShardSizes, int, int, tuple[str, ...]], dict[tuple[str, str], StreamModule]] = field(
+        default_factory=dict, init=False
+    )
+    """Cache: modules by structure, sizes, chunks and hooks, then by name and policy."""
 
     @functools.cached_property
     def numbers(self) -> dict[str, int]:
@@ -75,7 +63,6 @@ class Problem:
 
     @functools.cached_property
     def by_name(self) -> dict[str, ShardedModule]:
-        """Return modules by name."""
         return {module.name: module for module in self.profile.modules}
 
     @functools.cached_property
@@ -85,12 +72,12 @@ class Problem:
 
     @functools.cached_property
     def layer_names(self) -> tuple[str, ...]:
-        """Return for every module the name of the layer that it is or lies in, or an empty string."""
+        """Return for every module the name of the layer that it is or is part of, or an empty string."""
         layers = (self.layer_of(module) for module in self.profile.modules)
         return tuple(layer.name if layer is not None else "" for layer in layers)
 
     def layer_of(self, module: ShardedModule) -> ShardedModule | None:
-        """Return the layer that ``module`` is or lies in."""
+        """Return the layer that ``module`` is or is part of."""
         at: ShardedModule | None = module
         while at is not None and not at.is_layer:
             at = self.by_name[at.parent] if at.name else None
@@ -134,11 +121,10 @@ class Problem:
                 fixed.add(module.pattern)
         return [pattern for pattern in found if pattern not in fixed]
 
+    @functools.cache  # noqa: B019 - a problem lives as long as its search
     def costs_at(self, point: CostPoint) -> dict[str, ModuleCosts]:
         """Return costs by kind of module. Raises ``Unmeasured`` if the profile lacks them."""
-        if point not in self.known_costs:
-            self.known_costs[point] = {name: self.costs_of(name, point) for name in self.profile.kinds}
-        return self.known_costs[point]
+        return {name: self.costs_of(name, point) for name in self.profile.kinds}
 
     def costs_of(self, kind: str, point: CostPoint) -> ModuleCosts:
         """Return the costs of one kind of module. Raises ``Unmeasured`` if the profile lacks them."""
@@ -263,11 +249,7 @@ class Units:
     @functools.cached_property
     def alike(self) -> tuple[tuple[int, int], ...]:
         """Return the first unit of each set of equal units, and how many there are."""
-        first: dict[_Key, int] = {}
-        counts: Counter[int] = Counter()
-        for index, key in enumerate(self._keys):
-            counts[first.setdefault(key, index)] += 1
-        return tuple(counts.items())
+        return tuple(Counter(self.like).items())
 
     @functools.cached_property
     def corners(self) -> tuple[tuple[int, Counter[int]], ...]:
@@ -281,12 +263,10 @@ class Units:
     def like(self) -> tuple[int, ...]:
         """Return for every unit the first one that is equal to it."""
         first: dict[_Key, int] = {}
-        return tuple(first.setdefault(key, index) for index, key in enumerate(self._keys))
-
-    @property
-    def _keys(self) -> list[_Key]:
-        rows = zip(self.modules, self.tensors, strict=True)
-        return [(module.pattern, index in self.staying, row) for index, (module, row) in enumerate(rows)]
+        rows = enumerate(zip(self.modules, self.tensors, strict=True))
+        return tuple(
+            first.setdefault((module.pattern, index in self.staying, row), index) for index, (module, row) in rows
+        )
 
     @functools.cached_property
     def staying(self) -> frozenset[int]:

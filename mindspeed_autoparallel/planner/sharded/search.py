@@ -69,7 +69,7 @@ def search_sharded(
         if search.best is not unpolished:
             rewrap(search)
         bound = min(bound, UnitSearch(search, _UNITS_S).run())
-        units = f"units beside the longest stack of layers (at most {MOST_PATTERNS} patterns)"
+        units = f"units outside the longest stack of layers (at most {MOST_PATTERNS} patterns)"
     search.enlarge_chunks()
     seconds = time.process_time() - started
     return _plan(search, cluster, bound, seconds, _SCOPE.format(units=units), source_files)

@@ -1,4 +1,4 @@
-"""Search of the units beside the longest stack of layers, together with sizes, switches and policies."""
+"""Search of the units outside the longest stack of layers, together with sizes, switches and policies."""
 
 from __future__ import annotations
 

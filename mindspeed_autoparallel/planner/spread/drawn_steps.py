@@ -140,7 +140,7 @@ class StepsUnderData:
         forward, backward = (
             numpy.einsum("cmj,vj->cvm", of_module, one) + self._beside[None, :, None] for one in self._times
         )
-        return self._simulator.step_times_of_microbatches(forward, backward)
+        return self._simulator.step_times(forward, backward)
 
 
 class PlanUnderData(StepsUnderData):

@@ -12,10 +12,11 @@ from greedy_cuts import solve_greedy
 from mindspeed_autoparallel.operators.graph.node import Graph
 from mindspeed_autoparallel.operators.rules.products import matrix_product, pointwise, source
 from mindspeed_autoparallel.operators.search.exact import solve_exact
+from mindspeed_autoparallel.operators.search.fill import fill_rest
 from mindspeed_autoparallel.operators.search.pricing import Machine
 from mindspeed_autoparallel.operators.search.problem import build_problem
 from mindspeed_autoparallel.operators.search.propagation import solve_propagation
-from mindspeed_autoparallel.operators.search.recursive import solve_recursive
+from mindspeed_autoparallel.operators.search.recursive import cut_all_products
 from mindspeed_autoparallel.operators.search.state import Decisions
 
 
@@ -49,10 +50,10 @@ def main() -> None:
         # Propagation gets the optimum's strategy for the first product as its pin.
         chosen = problem.spread(best_picks)["m0"]
         pinned = build_problem(empty, 2, Machine(flops_per_us=1e6), {"m0": chosen}, tied=False)
+        products, _, decided = cut_all_products(graph, [{}], 0.1)
+        recursive = {name: made[0] for name, made in fill_rest(products, decided).choices.items()}
         found = {
-            "recursive_programming": problem.total_us(
-                problem.picks({n: c[0] for n, c in solve_recursive(graph, (2,), 0.1, [{}])[0].choices.items()})
-            ),
+            "recursive_programming": problem.total_us(problem.picks(recursive)),
             "sharding_propagation": pinned.total_us(solve_propagation(pinned, {first})),
             "greedy": problem.total_us(solve_greedy(problem)),
         }

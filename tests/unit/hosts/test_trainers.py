@@ -16,7 +16,7 @@ from mindspeed_autoparallel.hosts.trainers import TrainerFile, read_trainer_file
 from mindspeed_autoparallel.planner.sharded.links import Exchanges
 from mindspeed_autoparallel.planner.sharded.lowering import Lowering
 from mindspeed_autoparallel.planner.sharded.problem import Problem
-from mindspeed_autoparallel.profiles.sharded import CostPoint, ElementBytes, Routing
+from mindspeed_autoparallel.profiles.sharded import CostPoint, ElementBytes, ModuleCosts, Routing
 from mindspeed_autoparallel.spec.sharded import ALL, KEEP, RECOMPUTE, ShardedDecisions, ShardingHost, ShardSizes
 
 FILES = {
@@ -297,7 +297,8 @@ def test_kernels_of_automodel_send_a_token_to_a_device_once(
     drawn = drawn_profile(random.Random(0), 2, experts=True)
     sizes = ShardSizes(num_devices=8, fully_shard_size=8, expert_size=4, expert_shard_size=2)
     plain, found = (Exchanges.of(replace(drawn, topk=2, routing=one), 8, sizes) for one in (Routing(), routing))
-    assert (found.forward_us(0, 0, 1e9) < plain.forward_us(0, 0, 1e9)) == once
+    costs = ModuleCosts(at=CostPoint(expert_size=4), forward_us=0.0, backward_us=0.0, expert_sent_bytes=10**9)
+    assert (found.forward_us(costs) < plain.forward_us(costs)) == once
 
 
 def test_divided_experts_of_automodel_stay_gathered_and_whole_ones_are_not_sharded(tmp_path: Path) -> None:

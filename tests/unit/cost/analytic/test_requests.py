@@ -84,6 +84,11 @@ def test_layouts_that_repeat_are_unfolded() -> None:
         layout_counts("Etx|tL", 2, 2, 1)
 
 
+def test_layouts_may_have_commas() -> None:
+    request = _with(parallel={"pipeline_layout": "E,t*3|t*5|t*4|t*4,L"})
+    assert [stage.num_layers for stage in read_workload(request).stages] == [3, 5, 4, 4]
+
+
 def test_partly_recomputed_stages_lie_between_none_and_all_in_time_and_memory() -> None:
     block = {"recompute": "full", "recompute_method": "block"}
     trains = [{"recompute": "none"}, *({**block, "recompute_num_layers": n} for n in (1, 2, 4)), {"recompute": "full"}]
