@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING
 
 from mindspeed_autoparallel.runtime.flags.flag import Flag, FlagGroup, flags_of
 from mindspeed_autoparallel.runtime.flags.shared import DataFlags, NodeFlags, ProfileSourceFlags
+from mindspeed_autoparallel.runtime.flags.switches import SWITCHES
 
 if TYPE_CHECKING:
     import argparse
 
 _FEATURES = "mindspeed_autoparallel.runtime.features"
-_STARTERS = frozenset(
-    {"--auto-parallel-mm", "--auto-tuning", "--operator-search", "--hetero-parallel", "--auto-parallel-hetero"}
-)
 
 
 def flag_groups() -> Iterator[type[FlagGroup]]:
@@ -65,7 +63,8 @@ def without_switches(argv: Sequence[str]) -> list[str]:
 
     Hosts also read the command line themselves, some of them before they make a parser.
     """
-    return [word for word in argv if word.replace("_", "-") not in _STARTERS]
+    hidden = {switch.flag for switch in SWITCHES if switch.is_hidden}
+    return [word for word in argv if word.replace("_", "-") not in hidden]
 
 
 def words_whose_flag(wanted: Callable[[str], bool], words: Sequence[str]) -> list[str]:
