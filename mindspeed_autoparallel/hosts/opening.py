@@ -21,7 +21,7 @@ from mindspeed_autoparallel.spec.sharded import ShardedDecisions
 NATIVE_TOKENS = "data.dataset_param.basic_parameters.cutoff_len"
 ADAPTERS = "peft: adapters are not priced; every parameter is taken to be trained, which needs more memory and time"
 _SENDS_ONCE = ("deepep", "hybridep", "uccl_ep")
-_BYTES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2}
+BYTES_OF_TYPE = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2}
 
 
 def open_host_file(path: Path) -> HostFile:
@@ -79,7 +79,7 @@ def _native(config: NativeConfig) -> HostFile:
         eager=config.values.text("model.attn_implementation") == "eager",
         tokens=config.values.integer(NATIVE_TOKENS, 0),
         tokens_key=NATIVE_TOKENS,
-        bytes_of=ElementBytes(reduced=_BYTES.get(config.sharding.reduce_dtype, 4)),
+        bytes_of=ElementBytes(reduced=BYTES_OF_TYPE.get(config.sharding.reduce_dtype, 4)),
         states_batch=True,
         host=lambda npu: sharding_host(config, npu),
         decisions=lambda modules, devices, npu: read_decisions(config, modules, devices, npu),
@@ -114,9 +114,9 @@ def _of_trainer(file: TrainerFile) -> HostFile:
 
 def _bytes_of(file: TrainerFile) -> ElementBytes:
     keys, values = file.trainer, file.values
-    reduced = _BYTES.get(values.text(keys.reduced), 4) if keys.reduced else 4
+    reduced = BYTES_OF_TYPE.get(values.text(keys.reduced), 4) if keys.reduced else 4
     stored_as = (values.text(keys.stored) or keys.unset_stored).removeprefix("torch.")
-    stored = _BYTES.get(stored_as, 2) if keys.stored else 4
+    stored = BYTES_OF_TYPE.get(stored_as, 2) if keys.stored else 4
     return ElementBytes(sharded=stored, optimizer=2 * stored, reduced=reduced)
 
 

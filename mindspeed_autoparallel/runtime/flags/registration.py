@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from mindspeed_autoparallel.runtime.flags.flag import Flag, FlagGroup, flags_of
@@ -76,6 +76,24 @@ def words_whose_flag(wanted: Callable[[str], bool], words: Sequence[str]) -> lis
         if wanted(name):
             found.append(word)
     return found
+
+
+_OF_HOST_UNMEASURED = (
+    *("--master", "--save", "--load", "--train-iters", "--log-interval", "--tensorboard-dir", "--wandb"),
+    *("--data-cache-path", "--mm-model"),
+    *("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--micro-batch-size", "--global-batch-size"),
+)
+"""Prefixes of the host's flags that change neither a trace nor a measurement: paths (files are compared by content),
+lengths of a run, and sizes that the searches vary."""
+
+
+def without_unmeasured(words: Sequence[str], kept: Collection[str]) -> list[str]:
+    """Return a command line without flags that change neither a trace nor a measurement.
+
+    Of this package's flags only ``kept`` stay.
+    """
+    dropped = {flag.name for group in flag_groups() for flag in flags_of(group)} - set(kept)
+    return words_whose_flag(lambda name: name not in dropped and not name.startswith(_OF_HOST_UNMEASURED), words)
 
 
 def plain_flag(word: str) -> str:

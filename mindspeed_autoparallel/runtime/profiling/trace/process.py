@@ -14,11 +14,11 @@ from pathlib import Path
 
 from mindspeed_autoparallel.errors import ConfigError, LaunchError
 from mindspeed_autoparallel.files import read_json, write_json_atomic
+from mindspeed_autoparallel.runtime.launch.children import child_environment
 from mindspeed_autoparallel.runtime.profiling.trace.request import BlockResult, TraceRequest
 
 _COMMAND = ("-m", "mindspeed_autoparallel.runtime.profiling.trace", "fake")
 _PREFIX = "TRACE "
-_FORGOTTEN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _NUM_ERROR_LINES = 5
 
 
@@ -47,11 +47,7 @@ def trace_all(requests: Sequence[TraceRequest], timeout_s: float = 600) -> list[
     Raises ``LaunchError`` if the process dies, or exceeds ``timeout_s``.
     """
     # Ranks and torchrun's addresses of a surrounding job must not reach a world of fake process groups.
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in _FORGOTTEN and not name.startswith("TORCHELASTIC_")
-    }
+    environment = child_environment(os.environ, {})
     try:
         done = subprocess.run(
             [sys.executable, *_COMMAND],
