@@ -49,7 +49,7 @@ def with_global_batch(decisions: ShardedDecisions, global_batch: int) -> Sharded
 
 def host_of_script(script: Script) -> HostFile:
     """Return what a launch script of Megatron decides; raises like ``open_host_file``."""
-    path, beside = Path(script.path), script.given("--fsdp2-config-path")
+    path, named = Path(script.path), script.given("--fsdp2-config-path")
     if script.given("--use-custom-fsdp") is not None:
         raise ConfigError(f"{path}: --use-custom-fsdp is the old name of what {USE_MEGATRON_FSDP} does from 0.19 on.")
     if script.given(USE_MEGATRON_FSDP) is not None:
@@ -58,12 +58,12 @@ def host_of_script(script: Script) -> HostFile:
         raise ConfigError(
             f"{path} has neither --use-torch-fsdp2 nor {USE_MEGATRON_FSDP}: plan its Megatron layout without --fsdp2."
         )
-    if beside is None:
+    if named is None:
         return read_megatron(script)
     # The path is relative to the start folder: one of the script's parent folders.
-    found = next((place / beside for place in path.absolute().parents if (place / beside).is_file()), None)
+    found = next((place / named for place in path.absolute().parents if (place / named).is_file()), None)
     if found is None:
-        raise ConfigError(f"{path}: --fsdp2-config-path {beside} is in none of the script's parent folders.")
+        raise ConfigError(f"{path}: --fsdp2-config-path {named} is in none of the script's parent folders.")
     file = read_trainer_file(found)
     return _of_trainer(replace(file, given=flags_beside(script, file.trainer.words)))
 

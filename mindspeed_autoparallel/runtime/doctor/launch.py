@@ -107,7 +107,7 @@ def check_ring_mask(node: Node) -> Iterable[Finding]:
     if ring and general and (script.number("--context-parallel-size") or 1) > 1:
         yield advice(
             "sizes",
-            "--attention-mask-type general beside ring attention",
+            "--attention-mask-type general with ring attention",
             "MindSpeed-LLM's ring drops the mask there: every token sees all later ones, and losses differ",
             "leave --attention-mask-type out (causal), or take --context-parallel-algo ulysses_cp_algo",
         )
@@ -187,7 +187,7 @@ def check_sharded_parameters(node: Node) -> Iterable[Finding]:
         return
     for switch in sorted(one.flag for one in _switches(script) if one.is_for_whole_parameters):
         why = "It prices whole parameters on every replica: the run is refused."
-        yield problem("fsdp2", f"{switch} beside {flag}", why, "leave it out")
+        yield problem("fsdp2", f"{switch} with {flag}", why, "leave it out")
     if not script.path:
         return
     try:

@@ -104,7 +104,7 @@ def _refuse_keys(given: Mapping[str, str]) -> None:
 
 
 def _refuse_yaml(arguments: object) -> None:
-    """Raise ``ConfigError`` if a flag of this package is used with Megatron's ``--yaml-cfg``, in the file or beside it.
+    """Raise ``ConfigError`` if a flag of this package is used with Megatron's ``--yaml-cfg``, in the file or outside.
 
     The file replaces the whole command line, and has the model's sizes in separate sections.
     """

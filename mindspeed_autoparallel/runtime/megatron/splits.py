@@ -42,12 +42,12 @@ def clear_stages(arguments: argparse.Namespace) -> None:
 
 def runnable_splits(arguments: argparse.Namespace, description: Description) -> Splits | None:
     """Return the splits of ``description``'s model that the host of ``arguments`` runs; ``None``: any split."""
-    behind = [module.name for module in description.modules if module.name.endswith(GENERATOR)]
-    if behind:
+    generators = [module.name for module in description.modules if module.name.endswith(GENERATOR)]
+    if generators:
         return Splits(
             of_layout=lambda layout: _one_stage(layout, description),
             recompute_by_stage=False,
-            description=f"one stage with {behind[0]}, and all layers recomputed or none",
+            description=f"one stage with {generators[0]}, and all layers recomputed or none",
         )
     if description.model_file is not None:
         return None

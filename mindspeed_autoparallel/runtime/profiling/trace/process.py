@@ -92,7 +92,7 @@ def hash_of_tracing_code() -> hashlib._Hash:
 
 
 def hash_of_sources(script: Path) -> hashlib._Hash:
-    """Return ``hash_of_tracing_code`` with the files beside ``script``, which usually contain custom layers.
+    """Return ``hash_of_tracing_code`` with the files in the folder of ``script``, which usually contain custom layers.
 
     Folders and dangling links named ``*.py`` are skipped; a ``ConfigError`` names a file that may not be read.
     """
@@ -108,8 +108,8 @@ def _hash_of(folders: Iterable[Path]) -> hashlib._Hash:
                 digest.update(path.read_bytes())
             except OSError as error:
                 raise ConfigError(
-                    f"cannot read {path}: {error.strerror}. A trace depends on the Python files beside the script; "
-                    "make it readable or move it away."
+                    f"cannot read {path}: {error.strerror}. A trace depends on the Python files in the script's "
+                    "folder; make it readable or move it away."
                 ) from error
     return digest
 
