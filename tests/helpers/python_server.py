@@ -49,7 +49,7 @@ _IMPORTED = (
     # What Megatron's tokenizers import, whichever is chosen.
     *("transformers", "transformers.models.auto.tokenization_auto", "transformers.utils.chat_template_utils"),
     # What planning and the workers of xdist import.
-    *("ortools.sat.python.cp_model", "ortools.linear_solver.pywraplp", "hypothesis", "pytest"),
+    *("ortools.sat.python.cp_model", "ortools.linear_solver.pywraplp", "pytest"),
 )
 _MOST_TEMPLATES = 16
 """Each holds some 100 MiB."""
