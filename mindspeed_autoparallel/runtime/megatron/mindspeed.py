@@ -75,18 +75,6 @@ def context_is_fixed() -> bool:
     return "mindspeed.features_manager" in sys.modules
 
 
-def check_context_was_given(given: int, planned: int, path: Path) -> None:
-    """Raise ``PlanError`` if MindSpeed patched attention for another context-parallel size than the plan's.
-
-    It chooses its attention on import, by whether the size ``given`` on the command line is above 1.
-    """
-    if context_is_fixed() and (given > 1) != (planned > 1):
-        raise PlanError(
-            f"{path} has context-parallel size {planned}, and MindSpeed chooses its attention from the command line "
-            f"before a plan can set the size (given: {given}). Give the script --context-parallel-size {planned}."
-        )
-
-
 def expert_tensor_sizes(arguments: argparse.Namespace) -> tuple[int, ...]:
     """Return the script's own size, or 0 (all tensor ranks share an expert) and 1 (whole experts) if both can run."""
     given = getattr(arguments, "expert_tensor_parallel_size", None)
@@ -98,11 +86,12 @@ def expert_tensor_sizes(arguments: argparse.Namespace) -> tuple[int, ...]:
     return (0, 1) if getattr(arguments, "num_experts", None) and runs_whole else (0,)
 
 
-def tensor_grid(arguments: argparse.Namespace) -> int:
-    """Return the ranks of MindSpeed's ``--tp-2d``, which a plan's tensor-parallel size must equal; 0 without it."""
+def tensor_grid(arguments: argparse.Namespace) -> tuple[int, int] | None:
+    """Return the sides of MindSpeed's ``--tp-2d``, whose product a plan's tensor-parallel size must be; ``None``
+    without it."""
     if not getattr(arguments, "tp_2d", False):
-        return 0
-    return int(getattr(arguments, "tp_x", 1)) * int(getattr(arguments, "tp_y", 1))
+        return None
+    return int(getattr(arguments, "tp_x", 1)), int(getattr(arguments, "tp_y", 1))
 
 
 def sums_encoder_gradients(content: Mapping[str, object]) -> bool:
@@ -117,40 +106,6 @@ def overlaps_whole_experts(arguments: argparse.Namespace) -> bool:
     overlaps = getattr(arguments, "moe_alltoall_overlap_comm", False)
     sequential = getattr(arguments, "moe_token_dispatcher_type", None) == "alltoall_seq"
     return bool(overlaps and sequential and not getattr(arguments, "moe_tp_extend_ep", False))
-
-
-def check_sequence(arguments: argparse.Namespace, content: Mapping[str, object], layout: Layout, path: Path) -> None:
-    """Raise ``PlanError`` if the plan turns sequence parallelism on for a script that it would train otherwise."""
-    if sums_encoder_gradients(content) and layout.sequence_parallel and not arguments.sequence_parallel:
-        raise PlanError(
-            f"{path} turns sequence parallelism on, with which MindSpeed-MM sums the image encoder's gradients over "
-            f"the {layout.tensor_size} tensor ranks. Search again, or give --sequence-parallel to train so."
-        )
-
-
-def check_tensor_size(arguments: argparse.Namespace, layout: Layout, path: Path) -> None:
-    """Raise ``PlanError`` if MindSpeed would fail: ``--use-ascend-mc2`` needs sequence parallelism, ``--tp-2d``
-    its own TP size without sequence parallelism, overlapped experts none."""
-    if layout.tensor_size > 1 and overlaps_whole_experts(arguments):
-        raise PlanError(
-            f"{path} has tensor-parallel size {layout.tensor_size}, and MindSpeed runs --moe-alltoall-overlap-comm "
-            "with --moe-token-dispatcher-type alltoall_seq without tensor parallelism, or with --moe-tp-extend-ep. "
-            "Add that flag to the script, or search again."
-        )
-    if getattr(arguments, "use_ascend_mc2", False) and not (layout.tensor_size > 1 and layout.sequence_parallel):
-        raise PlanError(
-            f"{path} has tensor-parallel size {layout.tensor_size}"
-            f"{'' if layout.sequence_parallel else ' without sequence parallelism'}, and MindSpeed ends there with "
-            "--use-ascend-mc2. Leave that flag out of the script."
-        )
-    grid = tensor_grid(arguments)
-    if grid and (grid != layout.tensor_size or layout.sequence_parallel):
-        raise PlanError(
-            f"{path} has tensor-parallel size {layout.tensor_size}"
-            f"{' with sequence parallelism' if layout.sequence_parallel else ''}, and --tp-2d runs on --tp-x "
-            f"{arguments.tp_x} times --tp-y {arguments.tp_y} ranks, without sequence parallelism. Change these two and "
-            "search again, or leave --tp-2d out of the script."
-        )
 
 
 def least_expert_sizes(arguments: argparse.Namespace) -> dict[str, int]:

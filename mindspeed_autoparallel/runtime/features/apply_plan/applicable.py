@@ -11,6 +11,7 @@ from mindspeed_autoparallel.planner.layouts.space import unmet_ramp
 from mindspeed_autoparallel.runtime.features.apply_plan.hetero_model import hetero_model
 from mindspeed_autoparallel.runtime.features.hetero_parallel.request import check_layouts
 from mindspeed_autoparallel.runtime.megatron.description import Description
+from mindspeed_autoparallel.runtime.megatron.fixed_sizes import fixed_sizes
 from mindspeed_autoparallel.runtime.megatron.hybrid import predicts_further_tokens, recomputes_whole_layers
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     check_pairs,
@@ -22,12 +23,9 @@ from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     stage_arguments,
 )
 from mindspeed_autoparallel.runtime.megatron.mindspeed import (
-    check_context_was_given,
     check_deepstack,
     check_expert_size,
     check_schedule,
-    check_sequence,
-    check_tensor_size,
     is_mindspeed_mm,
     ties_embeddings,
 )
@@ -50,11 +48,11 @@ def check_applies(plan: Plan, description: Description, arguments: argparse.Name
     if unmet := unmet_ramp(plan.layout, batch_ramp(arguments, plan.global_batch_size)):
         raise PlanError(f"{path}: {unmet} Search by the script with this flag, or leave it out.")
     check_pairs(plan, arguments)
-    check_context_was_given(int(getattr(arguments, "context_parallel_size", 1) or 1), plan.layout.context_size, path)
-    check_tensor_size(arguments, plan.layout, path)
+    # Encoders with layouts of their own have their own sequence parallelism.
+    sizes_given = fixed_sizes(arguments, description.content if plan.hetero is None else {})
+    if reason := sizes_given.refusal(plan.layout):
+        raise PlanError(f"{path} {reason}")
     check_expert_size(arguments, plan.layout, path)
-    if plan.hetero is None:
-        check_sequence(arguments, description.content, plan.layout, path)
     check_schedule(arguments, plan.layout, path)
     _refuse_unsaved(plan, arguments)
     _check_recompute(plan, description, arguments)

@@ -29,16 +29,10 @@ from mindspeed_autoparallel.runtime.flags.shared import ProfileSourceFlags
 from mindspeed_autoparallel.runtime.hetero.layouts import check_script_sizes
 from mindspeed_autoparallel.runtime.launch.work_dir import private_work_dir
 from mindspeed_autoparallel.runtime.megatron.description import Description, describe
+from mindspeed_autoparallel.runtime.megatron.fixed_sizes import FixedSizes, fixed_sizes
 from mindspeed_autoparallel.runtime.megatron.hybrid import hybrid_pattern
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import GROUP_ARGUMENT
-from mindspeed_autoparallel.runtime.megatron.mindspeed import (
-    context_is_fixed,
-    expert_tensor_sizes,
-    overlaps_whole_experts,
-    sums_encoder_gradients,
-    takes_layout_strings,
-    tensor_grid,
-)
+from mindspeed_autoparallel.runtime.megatron.mindspeed import expert_tensor_sizes, takes_layout_strings
 from mindspeed_autoparallel.runtime.megatron.splits import runnable_splits
 from mindspeed_autoparallel.runtime.megatron.unsearched import refuse_hybrid, refuse_sharded_parameters
 from mindspeed_autoparallel.runtime.profiling.measure.structure import choices_of_layers
@@ -83,16 +77,8 @@ class SearchRequest(MeasuringRequest):
     """Distribution of the samples; ``None``: equal samples."""
     layer_choices: Mapping[str, tuple[Hashable, ...]] = field(default_factory=dict)
     """For models whose layers differ, by module: the choices of the script's flags for every layer."""
-    context_is_fixed: bool = False
-    """Whether the host can no longer change the script's context-parallel size."""
-    fused_linear: bool = False
-    """``--use-ascend-mc2``, which needs tensor and sequence parallelism."""
-    overlapped_experts: bool = False
-    """``--moe-alltoall-overlap-comm``, where it needs tensor-parallel size 1."""
-    whole_sequence: bool = False
-    """Whether a plan leaves sequence parallelism off, with which a script that lacks it would train otherwise."""
-    tensor_grid: int = 0
-    """Tensor-parallel size that ``--tp-2d`` requires, without sequence parallelism; 0: any."""
+    fixed: FixedSizes = field(default_factory=FixedSizes)
+    """Sizes that flags of the script demand, which a plan cannot change."""
     link_device: Device | None = None
     """Device whose links are assumed if one device plays all ranks; ``None``: the measuring device's own entry."""
 
@@ -104,27 +90,6 @@ class SearchRequest(MeasuringRequest):
             devices_per_node=self.cluster_devices_per_node,
             memory_limit_bytes=self.memory_limit_bytes,
         )
-
-    def runs(self, at: MeasuredAt) -> bool:
-        """Return whether the host, with the flags that a plan cannot change, runs the sizes of ``at``."""
-        same_context = not self.context_is_fixed or at.context_size == self.context_size
-        split = not self.fused_linear or (at.tensor_size > 1 and at.sequence_parallel)
-        split = split and not (self.overlapped_experts and at.tensor_size > 1)
-        split = split and not (self.whole_sequence and at.sequence_parallel)
-        on_grid = at.tensor_size == self.tensor_grid and not at.sequence_parallel
-        return same_context and split and (on_grid or not self.tensor_grid)
-
-    @property
-    def kept_flags(self) -> str:
-        """Return the script's flags that ``runs`` comes from, as text for a message."""
-        flags = (
-            (self.context_is_fixed and self.context_size > 1, f"--context-parallel-size {self.context_size}"),
-            (self.fused_linear, "--use-ascend-mc2 (tensor and sequence parallelism)"),
-            (self.overlapped_experts, "--moe-alltoall-overlap-comm (tensor-parallel size 1)"),
-            (self.whole_sequence, "--sequence-parallel, which is not given"),
-            (self.tensor_grid, f"--tp-2d (tensor-parallel size {self.tensor_grid}, no sequence parallelism)"),
-        )
-        return ", ".join(words for kept, words in flags if kept)
 
     @property
     def num_played(self) -> int:
@@ -157,7 +122,7 @@ class SearchRequest(MeasuringRequest):
             for tensor, shared in self._tensor_sizes()
             for micro_batch in self._micro_batch_sizes()
         )
-        return tuple(point for point in sizes if self.runs(point))
+        return tuple(point for point in sizes if self.fixed.runs(point))
 
     def _tensor_sizes(self) -> Iterator[tuple[int, int]]:
         """Yield tensor sizes, each with the number of its ranks that share an expert; 0: all."""
@@ -222,11 +187,7 @@ def read_request(arguments: argparse.Namespace) -> SearchRequest:
         and not hybrid_pattern(arguments),
         sample_data=read_sample_data(arguments),
         layer_choices=_layer_choices(arguments, description),
-        context_is_fixed=context_is_fixed(),
-        fused_linear=bool(getattr(arguments, "use_ascend_mc2", False)),
-        overlapped_experts=overlaps_whole_experts(arguments),
-        whole_sequence=sums_encoder_gradients(description.content) and not arguments.sequence_parallel,
-        tensor_grid=tensor_grid(arguments),
+        fixed=fixed_sizes(arguments, description.content),
         link_device=named_device(read_flags(ProfileSourceFlags, arguments)) if not measuring.target_device else None,
     )
     if request.target_device is None and request.profile_file is None:

@@ -122,16 +122,16 @@ def _what_the_host_runs(request: SearchRequest, profile: Profile, arguments: arg
         kinds = {kind for module in modules for kind in module.layer.recompute}
         profile = profile.with_recompute({kind for kind in kinds if policy_of(kind).kind != "full"})
     if sums_encoder_gradients(request.description.content):
-        own = "is left out" if request.whole_sequence else "stays as the script has it"
+        own = "is left out" if request.fixed.whole_sequence else "stays as the script has it"
         _LOGGER.warning(
             f"sequence parallelism {own}: MindSpeed-MM sums the image encoder's gradients over the tensor ranks there, "
             "and trains otherwise than on one"
         )
-    kept = tuple(measured for measured in profile.measurements if request.runs(measured.at))
+    kept = tuple(measured for measured in profile.measurements if request.fixed.runs(measured.at))
     per_node = request.cluster_devices_per_node
     if not any(one.at.tensor_size <= per_node for one in kept):
         raise ConfigError(
-            f"a plan cannot change {request.kept_flags}, and no such size fits nodes of {per_node} devices and the "
+            f"a plan cannot change {request.fixed.words}, and no such size fits nodes of {per_node} devices and the "
             "profile: change or leave out these flags."
         )
     return replace(profile, measurements=kept)

@@ -6,12 +6,14 @@ import argparse
 import hashlib
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from mindspeed_autoparallel.errors import AutoParallelError, ConfigError, LaunchError
 from mindspeed_autoparallel.files import read_text, write_text_atomic
 from mindspeed_autoparallel.runtime.features.apply_plan.applicable import check_applies, gives_recompute
 from mindspeed_autoparallel.runtime.features.elastic.request import ElasticRequest
+from mindspeed_autoparallel.runtime.megatron.fixed_sizes import fixed_sizes
 from mindspeed_autoparallel.spec import Plan
 
 _POLL_S = 0.1
@@ -60,9 +62,11 @@ def _write_plan(request: ElasticRequest, path: Path, arguments: argparse.Namespa
         if note:
             print(f"elastic: {note}", flush=True)
         began = time.monotonic()
+        sizes = fixed_sizes(arguments, request.description.content if request.plan.hetero is None else {})
+        kept = tuple(one for one in profile.measurements if sizes.runs(one.at))
         plan = best_plan(
             request.plan,
-            profile,
+            replace(profile, measurements=kept or profile.measurements),
             cluster_of_nodes(request.plan, world.num_nodes, world.per_node),
             time_limit_s=request.time_limit_s,
             splits=request.splits,

@@ -60,7 +60,7 @@ def computed_profile(
         devices_per_node,
         command=" ".join(masked_words([Path(sys.argv[0]).name, *sys.argv[1:]])),
         train=switches_of_arguments(vars(arguments)),
-        tensor_grid=(int(arguments.tp_x), int(arguments.tp_y)) if tensor_grid(arguments) else None,
+        tensor_grid=tensor_grid(arguments),
     )
     profile = computed()
     own, points = int(getattr(arguments, "context_parallel_size", 1) or 1), [one.at for one in profile.measurements]

@@ -99,6 +99,17 @@ def test_a_plan_that_no_training_takes_is_not_written(plan_file: Path, tmp_path:
     assert not list(tmp_path.glob("*.json"))
 
 
+def test_a_plan_for_fewer_processes_has_the_sizes_that_flags_of_the_script_demand(tmp_path: Path) -> None:
+    """The fastest plan has TP 1, which MindSpeed's fused layers do not run: the restart ended there."""
+    file = planned(tmp_path / "plan", nodes=2, per_node=2)
+    whole = request_of(file, tmp_path)
+    world = replace(whole.world, size=2, per_node=2)
+    asked = replace(whole, world=world, host=SpaceOptions(group_sizes=False))
+    assert Plan.read(plans.plan_for_world(asked, SCRIPT)[0]).layout.tensor_size == 1
+    fused = replace(asked, folder=tmp_path / "fused")
+    assert Plan.read(plans.plan_for_world(fused, argparse.Namespace(use_ascend_mc2=True))[0]).layout.tensor_size == 2
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
