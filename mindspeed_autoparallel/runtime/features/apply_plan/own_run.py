@@ -6,17 +6,20 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.predict.calibration import Calibration, add_observation, stored_observations
-from mindspeed_autoparallel.predict.observations import MeasuredRun, Observation, observation_of_run
 from mindspeed_autoparallel.runtime.devices import current_device
 from mindspeed_autoparallel.runtime.devices.adapter import shared_cores
 from mindspeed_autoparallel.runtime.features.apply_plan.check import MeasuredRank
 from mindspeed_autoparallel.runtime.profiling.calibrate.results import fingerprint_of
 from mindspeed_autoparallel.spec import Plan
 from mindspeed_autoparallel.units import US_PER_MS
+
+if TYPE_CHECKING:  # brings the planner along, which no rank needs without the flag
+    from mindspeed_autoparallel.predict.calibration import Calibration
+    from mindspeed_autoparallel.predict.observations import Observation
 
 _FLAG = "--auto-parallel-calibrate"
 
@@ -26,6 +29,8 @@ def calibration_file(arguments: argparse.Namespace) -> Path | None:
     given = getattr(arguments, "auto_parallel_calibrate", None)
     if given is None:
         return None
+    from mindspeed_autoparallel.predict.calibration import stored_observations
+
     path = Path(given).resolve()
     if not path.parent.is_dir():
         raise ConfigError(f"{_FLAG} {given}: there is no folder {path.parent}; create it first.")
@@ -45,6 +50,9 @@ def add_run(path: Path, arguments: argparse.Namespace, plan: Plan, ranks: Sequen
 
 
 def _added(path: Path, arguments: argparse.Namespace, plan: Plan, ranks: Sequence[MeasuredRank]) -> str:
+    from mindspeed_autoparallel.predict.calibration import add_observation
+    from mindspeed_autoparallel.predict.observations import MeasuredRun, observation_of_run
+
     if getattr(arguments, "mm_model", None) or len(plan.model.modules) > 1:
         raise ConfigError("only runs of language models calibrate a device; models with encoders are not predicted.")
     device, num_devices = current_device(), len(ranks)
