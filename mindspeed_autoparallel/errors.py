@@ -41,6 +41,11 @@ class LaunchError(AutoParallelError):
     """Processes that were started did not come up, failed or hung; carries their last lines."""
 
 
+def flag_of(destination: str) -> str:
+    """Return the flag of an argument's destination, as messages name it: ``--seq-length`` of ``seq_length``."""
+    return "--" + destination.replace("_", "-")
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of the message of ``error``, or the name of its class: ``MemoryError`` has no message."""
     text = str(error).strip()

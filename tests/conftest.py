@@ -7,7 +7,7 @@ import sys
 
 import hypothesis
 import pytest
-from forked_python import forked_python
+from forked_python import forked_python, share_forked_python, take_interpreter
 from megatron_releases import RELEASES, megatron_path
 
 pytest_plugins = ["suite_seconds"]
@@ -25,6 +25,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Nothing that importing all tests makes is garbage: no look for it meanwhile, and later ones pass over it.
 gc.disable()
+
+
+def pytest_configure(config):
+    if hasattr(config, "workerinput"):
+        take_interpreter()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(specs):
+    """Fork the workers, as the programs of their tests, from one process that has imported torch."""
+    for spec in specs:
+        spec.python = share_forked_python()
 
 
 def pytest_collection_finish():

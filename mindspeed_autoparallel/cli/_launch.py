@@ -6,7 +6,7 @@ import argparse
 import shlex
 from typing import TYPE_CHECKING
 
-from mindspeed_autoparallel.errors import ConfigError, PlanError
+from mindspeed_autoparallel.errors import ConfigError, PlanError, flag_of
 
 if TYPE_CHECKING:
     from mindspeed_autoparallel.spec import Plan
@@ -153,5 +153,5 @@ def _recompute(plan: Plan) -> list[str]:
     for destination, value in recompute_arguments(kind, number).items():
         if value is not None:
             values = value if isinstance(value, list) else [value]
-            words += ["--" + destination.replace("_", "-"), *map(str, values)]
+            words += [flag_of(destination), *map(str, values)]
     return words

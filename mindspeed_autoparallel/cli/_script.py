@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from mindspeed_autoparallel.cli import _launch
 from mindspeed_autoparallel.cost.analytic.fields import integer
-from mindspeed_autoparallel.errors import ConfigError, PlanError
+from mindspeed_autoparallel.errors import ConfigError, PlanError, flag_of
 from mindspeed_autoparallel.files import printable, write_together
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def check(arguments: argparse.Namespace) -> None:
     for flag in ("fsdp2", "hetero_parallel"):
         if getattr(arguments, flag, None):
             raise ConfigError(
-                f"--script is for one Megatron layout; --{flag.replace('_', '-')} trains from the files that it writes."
+                f"--script is for one Megatron layout; {flag_of(flag)} trains from the files that it writes."
             )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 
-from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.errors import ConfigError, flag_of
 
 MEDIA = ("images_per_sample", "image_size", "patches_per_sample", "audio_seconds", "freeze_encoders")
 COMPUTED = ("model", "device", "device_file", "network_gbit_per_s", "seq_length", "train", *MEDIA)
@@ -28,7 +28,7 @@ def given(arguments: argparse.Namespace, names: Iterable[str]) -> list[str]:
     ``arguments.default_of`` returns the default of a name.
     """
     found = [name for name in names if getattr(arguments, name) != arguments.default_of(name)]
-    return ["--" + name.replace("_", "-") for name in found]
+    return [flag_of(name) for name in found]
 
 
 def refuse(arguments: argparse.Namespace, names: Iterable[str], reason: str) -> None:

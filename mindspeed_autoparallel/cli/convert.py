@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindspeed_autoparallel.cli._unused_flags import refuse
-from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.errors import ConfigError, flag_of
 from mindspeed_autoparallel.whole_numbers import LARGE
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def _check_flags(arguments: argparse.Namespace) -> None:
     for name in _COUNTS:
         value = getattr(arguments, name)
         if value is not None and value < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} {value}: give a number of at least 1.")
+            raise ConfigError(f"{flag_of(name)} {value}: give a number of at least 1.")
 
 
 def _hf_dir(arguments: argparse.Namespace) -> Path:

@@ -67,7 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--no-standalone-ends",
         action="store_true",
-        help="place layers with embedding and output layer: for a host without --pipeline-model-parallel-layout",
+        help="plan no stage of the embedding or the output layer alone, which only hosts with "
+        "--pipeline-model-parallel-layout train",
     )
     add("--num-workers", type=int, default=0, help="processes (default: one per core); same plan")
     add("--candidate", type=Path, help="output of `operators --json`: also plan its Megatron layout")

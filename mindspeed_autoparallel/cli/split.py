@@ -47,7 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--no-standalone-ends",
         action="store_true",
-        help="place layers with embedding and output layer: for a host without --pipeline-model-parallel-layout",
+        help="plan no stage of the embedding or the output layer alone, which only hosts with "
+        "--pipeline-model-parallel-layout train",
     )
     add("--time-limit-s", type=float, default=60.0, help="then end with the best plan so far and its bound")
     add("--top-k", type=int, default=1, help=f"number of best plans to report, up to {MAX_PLANS}")

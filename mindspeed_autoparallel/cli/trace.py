@@ -14,7 +14,7 @@ import argparse
 import json
 from pathlib import Path
 
-from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.errors import ConfigError, flag_of
 from mindspeed_autoparallel.profiles.records import DIRECTIONS, BlockTrace
 from mindspeed_autoparallel.runtime.profiling.trace.request import BLOCKS, BlockResult
 
@@ -64,7 +64,7 @@ _READ_BY = {
 
 def _flag(name: str) -> str:
     """Return the flag of a size, spelt as in the other commands."""
-    return f"--{_SPELT.get(name, name.replace('_', '-'))}"
+    return flag_of(_SPELT.get(name, name))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, meaning in _OPTIONAL.items():
         parser.add_argument(_flag(name), dest=name, type=int, metavar="N", help=meaning)
     parser.add_argument("--gated", action="store_true", help="SwiGLU and RMSNorm without bias")
-    parser.add_argument("--sequence-parallel", action="store_true")
+    parser.add_argument("--sequence-parallel", action="store_true", help="split activations between matrices, too")
     parser.add_argument(
         "--recompute",
         default="none",

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the command."""
     add = parser.add_argument
-    add("--request", type=Path, required=True, metavar="FILE")
+    add("--request", type=Path, required=True, metavar="FILE", help="JSON file with one request")
     add("--device-file", type=Path, action="append", default=[], help="file that describes a device (repeatable)")
     add(
         "--profile-source",

@@ -28,7 +28,7 @@ from mindspeed_autoparallel.data.tables import Row, digest_of, read_rows, size_o
 from mindspeed_autoparallel.data.tiles import KIND as TILED_KIND
 from mindspeed_autoparallel.data.tiles import TiledRecords
 from mindspeed_autoparallel.data.work import SampleSize
-from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.errors import ConfigError, flag_of
 from mindspeed_autoparallel.files import shown
 
 Progress = Callable[[str], None]
@@ -56,7 +56,7 @@ class DescribeOptions:
     def __post_init__(self) -> None:
         for name in ("max_read", "seq_length"):
             if getattr(self, name) < 0:
-                raise ConfigError(f"--{name.replace('_', '-')} must not be negative, got {getattr(self, name)}.")
+                raise ConfigError(f"{flag_of(name)} must not be negative, got {getattr(self, name)}.")
         if not (math.isfinite(self.bytes_per_token) and self.bytes_per_token >= 0):
             raise ConfigError(f"--bytes-per-token must be above 0, got {self.bytes_per_token:g}.")
 

@@ -19,6 +19,7 @@ from mindspeed_autoparallel.operators.search.pricing import plan_resident_bytes
 from mindspeed_autoparallel.operators.search.recursive import carried_axes
 from mindspeed_autoparallel.operators.search.state import Decisions, device_factors
 from mindspeed_autoparallel.operators.strategies import search_graph
+from mindspeed_autoparallel.spec.legality import too_many_stages
 from mindspeed_autoparallel.units import counted
 
 _LOG = logging.getLogger(__name__)
@@ -109,8 +110,8 @@ def search_pipelined(
             f"{given.stages} pipeline stages need at least as many microbatches, not {given.micro_batch_num}."
         )
     layers = num_layers(graph)
-    if layers and given.stages > layers:
-        raise ConfigError(f"{given.stages} pipeline stages are more than the {layers} layers.")
+    if layers and (reason := too_many_stages(given.stages, layers)):
+        raise ConfigError(reason)
     if devices % given.stages:
         raise ConfigError(f"{given.stages} pipeline stages do not divide {devices} devices.")
     options.setdefault("memory_limit_bytes", given.device_memory_bytes)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import lcm
 
 from mindspeed_autoparallel.cost.analytic.fields import section_of
-from mindspeed_autoparallel.cost.analytic.kernels import narrow_peak_tflops
+from mindspeed_autoparallel.cost.analytic.kernels import check_recipe
 from mindspeed_autoparallel.cost.analytic.model_shape import ENCODER
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
 from mindspeed_autoparallel.cost.analytic.spellings import canonical
@@ -235,9 +235,7 @@ def device_cost(work: Workload, device: Device, fabric: Fabric) -> DeviceCost:
 
     Raises ``ConfigError`` if the device has no products in the recipe's form.
     """
-    if work.recipe and narrow_peak_tflops(device, work.recipe) is None:
-        figure = "peak_fp4_tflops" if work.recipe == "nvfp4" else "peak_fp8_tflops"
-        raise ConfigError(f"train.precision is {work.recipe}, but {device.name} has no {figure} in the catalogue.")
+    check_recipe(device, work.recipe)
     efficiency = device.efficiency(work.stack)
     sent_us = efficiency.point_to_point_us + _gathered_message_us(work, fabric)
     shares = work.tensor_size if work.stack == "megatron-2021" else 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.errors import ConfigError, flag_of
 from mindspeed_autoparallel.files import shown
 
 _REFUSED = {
@@ -75,7 +75,7 @@ class Arguments:
         except ValueError:
             number = math.nan
         if not math.isfinite(number):
-            raise ConfigError(f"--{names[0].replace('_', '-')} is {shown(text)}, must be a number.")
+            raise ConfigError(f"{flag_of(names[0])} is {shown(text)}, must be a number.")
         return number
 
 
@@ -83,7 +83,7 @@ def refuse_unmodelled(arguments: Arguments) -> None:
     """Raise ``ConfigError`` naming the first argument whose effect on time or memory is not modelled."""
     for name, reason in _REFUSED.items():
         if arguments.flag(name):
-            raise ConfigError(f"--{name.replace('_', '-')}: {reason}.")
+            raise ConfigError(f"{flag_of(name)}: {reason}.")
     for name, reason in _COUNTS_REFUSED.items():
         if (arguments.integer(name) or 0) > 1:
-            raise ConfigError(f"--{name.replace('_', '-')} {arguments.text(name)}: {reason}.")
+            raise ConfigError(f"{flag_of(name)} {arguments.text(name)}: {reason}.")

@@ -13,7 +13,7 @@ from functools import partial
 from math import ceil
 
 from mindspeed_autoparallel.cost.analytic.fields import integer
-from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.errors import ConfigError, flag_of
 from mindspeed_autoparallel.files import shown
 from mindspeed_autoparallel.predict.hugging_face import decoder_of_config, is_decoder
 
@@ -66,7 +66,7 @@ def modules_of_config(config: Values, where: str, media: SampleMedia) -> list[di
     for flag in media.stated:
         encoder = "audio" if flag == "audio_seconds" else "image"
         if f"{encoder}_encoder" not in names and flag != "freeze_encoders":
-            raise ConfigError(f"--{flag.replace('_', '-')}: {where} has no {encoder} encoder.")
+            raise ConfigError(f"{flag_of(flag)}: {where} has no {encoder} encoder.")
     for module in modules:
         module["frozen"] = media.frozen_encoders
     return [*modules, {"name": TEXT, **text}]

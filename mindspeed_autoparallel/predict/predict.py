@@ -10,7 +10,6 @@ from mindspeed_autoparallel.cost.analytic.fields import section_of
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
 from mindspeed_autoparallel.cost.analytic.request_keys import unknown_keys
 from mindspeed_autoparallel.cost.analytic.workload import Workload
-from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import AutoParallelError, ConfigError
 from mindspeed_autoparallel.files import shown
@@ -18,7 +17,7 @@ from mindspeed_autoparallel.predict.answers import Answer, Predictions, StageAns
 from mindspeed_autoparallel.predict.confidence import half_width, peak_half_width
 from mindspeed_autoparallel.predict.effects import without_effect
 from mindspeed_autoparallel.predict.model_file import request_in_own_words
-from mindspeed_autoparallel.predict.price import first_step_bytes, price
+from mindspeed_autoparallel.predict.price import device_of, first_step_bytes, price
 from mindspeed_autoparallel.predict.useful_work import utilization
 from mindspeed_autoparallel.spec.plan import RankMemory, StagePlan
 
@@ -46,8 +45,9 @@ def predict_one(request: Mapping[str, object], extra_devices: tuple[Device, ...]
     try:
         if not isinstance(request, Mapping):
             raise ConfigError("a request must be an object with model, hw, parallel and train.")
+        device = device_of(request, extra_devices)
         work = read_workload(request)
-        answer, assumed = _fitting_answer(request, work, extra_devices)
+        answer, assumed = _fitting_answer(request, work, device)
     except AutoParallelError as error:
         identity = request.get("id") if isinstance(request, Mapping) else None
         answer, work = {"id": identity, "status": "error", "reason": str(error)}, None
@@ -62,22 +62,19 @@ def predict_one(request: Mapping[str, object], extra_devices: tuple[Device, ...]
     return answer
 
 
-def _fitting_answer(
-    request: Mapping[str, object], work: Workload, extra_devices: tuple[Device, ...]
-) -> tuple[Answer, str]:
+def _fitting_answer(request: Mapping[str, object], work: Workload, device: Device) -> tuple[Answer, str]:
     """Return the answer to ``request``; if it does not fit, to the first leaner variant that does."""
-    answer = _answer(request.get("id"), work, extra_devices)
+    answer = _answer(request.get("id"), work, device)
     if answer["status"] == "out_of_memory":
         for leaner, words in leaner_readings(request, work):
             with contextlib.suppress(AutoParallelError):
-                found = _answer(request.get("id"), read_workload(leaner), extra_devices)
+                found = _answer(request.get("id"), read_workload(leaner), device)
                 if found["status"] == "ok":
                     return found, words
     return answer, ""
 
 
-def _answer(identity: Any, work: Workload, extra_devices: tuple[Device, ...]) -> Answer:
-    device = find_device(work.gpu, extra_devices)
+def _answer(identity: Any, work: Workload, device: Device) -> Answer:
     efficiency = device.efficiency(work.stack)
     found = price(work, device)
     step = found.step

@@ -9,8 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from mindspeed_autoparallel.cost.analytic.fields import section_of
+from mindspeed_autoparallel.cost.analytic.kernels import check_recipe
 from mindspeed_autoparallel.cost.analytic.model_shape import ENCODER
-from mindspeed_autoparallel.cost.analytic.reading import read_workload
+from mindspeed_autoparallel.cost.analytic.reading import gpu_name, read_workload
+from mindspeed_autoparallel.cost.analytic.reading_train import recipe_of
+from mindspeed_autoparallel.cost.analytic.request_keys import refuse_unmodelled
+from mindspeed_autoparallel.cost.analytic.spellings import canonical
 from mindspeed_autoparallel.cost.analytic.states import update_bytes
 from mindspeed_autoparallel.cost.analytic.step_time import run_again
 from mindspeed_autoparallel.cost.analytic.workload import Workload
@@ -136,17 +141,28 @@ def _placement(work: Workload) -> ModulePlacement:
     elif work.recompute == "selective":
         recompute[TEXT] = {"selective": held[TEXT]}
     if work.model.encoder:
-        layers = tuple(work.stages[stage].encoder_layers * (chunk == 0) for stage, chunk in places)
-        held = {ENCODER: layers, **held}
+        held = {ENCODER: tuple(work.stages[stage].encoder_chunks[chunk] for stage, chunk in places), **held}
     ahead = next((stage for stage, place in enumerate(work.stages) if place.mtp_layers), size - 1)
     apart = size * (virtual - 1) + ahead if ahead != size - 1 else None
     return ModulePlacement(layers=held, recompute=recompute, prediction_stage=apart)
 
 
+def device_of(request: Mapping[str, object], extra_devices: tuple[Device, ...] = ()) -> Device:
+    """Return the device that a request names.
+
+    Raises ``ConfigError`` if it is unknown or lacks the precision of ``train``, which no layout changes.
+    """
+    request = canonical(request)
+    refuse_unmodelled(request)
+    device = find_device(gpu_name(section_of(request, "hw")), extra_devices)
+    check_recipe(device, recipe_of(section_of(request, "train")))
+    return device
+
+
 def priced_plan(request: Mapping[str, object], extra_devices: tuple[Device, ...] = ()) -> Plan:
     """Return the plan whose layout, placement and switches are those of ``request``. Raises ``ConfigError``."""
-    work = read_workload(request_in_own_words(request))
-    device = find_device(work.gpu, extra_devices)
+    own = request_in_own_words(request)
+    device, work = device_of(own, extra_devices), read_workload(own)
     run = described(work, device)
     measurement = point_of(run.profile, run.layout)
     assert measurement is not None

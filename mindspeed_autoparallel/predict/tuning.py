@@ -11,7 +11,6 @@ from mindspeed_autoparallel.cost.analytic.fields import integer, optional_intege
 from mindspeed_autoparallel.cost.analytic.model_shape import ENCODER
 from mindspeed_autoparallel.cost.analytic.reading import network_rate
 from mindspeed_autoparallel.cost.analytic.request_keys import KNOWN, refuse_unmodelled, unknown_keys
-from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import shown
@@ -29,6 +28,7 @@ from mindspeed_autoparallel.predict.answers import Answer
 from mindspeed_autoparallel.predict.hugging_face_modules import TEXT
 from mindspeed_autoparallel.predict.model_file import Section, request_in_own_words
 from mindspeed_autoparallel.predict.predict import UNKNOWN, predict_one
+from mindspeed_autoparallel.predict.price import device_of
 from mindspeed_autoparallel.profiles import MeasuredAt, Profile
 from mindspeed_autoparallel.spec import Cluster, Plan
 from mindspeed_autoparallel.spec.legality import IllegalLayout, uneven_chunks, uneven_devices
@@ -86,7 +86,7 @@ def tune(
     request = request_in_own_words(base)
     hardware, train, model = (_section(request, name) for name in ("hw", "train", "model"))
     held = _held(part(request, "parallel"))
-    device = find_device(str(hardware.get("gpu")), extra_devices)
+    device = device_of(request, extra_devices)
     devices = integer(hardware, "num_gpus", None, "hw")
     node = min(devices, integer(hardware, "gpus_per_node", min(8, devices), "hw"))
     batch = integer(train, "gbs", None, "train")
@@ -219,8 +219,7 @@ def _whole(profile: Profile, plan: Plan, other: Alternative) -> Plan:
     record = replace(
         plan.search,
         status="feasible",
-        lower_bound_us=other.lower_bound_us,
-        gap_fraction=max(0.0, 1 - other.lower_bound_us / found.step.total_us),
+        gap_fraction=max(0.0, 1 - plan.search.lower_bound_us / found.step.total_us),
         limits=limits_of_plan(found),
         verdicts=(),
         relaxations=(),
@@ -231,8 +230,7 @@ def _whole(profile: Profile, plan: Plan, other: Alternative) -> Plan:
 def request_of_plan(plan: Plan, base: Mapping[str, object], stated: Mapping[str, object]) -> dict[str, object]:
     """Return the request that describes ``plan``: its sizes, its placement, and every switch.
 
-    Recompute that differs by stage becomes the most of any stage (method ``block``), and an encoder's layers are on the
-    first chunk of their rank: a request has no keys for more.
+    Recompute that differs by stage becomes the most of any stage (method ``block``): a request has no keys for more.
     """
     layout = plan.layout
     parallel: dict[str, object] = {
@@ -255,8 +253,8 @@ def request_of_plan(plan: Plan, base: Mapping[str, object], stated: Mapping[str,
     train = {**stated, "gbs": plan.global_batch_size, "mbs": layout.micro_batch_size, **_recompute_keys(plan, counts)}
     described = {**base, "parallel": parallel, "train": train}
     if layout.pipeline_size > 1 and any(module.name == ENCODER for module in plan.model.modules):
-        rows, model = plan.layers_of(ENCODER), section_of(base, "model")
-        placed = [sum(rows[rank :: layout.pipeline_size]) for rank in range(layout.pipeline_size)]
+        model = section_of(base, "model")
+        placed = list(plan.layers_of(ENCODER))
         encoder = {**section_of(model, "vision_encoder"), "pipeline_num_layers": placed}
         described["model"] = {**model, "vision_encoder": encoder}
     return described

@@ -140,11 +140,13 @@ def warnings(plan: Plan) -> list[str]:
         name = "homogeneous" if plan.hetero is not None else "hetero"
         found.append(f"The best {name} plan is faster: {rival.layout.label()} with {format_us(rival.step_us)}.")
     faster = min((other for other in plan.alternatives), key=lambda other: other.step_us, default=None)
-    if faster is not None and faster.step_us < plan.step.total_us:
+    if faster is not None and faster.step_us < plan.mean_us:
         found.append(f"Another plan is faster: {faster.layout.label()} with {format_us(faster.step_us)}.")
     elif plan.search.status not in ("optimal", EDITED):
         why = "The search stopped before a proof"
-        if plan.search.status == "improved":
+        if plan.data is not None:
+            why = "The plan is chosen by drawn steps; for the mean sample the proof has a gap"
+        elif plan.search.status == "improved":
             why = "Layers of pipelines were moved between stages step by step"
         found.append(f"{why}: a plan up to {gap_percent(plan.search.gap_fraction)} faster may exist.")
     unknown = sum(verdict.outcome == "unmeasured" for verdict in plan.search.verdicts)

@@ -27,7 +27,9 @@ def alternatives(values: Report) -> str:
     ]
     header = ["layout", "step", "against the plan", "bound", "peak", "recomputed", "layers per stage"]
     body = table(header, rows, range(1, 6)) if rows else element("p", "No other layout was solved.", class_="soft")
-    return element("h2", "Alternatives") + element("p", "The best split of other layouts.", class_="sub") + body
+    drawn = "The best split of other layouts: means of drawn steps, and bounds for the mean sample."
+    note = drawn if values.data is not None else "The best split of other layouts."
+    return element("h2", "Alternatives") + element("p", note, class_="sub") + body
 
 
 def ruled_out(values: Report) -> str:

@@ -98,7 +98,7 @@ def alternatives(plan: Plan) -> tuple[AlternativeRow, ...]:
         AlternativeRow(
             layout=other.layout.label(),
             step_us=other.step_us,
-            loss_fraction=other.step_us / plan.step.total_us - 1,
+            loss_fraction=other.step_us / plan.mean_us - 1,
             lower_bound_us=other.lower_bound_us,
             peak_bytes=other.peak_bytes,
             layers=other.layers,

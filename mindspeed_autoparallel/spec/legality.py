@@ -39,6 +39,14 @@ def uneven_chunks(virtual: int, pipeline: int) -> str:
     return f"VPP {virtual} needs PP above 1." if virtual > 1 and pipeline == 1 else ""
 
 
+def too_many_stages(num_stages: int, num_layers: int, num_ends: int = 0) -> str:
+    """Return why some stage would be empty; ``num_ends``: embedding, output and the like that may fill one alone."""
+    if num_stages <= num_layers + num_ends:
+        return ""
+    ends = f" and {num_ends} ends" if num_ends else ""
+    return f"{num_stages} stages are more than the {num_layers} layers{ends}."
+
+
 def without_experts(expert_size: int) -> str:
     """Return the rule that a model without experts breaks above one rank of experts."""
     return f"EP {expert_size} needs a model with experts."

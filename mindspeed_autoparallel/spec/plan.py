@@ -93,6 +93,11 @@ class Plan(JsonFile):
     """For a plan with one layout for all modules: the hetero plan it was compared with, if one was searched."""
 
     @property
+    def mean_us(self) -> float:
+        """Return the step time by which plans are compared: the mean of drawn steps if samples differ."""
+        return self.step.total_us if self.data is None else self.data.mean_us
+
+    @property
     def backbone(self) -> str:
         """Return the name of the module that the pipeline runs: the first one without a separate layout."""
         return next(module.name for module in self.model.modules if module.name not in self.layout.modules)

@@ -3,46 +3,77 @@
 Reading torch and what Megatron needs of it takes longer than most of what is tested; a program forked from here
 starts in some milliseconds and imports Megatron and this project itself, in its own order. ``sys.executable`` of such
 a program is the same stand-in, so what it launches is forked as well. Tests that are about a start itself (what an
-import costs, a hash seed, variables of torch) use ``sys.executable``.
+import costs, a hash seed, variables of torch) use ``sys.executable``. Workers of pytest-xdist are such programs, and share
+the server with the programs of their tests.
 """
 
 from __future__ import annotations
 
+import array
 import atexit
 import contextlib
 import functools
+import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 _HERE = Path(__file__).parent
 _NOT_TAKEN = ("PYTHON", "LD_", "OMP_", "MKL_", "TORCH", "MALLOC_")
 
 
-_servers: list[int] = []
+_SHARED = "FORKED_PYTHON_OF_ALL_WORKERS"
+"""The variable that names the stand-in whose server the workers of one run share."""
+_STARTS_WITHIN_S = 120.0
+_folders: set[Path] = set()
 
 
 def server_seconds() -> float:
-    """Return the processor seconds of the server, its templates and all programs that have ended; 0 where there is none."""
-    ticks = 0
-    with contextlib.suppress(IndexError, OSError):
-        begun = Path(f"/proc/{_servers[0]}/task/{_servers[0]}/children").read_text().split()
-        for one in (_servers[0], *begun):
-            with contextlib.suppress(OSError):  # it has ended meanwhile
-                ticks += sum(map(int, Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()[11:15]))
-    return ticks / os.sysconf("SC_CLK_TCK")
+    """Return the processor seconds of the programs of this process's tests that have ended, and of their templates' imports."""
+    seconds = array.array("d")
+    for folder in _folders:
+        with contextlib.suppress(OSError):
+            seconds.frombytes((folder / f"seconds-{os.environ.get('PYTEST_XDIST_WORKER', '')}").read_bytes())
+    return sum(seconds)
+
+
+def share_forked_python() -> str:
+    """Return ``forked_python()`` and have the test processes that this process starts use the same server."""
+    os.environ[_SHARED] = forked_python()
+    return os.environ[_SHARED]
+
+
+def take_interpreter() -> None:
+    """Make ``sys.executable`` the interpreter again in a process that was started as ``forked_python()``."""
+    with contextlib.suppress(OSError):
+        sys.executable = str(Path(sys.executable).with_name("real").readlink())
+        multiprocessing.set_executable(sys.executable)
 
 
 @functools.cache
 def forked_python(also: tuple[str, ...] = ()) -> str:
-    """Return the path of the stand-in for ``python``; its server lives as long as this process.
+    """Return the path of the stand-in for ``python``; its server lives as long as this process, or as the one that shares it.
 
     ``also``: modules that the server imports beside torch, in this order and on the CPU device, where a program is about
     something else than its imports.
     """
+    client = Path(os.environ[_SHARED] if _SHARED in os.environ and not also else _start(also))
+    _folders.add(client.parent)
+    deadline = time.monotonic() + _STARTS_WITHIN_S
+    while not (client.parent / "socket").exists():
+        if time.monotonic() > deadline:
+            errors = (client.parent / "errors").read_text("utf-8", "replace")
+            raise RuntimeError(f"the server of forked programs did not start: {errors[-500:]}")
+        time.sleep(0.02)
+    return str(client)
+
+
+def _start(also: tuple[str, ...]) -> str:
+    """Start a server, which appears as ``socket`` beside the returned stand-in."""
     folder = Path(tempfile.mkdtemp(prefix="python-"))
     client = folder / "python"
     (folder / "real").symlink_to(sys.executable)
@@ -51,18 +82,21 @@ def forked_python(also: tuple[str, ...] = ()) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_TAKEN)}
     if also:
         environment["MINDSPEED_AUTOPARALLEL_DEVICE"] = "cpu"
-    server = subprocess.Popen(
-        [sys.executable, str(_HERE / "python_server.py"), str(folder / "socket"), str(client), *also],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**environment, "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"},
-        start_new_session=True,
-    )
-    _servers.append(server.pid)
+    with open(folder / "errors", "wb") as errors:
+        server = subprocess.Popen(
+            [sys.executable, str(_HERE / "python_server.py"), str(folder / "socket"), str(client), *also],
+            stdin=subprocess.PIPE,
+            stdout=errors,
+            stderr=errors,
+            env={
+                **environment,
+                "OMP_NUM_THREADS": "1",
+                "TORCHDYNAMO_DISABLE": "1",
+                "TORCHINDUCTOR_COMPILE_THREADS": "1",
+            },
+            start_new_session=True,
+        )
     atexit.register(_end, server, folder)
-    assert server.stdout is not None
-    if server.stdout.readline() != b"ready\n":
-        raise RuntimeError("the server of forked programs did not start")
     return str(client)
 
 
@@ -76,5 +110,7 @@ def program_of(client: int) -> int:
 
 
 def _end(server: subprocess.Popen[bytes], folder: Path) -> None:
+    if not (folder / "socket").exists():
+        server.kill()  # no test has waited for it
     server.communicate()
     shutil.rmtree(folder, ignore_errors=True)

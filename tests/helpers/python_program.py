@@ -28,9 +28,10 @@ _FREE_FILES = 700
 class Programs:
     """The running programs, by the connection that asked for each."""
 
-    def __init__(self, pipe: tuple[int, int]) -> None:
+    def __init__(self, pipe: tuple[int, int], folder: Path) -> None:
         self.pids: dict[socket.socket, tuple[int, bool]] = {}
-        self._pipe = pipe
+        self._pipe, self._folder = pipe, folder
+        self._workers: dict[int, str] = {}
 
     def close(self) -> None:
         """Close, in a forked process, what only the server needs."""
@@ -39,6 +40,11 @@ class Programs:
             one.close()
         for number in self._pipe:
             os.close(number)
+
+    def add(self, connection: socket.socket, pid: int, request: dict) -> None:
+        """Add the program ``pid`` that a client requested."""
+        self.pids[connection] = (pid, request["leads"])
+        self._workers[pid] = worker_of(request)
 
     def kill_all(self) -> None:
         """Kill the programs that run."""
@@ -49,11 +55,13 @@ class Programs:
         """Hand the status of every program that has ended to its client."""
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status, used = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
                 return
             if pid == 0:
                 return
+            if pid in self._workers:
+                add_seconds(self._folder, self._workers.pop(pid), used.ru_utime + used.ru_stime)
             for connection in [one for one, (number, _) in self.pids.items() if number == pid]:
                 del self.pids[connection]
                 with contextlib.suppress(OSError):
@@ -66,6 +74,17 @@ class Programs:
         connection.close()
         with contextlib.suppress(ProcessLookupError):
             (os.killpg if leads else os.kill)(pid, signal.SIGKILL)
+
+
+def worker_of(request: dict) -> str:
+    """Return the test process that a program belongs to."""
+    return request["variables"].get("PYTEST_XDIST_WORKER", "")
+
+
+def add_seconds(folder: Path, worker: str, seconds: float) -> None:
+    """Record that programs of ``worker`` have used ``seconds`` of processor time; ``forked_python`` reads it."""
+    with open(folder / f"seconds-{worker}", "ab") as written:
+        written.write(struct.pack("d", seconds))
 
 
 class Program:

@@ -25,8 +25,17 @@ import sys
 import warnings
 from pathlib import Path
 
-from python_program import Program, Programs, open_streams, set_up, take_signals, take_surroundings
-from python_templates import Imported, Template, key_of
+from python_program import (
+    Program,
+    Programs,
+    add_seconds,
+    open_streams,
+    set_up,
+    take_signals,
+    take_surroundings,
+    worker_of,
+)
+from python_templates import Imported, Template, Waiting, key_of
 from remembered_sources import remember_sources
 from spared_work import keep_libraries, list_operators_once, share_gloo_devices, share_managers
 
@@ -39,8 +48,10 @@ _IMPORTED = (
     *("numpy.typing", "numpy.core", "sqlite3", "wave", "xml.dom.minidom", "torch._inductor.compiler_bisector"),
     # What Megatron's tokenizers import, whichever is chosen.
     *("transformers", "transformers.models.auto.tokenization_auto", "transformers.utils.chat_template_utils"),
+    # What planning and the workers of xdist import.
+    *("ortools.sat.python.cp_model", "ortools.linear_solver.pywraplp", "hypothesis", "pytest"),
 )
-_MOST_TEMPLATES = 6
+_MOST_TEMPLATES = 16
 """Each holds some 100 MiB."""
 _IMPORTED_WITHIN_S = 120.0
 _variables: dict[str, str] = {}
@@ -65,13 +76,12 @@ def main() -> None:
     keep_libraries()
     share_managers()
     listening = socket.socket(socket.AF_UNIX)
-    listening.bind(path)
+    listening.bind(path + ".new")
     listening.listen(256)
     gc.collect()
     gc.freeze()
-    print("ready", flush=True)
-    clients = _Clients(listening, client)
-    program = _serve(clients)
+    Path(path + ".new").rename(path)  # clients wait for the name
+    program = _serve(clients := _Clients(listening), Path(path).parent)
     clients.close()
     if program is not None:
         program(client)
@@ -93,8 +103,8 @@ def _import_also(names: list[str]) -> None:
 class _Clients:
     """Where the server's programs come from: its socket."""
 
-    def __init__(self, listening: socket.socket, client: str) -> None:
-        self._listening, self._client = listening, client
+    def __init__(self, listening: socket.socket) -> None:
+        self._listening = listening
         self._templates: dict[tuple, Template | None] = {}
         self._retired: list[Template] = []
         self.ends, self.imported, self.is_last = [sys.stdin.fileno()], None, False
@@ -102,51 +112,53 @@ class _Clients:
     def fileno(self) -> int:
         return self._listening.fileno()
 
-    def next(self, programs: "Programs") -> "tuple | Program | None":
-        """Return connection, request and files of a program to fork; in a template what is left to do there; None where
-        nothing is."""
+    def importing(self) -> list[Template]:
+        """Return the templates that import."""
+        return [template for template in self._templates.values() if template and template.is_importing]
+
+    def after_import(self, template: Template) -> list[Waiting]:
+        """Return the programs to fork here after ``template`` has imported, or failed to."""
+        left = template.imported()
+        if template.has_failed:
+            self._templates = {key: None if one is template else one for key, one in self._templates.items()}
+        return left
+
+    def next(self, programs: Programs) -> list[Waiting] | Program:
+        """Return the programs to fork here; in a template what is left to do there."""
         connection, _ = self._listening.accept()
         try:
             request, files, body = _request(connection)
         except (OSError, ValueError, EOFError):
             connection.close()
-            return None
+            return []
+        waiting = Waiting(connection, request, files, body)
         key = key_of(request, files)
         if key is not None and key not in self._templates:
             here, there = socket.socketpair()
-            if os.fork() == 0:
+            pid = os.fork()
+            if pid == 0:
                 programs.close()
-                for one in (connection, here, *self._held()):
+                self.close()
+                for one in (waiting, here):
                     one.close()
-                for number in files:
-                    os.close(number)
                 return lambda client: _be_template(request, key, there, client)
             there.close()
-            here.settimeout(_IMPORTED_WITHIN_S)
             self._retire_oldest()
-            self._templates[key] = Template(here) if _is_ready(here) else None
+            self._templates[key] = Template(here, pid, _IMPORTED_WITHIN_S)
         template = self._templates.pop(key) if key in self._templates else None
         if key is not None:
             self._templates[key] = template  # the last one used is the last to be retired
-        if template is not None and template.hand(body, connection, files):
-            connection.close()
-            for number in files:
-                os.close(number)
-            return None
-        return connection, request, files
+        return [] if template is not None and template.take(waiting) else [waiting]
 
     def _retire_oldest(self) -> None:
-        used = [key for key, template in self._templates.items() if template]
+        used = [key for key, template in self._templates.items() if template and not template.is_importing]
         if len(used) >= _MOST_TEMPLATES:
             self._retired.append(self._templates.pop(used[0]))
             self._retired[-1].retire()
 
-    def _held(self) -> list:
-        return [self._listening, *self._retired, *[template for template in self._templates.values() if template]]
-
     def close(self) -> None:
         """Close, in a forked process, what only the server needs."""
-        for one in self._held():
+        for one in (self._listening, *self._retired, *filter(None, self._templates.values())):
             one.close()
 
 
@@ -160,31 +172,26 @@ class _Handed:
     def fileno(self) -> int:
         return self._control.fileno()
 
-    def next(self, programs: "Programs") -> "tuple | None":
-        """Return connection, request and files; None behind the last one. Raises EOFError where the server has ended."""
+    def importing(self) -> list[Template]:
+        """Return none: only the server has templates."""
+        return []
+
+    def next(self, programs: Programs) -> list[Waiting]:
+        """Return the program to fork; none after the last one. Raises EOFError where the server has ended."""
         if self.is_last:
             raise EOFError  # nothing is written behind the last one
         try:
-            request, given, _ = _request(self._control)
+            request, given, body = _request(self._control)
         except OSError as error:
             raise EOFError from error
         if not request["words"]:
             self.is_last = True
-            return None
-        return socket.socket(fileno=given[0]), request, given[1:]
+            return []
+        return [Waiting(socket.socket(fileno=given[0]), request, given[1:], body)]
 
     def close(self) -> None:
         """Close, in a forked process, what only the template needs."""
         self._control.close()
-
-
-def _is_ready(control: socket.socket) -> bool:
-    with contextlib.suppress(OSError):
-        if control.recv(1):
-            control.settimeout(None)
-            return True
-    control.close()
-    return False
 
 
 def _be_template(request: dict, key: tuple, control: socket.socket, client: str) -> None:
@@ -196,16 +203,17 @@ def _be_template(request: dict, key: tuple, control: socket.socket, client: str)
         set_up([])
         imported = Imported(request, key)
         os.chdir("/")
+        add_seconds(Path(client).parent, worker_of(request), sum(os.times()[:2]))
         control.sendall(b"r")
     except BaseException:
         os._exit(1)
-    program = _serve(_Handed(control, imported))
+    program = _serve(_Handed(control, imported), Path(client).parent)
     if program is None:
         os._exit(0)
     program(client)
 
 
-def _serve(source: "_Clients | _Handed"):
+def _serve(source: _Clients | _Handed, folder: Path) -> Program | None:
     """Return in a forked process what is left to do there; None in the server, at its end."""
     woken, wakes = os.pipe()
     for end in (woken, wakes):
@@ -213,9 +221,11 @@ def _serve(source: "_Clients | _Handed"):
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
-    programs = Programs((woken, wakes))
+    programs = Programs((woken, wakes), folder)
     while programs.pids or not source.is_last:
-        ready, _, _ = select.select([source, woken, *source.ends, *programs.pids], [], [])
+        importing = source.importing()
+        watched = [source, woken, *importing, *source.ends, *programs.pids]
+        ready, _, _ = select.select(watched, [], [], _IMPORTED_WITHIN_S if importing else None)
         if set(source.ends) & set(ready):
             programs.kill_all()
             return None
@@ -224,29 +234,32 @@ def _serve(source: "_Clients | _Handed"):
             programs.reap()
         for connection in [one for one in ready if one in programs.pids]:
             programs.kill(connection)  # clients write once: readable is closed
-        if source not in ready:
-            continue
-        try:
-            taken = source.next(programs)
-        except EOFError:
-            programs.kill_all()
-            return None
-        if taken is None:
-            continue
-        if not isinstance(taken, tuple):
+        taken = [
+            one
+            for template in importing
+            if template in ready or template.is_late
+            for one in source.after_import(template)
+        ]
+        if source in ready and not taken:
+            try:
+                taken = source.next(programs)
+            except EOFError:
+                programs.kill_all()
+                return None
+        if not isinstance(taken, list):
             return taken
-        connection, request, files = taken
-        pid = os.fork()
-        if pid == 0:
-            connection.close()
-            programs.close()
-            source.close()
-            return Program(request, files, source.imported)
-        programs.pids[connection] = (pid, request["leads"])
-        for number in files:
-            os.close(number)
-        with contextlib.suppress(OSError):
-            connection.sendall(struct.pack("i", pid))
+        while taken:
+            connection, request, files, _ = taken.pop()
+            pid = os.fork()
+            if pid == 0:
+                for one in (connection, programs, source, *taken):
+                    one.close()
+                return Program(request, files, source.imported)
+            programs.add(connection, pid, request)
+            for number in files:
+                os.close(number)
+            with contextlib.suppress(OSError):
+                connection.sendall(struct.pack("i", pid))
     return None
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import functools
 import gc
 import itertools
@@ -21,16 +22,18 @@ import signal
 import socket
 import sys
 import threading
+import time
 import types
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 _OURS = re.compile(r"-{1,2}(auto|hetero|operator)[\w-]*")
 _LEADS_TO_MEGATRON = frozenset({"megatron", "reference_vlm"})
 _SHARED = frozenset({"mindspeed_autoparallel", "torch", "numpy", "packaging", *_LEADS_TO_MEGATRON})
 """Packages that are the same for all programs; the first import of another ends what a template does."""
 _OWN = re.compile(
-    r"MASTER_(ADDR|PORT)|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)|TORCHELASTIC_\w+|TORCH_NCCL\w+|PYTEST_CURRENT_TEST|_|"
+    r"MASTER_(ADDR|PORT)|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)|TORCHELASTIC_\w+|TORCH_NCCL\w+|PYTEST_CURRENT_TEST|PYTEST_XDIST_WORKER|_|"
     r"MINDSPEED_AUTOPARALLEL_(TASK|SECRET)\w*"
 )
 """Variables whose values differ from launch to launch and are read behind the imports."""
@@ -121,16 +124,66 @@ def _packages(statement: ast.stmt) -> set[str]:
     return {one.name.partition(".")[0] for one in statement.names} if isinstance(statement, ast.Import) else set()
 
 
+class Waiting(NamedTuple):
+    """A program that a client has requested and that no process runs yet."""
+
+    connection: socket.socket
+    request: Request
+    files: list[int]
+    body: bytes
+    """The request as it was sent."""
+
+    def close(self) -> None:
+        """Close what the server holds of it."""
+        self.connection.close()
+        for number in self.files:
+            os.close(number)
+
+
 class Template:
     """What the server holds of a template: the socket that hands it programs; it ends when that closes."""
 
-    def __init__(self, control: socket.socket) -> None:
-        self._control = control
-        self.close = control.close
+    def __init__(self, control: socket.socket, pid: int, within_s: float) -> None:
+        self._control, self._pid, self._deadline = control, pid, time.monotonic() + within_s
+        self.is_importing, self.has_failed, self._waiting = True, False, list[Waiting]()
+        self.fileno = control.fileno
 
-    def hand(self, body: bytes, connection: socket.socket, files: list[int]) -> bool:
-        """Hand over a program; False where the template has ended."""
-        return self._send(body, [connection.fileno(), *files])
+    def close(self) -> None:
+        """Close what this process holds of it."""
+        self._control.close()
+        while self._waiting:
+            self._waiting.pop().close()
+
+    def take(self, waiting: Waiting) -> bool:
+        """Hand over a program, now or when the imports are done; False where the template has ended."""
+        if self.is_importing:
+            self._waiting.append(waiting)
+            return True
+        return self._hand(waiting)
+
+    def imported(self) -> list[Waiting]:
+        """Hand over the programs that wait; return those that it cannot run, as its imports failed or take too long."""
+        try:
+            self.has_failed = not self._control.recv(1, socket.MSG_DONTWAIT)
+        except OSError:
+            self.has_failed = True
+        waiting, self._waiting, self.is_importing = self._waiting, [], False
+        if self.has_failed:
+            self._control.close()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+        return [one for one in waiting if self.has_failed or not self._hand(one)]
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the imports take too long."""
+        return time.monotonic() > self._deadline
+
+    def _hand(self, waiting: Waiting) -> bool:
+        taken = self._send(waiting.body, [waiting.connection.fileno(), *waiting.files])
+        if taken:
+            waiting.close()
+        return taken
 
     def retire(self) -> None:
         """Have it end with the last of its programs."""

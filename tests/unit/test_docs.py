@@ -81,6 +81,47 @@ def test_commands_and_their_flags_are_those_of_the_program(page: Path) -> None:
         assert not unknown, f"{command}: {unknown}"
 
 
+REFERENCE = (ROOT / "docs" / "commands.md").read_text("utf-8")
+NAMES = re.findall(r"(?m)^## (.*)$", REFERENCE)
+SHORT = re.compile(rf"`({'|'.join(NAMES)})((?: (?!-)[\\w./]+)?(?: [^`\\n]*)?)`")
+"""A command in running text, without the program's name: ``plan --data``."""
+OF_TABLES = {
+    "analytic": ("plan",),
+    "data": ("data", "plan"),
+    "plan": ("plan",),
+    "replan": ("replan",),
+    "split": ("split",),
+    "weights": ("convert",),
+}
+"""Pages with tables of flags, and the commands that have them."""
+
+
+@pytest.mark.parametrize("page", USER_PAGES, ids=name_of)
+def test_commands_in_running_text_have_the_flags_beside_them(page: Path) -> None:
+    for command, rest in SHORT.findall(page.read_text()):
+        flags = re.findall(r"(?<=\s)--[a-z][\w-]*", rest)
+        assert set(flags) <= flags_of(command), f"{command}{rest}"
+
+
+@pytest.mark.parametrize("name", OF_TABLES)
+def test_the_flags_of_a_table_are_those_of_its_command(name: str) -> None:
+    text = (ROOT / "docs" / f"{name}.md").read_text("utf-8")
+    tables = re.findall(r"(?m)^\| (?:option|flag) \|.*\n((?:\|.*\n)+)", text)
+    cells = [cell for table in tables for cell in re.findall(r"(?m)^\| (`--[^|]*)\|", table)]
+    named = {flag for cell in cells for flag in re.findall(r"--[a-z][\w-]*", cell)}
+    assert len(named) > 4
+    assert named <= {flag for command in OF_TABLES[name] for flag in flags_of(command)}
+
+
+@pytest.mark.parametrize("command", NAMES)
+def test_every_flag_of_a_command_has_a_meaning_in_the_reference(command: str) -> None:
+    (part,) = re.findall(rf"(?ms)^## {command}$(.*?)(?=^## |\Z)", REFERENCE)
+    rows = re.findall(r"(?m)^\| (`-[^|]*)\|[^|]*\|(.*)\|$", part)
+    named = {flag for cell, _ in rows for flag in re.findall(r"--?[a-z][\w-]*", cell)}
+    assert flags_of(command) - {"-h", "--help"} - named == set()
+    assert [cell for cell, meaning in rows if not meaning.strip()] == []
+
+
 def test_every_flag_that_a_page_gives_a_script_of_ours_is_registered() -> None:
     ours = {flag.name for group in flag_groups() for flag in flags_of_group(group)}
     prefixes = ("--auto-tuning", "--auto-parallel", "--hetero", "--operator", "--simulated", "--profile")

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from mindspeed_autoparallel.cost.analytic.workload import OPERAND_BYTES, Recipe
 from mindspeed_autoparallel.cost.device import Device, Efficiency
+from mindspeed_autoparallel.errors import ConfigError
 
 _TILE = 128
 _LAST_WAVE = 0.3
@@ -44,6 +45,13 @@ def narrow_peak_tflops(device: Device, recipe: Recipe) -> float | None:
     if not recipe:
         return None
     return device.peak_fp4_tflops if recipe == "nvfp4" else device.peak_fp8_tflops
+
+
+def check_recipe(device: Device, recipe: Recipe) -> None:
+    """Raise ``ConfigError`` if the device has no products in the recipe's form."""
+    if recipe and narrow_peak_tflops(device, recipe) is None:
+        figure = "peak_fp4_tflops" if recipe == "nvfp4" else "peak_fp8_tflops"
+        raise ConfigError(f"train.precision is {recipe}, but {device.name} has no {figure} in the catalogue.")
 
 
 def quantize_bytes(recipe: Recipe, *, transposed: bool) -> float:

@@ -105,7 +105,7 @@ class Encoder:
     """Mean tokens per sample in the encoder."""
     frozen: bool
     layers_per_stage: tuple[int, ...] = ()
-    """Empty: all on the first stage."""
+    """By stage, or by chunk in the order of the model; empty: all on the first stage."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from mindspeed_autoparallel.cost.analytic.model_shape import LayerKind, ModelShape
 from mindspeed_autoparallel.cost.analytic.workload import StageLayers
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.spec.legality import IllegalLayout, too_many_stages
 
 _TOKEN = re.compile(r"\(([^()]*)\)(?:\*(\d+))?|([EtmL|])(?:\*(\d+))?")
 _LONGEST = 100_000
@@ -35,21 +36,29 @@ class PlacementRequest:
 def place_layers(model: ModelShape, request: PlacementRequest) -> tuple[StageLayers, ...]:
     """Return the layers of every stage; raises ``ConfigError`` if they cannot be split as requested."""
     chunks = _chunks(model, request)
-    encoder = model.encoder
-    split = encoder.layers_per_stage if encoder else ()
-    if encoder and split and (len(split) != request.pipeline_size or sum(split) != encoder.num_layers):
-        raise ConfigError(
-            f"the encoder has {encoder.num_layers} layers, its split over {request.pipeline_size} stages "
-            f"is {list(split)}."
-        )
+    encoder = _encoder_counts(model, request)
     ahead = _stage_of_prediction(request)
     stages: list[StageLayers] = []
     for stage in range(request.pipeline_size):
-        own = tuple(tuple(chunks[stage + request.pipeline_size * chunk]) for chunk in range(request.virtual_size))
-        encoder_layers = (split[stage] if split else encoder.num_layers * (stage == 0)) if encoder else 0
+        own = tuple(map(tuple, chunks[stage :: request.pipeline_size]))
         mtp = model.mtp_layers if stage == ahead else 0
-        stages.append(StageLayers(chunks=own, encoder_layers=encoder_layers, mtp_layers=mtp))
+        stages.append(StageLayers(chunks=own, encoder_chunks=encoder[stage :: request.pipeline_size], mtp_layers=mtp))
     return tuple(stages)
+
+
+def _encoder_counts(model: ModelShape, request: PlacementRequest) -> tuple[int, ...]:
+    """Return the encoder's layers of every chunk in the order of the model; nothing without an encoder.
+
+    By default all are on the first chunk; layers per stage are on the first chunk of each.
+    """
+    if (encoder := model.encoder) is None:
+        return ()
+    size, chunks = request.pipeline_size, request.pipeline_size * request.virtual_size
+    split = encoder.layers_per_stage or (encoder.num_layers, *(0,) * (size - 1))
+    if len(split) not in (size, chunks) or sum(split) != encoder.num_layers:
+        places = f"{size} stages" + f" or {chunks} chunks" * (chunks > size)
+        raise ConfigError(f"the encoder has {encoder.num_layers} layers, its split over {places} is {list(split)}.")
+    return (*split, *(0,) * (chunks - len(split)))
 
 
 def _stage_of_prediction(request: PlacementRequest) -> int:
@@ -95,11 +104,8 @@ def _counts(model: ModelShape, request: PlacementRequest) -> list[int]:
         return _uneven_ends(request, total)
     extra = request.account_for_embedding + request.account_for_loss
     each, more = divmod(total + extra, size)
-    if not each:
-        raise ConfigError(
-            f"{total} layers{' with embedding and loss counted' if extra else ''} cannot be split over pp "
-            f"{request.pipeline_size} x vpp {request.virtual_size}: some chunks would have none; give pipeline_layout."
-        )
+    if reason := too_many_stages(size, total, extra):
+        raise IllegalLayout(f"{reason} Give pipeline_layout to leave stages without layers.")
     # Megatron takes an uneven split only as a layout, and layouts put the fewest layers at the end, with the loss.
     counts = [each + (chunk < more) for chunk in range(size)]
     counts[0] -= request.account_for_embedding

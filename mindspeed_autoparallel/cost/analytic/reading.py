@@ -57,7 +57,7 @@ def read_workload(request: Mapping[str, object], module: str = "text_decoder") -
     hardware, parallel, train = (section_of(request, key) for key in ("hw", "parallel", "train"))
     noop = counts(parallel, "noop_layers", "parallel")
     model = _documents(read_model(_with_predictions(section_of(request, "model"), parallel), len(noop)), train)
-    gpu = _gpu(hardware)
+    gpu = gpu_name(hardware)
     devices, node = _devices(hardware)
     tensor, pipeline, context, data = _layout(parallel, devices)
     expert = integer(parallel, "ep", 1, "parallel")
@@ -117,7 +117,8 @@ def _check_layout(work: Workload, name: str) -> None:
         raise legality.IllegalLayout(broken)
 
 
-def _gpu(hardware: Mapping[str, object]) -> str:
+def gpu_name(hardware: Mapping[str, object]) -> str:
+    """Return the device's name in the section ``hw``. Raises ``ConfigError`` if there is none."""
     gpu = hardware.get("gpu")
     if not isinstance(gpu, str) or not gpu:
         found = "missing" if gpu in (None, "") else f"{gpu!r}"
@@ -154,7 +155,7 @@ def packs_examples(train: Mapping[str, object]) -> bool:
 
 def _devices(hardware: Mapping[str, object]) -> tuple[int, int]:
     devices = integer(hardware, "num_gpus", None, "hw")
-    usual = _TRAY if any(rack in _gpu(hardware).lower() for rack in ("gb200", "gb300")) else 8
+    usual = _TRAY if any(rack in gpu_name(hardware).lower() for rack in ("gb200", "gb300")) else 8
     node = integer(hardware, "gpus_per_node", min(usual, devices), "hw")
     if devices > node and devices % node:
         raise ConfigError(

@@ -29,10 +29,8 @@ def read_training(train: Mapping[str, object], gpu: str, stack: str) -> dict[str
 
     Raises ``ConfigError`` with the key, the value and the rule.
     """
-    precision = str(train.get("precision") or "bf16").lower()
-    if precision not in _BYTES:
-        raise ConfigError(f"train.precision is {precision!r}, known: {', '.join(_BYTES)}.")
-    recipe: Recipe = precision if precision in OPERAND_BYTES else ""
+    precision = _precision(train)
+    recipe = recipe_of(train)
     gradient_overlap, tensor_overlap = train.get("overlap_grad_reduce"), train.get("tp_comm_overlap")
     return {
         "gradient_overlap": None if gradient_overlap is None else bool(gradient_overlap),
@@ -64,6 +62,19 @@ def read_training(train: Mapping[str, object], gpu: str, stack: str) -> dict[str
         "loss_slices": integer(train, "loss_slices", 1, "train"),
         "imbalance": number(train, "routing_imbalance", 1.0, "train", 1.0, 1e3),
     }
+
+
+def _precision(train: Mapping[str, object]) -> str:
+    precision = str(train.get("precision") or "bf16").lower()
+    if precision not in _BYTES:
+        raise ConfigError(f"train.precision is {precision!r}, known: {', '.join(_BYTES)}.")
+    return precision
+
+
+def recipe_of(train: Mapping[str, object]) -> Recipe:
+    """Return the eight- or four-bit recipe of the section ``train``, or an empty string."""
+    precision = _precision(train)
+    return precision if precision in OPERAND_BYTES else ""
 
 
 def _quantized_parameters(train: Mapping[str, object], recipe: Recipe) -> bool:

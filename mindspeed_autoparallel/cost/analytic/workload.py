@@ -56,8 +56,14 @@ class StageLayers:
     """Layers of one pipeline stage: kinds by chunk, and what else lives there."""
 
     chunks: tuple[tuple[LayerKind, ...], ...]
-    encoder_layers: int = 0
+    encoder_chunks: tuple[int, ...] = ()
+    """Layers of the encoder by chunk; empty without one."""
     mtp_layers: int = 0
+
+    @property
+    def encoder_layers(self) -> int:
+        """Return the number of encoder layers on the stage."""
+        return sum(self.encoder_chunks)
 
     @property
     def num_layers(self) -> int:

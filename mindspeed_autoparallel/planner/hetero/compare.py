@@ -50,19 +50,14 @@ class Comparison:
     @property
     def speed_up(self) -> float | None:
         """Return homogeneous step time divided by hetero step time; ``None`` if no homogeneous plan fits."""
-        return None if self.homogeneous is None else step_us(self.homogeneous) / step_us(self.hetero)
+        return None if self.homogeneous is None else self.homogeneous.mean_us / self.hetero.mean_us
 
     @property
     def best(self) -> Plan:
         """Return the faster plan."""
-        if self.homogeneous is None or step_us(self.homogeneous) > step_us(self.hetero):
+        if self.homogeneous is None or self.homogeneous.mean_us > self.hetero.mean_us:
             return self.hetero
         return self.homogeneous
-
-
-def step_us(plan: Plan) -> float:
-    """Return the step time that plans are compared by: the mean over drawn samples if samples differ."""
-    return plan.step.total_us if plan.data is None else plan.data.mean_us
 
 
 def best_of_both(
@@ -201,10 +196,10 @@ def _sizes(layout: Layout | ModuleLayout, micro_batch_size: int) -> dict[str, in
 def summary(comparison: Comparison) -> str:
     """Return one line that names the faster plan and its lead."""
     other = comparison.homogeneous
-    ours = f"{comparison.hetero.layout.label()}, {step_us(comparison.hetero) / US_PER_MS:.2f} ms"
+    ours = f"{comparison.hetero.layout.label()}, {comparison.hetero.mean_us / US_PER_MS:.2f} ms"
     if other is None or comparison.speed_up is None:
         return f"hetero {ours}; no homogeneous plan fits"
-    theirs = f"{other.layout.label()}, {step_us(other) / US_PER_MS:.2f} ms"
+    theirs = f"{other.layout.label()}, {other.mean_us / US_PER_MS:.2f} ms"
     if comparison.best is comparison.hetero:
         return f"hetero is {comparison.speed_up:.3f} times as fast: {ours}; best homogeneous plan: {theirs}"
     return f"hetero does not pay: {ours}; the best homogeneous plan is no slower: {theirs}"

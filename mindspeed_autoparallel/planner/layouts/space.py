@@ -20,6 +20,7 @@ from mindspeed_autoparallel.spec.legality import (
     broken_groups,
     broken_shares,
     offloaded_beside_stages,
+    too_many_stages,
     uneven_devices,
     uneven_sequence,
 )
@@ -227,16 +228,13 @@ def _illegal(profile: Profile, cluster: Cluster, layout: Layout, global_batch_si
 def _too_many_stages(profile: Profile, layout: Layout) -> str:
     """Return why the layers cannot be cut into the stages of a layout, or an empty string."""
     layers, parts = profile.model.num_layers, profile.model.num_parts
-    units = layers + (_num_ends(profile, layout) if layout.standalone_ends else 0)
-    if parts < layout.num_virtual_stages <= units and parts < layers:
+    ends = _num_ends(profile, layout) if layout.standalone_ends else 0
+    if parts < layout.num_virtual_stages <= layers + ends and parts < layers:
         return (
             f"{layout.num_virtual_stages} stages are more than the {parts} parts that {layers} layers can be cut into: "
             "the end of an encoder and the decoder layers that add its features stay together (deepstack)."
         )
-    if layout.num_virtual_stages > units:
-        ends = f" and {units - layers} ends" if units > layers else ""
-        return f"{layout.num_virtual_stages} stages are more than the {layers} layers{ends}."
-    return ""
+    return too_many_stages(layout.num_virtual_stages, layers, ends)
 
 
 def _illegal_batch(layout: Layout, global_batch_size: int) -> str:

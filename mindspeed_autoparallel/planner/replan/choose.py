@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.best_first import Progress, silent
 from mindspeed_autoparallel.planner.candidate import Splits
-from mindspeed_autoparallel.planner.hetero.compare import HeteroOptions, step_us
+from mindspeed_autoparallel.planner.hetero.compare import HeteroOptions
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions
@@ -121,14 +121,14 @@ def best_plan(
     work_us = old.search.lower_bound_us * old.cluster.num_devices
     for nodes in range(cluster.num_nodes, 0, -1):
         fewer = replace(cluster, num_nodes=nodes)
-        if best is not None and step_us(best) <= work_us / fewer.num_devices:
+        if best is not None and best.mean_us <= work_us / fewer.num_devices:
             break
         try:
             plan = _search(old, profile, fewer, options, splits, progress, runs)
         except (InfeasiblePlan, ConfigError) as error:
             errors.append(error)
             continue
-        if best is None or step_us(plan) < step_us(best):
+        if best is None or plan.mean_us < best.mean_us:
             best = plan
     if best is None:
         raise errors[0]
@@ -213,7 +213,7 @@ def _recut(window: Window, old: Plan, plan: Plan) -> bool:
 
 def _option(name: str, plan: Plan, move: Move, window: Window) -> Option:
     left_s = max(0.0, window.hours * 3600 - move.seconds)
-    return Option(name=name, plan=plan, move=move, steps=left_s / (step_us(plan) / 1e6))
+    return Option(name=name, plan=plan, move=move, steps=left_s / (plan.mean_us / 1e6))
 
 
 _STATE = ("parameters", "optimizer")

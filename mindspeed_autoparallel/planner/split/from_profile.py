@@ -10,6 +10,7 @@ from mindspeed_autoparallel.planner.split.model.problem import LayerKind, SplitP
 from mindspeed_autoparallel.profiles import BlockCost, Profile
 from mindspeed_autoparallel.schedule import in_flight, make_program
 from mindspeed_autoparallel.spec import Module
+from mindspeed_autoparallel.spec.legality import too_many_stages
 from mindspeed_autoparallel.units import MIB
 
 NS_PER_US = 1000
@@ -29,12 +30,9 @@ def _check(profile: Profile, num_stages: int, num_chunks: int, num_microbatches:
             f"{MAX_OPERATIONS}. Lower --num-microbatches."
         )
     layers = sum(module.num_layers for module in profile.model.modules)
-    if num_stages * num_chunks > layers:
-        raise ConfigError(
-            f"{num_stages * num_chunks} stages (pipeline {num_stages} x {num_chunks} chunks) are more than the "
-            f"{layers} layers: an empty stage cannot run. Lower --pipeline-size to {max(1, layers // num_chunks)} or "
-            "below, or take fewer chunks."
-        )
+    if reason := too_many_stages(num_stages * num_chunks, layers):
+        most = max(1, layers // num_chunks)
+        raise ConfigError(f"{reason} Lower --pipeline-size to {most} or below, or take fewer chunks.")
 
 
 def _sends(profile: Profile, schedule: str) -> str:

@@ -16,11 +16,13 @@ from mindspeed_autoparallel.data.distribution import Distribution
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts.assembly import limits_of_plan, plan_of
+from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.spread.drawn_steps import NUM_DRAWS, DrawnSteps, PlanUnderData, StepsUnderData
 from mindspeed_autoparallel.planner.spread.draws import Array
 from mindspeed_autoparallel.planner.spread.factors import SampleFactors, sample_factors
 from mindspeed_autoparallel.planner.spread.memory import Arrangement, OutOfMemory, out_of_memory
+from mindspeed_autoparallel.planner.spread.others import in_whole_search, other_layouts
 from mindspeed_autoparallel.planner.spread.scaled import mean_profile
 from mindspeed_autoparallel.planner.spread.waiting import expected_steps
 from mindspeed_autoparallel.profiles import Profile
@@ -175,7 +177,8 @@ class Samples:
         by_means = min(judged, key=lambda one: one.plan.step.total_us)
         first = list({id(one): one for one in (by_means, best, *sorted(judged, key=lambda one: one.mean_us))}.values())
         considered = sorted(first[:_MAX_CONSIDERED], key=lambda one: one.mean_us)
-        return replace(best.plan, data=self.record(best, considered, packed))
+        others = other_layouts(best.plan, ((one.mean_us, one.plan) for one in judged if one.is_safe))
+        return replace(best.plan, alternatives=others, data=self.record(best, considered, packed))
 
     def record(
         self, best: Judged, considered: Sequence[Judged], packed: DrawnSteps, memory_note: str = ""
@@ -217,6 +220,7 @@ def choose_plan(profile: Profile, data: Distribution, options: SpreadOptions, se
     expected = expected_steps(profile, best, data, samples.factors, options.is_balanced)
     ordered = [(0.0, layout) for layout in layouts] + [item for item in expected if item[1] not in layouts]
     judged: list[Judged] = []
+    slower: list[Judged] = []
     fastest: Judged | None = None
     not_drawn: ConfigError | None = None
     for number, (expected_us, layout) in enumerate(ordered):
@@ -231,13 +235,17 @@ def choose_plan(profile: Profile, data: Distribution, options: SpreadOptions, se
             continue
         if not judged[-1].is_safe:
             if fastest is not None and judged[-1].mean_us > fastest.mean_us:
-                continue  # its safe plans are slower
+                slower.append(judged[-1])  # so are its safe plans
+                continue
             judged += safe_splits(samples, at_mean, layout, search)
         safe = [one for one in judged if one.is_safe]
         fastest = min(safe, key=lambda one: (one.mean_us, one.plan.layout.label()), default=None)
     if fastest is None:
         raise not_drawn if not judged and not_drawn is not None else samples.none_is_safe(judged)
-    return samples.with_record(fastest, judged)
+    num_safe = len({one.plan.layout.label() for one in judged if one.is_safe})
+    for one in sorted(slower, key=lambda one: one.mean_us)[: max(0, 1 + SearchOptions.top_k - num_safe)]:
+        judged += safe_splits(samples, at_mean, one.plan.layout, search)
+    return in_whole_search(samples.with_record(fastest, judged), best)
 
 
 def safe_splits(samples: Samples, at_mean: Profile, layout: Layout, search: Search) -> list[Judged]:

@@ -34,6 +34,7 @@ from mindspeed_autoparallel.planner.spread.drawn_steps import DrawnSteps, PlanUn
 from mindspeed_autoparallel.planner.spread.draws import Array
 from mindspeed_autoparallel.planner.spread.factors import SampleFactors, sample_factors
 from mindspeed_autoparallel.planner.spread.memory import OutOfMemory
+from mindspeed_autoparallel.planner.spread.others import in_whole_search, other_layouts
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Layout, Plan
 from mindspeed_autoparallel.spec.hetero import EncoderPhase, HeteroRecord
@@ -174,7 +175,9 @@ def choose_hetero(profile: Profile, data: Distribution, options: SpreadOptions, 
     judged = [_judged(samples, _at_mean(at_mean, plan)) for plan in plans]
     judged.sort(key=lambda one: one.mean_us)
     packed = _drawn(replace(samples, factors=sample_factors(profile, data, "none")), judged[0].plan)
-    return replace(judged[0].plan, data=samples.record(judged[0], judged, packed, MEMORY_NOTE))
+    others = other_layouts(judged[0].plan, ((one.mean_us, one.plan) for one in judged))
+    chosen = replace(judged[0].plan, alternatives=others, data=samples.record(judged[0], judged, packed, MEMORY_NOTE))
+    return in_whole_search(chosen, best)
 
 
 def _judged(samples: Samples, plan: Plan) -> Judged:

@@ -37,6 +37,12 @@ class SolvedConfiguration:
         return self.evaluation.step.total_us
 
     @property
+    def lower_bound_us(self) -> float:
+        """Return a step time that no placement of its layout beats: its own without a pipeline, where all are tried."""
+        own = self.configuration
+        return self.step_us if own.layout.pipeline_size == 1 else min(self.step_us, own.bound_us)
+
+    @property
     def peak_bytes(self) -> int:
         """Return the peak of the fullest rank."""
         return max(rank.peak_bytes for rank in self.evaluation.memory)

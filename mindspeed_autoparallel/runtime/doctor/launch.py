@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.errors import ConfigError, flag_of
 from mindspeed_autoparallel.hosts.opening import host_of_script
 from mindspeed_autoparallel.hosts.script import Script
 from mindspeed_autoparallel.runtime.doctor.finding import Finding, advice, fine, problem, unknown
@@ -21,7 +21,7 @@ _OWN_SPLITS = (
 )
 """Flags under which stages need not hold equally many layers."""
 _SWITCHES = ("--auto-parallel-mm", "--auto-parallel-plan", "--auto-tuning", "--operator-search", "--operator-plan")
-_SHARDED = tuple("--" + name.replace("_", "-") for name in SHARDED)
+_SHARDED = tuple(flag_of(name) for name in SHARDED)
 _FSDP2_PROGRAM = "train_fsdp2.py"
 """MindSpeed-LLM's trainer without Megatron; its sizes are ``--parallel.fsdp_size`` and relatives."""
 _FIRST_MEGATRON = re.compile(r"^\s*(import|from)\s+(megatron|mindspeed)\b(?!_autoparallel)", re.MULTILINE)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mindspeed_autoparallel.cost.catalogue import find_device, read_device
 from mindspeed_autoparallel.cost.device import Device
-from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.errors import ConfigError, flag_of
 from mindspeed_autoparallel.interrupts import leaving_kept
 from mindspeed_autoparallel.runtime.flags.flag import read_flags
 from mindspeed_autoparallel.runtime.flags.shared import NodeFlags, ProfileSourceFlags
@@ -133,7 +133,7 @@ def needed(arguments: argparse.Namespace, feature: str, destination: str) -> int
     """Return a whole number of at least 1 from ``arguments``; ``ConfigError`` names the ``feature`` that needs it."""
     value = getattr(arguments, destination, None)
     if value is None or int(value) < 1:
-        raise ConfigError(f"{feature} needs --{destination.replace('_', '-')}, at least 1; the script gives {value}.")
+        raise ConfigError(f"{feature} needs {flag_of(destination)}, at least 1; the script gives {value}.")
     return int(value)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
-from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.errors import ConfigError, flag_of
 from mindspeed_autoparallel.files import shown
 from mindspeed_autoparallel.whole_numbers import MOST, WholeNumber
 
@@ -83,7 +83,7 @@ class Flag:
 def flags_of(group: type[FlagGroup]) -> tuple[Flag, ...]:
     """Return the flags that the fields of ``group`` declare, in their order."""
     items = fields(group)  # type: ignore[arg-type]  # every group is a dataclass
-    readers = group.USED_BY or (_name(items[0].name),)
+    readers = group.USED_BY or (flag_of(items[0].name),)
     found = []
     for item in items:
         kind: Any = item.type
@@ -92,7 +92,7 @@ def flags_of(group: type[FlagGroup]) -> tuple[Flag, ...]:
         choices = get_args(kind) if get_origin(kind) is Literal else None
         found.append(
             Flag(
-                name=_name(item.name),
+                name=flag_of(item.name),
                 destination=item.name,
                 help=item.metadata["help"],
                 type=str if choices else kind,
@@ -105,10 +105,6 @@ def flags_of(group: type[FlagGroup]) -> tuple[Flag, ...]:
             )
         )
     return tuple(found)
-
-
-def _name(destination: str) -> str:
-    return "--" + destination.replace("_", "-")
 
 
 def read_flags(group: type[Group], arguments: argparse.Namespace) -> Group:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.errors import ConfigError, flag_of
 from mindspeed_autoparallel.runtime.features.apply_plan.flags import ApplyPlanFlags
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.flags import AutoParallelFlags
 from mindspeed_autoparallel.runtime.features.measuring import check_memory_limit
@@ -90,13 +90,13 @@ def read_native_flags(words: Sequence[str]) -> NativeRequest:
 
 def _check(arguments: argparse.Namespace) -> None:
     """Raise ``ConfigError`` for jobs that exclude each other, a missing cluster, or an impossible figure."""
-    jobs = ["--" + name.replace("_", "-") for name in _JOBS if getattr(arguments, name)]
+    jobs = [flag_of(name) for name in _JOBS if getattr(arguments, name)]
     if len(jobs) > 1:
         raise ConfigError(f"{' and '.join(jobs)} exclude each other: search first, then pre-flight, then train.")
     if arguments.auto_parallel_mm or arguments.auto_parallel_preflight == SCRIPT:
         for name in ("simulated_nnodes", "simulated_nproc_per_node"):
             if getattr(arguments, name) is None:
-                flag = "--" + name.replace("_", "-")
+                flag = flag_of(name)
                 raise ConfigError(f"{jobs[0]} needs {flag}: the cluster to plan for.")
     check_imbalance(arguments.auto_parallel_preflight_imbalance)
     if arguments.auto_parallel_memory_limit_mib is not None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.errors import ConfigError, flag_of
 from mindspeed_autoparallel.files import read_json
 from mindspeed_autoparallel.runtime.megatron.hybrid import PATTERN_ARGUMENT, hybrid_pattern, num_pattern_layers
 from mindspeed_autoparallel.spec.model import GENERATOR
@@ -145,7 +145,7 @@ def _refuse_undescribed(arguments: argparse.Namespace) -> None:
     given = [name for name in ("decoder_num_layers", "decoder_seq_length") if getattr(arguments, name, None)]
     if given and not is_llava(arguments):
         raise ConfigError(
-            f"this script trains an encoder and a decoder in one model (--{given[0].replace('_', '-')} "
+            f"this script trains an encoder and a decoder in one model ({flag_of(given[0])} "
             f"{getattr(arguments, given[0])}), which no search here splits into stages. Leave the flag out and lay it "
             "out by hand."
         )

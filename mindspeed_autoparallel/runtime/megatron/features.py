@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import cast
 
-from mindspeed_autoparallel.errors import ConfigError, told_in_a_line
+from mindspeed_autoparallel.errors import ConfigError, flag_of, told_in_a_line
 from mindspeed_autoparallel.patching import ENGINE
 from mindspeed_autoparallel.runtime.first_rank import print_once
 from mindspeed_autoparallel.runtime.state import of_process
@@ -140,7 +140,7 @@ def _start(arguments: argparse.Namespace) -> None:
         return
     _leave_hosts_hetero_parallel(arguments)
     on = flags_that_are_true(arguments)
-    jobs = [_flag(destination) for destination in _ONE_JOB if _flag(destination) in on]
+    jobs = [flag_of(destination) for destination in _ONE_JOB if flag_of(destination) in on]
     if len(jobs) > 1:
         raise ConfigError(
             f"{' and '.join(jobs)} were given together. Search first, then train with what was found "
@@ -162,7 +162,7 @@ def _start_features(arguments: argparse.Namespace) -> None:
 
 def _handlers(on: Collection[str]) -> list[str]:
     """Return the handlers of these flags in their order."""
-    return list(dict.fromkeys(handler for destination, handler in FEATURES.items() if _flag(destination) in on))
+    return list(dict.fromkeys(handler for destination, handler in FEATURES.items() if flag_of(destination) in on))
 
 
 def _leave_hosts_hetero_parallel(arguments: argparse.Namespace) -> None:
@@ -193,7 +193,7 @@ def hetero_flag(model: Mapping[str, object] | None = None) -> str:
 
 def flags_that_are_true(arguments: object) -> list[str]:
     """Return this package's switches that are on in ``arguments``, regardless of how they were set."""
-    on = [_flag(destination) for destination in FEATURES if getattr(arguments, destination, None)]
+    on = [flag_of(destination) for destination in FEATURES if getattr(arguments, destination, None)]
     return [flag for flag in on if flag not in _MAY_BE_HOSTS or flag not in of_process(Parses).flags_of_host]
 
 
@@ -222,10 +222,6 @@ def _verify(flag: str) -> None:
         if line not in told:
             print_once(line, to_stderr=True)
         told.add(line)
-
-
-def _flag(destination: str) -> str:
-    return "--" + destination.replace("_", "-")
 
 
 def _load(path: str) -> Callable[..., None]:

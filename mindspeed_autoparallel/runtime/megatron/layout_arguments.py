@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Collection, Mapping, Sequence
 
-from mindspeed_autoparallel.errors import PlanError
+from mindspeed_autoparallel.errors import PlanError, flag_of
 from mindspeed_autoparallel.planner.placement import ModulePlacement, check_prediction
 from mindspeed_autoparallel.runtime.megatron.hybrid import PATTERN_ARGUMENT, cut_pattern, hybrid_pattern
 from mindspeed_autoparallel.runtime.megatron.mindspeed import (
@@ -253,7 +253,7 @@ def flag_words(values: Mapping[str, object], kept: Collection[str]) -> list[str]
     """
     words: list[str] = []
     for destination, value in values.items():
-        flag = _FLAGS.get(destination, "--" + destination.replace("_", "-"))
+        flag = _FLAGS.get(destination, flag_of(destination))
         if value is True:
             words.append(flag)
         elif value is False and destination in _NEGATED:

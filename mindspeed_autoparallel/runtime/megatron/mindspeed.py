@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mindspeed_autoparallel.errors import PlanError
+from mindspeed_autoparallel.errors import PlanError, flag_of
 from mindspeed_autoparallel.spec.layout import Layout, unmet_expert_size
 
 LAYOUT_ARGUMENT = "pipeline_model_parallel_layout"
@@ -198,7 +198,7 @@ def check_schedule(arguments: argparse.Namespace, layout: Layout, path: Path) ->
 
     MindSpeed chooses its schedule on import, by the flags of the command line, which a plan can only change later.
     """
-    given = [f"--{name.replace('_', '-')}" for name in _VIRTUAL_STAGES_ALONE if getattr(arguments, name, False)]
+    given = [flag_of(name) for name in _VIRTUAL_STAGES_ALONE if getattr(arguments, name, False)]
     if given and layout.virtual_size == 1 and "mindspeed" in sys.modules:
         raise PlanError(
             f"{path} has 1 virtual stage per pipeline stage, and MindSpeed's schedule for {' and '.join(given)} needs "

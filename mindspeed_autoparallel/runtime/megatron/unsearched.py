@@ -7,7 +7,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from mindspeed_autoparallel.errors import ConfigError, told_in_a_line
+from mindspeed_autoparallel.errors import ConfigError, flag_of, told_in_a_line
 from mindspeed_autoparallel.runtime.megatron.description import MODEL_FILE_ARGUMENT, is_llava
 from mindspeed_autoparallel.runtime.megatron.hybrid import OLD_ARGUMENT, PATTERN_ARGUMENT, hybrid_pattern
 
@@ -87,7 +87,7 @@ def refuse_sharded_parameters(arguments: argparse.Namespace, flag: str) -> None:
         way_out = f"Leave it out: {flag} tries Megatron FSDP itself where the release has it"
     else:
         way_out = "Plan it by mindspeed-autoparallel plan --fsdp2 SCRIPT, or leave it out"
-    by = f"--{given[0].replace('_', '-')}" + (f" (version {version})" if version != 1 else "")
+    by = flag_of(given[0]) + (f" (version {version})" if version != 1 else "")
     raise ConfigError(
         f"{flag} prices gradients and optimizer states, and this script also shards its parameters by {by}. {way_out}."
     )
@@ -112,8 +112,8 @@ def refuse_hybrid_command(flags: Collection[str], argv: Sequence[str]) -> None:
         return
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in (*_PATTERNS, "num_layers"):
-        parser.add_argument("--" + name.replace("_", "-"), "--" + name)
-    parser.add_argument("--" + _SWITCH.replace("_", "-"), "--" + _SWITCH, action="store_true")
+        parser.add_argument(flag_of(name), "--" + name)
+    parser.add_argument(flag_of(_SWITCH), "--" + _SWITCH, action="store_true")
     # The host's own parser has the better message for an invalid argument.
     with contextlib.suppress(argparse.ArgumentError), told_in_a_line():
         refuse_hybrid(parser.parse_known_args(list(argv))[0], _OPERATORS)

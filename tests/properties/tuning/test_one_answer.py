@@ -53,7 +53,7 @@ def _requests(draw: st.DrawFn) -> dict[str, Any]:
         "dist_opt": draw(st.booleans()),
         "sp": draw(st.booleans()),
     }
-    if parallel["pp"] > 1 and family not in ("vision", "hybrid"):
+    if parallel["pp"] > 1 and family != "hybrid":
         parallel["vpp"] = draw(st.sampled_from([1, 2]))
     if model["type"] == "moe":
         parallel |= {"ep": draw(st.sampled_from([1, 2, 4])), "etp": draw(st.sampled_from([1, parallel["tp"]]))}

@@ -60,7 +60,7 @@ def test_without_the_flag_the_users_stages_hold_and_the_choice_is_logged(caplog)
         (Pipeline(4, 1, 2), "at least as many"),
         (Pipeline(3, 1, 8), "do not divide"),
         (Pipeline(0), "stages=0"),
-        (Pipeline(8, 1, 8), "8 pipeline stages are more than the 4 layers"),
+        (Pipeline(8, 1, 8), "8 stages are more than the 4 layers"),
     ],
 )
 def test_impossible_stages_are_refused(given, words):

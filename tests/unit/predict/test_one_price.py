@@ -18,8 +18,10 @@ from mindspeed_autoparallel.cost.analytic.reading import read_workload
 from mindspeed_autoparallel.cost.analytic.step_time import closed_form_us
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.cost.collectives import Fabric
+from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate
 from mindspeed_autoparallel.planner.layouts.assembly import plan_of
+from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.rank_memory import measured_at
 from mindspeed_autoparallel.planner.replay import replay
 from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, ProfileVariant, enumerate_space
@@ -236,6 +238,43 @@ def test_a_plan_file_has_the_price_without_the_overlap_that_it_was_priced_with(
     )
     edited = replace(plan, global_batch_size=4, num_microbatches=2 * plan.num_microbatches)
     assert replay(edited)[0].extra.unoverlapped_us == 0
+
+
+@pytest.mark.parametrize(("encoder_layers", "layers"), [(4, 12), (24, 12), (12, 4)])
+def test_tuned_plans_with_virtual_stages_of_an_encoder_have_the_price_of_their_requests(
+    encoder_layers: int, layers: int
+) -> None:
+    encoder = {"num_layers": encoder_layers, "hidden": 512, "heads": 8, "ffn": 2048, "tokens_per_sample": 256}
+    sizes = {"num_layers": layers, "hidden": 1024, "heads": 8, "ffn": 4096, "vocab": 32000, "seq": 1024}
+    base = {
+        "model": {**sizes, "vision_encoder": encoder},
+        "hw": {"gpu": "H100", "num_gpus": 8, "gpus_per_node": 8},
+        "parallel": {"tp": 1, "pp": 4, "vpp": 2},
+        "train": {"gbs": 32, "mbs": 1},
+    }
+    tuned = tune(base, (), SearchOptions(time_limit_s=5, top_k=1, num_workers=1, with_relaxations=False))
+    for plan, request in zip(tuned.plans, tuned.requests, strict=True):
+        assert predict_one(request)["step_time_ms"] == pytest.approx(plan.step.total_us / 1e3, rel=APART)
+    assert any(any(plan.layers_of("encoder")[4:]) for plan in tuned.plans) == (encoder_layers > layers)
+
+
+def test_the_layers_of_an_encoder_are_given_by_stage_or_by_chunk() -> None:
+    encoder = {"num_layers": 4, "hidden": 512, "heads": 8, "ffn": 2048, "tokens_per_sample": 256}
+    model = {"num_layers": 8, "hidden": 1024, "heads": 8, "ffn": 4096, "vocab": 32000, "seq": 1024}
+    request = {
+        "hw": {"gpu": "H100", "num_gpus": 4, "gpus_per_node": 4},
+        "parallel": {"tp": 1, "pp": 2, "vpp": 2},
+        "train": {"gbs": 32, "mbs": 1},
+    }
+
+    def chunks(counts: list[int]) -> list[tuple[int, ...]]:
+        described = {**model, "vision_encoder": {**encoder, "pipeline_num_layers": counts}}
+        return [stage.encoder_chunks for stage in read_workload({**request, "model": described}).stages]
+
+    assert chunks([3, 1]) == chunks([3, 1, 0, 0]) == [(3, 0), (1, 0)]
+    assert chunks([1, 1, 2, 0]) == [(1, 2), (1, 0)]
+    with pytest.raises(ConfigError, match=r"4 layers, its split over 2 stages or 4 chunks is \[1, 1, 2\]"):
+        chunks([1, 1, 2])
 
 
 def test_ratios_of_the_closed_form_are_those_of_the_price() -> None:

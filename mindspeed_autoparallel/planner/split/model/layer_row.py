@@ -86,7 +86,7 @@ class LayerRow:
 
     def even(self, weight: Array, share: Array) -> Array:
         """Return boundaries that give every virtual stage about its ``share`` of the summed ``weight``."""
-        targets = numpy.cumsum(share)[:-1] / share.sum() * weight[-1]
+        targets: Array = numpy.cumsum(share)[:-1] / share.sum() * weight[-1]
         ends = numpy.concatenate([[0], numpy.searchsorted(weight, targets - 1e-9), [self.num_layers]])
         least = self.least_per_stage
         places = numpy.arange(len(ends))

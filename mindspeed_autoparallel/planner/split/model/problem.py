@@ -11,6 +11,7 @@ from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.schedule import Program
+from mindspeed_autoparallel.spec.legality import too_many_stages
 
 MOST_LAYERS = 1024
 """Most layers of a model, several times those of the deepest models; the number of recompute choices of a stage grows
@@ -166,12 +167,9 @@ class SplitProblem:
                 f"{parts} parts that {layers} layers can be cut into: the end of "
                 f"{self.segments[self.joints[0].before].name} and {layers - parts} layers behind it stay together."
             )
-        if not self.allow_empty_stages and layers < self.num_virtual:
-            raise ConfigError(
-                f"{self.num_virtual} stages (pipeline {self.num_stages} x {self.num_chunks} chunks) are more than the "
-                f"{layers} layers: an empty stage cannot run. Lower the pipeline size to "
-                f"{max(1, layers // self.num_chunks)} or below, or take fewer chunks."
-            )
+        reason = too_many_stages(self.num_virtual, layers)
+        if reason and not self.allow_empty_stages:
+            raise ConfigError(f"{reason} Lower PP to {max(1, layers // self.num_chunks)} or below, or VPP.")
 
     def _check_memory(self) -> None:
         virtual = range(self.num_virtual)

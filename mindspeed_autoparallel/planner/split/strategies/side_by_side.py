@@ -220,7 +220,7 @@ class _Search:
         starts: dict[bytes, Array] = {}
         for turn in range(SETTINGS.beside_rounded):
             begun = numpy.cumsum(mixed, axis=0)
-            offset = numpy.full(mixed.shape[1], 0.5) if not turn else self.drawn.random(mixed.shape[1])
+            offset = self.drawn.random(len(mixed[0])) if turn else numpy.full(len(mixed[0]), 0.5)
             ends = numpy.floor(begun + offset + 1e-9).astype(numpy.int64)
             ends[-1] = [s.num_layers for s in self.problem.segments]
             counts = numpy.diff(numpy.minimum(ends, ends[-1]), axis=0, prepend=0)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mindspeed_autoparallel.errors import flag_of
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.runtime.features.apply_plan.applicable import SCRIPT_SIZES, check_applies
 from mindspeed_autoparallel.runtime.features.apply_plan.check import MeasuredRank, PlanCheck
@@ -124,7 +125,7 @@ def _print_replaced(before: Mapping[str, object], after: Mapping[str, object]) -
     for name, old in before.items():
         new = after[name]
         if old != new and (name in given or (old is True and not new)):
-            print(f"replaced by the plan: --{name.replace('_', '-')}, {old} in the script, {new} now", flush=True)
+            print(f"replaced by the plan: {flag_of(name)}, {old} in the script, {new} now", flush=True)
 
 
 def _limits_of_checkpoints(arguments: argparse.Namespace) -> list[str]:

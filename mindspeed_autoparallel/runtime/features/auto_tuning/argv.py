@@ -9,6 +9,7 @@ import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
+from mindspeed_autoparallel.errors import flag_of
 from mindspeed_autoparallel.runtime.flags.registration import plain_flag, words_whose_flag
 from mindspeed_autoparallel.runtime.megatron.hybrid import OLD_ARGUMENT, PATTERN_ARGUMENT, hybrid_pattern
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
@@ -72,9 +73,7 @@ _KEPT = (
     *("expert_tensor_parallel_size", "tensor_model_parallel_size", "pipeline_model_parallel_size"),
 )
 """Written even if they are 1: Megatron has other defaults, or the script may have another value."""
-SETTABLE_FLAGS = frozenset(
-    ["--" + name.replace("_", "-") for name in (*_TUNED, *_SWITCHED)] + ["--no-gradient-accumulation-fusion"]
-)
+SETTABLE_FLAGS = frozenset([flag_of(name) for name in (*_TUNED, *_SWITCHED)] + ["--no-gradient-accumulation-fusion"])
 """The flags that a launch may add to those of the user's script; agents refuse all others."""
 _CLUSTER = frozenset({"--nnodes", "--nproc-per-node", "--master-addr", "--master-port", "--node-rank"})
 _PLACES = (

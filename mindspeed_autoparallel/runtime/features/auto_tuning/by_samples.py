@@ -58,7 +58,7 @@ class SampledSearch:
                 continue
             first = first or (space, outcome)
             for found in outcome.top:
-                self._judge(found, outcome)
+                self._judge(found, first[1])  # a bound where larger samples must fit is none where they need not
             if sum(judged.is_safe for _, judged in self._judged.values()) >= min(count, 3):
                 break
         assert first is not None  # the mean microbatch was searched, or the loop raised

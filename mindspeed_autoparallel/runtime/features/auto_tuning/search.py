@@ -54,9 +54,8 @@ def search(request: TuningRequest, profiles: TunedProfiles, arguments: argparse.
     if not picks:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
         raise ConfigError(f"every configuration found is refused: {reasons}")
-    plans = [pick.plan for pick in picks]
     return Recommended(
-        picks=[replace(pick, plan=_beside(pick.plan, plans)) for pick in picks],
+        picks=[replace(pick, plan=_beside(pick, picks)) for pick in picks],
         outcome=outcome,
         space=space,
         refused=refused,
@@ -89,19 +88,17 @@ def _searched(
     return space, outcome, [recommend(request, one, profiles.costs.prices, outcome, arguments) for one in outcome.top]
 
 
-def _beside(plan: Plan, plans: list[Plan]) -> Plan:
-    """Return ``plan`` with the other recommendations as its alternatives."""
-    return replace(
-        plan,
-        alternatives=tuple(
-            alternative_of(
-                other.layout,
-                ModulePlacement.of_plan(other),
-                other.memory,
-                other.step.total_us,
-                other.search.lower_bound_us,
-            )
-            for other in plans
-            if other is not plan
-        ),
-    )
+def _beside(pick: Recommendation, picks: Sequence[Recommendation]) -> Plan:
+    """Return the plan of ``pick`` with the other recommendations as its alternatives."""
+    others = [
+        alternative_of(
+            other.plan.layout,
+            ModulePlacement.of_plan(other.plan),
+            other.plan.memory,
+            other.plan.mean_us,
+            min(other.found.lower_bound_us, other.plan.mean_us),
+        )
+        for other in picks
+        if other is not pick
+    ]
+    return replace(pick.plan, alternatives=tuple(others))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
+from mindspeed_autoparallel.errors import flag_of
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.tuner.candidates import Configuration, Space
@@ -29,7 +30,7 @@ def user_baseline(
     own = vars(arguments)
     for name in (*SPLIT_ARGUMENTS, NOOP_ARGUMENT, PATTERN_ARGUMENT):
         if own.get(name):
-            return f"its stages are cut by --{name.replace('_', '-')}"
+            return f"its stages are cut by {flag_of(name)}"
     if own.get(GROUP_ARGUMENT):
         return "its microbatches are grouped by --microbatch-group-size-per-virtual-pipeline-stage"
     tensor = own.get("tensor_model_parallel_size") or 1

@@ -37,7 +37,7 @@ def describe(recommendation: Recommendation, number: int) -> Configuration:
     """Return the entry of a configuration in ``top`` of the result file."""
     plan, found = recommendation.plan, recommendation.found
     layout = plan.layout
-    step_ms = (plan.step.total_us if plan.data is None else plan.data.mean_us) / US_PER_MS
+    step_ms = plan.mean_us / US_PER_MS
     spread = recommendation.relative_error
     module = plan.model.modules[0].name
     values: Configuration = {

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.errors import ConfigError, flag_of
 from mindspeed_autoparallel.runtime.hetero.building import adapter_class
 from mindspeed_autoparallel.runtime.hetero.layouts import (
     HeteroLayout,
@@ -82,7 +82,7 @@ def _check_generators(arguments: argparse.Namespace, layout: HeteroLayout, num_m
     given = [flag for flag in _VIRTUAL_FLAGS if getattr(arguments, flag, None)]
     if given:
         raise ConfigError(
-            f"{name} follows the 1F1B schedule, but --{given[0].replace('_', '-')} gives the backbone virtual stages. "
+            f"{name} follows the 1F1B schedule, but {flag_of(given[0])} gives the backbone virtual stages. "
             "Leave it out."
         )
     if num_microbatches < stages:
@@ -107,7 +107,7 @@ def check_layouts(
     """
     for name, why in _REFUSED.items():
         if getattr(arguments, name, None):
-            raise ConfigError(f"--hetero-parallel cannot be combined with --{name.replace('_', '-')}: {why}.")
+            raise ConfigError(f"--hetero-parallel cannot be combined with {flag_of(name)}: {why}.")
     check_script_sizes(
         arguments.tensor_model_parallel_size, arguments.pipeline_model_parallel_size, arguments.context_parallel_size
     )

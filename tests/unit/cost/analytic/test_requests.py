@@ -74,7 +74,7 @@ def test_layers_that_do_not_divide_are_placed_with_the_fewest_at_the_end_and_a_n
     uneven = _with(model={"num_layers": 14})
     assert [stage.num_layers for stage in read_workload(uneven).stages] == [4, 4, 3, 3]
     assert any("stages of 4, 4, 3, 3 layers are assumed" in note for note in predict_one(uneven)["notes"])
-    with pytest.raises(ConfigError, match="2 layers cannot be split"):
+    with pytest.raises(ConfigError, match="4 stages are more than the 2 layers"):
         read_workload(_with(model={"num_layers": 2}))
 
 

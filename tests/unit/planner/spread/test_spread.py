@@ -30,6 +30,7 @@ from mindspeed_autoparallel.planner.spread.rank_bytes import rank_bytes, windows
 from mindspeed_autoparallel.planner.spread.scaled import mean_profile, scaled_profile
 from mindspeed_autoparallel.planner.spread.waiting import waiting
 from mindspeed_autoparallel.profiles import Profile
+from mindspeed_autoparallel.report.headline import warnings
 from mindspeed_autoparallel.schedule import make_program
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan
 from mindspeed_autoparallel.units import MIB
@@ -240,6 +241,34 @@ def test_the_chosen_plan_is_the_fastest_safe_one_of_those_drawn() -> None:
     balanced = choose_plan(profile_of(), data, SpreadOptions(is_balanced=True), searched(cluster, 32))
     assert balanced.data is not None and balanced.data.mean_us <= loose.data.balanced_mean_us
     assert Plan.parse(json.loads(json.dumps(_as_json(loose)))) == loose
+
+
+@pytest.mark.parametrize(("devices", "batch", "share"), [(8, 32, 0.0), (4, 16, 0.8)])
+def test_alternatives_are_the_next_best_layouts_by_drawn_steps_whichever_layout_wins(
+    devices: int, batch: int, share: float
+) -> None:
+    """With little memory, the mean sample's layout has no safe plan."""
+    cluster, profile, data = Cluster(num_nodes=1, devices_per_node=devices), profile_of(), data_of(long_tail())
+    at_mean = searched(cluster, batch)(mean_profile(profile, data, sample_factors(profile, data)), None)
+    if share:
+        needed = out_of_memory(profile, at_mean, data, sample_factors(profile, data), 1000).worst_bytes
+        cluster = replace(cluster, memory_limit_bytes=int(share * needed))
+    plan = choose_plan(profile, data, SpreadOptions(oom_steps=1000), searched(cluster, batch))
+    assert plan.data is not None and (plan.layout == at_mean.layout) == (not share)
+    others = plan.alternatives
+    assert len(others) >= 2 and plan.layout not in [other.layout for other in others]
+    steps = [plan.mean_us, *(other.step_us for other in others)]
+    assert steps == sorted(steps)
+    for other in others:
+        safe = [one for one in plan.data.considered if one.oom_probability <= 1e-3]
+        assert other.step_us == min(one.mean_us for one in safe if one.label == other.layout.label())
+        assert at_mean.search.lower_bound_us <= other.lower_bound_us < other.step_us
+    # The record is of the whole search: a plan slower than another for the mean sample is not optimal.
+    assert plan.search.num_configurations == at_mean.search.num_configurations
+    assert plan.search.lower_bound_us <= at_mean.step.total_us * (1 + 1e-9)
+    assert (plan.search.status == "optimal") == (not share)
+    assert not any("Another plan is faster" in line for line in warnings(plan))
+    assert Plan.parse(json.loads(plan.text())) == plan
 
 
 def test_packs_filled_to_a_length_have_the_work_of_their_samples_and_never_hold_more_than_it() -> None:

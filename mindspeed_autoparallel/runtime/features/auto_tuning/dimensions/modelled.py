@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.cost.overlap import ATTENTION, EXPERTS, LayerShape, Offload, offloaded
+from mindspeed_autoparallel.errors import flag_of
 from mindspeed_autoparallel.planner.tuner.modelled import (
     Group,
     Switch,
@@ -256,7 +257,7 @@ def _no_experts(context: SearchContext) -> str:
 
 def _missing(context: SearchContext, destination: str, remark: str = "") -> str:
     if context.has(destination) and context.value(destination) is True:
-        return f"the script sets --{destination.replace('_', '-')}: kept, and not in the predictions"
+        return f"the script sets {flag_of(destination)}: kept, and not in the predictions"
     return context.missing(destination, remark)
 
 

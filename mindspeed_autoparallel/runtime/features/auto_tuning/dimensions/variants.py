@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from mindspeed_autoparallel.errors import flag_of
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
 from mindspeed_autoparallel.runtime.megatron.hybrid import recomputes_whole_layers
@@ -30,7 +31,7 @@ class SearchContext:
 
     def missing(self, destination: str, remark: str = "") -> str:
         """Return the reason that this Megatron lacks the argument, with a remark; empty if it has it."""
-        flag = "--" + destination.replace("_", "-")
+        flag = flag_of(destination)
         return "" if self.has(destination) else f"this Megatron has no {flag}" + (f" ({remark})" if remark else "")
 
     def value(self, destination: str, default: Any = None) -> Any:

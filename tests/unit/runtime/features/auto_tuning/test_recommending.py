@@ -147,6 +147,14 @@ def test_alternatives_hold_the_whole_placement_of_the_other_configurations(monke
             assert again.stages == whole.stages
 
 
+def test_the_bound_of_an_alternative_is_that_of_its_layout(recommended):
+    first, *rest = recommended.picks
+    for pick, other in zip(rest, first.plan.alternatives, strict=True):
+        assert other.layout == pick.plan.layout
+        assert other.lower_bound_us == pick.found.lower_bound_us <= other.step_us
+        assert other.lower_bound_us > recommended.outcome.proof.lower_bound_us
+
+
 def test_configurations_that_would_end_at_their_first_checkpoint_are_refused(monkeypatch):
     """Megatron's validation takes them: their plans were written, and no training takes these."""
     tied = {"ckpt_format": "torch_dist", "mtp_num_layers": 1, "untie_embeddings_and_output_weights": False}

@@ -1,0 +1,45 @@
+"""The comparisons of a plan chosen by drawn steps: the next best layouts, and the whole search at the mean sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from mindspeed_autoparallel.planner.best_first import Proof
+from mindspeed_autoparallel.planner.layouts.assembly import alternative_of
+from mindspeed_autoparallel.planner.layouts.options import SearchOptions
+from mindspeed_autoparallel.planner.placement import ModulePlacement
+from mindspeed_autoparallel.spec import Plan
+from mindspeed_autoparallel.spec.plan import Alternative
+
+
+def other_layouts(best: Plan, drawn: Iterable[tuple[float, Plan]]) -> tuple[Alternative, ...]:
+    """Return the fastest plans of other layouts than that of ``best``, by their mean drawn steps in microseconds."""
+    fastest: dict[str, Alternative] = {}
+    for mean_us, plan in sorted(drawn, key=lambda item: item[0]):
+        label = plan.layout.label()
+        if label != best.layout.label() and label not in fastest:
+            # A mean of few draws may be slightly below the step of the mean sample, which is never below the bound.
+            bound_us = min(mean_us, _bound_us(plan))
+            fastest[label] = alternative_of(plan.layout, ModulePlacement.of_plan(plan), plan.memory, mean_us, bound_us)
+    return tuple(fastest.values())[: SearchOptions.top_k]
+
+
+def _bound_us(plan: Plan) -> float:
+    """Return the lower bound of the plan's layout, or that of its whole search if the layout has none of its own."""
+    verdicts = (one for one in plan.search.verdicts if one.layout == plan.layout)
+    return next((one.lower_bound_us for one in verdicts if one.lower_bound_us), plan.search.lower_bound_us)
+
+
+def in_whole_search(plan: Plan, whole: Plan) -> Plan:
+    """Return ``plan``, found by a search of its layout alone, with the record of the search that found ``whole``."""
+    own, search = plan.search, whole.search
+    proof = Proof(step_us=plan.step.total_us, lower_bound_us=search.lower_bound_us, seconds=search.seconds)
+    record = proof.record(
+        num_configurations=search.num_configurations,
+        num_solved=search.num_solved,
+        verdicts=search.verdicts,
+        relaxations=own.relaxations,
+        limits=own.limits,
+    )
+    return replace(plan, search=replace(record, scope=own.scope or search.scope))
