@@ -195,7 +195,7 @@ class Reader:
     ) -> tuple[Distribution, tuple[str, ...]]:
         """Return the distribution of the samples as trained: texts are cut at ``--seq-length``.
 
-        ``parts``: everything beside the content of ``files`` that affects sizes.
+        ``parts``: everything except the content of ``files`` that affects sizes.
         """
         fingerprint = hashlib.sha256(json.dumps([VERSION, sha256, *map(str, parts)]).encode()).hexdigest()
         if self.known is not None and self.known.source.fingerprint == fingerprint:

@@ -21,7 +21,7 @@ _LARGEST = 2**40
 
 @dataclass(frozen=True, kw_only=True)
 class DataSource:
-    """The source of the data, and the method behind its sizes."""
+    """The source of the data, and the method that gave its sizes."""
 
     kind: str
     """``records`` (the mllm format), ``lengths`` (a list), ``indexed`` (documents of a Megatron data set) or ``table``

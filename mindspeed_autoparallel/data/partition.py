@@ -72,7 +72,7 @@ def lower_bounds(weights: Array, num_bins: int, per_bin: int = 0) -> Array:
 
     By phase the largest of: the mean bin; and, since among the k x bins + 1 largest items k + 1 share a bin, the
     smallest k + 1 of those. With ``per_bin`` given, such a bin is filled up with the smallest items; and of the m
-    largest items either two share such a bin, or the m bins they are in hold the smallest items beside them, each of
+    largest items either two share such a bin, or the m bins they are in hold the smallest items with them, each of
     those once.
     """
     bounds = []

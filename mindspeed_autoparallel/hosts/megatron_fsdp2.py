@@ -40,9 +40,9 @@ _KEEPS_GATHERED = "--torch-fsdp2-no-reshard-after-forward"
 _RECOMPUTE = ("--recompute-granularity", "--recompute-method", "--recompute-num-layers")
 _REFUSED = {
     "--tensor-model-parallel-size": "a sharded plan has no tensor parallelism",
-    "--pipeline-model-parallel-size": "Megatron refuses pipeline parallelism beside --use-torch-fsdp2, and beside "
+    "--pipeline-model-parallel-size": "Megatron refuses pipeline parallelism with --use-torch-fsdp2, and with "
     "--use-megatron-fsdp it is not replayed",
-    "--expert-model-parallel-size": "Megatron refuses expert parallelism beside --use-torch-fsdp2, and beside "
+    "--expert-model-parallel-size": "Megatron refuses expert parallelism with --use-torch-fsdp2, and with "
     "--use-megatron-fsdp it is not replayed",
 }
 _UNTIED = "--untie-embeddings-and-output-weights"

@@ -71,7 +71,7 @@ def check_megatron_fsdp(script: Script) -> None:
             f"{script.path}: {_VERSION} 2 is another implementation, which is not replayed: plan version 1."
         )
     if number_of(script, "--context-parallel-size", 1) > 1:
-        raise ConfigError(f"{script.path}: --context-parallel-size beside {USE_MEGATRON_FSDP} is not replayed.")
+        raise ConfigError(f"{script.path}: --context-parallel-size with {USE_MEGATRON_FSDP} is not replayed.")
     rotary = script.given("--use-rotary-position-embeddings") is not None
     if not rotary and script.given("--position-embedding-type") not in ("rope", "none"):
         raise ConfigError(

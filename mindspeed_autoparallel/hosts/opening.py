@@ -21,7 +21,7 @@ from mindspeed_autoparallel.spec.sharded import ShardedDecisions
 NATIVE_TOKENS = "data.dataset_param.basic_parameters.cutoff_len"
 ADAPTERS = "peft: adapters are not priced; every parameter is taken to be trained, which needs more memory and time"
 _SENDS_ONCE = ("deepep", "hybridep", "uccl_ep")
-_BYTES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2}
+BYTES_OF_TYPE = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2}
 
 
 def open_host_file(path: Path) -> HostFile:
@@ -49,7 +49,7 @@ def with_global_batch(decisions: ShardedDecisions, global_batch: int) -> Sharded
 
 def host_of_script(script: Script) -> HostFile:
     """Return what a launch script of Megatron decides; raises like ``open_host_file``."""
-    path, beside = Path(script.path), script.given("--fsdp2-config-path")
+    path, named = Path(script.path), script.given("--fsdp2-config-path")
     if script.given("--use-custom-fsdp") is not None:
         raise ConfigError(f"{path}: --use-custom-fsdp is the old name of what {USE_MEGATRON_FSDP} does from 0.19 on.")
     if script.given(USE_MEGATRON_FSDP) is not None:
@@ -58,12 +58,12 @@ def host_of_script(script: Script) -> HostFile:
         raise ConfigError(
             f"{path} has neither --use-torch-fsdp2 nor {USE_MEGATRON_FSDP}: plan its Megatron layout without --fsdp2."
         )
-    if beside is None:
+    if named is None:
         return read_megatron(script)
     # The path is relative to the start folder: one of the script's parent folders.
-    found = next((place / beside for place in path.absolute().parents if (place / beside).is_file()), None)
+    found = next((place / named for place in path.absolute().parents if (place / named).is_file()), None)
     if found is None:
-        raise ConfigError(f"{path}: --fsdp2-config-path {beside} is in none of the script's parent folders.")
+        raise ConfigError(f"{path}: --fsdp2-config-path {named} is in none of the script's parent folders.")
     file = read_trainer_file(found)
     return _of_trainer(replace(file, given=flags_beside(script, file.trainer.words)))
 
@@ -79,7 +79,7 @@ def _native(config: NativeConfig) -> HostFile:
         eager=config.values.text("model.attn_implementation") == "eager",
         tokens=config.values.integer(NATIVE_TOKENS, 0),
         tokens_key=NATIVE_TOKENS,
-        bytes_of=ElementBytes(reduced=_BYTES.get(config.sharding.reduce_dtype, 4)),
+        bytes_of=ElementBytes(reduced=BYTES_OF_TYPE.get(config.sharding.reduce_dtype, 4)),
         states_batch=True,
         host=lambda npu: sharding_host(config, npu),
         decisions=lambda modules, devices, npu: read_decisions(config, modules, devices, npu),
@@ -114,9 +114,9 @@ def _of_trainer(file: TrainerFile) -> HostFile:
 
 def _bytes_of(file: TrainerFile) -> ElementBytes:
     keys, values = file.trainer, file.values
-    reduced = _BYTES.get(values.text(keys.reduced), 4) if keys.reduced else 4
+    reduced = BYTES_OF_TYPE.get(values.text(keys.reduced), 4) if keys.reduced else 4
     stored_as = (values.text(keys.stored) or keys.unset_stored).removeprefix("torch.")
-    stored = _BYTES.get(stored_as, 2) if keys.stored else 4
+    stored = BYTES_OF_TYPE.get(stored_as, 2) if keys.stored else 4
     return ElementBytes(sharded=stored, optimizer=2 * stored, reduced=reduced)
 
 

@@ -43,11 +43,11 @@ class Values:
         """Raise ``ConfigError`` for a key that differs by a letter or two from a missing one of ``keys``."""
         for key in keys:
             section, _, name = key.rpartition(".")
-            beside = self.at(section) if section else self.tree
-            if len(name) < _LONG or not isinstance(beside, Mapping) or name in beside:
+            siblings = self.at(section) if section else self.tree
+            if len(name) < _LONG or not isinstance(siblings, Mapping) or name in siblings:
                 continue
             known = {one.rpartition(".")[2] for one in keys}
-            unknown = [str(one) for one in beside if one not in known and name not in str(one)]
+            unknown = [str(one) for one in siblings if one not in known and name not in str(one)]
             for found in difflib.get_close_matches(name, unknown, 1, _CLOSE):
                 raise ConfigError(
                     f"{self.name}: {section or 'it'} has {found}, which {trainer} does not have; use {name}."

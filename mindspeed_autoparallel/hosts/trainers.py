@@ -1,6 +1,6 @@
 """Files of other trainers that shard with FSDP2: their sizes, read and written.
 
-``trainer_decisions`` reads and writes what a file decides beside sizes.
+``trainer_decisions`` reads and writes what a file decides except sizes.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class TrainerFile:
         size = self.size(keys.tensor) or 1
         if size > 1 and not keys.sequence_parallel:
             raise ConfigError(f"{self.path}: {keys.tensor} is {size}; a sharded plan has no tensor parallelism.")
-        beside = [key for key in (keys.ulysses, keys.expert) if size > 1 and (self.size(key) or 1) > 1]
-        if beside:
-            raise ConfigError(f"{self.path}: {keys.tensor} is {size} with {beside[0]}; it is priced only without them.")
+        others = [key for key in (keys.ulysses, keys.expert) if size > 1 and (self.size(key) or 1) > 1]
+        if others:
+            raise ConfigError(f"{self.path}: {keys.tensor} is {size} with {others[0]}; it is priced only without them.")
         return size
 
     def sizes(self, num_devices: int) -> ShardSizes:

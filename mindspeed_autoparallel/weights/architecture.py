@@ -82,7 +82,7 @@ def architecture_from_config(
     """Return the architecture of ``config``, the content of config.json: flat as in older releases, or with
     ``text_config``.
 
-    ``stored``: Hugging Face name -> shape, of the files beside it; None without any.
+    ``stored``: Hugging Face name -> shape, of the files in its folder; None without any.
     """
     if not isinstance(config, dict):
         raise ConfigError(f"{where} must hold a JSON object, not {type(config).__name__}.")

@@ -126,7 +126,7 @@ def resplit(
 
 
 def _with_state(weights: RankFolderSource, layout: CheckpointLayout) -> tuple[RankFolderSource, OptimizerState]:
-    """Return the reader of weights, padding rows included, and that of the optimizer's state beside them."""
+    """Return the reader of weights, padding rows included, and that of the optimizer's state of the same checkpoint."""
     source = RankFolderSource(weights.folder, weights.architecture, keeps_padding=True)
     embedding = next(entry for entry in entries_of(weights.architecture) if entry.name.endswith(names.EMBEDDING))
     rows, wanted = source.load(embedding).shape[0], layout.padded_vocab(weights.architecture.vocab_size)

@@ -1,4 +1,4 @@
-"""A result folder appears complete or not at all: it is made beside its final path and moved there in one step."""
+"""A result folder appears complete or not at all: it is made next to its final path and moved there in one step."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _refuse_foreign(target: Path) -> None:
 def whole_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """Yield an empty folder to fill; at the end of the block it becomes ``target``, on an error it is removed.
 
-    A process that is killed leaves only a hidden ``.NAME.partial-HOST-PID`` beside ``target``, which nothing loads and
+    A process that is killed leaves only a hidden ``.NAME.partial-HOST-PID`` next to ``target``, which nothing loads and
     which the next call for the same target on that host removes. ``ConfigError`` on a full disk or missing rights.
     """
     target = target.absolute()
@@ -90,7 +90,9 @@ def whole_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
         partial = target.parent / f".{target.name}.partial-{_me()}"
         partial.mkdir()
     except OSError as error:
-        raise ConfigError(f"cannot write beside {target}: {error.strerror or error}. Choose another folder.") from error
+        raise ConfigError(
+            f"cannot write in {target.parent}: {error.strerror or error}. Choose another folder."
+        ) from error
     try:
         yield partial
         _put_in_place(partial, target)

@@ -54,7 +54,7 @@ def has_state(weights: RankFolderSource) -> bool:
 
 
 def read_state(weights: RankFolderSource) -> OptimizerState:
-    """Return the state beside ``weights``; ``ConfigError`` if it is not Adam's or a position cannot be verified."""
+    """Return the state of ``weights``; ``ConfigError`` if it is not Adam's or a position cannot be verified."""
     content = load_tensors_only(weights.any_file())
     distributed = (weights.any_file().parent / FILE).exists()
     parts = _parts(content["optimizer"])

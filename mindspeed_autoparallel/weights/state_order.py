@@ -25,7 +25,7 @@ _LAST = (1 << 60,)
 
 @dataclass(frozen=True)
 class OrderedState:
-    """The optimizer's ``state`` beside ``weights``, for ``layout``."""
+    """The optimizer's ``state`` of ``weights``, for ``layout``."""
 
     weights: RankFolderSource
     state: OptimizerState
@@ -58,14 +58,14 @@ class OrderedState:
                     first[key] = min(number, first.get(key, number))
         found = {}
         for entry, (virtual, stage, number) in places.items():
-            behind: tuple[int, ...] = (number, 0, 0)
+            place: tuple[int, ...] = (number, 0, 0)
             if entry.rule.per_expert:
                 # One expert after the other, or with Transformer Engine one product of all experts after the other.
                 by_product = self.spelling.implementation == TRANSFORMER_ENGINE
                 product = first[entry.layer, entry.rule.target]
                 rest = (product, entry.expert) if by_product else (entry.expert, product)
-                behind = (first[entry.layer, ""], *rest)
-            found[entry.name] = (virtual, stage, *behind)
+                place = (first[entry.layer, ""], *rest)
+            found[entry.name] = (virtual, stage, *place)
         return found
 
     def shards(self, kind: str, entry: Entry) -> list[list[Any]]:

@@ -53,7 +53,7 @@ def why_state_stays(weights: RankFolderSource, layout: CheckpointLayout, spellin
 
 
 class StateOfRanks(OrderedState):
-    """The optimizer's state, written beside the weights."""
+    """The optimizer's state, written with the weights."""
 
     def write_stage(self, stage: int, files: Mapping[Place, RankFile]) -> dict[Place, dict[str, object]]:
         """Write the state of one pipeline stage; return each rank's entries for the file of its weights."""

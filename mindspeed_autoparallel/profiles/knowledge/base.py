@@ -103,7 +103,7 @@ class KnowledgeBase:
         connection = None
         try:
             check = self.path.exists() and not os.access(self.path.parent, os.W_OK)
-            # Where nothing can be written beside it, a base is read as it lies there: sqlite makes files to lock it.
+            # Where nothing can be written next to it, a base is read as it lies there: sqlite makes files to lock it.
             name = f"{self.path.absolute().as_uri()}?mode=ro&immutable=1" if check else str(self.path)
             connection = sqlite3.connect(name, timeout=PATIENCE_S, isolation_level=None, uri=check)
             yield connection

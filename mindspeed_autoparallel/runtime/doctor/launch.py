@@ -12,6 +12,7 @@ from mindspeed_autoparallel.hosts.opening import host_of_script
 from mindspeed_autoparallel.hosts.script import Script
 from mindspeed_autoparallel.runtime.doctor.finding import Finding, advice, fine, problem, unknown
 from mindspeed_autoparallel.runtime.doctor.node import Node
+from mindspeed_autoparallel.runtime.flags.switches import SWITCHES, Switch
 from mindspeed_autoparallel.runtime.megatron.unsearched import SHARDED
 
 _OWN_SPLITS = (
@@ -20,7 +21,6 @@ _OWN_SPLITS = (
     *("--num-layer-list", "--noop-layers", "--heterogeneous-layers-config-path"),
 )
 """Flags under which stages need not hold equally many layers."""
-_SWITCHES = ("--auto-parallel-mm", "--auto-parallel-plan", "--auto-tuning", "--operator-search", "--operator-plan")
 _SHARDED = tuple(flag_of(name) for name in SHARDED)
 _FSDP2_PROGRAM = "train_fsdp2.py"
 """MindSpeed-LLM's trainer without Megatron; its sizes are ``--parallel.fsdp_size`` and relatives."""
@@ -107,7 +107,7 @@ def check_ring_mask(node: Node) -> Iterable[Finding]:
     if ring and general and (script.number("--context-parallel-size") or 1) > 1:
         yield advice(
             "sizes",
-            "--attention-mask-type general beside ring attention",
+            "--attention-mask-type general with ring attention",
             "MindSpeed-LLM's ring drops the mask there: every token sees all later ones, and losses differ",
             "leave --attention-mask-type out (causal), or take --context-parallel-algo ulysses_cp_algo",
         )
@@ -129,7 +129,7 @@ def check_encoder_gradients(node: Node) -> Iterable[Finding]:
 def check_import(node: Node) -> Iterable[Finding]:
     """Check that the program imports this package before Megatron, if the script gives flags of it."""
     script = node.script
-    given = sorted(flag for flag in _SWITCHES if script.given(flag) is not None)
+    given = sorted(switch.flag for switch in _switches(script))
     if _is_fsdp2(script):
         return
     places = [Path(script.program), Path(script.path).parent / script.program] if script.program else []
@@ -150,12 +150,14 @@ def check_import(node: Node) -> Iterable[Finding]:
 
 
 def check_search_launcher(node: Node) -> Iterable[Finding]:
-    """Check that the search is not started under torchrun: it starts its own processes."""
-    if "--auto-parallel-mm" in node.script.flags and node.script.launcher == "torchrun":
+    """Check that no feature that starts its own processes is started under torchrun."""
+    if node.script.launcher != "torchrun":
+        return
+    for switch in (one.flag for one in _switches(node.script) if one.is_own_launcher):
         yield problem(
             "launcher",
-            "--auto-parallel-mm under torchrun",
-            "the search starts and restarts measuring processes itself, once per node",
+            f"{switch} under torchrun",
+            "it starts its processes itself, once per node, and refuses torchrun",
             "start the script with python on every node, with --nnodes, --nproc-per-node, --node-rank, --master-addr",
         )
 
@@ -165,7 +167,7 @@ def check_fsdp2_trainer(node: Node) -> Iterable[Finding]:
     script = node.script
     if not _is_fsdp2(script):
         return
-    given = sorted(flag for flag in _SWITCHES if script.given(flag) is not None)
+    given = sorted(switch.flag for switch in _switches(script))
     if given:
         why = "It works through Megatron, which this trainer does not import: the run is refused."
         yield problem("fsdp2", f"{given[0]} for MindSpeed-LLM's FSDP2 trainer", why, "leave it out")
@@ -183,9 +185,9 @@ def check_sharded_parameters(node: Node) -> Iterable[Finding]:
     flag = next((flag for flag in _SHARDED if script.given(flag) is not None), None)
     if flag is None:
         return
-    for switch in sorted(one for one in _SWITCHES[:3] if script.given(one) is not None):
+    for switch in sorted(one.flag for one in _switches(script) if one.is_for_whole_parameters):
         why = "It prices whole parameters on every replica: the run is refused."
-        yield problem("fsdp2", f"{switch} beside {flag}", why, "leave it out")
+        yield problem("fsdp2", f"{switch} with {flag}", why, "leave it out")
     if not script.path:
         return
     try:
@@ -195,6 +197,11 @@ def check_sharded_parameters(node: Node) -> Iterable[Finding]:
     else:
         command = f"mindspeed-autoparallel plan --fsdp2 {script.path}"
         yield fine("fsdp2", f"{flag} shards the parameters; {command} plans the script")
+
+
+def _switches(script: Script) -> list[Switch]:
+    """Return the flags of the script that start a feature of this package and cannot be the host's own."""
+    return [one for one in SWITCHES if script.given(one.flag) is not None and not one.may_be_hosts]
 
 
 def _is_fsdp2(script: Script) -> bool:

@@ -78,7 +78,7 @@ def _module_names(config: NativeConfig) -> Iterator[Finding]:
             except ConfigError:
                 continue
             if not matched:
-                why = "A list none of whose patterns matches ends the training; beside others this one changes nothing."
+                why = "A list of which no pattern matches ends the training; where others match, this one does nothing."
                 yield advice("fsdp2 patterns", f"{key}: {pattern} matches no module of {config.model_path}", why)
 
 
@@ -106,7 +106,7 @@ def _prefetch_order(config: NativeConfig) -> Iterator[Finding]:
             yield advice(
                 "fsdp2 prefetch",
                 f"apply_modules lists {child} before {parent}, and prefetch is on",
-                "Prefetch follows this list: the last module behind the layers, often lm_head, is gathered before the "
+                "Prefetch follows this list: the last module after the layers, often lm_head, is gathered before the "
                 "first layer and held through the whole forward.",
                 f"list {parent} before {child}",
             )
@@ -142,7 +142,7 @@ def _experts(config: NativeConfig) -> Iterator[Finding]:
     if experts and config.sizes.expert == 1 and not set(experts) & set(config.sharding.apply_modules):
         yield advice(
             "fsdp2 experts",
-            f"expert_parallel_size is 1 beside ep_plan {', '.join(experts)}",
+            f"expert_parallel_size is 1 with ep_plan {', '.join(experts)}",
             "Every rank gathers all experts of a layer, together with the layer, in forward and in backward.",
             "compare with expert_parallel_size above 1: mindspeed-autoparallel plan --fsdp2",
         )

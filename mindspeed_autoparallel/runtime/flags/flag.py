@@ -36,7 +36,7 @@ def flag(
     const: str | None = None,
 ) -> Any:
     """Declare a field as a flag: ``text`` is its help; ``least`` and ``most``: bounds of a whole number;
-    ``used_by``: switches of features beside its group's that read it; ``const``: its value if given without one.
+    ``used_by``: switches of further features that read it; ``const``: its value if given without one.
 
     The field's type gives the rest: ``bool`` is a switch, ``Literal`` has choices, ``| None`` may be left out.
     """

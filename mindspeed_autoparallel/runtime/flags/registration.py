@@ -8,19 +8,17 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from mindspeed_autoparallel.runtime.flags.flag import Flag, FlagGroup, flags_of
 from mindspeed_autoparallel.runtime.flags.shared import DataFlags, NodeFlags, ProfileSourceFlags
+from mindspeed_autoparallel.runtime.flags.switches import SWITCHES
 
 if TYPE_CHECKING:
     import argparse
 
 _FEATURES = "mindspeed_autoparallel.runtime.features"
-_STARTERS = frozenset(
-    {"--auto-parallel-mm", "--auto-tuning", "--operator-search", "--hetero-parallel", "--auto-parallel-hetero"}
-)
 
 
 def flag_groups() -> Iterator[type[FlagGroup]]:
@@ -65,7 +63,8 @@ def without_switches(argv: Sequence[str]) -> list[str]:
 
     Hosts also read the command line themselves, some of them before they make a parser.
     """
-    return [word for word in argv if word.replace("_", "-") not in _STARTERS]
+    hidden = {switch.flag for switch in SWITCHES if switch.is_hidden}
+    return [word for word in argv if word.replace("_", "-") not in hidden]
 
 
 def words_whose_flag(wanted: Callable[[str], bool], words: Sequence[str]) -> list[str]:
@@ -77,6 +76,24 @@ def words_whose_flag(wanted: Callable[[str], bool], words: Sequence[str]) -> lis
         if wanted(name):
             found.append(word)
     return found
+
+
+_OF_HOST_UNMEASURED = (
+    *("--master", "--save", "--load", "--train-iters", "--log-interval", "--tensorboard-dir", "--wandb"),
+    *("--data-cache-path", "--mm-model"),
+    *("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--micro-batch-size", "--global-batch-size"),
+)
+"""Prefixes of the host's flags that change neither a trace nor a measurement: paths (files are compared by content),
+lengths of a run, and sizes that the searches vary."""
+
+
+def without_unmeasured(words: Sequence[str], kept: Collection[str]) -> list[str]:
+    """Return a command line without flags that change neither a trace nor a measurement.
+
+    Of this package's flags only ``kept`` stay.
+    """
+    dropped = {flag.name for group in flag_groups() for flag in flags_of(group)} - set(kept)
+    return words_whose_flag(lambda name: name not in dropped and not name.startswith(_OF_HOST_UNMEASURED), words)
 
 
 def plain_flag(word: str) -> str:

@@ -16,7 +16,7 @@ class Segment:
     """``transient_bytes`` in a later part of a micro batch, which adds its gradients to existing ones."""
     left_bytes: int = 0
     inside_bytes: int = 0
-    """Bytes that the submodule behind it leaves."""
+    """Bytes that the submodule after it leaves."""
 
     @property
     def made_bytes(self) -> int:
@@ -43,7 +43,7 @@ class Frame:
 
     @property
     def left_bytes(self) -> int:
-        """Return the bytes that its segments so far, and the submodules behind them, have left."""
+        """Return the bytes that its segments so far, and the submodules after them, have left."""
         return sum(one.left_bytes + one.inside_bytes for one in self.segments)
 
     def take(

@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from mindspeed_autoparallel.cost.device import usable_bytes
+from mindspeed_autoparallel.hosts.opening import BYTES_OF_TYPE
 from mindspeed_autoparallel.profiles.device import DeviceCost
 from mindspeed_autoparallel.profiles.profile import Provenance
 from mindspeed_autoparallel.profiles.sharded import (
@@ -30,7 +31,6 @@ from mindspeed_autoparallel.runtime.fsdp2.trainer import NativeTrainer
 from mindspeed_autoparallel.runtime.profiling.measure.communication import measure_links
 from mindspeed_autoparallel.runtime.profiling.sources.device_cost import both_tiers
 
-_ELEMENT_BYTES = {"bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2}
 _COPIED_BYTES = 64 * 1024 * 1024
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _TOPK = ("num_experts_per_tok", "moe_topk")
@@ -49,7 +49,7 @@ def sharded_profile(
         for name, kind in found.kinds.items()
         if any(module.kind == name for module in modules)
     }
-    gathered = _ELEMENT_BYTES.get(config.sharding.param_dtype, 4)
+    gathered = BYTES_OF_TYPE.get(config.sharding.param_dtype, 4)
     optimizer_us, elements = _optimizer_step(trainer, device)
     profile = ShardedProfile(
         model=config.model_id or config.model_path,
@@ -63,7 +63,7 @@ def sharded_profile(
         topk=topk,
         head=_head(modules, first, gathered),
         bytes_of=ElementBytes(
-            gathered=gathered, reduced=_ELEMENT_BYTES.get(config.sharding.reduce_dtype, 4), sharded=4, optimizer=8
+            gathered=gathered, reduced=BYTES_OF_TYPE.get(config.sharding.reduce_dtype, 4), sharded=4, optimizer=8
         ),
         host_link_bytes_per_s=_host_link(device),
         optimizer_us_per_element=optimizer_us / max(1, elements),

@@ -15,6 +15,6 @@ generators       one generator's part of a step; generator_work is its computati
 pipeline         an encoder's own pipeline, by the stock schedule
 schedules        when macro-batches run forward and backward, and when generators exchange
 phases           encode, the stock schedule, encoder backward
-reporting        times and bytes beside the host's log line
+reporting        times and bytes, logged with the host's line
 checkpoint       random states of encoders and generators in a checkpoint
 """

@@ -1,4 +1,4 @@
-"""Encoders' random states in a checkpoint: ``hetero_random_states.json`` beside the host's files of the same step.
+"""Encoders' random states in a checkpoint: ``hetero_random_states.json`` in the host's folder of the same step.
 
 The host saves the current module's generators. Those of the other modules depend on the layout: they are restored if
 every module has the same layout as before; otherwise these modules start from the seed, with a line in the log.

@@ -98,7 +98,7 @@ class HeteroJob:
 
     @property
     def modules_of_host(self) -> tuple[ModuleLayout, ...]:
-        """Return the modules beside the backbone whose block names no adapter: the host builds them."""
+        """Return the modules other than the backbone whose block names no adapter: the host builds them."""
         modules = self.layout.others if self.layout is not None else ()
         return tuple(module for module in modules if module.adapter is None)
 

@@ -52,7 +52,7 @@ class HeteroLayout:
 
     @property
     def others(self) -> tuple[ModuleLayout, ...]:
-        """Return the modules beside the backbone."""
+        """Return the modules other than the backbone."""
         return (*self.encoders, *self.generators)
 
 
@@ -103,7 +103,7 @@ def _check_generators(
     """Raise ``ConfigError``, with the remedy, for settings that generators do not support."""
     if len(generators) > 1:
         raise ConfigError(
-            f"{source}: {', '.join(m.name for m in generators)} lie behind {backbone.name}, but only one can train "
+            f"{source}: {', '.join(m.name for m in generators)} follow {backbone.name}, but only one can train "
             "under a layout of its own. Take tp/pp/cp out of the other blocks: they train on the last stage."
         )
     for module in generators:

@@ -1,6 +1,6 @@
 """Joins the optimizer state of several modules to that of a homogeneous run, and splits it again.
 
-Three kinds of state dict: torch's own (``state`` by parameter number, ``param_groups``), the same beside fp32 copies of
+Three kinds of state dict: torch's own (``state`` by parameter number, ``param_groups``), the same with fp32 copies of
 half-precision weights group by group, and the distributed optimizer's fully reshardable one (``param_state`` by
 parameter number). Tensors carry the keys of their weights, so parameter numbers have no meaning outside one rank;
 groups are identified by the same settings as in Megatron.

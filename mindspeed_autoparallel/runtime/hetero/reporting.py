@@ -1,4 +1,4 @@
-"""The log line of a hetero-parallel job beside the host's: time of each phase, bytes moved."""
+"""The log line that a hetero-parallel job adds to the host's: time of each phase, bytes moved."""
 
 from __future__ import annotations
 

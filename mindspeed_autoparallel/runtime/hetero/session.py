@@ -211,5 +211,5 @@ def open_session(
                 num_stages(own),
             )
         )
-    before, behind = comms[: len(encoders)], comms[len(encoders) :]
-    return HeteroSession(states, backbone, placement, before, balance, memory, rank, behind, sequence_parallel)
+    before, after = comms[: len(encoders)], comms[len(encoders) :]
+    return HeteroSession(states, backbone, placement, before, balance, memory, rank, after, sequence_parallel)

@@ -10,9 +10,10 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import cast
 
-from mindspeed_autoparallel.errors import ConfigError, flag_of, told_in_a_line
+from mindspeed_autoparallel.errors import ConfigError, told_in_a_line
 from mindspeed_autoparallel.patching import ENGINE
 from mindspeed_autoparallel.runtime.first_rank import print_once
+from mindspeed_autoparallel.runtime.flags.switches import HETERO, HETERO_BESIDE, SWITCHES
 from mindspeed_autoparallel.runtime.state import of_process
 
 TASK_VARIABLE = "MINDSPEED_AUTOPARALLEL_TASK"
@@ -34,38 +35,6 @@ TASK_HANDLERS = {
 _THEN_FEATURES = ("preflight",)
 """Kinds of tasks that run the training itself: its features start after the task's handler."""
 
-FEATURES = {
-    "auto_parallel_preflight": "mindspeed_autoparallel.runtime.features.preflight.entry:run_and_exit",
-    "auto_parallel_mm": "mindspeed_autoparallel.runtime.features.auto_parallel_mm.entry:search_and_exit",
-    "auto_parallel_elastic": "mindspeed_autoparallel.runtime.features.elastic.entry:prepare",
-    "auto_parallel_plan": "mindspeed_autoparallel.runtime.features.apply_plan.entry:prepare",
-    "hetero_parallel": "mindspeed_autoparallel.runtime.features.hetero_parallel.entry:prepare",
-    "auto_parallel_hetero": "mindspeed_autoparallel.runtime.features.hetero_parallel.entry:prepare",
-    "auto_tuning": "mindspeed_autoparallel.runtime.features.auto_tuning.entry:search_and_exit",
-    "operator_search": "mindspeed_autoparallel.runtime.features.operator_search.entry:search_and_exit",
-    "operator_plan": "mindspeed_autoparallel.runtime.features.operator_plan.entry:prepare",
-    "data_balance": "mindspeed_autoparallel.runtime.features.data_balance.entry:prepare",
-    "order_microbatches": "mindspeed_autoparallel.runtime.features.data_balance.entry:prepare",
-}
-"""Destination of the flag -> ``module:function(arguments)``; called in this order for the flags that are set."""
-
-_ONE_JOB = (
-    "auto_parallel_preflight",
-    "auto_parallel_mm",
-    "auto_tuning",
-    "operator_search",
-    "auto_parallel_plan",
-    "operator_plan",
-)
-"""Features that exclude each other: some search and exit, the plans train."""
-
-
-_HETERO = "--hetero-parallel"
-"""MindSpeed-MM has a flag of this name for its own hetero parallel."""
-_HETERO_BESIDE = "--auto-parallel-hetero"
-"""Selects this package's hetero parallel on every host."""
-_MAY_BE_HOSTS = (_HETERO, "--data-balance")
-"""If the host's parser already has them, they keep the host's meaning; the reference training balances by itself."""
 _MINDSPEED_MM_ADAPTERS = "mindspeed_autoparallel.runtime.hetero.adapters.mindspeed_mm:"
 
 _KEEPERS = (
@@ -140,7 +109,7 @@ def _start(arguments: argparse.Namespace) -> None:
         return
     _leave_hosts_hetero_parallel(arguments)
     on = flags_that_are_true(arguments)
-    jobs = [flag_of(destination) for destination in _ONE_JOB if flag_of(destination) in on]
+    jobs = [switch.flag for switch in SWITCHES if switch.is_job and switch.flag in on]
     if len(jobs) > 1:
         raise ConfigError(
             f"{' and '.join(jobs)} were given together. Search first, then train with what was found "
@@ -156,28 +125,28 @@ def _start_features(arguments: argparse.Namespace) -> None:
         handler = waiting[0]
         started.add(handler)
         on = flags_that_are_true(arguments)
-        _enable(*(flag for flag in on if FEATURES[flag.strip("-").replace("-", "_")] == handler))
+        _enable(*(switch.flag for switch in SWITCHES if switch.flag in on and switch.start == handler))
         _load(handler)(arguments)
 
 
 def _handlers(on: Collection[str]) -> list[str]:
     """Return the handlers of these flags in their order."""
-    return list(dict.fromkeys(handler for destination, handler in FEATURES.items() if flag_of(destination) in on))
+    return list(dict.fromkeys(switch.start for switch in SWITCHES if switch.flag in on))
 
 
 def _leave_hosts_hetero_parallel(arguments: argparse.Namespace) -> None:
     """Print that the host's own ``--hetero-parallel`` is left to it; ``ConfigError`` with a feature of this package."""
-    if _HETERO not in of_process(Parses).flags_of_host or not getattr(arguments, "hetero_parallel", False):
+    if HETERO not in of_process(Parses).flags_of_host or not getattr(arguments, "hetero_parallel", False):
         return
     ours = [flag for flag in flags_that_are_true(arguments) if flag != "--auto-parallel-plan"]
     if ours:
         raise ConfigError(
-            f"{_HETERO} is this host's own flag and cannot be combined with {', '.join(ours)}. Leave it out, "
-            f"and give {_HETERO_BESIDE} for layouts of this package."
+            f"{HETERO} is this host's own flag and cannot be combined with {', '.join(ours)}. Leave it out, "
+            f"and give {HETERO_BESIDE} for layouts of this package."
         )
     print_once(
-        f"mindspeed_autoparallel: {_HETERO} is this host's own flag and keeps its meaning; for ours, give "
-        f"{_HETERO_BESIDE} instead.",
+        f"mindspeed_autoparallel: {HETERO} is this host's own flag and keeps its meaning; for ours, give "
+        f"{HETERO_BESIDE} instead.",
         to_stderr=True,
     )
 
@@ -187,14 +156,15 @@ def hetero_flag(model: Mapping[str, object] | None = None) -> str:
 
     ``model``: model.json, whose adapters identify the host if none is running, as on the command line.
     """
-    of_host = _HETERO in of_process(Parses).flags_of_host
-    return _HETERO_BESIDE if of_host or _MINDSPEED_MM_ADAPTERS in json.dumps(model or {}, default=str) else _HETERO
+    of_host = HETERO in of_process(Parses).flags_of_host
+    return HETERO_BESIDE if of_host or _MINDSPEED_MM_ADAPTERS in json.dumps(model or {}, default=str) else HETERO
 
 
 def flags_that_are_true(arguments: object) -> list[str]:
     """Return this package's switches that are on in ``arguments``, regardless of how they were set."""
-    on = [flag_of(destination) for destination in FEATURES if getattr(arguments, destination, None)]
-    return [flag for flag in on if flag not in _MAY_BE_HOSTS or flag not in of_process(Parses).flags_of_host]
+    on = [switch for switch in SWITCHES if getattr(arguments, switch.destination, None)]
+    of_host = of_process(Parses).flags_of_host
+    return [switch.flag for switch in on if not switch.may_be_hosts or switch.flag not in of_host]
 
 
 def verify_patches() -> None:

@@ -11,23 +11,11 @@ from pathlib import Path
 from mindspeed_autoparallel.errors import ConfigError, told_in_a_line
 from mindspeed_autoparallel.patching.releases import release_in, within
 from mindspeed_autoparallel.runtime.first_rank import print_once
+from mindspeed_autoparallel.runtime.flags.switches import HETERO, SWITCHES
 
 SUPPORTED = ">=0.12,<0.21"
 """Releases of megatron-core whose sources were run with the features (docs/hosts.md)."""
 _WORDS = "megatron-core 0.12 to 0.20"
-_SWITCHES = frozenset(
-    {
-        "--auto-parallel-mm",
-        "--auto-parallel-plan",
-        "--auto-tuning",
-        "--hetero-parallel",
-        "--auto-parallel-hetero",
-        "--operator-search",
-        "--operator-plan",
-    }
-)
-"""Flags that need functions of Megatron; the others only refine one of these."""
-
 _PARTS = (
     *("core/parallel_state", "core/pipeline_parallel/schedules", "core/transformer/transformer_config"),
     *("training/arguments", "training/checkpointing", "training/global_vars"),
@@ -105,8 +93,8 @@ def check_installation(installation: Installation, flags: Sequence[str]) -> str:
 
 def _ours(flags: Collection[str]) -> list[str]:
     """Return the switches of this package among ``flags``: MindSpeed-MM has its own ``--hetero-parallel``."""
-    of_host = {"--hetero-parallel"} if importlib.util.find_spec("mindspeed_mm") is not None else set()
-    return sorted((_SWITCHES & set(flags)) - of_host)
+    of_host = {HETERO} if importlib.util.find_spec("mindspeed_mm") is not None else set()
+    return sorted({switch.flag for switch in SWITCHES if switch.flag in flags} - of_host)
 
 
 def refuse_unfit_installation(flags: Collection[str]) -> None:

@@ -14,15 +14,12 @@ from mindspeed_autoparallel.runtime.megatron.mindspeed import (
     split_arguments,
     takes_layout_strings,
 )
+from mindspeed_autoparallel.runtime.megatron.stage_rows import CHUNK_SIZE_ARGUMENT, arguments_of_row, rows_of_two_models
 from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.spec.recompute import policy_of
 
 ArgumentValue = bool | int | float | str | list[str] | None
 """Value that Megatron's parser stores for a flag."""
-FIRST_ARGUMENT, LAST_ARGUMENT = "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"
-EMBEDDING_ARGUMENT, LOSS_ARGUMENT = "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"
-"""Switches that count embedding or loss as a layer of an even split: the first or last stage gets one less."""
-CHUNKS_ARGUMENT = "num_virtual_stages_per_pipeline_rank"
 EXPERT_TENSOR_ARGUMENT = "expert_tensor_parallel_size"
 GROUP_ARGUMENT = "microbatch_group_size_per_vp_stage"
 PAIRS_ARGUMENT = "overlap_moe_expert_parallel_comm"
@@ -126,11 +123,11 @@ def stage_arguments(plan: Plan, arguments: argparse.Namespace) -> dict[str, int 
     counts = plan.layers_of(plan.model.modules[0].name)
     if takes_layout_strings(arguments):
         mtp = int(getattr(arguments, "mtp_num_layers", None) or 0)
-        return {LAYOUT_ARGUMENT: pipeline_layout(plan, mtp), "num_layers_per_virtual_pipeline_stage": None}
+        return {LAYOUT_ARGUMENT: pipeline_layout(plan, mtp), CHUNK_SIZE_ARGUMENT: None}
     refuse_ends_alone(counts)
     if is_mindspeed_llm(arguments):
         return split_arguments(counts, layout.virtual_size)
-    return uneven_arguments(counts, layout.pipeline_size, layout.virtual_size)
+    return arguments_of_row(counts, layout.pipeline_size, layout.virtual_size)
 
 
 def refuse_ends_alone(counts: Sequence[int]) -> None:
@@ -140,50 +137,6 @@ def refuse_ends_alone(counts: Sequence[int]) -> None:
             f"the plan has {list(counts)} layers on its stages: an embedding or an output layer alone, which only "
             "Megatron's --pipeline-model-parallel-layout can express. Plan again with --no-standalone-ends."
         )
-
-
-def uneven_arguments(counts: Sequence[int], width: int, chunks: int) -> dict[str, int | str | None]:
-    """Return the arguments for ``counts``, layers by virtual stage, in a release without layout strings.
-
-    ``width``: pipeline ranks; ``chunks``: virtual stages of each.
-
-    Raises ``PlanError`` for a split that it cannot run.
-    """
-    if chunks > 1:
-        return _chunk_arguments(counts, width, chunks)
-    if len(set(counts)) == 1:
-        return {}
-    if len(set(counts[1:-1])) > 1:
-        raise _no_layout_string(counts)
-    if len(counts) == 2:
-        # Megatron distributes the remaining layers over the remaining stages; at least one must remain.
-        return {FIRST_ARGUMENT: counts[0]}
-    return {FIRST_ARGUMENT: counts[0], LAST_ARGUMENT: counts[-1]}
-
-
-def _chunk_arguments(counts: Sequence[int], width: int, chunks: int) -> dict[str, int | str | None]:
-    """Return the arguments of ``uneven_arguments`` with virtual stages.
-
-    Possible splits: all stages alike; a layer less on the first, the last or both; or equal chunks on each rank, where
-    ranks other than the first and the last are alike.
-    """
-    least, most = min(counts), max(counts)
-    if set(counts[1:-1]) == {most} and least >= most - 1:
-        ends = {EMBEDDING_ARGUMENT: counts[0] < most, LOSS_ARGUMENT: counts[-1] < most}
-        return {"num_layers_per_virtual_pipeline_stage": most, **{name: True for name, less in ends.items() if less}}
-    of_rank = counts[:width]
-    if list(counts) != list(of_rank) * chunks or len(set(of_rank[1:-1])) > 1:
-        raise _no_layout_string(counts)
-    last = {LAST_ARGUMENT: chunks * of_rank[-1]} if width > 2 else {}
-    return {CHUNKS_ARGUMENT: chunks, FIRST_ARGUMENT: chunks * of_rank[0], **last}
-
-
-def _no_layout_string(counts: Sequence[int]) -> PlanError:
-    return PlanError(
-        f"the plan has {list(counts)} layers on its stages, and this Megatron has no "
-        "--pipeline-model-parallel-layout to run that with: its first and last stage may differ, those between may "
-        "not. Search the plan again with it, or use megatron-core 0.13 or newer."
-    )
 
 
 def group_arguments(plan: Plan, arguments: argparse.Namespace) -> dict[str, int | str | None]:
@@ -225,12 +178,12 @@ def takes_pairs(plan: Plan) -> bool:
 
 def _even_split_of_two_models(plan: Plan) -> dict[str, int | str | None]:
     *encoders, decoder = plan.model.modules
-    misplaced = [module.name for module in encoders if any(plan.layers_of(module.name)[1:])]
-    counts = plan.layers_of(decoder.name)
-    if misplaced or len(set(counts)) > 1 or plan.layout.virtual_size > 1:
+    planned = {module.name: plan.layers_of(module.name) for module in plan.model.modules}
+    if planned != rows_of_two_models(plan.layout, {name: sum(row) for name, row in planned.items()}):
+        misplaced = [module.name for module in encoders if any(planned[module.name][1:])]
         raise PlanError(
             f"this script runs {', '.join(module.name for module in encoders)} on the first stage and equally many "
-            f"layers of {decoder.name} on every stage; the plan has {list(counts)} of them"
+            f"layers of {decoder.name} on every stage; the plan has {list(planned[decoder.name])} of them"
             + (f", and {misplaced[0]} on later stages" if misplaced else "")
             + ". Search it again."
         )

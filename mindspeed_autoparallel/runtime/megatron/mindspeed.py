@@ -140,7 +140,7 @@ def check_tensor_size(arguments: argparse.Namespace, layout: Layout, path: Path)
     if getattr(arguments, "use_ascend_mc2", False) and not (layout.tensor_size > 1 and layout.sequence_parallel):
         raise PlanError(
             f"{path} has tensor-parallel size {layout.tensor_size}"
-            f"{'' if layout.sequence_parallel else ' without sequence parallelism'}, and MindSpeed ends there beside "
+            f"{'' if layout.sequence_parallel else ' without sequence parallelism'}, and MindSpeed ends there with "
             "--use-ascend-mc2. Leave that flag out of the script."
         )
     grid = tensor_grid(arguments)

@@ -18,7 +18,8 @@ from mindspeed_autoparallel.runtime.flags.registration import (
     flags_of_command,
     keys_given,
 )
-from mindspeed_autoparallel.runtime.megatron.features import FEATURES, TASK_VARIABLE, after_parsing, flags_that_are_true
+from mindspeed_autoparallel.runtime.flags.switches import SWITCHES
+from mindspeed_autoparallel.runtime.megatron.features import TASK_VARIABLE, after_parsing, flags_that_are_true
 
 ParserHook = Callable[[argparse.ArgumentParser], argparse.ArgumentParser]
 
@@ -103,7 +104,7 @@ def _refuse_keys(given: Mapping[str, str]) -> None:
 
 
 def _refuse_yaml(arguments: object) -> None:
-    """Raise ``ConfigError`` if a flag of this package is used with Megatron's ``--yaml-cfg``, in the file or beside it.
+    """Raise ``ConfigError`` if a flag of this package is used with Megatron's ``--yaml-cfg``, in the file or outside.
 
     The file replaces the whole command line, and has the model's sizes in separate sections.
     """
@@ -123,7 +124,7 @@ def _is_meant(parser: argparse.ArgumentParser) -> bool:
     words = sys.argv[1:]
     if flags_given(words) or {"-h", "--help"} & set(words) or os.environ.get(TASK_VARIABLE):
         return True
-    return any(parser.get_default(destination) for destination in FEATURES)
+    return any(parser.get_default(switch.destination) for switch in SWITCHES)
 
 
 def _fill(arguments: argparse.Namespace) -> None:
@@ -137,8 +138,9 @@ def _fill(arguments: argparse.Namespace) -> None:
 def _refuse_unread_flags(arguments: argparse.Namespace, added: list[Flag]) -> None:
     """Raise ``ConfigError`` for a flag on the command line whose feature is off: it would have no effect."""
     given, on = flags_of_command(), set(flags_that_are_true(arguments))
+    switches = {switch.flag for switch in SWITCHES}
     for flag in added:
-        if flag.name in given and flag.destination not in FEATURES and on.isdisjoint(flag.readers):
+        if flag.name in given and flag.name not in switches and on.isdisjoint(flag.readers):
             raise ConfigError(
                 f"{flag.name} is for {' or '.join(flag.readers)}, which is not given: add that, or drop it."
             )

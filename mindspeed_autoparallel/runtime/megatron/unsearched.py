@@ -48,7 +48,7 @@ def refuse_several_models(arguments: argparse.Namespace, flag: str) -> None:
     if getattr(arguments, MODEL_FILE_ARGUMENT, None):
         described = "--mm-model describes a multimodal model"
     elif is_llava(arguments):
-        described = "this script trains a vision model beside the language model"
+        described = "this script trains a vision model with the language model"
     else:
         return
     raise ConfigError(
@@ -94,7 +94,7 @@ def refuse_sharded_parameters(arguments: argparse.Namespace, flag: str) -> None:
 
 
 def refuse_batch_schedule(arguments: argparse.Namespace, flag: str) -> None:
-    """Refuse a global batch that changes during the training; Megatron accepts no --global-batch-size beside it."""
+    """Refuse a global batch that changes during the training; Megatron accepts no --global-batch-size with it."""
     if schedule := getattr(arguments, "step_batch_size_schedule", None):
         raise ConfigError(
             f"{flag} is for one global batch, and --step-batch-size-schedule {schedule} changes it during the "

@@ -64,8 +64,8 @@ def rules_of(
 
     def rules(place: str, tables_: Collection[str], here: str, there: str) -> Iterator[Rule]:
         # A layer for multi-token prediction is like the decoder's last one, always with full attention.
-        behind = (list(layers)[-1] - {"linear"},)
-        have = {names.LAYER: layers, names.MULTI_TOKEN: behind}.get(place, (everywhere,))
+        later = (list(layers)[-1] - {"linear"},)
+        have = {names.LAYER: layers, names.MULTI_TOKEN: later}.get(place, (everywhere,))
         for table in tables_:
             for row in tables()[table]:
                 rule = _rule(module, place, row, family, sizes, (prefix, here, there), have)

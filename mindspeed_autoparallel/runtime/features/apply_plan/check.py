@@ -98,7 +98,7 @@ class MeasuredRank(MeasuredPhases):
 
     step_us: float
     step_spread: float
-    """Relative standard deviation of ``step_us``, by the scatter of the steps behind it."""
+    """Relative standard deviation of ``step_us``, by the scatter of the steps that it summarizes."""
     peak_bytes: int
     steps_us: list[float]
     """Every timed step, in order."""

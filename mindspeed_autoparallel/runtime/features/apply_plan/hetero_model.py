@@ -1,4 +1,4 @@
-"""Writes the sizes of a hetero plan as a model.json for hetero parallel, beside the user's."""
+"""Writes the sizes of a hetero plan as a model.json for hetero parallel, in the folder of the user's."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _llava_model(plan: Plan) -> dict[str, object]:
 
 
 def write_hetero_model(plan: Plan, description: Description, otherwise: Path) -> Path:
-    """Write the model beside the user's model.json, or into ``otherwise`` if that is impossible; return its path.
+    """Write the model to the folder of the user's model.json, else (if impossible) to ``otherwise``; return its path.
 
     The name ends in a digest of the content: the user's files are never overwritten.
     """

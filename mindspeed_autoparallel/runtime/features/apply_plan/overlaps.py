@@ -46,7 +46,7 @@ def kept_overlap(plan: Plan, arguments: argparse.Namespace) -> dict[str, Argumen
         kept["overlap_param_gather"] = gather and reduce and layout.distributed_optimizer and not legacy
         if legacy and layout.overlap_parameter_gather:
             print_once(
-                "missing: --overlap-param-gather, with which the plan was priced: Megatron does not take it beside "
+                "missing: --overlap-param-gather, with which the plan was priced: Megatron does not take it with "
                 "--use-legacy-models. Steps may be slower than predicted; leave out --use-legacy-models."
             )
     if getattr(arguments, _WITH_STEP, False):
@@ -109,7 +109,7 @@ def tensor_overlap(plan: Plan, arguments: argparse.Namespace) -> dict[str, Argum
 
 
 def print_other_switches(plan: Plan, arguments: argparse.Namespace) -> None:
-    """Print the switches of the script that differ from those behind the plan's computed costs."""
+    """Print the switches of the script that differ from those of the plan's computed costs."""
     planned = plan.profile.train
     try:
         own = switches_of_arguments(vars(arguments)) if planned else {}

@@ -20,7 +20,8 @@ from mindspeed_autoparallel.profiles import LinkTier, MeasuredAt
 from mindspeed_autoparallel.profiles.records import PointResult, json_of, record_of
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.attempts import Attempts
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.request import SearchRequest
-from mindspeed_autoparallel.runtime.flags.registration import words_whose_flag
+from mindspeed_autoparallel.runtime.flags.registration import without_unmeasured
+from mindspeed_autoparallel.runtime.flags.switches import SWITCHES
 from mindspeed_autoparallel.runtime.launch import Coordinator, LaunchOutcome, LaunchSpec, LaunchStatus
 from mindspeed_autoparallel.runtime.launch.orders import own_command
 from mindspeed_autoparallel.runtime.megatron.features import ALONE_VARIABLE
@@ -35,13 +36,6 @@ _KEPT = ("ok", "out_of_memory")
 """Statuses of the results that later runs reuse."""
 _MEASURED = frozenset({"modules", "optimizer", "memory_capacity_bytes", "host_bytes", "links", "tied_embeddings"})
 _LOGGER = logging.getLogger(__name__)
-
-_PLACES = (
-    *("--auto-parallel", "--simulated", "--nnodes", "--nproc", "--master", "--node-rank", "--save", "--load"),
-    *("--global-batch-size", "--micro-batch-size", "--tensor-model-parallel-size", "--pipeline-model-parallel-size"),
-    *("--train-iters", "--log-interval", "--mm-model", "--tensorboard-dir"),
-)
-"""Prefixes of flags that do not affect measurements."""
 
 
 class Measurements:
@@ -200,7 +194,7 @@ class Measurements:
 
 def _arguments_that_matter(argv: list[str]) -> list[str]:
     """Return the command line without the flags for measuring nodes, the target cluster and output paths."""
-    kept = words_whose_flag(lambda name: not name.startswith(_PLACES), argv)
+    kept = without_unmeasured(argv, [switch.flag for switch in SWITCHES if switch.may_be_hosts])
     return [Path(word).name if "/" in word else word for word in kept]
 
 

@@ -116,7 +116,7 @@ class SearchRequest(MeasuringRequest):
 
     @property
     def kept_flags(self) -> str:
-        """Return the script's flags behind ``runs``, as text for a message."""
+        """Return the script's flags that ``runs`` comes from, as text for a message."""
         flags = (
             (self.context_is_fixed and self.context_size > 1, f"--context-parallel-size {self.context_size}"),
             (self.fused_linear, "--use-ascend-mc2 (tensor and sequence parallelism)"),

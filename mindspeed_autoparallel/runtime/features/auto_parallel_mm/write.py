@@ -32,7 +32,7 @@ def write(request: SearchRequest, found: Plan | Comparison, profile: Profile) ->
     else:
         plan, flags = found.best, _write_both(request, found)
     profile.write(directory / PROFILE_FILE)
-    write_text_atomic(directory / PAGE_FILE, render_page(plan, f"flags beside the script's own: {flags}"))
+    write_text_atomic(directory / PAGE_FILE, render_page(plan, f"flags to add to the script's own: {flags}"))
     write_json_atomic(directory / TRACE_FILE, chrome_trace(plan))
     print(render_table(plan), end="", flush=True)
     _LOGGER.info(f"best plan: {directory / RESULT_FILE}")

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 
 from mindspeed_autoparallel.errors import flag_of
-from mindspeed_autoparallel.runtime.flags.registration import plain_flag, words_whose_flag
+from mindspeed_autoparallel.runtime.flags.registration import plain_flag, without_unmeasured, words_whose_flag
 from mindspeed_autoparallel.runtime.megatron.hybrid import OLD_ARGUMENT, PATTERN_ARGUMENT, hybrid_pattern
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     EXPERT_TENSOR_ARGUMENT,
@@ -76,19 +76,12 @@ _KEPT = (
 SETTABLE_FLAGS = frozenset([flag_of(name) for name in (*_TUNED, *_SWITCHED)] + ["--no-gradient-accumulation-fusion"])
 """The flags that a launch may add to those of the user's script; agents refuse all others."""
 _CLUSTER = frozenset({"--nnodes", "--nproc-per-node", "--master-addr", "--master-port", "--node-rank"})
-_PLACES = (
-    *("--auto-tuning", "--auto-parallel-data", "--auto-parallel-elastic"),
-    *("--auto-parallel-mm", "--auto-parallel-calibrate", "--auto-parallel-check-steps", "--auto-parallel-work-dir"),
-    *("--auto-parallel-output-dir", "--auto-parallel-memory-limit-mib", "--auto-parallel-time-limit-s"),
-    *("--auto-parallel-profile-file", "--auto-parallel-launch-timeout-s", "--auto-parallel-preflight"),
-    *("--simulated-nnodes", "--simulated-nproc-per-node", "--profile-source", "--profile-device"),
-    *("--operator-search", "--operator-config", "--operator-pin", "--operator-explain", "--operator-devices"),
-    *("--operator-output-dir", "--parallel-mode", "--search-mode", "--auto-pipeline", "--mem-coeff"),
-    *("--nnodes", "--nproc-per-node", "--master", "--node-rank", "--save", "--load", "--train-iters"),
-    *("--log-interval", "--tensorboard-dir", "--data-cache-path", "--wandb"),
-    *("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--micro-batch-size", "--global-batch-size"),
+_TRACED_OTHERWISE = (
+    *("--auto-parallel-plan", "--operator-plan", "--data-balance", "--order-microbatches"),
+    *("--hetero-parallel", "--auto-parallel-hetero", "--hetero-model"),
+    *("--hetero-encoder-mbs-scale", "--hetero-balance", "--hetero-memory"),
 )
-"""Prefixes of flags that do not change traces: paths, and sizes that the search varies. A test covers all of ours."""
+"""Flags of ours under which a model is traced otherwise; no other changes a trace."""
 
 
 def values_of(
@@ -156,7 +149,7 @@ def flags_to_remove(argv: Sequence[str], words: Sequence[str]) -> list[str]:
 
 def without_places(words: Sequence[str]) -> list[str]:
     """Return words of a command line without flags that only name a path, or that the search varies anyway."""
-    return words_whose_flag(lambda name: not name.startswith(_PLACES), words)
+    return without_unmeasured(words, _TRACED_OTHERWISE)
 
 
 def launcher_words(cluster: Cluster, master_addr: str, master_port: int) -> list[str]:

@@ -133,7 +133,7 @@ def write(
     for number, item in enumerate(picks, start=1):
         texts[directory / plan_file(number)] = item.plan.text()
         texts[directory / plan_file(number).replace(".json", ".html")] = render_page(
-            item.plan, f"flags beside the script's own: {shlex.join(item.words)}"
+            item.plan, f"flags to add to the script's own: {shlex.join(item.words)}"
         )
     write_together({**texts, directory / RESULT_FILE: json_text(result)})
     rewrite(directory, result)

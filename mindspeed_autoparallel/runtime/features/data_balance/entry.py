@@ -9,6 +9,7 @@ from mindspeed_autoparallel.runtime.features.data_balance.flags import DataBalan
 from mindspeed_autoparallel.runtime.features.data_balance.stepping import MicrobatchOrder
 from mindspeed_autoparallel.runtime.features.data_balance.weights import batch_work
 from mindspeed_autoparallel.runtime.flags.flag import read_flags
+from mindspeed_autoparallel.runtime.flags.switches import hetero_switches
 from mindspeed_autoparallel.runtime.megatron.description import describe
 from mindspeed_autoparallel.runtime.state import of_process
 
@@ -24,7 +25,7 @@ def prepare(arguments: argparse.Namespace) -> None:
     """
     flags = read_flags(DataBalanceFlags, arguments)
     own = "--data-balance" if flags.data_balance else "--order-microbatches"
-    if getattr(arguments, "hetero_parallel", False) or getattr(arguments, "auto_parallel_hetero", False):
+    if hetero_switches(arguments):
         raise ConfigError(
             f"{own} cannot be combined with --hetero-parallel, whose encoders take their batches in the order of the "
             "data: use its --hetero-balance."

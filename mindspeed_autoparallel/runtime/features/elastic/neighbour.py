@@ -3,7 +3,7 @@ restarts.
 
 torchrun's agents watch only their own processes. If a node is lost while the others connect or run a collective of NCCL
 or HCCL, their processes stay alive until the communication times out, which takes minutes. Each node updates a file
-beside the checkpoints, which its neighbour reads.
+in the folder of the checkpoints, which its neighbour reads.
 """
 
 from __future__ import annotations

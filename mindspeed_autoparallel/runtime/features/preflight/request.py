@@ -18,6 +18,7 @@ from mindspeed_autoparallel.runtime.features.measuring import check_memory_limit
 from mindspeed_autoparallel.runtime.features.preflight.flags import SCRIPT, PreflightFlags, check_imbalance
 from mindspeed_autoparallel.runtime.features.preflight.ranks import RankKind, kinds_of_ranks, selected
 from mindspeed_autoparallel.runtime.flags.flag import read_flags
+from mindspeed_autoparallel.runtime.flags.switches import hetero_switches
 from mindspeed_autoparallel.runtime.hetero.layouts import read_layout, read_model
 from mindspeed_autoparallel.runtime.launch.work_dir import private_work_dir
 from mindspeed_autoparallel.runtime.megatron.description import describe
@@ -26,7 +27,6 @@ from mindspeed_autoparallel.spec.layout import Layout, ModuleLayout
 from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.units import MIB
 
-HETERO_SWITCHES = ("hetero_parallel", "auto_parallel_hetero")
 _ANY_DEVICES = math.factorial(20) * 2**10
 """Provisional device count, which sizes divide as a rule; the real one is computed from the sizes."""
 
@@ -45,7 +45,7 @@ def layout_of_script(arguments: argparse.Namespace, shared: AutoParallelFlags, f
 
     devices = (shared.simulated_nnodes or 1) * (shared.simulated_nproc_per_node or 1)
     is_given = bool(shared.simulated_nnodes or shared.simulated_nproc_per_node)
-    if any(getattr(arguments, name, False) for name in HETERO_SWITCHES):
+    if hetero_switches(arguments):
         return _hetero_layout(arguments, devices if is_given else None)
     tensor, pipeline = size("tensor_model_parallel_size"), size("pipeline_model_parallel_size")
     context, expert = size("context_parallel_size"), size("expert_model_parallel_size")
@@ -178,7 +178,7 @@ def read_request(arguments: argparse.Namespace) -> PreflightRequest:
         work_dir=private_work_dir(shared.auto_parallel_work_dir, "--auto-parallel-work-dir"),
         output_dir=Path(shared.auto_parallel_output_dir).resolve(),
         samples_differ=samples_differ(arguments),
-        switches=tuple(name for name in HETERO_SWITCHES if getattr(arguments, name, False)),
+        switches=hetero_switches(arguments),
     )
 
 

@@ -21,7 +21,7 @@ class LocalItem:
     cost: float
     """Relative work in any unit; about ``a n + b n^2`` for n patches that attend to one another."""
     meta: tuple[int, ...] = ()
-    """Small integers that ``encode`` needs beside the rows, e.g. (frames, height, width) in patches."""
+    """Small integers that ``encode`` needs in addition to the rows, e.g. (frames, height, width) in patches."""
     first_token: int | None = None
     """Start of the output rows in the sample's sequence, if they are contiguous there and the host cuts
     sequences as Megatron does. Under sequence or context parallelism each rank then gets only the rows of its tokens

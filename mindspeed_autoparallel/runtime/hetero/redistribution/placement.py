@@ -26,7 +26,7 @@ class Item:
     output_rows: int
     cost: float
     meta: tuple[int, ...] = ()
-    """Small integers that the encoder needs beside the rows, e.g. (frames, height, width) in patches."""
+    """Small integers that the encoder needs in addition to the rows, e.g. (frames, height, width) in patches."""
     first_token: int | None = None
     """Position of the first output row in the sample's sequence, if the rows are contiguous there."""
     num_tokens: int = 0

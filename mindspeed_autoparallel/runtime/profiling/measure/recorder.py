@@ -19,7 +19,7 @@ from mindspeed_autoparallel.runtime.profiling.measure.structure import Stack
 
 
 class SideInputs:
-    """Storages of a stack's inputs beside the hidden states, by weak references that do not keep them alive."""
+    """Storages of a stack's inputs other than the hidden states, by weak references that do not keep them alive."""
 
     def __init__(self, storages: list[Any]) -> None:
         self._followed = [(weakref.ref(storage), int(storage.nbytes())) for storage in storages]

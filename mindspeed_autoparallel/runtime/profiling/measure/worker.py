@@ -71,7 +71,7 @@ def prepare(arguments: argparse.Namespace, data: dict[str, object]) -> None:
         if hasattr(arguments, name):
             setattr(arguments, name, None)
     if task.model is not None:
-        # Beside the task, on this node: node 0's file may be on storage that this node cannot read.
+        # In the folder of the task, on this node: node 0's file may be on storage that this node cannot read.
         own = Path(os.environ[TASK_VARIABLE]).with_suffix(f".rank{os.environ.get('RANK', '0')}.model.json")
         write_json_atomic(own, task.model)
         arguments.mm_model = str(own)

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from mindspeed_autoparallel.errors import ConfigError, LaunchError
 from mindspeed_autoparallel.files import read_json, write_json_atomic
+from mindspeed_autoparallel.runtime.launch.children import child_environment
 from mindspeed_autoparallel.runtime.profiling.trace.request import BlockResult, TraceRequest
 
 _COMMAND = ("-m", "mindspeed_autoparallel.runtime.profiling.trace", "fake")
 _PREFIX = "TRACE "
-_FORGOTTEN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _NUM_ERROR_LINES = 5
 
 
@@ -47,11 +47,7 @@ def trace_all(requests: Sequence[TraceRequest], timeout_s: float = 600) -> list[
     Raises ``LaunchError`` if the process dies, or exceeds ``timeout_s``.
     """
     # Ranks and torchrun's addresses of a surrounding job must not reach a world of fake process groups.
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in _FORGOTTEN and not name.startswith("TORCHELASTIC_")
-    }
+    environment = child_environment(os.environ, {})
     try:
         done = subprocess.run(
             [sys.executable, *_COMMAND],
@@ -96,7 +92,7 @@ def hash_of_tracing_code() -> hashlib._Hash:
 
 
 def hash_of_sources(script: Path) -> hashlib._Hash:
-    """Return ``hash_of_tracing_code`` with the files beside ``script``, which usually contain custom layers.
+    """Return ``hash_of_tracing_code`` with the files in the folder of ``script``, which usually contain custom layers.
 
     Folders and dangling links named ``*.py`` are skipped; a ``ConfigError`` names a file that may not be read.
     """
@@ -112,8 +108,8 @@ def _hash_of(folders: Iterable[Path]) -> hashlib._Hash:
                 digest.update(path.read_bytes())
             except OSError as error:
                 raise ConfigError(
-                    f"cannot read {path}: {error.strerror}. A trace depends on the Python files beside the script; "
-                    "make it readable or move it away."
+                    f"cannot read {path}: {error.strerror}. A trace depends on the Python files in the script's "
+                    "folder; make it readable or move it away."
                 ) from error
     return digest
 

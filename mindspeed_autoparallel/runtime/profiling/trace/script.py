@@ -54,7 +54,7 @@ class ScriptTrace:
 def trace_script(request: ScriptRequest, cache: Path | None = None, timeout_s: float = 600) -> ScriptTrace:
     """Return blocks of every module of the script's model, with parameters, bytes, operators and collectives.
 
-    They come from ``cache`` if the same script, files beside it, arguments and layout were traced before. Raises
+    They come from ``cache`` if the same script, files of its folder, arguments and layout were traced before. Raises
     ``ConfigError`` if the script does not exist, ``LaunchError`` with the reason if it does not reach training or
     cannot be traced.
     """
@@ -114,7 +114,7 @@ def _how_it_ended(outcome: LaunchOutcome) -> str:
 
 
 def _content_key(request: ScriptRequest) -> str:
-    """Hash the script, the Python files beside it, its arguments, the layout and the tracing code."""
+    """Hash the script, the Python files of its folder, its arguments, the layout and the tracing code."""
     digest = hash_of_sources(request.script)
     rest = [request.script.name, request.arguments, asdict(request.point), request.num_ranks, request.recompute]
     digest.update(json.dumps(rest).encode())

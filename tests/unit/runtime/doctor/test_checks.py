@@ -264,10 +264,11 @@ def test_a_general_mask_that_ring_attention_drops_is_named(node_with: Make, flag
     assert statuses(launch.check_ring_mask(node_with(script=script))) == [ADVICE] * count
 
 
-def test_search_under_torchrun_is_a_problem(node_with: Make) -> None:
-    script = parse_script("torchrun --nproc-per-node 8 train.py --auto-parallel-mm")
+@pytest.mark.parametrize("switch", ["--auto-parallel-mm", "--auto-tuning", "--auto-parallel-preflight"])
+def test_a_feature_with_processes_of_its_own_under_torchrun_is_a_problem(node_with: Make, switch: str) -> None:
+    script = parse_script(f"torchrun --nproc-per-node 8 train.py {switch}")
     assert statuses(launch.check_search_launcher(node_with(script=script))) == [PROBLEM]
-    script = parse_script("python train.py --auto-parallel-mm")
+    script = parse_script(f"python train.py {switch}")
     assert statuses(launch.check_search_launcher(node_with(script=script))) == []
 
 
@@ -365,8 +366,9 @@ def test_a_program_that_does_not_import_us_first_is_named(
     node_with: Make, tmp_path: Path, program: str, status: list[str]
 ) -> None:
     (tmp_path / "train.py").write_text(program)
-    script = parse_script("torchrun train.py --auto-tuning", str(tmp_path / "run.sh"))
-    assert statuses(launch.check_import(node_with(script=script))) == status
+    for switch in ("--auto-tuning", "--auto-parallel-preflight", "--order-microbatches"):
+        script = parse_script(f"torchrun train.py {switch}", str(tmp_path / "run.sh"))
+        assert statuses(launch.check_import(node_with(script=script))) == status
     without = parse_script("torchrun train.py", str(tmp_path / "run.sh"))
     assert statuses(launch.check_import(node_with(script=without))) == []
 

@@ -30,7 +30,7 @@ def found(folder: Path, text: str) -> list[tuple[str, str, str]]:
         ("    - model.layers.{*}\n", "    - model.layers.{*}\n" * 2, "advice", "lists model.layers.{*} twice"),
         ('["model.layers.{*}"]', "[model.layers.3]", "advice", "has model.layers.3 alone"),
         ('["model.layers.{*}"]', '["model.layers.{*}.mlp"]', "advice", "offloads whole layers"),
-        ("expert_parallel_size: 1", "expert_parallel_size: 1", "advice", "expert_parallel_size is 1 beside ep_plan"),
+        ("expert_parallel_size: 1", "expert_parallel_size: 1", "advice", "expert_parallel_size is 1 with ep_plan"),
         ("    param_dtype", "    num_to_forward_prefetch: 1\n    param_dtype", "advice", "before model.layers"),
         ("  init_model_with_meta_device: true\n", "", "advice", "without init_model_with_meta_device"),
         ("data:", "dat:", "problem", "no section 'data'"),

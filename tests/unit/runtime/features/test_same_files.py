@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 from house_rules import PACKAGE, ROOT
 
-from mindspeed_autoparallel.runtime.megatron.features import FEATURES
+from mindspeed_autoparallel.runtime.flags.switches import SWITCHES
 
 FOLDER = f"{PACKAGE}/runtime/features"
 DOORS = {
@@ -26,7 +26,8 @@ DOORS = {
 
 def doors() -> dict[str, str]:
     """Return the door of every feature by its folder."""
-    paths = (path.removeprefix(f"{FOLDER.replace('/', '.')}.").partition(":") for path in FEATURES.values())
+    starts = (switch.start for switch in SWITCHES)
+    paths = (path.removeprefix(f"{FOLDER.replace('/', '.')}.").partition(":") for path in starts)
     return {module.removesuffix(".entry"): door for module, _, door in paths}
 
 

@@ -75,7 +75,7 @@ def test_a_top_level_block_with_sizes_in_it_is_a_module_and_its_name_its_attribu
         ({"image_generator": {"tp": 1, "cp": 2}}, r"image_generator\.cp is 2, .* Use tp and pp"),
         ({"image_generator": {"tp": 2, "sp": True}}, r"image_generator\.sp is true"),
         ({"image_generator": {"tp": 2, "mbs": 2}}, r"mbs is 2, but a generator takes the backbone's microbatches one"),
-        ({"a_generator": {"tp": 1}, "b_generator": {"tp": 1}}, "a_generator, b_generator lie behind text_decoder"),
+        ({"a_generator": {"tp": 1}, "b_generator": {"tp": 1}}, "a_generator, b_generator follow text_decoder"),
         (
             {"image_generator": {"tp": 1}, "text_decoder": {"pp": 2, "pipeline_num_layers": [[1, 1], [1, 1]]}},
             "image_generator follows the 1F1B schedule, but .* 2 virtual stages",

@@ -87,7 +87,7 @@ def test_a_hybrid_script_ends_before_megatron_is_imported(tmp_path, monkeypatch,
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"freeze_ViT": False, "freeze_LM": False}, "this script trains a vision model beside the language model"),
+        ({"freeze_ViT": False, "freeze_LM": False}, "this script trains a vision model with the language model"),
         ({"mm_model": "model.json"}, "--mm-model describes a multimodal model"),
         ({"hybrid_layer_pattern": "M*-"}, "this hybrid model has 1 Mamba, 1 attention, 1 MLP"),
         ({"multi_latent_attention": True}, r"latent attention \(--multi-latent-attention\)"),

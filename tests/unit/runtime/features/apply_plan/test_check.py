@@ -1,8 +1,28 @@
-"""What a training's first steps say about its plan."""
+"""The first steps of a training, compared with its plan."""
 
-from mindspeed_autoparallel.runtime.features.apply_plan.check import settled_us
+from made_plans import TWO, make_plan
+
+from mindspeed_autoparallel.runtime.features.apply_plan.check import comparison, crowding, settled_us
+from mindspeed_autoparallel.units import MIB
 
 
 def test_the_first_steps_do_not_count():
     assert settled_us([900.0, 500.0, 120.0, 100.0, 110.0]) == 110.0
     assert settled_us([100.0]) == 100.0
+
+
+def test_processes_that_share_cores_get_the_note_that_times_are_not_comparable():
+    assert crowding(2, 2) == ""
+    assert "4 processes share 2 cores" in crowding(4, 2)
+
+
+def test_the_comparison_shows_the_worst_rank_of_each_stage():
+    ranks = [
+        {"step_us": 900.0, "peak_bytes": 100 * MIB, "steps_us": [2500.0, 900.0, 700.0]},
+        {"step_us": 800.0, "peak_bytes": 50 * MIB, "steps_us": [800.0]},
+    ]
+    text = comparison(make_plan(TWO), ranks)
+    assert "(timed steps: 0.7 to 2.5 ms)" in text
+    assert "+11.1 %" in text
+    assert "+0.0 %" in text
+    assert "+100.0 %" in text

@@ -1,0 +1,53 @@
+"""Every switch that a feature registers is in the one table of switches, with what the feature does."""
+
+import ast
+import pkgutil
+from pathlib import Path
+
+from mindspeed_autoparallel.runtime import features
+from mindspeed_autoparallel.runtime.flags.flag import flags_of
+from mindspeed_autoparallel.runtime.flags.registration import flag_groups, without_switches
+from mindspeed_autoparallel.runtime.flags.switches import SWITCHES
+
+FOLDER = Path(features.__path__[0])
+NAMES = {switch.flag: switch for switch in SWITCHES}
+
+
+def registered():
+    """Return the switches of every feature's group: the readers of its flags."""
+    own = [group for group in flag_groups() if ".features." in group.__module__]
+    return {switch for group in own for switch in (group.USED_BY or (flags_of(group)[0].name,))}
+
+
+def test_every_registered_switch_is_in_the_table_and_no_other():
+    assert registered() == set(NAMES)
+
+
+def test_every_feature_is_started_by_a_switch():
+    found = {item.name for item in pkgutil.iter_modules(features.__path__) if item.ispkg}
+    assert found == {switch.start.split(".features.")[1].split(".")[0] for switch in SWITCHES}
+
+
+def callers(function):
+    """Return the switches whose request or entry calls ``function``."""
+    found = set()
+    for switch in SWITCHES:
+        folder = FOLDER / switch.start.split(".features.")[1].split(".")[0]
+        calls = (node for path in folder.glob("*.py") for node in ast.walk(ast.parse(path.read_text("utf-8"))))
+        if any(isinstance(node, ast.Call) and getattr(node.func, "id", "") == function for node in calls):
+            found.add(switch.flag)
+    return found
+
+
+def test_the_table_has_what_the_features_check():
+    assert callers("refuse_launcher") == {switch.flag for switch in SWITCHES if switch.is_own_launcher}
+    whole = {switch.flag for switch in SWITCHES if switch.is_for_whole_parameters}
+    assert callers("refuse_sharded_parameters") == whole
+
+
+def test_a_hidden_switch_takes_no_value():
+    """The word after it would stay on the command line."""
+    kinds = {flag.name: flag.type for group in flag_groups() for flag in flags_of(group)}
+    hidden = [switch.flag for switch in SWITCHES if switch.is_hidden]
+    assert {kinds[flag] for flag in hidden} == {bool}
+    assert without_switches(["train.py", *hidden]) == ["train.py"]
