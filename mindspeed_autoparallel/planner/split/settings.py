@@ -136,10 +136,6 @@ class Settings:
     search_first_batch: int = 16
     search_most_in_batch: int = 128
     """Candidates of one descent simulated together, first and at most; doubled while none is better."""
-    search_parts: int = 2
-    search_least_in_part: int = 550
-    """Most parts of the moves, one a round, and least moves in a part: with 34 virtual stages or more, computing the
-    recomputation and the bounds of all moves takes longer than replaying the best of them."""
     search_most_kicks: int = 6
     """Most random moves of a perturbation."""
     search_forgiven: float = 5e-4
@@ -151,7 +147,7 @@ class Settings:
     """Perturbations without success before the search ends, plus this multiple of those until the last success."""
     search_other_places: float = 0.05
     """Weight of recomputation off the critical path, in passes per microbatch."""
-    search_most_cuts: int = 120
+    search_most_cuts: int = 400
     search_newest_cuts: int = 50
     """Newest cuts kept to bound candidates, and those of them tried first."""
 

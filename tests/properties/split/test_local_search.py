@@ -9,9 +9,7 @@ import pytest
 from mindspeed_autoparallel.planner.split import LayerKind, Segment, SplitProblem, stage_memory, step_of
 from mindspeed_autoparallel.planner.split.heuristics.candidates import Evaluator
 from mindspeed_autoparallel.planner.split.heuristics.local_search import LocalSearch
-from mindspeed_autoparallel.planner.split.model.layer_row import shifts
 from mindspeed_autoparallel.planner.split.model.problem import fullest_moments
-from mindspeed_autoparallel.planner.split.settings import SETTINGS
 from mindspeed_autoparallel.schedule import make_program
 
 
@@ -73,16 +71,3 @@ def test_the_same_seed_finds_the_same_and_more_than_descents_alone():
         found.append((search.best.step, search.best.one.ends.tolist(), search.best.one.extra.tolist()))
         assert search.best.step < before
     assert found[0] == found[1]
-
-
-@pytest.mark.parametrize("least", [1, 1_000])
-def test_no_single_move_is_faster_whether_a_round_considers_all_moves_or_a_part(monkeypatch, least):
-    monkeypatch.setitem(vars(SETTINGS), "search_least_in_part", least)
-    problem = pipeline(1, 4, 2, 16, 40, 0.5)
-    evaluator = Evaluator(problem)
-    search = LocalSearch(evaluator, inf)
-    search.start()
-    moved = search.best.one.ends[0] + shifts(problem.num_virtual)
-    weights = SETTINGS.search_other_places * problem.num_microbatches + search.best.passes
-    around = evaluator.candidates(moved[evaluator.row.is_cut(moved)], weights)
-    assert len(around) and evaluator.steps(around).min() >= search.best.step

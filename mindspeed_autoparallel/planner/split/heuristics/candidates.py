@@ -173,10 +173,10 @@ class Evaluator:
         distinct, first, inverse = numpy.unique(keys[other], return_index=True, return_inverse=True)
         best: list[Array] = []
         for key, index in zip(distinct.tolist(), first.tolist(), strict=True):
+            if time.monotonic() > self.deadline:
+                raise OutOfTime
             here = int(rank[index])
             if key not in self._extras:
-                if time.monotonic() > self.deadline:
-                    raise OutOfTime
                 self._extras[key] = self._extras_of(here, ends[candidate[index]])
             ways = self._extras[key]
             cost = ways @ weights[here::size]

@@ -1,9 +1,9 @@
 """Local search of placements: it moves boundaries and recomputation, and perturbs the results.
 
-A move shifts boundaries i to j by one layer. Each round considers all moves at once, or a part of them if there are
-many: the known cuts discard most, the batch simulator times the rest, and the critical paths become cuts. Several
-descents run side by side and share each replay, since replaying a hundred placements takes little longer than replaying
-one. Effort is counted in replayed placements, not in seconds, so that a rerun gives the same result.
+A move shifts boundaries i to j by one layer. Each round considers all moves at once: the known cuts discard most, the
+batch simulator times the rest, and the critical paths become cuts. Several descents run side by side and share each
+replay, since replaying a hundred placements takes little longer than replaying one. Effort is counted in replayed
+placements, not in seconds, so that a rerun gives the same result.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class LocalSearch:
                 found = evaluator.candidates(ends[None], weights)
                 if len(found):
                     return found
-            around = self._around(ends, self._moves)
+            around = self._around(ends)
             if not len(around):
                 return None
             if not over:
@@ -164,8 +164,8 @@ class LocalSearch:
             ends, over = around[place], int(overs[place])
         return None
 
-    def _around(self, ends: Array, moves: Array) -> Array:
-        moved = ends + moves
+    def _around(self, ends: Array) -> Array:
+        moved = ends + self._moves
         return moved[self.evaluator.row.is_cut(moved)]
 
     def _perturbed(self, best: Best) -> Candidates | None:
@@ -181,19 +181,14 @@ class LocalSearch:
     def _descend(self, one: Candidates) -> Descent:
         evaluator = self.evaluator
         replay = yield Request(one, inf)
-        # A part of the moves mostly has a faster one: look at the others only if it has none.
-        parts = max(1, min(SETTINGS.search_parts, len(self._moves) // SETTINGS.search_least_in_part))
-        turn = failed = 0
-        while failed < parts and not self.is_late:
-            around = self._around(one.ends[0], self._moves[turn::parts])
-            some = [evaluator.candidates(around, self._weights(replay.passes))]
-            if one.extra.any() and not failed:
-                some.append(evaluator.variants(one))
-            found = yield from self._faster(Candidates.join(some), replay.step)
-            turn, failed = (turn + 1) % parts, failed + 1
-            if found is not None:
-                failed = 0
-                one, replay = found
+        while not self.is_late:
+            around = [evaluator.candidates(self._around(one.ends[0]), self._weights(replay.passes))]
+            if one.extra.any():
+                around.append(evaluator.variants(one))
+            found = yield from self._faster(Candidates.join(around), replay.step)
+            if found is None:
+                break
+            one, replay = found
         return Best(one, replay.step, replay.passes)
 
     def _faster(self, around: Candidates, step: int) -> Generator[Request, Replay, tuple[Candidates, Replay] | None]:
