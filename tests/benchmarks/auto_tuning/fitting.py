@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_autoparallel.cost.analytic.layer_time import LayerTime, correction_key, layer_time
+from mindspeed_autoparallel.cost.analytic.layer_time import correction_key
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
 from mindspeed_autoparallel.cost.analytic.step_time import closed_form_us
 from mindspeed_autoparallel.cost.analytic.workload import Workload
-from mindspeed_autoparallel.cost.collectives import Fabric
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.predict.fitting import least_squares
@@ -99,24 +98,8 @@ SHAPE_DEVIATION, ROW_DEVIATION = 0.08, 0.16
 
 
 def predict(device: Device, stack: str, works: Sequence[Workload]) -> np.ndarray:
-    """Step time of each workload in ms; layers of one shape are computed once."""
-    efficiency, seen = device.efficiency(stack), {}
-    result = []
-    for work in works:
-        key = (
-            correction_key(work),
-            work.expert_size,
-            work.context_size,
-            work.recompute,
-            work.model.ffn,
-            work.devices_per_node,
-        )
-        if key not in seen:
-            fabric = Fabric.of(device, efficiency, work.devices_per_node, work.inter_node_gbit_per_s)
-            seen[key] = layer_time(work, device, efficiency, fabric)
-        layer: LayerTime = seen[key]
-        result.append(closed_form_us(work, device, layer) / 1e3)
-    return np.array(result)
+    """Step time of each workload in ms."""
+    return np.array([closed_form_us(work, device) / 1e3 for work in works])
 
 
 def with_values(device: Device, stack: str, values: dict[str, Any]) -> Device:
