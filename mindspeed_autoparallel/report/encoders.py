@@ -92,9 +92,9 @@ def rival(plan: Plan) -> str:
     other = plan.hetero_rival
     if other is None:
         return ""
-    behind = other.step_us / plan.step.total_us - 1
+    behind = other.step_us / plan.mean_us - 1
     bound = "" if other.status == "optimal" else f", bound {format_us(other.lower_bound_us)}: not proved"
-    parts = gain_parts(plan.step.total_us, other, other.step_us)
+    parts = gain_parts(plan.mean_us, other, other.step_us)
     how = "more" if behind >= 0 else "less"
     return (
         f"Hetero parallel was searched too: its best plan, {other.layout.label()} (memory {other.memory}), takes "
@@ -141,8 +141,8 @@ def encoders(plan: Plan) -> Encoders | None:
         else HomogeneousRow(
             layout=other.layout.label(),
             step_us=other.step_us,
-            speed_up=other.step_us / plan.step.total_us,
-            gain=_said(gain_parts(other.step_us, record, plan.step.total_us), "From it to this one"),
+            speed_up=other.step_us / plan.mean_us,
+            gain=_said(gain_parts(other.step_us, record, plan.mean_us), "From it to this one"),
         ),
         homogeneous_note=record.homogeneous_note,
     )
