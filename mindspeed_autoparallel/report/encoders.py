@@ -99,15 +99,16 @@ def rival(plan: Plan) -> str:
     return (
         f"Hetero parallel was searched too: its best plan, {other.layout.label()} (memory {other.memory}), takes "
         f"{format_us(other.step_us)}{bound}, {abs(behind):.1%} {how} than this one. "
-        f"{_said(parts, 'Of the difference')}"
+        f"{_said(plan, parts, 'Of the difference')}"
     )
 
 
-def _said(parts: list[GainPart], start: str) -> str:
+def _said(plan: Plan, parts: list[GainPart], start: str) -> str:
+    by = "" if plan.data is None else " (mean drawn steps)"
     told = ", ".join(
         f"{part.name} {'save' if part.saved_us >= 0 else 'cost'} {format_us(abs(part.saved_us))}" for part in parts
     )
-    return f"{start}: {told}."
+    return f"{start}{by}: {told}."
 
 
 def encoders(plan: Plan) -> Encoders | None:
@@ -142,7 +143,7 @@ def encoders(plan: Plan) -> Encoders | None:
             layout=other.layout.label(),
             step_us=other.step_us,
             speed_up=other.step_us / plan.mean_us,
-            gain=_said(gain_parts(other.step_us, record, plan.mean_us), "From it to this one"),
+            gain=_said(plan, gain_parts(other.step_us, record, plan.mean_us), "From it to this one"),
         ),
         homogeneous_note=record.homogeneous_note,
     )

@@ -146,7 +146,7 @@ def test_the_command_compares_by_drawn_steps(tmp_path: Path, capsys: pytest.Capt
     assert shown is not None and shown.homogeneous is not None
     assert shown.homogeneous.speed_up == pytest.approx(compared["speed_up"])
     # Steps between the two would be those of the samples for which memory is planned.
-    assert shown.homogeneous.gain.startswith("From it to this one: layouts with batch scale with ")
+    assert shown.homogeneous.gain.startswith("From it to this one (mean drawn steps): layouts with batch scale with ")
     assert f"{abs(hetero.mean_us / other.mean_us - 1):.1%}" in rival(other)
     for plan in plans.values():
         slower = plan is not plans["plan.json"]
