@@ -12,23 +12,22 @@ from mindspeed_autoparallel.planner.split.model.problem import LayerKind, SplitP
 from mindspeed_autoparallel.profiles import BlockCost, Profile
 from mindspeed_autoparallel.schedule import in_flight, make_program
 from mindspeed_autoparallel.spec import Layout, Module
+from mindspeed_autoparallel.spec.plan import MOST_OPERATIONS
 from mindspeed_autoparallel.units import MIB
 
 NS_PER_US = 1000
 MAX_LIMIT_MIB = 2**30
 _WAYS = ("none", "full", "selective")
-MAX_OPERATIONS = 400_000
-"""Most forwards and backwards of all stages in a step; with more, simulating one step takes seconds."""
 
 
 def _check(profile: Profile, layout: Layout, num_microbatches: int, memory_limit_mib: float) -> None:
     if not 0 < memory_limit_mib <= MAX_LIMIT_MIB:
         raise ConfigError(f"--memory-limit-mib must be above 0 and at most {MAX_LIMIT_MIB}, got {memory_limit_mib:g}.")
     operations = 2 * layout.num_virtual_stages * num_microbatches
-    if operations > MAX_OPERATIONS:
+    if operations > MOST_OPERATIONS:
         raise ConfigError(
             f"{num_microbatches} microbatches on {layout.pipeline_size} stages are {operations} operations a step, "
-            f"more than {MAX_OPERATIONS}. Lower --num-microbatches."
+            f"more than {MOST_OPERATIONS}. Lower --num-microbatches."
         )
     if reason := too_few_layers(profile, layout):
         # Embedding, prediction and output layer may be alone on a stage each.
