@@ -19,7 +19,7 @@ from mindspeed_autoparallel.units import GIB, MIB, NS_PER_MS
 from mindspeed_autoparallel.whole_numbers import LARGE
 
 if TYPE_CHECKING:
-    from mindspeed_autoparallel.planner.split import Placement, SplitProblem, SplitSolution
+    from mindspeed_autoparallel.planner.split import Baseline, Placement, SplitProblem, SplitSolution
 
 MAX_PLANS = 100
 
@@ -58,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from mindspeed_autoparallel.planner.split import baselines
     from mindspeed_autoparallel.planner.split.from_profile import problem_from_profile
     from mindspeed_autoparallel.planner.split.group_sizes import sizes_to_try
     from mindspeed_autoparallel.profiles import read_profile
@@ -99,7 +100,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(failure))
         return error.exit_code
     # Simple rules count layers, and keep embedding and output layer with the first and last one.
-    simple = problem_of(arguments.num_microbatches, arguments.memory_limit_mib, alone=False)
+    try:
+        simple = baselines(problem_of(arguments.num_microbatches, arguments.memory_limit_mib, alone=False))
+    except ConfigError:
+        simple = ()  # fewer layers than stages
     result = _result(problem, solution, simple) | sizes
     if problem.num_chunks > 1:
         plain = problem_of(arguments.num_microbatches, arguments.memory_limit_mib, virtual=False)
@@ -139,8 +143,7 @@ def _infeasible(problem: SplitProblem, error: InfeasiblePlan, arguments: argpars
     return {"status": "infeasible", "reason": reason, "smallest_memory_limit_mib": needed}
 
 
-def _result(problem: SplitProblem, solution: SplitSolution, simple: SplitProblem) -> dict[str, object]:
-    from mindspeed_autoparallel.planner.split import baselines
+def _result(problem: SplitProblem, solution: SplitSolution, simple: tuple[Baseline, ...]) -> dict[str, object]:
     from mindspeed_autoparallel.planner.split.analysis import limits_of
 
     limits = limits_of(problem, solution)
@@ -157,9 +160,9 @@ def _result(problem: SplitProblem, solution: SplitSolution, simple: SplitProblem
             plan.name: {
                 "step_time_ms": plan.step_time / NS_PER_MS,
                 "fits": plan.fits,
-                **_by_module(simple, plan.placement),
+                **_by_module(plan.problem, plan.placement),
             }
-            for plan in baselines(simple)
+            for plan in simple
         },
         "limits": {
             "slowest_stage": limits.slowest_stage,
@@ -211,10 +214,9 @@ def _what_if(
     """Solve again with one more GiB per device, and with twice the microbatches (gain per microbatch)."""
     from mindspeed_autoparallel.planner.split import solve
 
-    microbatches, limit_mib = arguments.num_microbatches, arguments.memory_limit_mib
     found: list[dict[str, object]] = []
     for change, times, more_mib in (("one more GiB per device", 1, GIB // MIB), ("twice the microbatches", 2, 0)):
-        problem = problem_of(times * microbatches, limit_mib + more_mib)
+        problem = problem_of(times * arguments.num_microbatches, arguments.memory_limit_mib + more_mib)
         try:
             other = solve(problem, time_limit_s=arguments.time_limit_s, seed=arguments.seed)
         except InfeasiblePlan:
@@ -266,10 +268,10 @@ def _print(result: dict[str, Any]) -> None:
         print(f"stage {stage:3d}  {'  '.join(cells)}  {result['stage_memory_mib'][stage]:.0f} MiB")
     if "prediction_stage" in result:
         print(f"prediction layers apart from the loss: virtual stage {result['prediction_stage']}")
-    others = ", ".join(f"{name} {plan['step_time_ms']:.2f} ms" for name, plan in result["baselines"].items())
+    others = [f"{name} {plan['step_time_ms']:.2f} ms" for name, plan in result["baselines"].items()]
     print(
         f"step {result['step_time_ms']:.3f} ms, {result['status']} (bound {result['lower_bound_ms']:.3f} ms), "
-        f"{result['solve_seconds']:.2f} s; {others}"
+        f"{result['solve_seconds']:.2f} s; {', '.join(others) or 'simple rules leave a stage empty'}"
     )
     limits = result["limits"]
     slowest = limits["slowest_stage"]
@@ -280,10 +282,9 @@ def _print(result: dict[str, Any]) -> None:
     )
     if text := _split_group_sizes.text(result):
         print(text)
-    plain = result.get("without_virtual_stages")
-    if plain is not None and plain["step_time_ms"] is not None:
+    if (plain := result.get("without_virtual_stages")) and plain["step_time_ms"] is not None:
         print(f"without virtual stages {plain['step_time_ms']:.3f} ms: they save {plain['gain_fraction']:.2%}")
-    elif plain is not None:
+    elif plain:
         print("without virtual stages no plan was found")
     for item in result.get("what_if", ()):
         if item["step_time_ms"] is None:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from mindspeed_autoparallel.cost.memory import PlacedBlock
 from mindspeed_autoparallel.cost.placed import grouped_layer
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.profiles import BlockCost, Measurement, ModuleCost
+from mindspeed_autoparallel.profiles import BlockCost, Measurement, ModuleCost, Profile
 from mindspeed_autoparallel.spec import Layout, Model, Plan
+from mindspeed_autoparallel.spec.legality import too_many_stages
 from mindspeed_autoparallel.spec.recompute import in_order, policy_of
 
 RECOMPUTED_KINDS = ("full", "selective")
@@ -107,6 +108,16 @@ def prediction_may_be_apart(model: Model, layout: Layout) -> bool:
     """
     alone = layout.standalone_ends and len(model.modules) == 1
     return alone and layout.pipeline_size >= 3 and not (model.tied_embeddings or layout.paired)
+
+
+def too_few_layers(profile: Profile, layout: Layout) -> str:
+    """Return why the layers cannot be cut into the virtual stages of ``layout``, or an empty string."""
+    model, ends = profile.model, 0
+    if layout.standalone_ends and len(model.modules) == 1:
+        (cost,) = profile.measurements[0].modules.values()
+        apart = cost.prediction is not None and prediction_may_be_apart(model, layout)
+        ends = (cost.pre is not None) + (cost.post is not None) + apart
+    return too_many_stages(layout.num_virtual_stages, model.num_layers, ends, model.num_layers - model.num_parts)
 
 
 def check_prediction(model: Model, layout: Layout, placement: ModulePlacement) -> None:

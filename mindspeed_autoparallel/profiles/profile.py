@@ -10,11 +10,11 @@ from mindspeed_autoparallel.profiles.blocks import BlockCost, MeasuredAt, Measur
 from mindspeed_autoparallel.profiles.device import DeviceCost
 from mindspeed_autoparallel.profiles.interpolation import interpolate
 from mindspeed_autoparallel.spec.codec import JsonFile
+from mindspeed_autoparallel.spec.layout import SENDS
 from mindspeed_autoparallel.spec.model import Model
 
 PROFILE_SCHEMA_VERSION = 2
 PROFILE_FORMAT = "mindspeed-autoparallel/profile"
-INTERLEAVED_SENDS = ("eager", "blocking", "freed", "overlapped", "flushed", "flushed-freed")
 SOURCES = ("measured", "analytic", "imported")
 
 
@@ -72,7 +72,7 @@ class Profile(JsonFile):
     memory_semantics: str = "program_points"
     """``program_points``: peaks at every block of forward and backward; ``mindspeed``: that tool's single formula."""
     interleaved_sends: str = "freed"
-    """How the host's interleaved schedule treats its messages (see ``schedule.messages.SENDS``); the default is that of
+    """How the host's interleaved schedule treats its messages (see ``schedule.SENDS``); the default is that of
     Megatron-LM since April 2026."""
     overlaps_tensor_parallel: bool = False
     """Whether layers overlap collectives of tensor parallelism with products; plans turn the switch on then."""
@@ -84,10 +84,8 @@ class Profile(JsonFile):
             raise ProfileError("the profile has no measurements.")
         if self.memory_semantics not in ("program_points", "mindspeed"):
             raise ProfileError(f"unknown memory_semantics {self.memory_semantics!r}.")
-        if self.interleaved_sends not in INTERLEAVED_SENDS:
-            raise ProfileError(
-                f"unknown interleaved_sends {self.interleaved_sends!r}; known: {', '.join(INTERLEAVED_SENDS)}."
-            )
+        if self.interleaved_sends not in SENDS:
+            raise ProfileError(f"unknown interleaved_sends {self.interleaved_sends!r}; known: {', '.join(SENDS)}.")
         for name, measured in self.time_by_rows.items():
             if any(rows <= 0 or time < 0 for rows, time in measured):
                 raise ProfileError(f"time_by_rows of {name}: rows must be above 0 and times at least 0.")

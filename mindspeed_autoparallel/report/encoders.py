@@ -92,22 +92,23 @@ def rival(plan: Plan) -> str:
     other = plan.hetero_rival
     if other is None:
         return ""
-    behind = other.step_us / plan.step.total_us - 1
+    behind = other.step_us / plan.mean_us - 1
     bound = "" if other.status == "optimal" else f", bound {format_us(other.lower_bound_us)}: not proved"
-    parts = gain_parts(plan.step.total_us, other, other.step_us)
+    parts = gain_parts(plan.mean_us, other, other.step_us)
     how = "more" if behind >= 0 else "less"
     return (
         f"Hetero parallel was searched too: its best plan, {other.layout.label()} (memory {other.memory}), takes "
         f"{format_us(other.step_us)}{bound}, {abs(behind):.1%} {how} than this one. "
-        f"{_said(parts, 'Of the difference')}"
+        f"{_said(plan, parts, 'Of the difference')}"
     )
 
 
-def _said(parts: list[GainPart], start: str) -> str:
+def _said(plan: Plan, parts: list[GainPart], start: str) -> str:
+    by = "" if plan.data is None else " (mean drawn steps)"
     told = ", ".join(
         f"{part.name} {'save' if part.saved_us >= 0 else 'cost'} {format_us(abs(part.saved_us))}" for part in parts
     )
-    return f"{start}: {told}."
+    return f"{start}{by}: {told}."
 
 
 def encoders(plan: Plan) -> Encoders | None:
@@ -141,8 +142,8 @@ def encoders(plan: Plan) -> Encoders | None:
         else HomogeneousRow(
             layout=other.layout.label(),
             step_us=other.step_us,
-            speed_up=other.step_us / plan.step.total_us,
-            gain=_said(gain_parts(other.step_us, record, plan.step.total_us), "From it to this one"),
+            speed_up=other.step_us / plan.mean_us,
+            gain=_said(plan, gain_parts(other.step_us, record, plan.mean_us), "From it to this one"),
         ),
         homogeneous_note=record.homogeneous_note,
     )

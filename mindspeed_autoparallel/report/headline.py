@@ -121,7 +121,7 @@ def _faster_rival(plan: Plan) -> HomogeneousBest | HeteroBest | None:
     """Return the homogeneous plan that beats this hetero one, or vice versa; ``None`` if it is slower or there is
     none."""
     other = plan.hetero.homogeneous if plan.hetero is not None else plan.hetero_rival
-    return other if other is not None and other.step_us < plan.step.total_us else None
+    return other if other is not None and other.step_us < plan.mean_us else None
 
 
 def warnings(plan: Plan) -> list[str]:

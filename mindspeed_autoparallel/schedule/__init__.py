@@ -2,9 +2,7 @@
 
 from mindspeed_autoparallel.schedule.batch import BatchPath, BatchSimulator
 from mindspeed_autoparallel.schedule.folding import ProgramSizes, program_of_peaks, simulate_folded
-from mindspeed_autoparallel.schedule.messages import SENDS
 from mindspeed_autoparallel.schedule.programs import (
-    SCHEDULES,
     Action,
     Program,
     check_program,
@@ -15,6 +13,7 @@ from mindspeed_autoparallel.schedule.programs import (
     program_to_text,
 )
 from mindspeed_autoparallel.schedule.simulator import SimulatedStep, StepTimes, simulate
+from mindspeed_autoparallel.spec.layout import SCHEDULES, SENDS
 
 __all__ = [
     "SCHEDULES",

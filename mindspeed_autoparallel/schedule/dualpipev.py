@@ -15,7 +15,7 @@ from mindspeed_autoparallel.schedule.messages import Message, Post, SendReceive,
 from mindspeed_autoparallel.schedule.programs import Action, Program
 
 DUALPIPEV = "dualpipev"
-"""In addition to ``messages.SENDS``: the messages of this schedule, which fix its order."""
+"""In addition to ``schedule.SENDS``: the messages of this schedule, which fix its order."""
 Messages = tuple[Message, ...]
 
 

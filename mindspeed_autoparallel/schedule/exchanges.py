@@ -25,7 +25,7 @@ If a backward takes two or three forwards, this is nearer to the best than posit
 
 
 MET = "met"
-"""Kind of sends (like ``messages.SENDS``) if the stages of 1F1B meet at every microbatch: they block."""
+"""Kind of sends (like ``schedule.SENDS``) if the stages of 1F1B meet at every microbatch: they block."""
 
 
 class Meet(NamedTuple):

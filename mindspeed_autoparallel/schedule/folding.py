@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mindspeed_autoparallel.schedule.messages import SENDS
 from mindspeed_autoparallel.schedule.programs import Program, check_program, make_program
 from mindspeed_autoparallel.schedule.simulator import Replayed, SimulatedStep, StepTimes, replayed, simulate, traced
+from mindspeed_autoparallel.spec.layout import SENDS
 
 ProgramSizes = tuple[str, int, int, int, int, bool]
 """The arguments of ``make_program``: schedule, stages, microbatches, chunks, group size, pairs."""
@@ -32,7 +32,7 @@ def simulate_folded(
 ) -> SimulatedStep:
     """Return the result of ``simulate``; if times tie, the critical path may differ. A timeline is not folded.
 
-    ``sends`` other than ``messages.SENDS`` are not folded. Raises ``ConfigError`` as ``make_program`` does.
+    ``sends`` other than ``schedule.SENDS`` are not folded. Raises ``ConfigError`` as ``make_program`` does.
     """
     for cycle in () if with_timeline else cycles:
         if (found := _folded(sizes, times, sends, cycle)) is not None:

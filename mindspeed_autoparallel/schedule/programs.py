@@ -7,9 +7,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from mindspeed_autoparallel.errors import ConfigError
-
-SCHEDULES = ("1f1b", "interleaved", "gpipe")
-
+from mindspeed_autoparallel.spec.layout import SCHEDULES
 
 MOST_SHOWN = 8
 """Number of group sizes that a message lists."""

@@ -92,7 +92,7 @@ def simulate(
     """Replay ``program``.
 
     ``rendezvous``: a message waits for its receiver, Megatron's default; otherwise it is sent while both sides compute.
-    ``sends``: one of ``messages.SENDS`` instead, to match settings and release exactly. ``timeline`` and
+    ``sends``: one of ``schedule.SENDS`` instead, to match settings and release exactly. ``timeline`` and
     ``critical_path`` are empty unless ``with_timeline``.
     """
     if not sends:
@@ -102,7 +102,7 @@ def simulate(
 
 
 def replayed(program: Program, times: StepTimes, sends: str) -> Replayed:
-    """Return the end of every event of ``program``; ``sends``: one of ``messages.SENDS``."""
+    """Return the end of every event of ``program``; ``sends``: one of ``schedule.SENDS``."""
     graph = compile_graph(program, sends)
     extra, message = times.per_operation, times.per_message
     num_virtual = len(times.forward)

@@ -46,7 +46,7 @@ class BackboneTimes:
     microbatch_group_size: int = 0
     """Group size of the interleaved schedule; 0: the number of stages."""
     sends: str = "blocking"
-    """How messages are treated (``messages.SENDS``)."""
+    """How messages are treated (``schedule.SENDS``)."""
 
     @property
     def num_stages(self) -> int:

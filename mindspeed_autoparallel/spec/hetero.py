@@ -73,6 +73,7 @@ class HomogeneousBest:
 
     layout: Layout
     step_us: float
+    """Mean of drawn steps if samples differ, as in ``HeteroBest``."""
     lower_bound_us: float
     status: str
     throughput_tokens_per_s_per_device: float
@@ -109,7 +110,7 @@ class HeteroRecord:
     """Reason for a missing homogeneous plan."""
     scale_one_us: float | None = None
     """Step in the same layouts with batch scale 1 and the encoders' activations kept; ``None`` where that does not fit
-    or was not found."""
+    or was not found, or samples differ."""
     kept_us: float | None = None
     """Step in the same layouts and batch scales with the encoders' activations kept; ``None`` as above."""
     scale_one_again_us: float | None = None

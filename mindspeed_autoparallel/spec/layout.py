@@ -8,6 +8,17 @@ from dataclasses import dataclass, field
 from mindspeed_autoparallel.errors import ConfigError
 
 SCHEDULES = ("1f1b", "interleaved", "gpipe")
+SENDS = ("eager", "blocking", "freed", "overlapped", "flushed", "flushed-freed")
+"""How a schedule treats its messages.
+
+``eager``: they are sent while both sides compute; no rank waits to send. ``blocking``: a rank waits for its sends and
+receives before it continues. All of Megatron's non-interleaved 1F1B, and the interleaved schedule without
+``overlap_p2p_comm``. ``freed``: interleaved with overlap, Megatron's default. Warm-up and cool-down block. In between,
+receives are posted one step ahead. A forward's send is waited for at once because the output is freed
+(``deallocate_pipeline_outputs``, always set by megatron.training; in Megatron-LM from April 2026, pull request 4047).
+``overlapped``: the same, but sends are waited for one step later: older releases. ``flushed``, ``flushed-freed``: with
+``overlap_p2p_comm_warmup_flush``, warm-up and cool-down overlap too.
+"""
 
 
 def unmet_expert_size(least_sizes: Mapping[str, int], expert_size: int) -> tuple[str, int] | None:

@@ -39,10 +39,17 @@ def uneven_chunks(virtual: int, pipeline: int) -> str:
     return f"VPP {virtual} needs PP above 1." if virtual > 1 and pipeline == 1 else ""
 
 
-def too_many_stages(num_stages: int, num_layers: int, num_ends: int = 0) -> str:
-    """Return why some stage would be empty; ``num_ends``: embedding, output and the like that may fill one alone."""
-    if num_stages <= num_layers + num_ends:
+def too_many_stages(num_stages: int, num_layers: int, num_ends: int = 0, num_joined: int = 0) -> str:
+    """Return why some stage would be empty; ``num_ends``: embedding, output and the like that may fill one alone;
+    ``num_joined``: layers that share the stage of those before them."""
+    parts = num_layers - num_joined
+    if num_stages <= parts + num_ends:
         return ""
+    if num_joined:
+        return (
+            f"{num_stages} stages are more than the {parts} parts that {num_layers} layers can be cut into: the end of "
+            "an encoder and the decoder layers that add its features stay together (deepstack)."
+        )
     ends = f" and {num_ends} ends" if num_ends else ""
     return f"{num_stages} stages are more than the {num_layers} layers{ends}."
 

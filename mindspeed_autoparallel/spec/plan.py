@@ -59,7 +59,7 @@ PLAN_FORMAT = "mindspeed-autoparallel/plan"
 
 
 MOST_OPERATIONS = 400_000
-"""Most forwards and backwards of a step; the planner makes no plan with more."""
+"""Most forwards and backwards of a step; the planner makes no plan with more, whose simulation would take seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -105,7 +105,7 @@ def program_of(case):
 
 
 def sends_of(case, release):
-    """How this release treats messages under the case's settings: see ``schedule.messages.SENDS``."""
+    """How this release treats messages under the case's settings: see ``schedule.SENDS``."""
     if case.virtual_size == 1 or not case.overlap:
         return "blocking"
     waits_to_free = case.free_outputs and tuple(map(int, release.split(".")[:2])) >= (0, 19)

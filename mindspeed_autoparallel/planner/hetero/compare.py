@@ -25,7 +25,7 @@ class OnlyHomogeneous(InfeasiblePlan):
     """No hetero plan fits or was found; ``plan`` is the homogeneous plan, which fits."""
 
     def __init__(self, reason: str, plan: Plan) -> None:
-        step_ms = plan.step.total_us / US_PER_MS
+        step_ms = plan.mean_us / US_PER_MS
         super().__init__(f"{reason} ({plan.layout.label()} for all modules fits, {step_ms:.1f} ms.)")
         self.plan = plan
 
@@ -109,7 +109,7 @@ def _paired(profile: Profile, hetero: Plan, homogeneous: Plan | None, note: str)
 def _best_homogeneous(profile: Profile, plan: Plan) -> HomogeneousBest:
     return HomogeneousBest(
         layout=plan.layout,
-        step_us=plan.step.total_us,
+        step_us=plan.mean_us,
         lower_bound_us=plan.search.lower_bound_us,
         status=plan.search.status,
         throughput_tokens_per_s_per_device=plan.throughput_tokens_per_s_per_device,
@@ -121,7 +121,7 @@ def _best_homogeneous(profile: Profile, plan: Plan) -> HomogeneousBest:
 def _rival(hetero: Plan, record: HeteroRecord) -> HeteroBest:
     return HeteroBest(
         layout=hetero.layout,
-        step_us=hetero.step.total_us,
+        step_us=hetero.mean_us,
         lower_bound_us=hetero.search.lower_bound_us,
         status=hetero.search.status,
         memory=record.memory,
@@ -166,13 +166,13 @@ def comparison_result(comparison: Comparison, model_file: str | None = None) -> 
         "speed_up": comparison.speed_up,
         "modules": sizes,
         "memory": record.memory,
-        "e2e_time": plan.step.total_us / US_PER_MS,
+        "e2e_time": plan.mean_us / US_PER_MS,
         "lower_bound": plan.search.lower_bound_us / US_PER_MS,
         "homogeneous": None
         if other is None
         else {
             "parallel_config": result_of(other)["parallel_config"],
-            "e2e_time": other.step.total_us / US_PER_MS,
+            "e2e_time": other.mean_us / US_PER_MS,
             "lower_bound": other.search.lower_bound_us / US_PER_MS,
         },
     }

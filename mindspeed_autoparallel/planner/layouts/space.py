@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.paired_costs import have_exchanges, searched_costs
-from mindspeed_autoparallel.planner.placement import prediction_may_be_apart
+from mindspeed_autoparallel.planner.placement import too_few_layers
 from mindspeed_autoparallel.planner.rank_memory import measured_at, point_of
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.schedule import group_sizes
@@ -20,7 +20,6 @@ from mindspeed_autoparallel.spec.legality import (
     broken_groups,
     broken_shares,
     offloaded_beside_stages,
-    too_many_stages,
     uneven_devices,
     uneven_sequence,
 )
@@ -198,7 +197,7 @@ def _illegal_pairs(profile: Profile, layout: Layout) -> str:
 def _illegal(profile: Profile, cluster: Cluster, layout: Layout, global_batch_size: int) -> str:
     """Return why a layout cannot run, or an empty string."""
     sizes = layout.tensor_size, layout.pipeline_size, layout.context_size, layout.data_size
-    reason = uneven_devices(cluster.num_devices, *sizes) or _too_many_stages(profile, layout)
+    reason = uneven_devices(cluster.num_devices, *sizes) or too_few_layers(profile, layout)
     reason = reason or (_illegal_pairs(profile, layout) if layout.paired else "")
     modules = [
         Shared(
@@ -225,18 +224,6 @@ def _illegal(profile: Profile, cluster: Cluster, layout: Layout, global_batch_si
     return reason or offloaded_beside_stages(layout, offloaded if isinstance(offloaded, int) else 0)
 
 
-def _too_many_stages(profile: Profile, layout: Layout) -> str:
-    """Return why the layers cannot be cut into the stages of a layout, or an empty string."""
-    layers, parts = profile.model.num_layers, profile.model.num_parts
-    ends = _num_ends(profile, layout) if layout.standalone_ends else 0
-    if parts < layout.num_virtual_stages <= layers + ends and parts < layers:
-        return (
-            f"{layout.num_virtual_stages} stages are more than the {parts} parts that {layers} layers can be cut into: "
-            "the end of an encoder and the decoder layers that add its features stay together (deepstack)."
-        )
-    return too_many_stages(layout.num_virtual_stages, layers, ends)
-
-
 def _illegal_batch(layout: Layout, global_batch_size: int) -> str:
     """Return why a layout cannot run a global batch, or why it is not planned, or an empty string."""
     reason = broken_batch(layout, global_batch_size)
@@ -255,13 +242,6 @@ def unmet_ramp(layout: Layout, ramp: range) -> str:
     reasons = ((batch, _illegal_batch(layout, batch)) for batch in first)
     unmet = next(((batch, reason) for batch, reason in reasons if reason), None)
     return "" if unmet is None else f"--rampup-batch-size trains batches of {unmet[0]} first: {unmet[1]}"
-
-
-def _num_ends(profile: Profile, layout: Layout) -> int:
-    """Return how many units beside layers the only module has: embedding, output layer, prediction."""
-    (cost,) = profile.measurements[0].modules.values()
-    apart = cost.prediction is not None and prediction_may_be_apart(profile.model, layout)
-    return (cost.pre is not None) + (cost.post is not None) + apart
 
 
 def with_smallest_groups(layout: Layout, global_batch_size: int) -> Layout:

@@ -3,35 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.planner.placement import prediction_may_be_apart, too_few_layers
 from mindspeed_autoparallel.planner.split.model.blocks import Blocks, Costs, blocks_of
 from mindspeed_autoparallel.planner.split.model.problem import LayerKind, SplitProblem, fullest_moments
 from mindspeed_autoparallel.profiles import BlockCost, Profile
 from mindspeed_autoparallel.schedule import in_flight, make_program
-from mindspeed_autoparallel.spec import Module
-from mindspeed_autoparallel.spec.legality import too_many_stages
+from mindspeed_autoparallel.spec import Layout, Module
+from mindspeed_autoparallel.spec.plan import MOST_OPERATIONS
 from mindspeed_autoparallel.units import MIB
 
 NS_PER_US = 1000
 MAX_LIMIT_MIB = 2**30
 _WAYS = ("none", "full", "selective")
-MAX_OPERATIONS = 400_000
-"""Most forwards and backwards of all stages in a step; with more, simulating one step takes seconds."""
 
 
-def _check(profile: Profile, num_stages: int, num_chunks: int, num_microbatches: int, memory_limit_mib: float) -> None:
+def _check(profile: Profile, layout: Layout, num_microbatches: int, memory_limit_mib: float) -> None:
     if not 0 < memory_limit_mib <= MAX_LIMIT_MIB:
         raise ConfigError(f"--memory-limit-mib must be above 0 and at most {MAX_LIMIT_MIB}, got {memory_limit_mib:g}.")
-    operations = 2 * num_stages * num_chunks * num_microbatches
-    if operations > MAX_OPERATIONS:
+    operations = 2 * layout.num_virtual_stages * num_microbatches
+    if operations > MOST_OPERATIONS:
         raise ConfigError(
-            f"{num_microbatches} microbatches on {num_stages} stages are {operations} operations a step, more than "
-            f"{MAX_OPERATIONS}. Lower --num-microbatches."
+            f"{num_microbatches} microbatches on {layout.pipeline_size} stages are {operations} operations a step, "
+            f"more than {MOST_OPERATIONS}. Lower --num-microbatches."
         )
-    layers = sum(module.num_layers for module in profile.model.modules)
-    if reason := too_many_stages(num_stages * num_chunks, layers):
-        most = max(1, layers // num_chunks)
+    if reason := too_few_layers(profile, layout):
+        # Embedding, prediction and output layer may be alone on a stage each.
+        sizes = range(profile.model.num_layers + 3, 0, -1)
+        most = next((size for size in sizes if not too_few_layers(profile, replace(layout, pipeline_size=size))), 1)
         raise ConfigError(f"{reason} Lower --pipeline-size to {most} or below, or take fewer chunks.")
 
 
@@ -60,15 +61,17 @@ def problem_from_profile(
 
     Memory follows MindSpeed's rule for MindSpeed's file; otherwise it is saved bytes times in-flight microbatches, plus
     state, plus the largest transient. Message and host times are those of ``plan``. Raises ``ConfigError`` for a memory
-    limit out of range, too many operations, and fewer layers than stages.
+    limit out of range, too many operations, and too few layers for the stages.
     """
-    _check(profile, num_stages, num_chunks, num_microbatches, memory_limit_mib)
+    mindspeed = profile.memory_semantics == "mindspeed"
+    alone = standalone_ends and not mindspeed
+    layout = Layout(pipeline_size=num_stages, virtual_size=num_chunks, standalone_ends=alone)
+    _check(profile, layout, num_microbatches, memory_limit_mib)
     program = make_program(schedule, num_stages, num_microbatches, num_chunks, microbatch_group_size)
     # The chunks of a stage share its memory at every moment of the schedule.
     moments = fullest_moments(program) if num_chunks > 1 else ()
     held = [0] * num_stages * num_chunks if moments else list(in_flight(program))
-    mindspeed = profile.memory_semantics == "mindspeed"
-    blocks = _blocks(profile, held, mindspeed, standalone_ends and not mindspeed)
+    blocks = _blocks(profile, held, mindspeed, alone)
     link = max(_link_ns(profile, block) for block in blocks.costs)
     limit = int(memory_limit_mib * MIB) - (0 if mindspeed else profile.device.runtime_overhead_bytes)
     return SplitProblem(
@@ -82,9 +85,7 @@ def problem_from_profile(
         sends=_sends(profile, schedule),
         per_operation=round(profile.device.operation_overhead_us * NS_PER_US),
         in_flight=moments,
-        # Multi-token prediction stays on the stage of the loss if only the first rank could hold it otherwise, or if
-        # the loss's stage holds the copy of a tied embedding.
-        joints=blocks.joints(prediction_apart=num_stages >= 3 and not profile.model.tied_embeddings),
+        joints=blocks.joints(prediction_apart=prediction_may_be_apart(profile.model, layout)),
         microbatch_group_size=microbatch_group_size,
     )
 

@@ -216,7 +216,8 @@ def _at_mean(profile: Profile, plan: Plan) -> Plan:
         num_microbatches=plan.num_microbatches,
     )
     phases = tuple(_phase_at_mean(profile, plan, record, phase, candidate) for phase in record.encoders)
-    again = replace(record, encoders=phases)
+    # Steps between the two kinds of plans are those of the largest samples.
+    again = replace(record, encoders=phases, scale_one_us=None, kept_us=None, scale_one_again_us=None)
     step = replace(found.step, total_us=found.step.total_us + again.total_us)
     return replace(plan, hetero=again, step=step, extra=replace(plan.extra, link_us=found.link_us))
 

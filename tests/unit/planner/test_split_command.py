@@ -15,9 +15,12 @@ from language_profile import language_profile
 from small_profile import small_profile
 
 from mindspeed_autoparallel.cli.main import main
+from mindspeed_autoparallel.planner.layouts.options import SearchOptions
+from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.split import SplitProblem, solve, time_of
 from mindspeed_autoparallel.planner.split.from_profile import problem_from_profile
 from mindspeed_autoparallel.profiles import mean_layer, read_profile
+from mindspeed_autoparallel.spec import Cluster, Layout
 
 P2P_GIB_PER_S = 25.0
 SEQUENCE, MICRO_BATCH, HIDDEN = 1024, 2, 4096
@@ -420,6 +423,46 @@ def test_a_heavy_output_layer_is_a_stage_of_its_own(
         none = (0,) * 4
         steps.append(time_of(problem, (((1, 0, 0, 0),), (layers, none, none), ((0, 0, 0, 1),))))
     assert (alone["status"], alone["step_time_ms"]) == ("optimal", pytest.approx(min(steps) / 1e6))
+
+
+@pytest.mark.parametrize(("size", "chunks"), [(7, 1), (8, 1), (4, 2)])
+def test_ends_alone_fill_more_stages_than_layers_as_in_the_search(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], size: int, chunks: int
+) -> None:
+    profile = language_profile(num_layers=6, tensor=(1,), batches=(1,))
+    profile.write(tmp_path / "p.json")
+    sizes: dict[str, Any] = {"pipeline_size": size, "num_microbatches": 8, "memory_limit_mib": 60_000}
+    layout = Layout(pipeline_size=size, standalone_ends=True)
+    if chunks > 1:
+        sizes |= {"schedule": "interleaved", "virtual_pipeline_size": chunks, "microbatch_group_size": size}
+        layout = replace(layout, virtual_size=chunks, schedule="interleaved")
+    found = split(tmp_path / "p.json", capsys, **sizes)
+    plan = search(profile, Cluster(num_nodes=1, devices_per_node=size), 8, SearchOptions(layouts=[layout]))
+    assert tuple(found["placement"]["llm"]) == plan.layers_of("text_decoder")
+    assert found["status"] == plan.search.status == "optimal" and found["baselines"] == {}
+    assert main(command(tmp_path / "p.json", **sizes)) == 0
+    assert "simple rules leave a stage empty" in capsys.readouterr().out
+    for flags, most in (([], 8), (["--no-standalone-ends"], 6)):
+        assert main([*command(tmp_path / "p.json", **{**sizes, "pipeline_size": 9}), *flags]) == 2
+        assert f"Lower --pipeline-size to {most // chunks} or below" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("size", [4, 8])
+def test_more_stages_than_parts_are_refused_as_in_the_search(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], size: int
+) -> None:
+    profile = small_profile()
+    encoder, decoder = profile.model.modules
+    modules = replace(encoder, deepstack_layers=4), decoder
+    profile = replace(profile, model=replace(profile.model, modules=modules))
+    profile.write(tmp_path / "p.json")
+    layouts = [Layout(pipeline_size=size), Layout(data_size=size)]
+    plan = search(profile, Cluster(num_nodes=1, devices_per_node=size), 8, SearchOptions(layouts=layouts))
+    (verdict,) = [one for one in plan.search.verdicts if one.outcome == "illegal"]
+    assert f"{size} stages are more than the 2 parts that 6 layers can be cut into" in verdict.reason
+    assert main(command(tmp_path / "p.json", pipeline_size=size)) == 2
+    error = capsys.readouterr().err
+    assert verdict.reason in error and "Lower --pipeline-size to 2 or below" in error
 
 
 def test_a_number_of_microbatches_that_the_pipeline_size_does_not_divide_runs_in_larger_groups(

@@ -159,17 +159,12 @@ class SplitProblem:
         if layers > MOST_LAYERS:
             raise ConfigError(f"the model has {layers} layers; a model of at most {MOST_LAYERS} can be split.")
         self._check_memory()
-        # What is joined is one part. Parts of several modules are refused when the problem is solved.
-        parts = layers - sum(joint.num_layers for joint in self.joints)
-        if not self.allow_empty_stages and parts < self.num_virtual <= layers:
-            raise ConfigError(
-                f"{self.num_virtual} stages (pipeline {self.num_stages} x {self.num_chunks} chunks) are more than the "
-                f"{parts} parts that {layers} layers can be cut into: the end of "
-                f"{self.segments[self.joints[0].before].name} and {layers - parts} layers behind it stay together."
-            )
-        reason = too_many_stages(self.num_virtual, layers)
+        # Parts of several modules are refused when the problem is solved.
+        joined = sum(joint.num_layers for joint in self.joints)
+        reason = too_many_stages(self.num_virtual, layers, num_joined=joined)
         if reason and not self.allow_empty_stages:
-            raise ConfigError(f"{reason} Lower PP to {max(1, layers // self.num_chunks)} or below, or VPP.")
+            most = max(1, (layers - joined) // self.num_chunks)
+            raise ConfigError(f"{reason} Lower PP to {most} or below, or VPP.")
 
     def _check_memory(self) -> None:
         virtual = range(self.num_virtual)

@@ -19,6 +19,8 @@ from mindspeed_autoparallel.planner.spread.choose import SpreadOptions
 from mindspeed_autoparallel.planner.spread.factors import sample_factors
 from mindspeed_autoparallel.planner.spread.hetero_choice import HeteroPlanUnderData, choose_hetero
 from mindspeed_autoparallel.profiles import Profile
+from mindspeed_autoparallel.report.encoders import encoders, rival
+from mindspeed_autoparallel.report.headline import warnings
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan
 
 LENGTH, PATCHES = 1024, 64
@@ -131,6 +133,22 @@ def test_the_command_compares_by_drawn_steps(tmp_path: Path, capsys: pytest.Capt
     for text in ("the spread costs", "no probability is given", "best homogeneous plan"):
         assert text in printed
     files = [file for file in ("plan.json", "hetero_plan.json", "homogeneous_plan.json") if (tmp_path / file).exists()]
-    means = {file: json.loads((tmp_path / file).read_text())["data"]["mean_us"] for file in files}
-    assert len(files) == 2 and means["plan.json"] == min(means.values())
+    plans = {file: Plan.parse(json.loads((tmp_path / file).read_text())) for file in files}
+    assert len(files) == 2 and plans["plan.json"].mean_us == min(plan.mean_us for plan in plans.values())
+    hetero, other = sorted(plans.values(), key=lambda plan: plan.hetero is None)
+    assert hetero.hetero is not None and hetero.hetero.homogeneous is not None and other.hetero_rival is not None
+    assert hetero.mean_us > hetero.step.total_us
+    assert (hetero.hetero.homogeneous.step_us, other.hetero_rival.step_us) == (other.mean_us, hetero.mean_us)
+    compared = json.loads((tmp_path / "auto_parallel_search_optimal_config.json").read_text())["hetero_parallel"]
+    assert compared["e2e_time"] == pytest.approx(hetero.mean_us / 1000)
+    assert compared["speed_up"] == pytest.approx(compared["homogeneous"]["e2e_time"] / compared["e2e_time"])
+    shown = encoders(hetero)
+    assert shown is not None and shown.homogeneous is not None
+    assert shown.homogeneous.speed_up == pytest.approx(compared["speed_up"])
+    # Steps between the two would be those of the samples for which memory is planned.
+    assert shown.homogeneous.gain.startswith("From it to this one (mean drawn steps): layouts with batch scale with ")
+    assert f"{abs(hetero.mean_us / other.mean_us - 1):.1%}" in rival(other)
+    for plan in plans.values():
+        slower = plan is not plans["plan.json"]
+        assert any("plan is faster" in text for text in warnings(plan)) == slower
     assert main(["report", "--plan", str(tmp_path / "plan.json"), "--page", str(tmp_path / "page.html")]) == 0

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mindspeed_autoparallel.schedule import SENDS
 from mindspeed_autoparallel.schedule.event_graph import take_all
-from mindspeed_autoparallel.schedule.messages import SENDS, Post, SendReceive, Wait, message_steps
+from mindspeed_autoparallel.schedule.messages import Post, SendReceive, Wait, message_steps
 from mindspeed_autoparallel.schedule.programs import Action, make_program
 from mindspeed_autoparallel.schedule.window import ticks_of
 
