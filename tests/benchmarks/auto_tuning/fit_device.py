@@ -120,7 +120,7 @@ def main() -> None:
     stack = measured.stack
     options = fit_options(arguments)
     final = fit(measured.device, stack, measured.works, measured.step_ms, **options)
-    report("fitted on all", measured, predict(final, stack, measured.works))
+    report("fitted on all", measured, predict(final, measured.works))
     efficiency = final.efficiency(stack)
     names = fitted_names(stack, options["neutral"])
     for name in names:

@@ -97,7 +97,7 @@ SHAPE_DEVIATION, ROW_DEVIATION = 0.08, 0.16
 """How far whole shapes, and rows of one shape, lie from the formulas; 0050 says how they were chosen."""
 
 
-def predict(device: Device, stack: str, works: Sequence[Workload]) -> np.ndarray:
+def predict(device: Device, works: Sequence[Workload]) -> np.ndarray:
     """Step time of each workload in ms."""
     return np.array([closed_form_us(work, device) / 1e3 for work in works])
 
@@ -161,7 +161,7 @@ def _least_squares(
         return {name: min(float(np.exp(x)), CEILING.get(name, np.inf)) for name, x in zip(names, point, strict=True)}
 
     def residuals(point: np.ndarray) -> np.ndarray:
-        error = np.log(predict(with_values(device, stack, values(point)), stack, works) / measured)
+        error = np.log(predict(with_values(device, stack, values(point)), works) / measured)
         held = (point - start) / deviation
         if not by_shape:
             return np.concatenate([error / ROW_DEVIATION, held])
@@ -177,7 +177,7 @@ def _fit_corrections(device: Device, stack: str, works: Sequence[Workload], meas
     keys = [correction_key(work) for work in works]
     table = {tuple(row[:4]): row[4] for row in device.efficiency(stack).corrections}
     for _ in range(4):
-        fitted = predict(device, stack, works)
+        fitted = predict(device, works)
         left: dict[Any, list[float]] = collections.defaultdict(list)
         for key, ratio in zip(keys, np.log(measured / fitted), strict=True):
             left[key].append(float(ratio))

@@ -125,7 +125,7 @@ def main() -> None:
                 continue
             known, asked = measured.where(~left), measured.where(left)
             device = fit(measured.device, stack, known.works, known.step_ms, **fit_options(arguments))
-            fitted = pooled[left] = predict(device, stack, asked.works)
+            fitted = pooled[left] = predict(device, asked.works)
             kinds = np.array([extrapolation(work, device) for work in asked.works])
             found.append((axis, name, kinds, np.abs(np.log(fitted / asked.step_ms))))
             if axis not in ("choices", "several_nodes"):
