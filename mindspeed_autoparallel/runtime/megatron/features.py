@@ -125,8 +125,18 @@ def _start_features(arguments: argparse.Namespace) -> None:
         handler = waiting[0]
         started.add(handler)
         on = flags_that_are_true(arguments)
-        _enable(*(switch.flag for switch in SWITCHES if switch.flag in on and switch.start == handler))
+        given = [switch for switch in SWITCHES if switch.flag in on and switch.start == handler]
+        if given[0].is_own_launcher:
+            _refuse_launcher(given[0].flag)
+        _enable(*(switch.flag for switch in given))
         _load(handler)(arguments)
+
+
+def _refuse_launcher(flag: str) -> None:
+    if "TORCHELASTIC_RUN_ID" in os.environ or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(
+            f"{flag} starts its own processes: start the script once per node with plain python instead of torchrun."
+        )
 
 
 def _handlers(on: Collection[str]) -> list[str]:

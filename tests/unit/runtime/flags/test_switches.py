@@ -40,7 +40,6 @@ def callers(function):
 
 
 def test_the_table_has_what_the_features_check():
-    assert callers("refuse_launcher") == {switch.flag for switch in SWITCHES if switch.is_own_launcher}
     whole = {switch.flag for switch in SWITCHES if switch.is_for_whole_parameters}
     assert callers("refuse_sharded_parameters") == whole
 
