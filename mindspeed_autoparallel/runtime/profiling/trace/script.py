@@ -89,7 +89,7 @@ def _run(request: ScriptRequest, timeout_s: float) -> dict[str, object]:
             timeout_s=timeout_s,
         )
         outcome = run_local_processes(spec, LocalRanks(), log_dir=Path(folder) / "logs")
-        file = Path(task.result_file(request.point))
+        file = task.result_file(request.point)
         if not file.exists():
             raise LaunchError(
                 f"{request.script} ended before training started, so there is nothing to trace; it must call "

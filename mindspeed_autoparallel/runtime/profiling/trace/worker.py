@@ -180,9 +180,7 @@ def _finish(task: MeasureTask, point: MeasuredAt, result: dict[str, Any]) -> Non
         result.update(
             status="failed", reason=first["reason"], summary=first["reason"].splitlines()[-1], refused=first["refused"]
         )
-    write_json_atomic(
-        Path(task.result_file(point)), {"schema_version": TRACE_SCHEMA_VERSION, "at": asdict(point), **result}
-    )
+    write_json_atomic(task.result_file(point), {"schema_version": TRACE_SCHEMA_VERSION, "at": asdict(point), **result})
     print(f"traced {point.label()}: {result['status']}", flush=True)
 
 
