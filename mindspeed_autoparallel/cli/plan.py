@@ -18,6 +18,7 @@ from mindspeed_autoparallel.cli._progress import progress_of
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import json_text, made_folder, shown
 from mindspeed_autoparallel.interrupts import Stopped, exit_code_of
+from mindspeed_autoparallel.spec.hetero import BALANCES
 from mindspeed_autoparallel.units import MIB
 from mindspeed_autoparallel.whole_numbers import LARGE
 
@@ -77,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also search separate layouts for encoders, and compare with the best homogeneous plan",
     )
-    add("--hetero-balance", choices=("local", "global", "off"), default="local", help="balance of the training")
+    add("--hetero-balance", choices=BALANCES, default="local", help="balance of the training")
     add("--mm-model", type=Path, help="model.json; hetero sizes are written to a copy next to it")
     _plan_data.add_arguments(parser)
     add("--out", type=Path, help="directory for plan.json and the result file")

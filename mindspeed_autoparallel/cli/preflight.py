@@ -101,7 +101,7 @@ def _check_plan(path: Path, arguments: argparse.Namespace) -> None:
 
 
 def _judge_again(arguments: argparse.Namespace) -> int:
-    from mindspeed_autoparallel.report.preflight_result import EXIT_CODES, PreflightResult, judge
+    from mindspeed_autoparallel.profiles.preflight_result import EXIT_CODES, PreflightResult, judge
 
     path = arguments.result
     if arguments.memory_limit_mib is None or arguments.arguments:

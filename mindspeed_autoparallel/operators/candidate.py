@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mindspeed_autoparallel.errors import AutoParallelError, ConfigError
 from mindspeed_autoparallel.files import read_json
 from mindspeed_autoparallel.operators.plan import SCHEMA_VERSION
-from mindspeed_autoparallel.planner.layouts.options import SearchOptions
-from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan
+
+if TYPE_CHECKING:
+    from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 
 _SIZES = {
     "pipeline_size": "pipeline_model_parallel_size",
@@ -51,17 +52,14 @@ def read_candidate(path: Path) -> Layout:
 
 
 def with_candidate(
-    plan: Plan,
-    candidate: Layout,
-    profile: Profile,
-    cluster: Cluster,
-    global_batch_size: int,
-    options: SearchOptions | None = None,
+    plan: Plan, candidate: Layout, profile: Profile, cluster: Cluster, global_batch_size: int, options: SearchOptions
 ) -> tuple[Plan, str]:
     """Return the faster of ``plan`` and the best split of ``candidate``, and a sentence that compares them."""
+    from mindspeed_autoparallel.planner.layouts.search import search  # a rank that reads a candidate searches nothing
+
     name = f"operator candidate {candidate.label()}"
     try:
-        wanted = replace(options or SearchOptions(), layouts=[candidate], with_relaxations=False)
+        wanted = replace(options, layouts=[candidate], with_relaxations=False)
         other = search(profile, cluster, global_batch_size, wanted)
     except AutoParallelError as error:
         return plan, f"{name}: not possible here: {error}"

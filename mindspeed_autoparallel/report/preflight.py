@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mindspeed_autoparallel.report.preflight_result import PreflightResult, RankReport, RankRun
+from mindspeed_autoparallel.profiles.preflight_result import PreflightResult, RankReport, RankRun
 from mindspeed_autoparallel.units import MIB, US_PER_MS
 
 _MOST_RANKS = 6

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import lcm
+from typing import Literal, get_args
 
 from mindspeed_autoparallel.spec.layout import Layout, ModuleLayout
+
+Balance = Literal["local", "global", "off"]
+BALANCES: tuple[Balance, ...] = get_args(Balance)
+"""Values of ``--hetero-balance``."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -135,14 +134,6 @@ def needed(arguments: argparse.Namespace, feature: str, destination: str) -> int
     if value is None or int(value) < 1:
         raise ConfigError(f"{feature} needs {flag_of(destination)}, at least 1; the script gives {value}.")
     return int(value)
-
-
-def refuse_launcher(feature: str) -> None:
-    """Raise ``ConfigError`` if torchrun started this process: ``feature`` starts its own processes."""
-    if "TORCHELASTIC_RUN_ID" in os.environ or int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError(
-            f"{feature} starts its own processes: start the script once per node with plain python instead of torchrun."
-        )
 
 
 def target_device(arguments: argparse.Namespace, *, names_links: bool = False) -> Device | None:

@@ -19,8 +19,9 @@ from mindspeed_autoparallel.runtime.hetero.redistribution.placement import (
     num_stages,
     replica_ranks,
 )
-from mindspeed_autoparallel.runtime.hetero.redistribution.plan import MODES, replicas_nested
+from mindspeed_autoparallel.runtime.hetero.redistribution.plan import replicas_nested
 from mindspeed_autoparallel.runtime.hetero.states import ModuleStates
+from mindspeed_autoparallel.spec.hetero import BALANCES
 
 MEMORY_MODES = ("upfront", "recompute", "window")
 
@@ -186,8 +187,8 @@ def open_session(
     generators: Sequence[Encoder] = (),
 ) -> HeteroSession:
     """Gather every module's placement and make the exchange groups (collective; same order on every rank)."""
-    if balance not in MODES:
-        raise ConfigError(f"--hetero-balance {balance!r} must be one of {', '.join(MODES)}.")
+    if balance not in BALANCES:
+        raise ConfigError(f"--hetero-balance {balance!r} must be one of {', '.join(BALANCES)}.")
     if memory not in MEMORY_MODES:
         raise ConfigError(f"hetero memory mode {memory!r} must be one of {', '.join(MEMORY_MODES)}.")
     rank = torch.distributed.get_rank()

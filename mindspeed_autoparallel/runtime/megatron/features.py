@@ -121,17 +121,18 @@ def _start(arguments: argparse.Namespace) -> None:
 def _start_features(arguments: argparse.Namespace) -> None:
     started: set[str] = set()
     # A feature may switch on a later one (a plan whose encoders have their own layouts).
-    while waiting := [handler for handler in _handlers(flags_that_are_true(arguments)) if handler not in started]:
-        handler = waiting[0]
-        started.add(handler)
-        on = flags_that_are_true(arguments)
-        _enable(*(switch.flag for switch in SWITCHES if switch.flag in on and switch.start == handler))
-        _load(handler)(arguments)
-
-
-def _handlers(on: Collection[str]) -> list[str]:
-    """Return the handlers of these flags in their order."""
-    return list(dict.fromkeys(switch.start for switch in SWITCHES if switch.flag in on))
+    while waiting := [
+        one for one in SWITCHES if one.start not in started and one.flag in flags_that_are_true(arguments)
+    ]:
+        first = waiting[0]
+        started.add(first.start)
+        if first.is_own_launcher and ("TORCHELASTIC_RUN_ID" in os.environ or int(os.environ.get("WORLD_SIZE", 1)) > 1):
+            raise ConfigError(
+                f"{first.flag} starts its own processes: start the script once per node with plain python instead of "
+                "torchrun."
+            )
+        _enable(*(switch.flag for switch in waiting if switch.start == first.start))
+        _load(first.start)(arguments)
 
 
 def _leave_hosts_hetero_parallel(arguments: argparse.Namespace) -> None:

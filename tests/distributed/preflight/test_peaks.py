@@ -15,7 +15,7 @@ import pytest
 from ranks import run_ranks
 from script_ranks import MARKS
 
-from mindspeed_autoparallel.report.preflight_result import RankReport, RankRun
+from mindspeed_autoparallel.profiles.preflight_result import RankReport, RankRun
 from mindspeed_autoparallel.runtime.features.preflight.entry import conclude
 from mindspeed_autoparallel.runtime.features.preflight.ranks import RankKind
 from mindspeed_autoparallel.runtime.features.preflight.request import PreflightRequest

@@ -23,20 +23,20 @@ def test_slower_candidate_is_compared_with_the_plan_that_stays(profile):
     best = search(profile, CLUSTER, 8)
     slow = Layout(tensor_size=1, pipeline_size=4)
     assert best.layout != slow
-    kept, told = with_candidate(best, slow, profile, CLUSTER, 8)
+    kept, told = with_candidate(best, slow, profile, CLUSTER, 8, SearchOptions())
     assert kept is best and told.startswith("operator candidate PP4 TP1 DP1 MBS1: ") and "% above the plan" in told
 
 
 def test_faster_candidate_is_taken(profile):
     slow = search(profile, CLUSTER, 8, SearchOptions(layouts=[Layout(tensor_size=1, pipeline_size=4)]))
     best = search(profile, CLUSTER, 8)
-    taken, told = with_candidate(slow, best.layout, profile, CLUSTER, 8)
+    taken, told = with_candidate(slow, best.layout, profile, CLUSTER, 8, SearchOptions())
     assert taken.layout == best.layout and "faster than the search's plan" in told
 
 
 def test_a_candidate_that_cannot_run_is_refused_with_the_reason(profile):
     best = search(profile, CLUSTER, 8)
-    kept, told = with_candidate(best, Layout(tensor_size=8), profile, CLUSTER, 8)
+    kept, told = with_candidate(best, Layout(tensor_size=8), profile, CLUSTER, 8, SearchOptions())
     assert kept is best and "not possible here" in told and "8 devices" in told
 
 

@@ -38,9 +38,7 @@ def permute(call: Call) -> Rule:
     """Move every dim with its cut."""
     rank = len(call.output)
     order = list(range(rank))
-    if call.operator in ("permute", "movedim"):
-        if call.operator == "movedim":
-            raise ValueError("movedim is decomposed")
+    if call.operator == "permute":
         order = [int(d) % rank for d in call.plain[1]]
     elif rank >= 2:
         first, second = (0, 1) if call.operator == "t" else (int(call.plain[1]) % rank, int(call.plain[2]) % rank)
@@ -95,7 +93,7 @@ def repeated(call: Call) -> Rule:
 
 
 _PLACES = {"1d": 1, "2d": 2, "3d": 3}
-_TRAILING = {"pixel_shuffle": 3, "pixel_unshuffle": 3, "tril": 2, "triu": 2, "im2col": 2, "col2im": 2}
+_TRAILING = {"pixel_shuffle": 3, "pixel_unshuffle": 3, "tril": 2, "triu": 2}
 
 
 def leading(call: Call) -> Rule:

@@ -45,7 +45,7 @@ _NAMES: dict[Callable[[Call], Rule], str] = {
     products.grouped_matmul: "_grouped_mm grouped_mm",
     products.recurrent: "lstm gru rnn_tanh rnn_relu",
     layout.reshape: "view _unsafe_view reshape unsqueeze squeeze flatten unflatten",
-    layout.permute: "permute transpose t movedim",
+    layout.permute: "permute transpose t",
     base.normalised: "layer_norm rms_norm native_layer_norm",
     base.group_norm: "group_norm",
     base.channel_norm: "_native_batch_norm_legit_no_training",

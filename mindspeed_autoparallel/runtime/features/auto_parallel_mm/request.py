@@ -21,7 +21,6 @@ from mindspeed_autoparallel.runtime.features.measuring import (
     needed,
     plays_ranks,
     read_measuring,
-    refuse_launcher,
 )
 from mindspeed_autoparallel.runtime.features.sample_data import SampleData, read_sample_data
 from mindspeed_autoparallel.runtime.flags.flag import read_flags
@@ -147,7 +146,6 @@ class SearchRequest(MeasuringRequest):
 
 def read_request(arguments: argparse.Namespace) -> SearchRequest:
     """Check ``arguments`` and the files they name; ``ConfigError`` states what is wrong and what to do."""
-    refuse_launcher(_FEATURE)
     refuse_hybrid(arguments, _FEATURE)
     refuse_sharded_parameters(arguments, _FEATURE)
     flags = read_flags(AutoParallelFlags, arguments)

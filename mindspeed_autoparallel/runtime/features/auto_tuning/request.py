@@ -10,7 +10,7 @@ from typing import Any
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.runtime.features.apply_plan.own_run import calibration_file
 from mindspeed_autoparallel.runtime.features.auto_tuning.flags import AutoTuningFlags
-from mindspeed_autoparallel.runtime.features.measuring import MeasuringRequest, needed, read_measuring, refuse_launcher
+from mindspeed_autoparallel.runtime.features.measuring import MeasuringRequest, needed, read_measuring
 from mindspeed_autoparallel.runtime.features.sample_data import SampleData, read_sample_data
 from mindspeed_autoparallel.runtime.flags.flag import read_flags
 from mindspeed_autoparallel.runtime.launch.work_dir import private_work_dir
@@ -58,7 +58,6 @@ class TuningRequest(MeasuringRequest):
 
 def read_request(arguments: argparse.Namespace) -> TuningRequest:
     """Check ``arguments`` and the files they name; ``ConfigError`` states what is wrong and what to do."""
-    refuse_launcher(_FEATURE)
     refuse_hybrid(arguments, _FEATURE)
     refuse_sharded_parameters(arguments, _FEATURE)
     flags = read_flags(AutoTuningFlags, arguments)

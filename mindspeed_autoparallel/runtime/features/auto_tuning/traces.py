@@ -27,6 +27,7 @@ from mindspeed_autoparallel.runtime.launch.outcome import worst
 from mindspeed_autoparallel.runtime.profiling.measure.structure import MIN_LAYERS
 from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
 from mindspeed_autoparallel.runtime.profiling.trace.process import hash_of_sources
+from mindspeed_autoparallel.runtime.profiling.trace.task import TraceTask
 from mindspeed_autoparallel.runtime.profiling.trace.work_queue import WorkQueue
 
 _LOGGER = logging.getLogger(__name__)
@@ -193,22 +194,20 @@ class Traces:
         return lambda: f"traced {num_written(files, started)} of {len(files)} points"
 
     def _order(self, points: list[MeasuredAt], process: int) -> dict[str, object]:
-        task = measure_task(self.request, tuple(points), self.folder)
-        return {
-            "kind": "trace",
-            "measure": task.to_json(),
-            "variants": self.variants,
-            "world_size": self.request.num_ranks,
-            "headroom_bytes": self.headroom_bytes,
-            "queue": str(self._queue.folder),
-            "process": process,
-            "wanted": [self._wanted(point) for point in points],
-        }
+        return TraceTask(
+            measure=measure_task(self.request, tuple(points), self.folder),
+            variants=self.variants,
+            wanted=tuple(map(self._wanted, points)),
+            world_size=self.request.num_ranks,
+            queue=str(self._queue.folder),
+            process=process,
+            headroom_bytes=self.headroom_bytes,
+        ).to_json()
 
-    def _wanted(self, point: MeasuredAt) -> list[str]:
+    def _wanted(self, point: MeasuredAt) -> tuple[str, ...]:
         """Return variants that differ at ``point``; the script's own comes first."""
         titles = [way.title for way in self.plan.variants if way.applies_to(point)]
-        return [name for name in self.variants if VariantName.parse(name).variant in titles]
+        return tuple(name for name in self.variants if VariantName.parse(name).variant in titles)
 
     def _forget_given_up(self) -> None:
         """Retry points whose process failed or hung in an earlier run: a longer time limit or another machine may

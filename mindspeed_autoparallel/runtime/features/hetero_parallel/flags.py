@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mindspeed_autoparallel.runtime.flags.flag import FlagGroup, flag
+from mindspeed_autoparallel.spec.hetero import Balance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,7 @@ class HeteroFlags(FlagGroup):
         "in model.json comes before it.",
         metavar="N",
     )
-    hetero_balance: Literal["local", "global", "off"] = flag(
+    hetero_balance: Balance = flag(
         "local",
         "Which replica of an encoder computes which item: longest first inside the replica of the backbone "
         "that read it, longest first over all ranks, or in order.",

@@ -12,10 +12,10 @@ from typing import NoReturn
 
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.interrupts import leaving_kept
+from mindspeed_autoparallel.profiles.preflight_result import EXIT_CODES, PreflightResult, RankReport, judge, num_covered
 from mindspeed_autoparallel.profiles.records import json_of
 from mindspeed_autoparallel.progress import show_progress
 from mindspeed_autoparallel.report.preflight import render
-from mindspeed_autoparallel.report.preflight_result import EXIT_CODES, PreflightResult, RankReport, judge, num_covered
 from mindspeed_autoparallel.runtime.devices import current_device
 from mindspeed_autoparallel.runtime.features.preflight.request import PreflightRequest, read_request
 from mindspeed_autoparallel.runtime.features.preflight.source import run_source

@@ -14,7 +14,7 @@ from mindspeed_autoparallel.runtime.devices import current_device
 from mindspeed_autoparallel.runtime.devices.cpu.adapter import MEMORY_VARIABLE
 from mindspeed_autoparallel.runtime.features.apply_plan.request import check_model
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.flags import AutoParallelFlags
-from mindspeed_autoparallel.runtime.features.measuring import check_memory_limit, needed, refuse_launcher
+from mindspeed_autoparallel.runtime.features.measuring import check_memory_limit, needed
 from mindspeed_autoparallel.runtime.features.preflight.flags import SCRIPT, PreflightFlags, check_imbalance
 from mindspeed_autoparallel.runtime.features.preflight.ranks import RankKind, kinds_of_ranks, selected
 from mindspeed_autoparallel.runtime.flags.flag import read_flags
@@ -148,7 +148,6 @@ class PreflightRequest:
 
 def read_request(arguments: argparse.Namespace) -> PreflightRequest:
     """Check ``arguments`` and the plan; ``ConfigError`` or ``PlanError`` names what is wrong and what to do."""
-    refuse_launcher(_FEATURE)
     flags, shared = read_flags(PreflightFlags, arguments), read_flags(AutoParallelFlags, arguments)
     check_imbalance(flags.auto_parallel_preflight_imbalance)
     path = plan = None

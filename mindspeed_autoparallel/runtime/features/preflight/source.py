@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from mindspeed_autoparallel.files import read_json
+from mindspeed_autoparallel.profiles.preflight_result import RankReport, RankRun
 from mindspeed_autoparallel.profiles.records import json_of, record_of
-from mindspeed_autoparallel.report.preflight_result import RankReport, RankRun
 from mindspeed_autoparallel.runtime.features.preflight.ranks import TASK_KIND, PreflightTask, RankKind
 from mindspeed_autoparallel.runtime.features.preflight.request import PreflightRequest
 from mindspeed_autoparallel.runtime.launch import LaunchSpec, LaunchStatus

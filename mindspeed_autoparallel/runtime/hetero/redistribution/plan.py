@@ -24,8 +24,6 @@ from mindspeed_autoparallel.runtime.hetero.redistribution.placement import (
     shards_of,
 )
 
-MODES = ("local", "global", "off")
-
 
 def longest_first(costs: Sequence[float], num_owners: int) -> list[int]:
     """Return the owner of each item: the costliest item first, to the owner with the least load.

@@ -11,7 +11,7 @@ For a described block, by ``mindspeed-autoparallel trace``:
 For a user's own training script, also for ``--auto-tuning``:
 
 ``script``    one layout of the script's model
-``worker``    the process that traces the script's model in every layout
+``task``, ``worker``  the layouts of a process, and their traces of the script's model in it
 ``work_queue``    layouts shared by several such processes
 ``layer_signatures``  which layers compute alike, and whether the model fits without recompute
 ``fake_host``     batches without data and a device whose clock counts calls

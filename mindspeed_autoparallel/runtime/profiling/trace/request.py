@@ -6,15 +6,20 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, TypedDict, cast
+from typing import TypedDict
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.profiles.records import record_of
 from mindspeed_autoparallel.spec.recompute import is_known
 
 BLOCKS = ("layer", "embedding", "head", "stage")
 _DISPATCHERS = ("alltoall", "allgather")
 _EXCHANGES = ("allgather", "a2a")
 _DTYPES = ("bfloat16", "float16", "float32")
+_NEVER_ZERO = (
+    *("hidden", "heads", "sequence", "micro_batch", "num_layers", "tensor", "context", "expert", "pipeline"),
+    *("virtual", "num_microbatches"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,30 +93,23 @@ class TraceRequest:
 
 def read_request(values: Mapping[str, object]) -> TraceRequest:
     """Return a request from plain data; raises ``ConfigError`` with the key, the value and the rule."""
-    known = {item.name: item.type for item in fields(TraceRequest)}
-    unknown = sorted(set(values) - set(known))
+    known = {item.name for item in fields(TraceRequest)}
+    unknown = sorted(set(values) - known)
     if unknown:
         raise ConfigError(f"unknown keys {unknown}; known: {sorted(known)}.")
     missing = sorted({"hidden", "heads", "sequence"} - set(values))
     if missing:
         raise ConfigError(f"missing: {', '.join(missing)}; without a script the model is described by them.")
-    for name, value in values.items():
-        if known[name] == "int" and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-            raise ConfigError(f"{name} is {value!r}, must be a whole number.")
-        if known[name] == "bool" and not isinstance(value, bool):
-            raise ConfigError(f"{name} is {value!r}, must be true or false.")
-    request = TraceRequest(**cast(dict[str, Any], values))
+    request = record_of(values, "the block to trace", TraceRequest)
     _check(request)
     return request
 
 
 def _check(request: TraceRequest) -> None:
-    for name in (
-        *("hidden", "heads", "sequence", "micro_batch", "num_layers", "tensor", "context", "expert", "pipeline"),
-        *("virtual", "num_microbatches"),
-    ):
-        if getattr(request, name) < 1:
-            raise ConfigError(f"{name} is {getattr(request, name)}, must be at least 1.")
+    for name, value in vars(request).items():
+        least = int(name in _NEVER_ZERO)
+        if isinstance(value, int) and value < least:
+            raise ConfigError(f"{name} is {value}, must be at least {least}.")
     choices = {"block": BLOCKS, "dispatcher": _DISPATCHERS, "context_exchange": _EXCHANGES, "dtype": _DTYPES}
     for name, allowed in choices.items():
         if getattr(request, name) not in allowed:

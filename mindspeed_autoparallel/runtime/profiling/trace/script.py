@@ -18,6 +18,7 @@ from mindspeed_autoparallel.runtime.launch.processes import LocalRanks, run_loca
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import recompute_arguments
 from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
 from mindspeed_autoparallel.runtime.profiling.trace.process import hash_of_sources
+from mindspeed_autoparallel.runtime.profiling.trace.task import TraceTask
 from mindspeed_autoparallel.runtime.profiling.trace.work_queue import WorkQueue
 
 
@@ -78,20 +79,17 @@ def _run(request: ScriptRequest, timeout_s: float) -> dict[str, object]:
             launch_id=f"trace-{os.getpid()}",
             argv=(str(request.script), *request.arguments),
             environment={"MINDSPEED_AUTOPARALLEL_DEVICE": "cpu"},
-            task={
-                "kind": "trace",
-                "measure": task.to_json(),
-                "variants": {request.recompute: recompute_arguments(request.recompute)},
-                "wanted": [[request.recompute]],
-                "headroom_bytes": 0,
-                "world_size": request.num_ranks,
-                "queue": str(queue.folder),
-                "process": 0,
-            },
+            task=TraceTask(
+                measure=task,
+                variants={request.recompute: recompute_arguments(request.recompute)},
+                wanted=((request.recompute,),),
+                world_size=request.num_ranks,
+                queue=str(queue.folder),
+            ).to_json(),
             timeout_s=timeout_s,
         )
         outcome = run_local_processes(spec, LocalRanks(), log_dir=Path(folder) / "logs")
-        file = Path(task.result_file(request.point))
+        file = task.result_file(request.point)
         if not file.exists():
             raise LaunchError(
                 f"{request.script} ended before training started, so there is nothing to trace; it must call "

@@ -28,6 +28,7 @@ from mindspeed_autoparallel.profiles.records import (
     Failure,
     VariantName,
     json_of,
+    record_of,
 )
 from mindspeed_autoparallel.runtime.megatron.hybrid import hybrid_pattern, num_pattern_layers
 from mindspeed_autoparallel.runtime.profiling.balanced_routing import balance_routing
@@ -63,6 +64,7 @@ from mindspeed_autoparallel.runtime.profiling.trace.fake_tensors import (
     use_fake_process_groups,
 )
 from mindspeed_autoparallel.runtime.profiling.trace.layer_signatures import fits_without_recompute, kinds_by_computing
+from mindspeed_autoparallel.runtime.profiling.trace.task import TraceTask
 from mindspeed_autoparallel.runtime.profiling.trace.work_queue import WorkQueue
 
 TRACE_SCHEMA_VERSION = 1
@@ -72,10 +74,10 @@ _NUM_ERROR_LINES = 6
 def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
     """Handle tasks of kind ``trace``: a measuring task on fake ranks, in several variants."""
     session = worker.measuring()
-    world_size = int(data["world_size"])
+    order = record_of(data, "task of this process", TraceTask)
     # The script's launcher started one process; Megatron reads the world from here.
-    os.environ["WORLD_SIZE"] = str(world_size)
-    arguments.world_size = world_size
+    os.environ["WORLD_SIZE"] = str(order.world_size)
+    arguments.world_size = order.world_size
     use_fake_process_groups()
     convert_by_replacing()
     balance_routing()
@@ -83,20 +85,13 @@ def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
     silence_timers()
     # The whole model is set up first: it shows which layers are alike.
     num_layers = num_pattern_layers(hybrid_pattern(arguments)) or arguments.num_layers
-    worker.prepare(arguments, {**data["measure"], "num_layers": {"text_decoder": num_layers}})
+    worker.prepare(arguments, replace(order.measure, num_layers={"text_decoder": num_layers}).to_json())
     arguments.num_workers = 0
     if getattr(arguments, "moe_permute_fusion", False):
         arguments.moe_permute_fusion = False  # its kernels run on accelerators only
     go_without_gloo(arguments)
     session.calls = FakeCalls()
-    queue = WorkQueue(Path(data["queue"]))
-    session.take_over = functools.partial(
-        _trace_all,
-        variants=data["variants"],
-        wanted=data["wanted"],
-        headroom_bytes=data["headroom_bytes"],
-        take=lambda point: queue.claim(point, data["process"]),
-    )
+    session.take_over = functools.partial(_trace_all, order=order)
 
 
 def go_without_gloo(arguments: argparse.Namespace) -> None:
@@ -112,27 +107,21 @@ def go_without_gloo(arguments: argparse.Namespace) -> None:
 
 
 def _trace_all(
-    task: MeasureTask,
-    forward_step: Callable[..., Any],
-    config: Any,
-    built: Built,
-    variants: dict[str, dict[str, object]],
-    wanted: list[list[str]],
-    headroom_bytes: int,
-    take: Callable[[MeasuredAt], bool],
+    task: MeasureTask, forward_step: Callable[..., Any], config: Any, built: Built, order: TraceTask
 ) -> None:
-    """Trace the points that this process claims from the queue; ``wanted``: variants by point."""
+    """Trace the points that this process claims from the queue."""
     import torch
     from megatron.training import get_args
 
     arguments, calls = get_args(), worker.measuring().calls
     assert isinstance(calls, FakeCalls)
-    plain = {name: getattr(arguments, name, None) for changes in variants.values() for name in changes}
+    plain = {name: getattr(arguments, name, None) for changes in order.variants.values() for name in changes}
     world_size = torch.distributed.get_world_size()
     kinds = _kinds_of_layers(built, forward_step, arguments, calls.tracer)
     shorten(arguments, max(map(fewest_layers, kinds.values()), default=MIN_LAYERS))
-    for point, names in zip(task.points, wanted, strict=True):
-        if not take(point):
+    queue = WorkQueue(Path(order.queue))
+    for point, names in zip(task.points, order.wanted, strict=True):
+        if not queue.claim(point, order.process):
             continue
         result: dict[str, Any] = {"status": "ok", "variants": {}}
         fitting: set[str] = set()
@@ -140,18 +129,18 @@ def _trace_all(
             way = VariantName.parse(variant).variant
             if way in fitting:
                 result["variants"][variant] = {"status": "not_needed"}
-                result["headroom_bytes"] = headroom_bytes
+                result["headroom_bytes"] = order.headroom_bytes
                 continue
             if built.model is not None:
                 # The host's frames still hold the first layout's objects.
                 release(built.model, built.optimizer)
-            for name, value in {**plain, **variants[variant]}.items():
+            for name, value in {**plain, **order.variants[variant]}.items():
                 setattr(arguments, name, value)
             try:
                 built = reinitialize_model_parallel(calls, arguments, point, world_size)
                 traced = _trace(built, forward_step, arguments, calls.tracer, kinds)
                 result["variants"][variant] = {"status": "ok", **json_of(traced)}
-                if fits_without_recompute(traced, headroom_bytes):
+                if fits_without_recompute(traced, order.headroom_bytes):
                     fitting.add(way)
             except Exception as error:  # any error of the user's code in this layout: continue with the others
                 built = Built(None, None, None)
@@ -191,9 +180,7 @@ def _finish(task: MeasureTask, point: MeasuredAt, result: dict[str, Any]) -> Non
         result.update(
             status="failed", reason=first["reason"], summary=first["reason"].splitlines()[-1], refused=first["refused"]
         )
-    write_json_atomic(
-        Path(task.result_file(point)), {"schema_version": TRACE_SCHEMA_VERSION, "at": asdict(point), **result}
-    )
+    write_json_atomic(task.result_file(point), {"schema_version": TRACE_SCHEMA_VERSION, "at": asdict(point), **result})
     print(f"traced {point.label()}: {result['status']}", flush=True)
 
 

@@ -2,12 +2,17 @@
 
 import ast
 import pkgutil
+import subprocess
 from pathlib import Path
+
+import pytest
+from forked_python import forked_python
 
 from mindspeed_autoparallel.runtime import features
 from mindspeed_autoparallel.runtime.flags.flag import flags_of
 from mindspeed_autoparallel.runtime.flags.registration import flag_groups, without_switches
 from mindspeed_autoparallel.runtime.flags.switches import SWITCHES
+from mindspeed_autoparallel.runtime.megatron.features import TASK_HANDLERS
 
 FOLDER = Path(features.__path__[0])
 NAMES = {switch.flag: switch for switch in SWITCHES}
@@ -40,7 +45,6 @@ def callers(function):
 
 
 def test_the_table_has_what_the_features_check():
-    assert callers("refuse_launcher") == {switch.flag for switch in SWITCHES if switch.is_own_launcher}
     whole = {switch.flag for switch in SWITCHES if switch.is_for_whole_parameters}
     assert callers("refuse_sharded_parameters") == whole
 
@@ -51,3 +55,19 @@ def test_a_hidden_switch_takes_no_value():
     hidden = [switch.flag for switch in SWITCHES if switch.is_hidden]
     assert {kinds[flag] for flag in hidden} == {bool}
     assert without_switches(["train.py", *hidden]) == ["train.py"]
+
+
+LOADED = """
+import importlib, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+print([name for name in sys.modules if name.startswith(("mindspeed_autoparallel.planner.split", "mindspeed_autoparallel.report"))])
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_loads_neither_the_search_nor_the_reports():
+    trains = [one.start for one in SWITCHES if not one.is_own_launcher and one.flag != "--operator-search"]
+    modules = [start.partition(":")[0] for start in (*trains, *TASK_HANDLERS.values())]
+    run = subprocess.run([forked_python(), "-c", LOADED, *modules], capture_output=True, text=True, timeout=60)
+    assert (run.stdout.strip(), run.stderr) == ("[]", "")

@@ -10,6 +10,7 @@ from forked_python import forked_python
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.runtime import state
+from mindspeed_autoparallel.runtime.flags.switches import SWITCHES
 from mindspeed_autoparallel.runtime.megatron import features
 
 
@@ -86,6 +87,19 @@ def test_a_second_parse_starts_nothing_and_gives_the_same_arguments(started):
     assert started == ["prepare"]
     assert vars(second) == vars(first)
     assert second.tensor_model_parallel_size == 2
+
+
+@pytest.mark.parametrize("switch", [one for one in SWITCHES if one.is_job], ids=lambda one: one.flag)
+def test_a_launcher_above_a_feature_that_starts_its_own_processes_is_refused(started, monkeypatch, switch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    arguments = argparse.Namespace(**{switch.destination: "given"})
+    if not switch.is_own_launcher:
+        features.after_parsing(arguments)
+        assert len(started) == 1
+        return
+    with pytest.raises(ConfigError, match=f"{switch.flag} starts its own processes: .* plain python"):
+        features.after_parsing(arguments)
+    assert started == []
 
 
 def test_kept_arguments_are_those_of_the_last_parse(started):

@@ -159,12 +159,6 @@ def test_bad_input_is_named_before_anything_starts(tmp_path, changes, words):
         read_request(arguments(tmp_path, **changes))
 
 
-def test_a_launcher_above_us_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="plain python"):
-        read_request(arguments(tmp_path))
-
-
 def test_the_work_dir_is_private(tmp_path):
     request = read_request(arguments(tmp_path))
     assert Path(request.work_dir).stat().st_mode & 0o777 == 0o700

@@ -15,9 +15,9 @@ pytest.importorskip("torch")
 from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import write_json_atomic
+from mindspeed_autoparallel.profiles.preflight_result import PassTime, RankReport, RankRun
 from mindspeed_autoparallel.profiles.records import json_of
 from mindspeed_autoparallel.report.preflight import render, shown_ranks
-from mindspeed_autoparallel.report.preflight_result import PassTime, RankReport, RankRun
 from mindspeed_autoparallel.runtime.features.preflight.entry import conclude
 from mindspeed_autoparallel.runtime.features.preflight.ranks import kinds_of_ranks, selected
 from mindspeed_autoparallel.runtime.features.preflight.request import PreflightRequest, read_request
