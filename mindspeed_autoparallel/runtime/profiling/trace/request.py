@@ -94,11 +94,9 @@ class TraceRequest:
 def read_request(values: Mapping[str, object]) -> TraceRequest:
     """Return a request from plain data; raises ``ConfigError`` with the key, the value and the rule."""
     known = {item.name for item in fields(TraceRequest)}
-    unknown = sorted(set(values) - known)
-    if unknown:
+    if unknown := sorted(set(values) - known):
         raise ConfigError(f"unknown keys {unknown}; known: {sorted(known)}.")
-    missing = sorted({"hidden", "heads", "sequence"} - set(values))
-    if missing:
+    if missing := sorted({"hidden", "heads", "sequence"} - set(values)):
         raise ConfigError(f"missing: {', '.join(missing)}; without a script the model is described by them.")
     request = record_of(values, "the block to trace", TraceRequest)
     _check(request)

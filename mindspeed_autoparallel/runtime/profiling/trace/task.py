@@ -19,9 +19,8 @@ class TraceTask:
     """Names of the variants that differ, by point; the script's own comes first."""
     world_size: int
     queue: str
-    """Folder of the ``WorkQueue`` that the processes share."""
+    """Folder of the ``WorkQueue`` from which ``process`` and others take points."""
     process: int = 0
-    """Number of the process in the queue."""
     headroom_bytes: int = 0
     """Memory within which a variant without recompute makes those with recompute unnecessary."""
 
