@@ -45,15 +45,19 @@ def counts(files: dict[str, str]) -> dict[str, int | str]:
     seconds = json.loads(files.get("tests/seconds.json", "{}"))
     return {
         "lines of the package and its patches": sum(text.count("\n") for text in package.values()),
-        "its files": len(package),
-        "its functions and methods": _count(trees, lambda node: isinstance(node, ast.FunctionDef)),
-        "its numbers with a name (module level)": sum(map(_named_numbers, trees)),
-        "`dict[str, Any]` and `Mapping[str, Any]` in it": sum(len(UNTYPED.findall(text)) for text in package.values()),
+        "files in them": len(package),
+        "functions and methods in them": _count(trees, lambda node: isinstance(node, ast.FunctionDef)),
+        "named numeric constants in them (module level)": sum(map(_named_numbers, trees)),
+        "`dict[str, Any]` and `Mapping[str, Any]` in them": sum(
+            len(UNTYPED.findall(text)) for text in package.values()
+        ),
         "lines of the reference model (in the package at c6b322b)": _lines(
             files, "docs/examples/reference_vlm/", "mindspeed_autoparallel/reference/"
         ),
         "lines of tests and benchmarks": sum(text.count("\n") for text in tests.values()),
-        "processor seconds of all test files": round(sum(value for name, value in seconds.items() if "::" not in name))
+        "processor seconds of all test files (`tests/seconds.json`)": round(
+            sum(value for name, value in seconds.items() if "::" not in name)
+        )
         if seconds
         else "not recorded",
     }
