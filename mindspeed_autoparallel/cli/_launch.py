@@ -77,7 +77,6 @@ def launch_flags(plan: Plan, host: str, num_mtp_layers: int = 0, release: tuple[
 
 def flags_line(plan: Plan, num_mtp_layers: int = 0) -> str:
     """Return the line that ``plan`` prints: the flags of the plan's host, or why no flags describe the plan."""
-
     host = host_of(plan)
     try:
         left = without_flags(plan, host)

@@ -19,7 +19,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 _HERE = Path(__file__).parent
@@ -28,7 +27,6 @@ _NOT_TAKEN = ("PYTHON", "LD_", "OMP_", "MKL_", "TORCH", "MALLOC_")
 
 _SHARED = "FORKED_PYTHON_OF_ALL_WORKERS"
 """The variable that names the stand-in whose server the workers of one run share."""
-_STARTS_WITHIN_S = 120.0
 _folders: set[Path] = set()
 
 
@@ -61,19 +59,13 @@ def forked_python(also: tuple[str, ...] = ()) -> str:
     ``also``: modules that the server imports beside torch, in this order and on the CPU device, where a program is about
     something else than its imports.
     """
-    client = Path(os.environ[_SHARED] if _SHARED in os.environ and not also else _start(also))
-    _folders.add(client.parent)
-    deadline = time.monotonic() + _STARTS_WITHIN_S
-    while not (client.parent / "socket").exists():
-        if time.monotonic() > deadline:
-            errors = (client.parent / "errors").read_text("utf-8", "replace")
-            raise RuntimeError(f"the server of forked programs did not start: {errors[-500:]}")
-        time.sleep(0.02)
-    return str(client)
+    client = os.environ[_SHARED] if _SHARED in os.environ and not also else _start(also)
+    _folders.add(Path(client).parent)
+    return client
 
 
 def _start(also: tuple[str, ...]) -> str:
-    """Start a server, which appears as ``socket`` beside the returned stand-in."""
+    """Start a server and return its stand-in."""
     folder = Path(tempfile.mkdtemp(prefix="python-"))
     client = folder / "python"
     (folder / "real").symlink_to(sys.executable)
@@ -82,21 +74,17 @@ def _start(also: tuple[str, ...]) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_TAKEN)}
     if also:
         environment["MINDSPEED_AUTOPARALLEL_DEVICE"] = "cpu"
-    with open(folder / "errors", "wb") as errors:
-        server = subprocess.Popen(
-            [sys.executable, str(_HERE / "python_server.py"), str(folder / "socket"), str(client), *also],
-            stdin=subprocess.PIPE,
-            stdout=errors,
-            stderr=errors,
-            env={
-                **environment,
-                "OMP_NUM_THREADS": "1",
-                "TORCHDYNAMO_DISABLE": "1",
-                "TORCHINDUCTOR_COMPILE_THREADS": "1",
-            },
-            start_new_session=True,
-        )
+    server = subprocess.Popen(
+        [sys.executable, str(_HERE / "python_server.py"), str(folder / "socket"), str(client), *also],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**environment, "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"},
+        start_new_session=True,
+    )
     atexit.register(_end, server, folder)
+    assert server.stdout is not None
+    if server.stdout.readline() != b"ready\n":
+        raise RuntimeError("the server of forked programs did not start")
     return str(client)
 
 
@@ -110,7 +98,5 @@ def program_of(client: int) -> int:
 
 
 def _end(server: subprocess.Popen[bytes], folder: Path) -> None:
-    if not (folder / "socket").exists():
-        server.kill()  # no test has waited for it
     server.communicate()
     shutil.rmtree(folder, ignore_errors=True)

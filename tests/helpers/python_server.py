@@ -76,11 +76,11 @@ def main() -> None:
     keep_libraries()
     share_managers()
     listening = socket.socket(socket.AF_UNIX)
-    listening.bind(path + ".new")
+    listening.bind(path)
     listening.listen(256)
     gc.collect()
     gc.freeze()
-    Path(path + ".new").rename(path)  # clients wait for the name
+    print("ready", flush=True)
     program = _serve(clients := _Clients(listening), Path(path).parent)
     clients.close()
     if program is not None:
