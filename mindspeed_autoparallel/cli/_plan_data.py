@@ -72,6 +72,7 @@ def read(arguments: argparse.Namespace) -> tuple[Distribution, SpreadOptions]:
         max_oom_probability=1e-3 if arguments.max_oom_probability is None else arguments.max_oom_probability,
         oom_steps=10_000 if arguments.oom_steps is None else arguments.oom_steps,
         pack_length=arguments.data_pack_length,
+        top_k=arguments.top_k,
     )
     data = Distribution.read(arguments.data)
     if arguments.mm_data is not None:

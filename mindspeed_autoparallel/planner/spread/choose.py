@@ -16,7 +16,6 @@ from mindspeed_autoparallel.data.distribution import Distribution
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts.assembly import limits_of_plan, plan_of
-from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.spread.drawn_steps import NUM_DRAWS, DrawnSteps, PlanUnderData, StepsUnderData
 from mindspeed_autoparallel.planner.spread.draws import Array
@@ -55,6 +54,8 @@ class SpreadOptions:
     """Tokens to which packs are filled; 0: packs have as many samples as a microbatch."""
     is_exchanged: bool = True
     """Whether ``is_balanced`` may give whole loaded microbatches to other replicas; otherwise it forms new ones."""
+    top_k: int = 3
+    """Alternatives to report."""
 
     @property
     def arrangement(self) -> Arrangement:
@@ -177,7 +178,8 @@ class Samples:
         by_means = min(judged, key=lambda one: one.plan.step.total_us)
         first = list({id(one): one for one in (by_means, best, *sorted(judged, key=lambda one: one.mean_us))}.values())
         considered = sorted(first[:_MAX_CONSIDERED], key=lambda one: one.mean_us)
-        others = other_layouts(best.plan, ((one.mean_us, one.plan) for one in judged if one.is_safe))
+        drawn = ((one.mean_us, one.plan) for one in judged if one.is_safe)
+        others = other_layouts(best.plan, drawn, self.options.top_k)
         return replace(best.plan, alternatives=others, data=self.record(best, considered, packed))
 
     def record(
@@ -243,7 +245,7 @@ def choose_plan(profile: Profile, data: Distribution, options: SpreadOptions, se
     if fastest is None:
         raise not_drawn if not judged and not_drawn is not None else samples.none_is_safe(judged)
     num_safe = len({one.plan.layout.label() for one in judged if one.is_safe})
-    for one in sorted(slower, key=lambda one: one.mean_us)[: max(0, 1 + SearchOptions.top_k - num_safe)]:
+    for one in sorted(slower, key=lambda one: one.mean_us)[: max(0, 1 + options.top_k - num_safe)]:
         judged += safe_splits(samples, at_mean, one.plan.layout, search)
     return in_whole_search(samples.with_record(fastest, judged), best)
 

@@ -175,7 +175,7 @@ def choose_hetero(profile: Profile, data: Distribution, options: SpreadOptions, 
     judged = [_judged(samples, _at_mean(at_mean, plan)) for plan in plans]
     judged.sort(key=lambda one: one.mean_us)
     packed = _drawn(replace(samples, factors=sample_factors(profile, data, "none")), judged[0].plan)
-    others = other_layouts(judged[0].plan, ((one.mean_us, one.plan) for one in judged))
+    others = other_layouts(judged[0].plan, ((one.mean_us, one.plan) for one in judged), options.top_k)
     chosen = replace(judged[0].plan, alternatives=others, data=samples.record(judged[0], judged, packed, MEMORY_NOTE))
     return in_whole_search(chosen, best)
 

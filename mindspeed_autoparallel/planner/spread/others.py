@@ -7,14 +7,13 @@ from dataclasses import replace
 
 from mindspeed_autoparallel.planner.best_first import Proof
 from mindspeed_autoparallel.planner.layouts.assembly import alternative_of
-from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.spec import Plan
 from mindspeed_autoparallel.spec.plan import Alternative
 
 
-def other_layouts(best: Plan, drawn: Iterable[tuple[float, Plan]]) -> tuple[Alternative, ...]:
-    """Return the fastest plans of other layouts than that of ``best``, by their mean drawn steps in microseconds."""
+def other_layouts(best: Plan, drawn: Iterable[tuple[float, Plan]], top_k: int) -> tuple[Alternative, ...]:
+    """Return the ``top_k`` fastest plans of other layouts than that of ``best``, by mean drawn steps in microseconds."""
     fastest: dict[str, Alternative] = {}
     for mean_us, plan in sorted(drawn, key=lambda item: item[0]):
         label = plan.layout.label()
@@ -22,7 +21,7 @@ def other_layouts(best: Plan, drawn: Iterable[tuple[float, Plan]]) -> tuple[Alte
             # A mean of few draws may be slightly below the step of the mean sample, which is never below the bound.
             bound_us = min(mean_us, _bound_us(plan))
             fastest[label] = alternative_of(plan.layout, ModulePlacement.of_plan(plan), plan.memory, mean_us, bound_us)
-    return tuple(fastest.values())[: SearchOptions.top_k]
+    return tuple(fastest.values())[:top_k]
 
 
 def _bound_us(plan: Plan) -> float:

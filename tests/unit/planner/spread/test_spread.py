@@ -243,6 +243,13 @@ def test_the_chosen_plan_is_the_fastest_safe_one_of_those_drawn() -> None:
     assert Plan.parse(json.loads(json.dumps(_as_json(loose)))) == loose
 
 
+def test_as_many_alternatives_as_asked_for_are_listed() -> None:
+    cluster, data = Cluster(num_nodes=1, devices_per_node=8), data_of(long_tail())
+    one, many = (choose_plan(profile_of(), data, SpreadOptions(top_k=k), searched(cluster, 32)) for k in (1, 5))
+    assert len(one.alternatives) == 1 and len(many.alternatives) > 3
+    assert many.alternatives[:1] == one.alternatives
+
+
 @pytest.mark.parametrize(("devices", "batch", "share"), [(8, 32, 0.0), (4, 16, 0.8)])
 def test_alternatives_are_the_next_best_layouts_by_drawn_steps_whichever_layout_wins(
     devices: int, batch: int, share: float
