@@ -13,7 +13,7 @@ from mindspeed_autoparallel.spec.plan import Alternative
 
 
 def other_layouts(best: Plan, drawn: Iterable[tuple[float, Plan]], top_k: int) -> tuple[Alternative, ...]:
-    """Return the ``top_k`` fastest plans of other layouts than that of ``best``, by mean drawn steps in microseconds."""
+    """Return the ``top_k`` fastest plans of other layouts than that of ``best``, by mean drawn steps in us."""
     fastest: dict[str, Alternative] = {}
     for mean_us, plan in sorted(drawn, key=lambda item: item[0]):
         label = plan.layout.label()
