@@ -21,12 +21,11 @@ install_into_venv() { # extras, separated by commas
         python="$(find_python312)" || exit 1
         "$python" -m venv .venv
     fi
-    # The stamp holds what was installed for: another pyproject or other extras install again.
-    local stamp=".venv/installed-$1" wanted
-    wanted="$(cat pyproject.toml setup.py | cksum)"
+    # The stamp holds what was installed for: another pyproject, other releases or other extras install again.
+    local stamp=".venv/installed-$1" releases="docs/examples/constraints.txt" wanted
+    wanted="$(cat pyproject.toml setup.py "$releases" | cksum)"
     if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
-        .venv/bin/python -m pip install -q --disable-pip-version-check "megatron-core==0.19.2"
-        .venv/bin/python -m pip install -q --disable-pip-version-check -e ".[megatron,$1]"
+        .venv/bin/python -m pip install -q --disable-pip-version-check -c "$releases" -e ".[megatron,$1]"
         echo "$wanted" > "$stamp"
     fi
 }

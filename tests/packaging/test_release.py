@@ -33,6 +33,15 @@ LOWEST = (
     *("msgspec==0.18.0", "numpy==1.24.0", "ortools==9.10.4067", "packaging==22.0", "wrapt==1.16.0"),
     *("pyyaml==6.0", "pyarrow==15.0.0", "shtab==1.7.0"),
 )
+DEVELOPMENT = [
+    Requirement(text)
+    for text in re.findall(r'"([^"]+)"', re.search(r"^dev = \[(.*?)^\]$", PROJECT, re.MULTILINE | re.DOTALL)[1])  # type: ignore[index]
+]
+RELEASES = [
+    Requirement(line)
+    for line in (ROOT / "docs" / "examples" / "constraints.txt").read_text("utf-8").splitlines()
+    if not line.startswith("#")
+]
 NEWEST = (*(one.name for one in DEPENDENCIES), "pyyaml", "pyarrow", "shtab")
 
 
@@ -93,6 +102,29 @@ def test_an_extra_has_two_bounds_that_hold_what_the_tests_run_with(requirement: 
     except importlib.metadata.PackageNotFoundError:
         pytest.skip(f"{requirement.name} is not installed here")
     assert requirement.specifier.contains(installed)
+
+
+@pytest.mark.parametrize("requirement", [*DEPENDENCIES, *EXTRAS, *DEVELOPMENT], ids=str)
+def test_the_scripts_install_one_release_of_every_package_that_the_project_names(requirement: Requirement):
+    if requirement.name == "torch-npu":
+        pytest.skip("torch-npu is not installed for the tests")
+    (named,) = [one for one in RELEASES if one.name.lower() == requirement.name.lower()]
+    ((version, operator),) = [(one.version, one.operator) for one in named.specifier]
+    assert operator == "=="
+    assert requirement.specifier.contains(version)
+
+
+@pytest.mark.skipif(Path(sys.prefix) != ROOT / ".venv", reason="the environment is not the one that the scripts make")
+def test_the_tests_run_with_the_releases_that_the_scripts_install():
+    differ = []
+    for one in RELEASES:
+        try:
+            installed = importlib.metadata.version(one.name)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # a package of another platform
+        if not one.specifier.contains(installed):
+            differ.append(f"{one}: {installed} is installed")
+    assert differ == []
 
 
 @pytest.mark.long
