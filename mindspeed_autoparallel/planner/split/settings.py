@@ -20,8 +20,9 @@ class Settings:
     effort_nodes: int = 4_000
     effort_divisions: int = 50
     effort_programs: int = 20
+    effort_moves: int = 700
     """Per unit: labels of the chain search, replays of local searches, nodes of queries on whole layers, nodes of the
-    search of parallel branches, programs of mixtures on ranks."""
+    search of parallel branches, programs of mixtures on ranks, moves below a target."""
 
     # The order of strategies
     solve_long_step_share: float = 0.8
@@ -150,6 +151,21 @@ class Settings:
     search_most_cuts: int = 400
     search_newest_cuts: int = 50
     """Newest cuts kept to bound candidates, and those of them tried first."""
+
+    # Local search below a target
+    target_least_virtual: int = 48
+    """Least virtual stages: with fewer, the plain local search finds faster placements."""
+    target_below: float = 0.002
+    """Share by which the target is below the best step."""
+    target_moves_compared: int = 60
+    target_replayed: int = 8
+    """Moves compared exactly of all that the weighted cuts price, and most placements replayed together."""
+    target_raised: float = 0.5
+    """Rise of the weight of a cut above the target at a local minimum; weights begin at 1."""
+    target_patience: int = 50
+    """Moves that do not shorten the longest cut before the search begins again near the best placement."""
+    target_most_kicks: int = 3
+    """Most random moves from there."""
 
     # Simple splits
     starts_lighter_ends: tuple[float, ...] = (0.0, 0.1, 0.2, 0.3, 0.5)

@@ -41,6 +41,8 @@ small_problem = runpy.run_path(str(Path(__file__).parents[2] / "properties/split
     "random_problem"
 ]
 NUM_BESIDE, NUM_CHAINS, NUM_SMALL = 6, 8, 10
+TIGHT = (5, 17, 20, 95, 116, 155)
+"""Cases of ``virtual_stages.py`` on 16 ranks with three or four virtual stages each, in tight memory."""
 
 
 class Part(NamedTuple):
@@ -66,6 +68,7 @@ def cases(num_virtual: int) -> dict[str, list[SplitProblem]]:
     longer = [one for one in map(random_case, range(200)) if one.num_stages == 4 and one.num_chunks == 2][:3]
     return {
         "interleaved": [random_case(seed) for seed in range(0, 96, 96 // num_virtual)],
+        "tight": [random_case(seed) for seed in TIGHT],
         "side by side": [random_problem(random.Random(seed), chained=False) for seed in range(NUM_BESIDE)],
         "chain": [*hard_chains(), *(random_problem(random.Random(seed), chained=True) for seed in range(NUM_CHAINS))],
         "small": small,
@@ -124,6 +127,7 @@ def parts() -> list[Part]:
         Part("row: mixtures of whole ranks", "interleaved", ((solving, "_mix_whole_ranks", nothing),)),
         Part("row: whole layers", "interleaved", ((solving, "_search_whole_layers", nothing),)),
         Part("row: perturbations", "interleaved", ((local_search.LocalSearch, "improve", nothing),)),
+        Part("row: search below a target", "tight", ((solving, "_has_many_stages", False),)),
     ]
 
 

@@ -113,10 +113,7 @@ class Evaluator:
         ``weights``: cost of a tick of recomputation, by virtual stage.
         """
         extra, fits = self._least_extra(ends, weights)
-        ends, extra = ends[fits], extra[fits]
-        stage, tail = self._tails(ends)
-        forward, backward = self.row.forward_times(ends), self.row.backward_times(ends) + extra
-        return Candidates(ends, extra, forward, backward, stage, tail)
+        return self.placed(ends[fits], extra[fits])
 
     def variants(self, one: Candidates) -> Candidates:
         """Return the candidate with each other recompute choice of one rank at a time."""
@@ -127,13 +124,14 @@ class Evaluator:
                 changed = one.extra[0].copy()
                 changed[rank :: self.problem.num_stages] = way
                 rows.append(changed)
-        return self._with_extra(one.ends[0], numpy.array(rows).reshape(len(rows), self.problem.num_virtual))
+        many = numpy.repeat(one.ends, len(rows), axis=0)
+        return self.placed(many, numpy.array(rows).reshape(len(rows), self.problem.num_virtual))
 
-    def _with_extra(self, ends: Array, extra: Array) -> Candidates:
-        many = numpy.repeat(ends[None], len(extra), axis=0)
-        stage, tail = self._tails(many)
-        backward = self.row.backward_times(many) + extra
-        return Candidates(many, extra, self.row.forward_times(many), backward, stage, tail)
+    def placed(self, ends: Array, extra: Array) -> Candidates:
+        """Return the candidates with these boundaries and added backward times, which must fit."""
+        stage, tail = self._tails(ends)
+        forward, backward = self.row.forward_times(ends), self.row.backward_times(ends) + extra
+        return Candidates(ends, extra, forward, backward, stage, tail)
 
     def _tails(self, ends: Array) -> tuple[Array, Array]:
         return tails_of(self.problem, self.row.held(ends) if self.problem.tails else ends)
@@ -177,7 +175,8 @@ class Evaluator:
                 raise OutOfTime
             here = int(rank[index])
             if key not in self._extras:
-                self._extras[key] = self._extras_of(here, ends[candidate[index]])
+                held = self.row.held(ends[candidate[index]][None])[0]
+                self._extras[key] = self.extras_of(here, held[here::size])
             ways = self._extras[key]
             cost = ways @ weights[here::size]
             best.append(ways[int(cost.argmin())] if len(cost) else numpy.full(self._shape[0], -1))
@@ -194,15 +193,16 @@ class Evaluator:
         held = before[v, ends[:, 1:]] - before[v, ends[:, :-1]]
         return held.reshape(len(ends), *self._shape).sum(axis=1)
 
-    def _extras_of(self, rank: int, ends: Array) -> Array:
-        """Return added backward times of a rank's recompute choices, ``[way, chunk]``; only 0 if it needs none."""
-        held, size = self.row.held(ends[None])[0], self.problem.num_stages
-        here = held[rank::size]
-        copies = numpy.array(self.problem.moments(rank)) @ (here @ self._saved)
-        used = (here * self._plain[rank::size]).sum() + copies.max() + self._transient
+    def extras_of(self, rank: int, held: Array) -> Array:
+        """Return added backward times of a rank's recompute choices, ``[way, chunk]``; only 0 if it needs none.
+
+        ``held``: layers, ``[chunk, segment]``.
+        """
+        copies = numpy.array(self.problem.moments(rank)) @ (held @ self._saved)
+        used = (held * self._plain[rank :: self.problem.num_stages]).sum() + copies.max() + self._transient
         if self._is_free and used <= self._rooms[rank]:
-            return numpy.zeros((1, len(here)), dtype=numpy.int64)
-        return self.ways_of(rank, held).extra
+            return numpy.zeros((1, len(held)), dtype=numpy.int64)
+        return self.kinds.ways(rank, tuple(map(tuple, held.tolist()))).extra
 
     def ways_of(self, rank: int, held: Array) -> RankWays:
         """Return the recompute choices of a rank. ``held``: layers, ``[virtual stage, segment]``."""

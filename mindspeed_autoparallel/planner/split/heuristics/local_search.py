@@ -43,7 +43,8 @@ class LocalSearch:
         until then."""
         self.evaluator, self.deadline, self.no_later = evaluator, deadline, max(deadline, no_later)
         self._random = numpy.random.default_rng(seed)
-        self._moves = shifts(evaluator.problem.num_virtual)
+        self.moves = shifts(evaluator.problem.num_virtual)
+        """``[move, num_virtual + 1]``: shifts of boundaries i to j, by 1 in the first half and by -1 in the other."""
         self._nowhere: Array = numpy.zeros(evaluator.problem.num_virtual, dtype=numpy.int64)
         self.best: Best | None = None
         self.perturbed = 0
@@ -108,7 +109,7 @@ class LocalSearch:
                 break
             for _ in range(SETTINGS.search_side_by_side - len(under_way)):
                 self.perturbed, since, quiet = self.perturbed + 1, since + 1, quiet + 1
-                found = self._perturbed(current)
+                found = self.perturbed_from(current)
                 if found is not None:
                     under_way.append(_begun(self._descend(found)))
             before = self.best.step
@@ -165,14 +166,15 @@ class LocalSearch:
         return None
 
     def _around(self, ends: Array) -> Array:
-        moved = ends + self._moves
+        moved = ends + self.moves
         return moved[self.evaluator.row.is_cut(moved)]
 
-    def _perturbed(self, best: Best) -> Candidates | None:
+    def perturbed_from(self, best: Best, most_kicks: int = SETTINGS.search_most_kicks) -> Candidates | None:
+        """Return a placement that fits, some random moves away; ``None`` if there is none near."""
         ends = best.one.ends[0]
-        kicks = int(self._random.integers(2, SETTINGS.search_most_kicks + 1)) if len(self._moves) else 0
+        kicks = int(self._random.integers(2, most_kicks + 1)) if len(self.moves) else 0
         for _ in range(kicks):
-            moved = ends + self._moves[int(self._random.integers(len(self._moves)))]
+            moved = ends + self.moves[int(self._random.integers(len(self.moves)))]
             if self.evaluator.row.is_cut(moved[None])[0]:
                 ends = moved
         found = self.evaluator.candidates(ends[None], self._weights(best.passes))

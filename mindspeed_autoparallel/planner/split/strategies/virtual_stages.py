@@ -17,6 +17,7 @@ from mindspeed_autoparallel.planner.split.bounds.whole_ranks import rank_caps, w
 from mindspeed_autoparallel.planner.split.heuristics.baselines import is_plan
 from mindspeed_autoparallel.planner.split.heuristics.candidates import Evaluator, OutOfTime
 from mindspeed_autoparallel.planner.split.heuristics.local_search import LocalSearch
+from mindspeed_autoparallel.planner.split.heuristics.target_search import TargetSearch
 from mindspeed_autoparallel.planner.split.model.cut_model import whole_counts
 from mindspeed_autoparallel.planner.split.model.cuts import Cut
 from mindspeed_autoparallel.planner.split.model.integer_master import IntegerMaster
@@ -48,10 +49,9 @@ class _Solve:
         self.evaluator = Evaluator(state.problem, deadline)
         begun = time.monotonic()
         self.relaxed_until = begun + SETTINGS.virtual_relaxed_share * (deadline - begun)
-        self.search_until = begun + SETTINGS.virtual_tight_search_share * (deadline - begun)
-        self.search = LocalSearch(
-            self.evaluator, begun + SETTINGS.virtual_search_share * (deadline - begun), state.limits.seed, deadline
-        )
+        self.search_until = begun + SETTINGS.virtual_search_share * (deadline - begun)
+        self.tight_until = begun + SETTINGS.virtual_tight_search_share * (deadline - begun)
+        self.search = LocalSearch(self.evaluator, self.search_until, state.limits.seed, deadline)
         self.exhausted = False
         self.cuts: dict[Cut, None] = {}
         """Cuts of the relaxations and of whole-layer plans. Those of the local search are tight near its plans only and
@@ -72,12 +72,7 @@ class _Solve:
         if state.closed:
             return
         if self._started() and self._is_promising:
-            if self._recomputes:
-                # A descent takes longer where ranks recompute, and queries on whole layers raise the bound less.
-                self.search.deadline = self.search_until
-            self.search.improve(
-                int(min(SETTINGS.virtual_most_simulated, self.effort * SETTINGS.effort_replays)), state.lower_bound
-            )
+            self._improve()
             self.take_over()
         if not state.closed and self.effort > SETTINGS.virtual_little_effort:
             if self._is_promising:
@@ -86,6 +81,20 @@ class _Solve:
                 self._relax_again()
             if self._is_promising and not state.closed:
                 self._search_whole_layers()
+
+    def _improve(self) -> None:
+        """Search for a faster placement than those of the first descents."""
+        bound, have_ended = self.state.lower_bound, not self.search.is_late
+        # Queries on whole layers raise the bound less where ranks recompute, so the search has more of the time.
+        self.search.deadline = self.tight_until if self._recomputes else self.search_until
+        # In little time, perturbations gain more.
+        if self._recomputes and self._has_many_stages and have_ended:
+            left = self.effort - self.evaluator.num_simulated / SETTINGS.effort_replays
+            if left > 0:
+                TargetSearch(self.search).run(left * SETTINGS.effort_moves, bound)
+        else:
+            most = min(SETTINGS.virtual_most_simulated, self.effort * SETTINGS.effort_replays)
+            self.search.improve(int(most), bound)
 
     def _relax_again(self) -> None:
         """Raise the bound of plans faster than the best one, by whole layers per rank and the known cuts."""
@@ -135,6 +144,11 @@ class _Solve:
     def _recomputes(self) -> bool:
         """Return whether the fastest placement recomputes layers."""
         return self.search.best is not None and bool(self.search.best.one.extra.any())
+
+    @property
+    def _has_many_stages(self) -> bool:
+        """Return whether there are so many virtual stages that a single move seldom shortens the longest path."""
+        return self.problem.num_virtual >= SETTINGS.target_least_virtual
 
     @property
     def _is_promising(self) -> bool:
