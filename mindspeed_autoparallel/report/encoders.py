@@ -93,7 +93,9 @@ def rival(plan: Plan) -> str:
     if other is None:
         return ""
     behind = other.step_us / plan.mean_us - 1
-    bound = "" if other.status == "optimal" else f", bound {format_us(other.lower_bound_us)}: not proved"
+    bound = ""
+    if other.status != "optimal" and other.lower_bound_us is not None:
+        bound = f", bound {format_us(other.lower_bound_us)}: not proved"
     parts = gain_parts(plan.mean_us, other, other.step_us)
     how = "more" if behind >= 0 else "less"
     return (

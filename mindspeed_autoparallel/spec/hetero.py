@@ -79,7 +79,8 @@ class HomogeneousBest:
     layout: Layout
     step_us: float
     """Mean of drawn steps if samples differ, as in ``HeteroBest``."""
-    lower_bound_us: float
+    lower_bound_us: float | None
+    """``None`` for a mean of drawn steps, which no search bounds."""
     status: str
     throughput_tokens_per_s_per_device: float
     layers: dict[str, tuple[int, ...]]
@@ -93,7 +94,7 @@ class HeteroBest:
 
     layout: Layout
     step_us: float
-    lower_bound_us: float
+    lower_bound_us: float | None
     status: str
     memory: str
     """The ``--hetero-memory`` that it requires."""

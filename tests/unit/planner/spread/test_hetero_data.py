@@ -139,9 +139,12 @@ def test_the_command_compares_by_drawn_steps(tmp_path: Path, capsys: pytest.Capt
     assert hetero.hetero is not None and hetero.hetero.homogeneous is not None and other.hetero_rival is not None
     assert hetero.mean_us > hetero.step.total_us
     assert (hetero.hetero.homogeneous.step_us, other.hetero_rival.step_us) == (other.mean_us, hetero.mean_us)
+    assert (hetero.hetero.homogeneous.lower_bound_us, other.hetero_rival.lower_bound_us) == (None, None)
+    assert "bound" not in rival(other)
     compared = json.loads((tmp_path / "auto_parallel_search_optimal_config.json").read_text())["hetero_parallel"]
     assert compared["e2e_time"] == pytest.approx(hetero.mean_us / 1000)
     assert compared["speed_up"] == pytest.approx(compared["homogeneous"]["e2e_time"] / compared["e2e_time"])
+    assert "lower_bound" not in compared and "lower_bound" not in compared["homogeneous"]
     shown = encoders(hetero)
     assert shown is not None and shown.homogeneous is not None
     assert shown.homogeneous.speed_up == pytest.approx(compared["speed_up"])
