@@ -11,6 +11,11 @@ from mindspeed_autoparallel.spec.layout import Layout, ModuleLayout
 Balance = Literal["local", "global", "off"]
 BALANCES: tuple[Balance, ...] = get_args(Balance)
 """Values of ``--hetero-balance``."""
+MemoryMode = Literal["upfront", "recompute", "window"]
+MEMORY_MODES: tuple[MemoryMode, ...] = get_args(MemoryMode)
+"""Values of ``--hetero-memory``: encoders keep their activations, run their forward again before their backward, or
+interleave with the pipeline."""
+WINDOW: MemoryMode = "window"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +70,11 @@ class EncoderPhase:
                 state_bytes=self.state_bytes, kept_bytes=self.kept_bytes, transient_bytes=self.transient_bytes
             )
         return self.stage_memory[int(place * len(self.stage_memory))]
+
+    @property
+    def held_bytes(self) -> int:
+        """Return the bytes held on every rank while the pipeline runs."""
+        return self.state_bytes + self.kept_bytes
 
     @property
     def total_us(self) -> float:
@@ -134,7 +144,7 @@ class HeteroRecord:
     @property
     def reserved_bytes(self) -> int:
         """Return the bytes held on every rank while the pipeline runs."""
-        return sum(phase.state_bytes + phase.kept_bytes for phase in self.encoders)
+        return sum(phase.held_bytes for phase in self.encoders)
 
     @property
     def transient_bytes(self) -> int:
