@@ -58,10 +58,6 @@ class Answer:
         """Return the days that a training on ``tokens`` takes."""
         return tokens / self.tokens_per_s / _DAY_S
 
-    @property
-    def num_devices(self) -> int:
-        return self.num_nodes * self.devices_per_node
-
 
 def answer_of(plan: Plan) -> Answer:
     cluster, model, at_mean_sample_us = plan.cluster, plan.model, plan.step.total_us
@@ -98,15 +94,15 @@ def answer_of(plan: Plan) -> Answer:
 
 def answer_lines(plan: Plan, tokens: float | None = None) -> list[str]:
     """Return the answer as text. ``tokens``: those of the whole training, to add its days."""
-    answer = answer_of(plan)
+    answer, cluster = answer_of(plan), plan.cluster
     lines = [
-        f"{answer.model}{answer.parameters} on {answer.num_nodes} x {answer.devices_per_node} {answer.device}: "
+        f"{answer.model}{answer.parameters} on {cluster.num_nodes} x {cluster.devices_per_node} {answer.device}: "
         f"{answer.layout}",
         f"  step {answer.step_us / US_PER_MS:,.1f} ms, {answer.tokens_per_s:,.0f} tokens/s in all, "
         f"{answer.tokens_per_s_per_device:,.0f} per device" + (f", MFU {answer.mfu:.1%}" if answer.mfu else ""),
     ]
     if tokens is not None:
-        hours = answer.days(tokens) * 24 * answer.num_devices
+        hours = answer.days(tokens) * 24 * cluster.num_devices
         lines.append(f"  {amount(tokens)} tokens take {answer.days(tokens):,.1f} days ({hours:,.0f} device hours)")
     if answer.unoverlapped_us:
         more = answer.unoverlapped_us / plan.step.total_us - 1

@@ -18,21 +18,15 @@ class Headline:
     """The choice, its predicted speed, and the sources of that figure. Times of a step in microseconds."""
 
     model: str
-    num_parameters: int
     layout: str
     schedule: str
     num_nodes: int
     devices_per_node: int
-    num_devices: int
     global_batch_size: int
     num_microbatches: int
-    step_us: float
     p50_us: float | None
     """``None`` if all samples are equal, like ``p95_us``."""
     p95_us: float | None
-    tokens_per_s_per_device: float
-    tokens_per_s: float
-    """Throughput of all devices together."""
     bubble_fraction: float
     pass_overhead_us: float
     """Time of a forward or backward of one microbatch outside the stage's blocks."""
@@ -55,19 +49,14 @@ def headline(plan: Plan) -> Headline:
     search, layout = plan.search, plan.layout
     return Headline(
         model=plan.model.name,
-        num_parameters=plan.model.num_parameters,
         layout=layout.label(),
         schedule=layout.schedule,
         num_nodes=plan.cluster.num_nodes,
         devices_per_node=plan.cluster.devices_per_node,
-        num_devices=plan.cluster.num_devices,
         global_batch_size=plan.global_batch_size,
         num_microbatches=plan.num_microbatches,
-        step_us=plan.mean_us,
         p50_us=(plan.data or plan.step).p50_us,
         p95_us=(plan.data or plan.step).p95_us,
-        tokens_per_s_per_device=plan.mean_throughput,
-        tokens_per_s=plan.mean_throughput * plan.cluster.num_devices,
         bubble_fraction=plan.step.bubble_fraction,
         pass_overhead_us=pass_overhead_us(plan),
         searched=search.status != EDITED,

@@ -53,7 +53,7 @@ def headline(values: Report) -> str:
     if values.data is not None:
         bound, gain = f"{bound}, for the mean sample", (gain[0], f"{gain[1]}, for the mean sample")
     tiles = [
-        ("Step time", format_us(head.step_us), spread),
+        ("Step time", format_us(answer.step_us), spread),
         ("Throughput", f"{answer.tokens_per_s:,.0f}", f"tokens/s; {answer.tokens_per_s_per_device:,.0f} a device"),
         *([("MFU", percent(answer.mfu), "of the 16-bit peak, no recompute")] if answer.mfu else []),
         ("1 T tokens", f"{answer.days_per_trillion:,.1f} days", "of training"),
@@ -212,15 +212,16 @@ def memory(values: Report) -> str:
     most = max((max(rank.peak_bytes, rank.limit_bytes) for rank in ranks), default=GIB) * 1.02
     bars = []
     for rank in ranks:
+        tip = f"Rank {rank.pipeline_rank}"
         fill = "".join(
             element(
                 "i",
                 class_=term_colour(term),
                 style=width(size / most),
-                data_tip=f"Rank {rank.rank}: {name}\n{format_bytes(size)}, {percent(size / rank.peak_bytes, 0)}",
+                data_tip=f"{tip}: {name}\n{format_bytes(size)}, {percent(size / rank.peak_bytes, 0)}",
             )
-            for term, name, size in zip(terms, names, rank.sizes, strict=True)
-            if size
+            for term, name in zip(terms, names, strict=True)
+            if (size := rank.terms.get(term, 0))
         )
         share = rank.peak_bytes / rank.limit_bytes
         over = share > 1
@@ -232,12 +233,17 @@ def memory(values: Report) -> str:
         )
         label = f"{format_bytes(rank.peak_bytes)} · {percent(share, 0)}" + (" · over the limit" if over else "")
         bars += [
-            element("span", text(f"rank {rank.rank}")),
+            element("span", text(f"rank {rank.pipeline_rank}")),
             element("div", element("div", fill, class_="fill") + mark, class_="track"),
             element("span", text(label), class_="bad" if over else "", data_tip=f"Peak at: {rank.peak_point}"),
         ]
     rows = [
-        (rank.rank, *map(format_bytes, (*rank.sizes, rank.peak_bytes, rank.limit_bytes)), rank.peak_point)
+        (
+            rank.pipeline_rank,
+            *(format_bytes(rank.terms.get(term, 0)) for term in terms),
+            *map(format_bytes, (rank.peak_bytes, rank.limit_bytes)),
+            rank.peak_point,
+        )
         for rank in ranks
     ]
     numbers = text_table(["rank", *names, "peak", "limit", "where the peak is"], rows, range(1, len(names) + 3))

@@ -413,10 +413,10 @@ def test_reports_show_the_mean_of_drawn_steps_by_which_plans_are_compared() -> N
     assert plan.data is not None and plan.mean_us > 1.05 * plan.step.total_us
     slower = plan.mean_us / plan.step.total_us
     head, answer, result = headline(plan), answer_of(plan), result_of(plan)
-    assert head.step_us == answer.step_us == plan.mean_us == 1000 * result["e2e_time"]
+    assert answer.step_us == plan.mean_us == 1000 * result["e2e_time"]
     assert (head.p50_us, head.p95_us) == (plan.data.p50_us, plan.data.p95_us)
     at_mean_rate = plan.throughput_tokens_per_s_per_device
-    for rate in (head.tokens_per_s_per_device, answer.tokens_per_s_per_device, result["throughput"]):
+    for rate in (answer.tokens_per_s_per_device, result["throughput"]):
         assert rate == pytest.approx(at_mean_rate / slower)
     # Rules of thumb are not drawn: they are compared at the mean sample, as their bound is.
     assert baselines(plan)[0].step_us == plan.step.total_us
