@@ -36,13 +36,14 @@ _LINE = 100
 
 
 def add_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--script",
         type=Path,
         metavar="FILE",
         help="write the plan as a bash script: torchrun with the host's flags, or with --auto-parallel-plan",
     )
-    parser.add_argument(
+    add(
         "--megatron-release",
         metavar="RELEASE",
         help="Megatron-LM that --script is for, such as 0.12 (default: 0.15 and newer, whose flags are the same)",
