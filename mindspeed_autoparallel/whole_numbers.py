@@ -4,6 +4,7 @@ finish."""
 from __future__ import annotations
 
 import argparse
+import math
 from dataclasses import dataclass
 
 from mindspeed_autoparallel.files import shown
@@ -51,4 +52,12 @@ def number(text: str) -> float:
         raise argparse.ArgumentTypeError(f"must be a number, got {shown(repr(text))}") from error
 
 
+def positive(text: str) -> float:
+    """Return the finite number above 0 in ``text``; raises argparse's error if it is none."""
+    if not 0 < (value := number(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"must be above 0, got {shown(repr(text))}")
+    return value
+
+
 LARGE = WholeNumber(most=LARGEST)
+COUNT, LARGE_COUNT = WholeNumber(least=1), WholeNumber(least=1, most=LARGEST)

@@ -19,7 +19,7 @@ from mindspeed_autoparallel.files import shown
 from mindspeed_autoparallel.profiles import MeasuredAt, Profile
 from mindspeed_autoparallel.spec import Plan
 from mindspeed_autoparallel.units import GIB
-from mindspeed_autoparallel.whole_numbers import LARGE
+from mindspeed_autoparallel.whole_numbers import COUNT, LARGE, LARGE_COUNT, positive
 
 if TYPE_CHECKING:
     from mindspeed_autoparallel.predict.hugging_face_modules import SampleMedia
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--seq-length",
-        type=LARGE,
+        type=LARGE_COUNT,
         help="with analytic: tokens per sample in the decoder, if --model does not state them",
     )
     _add_media_flags(parser)
@@ -74,11 +74,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--network-gbit-per-s",
-        type=float,
+        type=positive,
         metavar="RATE",
         help="with analytic: network bandwidth of one node, summed over its devices (default: the catalogue's)",
     )
-    add("--profile-tensor-size", type=int, default=1, help="TP at which MindSpeed's file was measured")
+    add("--profile-tensor-size", type=COUNT, default=1, help="TP at which MindSpeed's file was measured")
     add_stages_link(parser)
 
 
@@ -94,8 +94,6 @@ def add_stages_link(parser: argparse.ArgumentParser) -> None:
 
 def read_profile_of(arguments: argparse.Namespace) -> Profile:
     """Return the profile that the flags describe; ``ConfigError`` names a missing or useless flag."""
-    if arguments.profile_tensor_size < 1:
-        raise ConfigError(f"--profile-tensor-size must be at least 1, got {arguments.profile_tensor_size}.")
     if _is_analytic(arguments):
         _check_analytic(arguments)
         profile = _computed(arguments)
@@ -180,10 +178,6 @@ def _check_analytic(arguments: argparse.Namespace) -> None:
     for flag in ("model", "device"):
         if getattr(arguments, flag) is None:
             raise ConfigError(f"--profile-source analytic needs --{flag}.")
-    if arguments.network_gbit_per_s is not None and not 0 < arguments.network_gbit_per_s < float("inf"):
-        raise ConfigError(f"--network-gbit-per-s must be above 0, got {arguments.network_gbit_per_s:g}.")
-    if arguments.seq_length is not None and arguments.seq_length < 1:
-        raise ConfigError(f"--seq-length must be at least 1, got {arguments.seq_length}.")
 
 
 def _computed(

@@ -20,7 +20,7 @@ from mindspeed_autoparallel.files import json_text, made_folder, shown
 from mindspeed_autoparallel.interrupts import Stopped, exit_code_of
 from mindspeed_autoparallel.spec.hetero import BALANCES
 from mindspeed_autoparallel.units import MIB
-from mindspeed_autoparallel.whole_numbers import LARGE
+from mindspeed_autoparallel.whole_numbers import COUNT, LARGE
 
 if TYPE_CHECKING:
     from mindspeed_autoparallel.planner.layouts.options import SearchOptions
@@ -34,8 +34,8 @@ MAX_LIMIT_MIB = 2**30
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     _profile_source.add_arguments(parser)
-    add("--nnodes", type=int, required=True, help="nodes to train on")
-    add("--nproc-per-node", type=int, required=True, help="devices per node")
+    add("--nnodes", type=COUNT, required=True, help="nodes to train on")
+    add("--nproc-per-node", type=COUNT, required=True, help="devices per node")
     add("--global-batch-size", type=int, help="samples per step (default with --fsdp2: the file's)")
     add(
         "--fsdp2",
@@ -154,9 +154,6 @@ def _finish(arguments: argparse.Namespace, plan: Plan, profile: Profile, tokens:
 def _cluster(arguments: argparse.Namespace) -> Cluster:
     from mindspeed_autoparallel.spec import Cluster
 
-    for flag, count in (("--nnodes", arguments.nnodes), ("--nproc-per-node", arguments.nproc_per_node)):
-        if count < 1:
-            raise ConfigError(f"{flag} must be at least 1, got {count}.")
     return Cluster(
         num_nodes=arguments.nnodes,
         devices_per_node=arguments.nproc_per_node,

@@ -22,7 +22,6 @@ from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions
 from mindspeed_autoparallel.planner.placement import ModulePlacement
-from mindspeed_autoparallel.planner.rank_memory import point_of
 from mindspeed_autoparallel.predict.analytic_profile import analytic_profile, stated_train, usual_points
 from mindspeed_autoparallel.predict.answers import Answer
 from mindspeed_autoparallel.predict.hugging_face_modules import TEXT
@@ -214,8 +213,6 @@ def _whole(profile: Profile, plan: Plan, other: Alternative) -> Plan:
         layers=dict(other.layers), recompute=dict(other.recompute_kinds), prediction_stage=other.prediction_stage
     )
     found = evaluate(profile, plan.cluster, other.layout, placement, plan.global_batch_size)
-    measurement = point_of(profile, other.layout)
-    assert measurement is not None
     record = replace(
         plan.search,
         status="feasible",

@@ -15,8 +15,9 @@ from mindspeed_autoparallel.errors import ConfigError, flag_of
 from mindspeed_autoparallel.interrupts import leaving_kept
 from mindspeed_autoparallel.runtime.flags.flag import read_flags
 from mindspeed_autoparallel.runtime.flags.shared import NodeFlags, ProfileSourceFlags
-from mindspeed_autoparallel.runtime.launch import Coordinator, Nodes, run_agent
+from mindspeed_autoparallel.runtime.launch.coordinator import Coordinator, run_agent
 from mindspeed_autoparallel.runtime.launch.ports import check_port_is_free
+from mindspeed_autoparallel.runtime.launch.rendezvous import Nodes
 from mindspeed_autoparallel.runtime.megatron.description import Description
 from mindspeed_autoparallel.runtime.megatron.mindspeed import least_expert_sizes
 from mindspeed_autoparallel.runtime.megatron.short_training import batch_ramp
@@ -146,9 +147,9 @@ def target_device(arguments: argparse.Namespace, *, names_links: bool = False) -
     if flags.profile_source != "analytic" and names_links:
         return None
     if flags.profile_source != "analytic":
-        for flag in ("--profile-device", "--profile-device-file"):
-            if getattr(flags, flag[2:].replace("-", "_")):
-                raise ConfigError(f"{flag} is for --profile-source analytic; add that, or drop it.")
+        for name in ("profile_device", "profile_device_file"):
+            if getattr(flags, name):
+                raise ConfigError(f"{flag_of(name)} is for --profile-source analytic; add that, or drop it.")
         return None
     device = named_device(flags)
     if device is None:

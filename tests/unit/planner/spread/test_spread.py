@@ -20,6 +20,7 @@ from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.placement import ModulePlacement
+from mindspeed_autoparallel.planner.results import result_of
 from mindspeed_autoparallel.planner.spread import choose
 from mindspeed_autoparallel.planner.spread.choose import SpreadOptions, choose_plan
 from mindspeed_autoparallel.planner.spread.drawn_steps import PlanUnderData
@@ -30,10 +31,13 @@ from mindspeed_autoparallel.planner.spread.rank_bytes import rank_bytes, windows
 from mindspeed_autoparallel.planner.spread.scaled import mean_profile, scaled_profile
 from mindspeed_autoparallel.planner.spread.waiting import waiting
 from mindspeed_autoparallel.profiles import Profile
-from mindspeed_autoparallel.report.headline import warnings
+from mindspeed_autoparallel.report import render_table
+from mindspeed_autoparallel.report.answer import answer_of
+from mindspeed_autoparallel.report.headline import headline, warnings
+from mindspeed_autoparallel.report.search_data import baselines
 from mindspeed_autoparallel.schedule import make_program
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan
-from mindspeed_autoparallel.units import MIB
+from mindspeed_autoparallel.units import MIB, format_us
 
 LENGTH = 1024
 
@@ -269,7 +273,7 @@ def test_alternatives_are_the_next_best_layouts_by_drawn_steps_whichever_layout_
     for other in others:
         safe = [one for one in plan.data.considered if one.oom_probability <= 1e-3]
         assert other.step_us == min(one.mean_us for one in safe if one.label == other.layout.label())
-        assert at_mean.search.lower_bound_us <= other.lower_bound_us < other.step_us
+        assert other.lower_bound_us is None  # the search bounds steps of the mean sample, not means of drawn ones
     # The record is of the whole search: a plan slower than another for the mean sample is not optimal.
     assert plan.search.num_configurations == at_mean.search.num_configurations
     assert plan.search.lower_bound_us <= at_mean.step.total_us * (1 + 1e-9)
@@ -397,9 +401,28 @@ def test_the_command_prints_the_cost_of_the_spread(files: Path, capsys: pytest.C
     plan = Plan.read(files / "plan.json")
     assert plan.data is not None and plan.data.sha256 == "abc"
     assert main(["report", "--plan", str(files / "plan.json"), "--page", str(files / "page.html")]) == 0
-    assert "The spread costs" in (files / "page.html").read_text()
+    page = (files / "page.html").read_text()
+    assert "The spread costs" in page and "means of drawn steps" in page and "for the mean sample" in page
     capsys.readouterr()
     assert main(["simulate", "--plan", str(files / "plan.json")]) == 0
+
+
+def test_reports_show_the_mean_of_drawn_steps_by_which_plans_are_compared() -> None:
+    cluster = Cluster(num_nodes=1, devices_per_node=8)
+    plan = choose_plan(profile_of(), data_of(long_tail()), SpreadOptions(), searched(cluster, 32))
+    assert plan.data is not None and plan.mean_us > 1.05 * plan.step.total_us
+    slower = plan.mean_us / plan.step.total_us
+    head, answer, result = headline(plan), answer_of(plan), result_of(plan)
+    assert answer.step_us == plan.mean_us == 1000 * result["e2e_time"]
+    assert (head.p50_us, head.p95_us) == (plan.data.p50_us, plan.data.p95_us)
+    at_mean_rate = plan.throughput_tokens_per_s_per_device
+    for rate in (answer.tokens_per_s_per_device, result["throughput"]):
+        assert rate == pytest.approx(at_mean_rate / slower)
+    # Rules of thumb are not drawn: they are compared at the mean sample, as their bound is.
+    assert baselines(plan)[0].step_us == plan.step.total_us
+    assert ", for the mean sample" in head.proof
+    table = render_table(plan)
+    assert f"step {format_us(plan.mean_us)} predicted, the mean of drawn steps, " in table
 
 
 @pytest.mark.parametrize(
