@@ -19,7 +19,7 @@ from mindspeed_autoparallel.files import shown
 from mindspeed_autoparallel.profiles import MeasuredAt, Profile
 from mindspeed_autoparallel.spec import Plan
 from mindspeed_autoparallel.units import GIB
-from mindspeed_autoparallel.whole_numbers import COUNT, LARGE, LARGE_COUNT, positive
+from mindspeed_autoparallel.whole_numbers import COUNT, LARGE_COUNT, POSITIVE, Positive
 
 if TYPE_CHECKING:
     from mindspeed_autoparallel.predict.hugging_face_modules import SampleMedia
@@ -36,7 +36,7 @@ _FLAGS_OF_THEIR_OWN = {
         "the search chooses it; predict prices one choice",
     ),
 }
-_MOST_PIXELS, _MOST_SECONDS, _MOST_IMAGES = 2**16, 1e6, 1e6
+_MOST_PIXELS = 2**16
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--network-gbit-per-s",
-        type=positive,
+        type=POSITIVE,
         metavar="RATE",
         help="with analytic: network bandwidth of one node, summed over its devices (default: the catalogue's)",
     )
@@ -213,20 +213,20 @@ def _add_media_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--images-per-sample",
-        type=float,
+        type=Positive(most=10**6),
         metavar="N",
         help="mean images per sample, if --model has a vision encoder (default: 1)",
     )
     add("--image-size", metavar="HxW", help="pixels of an image at the encoder's input (default: 448x448)")
     add(
         "--patches-per-sample",
-        type=LARGE,
+        type=LARGE_COUNT,
         metavar="N",
         help="mean patches per sample, instead of images and their size (default: from --data)",
     )
     add(
         "--audio-seconds",
-        type=float,
+        type=Positive(most=10**6),
         metavar="S",
         help="mean audio length of a sample, if --model has an audio encoder (default: 30)",
     )
@@ -240,7 +240,6 @@ def _media_of_sample(arguments: argparse.Namespace) -> SampleMedia | None:
     given = tuple(name for name in _unused_flags.MEDIA if getattr(arguments, name) not in (None, False))
     if arguments.data is None and not given:
         return None
-    _check_media(arguments)
     values: dict[str, float | tuple[int, int]] = {}
     patches, frames = _mean_media(arguments)
     if arguments.patches_per_sample is not None or (patches and arguments.images_per_sample is None):
@@ -268,17 +267,6 @@ def _mean_media(arguments: argparse.Namespace) -> tuple[int, int]:
     data = Distribution.read(arguments.data)
     means = data.shares() @ data.sizes()
     return round(means[COLUMNS.index("patches")]), round(means[COLUMNS.index("frames")])
-
-
-def _check_media(arguments: argparse.Namespace) -> None:
-    limits = (
-        ("--images-per-sample", arguments.images_per_sample, _MOST_IMAGES),
-        ("--patches-per-sample", arguments.patches_per_sample, 2**31),
-        ("--audio-seconds", arguments.audio_seconds, _MOST_SECONDS),
-    )
-    for flag, value, most in limits:
-        if value is not None and not 0 < value <= most:
-            raise ConfigError(f"{flag} must be above 0 and at most {most:g}, got {value:g}.")
 
 
 def _image_size(text: str) -> tuple[int, int]:

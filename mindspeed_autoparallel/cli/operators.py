@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
-from mindspeed_autoparallel.whole_numbers import LARGE, WholeNumber, positive
+from mindspeed_autoparallel.whole_numbers import LARGE, POSITIVE, WholeNumber
 
 if TYPE_CHECKING:
     from mindspeed_autoparallel.operators.config import OperatorConfig
@@ -40,8 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--stages", type=int, metavar="N", help="Pipeline stages without --auto-pipeline (default: 1).")
     add("--servers", type=int, default=1, metavar="N", help="Nodes; bounds the stages of --auto-pipeline.")
     add("--micro-batch-num", type=LARGE, metavar="N", help="Microbatches; bounds the stages (default: 1).")
-    add("--memory-gib", type=positive, metavar="GIB", help="Memory of one device (default: 64).")
-    add("--parameter-limit-gib", type=positive, metavar="GIB", help="Limit for the weights of one device (mode exact).")
+    add("--memory-gib", type=POSITIVE, metavar="GIB", help="Memory of one device (default: 64).")
+    add("--parameter-limit-gib", type=POSITIVE, metavar="GIB", help="Limit for the weights of one device (mode exact).")
     add("--untied", action="store_true", help="Allow repeated layers to differ (not with --mem-coeff).")
     add(
         "--explain",

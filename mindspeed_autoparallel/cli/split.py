@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from mindspeed_autoparallel.cli import _profile_source, _split_dualpipev, _split_group_sizes
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.units import GIB, MIB, NS_PER_MS
-from mindspeed_autoparallel.whole_numbers import LARGE, LARGEST, WholeNumber, positive
+from mindspeed_autoparallel.whole_numbers import LARGE, LARGEST, MEMORY_MIB, POSITIVE, WholeNumber
 
 if TYPE_CHECKING:
     from mindspeed_autoparallel.planner.split import Baseline, Placement, SplitProblem, SplitSolution
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--profile", type=Path, required=True, help="our profile or MindSpeed's model_profile.json")
     add("--pipeline-size", type=int, required=True, help="stages")
     add("--num-microbatches", type=LARGE, required=True, help="microbatches of one step")
-    add("--memory-limit-mib", type=float, required=True, help="per device")
+    add("--memory-limit-mib", type=MEMORY_MIB, required=True, help="per device")
     _profile_source.add_stages_link(parser)
     add(
         "--schedule",
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="plan no stage of the embedding or the output layer alone, which only hosts with "
         "--pipeline-model-parallel-layout train",
     )
-    add("--time-limit-s", type=positive, default=60.0, help="then end with the best plan so far and its bound")
+    add("--time-limit-s", type=POSITIVE, default=60.0, help="then end with the best plan so far and its bound")
     add(
         "--top-k",
         type=WholeNumber(least=1, most=MAX_PLANS),

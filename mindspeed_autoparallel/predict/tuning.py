@@ -83,7 +83,7 @@ def tune(
     options = options or SearchOptions(top_k=2)
     refuse_unmodelled(base)
     request = request_in_own_words(base)
-    hardware, train, model = (_section(request, name) for name in ("hw", "train", "model"))
+    hardware, train, model = (section_of(request, name) for name in ("hw", "train", "model"))
     held = _held(part(request, "parallel"))
     device = device_of(request, extra_devices)
     devices = integer(hardware, "num_gpus", None, "hw")
@@ -187,13 +187,6 @@ def _left_out(plan: Plan) -> dict[str, int]:
         if verdict.outcome in ("memory", "illegal", "unmeasured")
     )
     return dict(reasons.most_common())
-
-
-def _section(request: Mapping[str, object], name: str) -> dict[str, object]:
-    section = request.get(name)
-    if not isinstance(section, Mapping):
-        raise ConfigError(f"the request has no section {name}: it must be an object of keys and values.")
-    return dict(section)
 
 
 def _is_held(at: MeasuredAt, held: Mapping[str, int]) -> bool:

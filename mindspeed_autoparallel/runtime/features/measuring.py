@@ -23,10 +23,9 @@ from mindspeed_autoparallel.runtime.megatron.mindspeed import least_expert_sizes
 from mindspeed_autoparallel.runtime.megatron.short_training import batch_ramp
 from mindspeed_autoparallel.runtime.megatron.unsearched import refuse_batch_schedule
 from mindspeed_autoparallel.units import MIB
+from mindspeed_autoparallel.whole_numbers import MOST_MEMORY_MIB
 
 _LOGGER = logging.getLogger(__name__)
-
-_MAX_LIMIT_MIB = 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,9 +121,9 @@ def plays_ranks(num_nodes: int, num_processes_per_node: int, cluster_devices_per
 
 def check_memory_limit(limit_mib: float) -> None:
     """Raise ``ConfigError`` for an impossible device memory."""
-    if not 0 < limit_mib <= _MAX_LIMIT_MIB:
+    if not 0 < limit_mib <= MOST_MEMORY_MIB:
         raise ConfigError(
-            f"the memory limit of a device must be above 0 and at most {_MAX_LIMIT_MIB} MiB, got {limit_mib:g}. "
+            f"the memory limit of a device must be above 0 and at most {MOST_MEMORY_MIB} MiB, got {limit_mib:g}. "
             "Leave the flag out to use the device's own memory."
         )
 
