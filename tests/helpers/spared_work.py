@@ -1,5 +1,6 @@
 """What every forked program would do again and can do without."""
 
+import contextlib
 import functools
 import multiprocessing.spawn
 import os
@@ -24,6 +25,16 @@ def measure_briefly() -> None:
             vars(module).update(numbers)
 
         wrapt.register_post_import_hook(shorten, f"mindspeed_autoparallel.runtime.profiling.{name}")
+
+
+def leave_senders_running() -> None:
+    """Have no thread of the programs interrupt another when it wakes up.
+
+    A message wakes gloo's thread of its receiver, which would interrupt the sender while it holds the lock of the
+    connection. The answer then wakes the sender's own thread of gloo, which polls until it gets that lock.
+    """
+    with contextlib.suppress(AttributeError, OSError):  # the system has no such policy, or does not allow it
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def share_managers() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from dataclasses import replace
@@ -254,17 +255,24 @@ def test_as_many_alternatives_as_asked_for_are_listed() -> None:
     assert many.alternatives[:1] == one.alternatives
 
 
-@pytest.mark.parametrize(("devices", "batch", "share"), [(8, 32, 0.0), (4, 16, 0.8)])
-def test_alternatives_are_the_next_best_layouts_by_drawn_steps_whichever_layout_wins(
-    devices: int, batch: int, share: float
-) -> None:
-    """With little memory, the mean sample's layout has no safe plan."""
+@functools.cache
+def chosen(devices: int, batch: int, share: float) -> tuple[Cluster, Plan, Plan]:
+    """Return a cluster, the plan of the mean sample with all its memory, and the plan of the data with a ``share`` of what
+    that needs, or all if 0."""
     cluster, profile, data = Cluster(num_nodes=1, devices_per_node=devices), profile_of(), data_of(long_tail())
     at_mean = searched(cluster, batch)(mean_profile(profile, data, sample_factors(profile, data)), None)
     if share:
         needed = out_of_memory(profile, at_mean, data, sample_factors(profile, data), 1000).worst_bytes
         cluster = replace(cluster, memory_limit_bytes=int(share * needed))
-    plan = choose_plan(profile, data, SpreadOptions(oom_steps=1000), searched(cluster, batch))
+    return cluster, at_mean, choose_plan(profile, data, SpreadOptions(oom_steps=1000), searched(cluster, batch))
+
+
+@pytest.mark.parametrize(("devices", "batch", "share"), [(8, 32, 0.0), (4, 16, 0.8)])
+def test_alternatives_are_the_next_best_layouts_by_drawn_steps_whichever_layout_wins(
+    devices: int, batch: int, share: float
+) -> None:
+    """With little memory, the mean sample's layout has no safe plan."""
+    _, at_mean, plan = chosen(devices, batch, share)
     assert plan.data is not None and (plan.layout == at_mean.layout) == (not share)
     others = plan.alternatives
     assert len(others) >= 2 and plan.layout not in [other.layout for other in others]
@@ -330,16 +338,9 @@ def test_waiting_grows_with_replicas_and_is_nothing_for_equal_samples() -> None:
 
 
 def test_a_tight_memory_changes_the_plan() -> None:
-    cluster = Cluster(num_nodes=1, devices_per_node=4)
-    data = data_of(long_tail())
-    profile = profile_of()
+    data, profile = data_of(long_tail()), profile_of()
     factors = sample_factors(profile, data)
-    by_means = search(
-        mean_profile(profile, data, factors), cluster, 16, SearchOptions(with_relaxations=False, num_workers=1)
-    )
-    needed = out_of_memory(profile, by_means, data, factors, 1000).worst_bytes
-    tight = replace(cluster, memory_limit_bytes=int(0.8 * needed))
-    found = choose_plan(profile, data, SpreadOptions(oom_steps=1000), searched(tight, 16))
+    tight, _, found = chosen(4, 16, 0.8)
     assert found.data is not None and found.data.oom_probability <= 1e-3
     assert max(one.oom_probability for one in found.data.considered) > 1e-3
     # No slower than what holds the largest microbatches everywhere: of what is safe the fastest is looked for.
@@ -348,7 +349,7 @@ def test_a_tight_memory_changes_the_plan() -> None:
     assert found.data.mean_us <= float(drawn.mean()) * (1 + 1e-9)
     with pytest.raises(InfeasiblePlan, match=r"none of|nothing fits|no plan"):
         choose_plan(
-            profile, data, SpreadOptions(oom_steps=1000), searched(replace(cluster, memory_limit_bytes=60 * MIB), 16)
+            profile, data, SpreadOptions(oom_steps=1000), searched(replace(tight, memory_limit_bytes=60 * MIB), 16)
         )
 
 
