@@ -46,6 +46,11 @@ def flag_of(destination: str) -> str:
     return "--" + destination.replace("_", "-")
 
 
+def destination_of(flag: str) -> str:
+    """Return the destination of a flag: the inverse of ``flag_of``."""
+    return flag.lstrip("-").replace("-", "_")
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of the message of ``error``, or the name of its class: ``MemoryError`` has no message."""
     text = str(error).strip()

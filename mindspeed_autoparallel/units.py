@@ -10,16 +10,6 @@ MAX_DURATION_US = 1e12
 """Eleven days: a larger value in a file cannot be a measurement, and sums of such values would overflow 64 bits."""
 
 
-def mib(num_bytes: float) -> float:
-    """Return ``num_bytes`` in MiB."""
-    return num_bytes / MIB
-
-
-def gib(num_bytes: float) -> float:
-    """Return ``num_bytes`` in GiB."""
-    return num_bytes / GIB
-
-
 def counted(number: int, noun: str) -> str:
     """Return ``1 batch``, ``3 batches``, ``2 stages``."""
     return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('ch') else 's'}"

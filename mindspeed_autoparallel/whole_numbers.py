@@ -4,6 +4,7 @@ finish."""
 from __future__ import annotations
 
 import argparse
+import math
 from dataclasses import dataclass
 
 from mindspeed_autoparallel.files import shown
@@ -12,6 +13,8 @@ MOST = 2**20
 """Upper bound of counts: nodes, devices, layers, seconds."""
 LARGEST = 2**31 - 1
 """Upper bound of samples, tokens, MiB, steps and seeds."""
+MOST_MEMORY_MIB = 2**30
+"""Upper bound of the memory of a device."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,4 +54,21 @@ def number(text: str) -> float:
         raise argparse.ArgumentTypeError(f"must be a number, got {shown(repr(text))}") from error
 
 
+@dataclass(frozen=True)
+class Positive:
+    """The argparse type of a flag whose number is finite, above 0 and at most ``most``."""
+
+    most: float = math.inf
+
+    def __call__(self, text: str) -> float:
+        """Return the number in ``text``; raises argparse's error if it is none, or out of bounds."""
+        if not 0 < (value := number(text)) <= self.most or value == math.inf:
+            bound = "" if self.most == math.inf else f" and at most {self.most}"
+            raise argparse.ArgumentTypeError(f"must be above 0{bound}, got {shown(repr(text))}")
+        return value
+
+
+POSITIVE = Positive()
+MEMORY_MIB = Positive(MOST_MEMORY_MIB)
 LARGE = WholeNumber(most=LARGEST)
+COUNT, LARGE_COUNT = WholeNumber(least=1), WholeNumber(least=1, most=LARGEST)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindspeed_autoparallel.errors import ConfigError, PlanError, flag_of
@@ -84,6 +86,15 @@ def flags_line(plan: Plan, num_mtp_layers: int = 0) -> str:
         return f"flags of {host}: {shlex.join(launch_flags(plan, host, num_mtp_layers))}{beside}"
     except PlanError as error:
         return f"no flags of {host} describe this plan: {error} Train with --auto-parallel-plan plan.json (--out)."
+
+
+def write_page(plan: Plan, path: Path, num_mtp_layers: int) -> None:
+    """Write the page of ``plan`` with the flags of its host, and print its path to standard error."""
+    from mindspeed_autoparallel.files import write_text_atomic
+    from mindspeed_autoparallel.report import render_page
+
+    write_text_atomic(path, render_page(plan, flags_line(plan, num_mtp_layers)))
+    print(f"page: {path}", file=sys.stderr)
 
 
 def _stages(

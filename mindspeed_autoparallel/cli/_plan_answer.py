@@ -18,14 +18,15 @@ _MOST_TOKENS = 1e18
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--memory-margin",
         type=float,
         metavar="PERCENT",
         default=0.0,
         help="percent of the memory to leave free in addition to the 6 that plans never use (default 0)",
     )
-    parser.add_argument(
+    add(
         "--time-limit-s",
         type=float,
         help="then end with the best plan so far and its gap (default: 600, with --fsdp2 60)",

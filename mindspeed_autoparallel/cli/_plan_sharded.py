@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +18,6 @@ if TYPE_CHECKING:
     from mindspeed_autoparallel.profiles.sharded import ShardedProfile
     from mindspeed_autoparallel.spec.layout import Cluster
     from mindspeed_autoparallel.spec.sharded_plan import ShardedPlan
-
-
-@dataclass(frozen=True)
-class _Inputs:
-    file: HostFile
-    profile: ShardedProfile
 
 
 def run_sharded(arguments: argparse.Namespace, cluster: Cluster) -> int:
@@ -39,8 +33,7 @@ def run_sharded(arguments: argparse.Namespace, cluster: Cluster) -> int:
         (*_unused_flags.MEGATRON, *_unused_flags.MINDSPEED_FILE, *_unused_flags.MEDIA),
         "no effect with --fsdp2, whose file has the training's switches.",
     )
-    inputs = _inputs(arguments)
-    file, profile = inputs.file, inputs.profile
+    file, profile = _inputs(arguments)
     cluster = _of_tensor_ranks(file, cluster)
     cluster = with_margin(arguments, profile, cluster)
     on_npu = "ascend" in profile.provenance.device.lower()
@@ -56,7 +49,7 @@ def run_sharded(arguments: argparse.Namespace, cluster: Cluster) -> int:
         source_files=tuple(str(path) for path in (arguments.fsdp2, arguments.model) if path is not None),
     )
     if arguments.out is not None:
-        _write(arguments.out, plan, inputs)
+        _write(arguments.out, plan, file, profile)
     if arguments.json:
         print(json.dumps(to_json(plan)))
     else:
@@ -72,11 +65,11 @@ def _of_tensor_ranks(file: HostFile, cluster: Cluster) -> Cluster:
     return replace(cluster, devices_per_node=cluster.devices_per_node // size)
 
 
-def _write(folder: Path, plan: ShardedPlan, inputs: _Inputs) -> None:
+def _write(folder: Path, plan: ShardedPlan, file: HostFile, profile: ShardedProfile) -> None:
     from mindspeed_autoparallel.report.sharded import render_sharded_page
 
-    path = inputs.file.path
-    written = inputs.file.written(plan.decisions, inputs.profile.modules)
+    path = file.path
+    written = file.written(plan.decisions, profile.modules)
     texts = {folder / "plan.json": plan.text(), folder / "plan.html": render_sharded_page(plan)}
     if written.text:
         texts[folder / path.name] = written.text
@@ -90,7 +83,7 @@ def _write(folder: Path, plan: ShardedPlan, inputs: _Inputs) -> None:
         print(f"remove from it: {' '.join(written.left_out)}", file=sys.stderr)
 
 
-def _inputs(arguments: argparse.Namespace) -> _Inputs:
+def _inputs(arguments: argparse.Namespace) -> tuple[HostFile, ShardedProfile]:
     from mindspeed_autoparallel.hosts.opening import open_host_file
     from mindspeed_autoparallel.profiles.sharded import ShardedProfile
 
@@ -103,7 +96,7 @@ def _inputs(arguments: argparse.Namespace) -> _Inputs:
         raise ConfigError(f"--profile-source {arguments.profile_source} {given} --profile: leave it out.")
     if measured:
         _unused_flags.refuse(arguments, _unused_flags.COMPUTED, "no effect with --profile, whose costs are measured.")
-        return _Inputs(file, ShardedProfile.read(arguments.profile))
+        return file, ShardedProfile.read(arguments.profile)
     if file.arguments and arguments.model is not None:
         raise ConfigError(f"--model has no meaning with --fsdp2 {file.path}: its flags describe the model.")
     for flag in ("device",) if file.arguments else ("model", "device"):
@@ -112,7 +105,7 @@ def _inputs(arguments: argparse.Namespace) -> _Inputs:
     for note in file.notes:
         print(note, file=sys.stderr)
     profile = _computed(arguments, file)
-    return _Inputs(file, replace(profile, notes=(*profile.notes, *file.notes)))
+    return file, replace(profile, notes=(*profile.notes, *file.notes))
 
 
 def _computed(arguments: argparse.Namespace, file: HostFile) -> ShardedProfile:

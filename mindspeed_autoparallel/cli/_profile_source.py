@@ -19,7 +19,7 @@ from mindspeed_autoparallel.files import shown
 from mindspeed_autoparallel.profiles import MeasuredAt, Profile
 from mindspeed_autoparallel.spec import Plan
 from mindspeed_autoparallel.units import GIB
-from mindspeed_autoparallel.whole_numbers import LARGE
+from mindspeed_autoparallel.whole_numbers import COUNT, LARGE_COUNT, POSITIVE, Positive
 
 if TYPE_CHECKING:
     from mindspeed_autoparallel.predict.hugging_face_modules import SampleMedia
@@ -36,7 +36,7 @@ _FLAGS_OF_THEIR_OWN = {
         "the search chooses it; predict prices one choice",
     ),
 }
-_MOST_PIXELS, _MOST_SECONDS, _MOST_IMAGES = 2**16, 1e6, 1e6
+_MOST_PIXELS = 2**16
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--seq-length",
-        type=LARGE,
+        type=LARGE_COUNT,
         help="with analytic: tokens per sample in the decoder, if --model does not state them",
     )
     _add_media_flags(parser)
@@ -74,11 +74,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--network-gbit-per-s",
-        type=float,
+        type=POSITIVE,
         metavar="RATE",
         help="with analytic: network bandwidth of one node, summed over its devices (default: the catalogue's)",
     )
-    add("--profile-tensor-size", type=int, default=1, help="TP at which MindSpeed's file was measured")
+    add("--profile-tensor-size", type=COUNT, default=1, help="TP at which MindSpeed's file was measured")
     add_stages_link(parser)
 
 
@@ -94,8 +94,6 @@ def add_stages_link(parser: argparse.ArgumentParser) -> None:
 
 def read_profile_of(arguments: argparse.Namespace) -> Profile:
     """Return the profile that the flags describe; ``ConfigError`` names a missing or useless flag."""
-    if arguments.profile_tensor_size < 1:
-        raise ConfigError(f"--profile-tensor-size must be at least 1, got {arguments.profile_tensor_size}.")
     if _is_analytic(arguments):
         _check_analytic(arguments)
         profile = _computed(arguments)
@@ -180,10 +178,6 @@ def _check_analytic(arguments: argparse.Namespace) -> None:
     for flag in ("model", "device"):
         if getattr(arguments, flag) is None:
             raise ConfigError(f"--profile-source analytic needs --{flag}.")
-    if arguments.network_gbit_per_s is not None and not 0 < arguments.network_gbit_per_s < float("inf"):
-        raise ConfigError(f"--network-gbit-per-s must be above 0, got {arguments.network_gbit_per_s:g}.")
-    if arguments.seq_length is not None and arguments.seq_length < 1:
-        raise ConfigError(f"--seq-length must be at least 1, got {arguments.seq_length}.")
 
 
 def _computed(
@@ -219,20 +213,20 @@ def _add_media_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--images-per-sample",
-        type=float,
+        type=Positive(most=10**6),
         metavar="N",
         help="mean images per sample, if --model has a vision encoder (default: 1)",
     )
     add("--image-size", metavar="HxW", help="pixels of an image at the encoder's input (default: 448x448)")
     add(
         "--patches-per-sample",
-        type=LARGE,
+        type=LARGE_COUNT,
         metavar="N",
         help="mean patches per sample, instead of images and their size (default: from --data)",
     )
     add(
         "--audio-seconds",
-        type=float,
+        type=Positive(most=10**6),
         metavar="S",
         help="mean audio length of a sample, if --model has an audio encoder (default: 30)",
     )
@@ -246,7 +240,6 @@ def _media_of_sample(arguments: argparse.Namespace) -> SampleMedia | None:
     given = tuple(name for name in _unused_flags.MEDIA if getattr(arguments, name) not in (None, False))
     if arguments.data is None and not given:
         return None
-    _check_media(arguments)
     values: dict[str, float | tuple[int, int]] = {}
     patches, frames = _mean_media(arguments)
     if arguments.patches_per_sample is not None or (patches and arguments.images_per_sample is None):
@@ -274,17 +267,6 @@ def _mean_media(arguments: argparse.Namespace) -> tuple[int, int]:
     data = Distribution.read(arguments.data)
     means = data.shares() @ data.sizes()
     return round(means[COLUMNS.index("patches")]), round(means[COLUMNS.index("frames")])
-
-
-def _check_media(arguments: argparse.Namespace) -> None:
-    limits = (
-        ("--images-per-sample", arguments.images_per_sample, _MOST_IMAGES),
-        ("--patches-per-sample", arguments.patches_per_sample, 2**31),
-        ("--audio-seconds", arguments.audio_seconds, _MOST_SECONDS),
-    )
-    for flag, value, most in limits:
-        if value is not None and not 0 < value <= most:
-            raise ConfigError(f"{flag} must be above 0 and at most {most:g}, got {value:g}.")
 
 
 def _image_size(text: str) -> tuple[int, int]:

@@ -24,8 +24,9 @@ _BAR = 20
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add ``--quiet`` and ``--verbose``, which every command has."""
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("-q", "--quiet", action="store_true", help="no progress on standard error")
-    how.add_argument("-v", "--verbose", action="store_true", help="also log to standard error")
+    add = how.add_argument
+    add("-q", "--quiet", action="store_true", help="no progress on standard error")
+    add("-v", "--verbose", action="store_true", help="also log to standard error")
 
 
 class _Shown:

@@ -36,13 +36,14 @@ _LINE = 100
 
 
 def add_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--script",
         type=Path,
         metavar="FILE",
         help="write the plan as a bash script: torchrun with the host's flags, or with --auto-parallel-plan",
     )
-    parser.add_argument(
+    add(
         "--megatron-release",
         metavar="RELEASE",
         help="Megatron-LM that --script is for, such as 0.12 (default: 0.15 and newer, whose flags are the same)",
@@ -115,7 +116,7 @@ def _text(plan: Plan, layout: list[str], model: list[str] | None, reason: str, l
     lines = [
         "#!/usr/bin/env bash",
         f"# {plan.layout.label()} for {printable(plan.model.name)} on {cluster.num_nodes} x {cluster.devices_per_node} "
-        f"{printable(plan.profile.device)}: {plan.step.total_us / 1000:.1f} ms a step predicted.",
+        f"{printable(plan.profile.device)}: {plan.mean_us / 1000:.1f} ms a step predicted.",
         f"# Run it on every node in {host}'s folder: NODE_RANK=0 MASTER_ADDR=first-node bash FILE <further arguments>",
         *_needs(model),
         *([f"# Priced with {', '.join(left)}, for which no flag of {host} is known here."] if left else []),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mindspeed_autoparallel.cli._unused_flags import refuse
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.whole_numbers import LARGE
+from mindspeed_autoparallel.whole_numbers import COUNT, LARGE_COUNT
 
 if TYPE_CHECKING:
     from mindspeed_autoparallel.cost.device import Device
@@ -30,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("base", type=Path, nargs="?", metavar="BASE.sqlite", help="knowledge base to add measurements to")
     add("--operators", type=Path, metavar="OPERATORS.json", help="file of the operator calls to measure")
-    add("--processes", type=int, default=1, metavar="N", help="devices of this node (default 1)")
-    add("--timeout-s", type=LARGE, default=1800, metavar="S", help="seconds after which the launch is stopped")
+    add("--processes", type=COUNT, default=1, metavar="N", help="devices of this node (default 1)")
+    add("--timeout-s", type=LARGE_COUNT, default=1800, metavar="S", help="seconds after which the launch is stopped")
     add("--json", action="store_true", help="print JSON only")
     _add_log_flags(parser)
 
@@ -53,8 +53,6 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("nothing to do: give BASE.sqlite to measure, or --from-log to calibrate from training logs.")
     of_logs = ("device", "device_file", "nproc_per_node", "network_gbit_per_s", "output")
     refuse(arguments, of_logs, "only --from-log reads it; BASE.sqlite is calibrated on this machine's device.")
-    if arguments.processes < 1 or arguments.timeout_s < 1:
-        raise ConfigError("--processes and --timeout-s must be at least 1.")
     operators: list[object] = []
     if arguments.operators is not None:
         document = read_json(arguments.operators, "list of operators")
@@ -80,16 +78,13 @@ def run(arguments: argparse.Namespace) -> int:
 def _add_log_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that belong to ``--from-log``."""
     group = parser.add_argument_group("from training logs (no device is needed)")
-    group.add_argument(
-        "--from-log", type=Path, nargs="+", metavar="LOG", help="training logs of Megatron or MindSpeed, also gzip"
-    )
-    group.add_argument("--device", metavar="NAME", help="the device that trained, from the catalogue")
-    group.add_argument("--device-file", type=Path, metavar="FILE", help="device file to start from")
-    group.add_argument("--nproc-per-node", type=int, default=8, metavar="N", help="devices per node")
-    group.add_argument(
-        "--network-gbit-per-s", type=float, metavar="RATE", help="network of one node (default: the catalogue's)"
-    )
-    group.add_argument("--output", type=Path, metavar="DEVICE.json", help="calibrated device file to write")
+    add = group.add_argument
+    add("--from-log", type=Path, nargs="+", metavar="LOG", help="training logs of Megatron or MindSpeed, also gzip")
+    add("--device", metavar="NAME", help="the device that trained, from the catalogue")
+    add("--device-file", type=Path, metavar="FILE", help="device file to start from")
+    add("--nproc-per-node", type=COUNT, default=8, metavar="N", help="devices per node")
+    add("--network-gbit-per-s", type=float, metavar="RATE", help="network of one node (default: the catalogue's)")
+    add("--output", type=Path, metavar="DEVICE.json", help="calibrated device file to write")
 
 
 def _learn(arguments: argparse.Namespace) -> int:
@@ -117,8 +112,6 @@ def _device(arguments: argparse.Namespace) -> Device:
 
     if arguments.device_file is None and arguments.device is None:
         raise ConfigError("logs do not name the device: give --device (such as Ascend-910B) or --device-file.")
-    if arguments.nproc_per_node < 1:
-        raise ConfigError("--nproc-per-node must be at least 1.")
     if arguments.device_file and stored_observations(arguments.device_file):
         raise ConfigError(
             f"{arguments.device_file} was itself calibrated from logs; start from --device, and give the file as "

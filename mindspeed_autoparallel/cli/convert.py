@@ -16,15 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindspeed_autoparallel.cli._unused_flags import refuse
-from mindspeed_autoparallel.errors import ConfigError, flag_of
-from mindspeed_autoparallel.whole_numbers import LARGE
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.whole_numbers import COUNT, LARGE_COUNT
 
 if TYPE_CHECKING:
     from mindspeed_autoparallel.weights.layouts import CheckpointLayout
     from mindspeed_autoparallel.weights.spelling import Spelling
 
 _SIZES = ("tp_size", "vit_tp_size", "audio_tp_size", "ep_size", "etp_size")
-_COUNTS = (*_SIZES, "make_vocab_size_divisible_by", "max_shard_mib")
 _OF_A_LAYOUT = ("llm_pp_layers", "vit_pp_layers", "audio_pp_layers", *_SIZES, "hetero")
 _WRITTEN = ("make_vocab_size_divisible_by", "transformer_impl", "experts", "layers", "format")
 """Flags of the form in which a training checkpoint is written."""
@@ -40,11 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--llm-pp-layers", help="text layers per stage, such as 1,10,10,7; with virtual stages: [[14],[14]]")
     add("--vit-pp-layers", help="vision layers per stage (default: all on the first)")
     add("--audio-pp-layers", help="audio layers per stage (default: all on the first)")
-    add("--tp-size", type=int, help="tensor parallel size (default 1)")
-    add("--vit-tp-size", type=int, help="tensor parallel size of the vision module")
-    add("--audio-tp-size", type=int, help="tensor parallel size of the audio module")
-    add("--ep-size", type=int, default=1, help="expert parallel size (dense parts are replicated)")
-    add("--etp-size", type=int, help="tensor parallel size of experts (default: --tp-size)")
+    add("--tp-size", type=COUNT, help="tensor parallel size (default 1)")
+    add("--vit-tp-size", type=COUNT, help="tensor parallel size of the vision module")
+    add("--audio-tp-size", type=COUNT, help="tensor parallel size of the audio module")
+    add("--ep-size", type=COUNT, default=1, help="expert parallel size (dense parts are replicated)")
+    add("--etp-size", type=COUNT, help="tensor parallel size of experts (default: --tp-size)")
     add("--names", choices=("megatron", "mindspeed_llm"), default="megatron", help="host whose tensor names are used")
     add(
         "--transformer-impl",
@@ -61,10 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="torch_dist: each if the host's --moe-layer-freq is a list",
     )
     add("--hetero", action="store_true", help="write whole encoders into every stage's file")
-    add("--make-vocab-size-divisible-by", type=int, metavar="N", help="pad the vocabulary as training does")
+    add("--make-vocab-size-divisible-by", type=COUNT, metavar="N", help="pad the vocabulary as training does")
     add("--format", choices=("mm", "torch_dist", "dcp"), default="mm", help="format of the written checkpoint")
     add("--weights-only", action="store_true", help="resplit: drop the optimizer state")
-    add("--max-shard-mib", type=LARGE, default=4096, help="size of the written safetensors shards")
+    add("--max-shard-mib", type=LARGE_COUNT, default=4096, help="size of the written safetensors shards")
     add("--overwrite", action="store_true", help="replace an existing target")
     add("--json", action="store_true", help="print the result as JSON")
 
@@ -116,10 +115,6 @@ def _check_flags(arguments: argparse.Namespace) -> None:
         refuse(arguments, ("hf_dir",), "the source is the Hugging Face folder.")
     if arguments.plan is not None:
         refuse(arguments, _OF_A_LAYOUT, "--plan has the layers and sizes.")
-    for name in _COUNTS:
-        value = getattr(arguments, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"{flag_of(name)} {value}: give a number of at least 1.")
 
 
 def _hf_dir(arguments: argparse.Namespace) -> Path:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mindspeed_autoparallel.cli import _data_describe
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.whole_numbers import LARGE
+from mindspeed_autoparallel.whole_numbers import LARGE_COUNT
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,13 +24,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_conversion_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("sources", type=Path, nargs="+", help="one or more LLaVA-instruct files")
-    parser.add_argument("--images", type=Path, required=True, help="folder with the images")
-    parser.add_argument("--output", type=Path, required=True, help="file to write")
-    parser.add_argument("--max-samples", type=LARGE, metavar="N", help="stop after N good records")
-    parser.add_argument("--strict", action="store_true", help="stop at a broken record instead of skipping it")
-    parser.add_argument("--overwrite", action="store_true", help="replace the output file")
-    parser.add_argument("--json", action="store_true", help="print only JSON: the result")
+    add = parser.add_argument
+    add("sources", type=Path, nargs="+", help="one or more LLaVA-instruct files")
+    add("--images", type=Path, required=True, help="folder with the images")
+    add("--output", type=Path, required=True, help="file to write")
+    add("--max-samples", type=LARGE_COUNT, metavar="N", help="stop after N good records")
+    add("--strict", action="store_true", help="stop at a broken record instead of skipping it")
+    add("--overwrite", action="store_true", help="replace the output file")
+    add("--json", action="store_true", help="print only JSON: the result")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -41,8 +42,6 @@ def _convert(arguments: argparse.Namespace) -> int:
     from mindspeed_autoparallel.data.llava import convert
     from mindspeed_autoparallel.files import write_json_atomic
 
-    if arguments.max_samples is not None and arguments.max_samples < 1:
-        raise ConfigError(f"--max-samples {arguments.max_samples}: give a number of at least 1.")
     if arguments.output.exists() and not arguments.overwrite:
         raise ConfigError(f"{arguments.output} exists. Choose another --output or give --overwrite.")
     result = convert(

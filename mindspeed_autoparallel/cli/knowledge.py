@@ -13,10 +13,11 @@ from mindspeed_autoparallel.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("show", "export", "import"), help="show, export or import")
-    parser.add_argument("base", type=Path, metavar="BASE.sqlite", help="knowledge base")
-    parser.add_argument("file", type=Path, nargs="?", metavar="FILE.json", help="file to export to or import from")
-    parser.add_argument("--json", action="store_true", help="print JSON only")
+    add = parser.add_argument
+    add("action", choices=("show", "export", "import"), help="show, export or import")
+    add("base", type=Path, metavar="BASE.sqlite", help="knowledge base")
+    add("file", type=Path, nargs="?", metavar="FILE.json", help="file to export to or import from")
+    add("--json", action="store_true", help="print JSON only")
 
 
 def run(arguments: argparse.Namespace) -> int:

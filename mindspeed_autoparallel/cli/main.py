@@ -128,8 +128,9 @@ def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="mindspeed-autoparallel", description="Find, explain and simulate parallel plans for Megatron training."
     )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--version", action="version", version=f"%(prog)s {_version()}")
+    add(
         "--print-completion",
         action=_PrintCompletion,
         choices=("bash", "zsh", "tcsh"),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
-from mindspeed_autoparallel.whole_numbers import LARGE, WholeNumber
+from mindspeed_autoparallel.whole_numbers import LARGE, POSITIVE, WholeNumber
 
 if TYPE_CHECKING:
     from mindspeed_autoparallel.operators.config import OperatorConfig
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--devices", type=WholeNumber(most=2**16), default=8, metavar="N", help="Number of devices.")
     add("--batch", type=LARGE, metavar="N", help="Samples over all devices (default: 16).")
     add("--seq-length", type=LARGE, default=4096, metavar="TOKENS", help="Tokens per sample.")
-    add("--layers", type=WholeNumber(most=1_000), metavar="N", help="Shorten the model to this many layers.")
+    add("--layers", type=WholeNumber(least=1, most=1_000), metavar="N", help="Shorten the model to this many layers.")
     add("--search-mode", help="recursive_programming (default), sharding_propagation or exact.")
     add(
         "--mem-coeff",
@@ -40,8 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--stages", type=int, metavar="N", help="Pipeline stages without --auto-pipeline (default: 1).")
     add("--servers", type=int, default=1, metavar="N", help="Nodes; bounds the stages of --auto-pipeline.")
     add("--micro-batch-num", type=LARGE, metavar="N", help="Microbatches; bounds the stages (default: 1).")
-    add("--memory-gib", type=float, metavar="GIB", help="Memory of one device (default: 64).")
-    add("--parameter-limit-gib", type=float, metavar="GIB", help="Limit for the weights of one device (mode exact).")
+    add("--memory-gib", type=POSITIVE, metavar="GIB", help="Memory of one device (default: 64).")
+    add("--parameter-limit-gib", type=POSITIVE, metavar="GIB", help="Limit for the weights of one device (mode exact).")
     add("--untied", action="store_true", help="Allow repeated layers to differ (not with --mem-coeff).")
     add(
         "--explain",
@@ -67,16 +67,12 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.auto_pipeline, search_mode=arguments.search_mode, mem_coeff=arguments.mem_coeff
     )
     _fill(arguments, config)
-    if arguments.layers is not None and arguments.layers < 1:
-        raise ConfigError(f"--layers {arguments.layers}: give 1 or more.")
-    if not 0 < arguments.memory_gib < float("inf"):
-        raise ConfigError(f"--memory-gib {arguments.memory_gib:g}: give a finite number above 0.")
     graph = _graph(arguments)
     memory_bytes = int(arguments.memory_gib * 2**30)
     given = Constraints(
         parse_pins(arguments.pin),
         False if arguments.untied else None,
-        _limit(arguments.parameter_limit_gib),
+        None if arguments.parameter_limit_gib is None else int(arguments.parameter_limit_gib * 2**30),
         memory_bytes,
         arguments.stages,
     )
@@ -141,12 +137,6 @@ def _answer(arguments: argparse.Namespace, result: SearchResult, short: dict[str
 
             print("\n".join(move_lines(list_moves(result.plan))))
     return InfeasiblePlan.exit_code if "plan" in short else 0
-
-
-def _limit(gib: float | None) -> int | None:
-    if gib is not None and not 0 < gib < float("inf"):
-        raise ConfigError(f"--parameter-limit-gib {gib}: give a positive number.")
-    return None if gib is None else int(gib * 2**30)
 
 
 def _graph(arguments: argparse.Namespace) -> Graph:

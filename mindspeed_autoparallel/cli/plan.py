@@ -20,22 +20,21 @@ from mindspeed_autoparallel.files import json_text, made_folder, shown
 from mindspeed_autoparallel.interrupts import Stopped, exit_code_of
 from mindspeed_autoparallel.spec.hetero import BALANCES
 from mindspeed_autoparallel.units import MIB
-from mindspeed_autoparallel.whole_numbers import LARGE
+from mindspeed_autoparallel.whole_numbers import COUNT, LARGE, MEMORY_MIB
 
 if TYPE_CHECKING:
     from mindspeed_autoparallel.planner.layouts.options import SearchOptions
     from mindspeed_autoparallel.profiles import Profile
     from mindspeed_autoparallel.spec import Cluster, Layout, Plan
 
-MAX_LIMIT_MIB = 2**30
 """One pebibyte: a larger value is a unit error."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     _profile_source.add_arguments(parser)
-    add("--nnodes", type=int, required=True, help="nodes to train on")
-    add("--nproc-per-node", type=int, required=True, help="devices per node")
+    add("--nnodes", type=COUNT, required=True, help="nodes to train on")
+    add("--nproc-per-node", type=COUNT, required=True, help="devices per node")
     add("--global-batch-size", type=int, help="samples per step (default with --fsdp2: the file's)")
     add(
         "--fsdp2",
@@ -44,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="plan an FSDP2 trainer from its YAML (MindSpeed-MM, MindSpeed-LLM, VeOmni, NeMo Automodel, verl) or "
         "from the script that launches Megatron with --use-torch-fsdp2 or --use-megatron-fsdp",
     )
-    add("--memory-limit-mib", type=float, help="limit per device (default: the profile's capacity)")
+    add("--memory-limit-mib", type=MEMORY_MIB, help="limit per device (default: the profile's capacity)")
     _plan_answer.add_arguments(parser)
     add("--top-k", type=int, default=3, help="alternatives to report (default 3)")
     add("--seed", type=LARGE, default=0, help="seed of the solver")
@@ -154,9 +153,6 @@ def _finish(arguments: argparse.Namespace, plan: Plan, profile: Profile, tokens:
 def _cluster(arguments: argparse.Namespace) -> Cluster:
     from mindspeed_autoparallel.spec import Cluster
 
-    for flag, count in (("--nnodes", arguments.nnodes), ("--nproc-per-node", arguments.nproc_per_node)):
-        if count < 1:
-            raise ConfigError(f"{flag} must be at least 1, got {count}.")
     return Cluster(
         num_nodes=arguments.nnodes,
         devices_per_node=arguments.nproc_per_node,
@@ -216,8 +212,6 @@ def _with_candidate(
 
 def _limit_bytes(arguments: argparse.Namespace) -> int | None:
     limit = arguments.memory_limit_mib
-    if limit is not None and not 0 < limit < MAX_LIMIT_MIB:
-        raise ConfigError(f"--memory-limit-mib must be above 0 and below {MAX_LIMIT_MIB}, got {limit:g}.")
     return int(limit * MIB) if limit is not None else None
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mindspeed_autoparallel.cli import _launch, _script
 from mindspeed_autoparallel.cost.analytic.fields import part
 from mindspeed_autoparallel.files import printable
 
@@ -75,19 +76,13 @@ def _write_pages(
     requests: Sequence[Mapping[str, object]], answers: Sequence[Answer], devices: tuple[Device, ...], page: Path
 ) -> None:
     """Write a page for every request that was answered."""
-    from mindspeed_autoparallel.cli._launch import flags_line
-    from mindspeed_autoparallel.cli._script import mtp_layers
-    from mindspeed_autoparallel.files import write_text_atomic
     from mindspeed_autoparallel.predict.price import priced_plan
-    from mindspeed_autoparallel.report import render_page
 
     for number, (request, answer) in enumerate(zip(requests, answers, strict=True), start=1):
         if answer["status"] == "error":
             continue
         path = page if len(requests) == 1 else page.with_stem(f"{page.stem}-{number}")
-        plan = priced_plan(request, devices)
-        write_text_atomic(path, render_page(plan, flags_line(plan, mtp_layers(part(request, "model")))))
-        print(f"page: {path}", file=sys.stderr)
+        _launch.write_page(priced_plan(request, devices), path, _script.mtp_layers(part(request, "model")))
 
 
 def _print_table(answers: list[Answer]) -> None:

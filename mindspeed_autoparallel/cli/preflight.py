@@ -18,11 +18,11 @@ import sys
 from pathlib import Path
 
 from mindspeed_autoparallel.cli._unused_flags import refuse
-from mindspeed_autoparallel.cli.plan import MAX_LIMIT_MIB
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_json
 from mindspeed_autoparallel.profiles.records import record_of
 from mindspeed_autoparallel.units import MIB
+from mindspeed_autoparallel.whole_numbers import MEMORY_MIB
 
 _ONE_PROCESS = {
     "RANK": "0",
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--ranks", default="distinct", help="ranks to run: distinct, ends, or numbers such as 0,37")
     add(
         "--memory-limit-mib",
-        type=float,
+        type=MEMORY_MIB,
         metavar="MIB",
         help="memory limit per device (default: the plan's, or this device's)",
     )
@@ -53,10 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Start the script with the flags of the pre-flight, or compare a finished one with another limit."""
-    if arguments.memory_limit_mib is not None and not 0 < arguments.memory_limit_mib <= MAX_LIMIT_MIB:
-        raise ConfigError(
-            f"--memory-limit-mib must be above 0 and at most {MAX_LIMIT_MIB}, got {arguments.memory_limit_mib:g}."
-        )
     if arguments.result is not None:
         return _judge_again(arguments)
     words = list(arguments.arguments)

@@ -11,13 +11,14 @@ from mindspeed_autoparallel.whole_numbers import WholeNumber
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--port",
         type=WholeNumber(least=1, most=65535),
         default=29400,
         help="port to which the nodes' torchrun connects (default 29400)",
     )
-    parser.add_argument("--address", default="0.0.0.0", help="address of this machine to listen at (default: all)")
+    add("--address", default="0.0.0.0", help="address of this machine to listen at (default: all)")
 
 
 def run(arguments: argparse.Namespace) -> int:

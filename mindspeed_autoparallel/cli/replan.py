@@ -142,13 +142,13 @@ def _result(old: Plan, found: Replanned, lines: list[str]) -> dict[str, object]:
 
     return {
         "nodes": found.cluster.num_nodes,
-        "old_step_ms": old.step.total_us / US_PER_MS,
+        "old_step_ms": old.mean_us / US_PER_MS,
         "options": [
             {
                 "name": option.name,
                 "layout": option.plan.layout.label(),
                 "nodes_used": option.plan.cluster.num_nodes,
-                "step_ms": option.plan.step.total_us / US_PER_MS,
+                "step_ms": option.plan.mean_us / US_PER_MS,
                 "read_bytes": option.move.read_bytes,
                 "sent_bytes": option.move.sent_bytes,
                 "move_s": option.move.seconds,
@@ -165,9 +165,7 @@ def _print(old: Plan, found: Replanned, lines: list[str]) -> None:
     from mindspeed_autoparallel.report import render_table
 
     chosen = found.chosen
-    print(
-        f"now: {old.layout.label()} on {old.cluster.num_devices} devices, {old.step.total_us / US_PER_MS:.2f} ms a step"
-    )
+    print(f"now: {old.layout.label()} on {old.cluster.num_devices} devices, {old.mean_us / US_PER_MS:.2f} ms a step")
     print(render_table(chosen.plan), end="")
     unused = found.cluster.num_nodes - chosen.plan.cluster.num_nodes
     if unused:
@@ -186,7 +184,7 @@ def _print(old: Plan, found: Replanned, lines: list[str]) -> None:
 def _row(option: Option) -> str:
     move = option.move
     return (
-        f"{option.name:12s} {option.plan.layout.label():28s} {option.plan.step.total_us / US_PER_MS:10.2f} "
+        f"{option.name:12s} {option.plan.layout.label():28s} {option.plan.mean_us / US_PER_MS:10.2f} "
         f"{format_bytes(move.read_bytes):>10s} {format_bytes(move.sent_bytes):>10s} {move.seconds:8.1f} "
         f"{option.steps:10.0f}"
     )

@@ -13,11 +13,12 @@ from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--plan", type=Path, required=True, help="plan.json")
-    parser.add_argument("--page", type=Path, help="write the page here")
-    parser.add_argument("--trace", type=Path, help="write the trace of the simulated step here")
-    parser.add_argument("--text", action="store_true", help="print the table")
-    parser.add_argument("--json", action="store_true", help="print only JSON: everything the page shows")
+    add = parser.add_argument
+    add("--plan", type=Path, required=True, help="plan.json")
+    add("--page", type=Path, help="write the page here")
+    add("--trace", type=Path, help="write the trace of the simulated step here")
+    add("--text", action="store_true", help="print the table")
+    add("--json", action="store_true", help="print only JSON: everything the page shows")
 
 
 def run(arguments: argparse.Namespace) -> int:

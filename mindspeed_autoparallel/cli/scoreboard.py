@@ -14,8 +14,9 @@ from mindspeed_autoparallel.predict.answers import GroupErrors
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("data", type=Path, metavar="DATA.json", help="measured rows")
-    parser.add_argument("--json", action="store_true", help="print JSON only")
+    add = parser.add_argument
+    add("data", type=Path, metavar="DATA.json", help="measured rows")
+    add("--json", action="store_true", help="print JSON only")
 
 
 def _lines(group: str, entry: GroupErrors) -> list[str]:

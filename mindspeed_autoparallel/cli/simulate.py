@@ -11,9 +11,10 @@ from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--plan", type=Path, required=True, help="plan.json, as searched or edited")
-    parser.add_argument("--trace", type=Path, help="write the timeline to this file, in Chrome's trace format")
-    parser.add_argument("--json", action="store_true", help="print only JSON")
+    add = parser.add_argument
+    add("--plan", type=Path, required=True, help="plan.json, as searched or edited")
+    add("--trace", type=Path, help="write the timeline to this file, in Chrome's trace format")
+    add("--json", action="store_true", help="print only JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from mindspeed_autoparallel.cli import _profile_source, _split_dualpipev, _split_group_sizes
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.units import GIB, MIB, NS_PER_MS
-from mindspeed_autoparallel.whole_numbers import LARGE
+from mindspeed_autoparallel.whole_numbers import LARGE, LARGEST, MEMORY_MIB, POSITIVE, WholeNumber
 
 if TYPE_CHECKING:
     from mindspeed_autoparallel.planner.split import Baseline, Placement, SplitProblem, SplitSolution
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--profile", type=Path, required=True, help="our profile or MindSpeed's model_profile.json")
     add("--pipeline-size", type=int, required=True, help="stages")
     add("--num-microbatches", type=LARGE, required=True, help="microbatches of one step")
-    add("--memory-limit-mib", type=float, required=True, help="per device")
+    add("--memory-limit-mib", type=MEMORY_MIB, required=True, help="per device")
     _profile_source.add_stages_link(parser)
     add(
         "--schedule",
@@ -50,10 +50,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="plan no stage of the embedding or the output layer alone, which only hosts with "
         "--pipeline-model-parallel-layout train",
     )
-    add("--time-limit-s", type=float, default=60.0, help="then end with the best plan so far and its bound")
-    add("--top-k", type=int, default=1, help=f"number of best plans to report, up to {MAX_PLANS}")
+    add("--time-limit-s", type=POSITIVE, default=60.0, help="then end with the best plan so far and its bound")
+    add(
+        "--top-k",
+        type=WholeNumber(least=1, most=MAX_PLANS),
+        default=1,
+        help=f"number of best plans to report, up to {MAX_PLANS}",
+    )
     add("--what-if", action="store_true", help="also report the gain from more memory or microbatches")
-    add("--seed", type=LARGE, default=0, help="seed of the integer solver")
+    add("--seed", type=WholeNumber(least=0, most=LARGEST), default=0, help="seed of the integer solver")
     add("--json", action="store_true", help="print only JSON")
 
 
@@ -63,12 +68,6 @@ def run(arguments: argparse.Namespace) -> int:
     from mindspeed_autoparallel.planner.split.group_sizes import sizes_to_try
     from mindspeed_autoparallel.profiles import read_profile
 
-    if not 0 < arguments.time_limit_s < float("inf"):
-        raise ConfigError(f"--time-limit-s must be above 0, got {arguments.time_limit_s:g}.")
-    if not 1 <= arguments.top_k <= MAX_PLANS:
-        raise ConfigError(f"--top-k must be 1 to {MAX_PLANS}, got {arguments.top_k}.")
-    if not 0 <= arguments.seed < 2**31:
-        raise ConfigError(f"--seed must be 0 to {2**31 - 1}, got {arguments.seed}.")
     profile = read_profile(arguments.profile, p2p_gbps=arguments.p2p_gbit_per_s * 1e9 / 8 / GIB)
 
     def problem_of(

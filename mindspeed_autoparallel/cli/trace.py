@@ -68,24 +68,25 @@ def _flag(name: str) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--script", type=Path, metavar="FILE", help="trace the model that this training script builds")
-    parser.add_argument("arguments", nargs="*", metavar="-- ARGUMENT", help="arguments of the script")
+    add = parser.add_argument
+    add("--script", type=Path, metavar="FILE", help="trace the model that this training script builds")
+    add("arguments", nargs="*", metavar="-- ARGUMENT", help="arguments of the script")
     for name in _SIZES:
-        parser.add_argument(_flag(name), dest=name, type=int, metavar="N", help="size of the model, without --script")
-    parser.add_argument("--block", choices=BLOCKS, default="layer", help="the part to trace; a stage runs a whole step")
+        add(_flag(name), dest=name, type=int, metavar="N", help="size of the model, without --script")
+    add("--block", choices=BLOCKS, default="layer", help="the part to trace; a stage runs a whole step")
     for name, meaning in _OPTIONAL.items():
-        parser.add_argument(_flag(name), dest=name, type=int, metavar="N", help=meaning)
-    parser.add_argument("--gated", action="store_true", help="SwiGLU and RMSNorm without bias")
-    parser.add_argument("--sequence-parallel", action="store_true", help="split activations between matrices, too")
-    parser.add_argument(
+        add(_flag(name), dest=name, type=int, metavar="N", help=meaning)
+    add("--gated", action="store_true", help="SwiGLU and RMSNorm without bias")
+    add("--sequence-parallel", action="store_true", help="split activations between matrices, too")
+    add(
         "--recompute",
         default="none",
         metavar="KIND",
         help="none, selective, full, selective:MODULE,... (Megatron's names) or full:LAYERS (groups of a stage)",
     )
-    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
-    parser.add_argument("--cache", type=Path, metavar="FOLDER", help="keep traces in this folder and reuse them")
-    parser.add_argument("--json", action="store_true", help="print JSON only")
+    add("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    add("--cache", type=Path, metavar="FOLDER", help="keep traces in this folder and reuse them")
+    add("--json", action="store_true", help="print JSON only")
 
 
 def _print(result: BlockResult) -> None:

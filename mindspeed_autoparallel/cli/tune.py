@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mindspeed_autoparallel.cli import _plan_answer, _script
-from mindspeed_autoparallel.cli._launch import release_of
+from mindspeed_autoparallel.cli import _launch, _plan_answer, _script
 from mindspeed_autoparallel.cli._progress import progress_of
 from mindspeed_autoparallel.cost.analytic.fields import part
 from mindspeed_autoparallel.errors import ConfigError, PlanError
@@ -100,10 +99,10 @@ def run(arguments: argparse.Namespace) -> int:
         tuned, interrupt = stopped.plan, stopped
         print("interrupted: the best plans so far", file=sys.stderr, flush=True)
     if arguments.script is not None:
-        release = release_of(arguments.megatron_release)
+        release = _launch.release_of(arguments.megatron_release)
         _script.write_script(tuned.plans[0], arguments.script, part(tuned.requests[0], "model"), release)
     if arguments.page is not None:
-        _write_page(tuned, arguments.page)
+        _launch.write_page(tuned.plans[0], arguments.page, _script.mtp_layers(part(tuned.requests[0], "model")))
     result = _document(tuned)
     if arguments.what_to_measure and interrupt is None:
         result["decision"] = _decision(tuned.requests, result["top"], devices)
@@ -115,16 +114,6 @@ def run(arguments: argparse.Namespace) -> int:
         print("\n".join(answer_lines(tuned.plans[0], tokens)))
         _print(result)
     return 0 if interrupt is None else exit_code_of(interrupt)
-
-
-def _write_page(tuned: Tuned, path: Path) -> None:
-    from mindspeed_autoparallel.cli._launch import flags_line
-    from mindspeed_autoparallel.files import write_text_atomic
-    from mindspeed_autoparallel.report import render_page
-
-    first, model = tuned.plans[0], part(tuned.requests[0], "model")
-    write_text_atomic(path, render_page(first, flags_line(first, _script.mtp_layers(model))))
-    print(f"page: {path}", file=sys.stderr)
 
 
 def _document(tuned: Tuned) -> Tuning:
@@ -148,13 +137,12 @@ def _document(tuned: Tuned) -> Tuning:
 
 def _choice(plan: Plan, request: Mapping[str, object], answer: Answer) -> Choice:
     """Return a plan with the answer of ``predict`` to its request; step and memory are the plan's."""
-    from mindspeed_autoparallel.cli._launch import host_of, launch_flags, without_flags
     from mindspeed_autoparallel.report.answer import answer_of
 
     notes = list(answer.get("notes", []))
-    notes += [f"{key}: no flag of the host is known here" for key in without_flags(plan, host_of(plan))]
+    notes += [f"{key}: no flag of the host is known here" for key in _launch.without_flags(plan, _launch.host_of(plan))]
     try:
-        argv = launch_flags(plan, host_of(plan), _script.mtp_layers(part(request, "model")))
+        argv = _launch.launch_flags(plan, _launch.host_of(plan), _script.mtp_layers(part(request, "model")))
     except PlanError as error:
         argv = []
         notes.append(f"{error} No flags are printed.")
@@ -168,7 +156,7 @@ def _choice(plan: Plan, request: Mapping[str, object], answer: Answer) -> Choice
         "parallel": dict(part(request, "parallel")),
         "train": dict(part(request, "train")),
         "argv": argv,
-        "host": host_of(plan),
+        "host": _launch.host_of(plan),
         "step_time_ms": step_ms,
         "step_time_interval_ms": interval,
         "peak_memory_gib": peak_gib,

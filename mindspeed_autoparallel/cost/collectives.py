@@ -78,11 +78,6 @@ class Fabric(NodeNetwork):
             replica_fraction=efficiency.replica_fraction,
         )
 
-    @staticmethod
-    def of_network(network: NodeNetwork) -> Fabric:
-        """Return the fabric of ``network``, which carries only gradients and parameters."""
-        return Fabric(**vars(network))
-
     @property
     def network(self) -> NodeNetwork:
         """Return the part of the fabric that the reduction of gradients uses."""

@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import NamedTuple
 
 from mindspeed_autoparallel.cost.messages import Action, left_over
 from mindspeed_autoparallel.cost.messages import Traffic as Traffic
 from mindspeed_autoparallel.cost.placed import PlacedBlock as PlacedBlock
-from mindspeed_autoparallel.cost.placed import replicas_of
+from mindspeed_autoparallel.cost.placed import states_of
 from mindspeed_autoparallel.cost.sharding import gathered_bytes, sharded_state, waiting_bytes
 from mindspeed_autoparallel.profiles import BlockCost, DeviceCost, StateBytes
 from mindspeed_autoparallel.spec import Layout
 
 
-@dataclass(frozen=True)
-class HighPoint:
+class HighPoint(NamedTuple):
     """What a pass holds while one block runs, in bytes."""
 
     name: str
@@ -45,7 +45,7 @@ def points_in_time(
     """Return a point per block, in the order of the pass (``F`` or ``B``). ``passing_state``: by block, parameters and
     gradients that are whole only while it runs."""
     alive = passing.received_bytes + kept_side_bytes(blocks)
-    keeps_side = {module: _keeps_side(blocks, module) for module in {block.module for block in blocks}}
+    keep_side = _keeping_side(blocks)
     points: list[HighPoint] = []
     for index, block in enumerate(blocks):
         recompute = block.recompute
@@ -55,7 +55,7 @@ def points_in_time(
         message = 0
         if kind == "F":
             transient += passing.batch_bytes
-            if not keeps_side[block.module]:
+            if block.module not in keep_side:
                 transient += block.side.total_bytes - block.side.kept_bytes
         elif index < len(blocks) - 1:
             message = passing.sent_bytes
@@ -109,13 +109,13 @@ def _around_layers(points: Sequence[HighPoint]) -> tuple[list[HighPoint], list[H
 
 def kept_side_bytes(blocks: Sequence[PlacedBlock]) -> int:
     """Return side inputs of the modules on a stage that live until the backward (M7)."""
-    sides = {block.module: block.side for block in blocks}
-    return sum(side.total_bytes if _keeps_side(blocks, module) else side.kept_bytes for module, side in sides.items())
+    sides, keep_side = {block.module: block.side for block in blocks}, _keeping_side(blocks)
+    return sum(side.total_bytes if module in keep_side else side.kept_bytes for module, side in sides.items())
 
 
-def _keeps_side(blocks: Sequence[PlacedBlock], module: str) -> bool:
-    """Return whether a layer of ``module`` is recomputed whole, and so keeps all its side inputs."""
-    return any(block.kind == "full" for block in blocks if block.module == module)
+def _keeping_side(blocks: Sequence[PlacedBlock]) -> set[str]:
+    """Return the modules with a layer that is recomputed whole: they keep all their side inputs."""
+    return {block.module for block in blocks if block.kind == "full"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,14 +131,12 @@ def static_terms(blocks: Sequence[PlacedBlock], layout: Layout) -> dict[str, int
     """Return bytes alive during the whole step (M1): parameters, main gradients, optimizer state after its split."""
     if layout.sharding is not None:
         return sharded_state(blocks, layout)
-    terms = {"parameters": 0, "gradients": 0, "optimizer": 0}
-    for block in blocks:
-        for state, group in replicas_of(block, layout):
-            terms["parameters"] += state.parameter_bytes + state.copy_bytes
-            terms["gradients"] += state.gradient_bytes
-            terms["optimizer"] += state.optimizer_unshardable_bytes
-            terms["optimizer"] += _split(state.optimizer_bytes, group, layout)
-    return terms
+    parameters = gradients = optimizer = 0
+    for state, group in states_of(blocks, layout):
+        parameters += state.parameter_bytes + state.copy_bytes
+        gradients += state.gradient_bytes
+        optimizer += state.optimizer_unshardable_bytes + _split(state.optimizer_bytes, group, layout)
+    return {"parameters": parameters, "gradients": gradients, "optimizer": optimizer}
 
 
 def state_bytes(block: BlockCost | None, layout: Layout) -> int:
@@ -149,10 +147,7 @@ def state_bytes(block: BlockCost | None, layout: Layout) -> int:
 def updated_parameter_bytes(blocks: Sequence[PlacedBlock], layout: Layout) -> int:
     """Return bytes of trained parameters that this rank's optimizer step updates; frozen blocks have no gradients."""
     return sum(
-        _split(state.parameter_bytes, group, layout)
-        for block in blocks
-        for state, group in replicas_of(block, layout)
-        if _trained(state)
+        _split(state.parameter_bytes, group, layout) for state, group in states_of(blocks, layout) if _trained(state)
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 
@@ -41,11 +42,11 @@ class Traffic:
 
 def left_over(
     actions: Sequence[Action], traffic: Sequence[Traffic], rank: int, num_ranks: int, sends: str
-) -> list[int]:
+) -> Sequence[int]:
     """Return the bytes of such messages by action. ``traffic``: by chunk; ``sends``: one of ``schedule.SENDS``."""
     if len(traffic) == 1:
         return _one_forward_one_backward(actions, traffic[0])
-    return _interleaved(actions, traffic, rank, num_ranks, sends)
+    return _interleaved(tuple(actions), tuple(traffic), rank, num_ranks, sends)
 
 
 def _one_forward_one_backward(actions: Sequence[Action], passing: Traffic) -> list[int]:
@@ -63,9 +64,10 @@ def _one_forward_one_backward(actions: Sequence[Action], passing: Traffic) -> li
     return left
 
 
+@lru_cache(maxsize=256)
 def _interleaved(
-    actions: Sequence[Action], traffic: Sequence[Traffic], rank: int, num_ranks: int, sends: str
-) -> list[int]:
+    actions: tuple[Action, ...], traffic: tuple[Traffic, ...], rank: int, num_ranks: int, sends: str
+) -> tuple[int, ...]:
     overlapped, flushed = sends != "blocking", sends.startswith("flushed")
     total = len(actions) // 2
     num_warmup = 2 * (num_ranks - 1 - rank) + (len(traffic) - 1) * num_ranks
@@ -94,7 +96,7 @@ def _interleaved(
         left.append(size)
         if action.kind == "B":
             received.backward(action)
-    return left
+    return tuple(left)
 
 
 def _variable(

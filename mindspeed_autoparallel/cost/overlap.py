@@ -10,18 +10,15 @@ from mindspeed_autoparallel.cost.placed import PlacedBlock
 
 
 def layer_saving_us(ahead: PlacedBlock, behind: PlacedBlock) -> float:
-    """Return the time that the forward of ``ahead`` and the backward of ``behind`` save if they run together and
-    everything overlaps that can.
+    """Return O2: the time that the forward of ``ahead`` and the backward of ``behind`` save side by side.
+
+    Each direction's exchange of tokens between experts hides behind the other's computing, as Megatron's combined 1F1B
+    pairs layers.
     """
-    forward = Pass(
-        computing_us=max(0.0, ahead.cost.forward_us - ahead.cost.forward_exchange_us),
-        exchange_us=min(ahead.cost.forward_us, ahead.cost.forward_exchange_us),
-    )
-    backward = Pass(
-        computing_us=max(0.0, behind.cost.backward_us - behind.cost.backward_exchange_us),
-        exchange_us=min(behind.cost.backward_us, behind.cost.backward_exchange_us),
-    )
-    return sum(paired_savings_us(forward, backward))
+    forward_us, backward_us = ahead.cost.forward_us, behind.cost.backward_us
+    sent_us = min(forward_us, ahead.cost.forward_exchange_us)
+    returned_us = min(backward_us, behind.cost.backward_exchange_us)
+    return min(sent_us, backward_us - returned_us) + min(returned_us, forward_us - sent_us)
 
 
 def pair_saving_us(ahead: Sequence[PlacedBlock], behind: Sequence[PlacedBlock]) -> float:
@@ -51,23 +48,6 @@ def pipelined_saving_us(computing_us: float, moving_us: float, num_chunks: int) 
     with dependent computation via decomposition", ASPLOS; Transformer Engine's ring exchange sends a shard at a time).
     """
     return min(computing_us, moving_us) * (1 - 1 / num_chunks)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pass:
-    """One direction of a layer, in microseconds."""
-
-    computing_us: float
-    exchange_us: float
-    """All-to-alls of tokens between experts."""
-
-
-def paired_savings_us(forward: Pass, backward: Pass) -> tuple[float, float]:
-    """Return O2, the parts of their exchanges that a forward and a backward of two microbatches hide side by side.
-
-    Each direction's exchange hides behind the other's computing, as Megatron's combined 1F1B pairs layers.
-    """
-    return min(forward.exchange_us, backward.computing_us), min(backward.exchange_us, forward.computing_us)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from mindspeed_autoparallel.profiles import BlockCost, RecomputeCost, SharedBytes, StateBytes
 from mindspeed_autoparallel.spec import Layout
@@ -38,7 +40,7 @@ class PlacedBlock:
     side: SharedBytes = field(default_factory=SharedBytes)
     """Of the block's module."""
 
-    @property
+    @cached_property
     def module(self) -> str:
         """Return the first word of the name."""
         return self.name.split()[0]
@@ -58,3 +60,11 @@ def replicas_of(block: PlacedBlock, layout: Layout) -> tuple[tuple[StateBytes, i
     """Return the block's state and how many ranks hold the same: dense over DP x CP, expert over its own group."""
     replicas = layout.data_size * layout.context_size
     return (block.cost.dense, replicas), (block.cost.expert, layout.expert_replicas)
+
+
+def states_of(blocks: Sequence[PlacedBlock], layout: Layout) -> Iterator[tuple[StateBytes, int]]:
+    """Yield the states of ``blocks`` as ``replicas_of`` returns them."""
+    dense_replicas, expert_replicas = layout.data_size * layout.context_size, layout.expert_replicas
+    for block in blocks:
+        yield block.cost.dense, dense_replicas
+        yield block.cost.expert, expert_replicas

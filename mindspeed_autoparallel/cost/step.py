@@ -91,7 +91,7 @@ def _exchange_us(blocks: Sequence[PlacedBlock], layout: Layout, exchange: Gradie
 
     Ranks of the dense group are ``tensor_size`` apart, those of the experts' group EP x ETP.
     """
-    fabric = Fabric.of_network(exchange.network)
+    fabric = Fabric(**vars(exchange.network))
     dense, expert = ([getattr(block.cost, name) for block in blocks] for name in ("dense", "expert"))
     total_us = 0.0
     for states, ranks, stride in (

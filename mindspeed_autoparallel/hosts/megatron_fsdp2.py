@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from mindspeed_autoparallel.errors import ConfigError, PlanError
+from mindspeed_autoparallel.errors import ConfigError, PlanError, destination_of
 from mindspeed_autoparallel.hosts.host_file import HostFile, Modules, Written
 from mindspeed_autoparallel.hosts.megatron_own_fsdp import (
     UNIT_SIZE,
@@ -69,7 +69,7 @@ def read_megatron(script: Script) -> HostFile:
         tokens_key="--seq-length",
         bytes_of=_BYTES,
         states_batch=False,
-        arguments={name.lstrip("-").replace("-", "_"): value or True for name, value in script.flags.items()},
+        arguments={destination_of(name): value or True for name, value in script.flags.items()},
         host=lambda npu: _host(script),
         decisions=lambda modules, devices, npu: _decisions(script, modules, devices),
         written=lambda decisions, modules: _written(script, decisions, modules),

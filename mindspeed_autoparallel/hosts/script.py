@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.errors import ConfigError, destination_of
 from mindspeed_autoparallel.files import read_text
 from mindspeed_autoparallel.hosts.shell import MAYBE, read_bash, statements
 
@@ -36,7 +36,7 @@ class Script:
 
     def given(self, flag: str) -> str | None:
         """Return the value of ``flag`` in either spelling, ``None`` if it is missing."""
-        for spelled in (flag, "--" + flag[2:].replace("-", "_")):
+        for spelled in (flag, "--" + destination_of(flag)):
             if spelled in self.flags:
                 return self.flags[spelled]
         return None

@@ -23,6 +23,7 @@ _KEYS: dict[str, set[str]] = {
 }
 _HOST_SECTIONS = {"runner_config", "context", "trainer", "model"}
 """Sections that occur only in a complete MindFormers file."""
+SEARCH_MODES = ("recursive_programming", "sharding_propagation", "exact")
 _KINDS: dict[str, type] = {
     **dict.fromkeys(("use_parallel", "auto_pipeline", "full_batch", "gradients_mean"), bool),
     **dict.fromkeys(("search_mode", "max_device_memory"), str),
@@ -134,11 +135,9 @@ def _checked(values: dict[str, Any], ignored: tuple[str, ...], where: str) -> Op
     config = OperatorConfig(**values, ignored=ignored)
     if config.parallel_mode not in (0, 1, 2):
         raise ConfigError(f"{where}: parallel_mode is {config.parallel_mode!r}; give 0, 1 or 2.")
-    if config.search_mode not in ("recursive_programming", "sharding_propagation", "exact"):
-        raise ConfigError(
-            f"{where}: search_mode is {shown(repr(config.search_mode), 80)}; give recursive_programming, "
-            "sharding_propagation or exact."
-        )
+    if config.search_mode not in SEARCH_MODES:
+        modes = ", ".join(SEARCH_MODES)
+        raise ConfigError(f"{where}: search_mode is {shown(repr(config.search_mode), 80)}; give one of {modes}.")
     coefficient = values.get("mem_coeff", 1.0)
     if isinstance(coefficient, bool) or not isinstance(coefficient, (int, float)) or not 0 < coefficient < math.inf:
         shown_value = repr(coefficient) if isinstance(coefficient, (int, float, str)) else "no number"
@@ -168,9 +167,6 @@ def global_batch_size(
     """Return the samples per optimizer step, by the table of docs/operators.md."""
     repeats = micro_batch_num if pipeline else gradient_accumulation_steps
     return batch_size * (data_parallel if full_batch else device_num) * micro_batch_interleave_num * repeats
-
-
-SEARCH_MODES = ("recursive_programming", "sharding_propagation", "exact")
 
 
 @dataclass(frozen=True)

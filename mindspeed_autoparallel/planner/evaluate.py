@@ -117,9 +117,8 @@ def evaluate(
     sends = sends_of(profile, layout)
     simulated = simulate_folded(sizes, times, sends, with_timeline=with_timeline)
     tails, worst = _tails(blocks, (forward, backward), simulated, layout, cluster, device)
-    by_module = [times_by_module_ns(held) for held in blocks]
     data = None if stage_times_us else profile.variable_data
-    spread = [] if data is None else spread_us(data, by_module, sizes, times, sends)
+    spread = [] if data is None else spread_us(data, list(map(times_by_module_ns, blocks)), sizes, times, sends)
     pipeline_us = sum(spread) / len(spread) if spread else simulated.step_time / NS_PER_US
     tied_us = embedding_us(profile.model, measurement, layout, cluster, device)
     busy_ns = sum(simulated.busy) if layout.paired else num_microbatches * _microbatch_ns(times)

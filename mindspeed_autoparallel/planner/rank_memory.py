@@ -68,7 +68,9 @@ def memory_of_ranks(
 ) -> tuple[RankMemory, ...]:
     """Return terms and peak of every pipeline rank, or of ``only_rank``; ``messages``: bytes between virtual stages."""
     batch, overhead = measurement.batch, profile.overhead_bytes(measurement)
-    device = replace(profile.device, runtime_overhead_bytes=overhead)
+    device = profile.device
+    if overhead != device.runtime_overhead_bytes:
+        device = replace(device, runtime_overhead_bytes=overhead)
     ranks = []
     for rank in range(layout.pipeline_size) if only_rank is None else (only_rank,):
         chunks = [blocks[v] for v in range(rank, len(blocks), layout.pipeline_size)]

@@ -84,6 +84,6 @@ def result_of(plan: Plan) -> Result:
             else by_rank(plan.recomputed_of(module.name))
             for module in plan.model.modules
         },
-        "e2e_time": plan.step.total_us / US_PER_MS,
-        "throughput": plan.throughput_tokens_per_s_per_device,
+        "e2e_time": plan.mean_us / US_PER_MS,
+        "throughput": plan.mean_throughput,
     }

@@ -13,7 +13,7 @@ from mindspeed_autoparallel.data.distribution import Distribution
 from mindspeed_autoparallel.planner.best_first import Progress, silent
 from mindspeed_autoparallel.planner.candidate import Splits
 from mindspeed_autoparallel.planner.hetero.compare import Comparison, HeteroOptions, best_of_both, one_stage_layouts
-from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES, WINDOW
+from mindspeed_autoparallel.planner.hetero.encoders import SUMMED_MODES
 from mindspeed_autoparallel.planner.hetero.search import EncoderSpace, search_hetero
 from mindspeed_autoparallel.planner.hetero.space import generator_of, split_modules
 from mindspeed_autoparallel.planner.layouts.given_splits import search_given
@@ -24,6 +24,7 @@ from mindspeed_autoparallel.planner.spread.choose import SpreadOptions, choose_p
 from mindspeed_autoparallel.planner.spread.hetero_choice import compare_by_data
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan
+from mindspeed_autoparallel.spec.hetero import MEMORY_MODES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +89,7 @@ def find_plan(profile: Profile, wanted: Wanted, progress: Progress = silent) -> 
             global_batch_size=batch,
             options=replace(options, layouts=layouts, time_limit_s=seconds),
             progress=progress,
-            memory_modes=(*MEMORY_MODES, WINDOW) if shares_time else MEMORY_MODES,
+            memory_modes=MEMORY_MODES if shares_time else SUMMED_MODES,
             balance=hetero.balance,
             encoder_space=space,
         )

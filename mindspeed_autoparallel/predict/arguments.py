@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from mindspeed_autoparallel.errors import ConfigError, flag_of
+from mindspeed_autoparallel.errors import ConfigError, destination_of, flag_of
 from mindspeed_autoparallel.files import shown
 
 _REFUSED = {
@@ -36,7 +36,7 @@ class Arguments:
     """Megatron's arguments by name, whatever their spelling: ``--num-layers`` and ``num_layers`` are one."""
 
     def __init__(self, values: Mapping[str, object]) -> None:
-        self._values = {str(name).lstrip("-").replace("-", "_"): value for name, value in values.items()}
+        self._values = {destination_of(str(name)): value for name, value in values.items()}
         self._read: set[str] = set()
 
     def has(self, name: str) -> bool:

@@ -170,17 +170,16 @@ def _model(row: Mapping[str, object]) -> dict[str, object] | None:
         fields["num_layers"] = Arguments(arguments).integer("num_layers")
     if any(fields.get(name) is None for name in ("num_layers", "hidden", "heads", "seq")):
         return None
-    if fields.get("vision_encoder") and not _has_sizes(part(fields, "vision_encoder")):
+    encoder = part(fields, "vision_encoder")
+    if fields.get("vision_encoder") and not (
+        encoder.get("num_layers") and (encoder.get("hidden_size") or encoder.get("hidden"))
+    ):
         raise ConfigError("the encoder's sizes are not stated.")
     if fields.get("topk") is None:
         fields.pop("topk", None)
     pattern = fields.get("layer_pattern")
     fields["type"] = "hybrid" if pattern else "moe" if fields.get("num_experts") else "gpt"
     return {key: value for key, value in fields.items() if value is not None}
-
-
-def _has_sizes(encoder: Mapping[str, object]) -> bool:
-    return bool(encoder.get("num_layers") and (encoder.get("hidden_size") or encoder.get("hidden")))
 
 
 def _latent_of(config: Mapping[str, object]) -> dict[str, object]:

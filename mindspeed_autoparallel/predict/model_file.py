@@ -11,7 +11,7 @@ from mindspeed_autoparallel.cost.analytic.model_shape import ENCODER, Encoder
 from mindspeed_autoparallel.cost.analytic.request_keys import KNOWN
 from mindspeed_autoparallel.cost.analytic.spellings import canonical
 from mindspeed_autoparallel.cost.analytic.workload import Workload
-from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.errors import ConfigError, destination_of
 from mindspeed_autoparallel.files import read_json
 from mindspeed_autoparallel.predict.hugging_face import decoder_of_config
 from mindspeed_autoparallel.predict.hugging_face_modules import (
@@ -90,7 +90,7 @@ def in_request_words(model: Mapping[str, object], where: str) -> dict[str, objec
     """
     if "hidden" in model:
         return dict(model)
-    names = {str(key).lstrip("-").replace("-", "_"): value for key, value in model.items()}
+    names = {destination_of(str(key)): value for key, value in model.items()}
     if is_of_several_modules(names):
         return request_model(names, where)
     if "model_type" in names or "num_hidden_layers" in names:

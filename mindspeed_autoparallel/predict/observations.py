@@ -30,23 +30,13 @@ _SLOWEST = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasuredRun:
-    """The measurements of a run, in addition to its arguments."""
-
-    num_devices: int
-    step_ms: float
-    spread: float
-    """Relative standard deviation of ``step_ms``."""
-    source: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Observation:
     """One measured run."""
 
     request: Mapping[str, object]
     step_ms: float
     spread: float
+    """Relative standard deviation of ``step_ms``."""
     source: str
     """Name and digest of the log, steps that counted."""
 
@@ -66,33 +56,33 @@ def observation_of(
         raise ConfigError(f"{log.name}: its arguments have no world_size; the log is ignored.")
     arguments = {**log.arguments, "global_batch_size": log.global_batch or log.arguments.get("global_batch_size")}
     source = f"{log.name} (sha256 {log.digest}, {log.num_steps} steps)"
-    run = MeasuredRun(num_devices=int(world), step_ms=log.step_ms, spread=log.spread, source=source)
     try:
-        found = observation_of_run(run, arguments, device.name, devices_per_node, network_gbit_per_s)
+        request = request_of_run(arguments, int(world), device.name, devices_per_node, network_gbit_per_s)
+        found = Observation(request=request, step_ms=log.step_ms, spread=log.spread, source=source)
         check_possible(found, device)
         return found
     except ConfigError as error:
         raise ConfigError(f"{log.name}: {error} The log is ignored.") from error
 
 
-def observation_of_run(
-    run: MeasuredRun,
+def request_of_run(
     arguments: Mapping[str, object],
+    num_devices: int,
     device: str,
     devices_per_node: int,
     network_gbit_per_s: float | None = None,
-) -> Observation:
-    """Return a run with Megatron's ``arguments`` as an observation; raises ``ConfigError`` for what is not modelled."""
+) -> dict[str, object]:
+    """Return the request of a run with Megatron's ``arguments``; raises ``ConfigError`` for what is not modelled."""
     hardware: dict[str, object] = {
         "gpu": device,
-        "num_gpus": run.num_devices,
-        "gpus_per_node": min(run.num_devices, devices_per_node),
+        "num_gpus": num_devices,
+        "gpus_per_node": min(num_devices, devices_per_node),
     }
     if network_gbit_per_s:
         hardware["inter_node_gbps"] = network_gbit_per_s
     request = request_of_arguments(arguments, hardware)
     read_workload(request)
-    return Observation(request=request, step_ms=run.step_ms, spread=run.spread, source=run.source)
+    return request
 
 
 def check_possible(observation: Observation, device: Device) -> None:

@@ -25,7 +25,7 @@ from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate
 from mindspeed_autoparallel.planner.layouts.assembly import plan_of
 from mindspeed_autoparallel.planner.placement import ModulePlacement
-from mindspeed_autoparallel.planner.rank_memory import measured_at, point_of
+from mindspeed_autoparallel.planner.rank_memory import measured_at
 from mindspeed_autoparallel.predict.analytic_blocks import encoder_cost, module_cost
 from mindspeed_autoparallel.predict.analytic_profile import device_cost, model_of, module_costs
 from mindspeed_autoparallel.predict.hugging_face_modules import TEXT
@@ -164,8 +164,6 @@ def priced_plan(request: Mapping[str, object], extra_devices: tuple[Device, ...]
     own = request_in_own_words(request)
     device, work = device_of(own, extra_devices), read_workload(own)
     run = described(work, device)
-    measurement = point_of(run.profile, run.layout)
-    assert measurement is not None
     name, sections, alone = request.get("id"), [Section(TEXT, {})], [on_one_rank(work)]
     fabric = Fabric.of(device, device.efficiency(work.stack), work.devices_per_node, work.inter_node_gbit_per_s)
     model = model_of(sections, alone, module_costs(sections, alone, device, fabric))

@@ -29,18 +29,14 @@ _CONNECTOR_WIDTH, _CONNECTOR_BLOCKS = 3840, 4
 """LTX-2's text connectors: two of two layers, whole on every device in bf16, without gradients."""
 
 
-def _size(values: Values, key: str, default: int | None, where: str) -> int:
-    return integer(values, key, default, where)
-
-
 def fun_asr_front(parts: Parts, config: Values, where: str, frames: int) -> None:
     """Add Fun-ASR's encoder and adaptor, in front of its decoder."""
     audio, adaptor = part(config, "audio_config"), part(config, "adaptor_config")
     heard, adapted = f"{where}: audio_config", f"{where}: adaptor_config"
-    width, heads = _size(audio, "hidden_size", 512, heard), _size(audio, "num_attention_heads", 4, heard)
-    ffn, memory = _size(audio, "intermediate_size", 2048, heard), _size(audio, "fsmn_kernel_size", 11, heard)
-    layers = _size(audio, "num_hidden_layers", 70, heard)
-    last = _size(audio, "num_timestamp_prediction_layers", 20, heard)
+    width, heads = integer(audio, "hidden_size", 512, heard), integer(audio, "num_attention_heads", 4, heard)
+    ffn, memory = integer(audio, "intermediate_size", 2048, heard), integer(audio, "fsmn_kernel_size", 11, heard)
+    layers = integer(audio, "num_hidden_layers", 70, heard)
+    last = integer(audio, "num_timestamp_prediction_layers", 20, heard)
     parts.add("audio_encoder", Block(weights=4 * width), Ends(outputs=frames * width))
     first = encoder_block(frames, (_FEATURES, width), heads, ffn, memory)
     other = encoder_block(frames, (width, width), heads, ffn, memory)
@@ -48,17 +44,17 @@ def fun_asr_front(parts: Parts, config: Values, where: str, frames: int) -> None
     parts.stack("audio_encoder.encoders0.{*}", 1, first, Ends(inputs=frames * _FEATURES, outputs=frames * width))
     parts.stack("audio_encoder.encoders.{*}", layers - last - 1, other, ends)
     parts.stack("audio_encoder.tp_encoders.{*}", last, other, ends)
-    read = _size(adaptor, "hidden_size", 1024, adapted)
-    between = mlp_block(frames, width, _size(adaptor, "projector_hidden_size", 2048, adapted), read, kept=1)
+    read = integer(adaptor, "hidden_size", 1024, adapted)
+    between = mlp_block(frames, width, integer(adaptor, "projector_hidden_size", 2048, adapted), read, kept=1)
     parts.add("audio_adaptor", between, Ends(inputs=frames * width, outputs=frames * read))
     block = encoder_block(
         frames,
         (read, read),
-        _size(adaptor, "num_attention_heads", 8, adapted),
-        _size(adaptor, "intermediate_size", 256, adapted),
+        integer(adaptor, "num_attention_heads", 8, adapted),
+        integer(adaptor, "intermediate_size", 256, adapted),
     )
     ends = Ends(inputs=frames * read, outputs=frames * read)
-    parts.stack("audio_adaptor.blocks.{*}", _size(adaptor, "num_hidden_layers", 2, adapted), block, ends)
+    parts.stack("audio_adaptor.blocks.{*}", integer(adaptor, "num_hidden_layers", 2, adapted), block, ends)
     ctc = encoder_block(1, (_CTC_WIDTH, _CTC_WIDTH), 8, _CTC_WIDTH // 4).parameters * _CTC_LAYERS
     ctc += mlp_block(1, _CTC_WIDTH, 2048, _CTC_WIDTH).parameters + (_CTC_WIDTH + 1) * _CTC_WORDS
     parts.add("ctc_decoder", Block(), Ends(), unused=ctc)
@@ -67,8 +63,8 @@ def fun_asr_front(parts: Parts, config: Values, where: str, frames: int) -> None
 
 def qwen_tts_front(parts: Parts, talker: Values, where: str) -> None:
     """Add Qwen3-TTS' table of text in front of the talker; its projection is no part of the training's forward."""
-    words, width = _size(talker, "text_vocab_size", 151936, where), _size(talker, "text_hidden_size", 2048, where)
-    hidden = _size(talker, "hidden_size", None, where)
+    words, width = integer(talker, "text_vocab_size", 151936, where), integer(talker, "text_hidden_size", 2048, where)
+    hidden = integer(talker, "hidden_size", None, where)
     unused = width * width + width + width * hidden + hidden
     parts.add("talker.text_projection", Block(), Ends(), parent="talker", unused=unused)
     parts.add("talker.model.text_embedding", Block(weights=words * width), Ends())
@@ -77,9 +73,9 @@ def qwen_tts_front(parts: Parts, talker: Values, where: str) -> None:
 
 def qwen_tts_back(parts: Parts, talker: Values, where: str, tokens: int) -> int:
     """Add what predicts the other codes of a position, without its layers; return a position's codes."""
-    inner, codes = part(talker, "code_predictor_config"), _size(talker, "num_code_groups", 16, where)
-    words, hidden = _size(inner, "vocab_size", 2048, where), _size(inner, "hidden_size", 1024, where)
-    read, rows = _size(talker, "hidden_size", None, where), tokens * codes
+    inner, codes = part(talker, "code_predictor_config"), integer(talker, "num_code_groups", 16, where)
+    words, hidden = integer(inner, "vocab_size", 2048, where), integer(inner, "hidden_size", 1024, where)
+    read, rows = integer(talker, "hidden_size", None, where), tokens * codes
     into = Product(rows, read, hidden)
     others = codes - 1
     logits = tokens * others * words
@@ -110,16 +106,16 @@ def ltx2_parts(parts: Parts, config: Values, where: str, tokens: int) -> int:
     ``with_audio``: whether samples have sound (``audio_tokens``); else its parameters are there and get no gradient.
     """
     sounds = bool(switch(config, "with_audio", False, where))
-    text, words = _size(config, "text_tokens", 1024, where), _size(config, "caption_channels", 3840, where)
+    text, words = integer(config, "text_tokens", 1024, where), integer(config, "caption_channels", 3840, where)
 
     def stream(prefix: str, count: int, head_size: int) -> Stream:
-        heads = _size(config, f"{prefix}num_attention_heads", 32, where)
-        size = _size(config, f"{prefix}attention_head_dim", head_size, where)
-        width = _size(config, f"{prefix}cross_attention_dim", 32 * head_size, where)
+        heads = integer(config, f"{prefix}num_attention_heads", 32, where)
+        size = integer(config, f"{prefix}attention_head_dim", head_size, where)
+        width = integer(config, f"{prefix}cross_attention_dim", 32 * head_size, where)
         return Stream(count, heads, size, text, width)
 
-    video, audio = stream("", tokens, 128), stream("audio_", _size(config, "audio_tokens", 64, where), 64)
-    channels = _size(config, "in_channels", 128, where)
+    video, audio = stream("", tokens, 128), stream("audio_", integer(config, "audio_tokens", 64, where), 64)
+    channels = integer(config, "in_channels", 128, where)
     own = joined((timestep_block(tokens, video.width, 6), Block(weights=2 * video.width)))
     sound = joined(
         (
@@ -145,12 +141,12 @@ def ltx2_parts(parts: Parts, config: Values, where: str, tokens: int) -> int:
     state = rows + sounds * audio.tokens * audio.width
     parts.stack(
         "transformer.transformer_blocks.{*}",
-        _size(config, "num_layers", 48, where),
+        integer(config, "num_layers", 48, where),
         block,
         Ends(inputs=state, outputs=state),
         unused=0 if sounds else heard.parameters,
     )
-    out = mlp_block(tokens, width, _size(config, "out_channels", 128, where))
+    out = mlp_block(tokens, width, integer(config, "out_channels", 128, where))
     parts.add("transformer.proj_out", out, Ends(inputs=rows, outputs=tokens * channels), parent="transformer")
     heard_too = f", {audio.tokens} of sound" if sounds else ""
     parts.notes.append(f"transformer: {tokens} tokens of video{heard_too} and {text} of text per sample")

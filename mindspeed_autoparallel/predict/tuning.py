@@ -22,7 +22,6 @@ from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions
 from mindspeed_autoparallel.planner.placement import ModulePlacement
-from mindspeed_autoparallel.planner.rank_memory import point_of
 from mindspeed_autoparallel.predict.analytic_profile import analytic_profile, stated_train, usual_points
 from mindspeed_autoparallel.predict.answers import Answer
 from mindspeed_autoparallel.predict.hugging_face_modules import TEXT
@@ -84,7 +83,7 @@ def tune(
     options = options or SearchOptions(top_k=2)
     refuse_unmodelled(base)
     request = request_in_own_words(base)
-    hardware, train, model = (_section(request, name) for name in ("hw", "train", "model"))
+    hardware, train, model = (section_of(request, name) for name in ("hw", "train", "model"))
     held = _held(part(request, "parallel"))
     device = device_of(request, extra_devices)
     devices = integer(hardware, "num_gpus", None, "hw")
@@ -190,13 +189,6 @@ def _left_out(plan: Plan) -> dict[str, int]:
     return dict(reasons.most_common())
 
 
-def _section(request: Mapping[str, object], name: str) -> dict[str, object]:
-    section = request.get(name)
-    if not isinstance(section, Mapping):
-        raise ConfigError(f"the request has no section {name}: it must be an object of keys and values.")
-    return dict(section)
-
-
 def _is_held(at: MeasuredAt, held: Mapping[str, int]) -> bool:
     shared = at.expert_tensor_size or at.tensor_size
     return held.get("etp", shared) == shared
@@ -214,8 +206,6 @@ def _whole(profile: Profile, plan: Plan, other: Alternative) -> Plan:
         layers=dict(other.layers), recompute=dict(other.recompute_kinds), prediction_stage=other.prediction_stage
     )
     found = evaluate(profile, plan.cluster, other.layout, placement, plan.global_batch_size)
-    measurement = point_of(profile, other.layout)
-    assert measurement is not None
     record = replace(
         plan.search,
         status="feasible",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mindspeed_autoparallel.report.headline import at_mean_sample
 from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.units import US_PER_MS, US_PER_S, format_bytes, format_us
 
@@ -24,6 +25,7 @@ class Answer:
     devices_per_node: int
     layout: str
     step_us: float
+    """``Plan.mean_us``, to which throughput and MFU refer; comparisons are of the mean sample."""
     tokens_per_s: float
     """Throughput of all devices together."""
     tokens_per_s_per_device: float
@@ -56,18 +58,14 @@ class Answer:
         """Return the days that a training on ``tokens`` takes."""
         return tokens / self.tokens_per_s / _DAY_S
 
-    @property
-    def num_devices(self) -> int:
-        return self.num_nodes * self.devices_per_node
-
 
 def answer_of(plan: Plan) -> Answer:
-    cluster, model, step_us = plan.cluster, plan.model, plan.step.total_us
+    cluster, model, at_mean_sample_us = plan.cluster, plan.model, plan.step.total_us
     fullest = max(plan.memory, key=lambda rank: rank.peak_bytes / max(1, rank.limit_bytes))
     plain = next((base for base in plan.baselines if base.layout is not None), None)
     plain_us = plain.step_us if plain is not None else None
     capacity = int(_of_device(plan, "memory_capacity_bytes")) or fullest.limit_bytes
-    tokens_per_s = plan.throughput_tokens_per_s_per_device * cluster.num_devices
+    tokens_per_s = plan.mean_throughput * cluster.num_devices
     return Answer(
         model=model.name,
         num_parameters=model.num_parameters,
@@ -76,9 +74,9 @@ def answer_of(plan: Plan) -> Answer:
         num_nodes=cluster.num_nodes,
         devices_per_node=cluster.devices_per_node,
         layout=plan.layout.label(),
-        step_us=step_us,
+        step_us=plan.mean_us,
         tokens_per_s=tokens_per_s,
-        tokens_per_s_per_device=plan.throughput_tokens_per_s_per_device,
+        tokens_per_s_per_device=plan.mean_throughput,
         mfu=_utilization(plan),
         peak_bytes=fullest.peak_bytes,
         limit_bytes=fullest.limit_bytes,
@@ -87,7 +85,7 @@ def answer_of(plan: Plan) -> Answer:
         plain_layout=plain.layout.label() if plain is not None and plain.layout is not None else "",
         unoverlapped_us=plan.extra.unoverlapped_us,
         parameters=_parameters(model.num_parameters, model.num_active_parameters),
-        plain_loss=None if plain_us is None else plain_us / step_us - 1,
+        plain_loss=None if plain_us is None else plain_us / at_mean_sample_us - 1,
         days_per_trillion=TRILLION / tokens_per_s / _DAY_S,
         headroom_bytes=fullest.limit_bytes - fullest.peak_bytes,
         memory=_memory(fullest.peak_bytes, fullest.limit_bytes, capacity),
@@ -96,20 +94,26 @@ def answer_of(plan: Plan) -> Answer:
 
 def answer_lines(plan: Plan, tokens: float | None = None) -> list[str]:
     """Return the answer as text. ``tokens``: those of the whole training, to add its days."""
-    answer = answer_of(plan)
+    answer, cluster = answer_of(plan), plan.cluster
     lines = [
-        f"{answer.model}{answer.parameters} on {answer.num_nodes} x {answer.devices_per_node} {answer.device}: "
+        f"{answer.model}{answer.parameters} on {cluster.num_nodes} x {cluster.devices_per_node} {answer.device}: "
         f"{answer.layout}",
         f"  step {answer.step_us / US_PER_MS:,.1f} ms, {answer.tokens_per_s:,.0f} tokens/s in all, "
         f"{answer.tokens_per_s_per_device:,.0f} per device" + (f", MFU {answer.mfu:.1%}" if answer.mfu else ""),
     ]
     if tokens is not None:
-        hours = answer.days(tokens) * 24 * answer.num_devices
+        hours = answer.days(tokens) * 24 * cluster.num_devices
         lines.append(f"  {amount(tokens)} tokens take {answer.days(tokens):,.1f} days ({hours:,.0f} device hours)")
     if answer.unoverlapped_us:
-        more = answer.unoverlapped_us / answer.step_us - 1
-        lines.append(f"  without --tp-comm-overlap: {format_us(answer.unoverlapped_us)} ({more:+.1%})")
-    return [*lines, f"  memory: {answer.memory}", *([_plain_line(answer)] if answer.plain_us else [])]
+        more = answer.unoverlapped_us / plan.step.total_us - 1
+        lines.append(
+            f"  without --tp-comm-overlap: {format_us(answer.unoverlapped_us)} ({more:+.1%}){at_mean_sample(plan)}"
+        )
+    return [
+        *lines,
+        f"  memory: {answer.memory}",
+        *([_plain_line(answer) + at_mean_sample(plan)] if answer.plain_us else []),
+    ]
 
 
 def _parameters(total: int, active: int) -> str:
@@ -148,9 +152,9 @@ def _plain_line(answer: Answer) -> str:
 
 def _utilization(plan: Plan) -> float | None:
     operations, peak = plan.model.operations_per_sample, _of_device(plan, "peak_flops_per_s")
-    if not operations or not peak or not plan.step.total_us:
+    if not operations or not peak or not plan.mean_us:
         return None
-    seconds = plan.step.total_us / US_PER_S
+    seconds = plan.mean_us / US_PER_S
     return operations * plan.global_batch_size / (seconds * plan.cluster.num_devices * peak)
 
 

@@ -16,7 +16,7 @@ from mindspeed_autoparallel.report.replay import replay
 from mindspeed_autoparallel.report.stages import StageRow, rank_label, stages
 from mindspeed_autoparallel.schedule import SimulatedStep
 from mindspeed_autoparallel.spec.plan import Plan, Relaxation
-from mindspeed_autoparallel.spec.plan_records import DataRecord
+from mindspeed_autoparallel.spec.plan_records import DataRecord, RankMemory
 
 
 @dataclass(frozen=True)
@@ -124,25 +124,12 @@ REPORT_SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryBar:
-    """The predicted peak on the devices of one pipeline rank."""
-
-    rank: int
-    peak_bytes: int
-    limit_bytes: int
-    peak_point: str
-    """Point of the peak, such as ``optimizer step``."""
-    sizes: tuple[int, ...]
-    """Bytes of each term."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Memory:
     """Peaks by term and rank."""
 
     terms: tuple[str, ...]
     """Ordered by their largest size, the same for every rank."""
-    ranks: tuple[MemoryBar, ...]
+    ranks: tuple[RankMemory, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,19 +192,7 @@ def memory(plan: Plan) -> Memory:
         for name, size in rank.terms.items():
             largest[name] = max(largest[name], size)
     names = tuple(name for name, size in sorted(largest.items(), key=lambda item: (-item[1], item[0])) if size)
-    return Memory(
-        terms=names,
-        ranks=tuple(
-            MemoryBar(
-                rank=rank.pipeline_rank,
-                peak_bytes=rank.peak_bytes,
-                limit_bytes=rank.limit_bytes,
-                peak_point=rank.peak_point,
-                sizes=tuple(rank.terms.get(name, 0) for name in names),
-            )
-            for rank in plan.memory
-        ),
-    )
+    return Memory(terms=names, ranks=plan.memory)
 
 
 def step_parts(plan: Plan) -> tuple[StepPart, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mindspeed_autoparallel.report.markup import element, text, text_table
-from mindspeed_autoparallel.spec.hetero import HeteroBest, HeteroRecord
+from mindspeed_autoparallel.spec.hetero import WINDOW, EncoderPhase, HeteroBest, HeteroRecord
 from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.units import counted, format_bytes, format_us
 
@@ -16,27 +16,6 @@ class StepPart:
 
     name: str
     us: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class EncoderRow:
-    """An encoder outside the pipeline; times of a step on every rank."""
-
-    module: str
-    layout: str
-    num_layers: int
-    num_macro_batches: int
-    samples: int
-    """Samples of the largest of these batches."""
-    forward_us: float
-    backward_us: float
-    exchange_us: float
-    """Redistribution of activations and their gradients."""
-    tail_us: float
-    """Reduction of gradients and the optimizer."""
-    total_us: float
-    moved_bytes: int
-    held_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +36,7 @@ class Encoders:
 
     memory: str
     balance: str
-    rows: tuple[EncoderRow, ...]
+    rows: tuple[EncoderPhase, ...]
     homogeneous: HomogeneousRow | None
     homogeneous_note: str
     """Reason for a missing homogeneous plan."""
@@ -74,7 +53,7 @@ class GainPart:
 def gain_parts(homogeneous_us: float, hetero: HeteroRecord | HeteroBest, hetero_us: float) -> list[GainPart]:
     """Return the savings of layouts, batch scale and recomputing, in this order; changes that cannot be separated (the
     plan between them does not fit in memory) are one part."""
-    last = "memory mode window" if hetero.memory == "window" else "recomputing encoders"
+    last = "memory mode window" if hetero.memory == WINDOW else "recomputing encoders"
     steps = [("layouts", hetero.scale_one_us), ("batch scale", hetero.kept_us), (last, hetero_us)]
     if hetero.scale_one_us is None and hetero.scale_one_again_us is not None:
         steps = [("layouts", None), (last, hetero.scale_one_again_us), ("batch scale", hetero_us)]
@@ -93,7 +72,9 @@ def rival(plan: Plan) -> str:
     if other is None:
         return ""
     behind = other.step_us / plan.mean_us - 1
-    bound = "" if other.status == "optimal" else f", bound {format_us(other.lower_bound_us)}: not proved"
+    bound = ""
+    if other.status != "optimal" and other.lower_bound_us is not None:
+        bound = f", bound {format_us(other.lower_bound_us)}: not proved"
     parts = gain_parts(plan.mean_us, other, other.step_us)
     how = "more" if behind >= 0 else "less"
     return (
@@ -120,23 +101,7 @@ def encoders(plan: Plan) -> Encoders | None:
     return Encoders(
         memory=record.memory,
         balance=record.balance,
-        rows=tuple(
-            EncoderRow(
-                module=phase.module,
-                layout=phase.layout.label(),
-                num_layers=phase.num_layers,
-                num_macro_batches=phase.num_macro_batches,
-                samples=phase.samples,
-                forward_us=phase.forward_us,
-                backward_us=phase.backward_us,
-                exchange_us=phase.exchange_us,
-                tail_us=phase.reduction_us + phase.optimizer_us,
-                total_us=phase.total_us,
-                moved_bytes=phase.moved_bytes,
-                held_bytes=phase.state_bytes + phase.kept_bytes,
-            )
-            for phase in record.encoders
-        ),
+        rows=record.encoders,
         homogeneous=None
         if other is None
         else HomogeneousRow(
@@ -193,8 +158,8 @@ def comparison(values: Encoders) -> str:
 def section(values: Encoders) -> str:
     rows = [
         [
-            *(row.module, row.layout, row.num_layers, f"{row.num_macro_batches} of up to {row.samples}"),
-            *map(format_us, (row.forward_us, row.backward_us, row.exchange_us, row.tail_us)),
+            *(row.module, row.layout.label(), row.num_layers, f"{row.num_macro_batches} of up to {row.samples}"),
+            *map(format_us, (row.forward_us, row.backward_us, row.exchange_us, row.reduction_us + row.optimizer_us)),
             *map(format_bytes, (row.moved_bytes, row.held_bytes)),
         ]
         for row in values.rows
@@ -214,7 +179,7 @@ def lines(plan: Plan) -> list[str]:
     if values is None:
         return [rival(plan)] if plan.hetero_rival is not None else []
     found = [
-        f"{row.module} {row.layout} outside the pipeline: "
+        f"{row.module} {row.layout.label()} outside the pipeline: "
         f"{counted(row.num_macro_batches, 'batch')} of up to "
         f"{counted(row.samples, 'sample')}, {format_us(row.total_us)} of the step, "
         f"holds {format_bytes(row.held_bytes)}"

@@ -18,21 +18,15 @@ class Headline:
     """The choice, its predicted speed, and the sources of that figure. Times of a step in microseconds."""
 
     model: str
-    num_parameters: int
     layout: str
     schedule: str
     num_nodes: int
     devices_per_node: int
-    num_devices: int
     global_batch_size: int
     num_microbatches: int
-    step_us: float
     p50_us: float | None
     """``None`` if all samples are equal, like ``p95_us``."""
     p95_us: float | None
-    tokens_per_s_per_device: float
-    tokens_per_s: float
-    """Throughput of all devices together."""
     bubble_fraction: float
     pass_overhead_us: float
     """Time of a forward or backward of one microbatch outside the stage's blocks."""
@@ -55,19 +49,14 @@ def headline(plan: Plan) -> Headline:
     search, layout = plan.search, plan.layout
     return Headline(
         model=plan.model.name,
-        num_parameters=plan.model.num_parameters,
         layout=layout.label(),
         schedule=layout.schedule,
         num_nodes=plan.cluster.num_nodes,
         devices_per_node=plan.cluster.devices_per_node,
-        num_devices=plan.cluster.num_devices,
         global_batch_size=plan.global_batch_size,
         num_microbatches=plan.num_microbatches,
-        step_us=plan.step.total_us,
-        p50_us=plan.step.p50_us,
-        p95_us=plan.step.p95_us,
-        tokens_per_s_per_device=plan.throughput_tokens_per_s_per_device,
-        tokens_per_s=plan.throughput_tokens_per_s_per_device * plan.cluster.num_devices,
+        p50_us=(plan.data or plan.step).p50_us,
+        p95_us=(plan.data or plan.step).p95_us,
         bubble_fraction=plan.step.bubble_fraction,
         pass_overhead_us=pass_overhead_us(plan),
         searched=search.status != EDITED,
@@ -93,6 +82,11 @@ def pass_overhead_us(plan: Plan) -> float:
         return 0.0
 
 
+def at_mean_sample(plan: Plan) -> str:
+    """Return the label of figures that the search has for the mean sample only; empty if all samples are equal."""
+    return "" if plan.data is None else ", for the mean sample"
+
+
 def proof(plan: Plan) -> str:
     """Return ``proved optimal in 0.4 s`` or the gap to the bound, with the scope if the search omitted something."""
     search = plan.search
@@ -103,7 +97,7 @@ def proof(plan: Plan) -> str:
     if unmeasured:
         why = "without computed costs" if plan.profile.source == "analytic" else "not measured"
         limits.append(f"{_count(unmeasured, 'configuration')} {why} and left out")
-    of_what = "".join(f"; {limit}" for limit in limits)
+    of_what = "".join((at_mean_sample(plan), *(f"; {limit}" for limit in limits)))
     if search.status == "optimal" and _faster_rival(plan):
         return f"best of its kind, proved in {search.seconds:.1f} s{of_what}; one of the other kind is faster"
     if search.status == "optimal":

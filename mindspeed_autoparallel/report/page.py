@@ -18,7 +18,7 @@ def alternatives(values: Report) -> str:
             element("span", text(row.layout), class_="cell"),
             text(format_us(row.step_us)),
             f"{row.loss_fraction * 100:+.1f} %",
-            text(format_us(row.lower_bound_us)),
+            text("–" if row.lower_bound_us is None else format_us(row.lower_bound_us)),
             format_bytes(row.peak_bytes),
             text(row.num_recomputed),
             text("; ".join(f"{name} {'-'.join(map(str, layers))}" for name, layers in row.layers.items())),
@@ -27,7 +27,7 @@ def alternatives(values: Report) -> str:
     ]
     header = ["layout", "step", "against the plan", "bound", "peak", "recomputed", "layers per stage"]
     body = table(header, rows, range(1, 6)) if rows else element("p", "No other layout was solved.", class_="soft")
-    drawn = "The best split of other layouts: means of drawn steps, and bounds for the mean sample."
+    drawn = "The best split of other layouts: means of drawn steps, which the search does not bound."
     note = drawn if values.data is not None else "The best split of other layouts."
     return element("h2", "Alternatives") + element("p", note, class_="sub") + body
 
@@ -62,6 +62,7 @@ def ruled_out(values: Report) -> str:
         drawn.append(element("details", summary + body, class_="group", data_group=group.outcome, **opened))
     note = f"{head.num_configurations} configurations, {head.num_solved} split to the end"
     note += f" in {head.search_seconds:.1f} s."
+    note += " Steps and bounds are those of the mean sample." if values.data is not None else ""
     return (
         element("h2", "What was ruled out, and why")
         + element("p", text(note), class_="sub")

@@ -40,7 +40,8 @@ class AlternativeRow:
     layout: str
     step_us: float
     loss_fraction: float
-    lower_bound_us: float
+    lower_bound_us: float | None
+    """``None`` for a mean of drawn steps, which the search does not bound."""
     peak_bytes: int
     layers: dict[str, tuple[int, ...]]
     num_recomputed: int

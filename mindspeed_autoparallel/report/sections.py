@@ -42,15 +42,18 @@ def headline(values: Report) -> str:
     )
     spread = "predicted"
     if head.p50_us is not None and head.p95_us is not None:
-        spread = f"P50 {format_us(head.p50_us)}, P95 {format_us(head.p95_us)}"
+        mean = "mean of drawn steps; " if values.data is not None else ""
+        spread = f"{mean}P50 {format_us(head.p50_us)}, P95 {format_us(head.p95_us)}"
     gain = ("–", "no rule of thumb fits")
     if simple := [row.loss_fraction for row in values.baselines[1:] if row.feasible and row.loss_fraction is not None]:
         gain = f"{min(simple) * 100:+.1f} %", "best rule of thumb that fits"
     if answer.plain_loss is not None:
         gain = f"{answer.plain_loss * 100:+.1f} %", f"best plain recipe: {answer.plain_layout}"
     bound = "no faster plan in the space" if head.proved else f"bound {format_us(head.lower_bound_us)}"
+    if values.data is not None:
+        bound, gain = f"{bound}, for the mean sample", (gain[0], f"{gain[1]}, for the mean sample")
     tiles = [
-        ("Step time", format_us(head.step_us), spread),
+        ("Step time", format_us(answer.step_us), spread),
         ("Throughput", f"{answer.tokens_per_s:,.0f}", f"tokens/s; {answer.tokens_per_s_per_device:,.0f} a device"),
         *([("MFU", percent(answer.mfu), "of the 16-bit peak, no recompute")] if answer.mfu else []),
         ("1 T tokens", f"{answer.days_per_trillion:,.1f} days", "of training"),
@@ -100,9 +103,10 @@ def why(values: Report) -> str:
     helped += text_table(["change", "step", "gain per sample"], helps, (1, 2)) if helps else ""
     parts = ", ".join(f"{part.name} {format_us(part.us)}" for part in values.step_parts)
     compared = "Step time against rules of thumb in the same layout and the best plain recipe. " if rows[1:] else ""
+    of_mean = " Bars, parts, limits and gains are those of the mean sample." if values.data is not None else ""
     return (
         element("h2", "Why this plan")
-        + element("p", text(f"{compared}The step: {parts}."), class_="sub")
+        + element("p", text(f"{compared}The step: {parts}.{of_mean}"), class_="sub")
         + (element("p", text(values.rival), class_="sub") if values.rival else "")
         + (element("div", "".join(bars), class_="bars") if rows[1:] else "")
         + element("div", element("div", held) + (element("div", helped) if helps else ""), class_="two")
@@ -208,15 +212,16 @@ def memory(values: Report) -> str:
     most = max((max(rank.peak_bytes, rank.limit_bytes) for rank in ranks), default=GIB) * 1.02
     bars = []
     for rank in ranks:
+        tip = f"Rank {rank.pipeline_rank}"
         fill = "".join(
             element(
                 "i",
                 class_=term_colour(term),
                 style=width(size / most),
-                data_tip=f"Rank {rank.rank}: {name}\n{format_bytes(size)}, {percent(size / rank.peak_bytes, 0)}",
+                data_tip=f"{tip}: {name}\n{format_bytes(size)}, {percent(size / rank.peak_bytes, 0)}",
             )
-            for term, name, size in zip(terms, names, rank.sizes, strict=True)
-            if size
+            for term, name in zip(terms, names, strict=True)
+            if (size := rank.terms.get(term, 0))
         )
         share = rank.peak_bytes / rank.limit_bytes
         over = share > 1
@@ -228,12 +233,17 @@ def memory(values: Report) -> str:
         )
         label = f"{format_bytes(rank.peak_bytes)} · {percent(share, 0)}" + (" · over the limit" if over else "")
         bars += [
-            element("span", text(f"rank {rank.rank}")),
+            element("span", text(f"rank {rank.pipeline_rank}")),
             element("div", element("div", fill, class_="fill") + mark, class_="track"),
             element("span", text(label), class_="bad" if over else "", data_tip=f"Peak at: {rank.peak_point}"),
         ]
     rows = [
-        (rank.rank, *map(format_bytes, (*rank.sizes, rank.peak_bytes, rank.limit_bytes)), rank.peak_point)
+        (
+            rank.pipeline_rank,
+            *(format_bytes(rank.terms.get(term, 0)) for term in terms),
+            *map(format_bytes, (rank.peak_bytes, rank.limit_bytes)),
+            rank.peak_point,
+        )
         for rank in ranks
     ]
     numbers = text_table(["rank", *names, "peak", "limit", "where the peak is"], rows, range(1, len(names) + 3))

@@ -18,7 +18,7 @@ def render_table(plan: Plan, tokens: float | None = None, *, with_verdicts: bool
 
     ``tokens``: those of the whole training, to add its days. ``with_verdicts``: add a line for every layout searched.
     """
-    head, figures = headline.headline(plan), answer.answer_of(plan)
+    head, figures, at_mean = headline.headline(plan), answer.answer_of(plan), headline.at_mean_sample(plan)
     lines = [
         f"{head.layout} for {head.model}{figures.parameters} on {head.num_nodes} x {head.devices_per_node} "
         f"{figures.device}: "
@@ -27,21 +27,21 @@ def render_table(plan: Plan, tokens: float | None = None, *, with_verdicts: bool
         *encoders.lines(plan),
         _step_line(plan),
         *(line.strip() for line in answer.answer_lines(plan, tokens)[1:]),
-        "the step: " + ", ".join(f"{part.name} {format_us(part.us)}" for part in data.step_parts(plan)),
+        "the step: " + ", ".join(f"{part.name} {format_us(part.us)}" for part in data.step_parts(plan)) + at_mean,
     ]
-    if head.p95_us is not None and head.p50_us is not None:
+    if plan.data is None and head.p95_us is not None and head.p50_us is not None:
         lines.append(f"with variable data: P50 {format_us(head.p50_us)}, P95 {format_us(head.p95_us)}")
     if not head.searched:
         lines.append("edited by hand: proofs and comparisons of the searched plan do not hold for this one")
     elif not head.proved:
-        lines.append(
-            f"no plan is faster than {format_us(head.lower_bound_us)}: gap {headline.gap_percent(head.gap_fraction)}"
-        )
-    lines += filter(None, (search_data.virtual_comparison(plan), search_data.group_sizes(plan)))
+        gap = headline.gap_percent(head.gap_fraction)
+        lines.append(f"no plan is faster than {format_us(head.lower_bound_us)}: gap {gap}{at_mean}")
+    virtual = search_data.virtual_comparison(plan)
+    lines += filter(None, (virtual and virtual + at_mean, search_data.group_sizes(plan)))
     lines += [f"limited by: {limit}" for limit in plan.search.limits[:NUM_LIMITS]]
     for item in search_data.relaxations(plan)[:NUM_LIMITS]:
         if item.gain_fraction and item.step_us is not None:
-            gain = f"{item.gain_fraction * 100:.1f} % per sample, step {format_us(item.step_us)}"
+            gain = f"{item.gain_fraction * 100:.1f} % per sample, step {format_us(item.step_us)}{at_mean}"
             lines.append(f"would help: {item.change} ({gain})")
     lines += spread.text_lines(plan)
     others = enumerate(search_data.alternatives(plan), start=2)
@@ -93,9 +93,10 @@ def _step_line(plan: Plan) -> str:
     for base in plan.baselines:
         value = format_us(base.step_us) if base.feasible and base.step_us is not None else "does not fit"
         simple.append(f"{base.title}: {value}")
-    others = f" ({', '.join(simple)})" if simple else ""
+    others = f" ({', '.join(simple)}{headline.at_mean_sample(plan)})" if simple else ""
+    mean = "" if plan.data is None else ", the mean of drawn steps"
     return (
-        f"step {format_us(plan.step.total_us)} predicted, bubble {plan.step.bubble_fraction * 100:.0f} %; "
+        f"step {format_us(plan.mean_us)} predicted{mean}, bubble {plan.step.bubble_fraction * 100:.0f} %; "
         f"{headline.proof(plan)}{others}"
     )
 

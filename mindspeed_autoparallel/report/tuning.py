@@ -178,7 +178,10 @@ def _verified_lines(measured: Verified) -> list[str]:
 def render_tuning_page(result: TuningResult) -> str:
     """Return a self-contained page: the configurations, memory of every stage, flags, and the extent of the search."""
     sections = [
-        ("Configurations", _configurations(result)),
+        (
+            "Configurations",
+            text_table(HEADER, map(row, result["top"]), (2, 5, 6)) + element("p", text(SHORT_NAMES), class_="sub"),
+        ),
         ("Why the first, and what limits each", _why(result)),
         ("Flags to paste", "".join(_flags(plan) for plan in result["top"])),
         ("Memory of each pipeline rank", "".join(_memory(plan) for plan in result["top"])),
@@ -220,10 +223,6 @@ def _tiles(result: TuningResult) -> str:
             ("Devices", f"{nodes} × {result['ranks'] // nodes}", result["device"]),
         ]
     )
-
-
-def _configurations(result: TuningResult) -> str:
-    return text_table(HEADER, map(row, result["top"]), (2, 5, 6)) + element("p", text(SHORT_NAMES), class_="sub")
 
 
 def _verified(measured: Verified) -> str:

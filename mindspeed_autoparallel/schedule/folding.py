@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from mindspeed_autoparallel.schedule.programs import Program, check_program, make_program
 from mindspeed_autoparallel.schedule.simulator import Replayed, SimulatedStep, StepTimes, replayed, simulate, traced
@@ -63,6 +64,7 @@ def _margin(sizes: ProgramSizes) -> int:
     return sizes[1] + 4
 
 
+@lru_cache(maxsize=256)
 def _shortened(sizes: ProgramSizes, rounds: int, of: int = 1) -> ProgramSizes:
     """Return ``sizes`` with a multiple of ``of`` rounds of microbatches less; at least twice ``rounds`` are left."""
     check_program(*sizes)

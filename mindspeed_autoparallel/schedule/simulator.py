@@ -75,11 +75,14 @@ class Replayed:
 
     def waited_for(self, node: int) -> tuple[int, int]:
         """Return the node that ``node`` waited for longest, and the link between."""
-        a, link_a, b, link_b, c, link_c = self.graph.waits[node]
-        return max(
-            ((a, link_a), (b, link_b), (c, link_c) if c else (a, link_a)),
-            key=lambda wait: self.ends[wait[0]] + self.links[wait[1]],
-        )
+        ends, links = self.ends, self.links
+        longest, link, b, link_b, c, link_c = self.graph.waits[node]
+        until = ends[longest] + links[link]
+        if ends[b] + links[link_b] > until:
+            longest, link, until = b, link_b, ends[b] + links[link_b]
+        if c and ends[c] + links[link_c] > until:
+            return c, link_c
+        return longest, link
 
     def last(self) -> int:
         """Return the node that ends last."""

@@ -11,6 +11,11 @@ from mindspeed_autoparallel.spec.layout import Layout, ModuleLayout
 Balance = Literal["local", "global", "off"]
 BALANCES: tuple[Balance, ...] = get_args(Balance)
 """Values of ``--hetero-balance``."""
+MemoryMode = Literal["upfront", "recompute", "window"]
+MEMORY_MODES: tuple[MemoryMode, ...] = get_args(MemoryMode)
+"""Values of ``--hetero-memory``: encoders keep their activations, run their forward again before their backward, or
+interleave with the pipeline."""
+WINDOW: MemoryMode = "window"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +72,11 @@ class EncoderPhase:
         return self.stage_memory[int(place * len(self.stage_memory))]
 
     @property
+    def held_bytes(self) -> int:
+        """Return the bytes held on every rank while the pipeline runs."""
+        return self.state_bytes + self.kept_bytes
+
+    @property
     def total_us(self) -> float:
         """Return the time that the phase adds to the step."""
         return self.forward_us + self.backward_us + self.exchange_us + self.reduction_us + self.optimizer_us
@@ -79,7 +89,8 @@ class HomogeneousBest:
     layout: Layout
     step_us: float
     """Mean of drawn steps if samples differ, as in ``HeteroBest``."""
-    lower_bound_us: float
+    lower_bound_us: float | None
+    """``None`` for a mean of drawn steps, which no search bounds."""
     status: str
     throughput_tokens_per_s_per_device: float
     layers: dict[str, tuple[int, ...]]
@@ -93,7 +104,7 @@ class HeteroBest:
 
     layout: Layout
     step_us: float
-    lower_bound_us: float
+    lower_bound_us: float | None
     status: str
     memory: str
     """The ``--hetero-memory`` that it requires."""
@@ -133,7 +144,7 @@ class HeteroRecord:
     @property
     def reserved_bytes(self) -> int:
         """Return the bytes held on every rank while the pipeline runs."""
-        return sum(phase.state_bytes + phase.kept_bytes for phase in self.encoders)
+        return sum(phase.held_bytes for phase in self.encoders)
 
     @property
     def transient_bytes(self) -> int:

@@ -98,6 +98,12 @@ class Plan(JsonFile):
         return self.step.total_us if self.data is None else self.data.mean_us
 
     @property
+    def mean_throughput(self) -> float:
+        """Return tokens per second and device at ``mean_us``."""
+        at_mean_sample = self.throughput_tokens_per_s_per_device
+        return at_mean_sample if self.data is None else at_mean_sample * self.step.total_us / self.mean_us
+
+    @property
     def backbone(self) -> str:
         """Return the name of the module that the pipeline runs: the first one without a separate layout."""
         return next(module.name for module in self.model.modules if module.name not in self.layout.modules)

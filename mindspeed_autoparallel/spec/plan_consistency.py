@@ -115,7 +115,7 @@ def contradicting_others(search: SearchRecord, alternatives: Sequence[Alternativ
         if (relaxation.gain_fraction or 0) > 1:
             yield f"{relaxation.change!r} cannot gain {relaxation.gain_fraction:g} of the step."
     for other in alternatives:
-        if other.lower_bound_us > other.step_us * (1 + ROUNDING) + 1:
+        if (other.lower_bound_us or 0.0) > other.step_us * (1 + ROUNDING) + 1:
             yield (
                 f"the alternative {other.layout.label()} takes {other.step_us:g} us, and its bound is "
                 f"{other.lower_bound_us:g}."

@@ -155,7 +155,9 @@ class Alternative:
 
     layout: Layout
     step_us: float
-    lower_bound_us: float
+    """Mean of drawn steps if samples differ."""
+    lower_bound_us: float | None
+    """``None`` for a mean of drawn steps, which no search bounds."""
     layers: dict[str, tuple[int, ...]]
     recompute: dict[str, tuple[int, ...]]
     peak_bytes: int

@@ -10,7 +10,7 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate
 from mindspeed_autoparallel.planner.hetero.backbone import backbone_profile
-from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES
+from mindspeed_autoparallel.planner.hetero.encoders import SUMMED_MODES
 from mindspeed_autoparallel.planner.hetero.space import costs_of, generator_of, layouts_of, phase_of, split_modules
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions, enumerate_layouts
 from mindspeed_autoparallel.planner.placement import ModulePlacement
@@ -38,7 +38,7 @@ def _enumerated(profile: Profile, cluster: Cluster, batch: int, *, own_generator
             continue
         candidate = replace(candidate, layout=replace(layout, meets=own_generator))
         pipelines = list(_pipelines(backbone, cluster, candidate, batch))
-        for memory in MEMORY_MODES:
+        for memory in SUMMED_MODES:
             of_modules = [
                 [
                     phase_of(costs, sizes, candidate, memory=memory, balance="local")

@@ -37,7 +37,14 @@ from python_program import (
 )
 from python_templates import Imported, Template, Waiting, key_of
 from remembered_sources import remember_sources
-from spared_work import keep_libraries, list_operators_once, share_gloo_devices, share_managers
+from spared_work import (
+    keep_libraries,
+    leave_senders_running,
+    list_operators_once,
+    measure_briefly,
+    share_gloo_devices,
+    share_managers,
+)
 
 _IMPORTED = (
     *("torch", "torch._dynamo", "torch._inductor.compile_fx", "torch.distributed.run", "torch.distributed.tensor"),
@@ -61,6 +68,7 @@ _variables: dict[str, str] = {}
 def main() -> None:
     """Serve until standard input closes."""
     path, client, *also = sys.argv[1:]
+    leave_senders_running()
     del sys.path[0]  # this folder, which programs have on their path where they ask for it
     warnings.simplefilter("ignore")
     add_hook, sys.addaudithook = sys.addaudithook, lambda hook: None
@@ -75,6 +83,7 @@ def main() -> None:
     warnings.resetwarnings()
     keep_libraries()
     share_managers()
+    measure_briefly()
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(path)
     listening.listen(256)

@@ -79,7 +79,10 @@ def test_the_vision_language_script_is_planned_as_it_runs(host):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--spec", "no_such_module", "spec"], "the script ends before the first layout is measured"),
+        (
+            ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", "no/such/folder"],
+            "the script ends before the first",
+        ),
         (["--simulated-nnodes", "0"], "--simulated-nnodes"),
         (["--auto-parallel-profile", "none.json"], "none.json"),
     ],

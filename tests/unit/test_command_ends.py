@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from exit_codes import exit_code
 
 from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.spec import Plan
@@ -152,8 +153,11 @@ def test_ctrl_c_at_a_search_with_workers_writes_the_best_plan_and_leaves_no_proc
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("plan --nnodes 0 --nproc-per-node 8", "--nnodes must be at least 1, got 0."),
-        ("plan --nnodes 1 --nproc-per-node -2", "--nproc-per-node must be at least 1, got -2."),
+        ("plan --nnodes 0 --nproc-per-node 8", "argument --nnodes: must be a whole number of at least 1, got '0'"),
+        (
+            "plan --nnodes 1 --nproc-per-node -2",
+            "argument --nproc-per-node: must be a whole number of at least 1, got '-2'",
+        ),
         (
             "plan --nnodes 1 --nproc-per-node 8 --memory-limit-mib lots",
             "argument --memory-limit-mib: must be a number, got 'lots'",
@@ -209,10 +213,7 @@ def test_wrong_input_is_refused_in_one_line(words, line, tmp_path, monkeypatch, 
     Path("lengths.txt").write_text("12\n")
     Path("folder").mkdir()
     Path("bytes.json").write_bytes(b"\x80\x81")
-    try:
-        code = main(words.split())
-    except SystemExit as end:
-        code = end.code
+    code = exit_code(words.split())
     printed = capsys.readouterr().err.strip().splitlines()
     assert (code, len(printed)) == (2, 1), printed
     assert line in printed[0]

@@ -65,13 +65,6 @@ class MeshGroups:
         return whole.contiguous()
 
 
-def make_groups(shape: tuple[int, ...]) -> MeshGroups:
-    """Make a mesh over all ranks, last dim fastest. Raises ``ConfigError`` if ``shape`` has another number of ranks."""
-    if math.prod(shape) != dist.get_world_size():
-        raise ConfigError(f"the plan is for {math.prod(shape)} devices and {dist.get_world_size()} processes run.")
-    return MeshGroups(torch.arange(math.prod(shape)).reshape(shape))
-
-
 def groups_of(mesh: DeviceMesh) -> MeshGroups:
     """Return the groups of a ``DeviceMesh`` over all ranks, whose dims are those of the plan."""
     return MeshGroups(mesh.mesh.cpu(), _groups={(dim,): mesh.get_group(dim) for dim in range(mesh.ndim)})

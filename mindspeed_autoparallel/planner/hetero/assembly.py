@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 
 from mindspeed_autoparallel.planner.evaluate import evaluated
 from mindspeed_autoparallel.planner.hetero.backbone import BackboneSolver, Reserved, beside, outside_pipeline_bytes
-from mindspeed_autoparallel.planner.hetero.encoders import WINDOW
 from mindspeed_autoparallel.planner.layouts.assembly import alternative_of, assemble_plan, limits_of
 from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Layout, Plan
-from mindspeed_autoparallel.spec.hetero import HeteroRecord
+from mindspeed_autoparallel.spec.hetero import WINDOW, HeteroRecord
 from mindspeed_autoparallel.spec.plan import Alternative, RankMemory, SearchRecord
 
 

@@ -110,19 +110,24 @@ def _best_homogeneous(profile: Profile, plan: Plan) -> HomogeneousBest:
     return HomogeneousBest(
         layout=plan.layout,
         step_us=plan.mean_us,
-        lower_bound_us=plan.search.lower_bound_us,
+        lower_bound_us=_bound_us(plan),
         status=plan.search.status,
-        throughput_tokens_per_s_per_device=plan.throughput_tokens_per_s_per_device,
+        throughput_tokens_per_s_per_device=plan.mean_throughput,
         layers={m.name: plan.layers_of(m.name) for m in profile.model.modules},
         recompute={m.name: plan.recomputed_of(m.name) for m in profile.model.modules},
     )
+
+
+def _bound_us(plan: Plan) -> float | None:
+    """Return the lower bound of ``plan.mean_us``: the search has none for a mean of drawn steps."""
+    return plan.search.lower_bound_us if plan.data is None else None
 
 
 def _rival(hetero: Plan, record: HeteroRecord) -> HeteroBest:
     return HeteroBest(
         layout=hetero.layout,
         step_us=hetero.mean_us,
-        lower_bound_us=hetero.search.lower_bound_us,
+        lower_bound_us=_bound_us(hetero),
         status=hetero.search.status,
         memory=record.memory,
         scale_one_us=record.scale_one_us,
@@ -166,21 +171,22 @@ def comparison_result(comparison: Comparison, model_file: str | None = None) -> 
         "speed_up": comparison.speed_up,
         "modules": sizes,
         "memory": record.memory,
-        "e2e_time": plan.mean_us / US_PER_MS,
-        "lower_bound": plan.search.lower_bound_us / US_PER_MS,
+        **_times_ms(plan),
         "homogeneous": None
         if other is None
-        else {
-            "parallel_config": result_of(other)["parallel_config"],
-            "e2e_time": other.mean_us / US_PER_MS,
-            "lower_bound": other.search.lower_bound_us / US_PER_MS,
-        },
+        else {"parallel_config": result_of(other)["parallel_config"], **_times_ms(other)},
     }
     if record.homogeneous_note:
         hetero["homogeneous_note"] = record.homogeneous_note
     if model_file is not None:
         hetero["model_file"] = model_file
     return {**result_of(comparison.best), "hetero_parallel": hetero}
+
+
+def _times_ms(plan: Plan) -> dict[str, float]:
+    bound_us = _bound_us(plan)
+    bound = {} if bound_us is None else {"lower_bound": bound_us / US_PER_MS}
+    return {"e2e_time": plan.mean_us / US_PER_MS, **bound}
 
 
 def _sizes(layout: Layout | ModuleLayout, micro_batch_size: int) -> dict[str, int]:

@@ -34,12 +34,10 @@ from mindspeed_autoparallel.schedule.encoder_pipeline import (
 )
 from mindspeed_autoparallel.schedule.window import MacroBatchTimes, num_alive, ticks_of
 from mindspeed_autoparallel.spec import Cluster, Layout, ModuleLayout
-from mindspeed_autoparallel.spec.hetero import EncoderPhase
+from mindspeed_autoparallel.spec.hetero import MEMORY_MODES, WINDOW, EncoderPhase
 
-MEMORY_MODES = ("upfront", "recompute")
-"""Values of ``--hetero-memory``: keep the encoder's activations, or run its forward again before its backward. In mode
-window encoder batches interleave with the pipeline, so the step is not a sum: ``windowed`` replays it."""
-WINDOW = "window"
+SUMMED_MODES = tuple(mode for mode in MEMORY_MODES if mode != WINDOW)
+"""Memory modes in which the step is a sum of phases; ``windowed`` replays the other one."""
 BYTES_OF_AN_ITEM = 48
 """Metadata bytes per sample for the owners' plan, if they are not known already."""
 

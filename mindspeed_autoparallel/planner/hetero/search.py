@@ -17,7 +17,6 @@ from mindspeed_autoparallel.planner.hetero.assembly import Solved, assemble, res
 from mindspeed_autoparallel.planner.hetero.backbone import BackboneSolver, backbone_profile, outside_pipeline_fits
 from mindspeed_autoparallel.planner.hetero.choice_search import NOT_FOUND, ChoiceSearch
 from mindspeed_autoparallel.planner.hetero.encoder_costs import EncoderCosts
-from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES, WINDOW
 from mindspeed_autoparallel.planner.hetero.generator import can_exchange, meeting
 from mindspeed_autoparallel.planner.hetero.space import costs_of, generator_of, phase_of, split_modules
 from mindspeed_autoparallel.planner.hetero.windowed import explore_window, window_choices
@@ -25,7 +24,7 @@ from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.space import enumerate_layouts
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, ModuleLayout, Plan
-from mindspeed_autoparallel.spec.hetero import EncoderPhase, HeteroRecord
+from mindspeed_autoparallel.spec.hetero import MEMORY_MODES, WINDOW, EncoderPhase, HeteroRecord
 from mindspeed_autoparallel.spec.plan import Verdict
 from mindspeed_autoparallel.units import format_bytes
 
@@ -99,7 +98,7 @@ def search_hetero(
     options: SearchOptions | None = None,
     *,
     progress: Progress = silent,
-    memory_modes: Sequence[str] = (*MEMORY_MODES, WINDOW),
+    memory_modes: Sequence[str] = MEMORY_MODES,
     balance: str = "local",
     encoder_space: EncoderSpace | None = None,
 ) -> Plan:

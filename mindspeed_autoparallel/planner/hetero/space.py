@@ -12,12 +12,12 @@ import numpy
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.hetero.encoder_costs import EncoderCosts
-from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES, encoder_phase
+from mindspeed_autoparallel.planner.hetero.encoders import encoder_phase
 from mindspeed_autoparallel.planner.hetero.generator import generator_phase
 from mindspeed_autoparallel.profiles import MeasuredAt, Profile
 from mindspeed_autoparallel.profiles.interpolation import interpolate
 from mindspeed_autoparallel.spec import Cluster, Module, ModuleLayout
-from mindspeed_autoparallel.spec.hetero import EncoderPhase, HeteroRecord
+from mindspeed_autoparallel.spec.hetero import MEMORY_MODES, EncoderPhase, HeteroRecord
 from mindspeed_autoparallel.spec.model import GENERATOR
 
 BACKBONE = "text_decoder"

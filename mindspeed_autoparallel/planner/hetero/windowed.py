@@ -19,14 +19,14 @@ from mindspeed_autoparallel.planner.hetero.assembly import Solved, reserved_by
 from mindspeed_autoparallel.planner.hetero.backbone import BackboneSolver
 from mindspeed_autoparallel.planner.hetero.device_work import own_work_at_least_us, share_us
 from mindspeed_autoparallel.planner.hetero.encoder_costs import EncoderCosts
-from mindspeed_autoparallel.planner.hetero.encoders import WINDOW, encoder_phase, macro_batches, tick_sizes
+from mindspeed_autoparallel.planner.hetero.encoders import encoder_phase, macro_batches, tick_sizes
 from mindspeed_autoparallel.planner.hetero.space import distinct_scales, layouts_at
 from mindspeed_autoparallel.planner.hetero.tight import search_tight
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US, beside_blocks_ns
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.schedule.window import BackboneTimes, MacroBatchTimes, Tick, ticks_of, window_step_us
 from mindspeed_autoparallel.spec import Layout, ModuleLayout
-from mindspeed_autoparallel.spec.hetero import HeteroRecord
+from mindspeed_autoparallel.spec.hetero import WINDOW, HeteroRecord
 
 
 def encoders_at_least_us(

@@ -146,7 +146,11 @@ def _baseline(name: str, found: Evaluation) -> Baseline:
 
 
 def alternative_of(
-    layout: Layout, placement: ModulePlacement, memory: Sequence[RankMemory], step_us: float, lower_bound_us: float
+    layout: Layout,
+    placement: ModulePlacement,
+    memory: Sequence[RankMemory],
+    step_us: float,
+    lower_bound_us: float | None,
 ) -> Alternative:
     """Return the record of a plan that lost; ``memory`` and ``step_us`` cover the whole step, as those of a plan do."""
     rows = {name: {kind: row for kind, row in kinds.items() if any(row)} for name, kinds in placement.recompute.items()}

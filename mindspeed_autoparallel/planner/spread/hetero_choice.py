@@ -37,7 +37,7 @@ from mindspeed_autoparallel.planner.spread.memory import OutOfMemory
 from mindspeed_autoparallel.planner.spread.others import in_whole_search, other_layouts
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Layout, Plan
-from mindspeed_autoparallel.spec.hetero import EncoderPhase, HeteroRecord
+from mindspeed_autoparallel.spec.hetero import WINDOW, EncoderPhase, HeteroRecord
 
 _IMAGES = COLUMNS.index("images")
 
@@ -66,7 +66,7 @@ class HeteroPlanUnderData(PlanUnderData):
         """
         record = plan.hetero
         assert record is not None
-        if record.memory == "window":
+        if record.memory == WINDOW:
             raise ConfigError("steps of unequal samples are not modelled for encoders that run inside the pipeline.")
         names = [module.name for module in profile.model.modules]
         own = {phase.module for phase in record.encoders}

@@ -18,16 +18,8 @@ def other_layouts(best: Plan, drawn: Iterable[tuple[float, Plan]], top_k: int) -
     for mean_us, plan in sorted(drawn, key=lambda item: item[0]):
         label = plan.layout.label()
         if label != best.layout.label() and label not in fastest:
-            # A mean of few draws may be slightly below the step of the mean sample, which is never below the bound.
-            bound_us = min(mean_us, _bound_us(plan))
-            fastest[label] = alternative_of(plan.layout, ModulePlacement.of_plan(plan), plan.memory, mean_us, bound_us)
+            fastest[label] = alternative_of(plan.layout, ModulePlacement.of_plan(plan), plan.memory, mean_us, None)
     return tuple(fastest.values())[:top_k]
-
-
-def _bound_us(plan: Plan) -> float:
-    """Return the lower bound of the plan's layout, or that of its whole search if the layout has none of its own."""
-    verdicts = (one for one in plan.search.verdicts if one.layout == plan.layout)
-    return next((one.lower_bound_us for one in verdicts if one.lower_bound_us), plan.search.lower_bound_us)
 
 
 def in_whole_search(plan: Plan, whole: Plan) -> Plan:

@@ -15,17 +15,17 @@ from mindspeed_autoparallel.errors import ConfigError, flag_of
 from mindspeed_autoparallel.interrupts import leaving_kept
 from mindspeed_autoparallel.runtime.flags.flag import read_flags
 from mindspeed_autoparallel.runtime.flags.shared import NodeFlags, ProfileSourceFlags
-from mindspeed_autoparallel.runtime.launch import Coordinator, Nodes, run_agent
+from mindspeed_autoparallel.runtime.launch.coordinator import Coordinator, run_agent
 from mindspeed_autoparallel.runtime.launch.ports import check_port_is_free
+from mindspeed_autoparallel.runtime.launch.rendezvous import Nodes
 from mindspeed_autoparallel.runtime.megatron.description import Description
 from mindspeed_autoparallel.runtime.megatron.mindspeed import least_expert_sizes
 from mindspeed_autoparallel.runtime.megatron.short_training import batch_ramp
 from mindspeed_autoparallel.runtime.megatron.unsearched import refuse_batch_schedule
 from mindspeed_autoparallel.units import MIB
+from mindspeed_autoparallel.whole_numbers import MOST_MEMORY_MIB
 
 _LOGGER = logging.getLogger(__name__)
-
-_MAX_LIMIT_MIB = 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,9 +121,9 @@ def plays_ranks(num_nodes: int, num_processes_per_node: int, cluster_devices_per
 
 def check_memory_limit(limit_mib: float) -> None:
     """Raise ``ConfigError`` for an impossible device memory."""
-    if not 0 < limit_mib <= _MAX_LIMIT_MIB:
+    if not 0 < limit_mib <= MOST_MEMORY_MIB:
         raise ConfigError(
-            f"the memory limit of a device must be above 0 and at most {_MAX_LIMIT_MIB} MiB, got {limit_mib:g}. "
+            f"the memory limit of a device must be above 0 and at most {MOST_MEMORY_MIB} MiB, got {limit_mib:g}. "
             "Leave the flag out to use the device's own memory."
         )
 
@@ -146,9 +146,9 @@ def target_device(arguments: argparse.Namespace, *, names_links: bool = False) -
     if flags.profile_source != "analytic" and names_links:
         return None
     if flags.profile_source != "analytic":
-        for flag in ("--profile-device", "--profile-device-file"):
-            if getattr(flags, flag[2:].replace("-", "_")):
-                raise ConfigError(f"{flag} is for --profile-source analytic; add that, or drop it.")
+        for name in ("profile_device", "profile_device_file"):
+            if getattr(flags, name):
+                raise ConfigError(f"{flag_of(name)} is for --profile-source analytic; add that, or drop it.")
         return None
     device = named_device(flags)
     if device is None:

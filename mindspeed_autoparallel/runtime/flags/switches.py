@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
+from mindspeed_autoparallel.errors import destination_of
+
 _FEATURES = "mindspeed_autoparallel.runtime.features"
 
 
@@ -30,7 +32,7 @@ class Switch:
     @property
     def destination(self) -> str:
         """Return the attribute of the parsed arguments."""
-        return self.flag[2:].replace("-", "_")
+        return destination_of(self.flag)
 
 
 HETERO, HETERO_BESIDE = "--hetero-parallel", "--auto-parallel-hetero"

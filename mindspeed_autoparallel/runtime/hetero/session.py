@@ -21,9 +21,7 @@ from mindspeed_autoparallel.runtime.hetero.redistribution.placement import (
 )
 from mindspeed_autoparallel.runtime.hetero.redistribution.plan import replicas_nested
 from mindspeed_autoparallel.runtime.hetero.states import ModuleStates
-from mindspeed_autoparallel.spec.hetero import BALANCES
-
-MEMORY_MODES = ("upfront", "recompute", "window")
+from mindspeed_autoparallel.spec.hetero import BALANCES, MEMORY_MODES
 
 
 @dataclass

@@ -2,10 +2,5 @@
 
 ``Coordinator.launch(spec)`` runs the user's script once on all devices and returns the outcome. It raises no exception
 for a launch that fails, hangs or runs out of memory, because that is a data point.
+Every rank loads a part of this package, so nothing is imported here.
 """
-
-from mindspeed_autoparallel.runtime.launch.coordinator import Coordinator, run_agent
-from mindspeed_autoparallel.runtime.launch.outcome import LaunchOutcome, LaunchSpec, LaunchStatus
-from mindspeed_autoparallel.runtime.launch.rendezvous import Nodes
-
-__all__ = ["Coordinator", "LaunchOutcome", "LaunchSpec", "LaunchStatus", "Nodes", "run_agent"]

@@ -23,7 +23,7 @@ from mindspeed_autoparallel.planner.tuner.pricing import Prices
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase
 from mindspeed_autoparallel.profiles.records import DIRECTIONS, trace_of
-from mindspeed_autoparallel.runtime.launch import LaunchSpec
+from mindspeed_autoparallel.runtime.launch.outcome import LaunchSpec
 from mindspeed_autoparallel.runtime.launch.processes import LocalRanks, run_local_processes
 from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
 

@@ -21,7 +21,7 @@ from synthetic_profile import GIB, synthetic_profile
 from test_hetero_search import random_profile
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
-from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES
+from mindspeed_autoparallel.planner.hetero.encoders import SUMMED_MODES
 from mindspeed_autoparallel.planner.hetero.search import search_hetero
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.spec import Cluster
@@ -44,7 +44,7 @@ def small(number: int) -> None:
         profile, cluster = random_profile(*model), Cluster(num_nodes=1, devices_per_node=devices)
         best = enumerated(profile, cluster, batch)
         try:
-            plan = search_hetero(profile, cluster, batch, memory_modes=MEMORY_MODES)
+            plan = search_hetero(profile, cluster, batch, memory_modes=SUMMED_MODES)
         except InfeasiblePlan as error:
             refused, unproved = refused + 1, unproved + ("not proved" in str(error) or best < float("inf"))
             continue
@@ -69,7 +69,7 @@ def large(capacities_gib: list[float]) -> None:
                 Cluster(num_nodes=4, devices_per_node=8),
                 64,
                 SearchOptions(time_limit_s=120.0),
-                memory_modes=MEMORY_MODES,
+                memory_modes=SUMMED_MODES,
             )
             fullest = max(rank.peak_bytes / rank.limit_bytes for rank in plan.memory)
             shown = (

@@ -22,11 +22,10 @@ warnings.filterwarnings("ignore")
 sys.path.insert(0, str(Path(__file__).parents[2] / "helpers"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "distributed" / "operators"))
 
-from plan_checks import COUNTER, compare, random_plan  # noqa: E402
+from plan_checks import COUNTER, compare, make_groups, random_plan  # noqa: E402
 
 from mindspeed_autoparallel.operators.strategies import search_graph  # noqa: E402
 from mindspeed_autoparallel.operators.torch.capture import capture_program  # noqa: E402
-from mindspeed_autoparallel.operators.torch.redistribute import make_groups  # noqa: E402
 
 SMALL = {
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64,

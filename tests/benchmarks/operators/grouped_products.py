@@ -15,10 +15,9 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parents[2] / "helpers"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "distributed" / "operators"))
 
-from plan_checks import COUNTER, compare, random_plan, relative
+from plan_checks import COUNTER, compare, make_groups, random_plan, relative
 
 from mindspeed_autoparallel.operators.torch.capture import capture_program
-from mindspeed_autoparallel.operators.torch.redistribute import make_groups
 
 PLANS = 8
 

@@ -19,10 +19,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "helpers"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "distributed" / "operators"))
 
 from longdouble import gradients  # noqa: E402
-from plan_checks import COUNTER, compare, random_plan, relative  # noqa: E402
+from plan_checks import COUNTER, compare, make_groups, random_plan, relative  # noqa: E402
 
 from mindspeed_autoparallel.operators.torch.capture import capture_program  # noqa: E402
-from mindspeed_autoparallel.operators.torch.redistribute import make_groups  # noqa: E402
 
 
 class RandomModule(torch.nn.Module):

@@ -27,7 +27,9 @@ COORDINATOR = """
     from mindspeed_autoparallel.errors import LaunchError
     from mindspeed_autoparallel.interrupts import leaving_kept
     from mindspeed_autoparallel.profiles.records import json_of
-    from mindspeed_autoparallel.runtime.launch import Coordinator, LaunchSpec, Nodes
+    from mindspeed_autoparallel.runtime.launch.coordinator import Coordinator
+    from mindspeed_autoparallel.runtime.launch.outcome import LaunchSpec
+    from mindspeed_autoparallel.runtime.launch.rendezvous import Nodes
     NODES = "num_nodes", "num_processes_per_node", "master_port"
     work, options = Path(sys.argv[1]), json.loads(sys.argv[2])
     try:
@@ -46,7 +48,8 @@ AGENT = """
     from pathlib import Path
     from mindspeed_autoparallel.errors import LaunchError
     from mindspeed_autoparallel.interrupts import leaving_kept
-    from mindspeed_autoparallel.runtime.launch import Nodes, run_agent
+    from mindspeed_autoparallel.runtime.launch.coordinator import run_agent
+    from mindspeed_autoparallel.runtime.launch.rendezvous import Nodes
     NODES = "num_nodes", "num_processes_per_node", "master_port"
     options = json.loads(sys.argv[2])
     off, here = options.pop("clock_off_s", 0), time.time

@@ -4,13 +4,13 @@ import sys
 
 import torch
 import torch.distributed as dist
-from plan_checks import COUNTER, compare, random_plan
+from plan_checks import COUNTER, compare, make_groups, random_plan
 from ranks import leave_with
 from torch.distributed.device_mesh import init_device_mesh
 
 from mindspeed_autoparallel.operators.strategies import search_graph
 from mindspeed_autoparallel.operators.torch.capture import capture_program
-from mindspeed_autoparallel.operators.torch.redistribute import groups_of, make_groups
+from mindspeed_autoparallel.operators.torch.redistribute import groups_of
 
 HEAD = 8
 

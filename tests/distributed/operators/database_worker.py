@@ -13,14 +13,13 @@ import warnings
 
 import torch
 import torch.distributed as dist
-from plan_checks import COUNTER, compare, random_plan
+from plan_checks import COUNTER, compare, make_groups, random_plan
 from ranks import leave_with
 from torch_database import layer_modules, operator_modules
 from transformers_models import language_model_in_double, transformers_models
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.operators.torch.capture import capture_program
-from mindspeed_autoparallel.operators.torch.redistribute import make_groups
 
 PLANS = 2
 

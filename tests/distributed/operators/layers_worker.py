@@ -4,12 +4,11 @@ import sys
 
 import torch
 import torch.distributed as dist
-from plan_checks import COUNTER, compare, random_plan
+from plan_checks import COUNTER, compare, make_groups, random_plan
 from ranks import leave_with
 from torch.nn import functional as F
 
 from mindspeed_autoparallel.operators.torch.capture import capture_program
-from mindspeed_autoparallel.operators.torch.redistribute import make_groups
 
 WIDTH = 16
 

@@ -14,14 +14,13 @@ import warnings
 
 import torch
 import torch.distributed as dist
-from plan_checks import COUNTER, compare, random_plan
+from plan_checks import COUNTER, compare, make_groups, random_plan
 from ranks import leave_with
 from torch.distributed.device_mesh import init_device_mesh
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.operators.torch.capture import capture_program
 from mindspeed_autoparallel.operators.torch.distribute import distribute_plan
-from mindspeed_autoparallel.operators.torch.redistribute import make_groups
 
 WIDTH, ROWS, LENGTH = 16, 8, 4
 Linear = torch.nn.Linear

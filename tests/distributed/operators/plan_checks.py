@@ -9,9 +9,15 @@ from torch.utils import _pytree as pytree
 from mindspeed_autoparallel.operators.plan import OperatorPlan
 from mindspeed_autoparallel.operators.search.state import Decisions
 from mindspeed_autoparallel.operators.torch.planned import PlannedModule
+from mindspeed_autoparallel.operators.torch.redistribute import MeshGroups
 
 torch.ones((), requires_grad=True).backward()
 """Autograd starts here, without a thread: behind a capture it starts eight, and no process can be forked any more."""
+
+
+def make_groups(shape):
+    """A mesh over all ranks, last dim fastest; its groups are made where they are first used."""
+    return MeshGroups(torch.arange(dist.get_world_size()).reshape(shape))
 
 
 def random_plan(graph, mesh, seed):

@@ -5,7 +5,7 @@ import sys
 
 import torch
 import torch.distributed as dist
-from plan_checks import COUNTER, random_plan
+from plan_checks import COUNTER, make_groups, random_plan
 from ranks import leave_with
 from torch.nn import functional
 
@@ -14,7 +14,7 @@ from mindspeed_autoparallel.operators.presets import Decoder, decoder_graph
 from mindspeed_autoparallel.operators.strategies import search_graph
 from mindspeed_autoparallel.operators.torch.calls import look_up
 from mindspeed_autoparallel.operators.torch.planned import execute
-from mindspeed_autoparallel.operators.torch.redistribute import make_groups, redistribute
+from mindspeed_autoparallel.operators.torch.redistribute import redistribute
 
 BATCH, SEQUENCE, HEAD = 8, 4, 4
 

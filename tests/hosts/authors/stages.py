@@ -240,7 +240,7 @@ def _end_after_validation(result: Path) -> None:
 
 def _end_at_first_launch() -> None:
     """Let a search that measures end where it would start processes."""
-    from mindspeed_autoparallel.runtime.launch import Coordinator
+    from mindspeed_autoparallel.runtime.launch.coordinator import Coordinator
 
     def entered(self: Any) -> Any:
         raise Reached

@@ -14,7 +14,7 @@ from small_profile import small_profile
 
 from mindspeed_autoparallel.errors import AutoParallelError, InfeasiblePlan
 from mindspeed_autoparallel.planner.evaluate import evaluate
-from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES
+from mindspeed_autoparallel.planner.hetero.encoders import SUMMED_MODES
 from mindspeed_autoparallel.planner.hetero.search import search_hetero
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
@@ -66,13 +66,13 @@ def test_an_alternative_with_encoders_of_their_own_has_step_and_peak_of_the_plan
     profile = small_profile(capacity_mib=capacity, generator_layers=generator)
     cluster = Cluster(num_nodes=1, devices_per_node=devices)
     try:
-        plan = search_hetero(profile, cluster, batch, SearchOptions(top_k=3), memory_modes=MEMORY_MODES)
+        plan = search_hetero(profile, cluster, batch, SearchOptions(top_k=3), memory_modes=SUMMED_MODES)
     except InfeasiblePlan:
         return
     for other in plan.alternatives:
         check_rows(other)
         only = SearchOptions(layouts=[replace(other.layout, modules={}, meets=False)], top_k=1)
-        alone = search_hetero(profile, cluster, batch, only, memory_modes=MEMORY_MODES)
+        alone = search_hetero(profile, cluster, batch, only, memory_modes=SUMMED_MODES)
         if alone.layout != other.layout or alone.step.total_us != pytest.approx(other.step_us):
             continue  # an equally fast choice of encoder sizes
         assert other.peak_bytes == peak_bytes(alone)

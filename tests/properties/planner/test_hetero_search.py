@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from small_profile import block, small_profile
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
-from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES
+from mindspeed_autoparallel.planner.hetero.encoders import SUMMED_MODES
 from mindspeed_autoparallel.planner.hetero.search import search_hetero
 from mindspeed_autoparallel.profiles import Measurement, ModuleCost, Profile, StateBytes
 from mindspeed_autoparallel.spec import Cluster, Module
@@ -87,7 +87,7 @@ def test_no_hetero_plan_beats_the_search_or_its_bound(
     cluster = Cluster(num_nodes=1, devices_per_node=devices)
     best = enumerated(profile, cluster, batch)
     try:
-        plan = search_hetero(profile, cluster, batch, memory_modes=MEMORY_MODES)
+        plan = search_hetero(profile, cluster, batch, memory_modes=SUMMED_MODES)
     except InfeasiblePlan as error:
         assert best == float("inf") or "(not proved)" in str(error)
         return
@@ -112,9 +112,9 @@ def test_where_encoders_nearly_fill_a_device_the_best_plan_is_found_and_proved(n
     best = enumerated(profile, cluster, batch)
     if best == float("inf"):
         with pytest.raises(InfeasiblePlan) as raised:
-            search_hetero(profile, cluster, batch, memory_modes=MEMORY_MODES)
+            search_hetero(profile, cluster, batch, memory_modes=SUMMED_MODES)
         assert "not proved" not in str(raised.value)
         return
-    plan = search_hetero(profile, cluster, batch, memory_modes=MEMORY_MODES)
+    plan = search_hetero(profile, cluster, batch, memory_modes=SUMMED_MODES)
     assert plan.step.total_us == pytest.approx(best, rel=1e-6)
     assert plan.search.gap_fraction < 1e-4

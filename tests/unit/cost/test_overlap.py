@@ -7,11 +7,10 @@ from mindspeed_autoparallel.cost.overlap import (
     EXPERTS,
     LayerShape,
     Offload,
-    Pass,
+    layer_saving_us,
     offloaded,
     pair_saving_us,
     pair_savings_us,
-    paired_savings_us,
     pipelined_saving_us,
 )
 from mindspeed_autoparallel.cost.placed import PlacedBlock
@@ -38,8 +37,8 @@ def test_chunks_of_a_product_and_its_collective_pass_each_other(times_us, num_ch
 
 
 def test_each_exchange_hides_behind_the_other_directions_computing():
-    savings = paired_savings_us(Pass(computing_us=30, exchange_us=50), Pass(computing_us=45, exchange_us=20))
-    assert savings == (45, 20)
+    ahead, behind = placed("layer 0", 30 + 50, 0, exchange_us=50), placed("layer 1", 0, 45 + 20, exchange_us=20)
+    assert layer_saving_us(ahead, behind) == 45 + 20
 
 
 def test_the_attentions_output_is_moved_twice_and_freed_once():

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from exit_codes import exit_code
 
 from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
@@ -80,7 +81,7 @@ def test_command_keeps_a_limit_of_weights_in_the_exact_mode_only(capfd):
     assert main([*command, "0.001", "--search-mode", "exact"]) == 3
     assert main([*command, "0.2"]) == 2
     assert "only search_mode exact supports" in capfd.readouterr().err
-    assert main([*command, "-1"]) == 2
+    assert exit_code([*command, "-1"]) == 2
 
 
 def test_shapes_that_nothing_divides_are_searched_and_reported():
@@ -139,7 +140,7 @@ def test_command_refuses_a_wrong_yaml_file_with_exit_code_two(tmp_path, capsys, 
     ],
 )
 def test_command_refuses_impossible_input_in_one_line(capsys, words):
-    assert main(["operators", "--layers", "1", *words]) == 2
+    assert exit_code(["operators", "--layers", "1", *words]) == 2
     error = capsys.readouterr().err.strip()
     assert error and "\n" not in error and "Traceback" not in error
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from exit_codes import exit_code
 from small_profile import small_profile
 
 from mindspeed_autoparallel.cli._launch import flags_line
@@ -158,7 +159,7 @@ def test_infeasible_is_exit_code_three_with_a_reason(
 def test_bad_numbers_are_exit_code_two(profile: Profile, tmp_path: Path, change: list[str]) -> None:
     profile.write(tmp_path / "profile.json")
     arguments = ["plan", "--profile", str(tmp_path / "profile.json"), "--nnodes", "1", "--nproc-per-node", "2"]
-    assert main([*arguments, "--global-batch-size", "4", *change]) == 2
+    assert exit_code([*arguments, "--global-batch-size", "4", *change]) == 2
 
 
 def test_mindspeed_profile_is_planned_at_its_own_tensor_size(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from exit_codes import exit_code
 from language_profile import language_profile
 from small_profile import small_profile
 
@@ -332,7 +333,7 @@ def test_impossible_profile_is_one_line_and_exit_code_two(
 def test_impossible_number_is_one_line_and_exit_code_two(
     file: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], says: str
 ) -> None:
-    assert main(command(file, **changes)) == 2
+    assert exit_code(command(file, **changes)) == 2
     error = capsys.readouterr().err
     assert says in error
     assert error.count("\n") == 1

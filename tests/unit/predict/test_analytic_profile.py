@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from exit_codes import exit_code
 
 from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.cost.catalogue import find_device
@@ -192,7 +193,7 @@ def test_flags_that_do_not_go_together_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: list[str], words: str
 ) -> None:
     model = _file(tmp_path, _MODEL)
-    assert main([*_PLAN, *(model if word == "MODEL" else word for word in changes)]) == 2
+    assert exit_code([*_PLAN, *(model if word == "MODEL" else word for word in changes)]) == 2
     assert words in capsys.readouterr().err
 
 

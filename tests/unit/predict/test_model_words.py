@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from exit_codes import exit_code
 
 from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.cost.analytic.parameters import stage_parameters
@@ -131,5 +132,5 @@ def test_a_sequence_length_must_be_positive(tmp_path: Path, capsys: pytest.Captu
     path = tmp_path / "model.json"
     path.write_text(json.dumps(_OWN))
     words = ["plan", "--profile-source", "analytic", "--model", str(path), "--device", "H100", "--nnodes", "1"]
-    assert main([*words, "--nproc-per-node", "8", "--global-batch-size", "32", "--seq-length", length]) == 2
-    assert f"--seq-length must be at least 1, got {length}" in capsys.readouterr().err
+    assert exit_code([*words, "--nproc-per-node", "8", "--global-batch-size", "32", "--seq-length", length]) == 2
+    assert f"--seq-length: must be a whole number of at least 1, got '{length}'" in capsys.readouterr().err

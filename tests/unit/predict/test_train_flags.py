@@ -118,9 +118,9 @@ def test_a_recipe_in_others_words_has_its_flags_and_a_switch_without_a_flag_is_n
     assert "priced with train.cross_entropy_fusion too, for which no flag is known here" in printed
 
 
-def test_any_length_beside_a_measured_profile_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_length_beside_a_measured_profile_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "--profile", str(tmp_path / "profile.json"), "--nnodes", "1", "--nproc-per-node", "1"]
-    assert main([*words, "--global-batch-size", "8", "--seq-length", "0"]) == 2
+    assert main([*words, "--global-batch-size", "8", "--seq-length", "64"]) == 2
     assert "--seq-length: requires --profile-source analytic" in capsys.readouterr().err
 
 

@@ -5,7 +5,7 @@ from example_pages import tuned_configuration, tuning_result
 
 from mindspeed_autoparallel.report.tuning import MISSING_AFTER, render_table, render_tuning_page
 from mindspeed_autoparallel.runtime.features.auto_tuning.launches import PURPOSES
-from mindspeed_autoparallel.runtime.launch import LaunchStatus
+from mindspeed_autoparallel.runtime.launch.outcome import LaunchStatus
 
 
 def plan(number, step_ms, interval, **more):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from exit_codes import exit_code
 from forked_python import forked_python
 
 from mindspeed_autoparallel.cli.main import main
@@ -288,12 +289,12 @@ def test_the_command_goes_there_and_back(make_model: Make, tmp_path: Path, capsy
     [
         (["--llm-pp-layers", "1,2"], "1 too few"),
         (["--tp-size", "3"], "--tp-size 3"),
-        (["--tp-size", "0"], "--tp-size 0"),
-        (["--vit-tp-size", "-1"], "--vit-tp-size -1"),
-        (["--ep-size", "0"], "--ep-size 0"),
+        (["--tp-size", "0"], "--tp-size: must be a whole number of at least 1"),
+        (["--vit-tp-size", "-1"], "--vit-tp-size: must be a whole number of at least 1"),
+        (["--ep-size", "0"], "--ep-size: must be"),
         (["--max-shard-mib", "9"], "--max-shard-mib: it is for mm-to-hf"),
         (["--hf-dir", "hf"], "--hf-dir: the source"),
-        (["--make-vocab-size-divisible-by", "0"], "--make-vocab-size-divisible-by 0"),
+        (["--make-vocab-size-divisible-by", "0"], "--make-vocab-size-divisible-by: must be"),
         (["--plan", "x.json", "--tp-size", "2"], "--tp-size: --plan has"),
         (["--plan", "x.json", "--ep-size", "2", "--hetero"], "--ep-size, --hetero: --plan has"),
         (["--plan", "absent.json"], "absent.json"),
@@ -302,7 +303,7 @@ def test_the_command_goes_there_and_back(make_model: Make, tmp_path: Path, capsy
 def test_bad_input_ends_with_two_and_one_line(
     make_model: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], said: str
 ) -> None:
-    assert main(["convert", "hf-to-mm", str(make_model()), str(tmp_path / "a"), *more]) == 2
+    assert exit_code(["convert", "hf-to-mm", str(make_model()), str(tmp_path / "a"), *more]) == 2
     told: Any = capsys.readouterr().err
     assert said in told
     assert told.count("\n") == 1
@@ -313,7 +314,7 @@ def test_bad_input_ends_with_two_and_one_line(
     [
         (["convert", "mm-to-hf", "a", "b", "--hf-dir", "hf", "--format", "dcp"], "--format: a Hugging Face folder"),
         (["convert", "mm-to-hf", "a", "b", "--hf-dir", "hf", "--tp-size", "2"], "--tp-size: a Hugging Face folder"),
-        (["convert", "mm-to-hf", "a", "b", "--hf-dir", "hf", "--max-shard-mib", "0"], "--max-shard-mib 0"),
+        (["convert", "mm-to-hf", "a", "b", "--hf-dir", "hf", "--max-shard-mib", "0"], "--max-shard-mib: must be"),
         (["calibrate", "base.sqlite", "--device", "H100"], "--device: only --from-log"),
         (["calibrate", "--from-log", "a.log", "--device", "H100", "--processes", "2"], "--processes: --from-log"),
         (["preflight", "--result", "r.json", "--memory-limit-mib", "9", "--ranks", "ends"], "--ranks: --result"),
@@ -322,5 +323,5 @@ def test_bad_input_ends_with_two_and_one_line(
 def test_a_flag_that_this_use_does_not_read_is_refused(
     capsys: pytest.CaptureFixture[str], words: list[str], said: str
 ) -> None:
-    assert main(words) == 2
+    assert exit_code(words) == 2
     assert said in capsys.readouterr().err

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mindspeed_autoparallel.errors import flag_of
+from mindspeed_autoparallel.errors import destination_of, flag_of
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.runtime.features.apply_plan.applicable import SCRIPT_SIZES, check_applies
 from mindspeed_autoparallel.runtime.features.apply_plan.check import MeasuredRank, PlanCheck
@@ -121,7 +121,7 @@ def _print_replaced(before: Mapping[str, object], after: Mapping[str, object]) -
     """Print a line for every argument that the plan changes, if it was given as a flag or the plan turns it off."""
     if not is_first_rank():
         return
-    given = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in sys.argv[1:] if word.startswith("--")}
+    given = {destination_of(word.partition("=")[0]) for word in sys.argv[1:] if word.startswith("--")}
     for name, old in before.items():
         new = after[name]
         if old != new and (name in given or (old is True and not new)):

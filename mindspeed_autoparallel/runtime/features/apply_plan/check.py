@@ -219,7 +219,7 @@ def comparison(plan: Plan, ranks: Sequence[MeasuredRank]) -> str:
     The range of the timed steps shows how much of an error comes from a machine whose speed changes."""
     slowest = max(ranks, key=lambda rank: rank["step_us"])
     measured_us, steps_us = slowest["step_us"], slowest["steps_us"]
-    predicted_us = plan.step.total_us
+    predicted_us = plan.mean_us
     timed = f"(timed steps: {min(steps_us) / US_PER_MS:.1f} to {max(steps_us) / US_PER_MS:.1f} ms)"
     lines = [
         "plan against the first steps of this training",

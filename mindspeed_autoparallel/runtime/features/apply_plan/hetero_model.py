@@ -14,7 +14,7 @@ from mindspeed_autoparallel.runtime.megatron.description import Description
 from mindspeed_autoparallel.runtime.megatron.features import hetero_flag
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import model_keys
 from mindspeed_autoparallel.runtime.megatron.mindspeed import keep_largest
-from mindspeed_autoparallel.spec import Plan
+from mindspeed_autoparallel.spec import Layout, ModuleLayout, Plan
 from mindspeed_autoparallel.spec.model import GENERATOR
 
 _SIZES = ("tp", "pp", "cp", "mbs", "sp")
@@ -45,7 +45,7 @@ def hetero_model(plan: Plan, description: Description) -> dict[str, object]:
         own = plan.layout.modules.get(module.name)
         if own is not None:
             # On the module's top-level block: MindSpeed-MM reads them there too, and the user names the adapter there.
-            whole |= {"tp": own.tensor_size, "pp": own.pipeline_size, "cp": own.context_size}
+            whole |= _sizes(own)
             if not module.name.endswith(GENERATOR):
                 whole["mbs"] = own.micro_batch_scale * plan.layout.micro_batch_size
             block |= _stages_of(plan, module.name)
@@ -53,10 +53,8 @@ def hetero_model(plan: Plan, description: Description) -> dict[str, object]:
             # A generator without sizes belongs to the decoder, on the last stage.
             block |= model_keys(plan, module.name)
         else:
-            layout = plan.layout
             block |= model_keys(plan, module.name)
-            block |= {"tp": layout.tensor_size, "pp": layout.pipeline_size, "cp": layout.context_size}
-            block["mbs"] = layout.micro_batch_size
+            block |= {**_sizes(plan.layout), "mbs": plan.layout.micro_batch_size}
         if words is not None:
             whole["hetero"] = words
     if hetero_flag(description.content) != "--hetero-parallel":
@@ -70,15 +68,14 @@ def _llava_model(plan: Plan) -> dict[str, object]:
     blocks: dict[str, object] = {}
     for module in plan.model.modules:
         own = layout.modules.get(module.name)
-        if own is None:
-            sizes = {"tp": layout.tensor_size, "pp": layout.pipeline_size, "cp": layout.context_size}
-            block = {**sizes, "mbs": layout.micro_batch_size, "hetero": {"role": "backbone"}}
-        else:
-            sizes = {"tp": own.tensor_size, "pp": own.pipeline_size, "cp": own.context_size}
-            mbs = own.micro_batch_scale * layout.micro_batch_size
-            block = {**sizes, "mbs": mbs, "hetero": {"adapter": _LLAVA_ADAPTER}}
-        blocks[module.name] = block
+        mbs = layout.micro_batch_size * (own.micro_batch_scale if own else 1)
+        hetero = {"adapter": _LLAVA_ADAPTER} if own else {"role": "backbone"}
+        blocks[module.name] = {**_sizes(own or layout), "mbs": mbs, "hetero": hetero}
     return blocks
+
+
+def _sizes(layout: Layout | ModuleLayout) -> dict[str, int]:
+    return {"tp": layout.tensor_size, "pp": layout.pipeline_size, "cp": layout.context_size}
 
 
 def write_hetero_model(plan: Plan, description: Description, otherwise: Path) -> Path:

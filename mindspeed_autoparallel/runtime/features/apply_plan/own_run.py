@@ -51,7 +51,7 @@ def add_run(path: Path, arguments: argparse.Namespace, plan: Plan, ranks: Sequen
 
 def _added(path: Path, arguments: argparse.Namespace, plan: Plan, ranks: Sequence[MeasuredRank]) -> str:
     from mindspeed_autoparallel.predict.calibration import add_observation
-    from mindspeed_autoparallel.predict.observations import MeasuredRun, observation_of_run
+    from mindspeed_autoparallel.predict.observations import Observation, request_of_run
 
     if getattr(arguments, "mm_model", None) or len(plan.model.modules) > 1:
         raise ConfigError("only runs of language models calibrate a device; models with encoders are not predicted.")
@@ -61,13 +61,12 @@ def _added(path: Path, arguments: argparse.Namespace, plan: Plan, ranks: Sequenc
         raise ConfigError(f"{shared}, so its step does not measure the device.")
     base = find_device("CPU" if device.name == "cpu" else fingerprint_of(device).name)
     slowest = max(ranks, key=lambda rank: rank["step_us"])
-    run = MeasuredRun(
-        num_devices=num_devices,
+    observation = Observation(
+        request=request_of_run(vars(arguments), num_devices, base.name, per_node),
         step_ms=slowest["step_us"] / US_PER_MS,
         spread=slowest["step_spread"],
         source=f"own run {plan.layout.label()} of model {plan.profile.model_hash[:12]}",
     )
-    observation = observation_of_run(run, vars(arguments), base.name, per_node)
     return _told(path, observation, add_observation(path, base, observation))
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from mindspeed_autoparallel.errors import LaunchError, ProfileError
 from mindspeed_autoparallel.profiles import MeasuredAt
-from mindspeed_autoparallel.runtime.launch import LaunchOutcome, LaunchStatus
+from mindspeed_autoparallel.runtime.launch.outcome import LaunchOutcome, LaunchStatus
 
 _NUMBERS = re.compile(r"[0-9]+")
 _MOST_SET_UPS = 3

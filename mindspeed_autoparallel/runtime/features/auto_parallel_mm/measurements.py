@@ -22,8 +22,9 @@ from mindspeed_autoparallel.runtime.features.auto_parallel_mm.attempts import At
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.request import SearchRequest
 from mindspeed_autoparallel.runtime.flags.registration import without_unmeasured
 from mindspeed_autoparallel.runtime.flags.switches import SWITCHES
-from mindspeed_autoparallel.runtime.launch import Coordinator, LaunchOutcome, LaunchSpec, LaunchStatus
+from mindspeed_autoparallel.runtime.launch.coordinator import Coordinator
 from mindspeed_autoparallel.runtime.launch.orders import own_command
+from mindspeed_autoparallel.runtime.launch.outcome import LaunchOutcome, LaunchSpec, LaunchStatus
 from mindspeed_autoparallel.runtime.megatron.features import ALONE_VARIABLE
 from mindspeed_autoparallel.runtime.profiling.measure.structure import MIN_LAYERS, fewest_layers
 from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask, PlayedWorld

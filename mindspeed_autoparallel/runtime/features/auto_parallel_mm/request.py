@@ -12,6 +12,7 @@ from typing import Any
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.candidate import Splits
+from mindspeed_autoparallel.planner.layouts.space import SpaceOptions
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.flags import AutoParallelFlags
 from mindspeed_autoparallel.runtime.features.hetero_parallel.flags import HeteroFlags
@@ -53,11 +54,8 @@ class SearchRequest(MeasuringRequest):
     """Tensor ranks that share an expert, to be measured; 0: all of them."""
     sequence_parallel: bool
     distributed_optimizer: bool
-    overlap_gradient_reduce: bool
-    """The script's own switch; every layout is priced with it and with the next two."""
-    overlap_parameter_gather: bool
-    bucket_elements: int
-    """``--ddp-bucket-size``; 0: Megatron's default."""
+    space: SpaceOptions
+    """What the host can run, and the script's own switches, with which every layout is priced."""
     num_heads: tuple[int, ...]
     """Attention heads and key/value groups of every module: each must be divisible by TP."""
     time_limit_s: float
@@ -68,10 +66,6 @@ class SearchRequest(MeasuringRequest):
     """With ``--hetero-parallel``: its ``--hetero-balance``; encoders' own layouts are searched, too."""
     splits: Splits | None = None
     """The splits of the model that the host can run; ``None``: all."""
-    group_sizes: bool = True
-    """Whether the host can run virtual stages in groups of microbatches other than the pipeline size."""
-    standalone_ends: bool = False
-    """Whether the host can run a stage of only the embedding or the output layer (Megatron's layout strings)."""
     sample_data: SampleData | None = None
     """Distribution of the samples; ``None``: equal samples."""
     layer_choices: Mapping[str, tuple[Hashable, ...]] = field(default_factory=dict)
@@ -170,19 +164,13 @@ def read_request(arguments: argparse.Namespace) -> SearchRequest:
         # Megatron trains experts with TP above 1 only with sequence parallelism.
         sequence_parallel=bool(arguments.sequence_parallel or getattr(arguments, "num_experts", None)),
         distributed_optimizer=bool(arguments.use_distributed_optimizer),
-        overlap_gradient_reduce=bool(getattr(arguments, "overlap_grad_reduce", False)),
-        overlap_parameter_gather=bool(getattr(arguments, "overlap_param_gather", False)),
-        bucket_elements=int(getattr(arguments, "ddp_bucket_size", None) or 0),
+        space=_space(arguments, measuring),
         num_heads=_heads(arguments, description),
         time_limit_s=float(flags.auto_parallel_time_limit_s),
         output_dir=Path(flags.auto_parallel_output_dir).resolve(),
         profile_file=Path(flags.auto_parallel_profile_file) if flags.auto_parallel_profile_file else None,
         hetero_balance=_hetero_balance(arguments, description),
         splits=runnable_splits(arguments, description),
-        group_sizes=hasattr(arguments, GROUP_ARGUMENT),
-        standalone_ends=takes_layout_strings(arguments)
-        and description.model_file is None
-        and not hybrid_pattern(arguments),
         sample_data=read_sample_data(arguments),
         layer_choices=_layer_choices(arguments, description),
         fixed=fixed_sizes(arguments, description.content),
@@ -192,6 +180,19 @@ def read_request(arguments: argparse.Namespace) -> SearchRequest:
         _check_points(request)
     private_work_dir(str(work_dir), "--auto-parallel-work-dir")
     return request
+
+
+def _space(arguments: argparse.Namespace, measuring: MeasuringRequest) -> SpaceOptions:
+    no_model_file = measuring.description.model_file is None
+    return SpaceOptions(
+        group_sizes=hasattr(arguments, GROUP_ARGUMENT),
+        standalone_ends=takes_layout_strings(arguments) and no_model_file and not hybrid_pattern(arguments),
+        overlap_gradient_reduce=bool(getattr(arguments, "overlap_grad_reduce", False)),
+        overlap_parameter_gather=bool(getattr(arguments, "overlap_param_gather", False)),
+        bucket_elements=int(getattr(arguments, "ddp_bucket_size", None) or 0),
+        least_expert_sizes=measuring.least_expert_sizes,
+        ramp=measuring.ramp,
+    )
 
 
 def _layer_choices(arguments: argparse.Namespace, description: Description) -> dict[str, tuple[Hashable, ...]]:

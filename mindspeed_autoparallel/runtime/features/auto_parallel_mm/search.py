@@ -14,7 +14,6 @@ from mindspeed_autoparallel.planner.hetero.compare import (
     without_homogeneous,
 )
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
-from mindspeed_autoparallel.planner.layouts.space import SpaceOptions
 from mindspeed_autoparallel.planner.results import PLAN_FILE
 from mindspeed_autoparallel.planner.wanted import Wanted, find_plan
 from mindspeed_autoparallel.profiles import Profile
@@ -41,15 +40,6 @@ def search(request: SearchRequest, profile: Profile, arguments: argparse.Namespa
         f"planning for {cluster.num_nodes} x {cluster.devices_per_node} devices, batch {request.global_batch_size}"
         + growing
     )
-    space = SpaceOptions(
-        group_sizes=request.group_sizes,
-        standalone_ends=request.standalone_ends,
-        overlap_gradient_reduce=request.overlap_gradient_reduce,
-        overlap_parameter_gather=request.overlap_parameter_gather,
-        bucket_elements=request.bucket_elements,
-        least_expert_sizes=request.least_expert_sizes,
-        ramp=request.ramp,
-    )
     hetero, sample_data = None, request.sample_data
     if request.hetero_balance is not None:
         hetero = HeteroOptions(
@@ -58,7 +48,7 @@ def search(request: SearchRequest, profile: Profile, arguments: argparse.Namespa
     wanted = Wanted(
         cluster=cluster,
         global_batch_size=request.global_batch_size,
-        options=SearchOptions(time_limit_s=request.time_limit_s, space=space),
+        options=SearchOptions(time_limit_s=request.time_limit_s, space=request.space),
         splits=request.splits,
         runs=lambda plan: gives_recompute(plan, request.description, arguments),
         hetero=hetero,

@@ -17,8 +17,8 @@ from mindspeed_autoparallel.profiles import LinkTier, Profile, read_profile
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.measurements import Measurements
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.request import SearchRequest
 from mindspeed_autoparallel.runtime.features.measuring import coordinator
-from mindspeed_autoparallel.runtime.launch import LaunchSpec, LaunchStatus
 from mindspeed_autoparallel.runtime.launch.orders import own_command
+from mindspeed_autoparallel.runtime.launch.outcome import LaunchSpec, LaunchStatus
 from mindspeed_autoparallel.runtime.profiling.calibrate.results import LINKS_FILE, read_links
 from mindspeed_autoparallel.runtime.profiling.sources.analytic import computed_profile
 from mindspeed_autoparallel.runtime.profiling.sources.building import build_profile, provenance_of

@@ -45,7 +45,7 @@ from mindspeed_autoparallel.runtime.features.auto_tuning.figures import (
 from mindspeed_autoparallel.runtime.features.auto_tuning.launches import Launches
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
 from mindspeed_autoparallel.runtime.features.auto_tuning.traces import Traces, measure_task
-from mindspeed_autoparallel.runtime.launch import LaunchOutcome, LaunchStatus
+from mindspeed_autoparallel.runtime.launch.outcome import LaunchOutcome, LaunchStatus
 from mindspeed_autoparallel.runtime.profiling.calibrate.results import (
     MeasurementJournal,
     fingerprint_of,

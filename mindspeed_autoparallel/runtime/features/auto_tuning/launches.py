@@ -19,7 +19,8 @@ from mindspeed_autoparallel.files import read_json, write_json_atomic
 from mindspeed_autoparallel.profiles.records import json_of
 from mindspeed_autoparallel.redaction import masked_words
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
-from mindspeed_autoparallel.runtime.launch import Coordinator, LaunchOutcome, LaunchSpec, LaunchStatus
+from mindspeed_autoparallel.runtime.launch.coordinator import Coordinator
+from mindspeed_autoparallel.runtime.launch.outcome import LaunchOutcome, LaunchSpec, LaunchStatus
 from mindspeed_autoparallel.runtime.launch.processes import LocalRanks, run_local_processes
 
 ARGV_FILE = "auto_tuning_modified_argv.json"

@@ -96,7 +96,7 @@ def _beside(pick: Recommendation, picks: Sequence[Recommendation]) -> Plan:
             ModulePlacement.of_plan(other.plan),
             other.plan.memory,
             other.plan.mean_us,
-            min(other.found.lower_bound_us, other.plan.mean_us),
+            other.found.lower_bound_us if other.plan.data is None else None,
         )
         for other in picks
         if other is not pick

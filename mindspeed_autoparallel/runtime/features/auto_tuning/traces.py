@@ -22,8 +22,7 @@ from mindspeed_autoparallel.runtime.features.auto_tuning.argv import without_pla
 from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.planning import SearchPlan
 from mindspeed_autoparallel.runtime.features.auto_tuning.launches import Launches
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
-from mindspeed_autoparallel.runtime.launch import LaunchOutcome, LaunchStatus
-from mindspeed_autoparallel.runtime.launch.outcome import worst
+from mindspeed_autoparallel.runtime.launch.outcome import LaunchOutcome, LaunchStatus, worst
 from mindspeed_autoparallel.runtime.profiling.measure.structure import MIN_LAYERS
 from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
 from mindspeed_autoparallel.runtime.profiling.trace.process import hash_of_sources

@@ -23,7 +23,7 @@ from mindspeed_autoparallel.runtime.features.auto_tuning.launches import Launche
 from mindspeed_autoparallel.runtime.features.auto_tuning.recommendation import Recommendation
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
 from mindspeed_autoparallel.runtime.features.auto_tuning.write import rewrite
-from mindspeed_autoparallel.runtime.launch import LaunchStatus
+from mindspeed_autoparallel.runtime.launch.outcome import LaunchStatus
 from mindspeed_autoparallel.runtime.profiling.calibrate.results import fingerprint_of
 from mindspeed_autoparallel.runtime.profiling.trace.process import hash_of_sources
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan, to_json

@@ -80,7 +80,7 @@ def describe(recommendation: Recommendation, number: int) -> Configuration:
             for rank in plan.memory
         ],
         "limits": list(plan.search.limits),
-        "tokens_per_s_per_device": plan.throughput_tokens_per_s_per_device,
+        "tokens_per_s_per_device": plan.mean_throughput,
         "argv": list(recommendation.words),
         "take_out": list(recommendation.flags_to_remove),
         "command": shlex.join(masked_words(recommendation.command)),

@@ -50,7 +50,7 @@ def _going_on(request: ElasticRequest, plan: Plan, arguments: argparse.Namespace
     loaded = f"loads {arguments.load}" if arguments.load else "starts anew"
     return (
         f"elastic: {world.size} processes on {world.num_nodes} nodes{spare}; {plan.layout.label()}, "
-        f"{plan.step.total_us / US_PER_MS:.2f} ms a step predicted; {loaded}"
+        f"{plan.mean_us / US_PER_MS:.2f} ms a step predicted; {loaded}"
     )
 
 

@@ -1,10 +1,9 @@
 """Flags of ``--hetero-parallel``."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from mindspeed_autoparallel.runtime.flags.flag import FlagGroup, flag
-from mindspeed_autoparallel.spec.hetero import Balance
+from mindspeed_autoparallel.spec.hetero import Balance, MemoryMode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +37,7 @@ class HeteroFlags(FlagGroup):
         "Which replica of an encoder computes which item: longest first inside the replica of the backbone "
         "that read it, longest first over all ranks, or in order.",
     )
-    hetero_memory: Literal["upfront", "recompute", "window"] = flag(
+    hetero_memory: MemoryMode = flag(
         "upfront",
         "Keep the encoders' activations of the whole step; or drop them and run the encoders' forward again "
         "before their backward; or encode along with the backbone's 1F1B schedule, so that a few macro-"

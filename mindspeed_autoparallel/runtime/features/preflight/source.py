@@ -13,8 +13,8 @@ from mindspeed_autoparallel.profiles.preflight_result import RankReport, RankRun
 from mindspeed_autoparallel.profiles.records import json_of, record_of
 from mindspeed_autoparallel.runtime.features.preflight.ranks import TASK_KIND, PreflightTask, RankKind
 from mindspeed_autoparallel.runtime.features.preflight.request import PreflightRequest
-from mindspeed_autoparallel.runtime.launch import LaunchSpec, LaunchStatus
 from mindspeed_autoparallel.runtime.launch.orders import own_command
+from mindspeed_autoparallel.runtime.launch.outcome import LaunchSpec, LaunchStatus
 from mindspeed_autoparallel.runtime.launch.processes import LocalRanks, run_local_processes
 from mindspeed_autoparallel.runtime.megatron.features import ALONE_VARIABLE
 from mindspeed_autoparallel.runtime.profiling.alone import MISSING

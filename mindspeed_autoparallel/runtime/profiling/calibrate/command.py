@@ -18,7 +18,7 @@ from mindspeed_autoparallel.planner.tuner.links import SIZES, link_samples, oper
 from mindspeed_autoparallel.profiles.device import COLLECTIVES
 from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase, Operator
 from mindspeed_autoparallel.profiles.records import record_of
-from mindspeed_autoparallel.runtime.launch import LaunchSpec, LaunchStatus
+from mindspeed_autoparallel.runtime.launch.outcome import LaunchSpec, LaunchStatus
 from mindspeed_autoparallel.runtime.launch.processes import LocalRanks, run_local_processes
 from mindspeed_autoparallel.runtime.megatron.features import TASK_VARIABLE
 from mindspeed_autoparallel.runtime.profiling.calibrate.results import (

@@ -13,7 +13,7 @@ from mindspeed_autoparallel.errors import ConfigError, LaunchError
 from mindspeed_autoparallel.files import read_json, write_json_atomic
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.profiles.records import BlockTrace, record_of
-from mindspeed_autoparallel.runtime.launch import LaunchOutcome, LaunchSpec, LaunchStatus
+from mindspeed_autoparallel.runtime.launch.outcome import LaunchOutcome, LaunchSpec, LaunchStatus
 from mindspeed_autoparallel.runtime.launch.processes import LocalRanks, run_local_processes
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import recompute_arguments
 from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask

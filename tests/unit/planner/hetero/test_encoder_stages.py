@@ -12,7 +12,7 @@ from hetero_enumeration import enumerated
 from small_profile import small_profile
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
-from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES
+from mindspeed_autoparallel.planner.hetero.encoders import SUMMED_MODES
 from mindspeed_autoparallel.planner.hetero.search import EncoderSpace, search_hetero
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.profiles import Profile, StateBytes
@@ -43,7 +43,7 @@ def heavy_encoder() -> Profile:
 def test_an_encoder_that_no_device_holds_gets_stages_of_its_own() -> None:
     with pytest.raises(InfeasiblePlan):
         search_hetero(heavy_encoder(), FOUR, 8, encoder_space=EncoderSpace(pipeline_sizes=(1,)))
-    plan = search_hetero(heavy_encoder(), FOUR, 8, memory_modes=MEMORY_MODES)
+    plan = search_hetero(heavy_encoder(), FOUR, 8, memory_modes=SUMMED_MODES)
     assert plan.hetero is not None
     (phase,) = plan.hetero.encoders
     assert phase.layout.pipeline_size == 2
@@ -80,7 +80,7 @@ def test_encoders_of_unknown_adapters_are_not_cut(tmp_path: Path) -> None:
 
 def test_window_is_taken_where_recomputing_costs_more() -> None:
     profile = small_profile(capacity_mib=300)
-    plan, without = search_hetero(profile, FOUR, 8), search_hetero(profile, FOUR, 8, memory_modes=MEMORY_MODES)
+    plan, without = search_hetero(profile, FOUR, 8), search_hetero(profile, FOUR, 8, memory_modes=SUMMED_MODES)
     assert plan.hetero is not None
     assert plan.hetero.memory == "window"
     assert plan.step.total_us < 0.99 * without.step.total_us

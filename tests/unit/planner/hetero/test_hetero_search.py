@@ -10,7 +10,7 @@ from small_profile import small_profile
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.hetero.backbone import backbone_profile
-from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES
+from mindspeed_autoparallel.planner.hetero.encoders import SUMMED_MODES
 from mindspeed_autoparallel.planner.hetero.search import EncoderSpace, search_hetero
 from mindspeed_autoparallel.planner.hetero.space import costs_of
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
@@ -32,7 +32,7 @@ def test_search_equals_enumeration_of_all_layouts_scales_modes_and_placements(ca
         with pytest.raises(InfeasiblePlan):
             search_hetero(profile, FOUR, batch)
         return
-    plan = search_hetero(profile, FOUR, batch, memory_modes=MEMORY_MODES)
+    plan = search_hetero(profile, FOUR, batch, memory_modes=SUMMED_MODES)
     assert plan.search.lower_bound_us <= best * (1 + 1e-9) <= plan.step.total_us * (1 + 2e-9)
     # Distance allowed only as far as the plan itself admits it.
     assert plan.step.total_us <= best / (1 - plan.search.gap_fraction) * (1 + 1e-9)
@@ -51,9 +51,9 @@ def test_search_with_a_generator_equals_enumeration(capacity_mib: int, link_byte
     best = enumerated(profile, FOUR, 4)
     if best == float("inf"):
         with pytest.raises(InfeasiblePlan):
-            search_hetero(profile, FOUR, 4, memory_modes=MEMORY_MODES)
+            search_hetero(profile, FOUR, 4, memory_modes=SUMMED_MODES)
         return
-    plan = search_hetero(profile, FOUR, 4, memory_modes=MEMORY_MODES)
+    plan = search_hetero(profile, FOUR, 4, memory_modes=SUMMED_MODES)
     assert plan.search.lower_bound_us <= best * (1 + 1e-9) <= plan.step.total_us * (1 + 2e-9)
     assert plan.step.total_us <= best / (1 - plan.search.gap_fraction) * (1 + 1e-9)
     assert plan.search.gap_fraction < 1e-3
@@ -102,16 +102,16 @@ def test_virtual_stages_beside_encoders_are_searched_without_a_request(capacity_
 
 
 def test_with_room_the_plan_is_proved() -> None:
-    plan = search_hetero(small_profile(), FOUR, 8, memory_modes=MEMORY_MODES)
+    plan = search_hetero(small_profile(), FOUR, 8, memory_modes=SUMMED_MODES)
     assert plan.search.status == "optimal"
     assert plan.step.total_us == pytest.approx(enumerated(small_profile(), FOUR, 8), rel=1e-6)
 
 
 def test_recompute_mode_is_chosen_where_kept_activations_do_not_fit() -> None:
-    roomy = search_hetero(small_profile(), FOUR, 8, memory_modes=MEMORY_MODES)
+    roomy = search_hetero(small_profile(), FOUR, 8, memory_modes=SUMMED_MODES)
     assert roomy.hetero is not None
     assert roomy.hetero.memory == "upfront"
-    tight = search_hetero(small_profile(capacity_mib=220), FOUR, 8, memory_modes=MEMORY_MODES)
+    tight = search_hetero(small_profile(capacity_mib=220), FOUR, 8, memory_modes=SUMMED_MODES)
     assert tight.hetero is not None
     assert tight.hetero.memory == "recompute"
 

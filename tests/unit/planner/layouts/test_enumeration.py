@@ -15,6 +15,7 @@ from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions, enumerate_layouts
 from mindspeed_autoparallel.planner.placement import ModulePlacement
+from mindspeed_autoparallel.planner.rank_memory import memory_of_rank
 from mindspeed_autoparallel.planner.replay import replay
 from mindspeed_autoparallel.profiles import MeasuredAt, Measurement, ModuleCost, Profile, StateBytes
 from mindspeed_autoparallel.spec import Cluster, Layout, Model, Module
@@ -235,14 +236,14 @@ def test_memory_decides_between_more_stages_and_more_recomputation() -> None:
     assert len(set(steps)) > 2
 
 
-def _least_memory(profile: Profile, cluster: Cluster, candidate: Candidate, batch: int) -> int:
+def _least_memory(candidate: Candidate) -> int:
     """The smallest peak of all placements, by enumeration."""
     peaks = []
     for row in _rows(candidate.layout.num_virtual_stages):
         for again in product(*(range(count + 1) for count in row)):
             placement = ModulePlacement(layers={"text_decoder": row}, recompute={"text_decoder": {"full": again}})
-            found = evaluate(profile, cluster, candidate.layout, placement, batch, with_timeline=False)
-            peaks.append(max(rank.peak_bytes for rank in found.memory))
+            ranks = range(candidate.layout.pipeline_size)
+            peaks.append(max(memory_of_rank(candidate, placement, rank).peak_bytes for rank in ranks))
     return min(peaks)
 
 
@@ -258,7 +259,7 @@ def test_the_nearest_layout_and_the_smallest_limit_are_those_of_enumeration(
     cluster = Cluster(num_nodes=1, devices_per_node=devices)
     space = SpaceOptions(distributed_optimizer=distributed)
     candidates, _ = enumerate_layouts(profile, cluster, batch, space)
-    truth = {item.layout.label(): _least_memory(profile, cluster, item, batch) for item in candidates}
+    truth = {item.layout.label(): _least_memory(item) for item in candidates}
     least = min(truth.values())
     with pytest.raises(InfeasiblePlan) as caught:
         search(profile, cluster, batch, SearchOptions(space=space))

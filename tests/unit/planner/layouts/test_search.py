@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
@@ -66,15 +67,23 @@ def _placements(num: int, features: int = 0) -> list[ModulePlacement]:
     return found
 
 
-def _enumerate(profile: Profile, cluster: Cluster, batch: int, features: int = 0) -> float:
-    best = float("inf")
-    candidates, _ = enumerate_layouts(profile, cluster, batch, SpaceOptions())
+FOUR, BATCH = Cluster(num_nodes=1, devices_per_node=4), 8
+
+
+@functools.cache
+def _every(features: int) -> list[tuple[int, float]]:
+    """Return the highest peak, in bytes, and the step of every placement: neither depends on the capacity."""
+    profile, every = _with_deepstack(small_profile(), features), []
+    candidates, _ = enumerate_layouts(profile, FOUR, BATCH, SpaceOptions())
     for candidate in candidates:
         for placement in _placements(candidate.layout.num_virtual_stages, features):
-            found = evaluate(profile, cluster, candidate.layout, placement, batch, with_timeline=False)
-            if found.fits:
-                best = min(best, found.step.total_us)
-    return best
+            found = evaluate(profile, FOUR, candidate.layout, placement, BATCH, with_timeline=False)
+            every.append((max(rank.peak_bytes for rank in found.memory), found.step.total_us))
+    return every
+
+
+def _enumerate(capacity_mib: int, features: int = 0) -> float:
+    return min((step_us for peak, step_us in _every(features) if peak <= capacity_mib * MIB), default=inf)
 
 
 def _with_deepstack(profile: Profile, features: int) -> Profile:
@@ -87,14 +96,14 @@ def _with_deepstack(profile: Profile, features: int) -> Profile:
     ("capacity_mib", "features"), [(1000, 0), (420, 0), (330, 0), (240, 0), (1000, 3), (330, 2), (240, 2)]
 )
 def test_search_equals_enumeration_of_layouts_and_placements(capacity_mib: int, features: int) -> None:
-    profile, cluster = small_profile(capacity_mib=capacity_mib), Cluster(num_nodes=1, devices_per_node=4)
+    profile, cluster = small_profile(capacity_mib=capacity_mib), FOUR
     profile = _with_deepstack(profile, features)
-    best = _enumerate(profile, cluster, 8, features)
+    best = _enumerate(capacity_mib, features)
     if best == float("inf"):
         with pytest.raises(InfeasiblePlan):
-            search(profile, cluster, 8)
+            search(profile, cluster, BATCH)
         return
-    plan = search(profile, cluster, 8)
+    plan = search(profile, cluster, BATCH)
     assert plan.search.lower_bound_us <= best * (1 + 1e-9) <= plan.step.total_us * (1 + 2e-9)
     # Distance allowed only as far as the plan itself admits it.
     assert plan.step.total_us <= best / (1 - plan.search.gap_fraction) * (1 + 1e-9)
@@ -260,7 +269,7 @@ def test_virtual_stages_that_time_left_open_are_named_and_keep_their_bound(monke
 def test_no_plan_beats_the_bounds_of_layouts_that_time_left_open(capacity_mib: int) -> None:
     profile, cluster = small_profile(capacity_mib=capacity_mib), Cluster(num_nodes=1, devices_per_node=4)
     candidates, _ = enumerate_layouts(profile, cluster, 8, SpaceOptions())
-    best_us = _enumerate(profile, cluster, 8)
+    best_us = _enumerate(capacity_mib)
     offered: list[float] = []
     with Workers(Request(profile=profile, cluster=cluster, global_batch_size=8), 1) as workers:
         items = [Open(0.0, 0.0, order, item) for order, item in enumerate(candidates)]

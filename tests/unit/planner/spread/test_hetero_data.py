@@ -13,7 +13,7 @@ from small_profile import small_profile
 from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.data.distribution import DataSource, Distribution, make_distribution
 from mindspeed_autoparallel.data.work import SampleSize
-from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES
+from mindspeed_autoparallel.planner.hetero.encoders import SUMMED_MODES
 from mindspeed_autoparallel.planner.hetero.search import search_hetero
 from mindspeed_autoparallel.planner.spread.choose import SpreadOptions
 from mindspeed_autoparallel.planner.spread.factors import sample_factors
@@ -53,7 +53,7 @@ def planned(profile: Profile, backbone: Layout, batch: int = 8, balance: str = "
     from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 
     return search_hetero(
-        profile, FOUR, batch, SearchOptions(layouts=[backbone]), memory_modes=MEMORY_MODES, balance=balance
+        profile, FOUR, batch, SearchOptions(layouts=[backbone]), memory_modes=SUMMED_MODES, balance=balance
     )
 
 
@@ -111,7 +111,7 @@ def test_the_chosen_plan_has_the_smallest_mean_of_drawn_steps() -> None:
     def searched(one: Profile, layouts: list[Layout] | None) -> Plan:
         from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 
-        return search_hetero(one, FOUR, 16, SearchOptions(layouts=layouts), memory_modes=MEMORY_MODES)
+        return search_hetero(one, FOUR, 16, SearchOptions(layouts=layouts), memory_modes=SUMMED_MODES)
 
     plain = choose_hetero(profile, data, SpreadOptions(), searched)
     balanced = choose_hetero(profile, data, SpreadOptions(is_balanced=True), searched)
@@ -139,9 +139,12 @@ def test_the_command_compares_by_drawn_steps(tmp_path: Path, capsys: pytest.Capt
     assert hetero.hetero is not None and hetero.hetero.homogeneous is not None and other.hetero_rival is not None
     assert hetero.mean_us > hetero.step.total_us
     assert (hetero.hetero.homogeneous.step_us, other.hetero_rival.step_us) == (other.mean_us, hetero.mean_us)
+    assert (hetero.hetero.homogeneous.lower_bound_us, other.hetero_rival.lower_bound_us) == (None, None)
+    assert "bound" not in rival(other)
     compared = json.loads((tmp_path / "auto_parallel_search_optimal_config.json").read_text())["hetero_parallel"]
     assert compared["e2e_time"] == pytest.approx(hetero.mean_us / 1000)
     assert compared["speed_up"] == pytest.approx(compared["homogeneous"]["e2e_time"] / compared["e2e_time"])
+    assert "lower_bound" not in compared and "lower_bound" not in compared["homogeneous"]
     shown = encoders(hetero)
     assert shown is not None and shown.homogeneous is not None
     assert shown.homogeneous.speed_up == pytest.approx(compared["speed_up"])

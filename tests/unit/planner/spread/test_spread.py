@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from dataclasses import replace
@@ -20,6 +21,7 @@ from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.placement import ModulePlacement
+from mindspeed_autoparallel.planner.results import result_of
 from mindspeed_autoparallel.planner.spread import choose
 from mindspeed_autoparallel.planner.spread.choose import SpreadOptions, choose_plan
 from mindspeed_autoparallel.planner.spread.drawn_steps import PlanUnderData
@@ -30,10 +32,13 @@ from mindspeed_autoparallel.planner.spread.rank_bytes import rank_bytes, windows
 from mindspeed_autoparallel.planner.spread.scaled import mean_profile, scaled_profile
 from mindspeed_autoparallel.planner.spread.waiting import waiting
 from mindspeed_autoparallel.profiles import Profile
-from mindspeed_autoparallel.report.headline import warnings
+from mindspeed_autoparallel.report import render_table
+from mindspeed_autoparallel.report.answer import answer_of
+from mindspeed_autoparallel.report.headline import headline, warnings
+from mindspeed_autoparallel.report.search_data import baselines
 from mindspeed_autoparallel.schedule import make_program
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan
-from mindspeed_autoparallel.units import MIB
+from mindspeed_autoparallel.units import MIB, format_us
 
 LENGTH = 1024
 
@@ -250,17 +255,24 @@ def test_as_many_alternatives_as_asked_for_are_listed() -> None:
     assert many.alternatives[:1] == one.alternatives
 
 
-@pytest.mark.parametrize(("devices", "batch", "share"), [(8, 32, 0.0), (4, 16, 0.8)])
-def test_alternatives_are_the_next_best_layouts_by_drawn_steps_whichever_layout_wins(
-    devices: int, batch: int, share: float
-) -> None:
-    """With little memory, the mean sample's layout has no safe plan."""
+@functools.cache
+def chosen(devices: int, batch: int, share: float) -> tuple[Cluster, Plan, Plan]:
+    """Return a cluster, the plan of the mean sample with all its memory, and the plan of the data with a ``share`` of what
+    that needs, or all if 0."""
     cluster, profile, data = Cluster(num_nodes=1, devices_per_node=devices), profile_of(), data_of(long_tail())
     at_mean = searched(cluster, batch)(mean_profile(profile, data, sample_factors(profile, data)), None)
     if share:
         needed = out_of_memory(profile, at_mean, data, sample_factors(profile, data), 1000).worst_bytes
         cluster = replace(cluster, memory_limit_bytes=int(share * needed))
-    plan = choose_plan(profile, data, SpreadOptions(oom_steps=1000), searched(cluster, batch))
+    return cluster, at_mean, choose_plan(profile, data, SpreadOptions(oom_steps=1000), searched(cluster, batch))
+
+
+@pytest.mark.parametrize(("devices", "batch", "share"), [(8, 32, 0.0), (4, 16, 0.8)])
+def test_alternatives_are_the_next_best_layouts_by_drawn_steps_whichever_layout_wins(
+    devices: int, batch: int, share: float
+) -> None:
+    """With little memory, the mean sample's layout has no safe plan."""
+    _, at_mean, plan = chosen(devices, batch, share)
     assert plan.data is not None and (plan.layout == at_mean.layout) == (not share)
     others = plan.alternatives
     assert len(others) >= 2 and plan.layout not in [other.layout for other in others]
@@ -269,7 +281,7 @@ def test_alternatives_are_the_next_best_layouts_by_drawn_steps_whichever_layout_
     for other in others:
         safe = [one for one in plan.data.considered if one.oom_probability <= 1e-3]
         assert other.step_us == min(one.mean_us for one in safe if one.label == other.layout.label())
-        assert at_mean.search.lower_bound_us <= other.lower_bound_us < other.step_us
+        assert other.lower_bound_us is None  # the search bounds steps of the mean sample, not means of drawn ones
     # The record is of the whole search: a plan slower than another for the mean sample is not optimal.
     assert plan.search.num_configurations == at_mean.search.num_configurations
     assert plan.search.lower_bound_us <= at_mean.step.total_us * (1 + 1e-9)
@@ -326,16 +338,9 @@ def test_waiting_grows_with_replicas_and_is_nothing_for_equal_samples() -> None:
 
 
 def test_a_tight_memory_changes_the_plan() -> None:
-    cluster = Cluster(num_nodes=1, devices_per_node=4)
-    data = data_of(long_tail())
-    profile = profile_of()
+    data, profile = data_of(long_tail()), profile_of()
     factors = sample_factors(profile, data)
-    by_means = search(
-        mean_profile(profile, data, factors), cluster, 16, SearchOptions(with_relaxations=False, num_workers=1)
-    )
-    needed = out_of_memory(profile, by_means, data, factors, 1000).worst_bytes
-    tight = replace(cluster, memory_limit_bytes=int(0.8 * needed))
-    found = choose_plan(profile, data, SpreadOptions(oom_steps=1000), searched(tight, 16))
+    tight, _, found = chosen(4, 16, 0.8)
     assert found.data is not None and found.data.oom_probability <= 1e-3
     assert max(one.oom_probability for one in found.data.considered) > 1e-3
     # No slower than what holds the largest microbatches everywhere: of what is safe the fastest is looked for.
@@ -344,7 +349,7 @@ def test_a_tight_memory_changes_the_plan() -> None:
     assert found.data.mean_us <= float(drawn.mean()) * (1 + 1e-9)
     with pytest.raises(InfeasiblePlan, match=r"none of|nothing fits|no plan"):
         choose_plan(
-            profile, data, SpreadOptions(oom_steps=1000), searched(replace(cluster, memory_limit_bytes=60 * MIB), 16)
+            profile, data, SpreadOptions(oom_steps=1000), searched(replace(tight, memory_limit_bytes=60 * MIB), 16)
         )
 
 
@@ -397,9 +402,28 @@ def test_the_command_prints_the_cost_of_the_spread(files: Path, capsys: pytest.C
     plan = Plan.read(files / "plan.json")
     assert plan.data is not None and plan.data.sha256 == "abc"
     assert main(["report", "--plan", str(files / "plan.json"), "--page", str(files / "page.html")]) == 0
-    assert "The spread costs" in (files / "page.html").read_text()
+    page = (files / "page.html").read_text()
+    assert "The spread costs" in page and "means of drawn steps" in page and "for the mean sample" in page
     capsys.readouterr()
     assert main(["simulate", "--plan", str(files / "plan.json")]) == 0
+
+
+def test_reports_show_the_mean_of_drawn_steps_by_which_plans_are_compared() -> None:
+    cluster = Cluster(num_nodes=1, devices_per_node=8)
+    plan = choose_plan(profile_of(), data_of(long_tail()), SpreadOptions(), searched(cluster, 32))
+    assert plan.data is not None and plan.mean_us > 1.05 * plan.step.total_us
+    slower = plan.mean_us / plan.step.total_us
+    head, answer, result = headline(plan), answer_of(plan), result_of(plan)
+    assert answer.step_us == plan.mean_us == 1000 * result["e2e_time"]
+    assert (head.p50_us, head.p95_us) == (plan.data.p50_us, plan.data.p95_us)
+    at_mean_rate = plan.throughput_tokens_per_s_per_device
+    for rate in (answer.tokens_per_s_per_device, result["throughput"]):
+        assert rate == pytest.approx(at_mean_rate / slower)
+    # Rules of thumb are not drawn: they are compared at the mean sample, as their bound is.
+    assert baselines(plan)[0].step_us == plan.step.total_us
+    assert ", for the mean sample" in head.proof
+    table = render_table(plan)
+    assert f"step {format_us(plan.mean_us)} predicted, the mean of drawn steps, " in table
 
 
 @pytest.mark.parametrize(

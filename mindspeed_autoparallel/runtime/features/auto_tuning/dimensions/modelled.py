@@ -87,22 +87,15 @@ def _tensor_overlap(context: SearchContext, target: Target) -> Answer:
         return "only attention's products would overlap in layers with experts, which is not modelled"
     if context.device_name == "npu":
         reason = _missing(context, "use_ascend_mc2", "MindSpeed has it")
-        title, settings, chunks = "MC2", {"use_ascend_mc2": True}, _fewest
+        title, settings = "MC2", {"use_ascend_mc2": True}
     else:
         reason = _not_cuda(context) or _missing(context, "tp_comm_overlap") or _no_transformer_engine(context, target)
-        # Transformer Engine's ring exchange sends a rank's shard at a time.
-        title, settings, chunks = _TENSOR, {"tp_comm_overlap": True}, _shards
+        title, settings = _TENSOR, {"tp_comm_overlap": True}
     if reason:
         return reason
-    return [Switch(title=title, settings=settings, change=tensor_overlap(chunks))]
-
-
-def _fewest(at: MeasuredAt) -> int:
-    return _FUSED_CHUNKS
-
-
-def _shards(at: MeasuredAt) -> int:
-    return at.tensor_size
+    # Transformer Engine's ring exchange sends a rank's shard at a time.
+    change = tensor_overlap(lambda at: _FUSED_CHUNKS if title == "MC2" else at.tensor_size)
+    return [Switch(title=title, settings=settings, change=change)]
 
 
 def _expert_overlap(context: SearchContext, target: Target) -> Answer:

@@ -16,7 +16,7 @@ import pytest
 from mindspeed_autoparallel.errors import LaunchError, ProfileError
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.measurements import Measurements
-from mindspeed_autoparallel.runtime.launch import LaunchOutcome, LaunchSpec, LaunchStatus
+from mindspeed_autoparallel.runtime.launch.outcome import LaunchOutcome, LaunchSpec, LaunchStatus
 from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
 
 POINTS = tuple(

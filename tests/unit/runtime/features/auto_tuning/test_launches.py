@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from mindspeed_autoparallel.files import read_json
 from mindspeed_autoparallel.runtime.features.auto_tuning.launches import LAUNCHES_FILE, Launches
-from mindspeed_autoparallel.runtime.launch import LaunchOutcome, LaunchStatus
+from mindspeed_autoparallel.runtime.launch.outcome import LaunchOutcome, LaunchStatus
 
 
 def test_only_launches_that_began_count_as_using_the_devices(tmp_path, monkeypatch, logged):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from example_plan import example_plan
+from exit_codes import exit_code
 
 pytest.importorskip("torch")
 
@@ -184,7 +185,7 @@ def test_a_finished_pre_flight_is_compared_with_another_limit(
     ],
 )
 def test_the_front_ends_with_a_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["preflight", *words]) == 2
+    assert exit_code(["preflight", *words]) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1 and said in lines[0], lines
 
