@@ -9,7 +9,7 @@ for name in manylinux_2_28 manylinux_2_27 manylinux_2_24 manylinux_2_17 manylinu
   platforms+=(--platform "${name}_x86_64")
 done
 "$python" -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --implementation cp "${platforms[@]}" \
-  -d "$folder" -c "$(dirname "$0")/../../docs/examples/constraints.txt" megatron-core ortools msgspec wrapt immutabledict \
+  -d "$folder" -c "$(dirname "$0")/../../docs/examples/constraints.txt" megatron-core ortools msgspec wrapt threadpoolctl immutabledict \
   flash-linear-attention==0.6.0 fla-core==0.6.0 einops
 size=$(du -sm "$folder" | cut -f1)
 echo "$folder: $size MiB"

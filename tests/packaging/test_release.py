@@ -20,10 +20,15 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "dependencies.md").read_text("utf-8")
 PROJECT = (ROOT / "pyproject.toml").read_text("utf-8")
-DEPENDENCIES = [
-    Requirement(text)
-    for text in re.findall(r'"([^"]+)"', re.search(r"^dependencies = \[(.*)\]$", PROJECT, re.MULTILINE)[1])  # type: ignore[index]
-]
+
+
+def _listed(name: str) -> list[Requirement]:
+    """Return the requirements of a list in pyproject.toml."""
+    (text,) = re.findall(rf"^{name} = \[(.*?)^\]$", PROJECT, re.MULTILINE | re.DOTALL)
+    return [Requirement(one) for one in re.findall(r'"([^"]+)"', text)]
+
+
+DEPENDENCIES, DEVELOPMENT = _listed("dependencies"), _listed("dev")
 EXTRAS = [
     Requirement(text)
     for line in re.findall(r"^(?:megatron|npu|weights|yaml|tables|completion) = \[([^]]*)\]", PROJECT, re.MULTILINE)
@@ -31,12 +36,9 @@ EXTRAS = [
 ]
 LOWEST = (
     *("msgspec==0.18.0", "numpy==1.24.0", "ortools==9.10.4067", "packaging==22.0", "wrapt==1.16.0"),
+    "threadpoolctl==3.1.0",
     *("pyyaml==6.0", "pyarrow==15.0.0", "shtab==1.7.0"),
 )
-DEVELOPMENT = [
-    Requirement(text)
-    for text in re.findall(r'"([^"]+)"', re.search(r"^dev = \[(.*?)^\]$", PROJECT, re.MULTILINE | re.DOTALL)[1])  # type: ignore[index]
-]
 RELEASES = [
     Requirement(line)
     for line in (ROOT / "docs" / "examples" / "constraints.txt").read_text("utf-8").splitlines()

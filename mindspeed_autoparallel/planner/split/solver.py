@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
+
+from threadpoolctl import ThreadpoolController
 
 from mindspeed_autoparallel.planner.split.model.integer_master import IntegerMaster
 from mindspeed_autoparallel.planner.split.model.layer_row import fits_a_row, is_one_row
@@ -104,12 +107,19 @@ def solve(
     limits = Limits(time_limit_s=time_limit_s, below=below, effort=effort, seed=seed)
     check_schedule(problem)
     state = State(problem=problem, limits=limits, excluded=tuple(excluded), begin=begin)
-    for strategy in PORTFOLIO:
-        if strategy.suits(state):
-            strategy.run(state)
-            if state.done or state.closed:
-                break
+    # Matrices are small: with more threads, BLAS spends the search's limit of processor seconds on waiting.
+    with _thread_pools().limit(limits=1, user_api="blas"):
+        for strategy in PORTFOLIO:
+            if strategy.suits(state):
+                strategy.run(state)
+                if state.done or state.closed:
+                    break
     return state.solution()
+
+
+@cache
+def _thread_pools() -> ThreadpoolController:
+    return ThreadpoolController()
 
 
 def fits_within(problem: SplitProblem, extra: int, time_limit_s: float) -> bool:

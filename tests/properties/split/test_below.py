@@ -4,6 +4,7 @@ import random
 import time
 
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.split import LayerKind, NoneBelow, Segment, SplitProblem, solve, solver
@@ -56,3 +57,17 @@ def test_below_a_known_time_the_solver_returns_the_optimum_or_a_proof(monkeypatc
         relaxed = relaxed_cuts(problem, time.monotonic() + 60, stop_at=best // 2)
         assert relaxed is not None and relaxed[1] <= best
     assert compared > 20
+
+
+def test_matrices_are_multiplied_by_one_thread_whatever_the_environment_gives(monkeypatch):
+    seen = []
+    looking = solver.Strategy("looking", lambda state: True, lambda state: seen.append(blas_threads()))
+    monkeypatch.setattr(solver, "PORTFOLIO", (looking, *solver.PORTFOLIO))
+    with threadpool_limits(limits=2, user_api="blas"):
+        solve(random_problem(random.Random(0)))
+        assert blas_threads() == {2}
+    assert seen == [{1}]
+
+
+def blas_threads():
+    return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
