@@ -43,7 +43,7 @@ def test_operators_and_collectives_are_added_and_failures_named(tmp_path):
     ("words", "said"),
     [
         ((), "nothing to measure"),
-        (("--processes", 0), "must be at least 1"),
+        (("--processes", 0), "must be a whole number of at least 1"),
         (("--operators", "none.json"), "cannot read list of operators"),
     ],
 )
