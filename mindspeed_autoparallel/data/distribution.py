@@ -97,6 +97,11 @@ class Distribution(JsonFile):
         weights = numpy.array(self.weights, dtype=numpy.float64)
         return weights / weights.sum()
 
+    @property
+    def mean_tokens(self) -> float:
+        """Return the mean tokens of a sample."""
+        return float(self.sizes()[:, COLUMNS.index("tokens")] @ self.shares())
+
     def column(self, name: str) -> tuple[Array, Array]:
         """Return the values of one column in ascending order, and their counts."""
         values, weights = self.sizes()[:, COLUMNS.index(name)], numpy.array(self.weights)

@@ -152,7 +152,8 @@ def _plain_line(answer: Answer) -> str:
 
 def _utilization(plan: Plan) -> float | None:
     operations, peak = plan.model.operations_per_sample, _of_device(plan, "peak_flops_per_s")
-    if not operations or not peak or not plan.mean_us:
+    # The operations are those of one sample; samples of drawn data have others.
+    if not operations or not peak or not plan.mean_us or plan.data is not None:
         return None
     seconds = plan.mean_us / US_PER_S
     return operations * plan.global_batch_size / (seconds * plan.cluster.num_devices * peak)

@@ -34,7 +34,7 @@ from mindspeed_autoparallel.spec.plan_records import (
     Verdict,
 )
 from mindspeed_autoparallel.spec.recompute import is_known
-from mindspeed_autoparallel.units import MAX_DURATION_US
+from mindspeed_autoparallel.units import MAX_DURATION_US, US_PER_S
 
 __all__ = [
     "EDITED",
@@ -99,9 +99,11 @@ class Plan(JsonFile):
 
     @property
     def mean_throughput(self) -> float:
-        """Return tokens per second and device at ``mean_us``."""
-        at_mean_sample = self.throughput_tokens_per_s_per_device
-        return at_mean_sample if self.data is None else at_mean_sample * self.step.total_us / self.mean_us
+        """Return tokens per second and device at ``mean_us``; for drawn data those of the samples, without padding."""
+        if self.data is None:
+            return self.throughput_tokens_per_s_per_device
+        num_tokens = self.global_batch_size * (self.data.tokens_per_sample or self.model.sequence_length)
+        return num_tokens / (self.mean_us / US_PER_S) / self.layout.num_devices
 
     @property
     def backbone(self) -> str:

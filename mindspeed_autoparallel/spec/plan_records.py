@@ -46,6 +46,8 @@ class DataRecord:
     worst_bytes: int
     """Peak of the rank most likely to run out of memory, if the heaviest microbatches coincide."""
     worst_rank: int
+    tokens_per_sample: float = 0.0
+    """Mean tokens of a sample, without padding; 0: unknown."""
     mean_error_us: float = 0.0
     """Upper bound of the standard error of ``mean_us``; 0: unknown."""
     considered: tuple[ConsideredPlan, ...] = ()

@@ -191,6 +191,7 @@ class Samples:
             num_draws=NUM_DRAWS,
             padding=self.options.padding,
             is_balanced=self.options.is_balanced,
+            tokens_per_sample=self.data.mean_tokens,
             by_means_us=best.plan.step.total_us,
             mean_us=best.mean_us,
             p50_us=best.quantile_us(0.5),
