@@ -88,7 +88,7 @@ def answer_of(plan: Plan) -> Answer:
         plain_loss=None if plain_us is None else plain_us / at_mean_sample_us - 1,
         days_per_trillion=TRILLION / tokens_per_s / _DAY_S,
         headroom_bytes=fullest.limit_bytes - fullest.peak_bytes,
-        memory=_memory(fullest.peak_bytes, fullest.limit_bytes, capacity),
+        memory=_memory(fullest.peak_bytes, fullest.limit_bytes, capacity) + at_mean_sample(plan) + _worst(plan),
     )
 
 
@@ -139,6 +139,13 @@ def _memory(peak: int, limit: int, capacity: int) -> str:
     if peak > limit:
         return f"{format_bytes(peak - limit)} too much on the fullest rank{beside}"
     return f"{format_bytes(peak)} on the fullest rank, {format_bytes(limit - peak)} free{beside}"
+
+
+def _worst(plan: Plan) -> str:
+    """Return the peak of the heaviest microbatches of drawn data."""
+    if plan.data is None or not plan.data.worst_bytes:
+        return ""
+    return f"; {format_bytes(plan.data.worst_bytes)} on rank {plan.data.worst_rank} with the heaviest samples"
 
 
 def _plain_line(answer: Answer) -> str:

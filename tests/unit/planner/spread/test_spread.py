@@ -38,7 +38,7 @@ from mindspeed_autoparallel.report.headline import headline, warnings
 from mindspeed_autoparallel.report.search_data import baselines
 from mindspeed_autoparallel.schedule import make_program
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan
-from mindspeed_autoparallel.units import MIB, format_us
+from mindspeed_autoparallel.units import MIB, format_bytes, format_us
 
 LENGTH = 1024
 
@@ -421,7 +421,9 @@ def test_reports_show_the_mean_of_drawn_steps_by_which_plans_are_compared() -> N
     assert tokens < plan.model.sequence_length / 2
     for rate in (answer.tokens_per_s_per_device, result["throughput"]):
         assert rate == pytest.approx(32 * tokens / (plan.mean_us / 1e6) / 8)
-    assert answer_of(plan).mfu is None
+    assert answer.mfu is None
+    worst = f"; {format_bytes(plan.data.worst_bytes)} on rank {plan.data.worst_rank} with the heaviest samples"
+    assert answer.memory.endswith(f" free, for the mean sample{worst}")
     # Rules of thumb are not drawn: they are compared at the mean sample, as their bound is.
     assert baselines(plan)[0].step_us == plan.step.total_us
     assert ", for the mean sample" in head.proof
