@@ -26,6 +26,9 @@ from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan
 from mindspeed_autoparallel.spec.hetero import MEMORY_MODES
 
+_FIRST_SHARE, _LATER_SHARE = 0.5, 0.125
+"""Shares of the time left: the search of all layouts for the mean sample, and each search of one layout after it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
@@ -50,46 +53,50 @@ def find_plan(profile: Profile, wanted: Wanted, progress: Progress = silent) -> 
     Raises ``InfeasiblePlan`` (``OnlyHomogeneous`` where encoders' own layouts alone have no plan), ``ConfigError``, and
     ``Stopped`` with the best plan so far at an interrupt.
     """
-    started = time.monotonic()
     cluster, batch, options, hetero = wanted.cluster, wanted.global_batch_size, wanted.options, wanted.hetero
-    # Beside the search with encoders' own layouts the other one gets half of the time; drawn samples take several.
-    shares_time = hetero is not None and wanted.data is None
+    has_equal_samples = wanted.data is None
+    # Beside the search with encoders' own layouts the other one gets half of the time.
+    ended = time.monotonic() + options.time_limit_s
+    plain_ended = ended if hetero is None else ended - options.time_limit_s / 2
+
+    def seconds(until: float, layouts: list[Layout] | None) -> float:
+        """Return the limit of a search; drawn samples take many, and the whole time limit holds for all of them."""
+        share = 1.0 if has_equal_samples else _FIRST_SHARE if layouts is None else _LATER_SHARE
+        return max(1.0, share * (until - time.monotonic()))
 
     def of_all_kinds(one: Profile, layouts: list[Layout] | None) -> Plan:
         own = replace(options, layouts=layouts, with_relaxations=options.with_relaxations and layouts is None)
+        own = replace(own, time_limit_s=seconds(plain_ended, layouts))
         if wanted.splits is not None:
             return search_given(one, cluster, batch, wanted.splits, own, progress=progress)
-        seconds = options.time_limit_s / 2 if shares_time else options.time_limit_s
-        return search(one, cluster, batch, replace(own, time_limit_s=seconds), progress=progress)
+        return search(one, cluster, batch, own, progress=progress)
 
     def searched(one: Profile, layouts: list[Layout] | None) -> Plan:
         return runnable(lambda each: of_all_kinds(each, layouts), one, wanted.runs, progress)
 
     if hetero is None:
-        return searched(profile, None) if wanted.data is None else choose_plan(profile, *wanted.data, searched)
+        return searched(profile, None) if wanted.data is None else choose_plan(profile, *wanted.data, searched, ended)
     split_modules(profile)  # no search if the model has no encoder
 
     def with_encoders(one: Profile, layouts: list[Layout] | None) -> Plan:
         # Steps of drawn samples do not replay a generator's exchanges.
-        space = EncoderSpace(generator=shares_time)
+        space = EncoderSpace(generator=has_equal_samples)
         if not hetero.encoder_pipelines:
             space = replace(space, pipeline_sizes=(1,))
         if wanted.splits is not None and layouts is None:
             # The backbone has one stage, unless a generator has a separate layout.
             one_stage = one_stage_layouts(one, cluster, batch)
-            if shares_time and generator_of(one) is not None:
+            if has_equal_samples and generator_of(one) is not None:
                 space = replace(space, inside=one_stage)
             else:
                 layouts = one_stage
-        left_s = max(1.0, options.time_limit_s - (time.monotonic() - started))
-        seconds = left_s if shares_time else options.time_limit_s
         search_one = partial(
             search_hetero,
             cluster=cluster,
             global_batch_size=batch,
-            options=replace(options, layouts=layouts, time_limit_s=seconds),
+            options=replace(options, layouts=layouts, time_limit_s=seconds(ended, layouts)),
             progress=progress,
-            memory_modes=MEMORY_MODES if shares_time else SUMMED_MODES,
+            memory_modes=MEMORY_MODES if has_equal_samples else SUMMED_MODES,
             balance=hetero.balance,
             encoder_space=space,
         )
@@ -97,4 +104,4 @@ def find_plan(profile: Profile, wanted: Wanted, progress: Progress = silent) -> 
 
     if wanted.data is None:
         return best_of_both(profile, partial(searched, profile, None), partial(with_encoders, profile, None))
-    return compare_by_data(profile, *wanted.data, searched, with_encoders)
+    return compare_by_data(profile, *wanted.data, searched, with_encoders, plain_ended)

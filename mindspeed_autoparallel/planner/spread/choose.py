@@ -6,6 +6,8 @@ layouts with the smallest expected steps. Another plan may be better for the dis
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -37,7 +39,7 @@ _HOPELESS = 1.25
 """Ratio to the best safe step above which layouts are not drawn."""
 _NUM_HALVINGS = 5
 _MAX_CONSIDERED = 12
-_SCOPE = "splits that hold larger microbatches than the mean one"
+_LATE = "the time limit ended before all layouts were drawn that may be faster"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +70,8 @@ class SpreadOptions:
         if self.oom_steps < 1:
             raise ConfigError(f"--oom-steps must be at least 1, got {self.oom_steps}.")
         if self.pack_length < 0 or (self.pack_length and not (self.is_balanced and self.padding == "none")):
-            raise ConfigError(
-                f"--data-pack-length must be at least 1 and needs --data-padding none, which packs texts, and "
-                f"--data-balance, which forms the packs; got {self.pack_length}."
-            )
+            wanted = "--data-padding none, which packs texts, and --data-balance, which forms the packs"
+            raise ConfigError(f"--data-pack-length must be at least 1 and needs {wanted}; got {self.pack_length}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +101,15 @@ class Judged:
     def quantile_us(self, share: float) -> float:
         """Return a quantile of these steps, in microseconds."""
         return float(numpy.quantile(self._steps, share))
+
+    @property
+    def row(self) -> ConsideredPlan:
+        """Return the row of a record."""
+        label, step_us, p95_us = self.plan.layout.label(), self.plan.step.total_us, self.quantile_us(0.95)
+        oom = self.memory.probability
+        return ConsideredPlan(
+            label=label, by_means_us=step_us, mean_us=self.mean_us, p95_us=p95_us, oom_probability=oom
+        )
 
     @property
     def _steps(self) -> Array:
@@ -204,17 +213,20 @@ class Samples:
             oom_steps=self.options.oom_steps,
             worst_bytes=best.memory.worst_bytes,
             worst_rank=best.memory.pipeline_rank,
-            considered=tuple(map(considered_plan, considered)),
+            considered=tuple(one.row for one in considered),
             notes=self.factors.notes,
             memory_note=memory_note,
         )
 
 
-def choose_plan(profile: Profile, data: Distribution, options: SpreadOptions, search: Search) -> Plan:
+def choose_plan(
+    profile: Profile, data: Distribution, options: SpreadOptions, search: Search, until: float = math.inf
+) -> Plan:
     """Return the plan with the smallest mean step among those with a small enough probability of running out of memory.
 
     Steps are drawn for the best plans for the mean sample, then for the layouts with the smallest expected steps; those
     without a safe plan get splits that hold larger microbatches. Raises ``InfeasiblePlan`` if no plan is safe.
+    ``until``: when, by ``time.monotonic``, no more layouts are drawn once a safe plan is known.
     """
     samples = Samples.of(profile, data, options)
     at_mean = samples.mean_profile()
@@ -222,12 +234,13 @@ def choose_plan(profile: Profile, data: Distribution, options: SpreadOptions, se
     layouts = [best.layout, *(other.layout for other in best.alternatives)]
     expected = expected_steps(profile, best, data, samples.factors, options.is_balanced)
     ordered = [(0.0, layout) for layout in layouts] + [item for item in expected if item[1] not in layouts]
-    judged: list[Judged] = []
-    slower: list[Judged] = []
+    judged, slower = list[Judged](), list[Judged]()
     fastest: Judged | None = None
     not_drawn: ConfigError | None = None
+    is_late = False
     for number, (expected_us, layout) in enumerate(ordered):
-        if fastest is not None and (number >= MAX_LAYOUTS or expected_us > _HOPELESS * fastest.mean_us):
+        is_late = fastest is not None and time.monotonic() >= until
+        if is_late or (fastest and (number >= MAX_LAYOUTS or expected_us > _HOPELESS * fastest.mean_us)):
             break
         try:
             judged.append(samples.judge(best if layout == best.layout else search(at_mean, [layout])))
@@ -247,8 +260,12 @@ def choose_plan(profile: Profile, data: Distribution, options: SpreadOptions, se
         raise not_drawn if not judged and not_drawn is not None else samples.none_is_safe(judged)
     num_safe = len({one.plan.layout.label() for one in judged if one.is_safe})
     for one in sorted(slower, key=lambda one: one.mean_us)[: max(0, 1 + options.top_k - num_safe)]:
+        if is_late := is_late or time.monotonic() >= until:
+            break
         judged += safe_splits(samples, at_mean, one.plan.layout, search)
-    return in_whole_search(samples.with_record(fastest, judged), best)
+    notes = (*samples.factors.notes, _LATE) if is_late else samples.factors.notes
+    noted = replace(samples, factors=replace(samples.factors, notes=notes))
+    return in_whole_search(noted.with_record(fastest, judged), best)
 
 
 def safe_splits(samples: Samples, at_mean: Profile, layout: Layout, search: Search) -> list[Judged]:
@@ -275,21 +292,9 @@ def safe_splits(samples: Samples, at_mean: Profile, layout: Layout, search: Sear
     return found
 
 
-def plan_key(plan: Plan) -> str:
-    """Return a plan's identity: layout, split and recompute."""
-    return plan.layout.label() + repr([(stage.layers, stage.recompute) for stage in plan.stages])
-
-
-def considered_plan(one: Judged) -> ConsideredPlan:
-    """Return the row of a record."""
-    label, step_us, p95_us = one.plan.layout.label(), one.plan.step.total_us, one.quantile_us(0.95)
-    oom = one.memory.probability
-    return ConsideredPlan(label=label, by_means_us=step_us, mean_us=one.mean_us, p95_us=p95_us, oom_probability=oom)
-
-
 def _at_mean(profile: Profile, plan: Plan) -> Plan:
     """Return ``plan`` with the times and bytes of ``profile``, which is that of the mean sample."""
-    layout = plan.layout
-    found = evaluate(profile, plan.cluster, layout, ModulePlacement.of_plan(plan), plan.global_batch_size)
-    again = plan_of(profile, plan.cluster, layout, found, plan.global_batch_size, plan.search)
-    return replace(again, search=replace(plan.search, limits=limits_of_plan(found), scope=_SCOPE))
+    found = evaluate(profile, plan.cluster, plan.layout, ModulePlacement.of_plan(plan), plan.global_batch_size)
+    again = plan_of(profile, plan.cluster, plan.layout, found, plan.global_batch_size, plan.search)
+    scope = "splits that hold larger microbatches than the mean one"
+    return replace(again, search=replace(plan.search, limits=limits_of_plan(found), scope=scope))

@@ -11,6 +11,7 @@ macro-batch. Formula X3 in docs/data.md.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -153,12 +154,20 @@ MEMORY_NOTE = (
 
 
 def compare_by_data(
-    profile: Profile, data: Distribution, options: SpreadOptions, search: Search, search_hetero: SearchHetero
+    profile: Profile,
+    data: Distribution,
+    options: SpreadOptions,
+    search: Search,
+    search_hetero: SearchHetero,
+    until: float = math.inf,
 ) -> Comparison:
-    """Return the best plan of either kind by drawn steps. Raises as ``best_of_both`` does."""
+    """Return the best plan of either kind by drawn steps. Raises as ``best_of_both`` does.
+
+    ``until``: that of ``choose_plan``.
+    """
     return best_of_both(
         profile,
-        partial(choose_plan, profile, data, options, search),
+        partial(choose_plan, profile, data, options, search, until),
         partial(choose_hetero, profile, data, options, search_hetero),
     )
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.rank_memory import point_of
-from mindspeed_autoparallel.planner.spread.choose import Judged, Samples, plan_key
+from mindspeed_autoparallel.planner.spread.choose import Judged, Samples
 from mindspeed_autoparallel.planner.tuner.candidates import ProfileVariant, Space, enumerate_space
 from mindspeed_autoparallel.planner.tuner.placements import SolvedConfiguration
 from mindspeed_autoparallel.planner.tuner.search import Outcome, ranked
@@ -19,6 +19,7 @@ from mindspeed_autoparallel.runtime.features.auto_tuning.recommendation import R
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
 from mindspeed_autoparallel.runtime.features.auto_tuning.source import TunedProfiles
 from mindspeed_autoparallel.runtime.features.sample_data import SampleData
+from mindspeed_autoparallel.spec import Plan
 
 _Key = tuple[str, tuple[str, ...]]
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -82,7 +83,7 @@ class SampledSearch:
         again = replace(configuration, variant=at_mean, candidate=candidate)
         mean = replace(found, configuration=again, evaluation=evaluation)
         pick = recommend(self._request, mean, self._profiles.costs.prices, outcome, self._arguments)
-        key = (_key(variant), plan_key(pick.plan))
+        key = (_key(variant), _plan_key(pick.plan))
         if key in self._judged:
             return
         try:
@@ -114,3 +115,8 @@ class SampledSearch:
 
 def _key(variant: ProfileVariant) -> _Key:
     return variant.name, variant.modelled
+
+
+def _plan_key(plan: Plan) -> str:
+    """Return a plan's identity: layout, split and recompute."""
+    return plan.layout.label() + repr([(stage.layers, stage.recompute) for stage in plan.stages])

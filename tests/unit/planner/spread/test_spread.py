@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.data.distribution import DataSource, Distribution, make_distribution
 from mindspeed_autoparallel.data.work import SampleSize
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
+from mindspeed_autoparallel.planner import wanted as composition
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
@@ -429,6 +431,33 @@ def test_reports_show_the_mean_of_drawn_steps_by_which_plans_are_compared() -> N
     assert ", for the mean sample" in head.proof
     table = render_table(plan)
     assert f"step {format_us(plan.mean_us)} predicted, the mean of drawn steps, " in table
+
+
+@pytest.mark.parametrize("limit_s", [40.0, 4.0])
+def test_the_time_limit_holds_for_all_searches_of_drawn_data_together(monkeypatch: Any, limit_s: float) -> None:
+    real, used, given = time.monotonic, [0.0], []
+
+    def search_to_the_limit(
+        profile: Profile, cluster: Cluster, batch: int, options: SearchOptions, *, progress: Any
+    ) -> Plan:
+        given.append(options.time_limit_s)
+        found = search(profile, cluster, batch, replace(options, time_limit_s=60))
+        used[0] += options.time_limit_s
+        return found
+
+    monkeypatch.setattr(time, "monotonic", lambda: real() + used[0])
+    monkeypatch.setattr(composition, "search", search_to_the_limit)
+    options = SearchOptions(time_limit_s=limit_s, with_relaxations=False, num_workers=1)
+    cluster, data = Cluster(num_nodes=1, devices_per_node=8), data_of(long_tail())
+    training = composition.Wanted(
+        cluster=cluster, global_batch_size=32, options=options, data=(data, SpreadOptions(is_balanced=True))
+    )
+    plan = composition.find_plan(profile_of(), training)
+    assert isinstance(plan, Plan) and plan.data is not None
+    assert given[0] == pytest.approx(limit_s / 2, abs=0.5)
+    # A search gets a second at least; in time for one only, layouts after the first safe one are not drawn.
+    assert sum(given) <= limit_s + 5
+    assert any("time limit" in note for note in plan.data.notes) == (limit_s < 10)
 
 
 @pytest.mark.parametrize(
