@@ -54,19 +54,15 @@ def find_plan(profile: Profile, wanted: Wanted, progress: Progress = silent) -> 
     ``Stopped`` with the best plan so far at an interrupt.
     """
     cluster, batch, options, hetero = wanted.cluster, wanted.global_batch_size, wanted.options, wanted.hetero
+    options.check(batch)
     has_equal_samples = wanted.data is None
     # Beside the search with encoders' own layouts the other one gets half of the time.
-    ended = time.monotonic() + options.time_limit_s
-    plain_ended = ended if hetero is None else ended - options.time_limit_s / 2
-
-    def seconds(until: float, layouts: list[Layout] | None) -> float:
-        """Return the limit of a search; drawn samples take many, and the whole time limit holds for all of them."""
-        share = 1.0 if has_equal_samples else _FIRST_SHARE if layouts is None else _LATER_SHARE
-        return max(1.0, share * (until - time.monotonic()))
+    plain_s = options.time_limit_s if hetero is None else options.time_limit_s / 2
+    plain_until, until = time.monotonic() + plain_s, time.monotonic() + options.time_limit_s
 
     def of_all_kinds(one: Profile, layouts: list[Layout] | None) -> Plan:
         own = replace(options, layouts=layouts, with_relaxations=options.with_relaxations and layouts is None)
-        own = replace(own, time_limit_s=seconds(plain_ended, layouts))
+        own = replace(own, time_limit_s=plain_s if has_equal_samples else _share_of_left(plain_until, layouts))
         if wanted.splits is not None:
             return search_given(one, cluster, batch, wanted.splits, own, progress=progress)
         return search(one, cluster, batch, own, progress=progress)
@@ -75,10 +71,13 @@ def find_plan(profile: Profile, wanted: Wanted, progress: Progress = silent) -> 
         return runnable(lambda each: of_all_kinds(each, layouts), one, wanted.runs, progress)
 
     if hetero is None:
-        return searched(profile, None) if wanted.data is None else choose_plan(profile, *wanted.data, searched, ended)
+        if wanted.data is None:
+            return searched(profile, None)
+        return choose_plan(profile, *wanted.data, searched, until)
     split_modules(profile)  # no search if the model has no encoder
 
     def with_encoders(one: Profile, layouts: list[Layout] | None) -> Plan:
+        left_s = max(1.0, until - time.monotonic()) if has_equal_samples else _share_of_left(until, layouts)
         # Steps of drawn samples do not replay a generator's exchanges.
         space = EncoderSpace(generator=has_equal_samples)
         if not hetero.encoder_pipelines:
@@ -94,7 +93,7 @@ def find_plan(profile: Profile, wanted: Wanted, progress: Progress = silent) -> 
             search_hetero,
             cluster=cluster,
             global_batch_size=batch,
-            options=replace(options, layouts=layouts, time_limit_s=seconds(ended, layouts)),
+            options=replace(options, layouts=layouts, time_limit_s=left_s),
             progress=progress,
             memory_modes=MEMORY_MODES if has_equal_samples else SUMMED_MODES,
             balance=hetero.balance,
@@ -104,4 +103,10 @@ def find_plan(profile: Profile, wanted: Wanted, progress: Progress = silent) -> 
 
     if wanted.data is None:
         return best_of_both(profile, partial(searched, profile, None), partial(with_encoders, profile, None))
-    return compare_by_data(profile, *wanted.data, searched, with_encoders, plain_ended)
+    return compare_by_data(profile, *wanted.data, searched, with_encoders, plain_until)
+
+
+def _share_of_left(until: float, layouts: list[Layout] | None) -> float:
+    """Return the limit in seconds of one of the searches for drawn samples, which end together."""
+    share = _FIRST_SHARE if layouts is None else _LATER_SHARE
+    return max(1.0, share * (until - time.monotonic()))
