@@ -56,14 +56,8 @@ class PlacedBlock:
         return self.cost.recompute[self.kind]
 
 
-def replicas_of(block: PlacedBlock, layout: Layout) -> tuple[tuple[StateBytes, int], tuple[StateBytes, int]]:
-    """Return the block's state and how many ranks hold the same: dense over DP x CP, expert over its own group."""
-    replicas = layout.data_size * layout.context_size
-    return (block.cost.dense, replicas), (block.cost.expert, layout.expert_replicas)
-
-
 def states_of(blocks: Sequence[PlacedBlock], layout: Layout) -> Iterator[tuple[StateBytes, int]]:
-    """Yield the states of ``blocks`` as ``replicas_of`` returns them."""
+    """Yield each block's states and how many ranks hold the same: dense over DP x CP, expert over its own group."""
     dense_replicas, expert_replicas = layout.data_size * layout.context_size, layout.expert_replicas
     for block in blocks:
         yield block.cost.dense, dense_replicas

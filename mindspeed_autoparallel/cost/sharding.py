@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from mindspeed_autoparallel.cost.collectives import all_gather_us, reduce_scatter_us
-from mindspeed_autoparallel.cost.placed import PlacedBlock, replicas_of
+from mindspeed_autoparallel.cost.placed import PlacedBlock, states_of
 from mindspeed_autoparallel.profiles import LinkTier
 from mindspeed_autoparallel.spec import Layout, Sharding
 
@@ -32,7 +32,7 @@ def sharded_state(blocks: Sequence[PlacedBlock], layout: Layout) -> dict[str, in
     assert layout.sharding is not None
     terms = {"parameters": 0, "gradients": 0, "optimizer": 0}
     for block in blocks:
-        for state, group in replicas_of(block, layout):
+        for state, group in states_of((block,), layout):
             if layout.sharding.parameters:
                 terms["parameters"] += _share(state.parameter_bytes, group)
                 terms["parameters"] += 0 if block.is_layer else state.parameter_bytes
@@ -110,7 +110,7 @@ def units_of(
     assert layout.sharding is not None
     units: list[Unit] = []
     for block, (forward_us, backward_us) in zip(blocks, times_us, strict=True):
-        states = replicas_of(block, layout)
+        states = tuple(states_of((block,), layout))
         gathers = layout.sharding.parameters and block.is_layer
         units.append(
             Unit(
@@ -131,7 +131,7 @@ def once_us(blocks: Sequence[PlacedBlock], layout: Layout, link: LinkTier) -> fl
         all_gather_us(state.parameter_bytes, group, link)
         for block in blocks
         if not (layout.sharding.parameters and block.is_layer)
-        for state, group in replicas_of(block, layout)
+        for state, group in states_of((block,), layout)
         if state.gradient_bytes or layout.sharding.parameters
     )
 
