@@ -14,15 +14,17 @@ from mindspeed_autoparallel.schedule import in_flight, make_program
 from mindspeed_autoparallel.spec import Layout, Module
 from mindspeed_autoparallel.spec.plan import MOST_OPERATIONS
 from mindspeed_autoparallel.units import MIB
+from mindspeed_autoparallel.whole_numbers import MOST_MEMORY_MIB
 
 NS_PER_US = 1000
-MAX_LIMIT_MIB = 2**30
 _WAYS = ("none", "full", "selective")
 
 
 def _check(profile: Profile, layout: Layout, num_microbatches: int, memory_limit_mib: float) -> None:
-    if not 0 < memory_limit_mib <= MAX_LIMIT_MIB:
-        raise ConfigError(f"--memory-limit-mib must be above 0 and at most {MAX_LIMIT_MIB}, got {memory_limit_mib:g}.")
+    if not 0 < memory_limit_mib <= MOST_MEMORY_MIB:
+        raise ConfigError(
+            f"--memory-limit-mib must be above 0 and at most {MOST_MEMORY_MIB}, got {memory_limit_mib:g}."
+        )
     operations = 2 * layout.num_virtual_stages * num_microbatches
     if operations > MOST_OPERATIONS:
         raise ConfigError(
