@@ -39,7 +39,7 @@ class RankMoves:
         """List the patterns of ``shifts``, ``[move, num_virtual + 1]``: boundaries shifted by 1, then the same by
         -1."""
         problem = evaluator.problem
-        self._evaluator, self._row, self._shifts = evaluator, evaluator.row, shifts
+        self._evaluator, self._row = evaluator, evaluator.row
         self._size, self._chunks = problem.num_stages, problem.num_chunks
         shifted = (shifts[: len(shifts) // 2] != 0).astype(numpy.int64)
         pattern = _LEFT * shifted[:, :-1] + _RIGHT * shifted[:, 1:]
@@ -120,21 +120,15 @@ class RankMoves:
 
     def cheaper_ways(self, prices: Array) -> Array:
         """Return added backward times with the cheapest choice of one rank, for every rank that has a cheaper one."""
-        rows = list[Array]()
+        rows, unshifted = list[Array](), [0] * self._chunks
         for rank in range(self._size):
-            ways, mine = self._of_held(rank, self.ends), prices[rank :: self._size]
+            held = tuple(self._held[rank :: self._size].tolist())
+            ways, mine = self._after(rank, held, unshifted, 0), prices[rank :: self._size]
             costs = ways @ mine
             if costs.min() < self.extra[rank :: self._size] @ mine:
                 rows.append(self.extra.copy())
                 rows[-1][rank :: self._size] = ways[int(costs.argmin())]
         return numpy.array(rows, dtype=numpy.int64).reshape(len(rows), len(self.extra))
-
-    def _of_held(self, rank: int, ends: Array) -> Array:
-        key = rank, tuple(self._held[rank :: self._size].tolist())
-        if key not in self._known:
-            low, high = ends[:-1][rank :: self._size], ends[1:][rank :: self._size]
-            self._known[key] = self._evaluator.extras_of(rank, self._row.counts[high] - self._row.counts[low])
-        return self._known[key]
 
     def _table(self, rank: int, state: list[list[int]]) -> _Table:
         """Return the table of a rank. ``state``: by chunk, hashes of its layers and of those at either side of its
