@@ -87,15 +87,14 @@ def _tensor_overlap(context: SearchContext, target: Target) -> Answer:
         return "only attention's products would overlap in layers with experts, which is not modelled"
     if context.device_name == "npu":
         reason = _missing(context, "use_ascend_mc2", "MindSpeed has it")
-        title, settings = "MC2", {"use_ascend_mc2": True}
+        pieces = tensor_overlap(lambda at: _FUSED_CHUNKS)
+        switch = Switch(title="MC2", settings={"use_ascend_mc2": True}, change=pieces)
     else:
         reason = _not_cuda(context) or _missing(context, "tp_comm_overlap") or _no_transformer_engine(context, target)
-        title, settings = _TENSOR, {"tp_comm_overlap": True}
-    if reason:
-        return reason
-    # Transformer Engine's ring exchange sends a rank's shard at a time.
-    change = tensor_overlap(lambda at: _FUSED_CHUNKS if title == "MC2" else at.tensor_size)
-    return [Switch(title=title, settings=settings, change=change)]
+        # Transformer Engine's ring exchange sends a rank's shard at a time.
+        shards = tensor_overlap(lambda at: at.tensor_size)
+        switch = Switch(title=_TENSOR, settings={"tp_comm_overlap": True}, change=shards)
+    return reason or [switch]
 
 
 def _expert_overlap(context: SearchContext, target: Target) -> Answer:
