@@ -58,7 +58,8 @@ def find_plan(profile: Profile, wanted: Wanted, progress: Progress = silent) -> 
     has_equal_samples = wanted.data is None
     # Beside the search with encoders' own layouts the other one gets half of the time.
     plain_s = options.time_limit_s if hetero is None else options.time_limit_s / 2
-    plain_until, until = time.monotonic() + plain_s, time.monotonic() + options.time_limit_s
+    started = time.monotonic()
+    plain_until, until = started + plain_s, started + options.time_limit_s
 
     def of_all_kinds(one: Profile, layouts: list[Layout] | None) -> Plan:
         own = replace(options, layouts=layouts, with_relaxations=options.with_relaxations and layouts is None)
