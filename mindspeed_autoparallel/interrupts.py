@@ -19,6 +19,10 @@ _INTERRUPTED = 128 + signal.SIGINT
 _IMPORTING = "<frozen importlib._bootstrap>"
 _RETRY_S = 0.02
 _LONGEST_IMPORT_S = 20.0
+LONGEST_WAIT_S = 0.2
+"""Longest wait of the main thread for a lock: a signal that another thread receives does not end that wait."""
+_held: list[int] | None = None
+"""Signals received inside ``held_back``; ``None`` outside of it."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -54,6 +58,9 @@ def ended_like_ctrl_c() -> Iterator[None]:
     deadline: list[float] = []
 
     def waits(number: int, frame: FrameType | None) -> bool:
+        if _held is not None:
+            _held.append(number)
+            return True
         if _num_imports(frame) <= outer:
             return False
         deadline[:] = deadline or [time.monotonic() + _LONGEST_IMPORT_S]
@@ -91,6 +98,26 @@ def ended_like_ctrl_c() -> Iterator[None]:
             signal.signal(number, handler)
         if own_interrupt:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """Delay the signals of ``ended_like_ctrl_c`` to the end of the block.
+
+    Used while processes start: Python discards an exception inside a hook of fork, and one that is raised
+    before the process is stored leaves it running. Outside the main thread nothing changes.
+    """
+    global _held
+    if threading.current_thread() is not threading.main_thread() or _held is not None:
+        yield
+        return
+    _held = []
+    try:
+        yield
+    finally:
+        received, _held = _held, None
+        if received:
+            signal.raise_signal(received[0])
 
 
 def _num_imports(frame: FrameType | None) -> int:

@@ -73,7 +73,10 @@ class Programs:
         pid, leads = self.pids.pop(connection)
         connection.close()
         with contextlib.suppress(ProcessLookupError):
-            (os.killpg if leads else os.kill)(pid, signal.SIGKILL)
+            if leads:
+                with contextlib.suppress(ProcessLookupError):  # it has no group before its first steps
+                    os.killpg(pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
 
 
 def worker_of(request: dict) -> str:

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from mindspeed_autoparallel.errors import AutoParallelError
+from mindspeed_autoparallel.interrupts import LONGEST_WAIT_S
 from mindspeed_autoparallel.line_process import LineProcess
 from mindspeed_autoparallel.planner.layouts.tasks import Outcome, Request, Task, perform
 from mindspeed_autoparallel.spec.codec import from_json, to_json
@@ -113,8 +114,9 @@ class Workers:
                 assert next_job is not None
                 outcomes[next_job.place] = self._here(next_job)
             except Empty:
-                place, outcome = self._answers.get()
-                outcomes[place] = outcome if outcome is not None else self._here(jobs[place])
+                with contextlib.suppress(Empty):
+                    place, outcome = self._answers.get(timeout=LONGEST_WAIT_S)
+                    outcomes[place] = outcome if outcome is not None else self._here(jobs[place])
         return [outcomes[place] for place in range(len(tasks))]
 
     def _here(self, job: _Job) -> Outcome:

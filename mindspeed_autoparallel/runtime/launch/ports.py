@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
+import time
 from collections.abc import Iterator
 
 from mindspeed_autoparallel.errors import ConfigError, first_line
+from mindspeed_autoparallel.interrupts import LONGEST_WAIT_S
 
 _LAST_PORT = 65535
 
@@ -102,4 +103,5 @@ def serve_elastic(address: str, port: int) -> None:
         f"THIS_MACHINE:{store.port} --rdzv-conf is_host=0",
         flush=True,
     )
-    threading.Event().wait()
+    while True:
+        time.sleep(LONGEST_WAIT_S)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mindspeed_autoparallel.files import write_json_atomic
+from mindspeed_autoparallel.interrupts import held_back
 from mindspeed_autoparallel.redaction import masked_text, secret_values
 from mindspeed_autoparallel.runtime.flags.registration import without_switches
 from mindspeed_autoparallel.runtime.launch.children import child_environment, private_log, secret_variables
@@ -107,7 +108,7 @@ def run_local_processes(
             logs.append(log_dir / f"{spec.launch_id}.rank{ranks.rank(local_rank)}.log")
             stream, copier = private_log(logs[-1], secrets)
             copiers += [] if copier is None else [copier]
-            with stream:
+            with stream, held_back():
                 children.append(
                     subprocess.Popen(
                         [sys.executable, *without_switches(spec.argv)],
@@ -121,10 +122,11 @@ def run_local_processes(
                 )
         outcome = _watch(children, logs, spec, ranks.node_rank, started, should_stop)
     finally:
-        _end(children)
-        held.close()
-        for copier in copiers:
-            copier.join(_COPIED_S)
+        with held_back():
+            _end(children)
+            held.close()
+            for copier in copiers:
+                copier.join(_COPIED_S)
     return replace(outcome, last_lines=tuple(masked_text(line, secrets) for line in outcome.last_lines))
 
 

@@ -9,13 +9,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_json, write_json_atomic
+from mindspeed_autoparallel.interrupts import LONGEST_WAIT_S
 from mindspeed_autoparallel.profiles.records import json_of
 from mindspeed_autoparallel.redaction import masked_words
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
@@ -80,7 +81,11 @@ class Launches:
         """Run one process on this node's CPU per task, all at once; an interrupt ends them all."""
         with ThreadPoolExecutor(len(tasks)) as pool:
             try:
-                return list(pool.map(self._trace, tasks))
+                running = [pool.submit(self._trace, task) for task in tasks]
+                while (state := wait(running, LONGEST_WAIT_S, FIRST_EXCEPTION)).not_done:
+                    for ended in state.done:
+                        ended.result()
+                return [one.result() for one in running]
             except BaseException:
                 self._stopping.set()
                 raise

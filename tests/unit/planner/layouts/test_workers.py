@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from queue import Empty
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from small_profile import small_profile
 
 from mindspeed_autoparallel import line_process
+from mindspeed_autoparallel.interrupts import ended_like_ctrl_c
 from mindspeed_autoparallel.planner.layouts import search as search_module
 from mindspeed_autoparallel.planner.layouts import workers as workers_module
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
@@ -53,6 +57,31 @@ def test_another_process_finds_the_same() -> None:
         # By now the other process has started: it does its share.
         assert workers.perform(tasks) == alone
     assert any(outcome.step_us is not None for outcome in alone)
+
+
+def test_a_signal_that_another_thread_receives_ends_the_wait_for_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system chooses the thread, and a lock that the main thread waits for does not notice."""
+
+    def no_job() -> None:
+        raise Empty
+
+    def receive_and_answer_late() -> None:
+        time.sleep(0.1)
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        answered.wait(20)
+        workers._answers.put((0, Outcome(timed_out=True)))
+
+    answered = threading.Event()
+    with Workers(_request(), 1) as workers:
+        monkeypatch.setattr(workers, "_jobs", SimpleNamespace(put=lambda job: None, get_nowait=no_job))
+        other = threading.Thread(target=receive_and_answer_late)
+        begin = time.monotonic()
+        with pytest.raises(KeyboardInterrupt), ended_like_ctrl_c():
+            other.start()
+            workers.perform(_tasks()[:1])
+    assert time.monotonic() - begin < 15
+    answered.set()
+    other.join()
 
 
 @pytest.mark.parametrize(("enough", "done"), [(None, 6), (False, 1), (True, 0)])

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -202,7 +203,6 @@ def test_out_of_memory_explains_the_failures_it_causes():
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux")
 def test_children_die_with_a_killed_coordinator(tmp_path):
     import signal
-    import subprocess
 
     script = tmp_path / "child.py"
     script.write_text(
@@ -227,6 +227,35 @@ def test_children_die_with_a_killed_coordinator(tmp_path):
     while alive(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not alive(pid)
+
+
+INTERRUPTED = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from mindspeed_autoparallel.interrupts import leaving_kept
+from mindspeed_autoparallel.runtime.launch.outcome import LaunchSpec
+from mindspeed_autoparallel.runtime.launch.processes import LocalRanks, run_local_processes
+script, moment = sys.argv[1:]
+interrupt = lambda: os.kill(os.getpid(), signal.SIGINT)
+if not moment.isdigit():
+    os.register_at_fork(**{moment: interrupt})
+with leaving_kept("bye"):
+    if moment.isdigit():
+        threading.Timer(int(moment) / 1000, interrupt).start()
+    spec = LaunchSpec(launch_id="k", argv=(script,), task={}, timeout_s=60)
+    run_local_processes(spec, LocalRanks(num_processes=3), log_dir=Path(script).parent / "logs")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
+@pytest.mark.parametrize("moment", ["before", "after_in_parent", *range(0, 45, 3)])
+def test_an_interrupt_while_processes_start_ends_them(tmp_path, moment):
+    """``moment``: milliseconds, or the hook of fork that receives it; Python discards an exception inside a hook."""
+    (tmp_path / "child.py").write_text("import time\ntime.sleep(900)\n")
+    command = [forked_python(), "-c", INTERRUPTED, str(tmp_path / "child.py"), str(moment)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (run.returncode, run.stderr) == (130, "interrupted; bye\n")
+    assert_nobody_is_left(tmp_path)
 
 
 def test_an_error_is_quoted_whole_with_the_ones_that_led_to_it():
