@@ -1,21 +1,16 @@
 """Questions that people ask of ``plan``: model, device, cluster, batch; the answer, its seconds and its gap, as a table.
 
-python tests/benchmarks/plan/answers.py [--seconds S] [--reference CHECKOUT] [WORDS of the questions]
+python tests/benchmarks/plan/answers.py [--seconds S] [WORDS of the questions]
 
-One process; seconds are of the processor. ``--reference``: a checkout of c6b322b, whose ``tune`` answers the same question;
-its layout and the published one are priced by today's ``predict``.
+One process; seconds are of the processor. The published layout is priced by ``predict``.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import re
 import resource
-import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -203,21 +198,20 @@ def main() -> None:
     """Print a row for every question."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--reference", type=Path)
     parser.add_argument("words", nargs="*")
     arguments = parser.parse_args()
     # Limits count processor seconds: the machine may be shared.
     time.monotonic = time.process_time
     heads = ("model, sequence", "cluster", "batch", "s", "answer", "step, ms", "tokens/s/device", "MFU", "gap", "plain")
-    print(f"| {' | '.join(heads)} | before | published |")
-    print("| --- " * (len(heads) + 2) + "|")
+    print(f"| {' | '.join(heads)} | published |")
+    print("| --- " * (len(heads) + 1) + "|")
     for item in QUESTIONS:
         if not arguments.words or any(word in f"{item.model} {item.device}" for word in arguments.words):
             head = f"| {item.model}, {item.sequence} | {item.nodes} x 8 {item.device} | {item.batch} |"
-            print(f"{head} {_row(item, arguments.seconds, arguments.reference)} |", flush=True)
+            print(f"{head} {_row(item, arguments.seconds)} |", flush=True)
 
 
-def _row(item: Question, limit_s: float, reference: Path | None) -> str:
+def _row(item: Question, limit_s: float) -> str:
     started = _processor_s()
     options = SearchOptions(time_limit_s=limit_s, top_k=1, with_relaxations=False, num_workers=1)
     try:
@@ -231,8 +225,7 @@ def _row(item: Question, limit_s: float, reference: Path | None) -> str:
         f"{answer.mfu or 0:.1%} | {plan.search.gap_fraction:.1%} | {loss}"
     )
     room_gib = min(rank.limit_bytes for rank in plan.memory) / 2**30
-    others = (_before(item, reference), _published(item))
-    return " | ".join([row, *(_beside(answer.step_us / 1e3, room_gib, found) for found in others)])
+    return f"{row} | {_beside(answer.step_us / 1e3, room_gib, _published(item))}"
 
 
 def _processor_s() -> float:
@@ -249,27 +242,6 @@ def _beside(step_ms: float, room_gib: float, other: tuple[str, Answer] | None) -
     peak_gib = answer["peak_memory_gib"]
     full = "" if peak_gib <= room_gib else f" ({peak_gib:.1f} of {room_gib:.1f} GiB)"
     return f"{label}: {answer['step_time_ms'] / step_ms - 1:+.1%}{full}"
-
-
-def _before(item: Question, reference: Path | None) -> tuple[str, Answer] | None:
-    """Return what the reference's ``tune`` recommends, priced by today's ``predict``."""
-    if reference is None:
-        return None
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "request.json"
-        path.write_text(json.dumps(item.request()))
-        command = [sys.executable, "-m", "mindspeed_autoparallel", "tune", "--request", str(path), "--json"]
-        environment = {**os.environ, "PYTHONPATH": str(reference)}
-        found = subprocess.run(command, cwd=reference, env=environment, capture_output=True, text=True, check=False)
-    if found.returncode:
-        return None
-    best = json.loads(found.stdout)["top"][0]
-    parallel = {key: value for key, value in best["parallel"].items() if value is not None}
-    label = " ".join(
-        f"{key.upper()}{parallel[key]}" for key in ("pp", "tp", "cp", "ep", "vpp") if parallel.get(key, 1) != 1
-    )
-    label += f" MBS{best['train']['mbs']} {best['train'].get('recompute') or ''}".rstrip()
-    return label, _priced(item, parallel, best["train"])
 
 
 def _published(item: Question) -> tuple[str, Answer] | None:
