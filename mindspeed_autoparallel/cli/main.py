@@ -19,7 +19,6 @@ from typing import Any, NoReturn
 
 from mindspeed_autoparallel import cli
 from mindspeed_autoparallel.cli import _progress
-from mindspeed_autoparallel.cli._spellings import with_new_spellings
 from mindspeed_autoparallel.errors import AutoParallelError, ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.files import shown
 from mindspeed_autoparallel.first_interrupt import leave_interrupts_to_the_command
@@ -180,7 +179,6 @@ def _printed(words: list[str]) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
-            words = with_new_spellings(words)
             return _run(build_parser(words).parse_args(words))
         finally:
             sys.stdout.flush()

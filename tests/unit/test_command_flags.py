@@ -1,10 +1,8 @@
-"""Every command has -q and -v, shows defaults, accepts no abbreviated flag, and prints its progress; old spellings of
-flags are accepted with a note, in their old unit."""
+"""Every command has -q and -v, shows defaults, accepts no abbreviated flag, and prints its progress."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import signal
 import subprocess
@@ -15,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from mindspeed_autoparallel.cli import _progress
-from mindspeed_autoparallel.cli._spellings import OLD, with_new_spellings
 from mindspeed_autoparallel.cli.main import build_parser, main
 from mindspeed_autoparallel.planner.best_first import Status
 
@@ -24,41 +21,6 @@ def _commands() -> dict[str, argparse.ArgumentParser]:
     parser = build_parser([])
     (action,) = (one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
     return action.choices
-
-
-def _flags(parser: argparse.ArgumentParser) -> set[str]:
-    found: set[str] = set()
-    for action in parser._actions:
-        found |= set(action.option_strings)
-        if isinstance(action, argparse._SubParsersAction):
-            found |= {flag for inner in action.choices.values() for flag in _flags(inner)}
-    return found
-
-
-def test_every_old_spelling_leads_to_a_flag_of_its_command_and_is_none_any_more() -> None:
-    for command, spellings in OLD.items():
-        flags = _flags(_commands()[command])
-        for old, (new, _) in spellings.items():
-            assert new in flags and old not in flags
-
-
-def test_old_spellings_keep_their_unit_and_leave_other_programs_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    words = with_new_spellings(["split", "--p2p-gbps", "25", "--seed", "1"])
-    assert words[:2] == ["split", "--p2p-gbit-per-s"] and float(words[2]) == pytest.approx(214.748, rel=1e-5)
-    assert with_new_spellings(["plan", "--p2p-gbps=1"])[1].startswith("--p2p-gbit-per-s=8.589934")
-    assert with_new_spellings(["trace", "--tensor=8", "--", "--tensor", "2"]) == [
-        *("trace", "--tp-size=8", "--", "--tensor", "2")
-    ]
-    assert capsys.readouterr().err.count("is now") == 3
-    assert with_new_spellings(["trace", "--sequence-parallel"]) == ["trace", "--sequence-parallel"]
-
-
-def test_an_old_spelling_works(capsys: pytest.CaptureFixture[str]) -> None:
-    file = Path(__file__).parents[2] / "docs" / "examples" / "requests.json"
-    assert main(["predict", "--requests", str(file), "--json"]) == 0
-    captured = capsys.readouterr()
-    assert "--requests is now --request" in captured.err
-    assert json.loads(captured.out)["predictions"][0]["mfu"] > 0.2
 
 
 def test_every_command_is_quiet_or_verbose_and_shows_defaults() -> None:
