@@ -59,7 +59,7 @@ def run_sharded(arguments: argparse.Namespace, cluster: Cluster) -> int:
 
 def _of_tensor_ranks(file: HostFile, cluster: Cluster) -> Cluster:
     """Return ``cluster`` with one device per tensor parallel group, whose ranks all run the same work."""
-    size = file.tensor_size
+    size = file.described.tensor_size
     if cluster.devices_per_node % size:
         raise ConfigError(f"{file.path}: tensor parallelism {size} does not divide --nproc-per-node.")
     return replace(cluster, devices_per_node=cluster.devices_per_node // size)
@@ -112,22 +112,11 @@ def _computed(arguments: argparse.Namespace, file: HostFile) -> ShardedProfile:
     from mindspeed_autoparallel.cost.catalogue import find_device, read_device
     from mindspeed_autoparallel.predict.megatron_arguments import model_of_arguments
     from mindspeed_autoparallel.predict.sharded_profile import megatron_profile, sharded_profile
-    from mindspeed_autoparallel.predict.sharded_tree import Described
 
-    tokens = arguments.seq_length or file.tokens
+    tokens = arguments.seq_length or file.described.sequence
     if tokens < 1:
         raise ConfigError(f"{file.path} has no {file.tokens_key}; give --seq-length.")
-    described = Described(
-        sequence=tokens,
-        frozen=file.frozen,
-        micro_batch_size=file.micro_batch,
-        bytes_of=file.bytes_of,
-        eager=file.eager,
-        loops_experts=file.loops_experts,
-        routing=file.routing,
-        tensor_size=file.tensor_size,
-        sequence_parallel=file.sequence_parallel,
-    )
+    described = replace(file.described, sequence=tokens)
     device = find_device(arguments.device, tuple(read_device(one) for one in arguments.device_file))
     print(f"analytic: nothing was measured; costs are computed for {device.name}", file=sys.stderr)
     per_node, network = arguments.nproc_per_node, arguments.network_gbit_per_s

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mindspeed_autoparallel.profiles.sharded import ElementBytes, Routing, ShardedModule
+from mindspeed_autoparallel.profiles.sharded import Described, ShardedModule
 from mindspeed_autoparallel.spec.sharded import ShardedDecisions, ShardingHost
 
 Modules = Sequence[ShardedModule]
@@ -29,21 +29,8 @@ class HostFile:
     """A trainer's file; values that depend on the model's modules are functions of them."""
 
     path: Path
-    micro_batch: int
-    frozen: tuple[str, ...] = ()
-    """Patterns of modules without gradients."""
-    tensor_size: int = 1
-    """Tensor parallel size, fixed by the file: the plan covers one rank of each group."""
-    sequence_parallel: bool = False
-    eager: bool = False
-    """Whether attention is unfused and keeps its matrices."""
-    loops_experts: bool = False
-    """Whether experts run one after another."""
-    routing: Routing = field(default_factory=Routing)
-    tokens: int
-    """Tokens of the longest sample; 0: not in the file."""
+    described: Described
     tokens_key: str
-    bytes_of: ElementBytes
     notes: tuple[str, ...] = ()
     """Notes on parts of the file without a price."""
     states_batch: bool

@@ -21,7 +21,7 @@ from mindspeed_autoparallel.hosts.megatron_own_fsdp import (
     shipped_unit,
 )
 from mindspeed_autoparallel.hosts.script import Script
-from mindspeed_autoparallel.profiles.sharded import ElementBytes
+from mindspeed_autoparallel.profiles.sharded import Described, ElementBytes
 from mindspeed_autoparallel.spec.sharded import (
     FIRST,
     KEEP,
@@ -64,10 +64,12 @@ def read_megatron(script: Script) -> HostFile:
         raise ConfigError(f"{script.path}: Megatron refuses --use-torch-fsdp2 without {_UNTIED}.")
     return HostFile(
         path=Path(script.path),
-        micro_batch=number_of(script, "--micro-batch-size", 1),
-        tokens=number_of(script, "--seq-length", 0),
+        described=Described(
+            sequence=number_of(script, "--seq-length", 0),
+            micro_batch_size=number_of(script, "--micro-batch-size", 1),
+            bytes_of=_BYTES,
+        ),
         tokens_key="--seq-length",
-        bytes_of=_BYTES,
         states_batch=False,
         arguments={destination_of(name): value or True for name, value in script.flags.items()},
         host=lambda npu: _host(script),

@@ -15,7 +15,7 @@ from mindspeed_autoparallel.hosts.mindspeed_mm_decisions import decided_values, 
 from mindspeed_autoparallel.hosts.script import Script, read_script
 from mindspeed_autoparallel.hosts.trainer_decisions import trainer_decisions, trainer_host, trainer_values
 from mindspeed_autoparallel.hosts.trainers import TrainerFile, read_trainer_file
-from mindspeed_autoparallel.profiles.sharded import ElementBytes, Routing
+from mindspeed_autoparallel.profiles.sharded import Described, ElementBytes, Routing
 from mindspeed_autoparallel.spec.sharded import ShardedDecisions
 
 NATIVE_TOKENS = "data.dataset_param.basic_parameters.cutoff_len"
@@ -74,12 +74,14 @@ def _native(config: NativeConfig) -> HostFile:
 
     return HostFile(
         path=config.path,
-        micro_batch=config.sizes.micro_batch,
-        frozen=config.frozen,
-        eager=config.values.text("model.attn_implementation") == "eager",
-        tokens=config.values.integer(NATIVE_TOKENS, 0),
+        described=Described(
+            sequence=config.values.integer(NATIVE_TOKENS, 0),
+            frozen=config.frozen,
+            micro_batch_size=config.sizes.micro_batch,
+            bytes_of=ElementBytes(reduced=BYTES_OF_TYPE.get(config.sharding.reduce_dtype, 4)),
+            eager=config.values.text("model.attn_implementation") == "eager",
+        ),
         tokens_key=NATIVE_TOKENS,
-        bytes_of=ElementBytes(reduced=BYTES_OF_TYPE.get(config.sharding.reduce_dtype, 4)),
         states_batch=True,
         host=lambda npu: sharding_host(config, npu),
         decisions=lambda modules, devices, npu: read_decisions(config, modules, devices, npu),
@@ -96,15 +98,17 @@ def _of_trainer(file: TrainerFile) -> HostFile:
 
     return HostFile(
         path=file.path,
-        micro_batch=file.size(keys.micro_batch) or file.given.get("micro_batch_size", 1),
-        loops_experts=_loops_experts(file),
-        routing=_routing(file),
-        tensor_size=file.tensor_size,
-        notes=(ADAPTERS,) if values.tree.get("peft") else (),
-        sequence_parallel=bool(keys.sequence_parallel) and values.switch(keys.sequence_parallel, False),
-        tokens=(values.integer(keys.tokens, 0) if keys.tokens else 0) or file.given.get("tokens", 0),
+        described=Described(
+            sequence=(values.integer(keys.tokens, 0) if keys.tokens else 0) or file.given.get("tokens", 0),
+            micro_batch_size=file.size(keys.micro_batch) or file.given.get("micro_batch_size", 1),
+            bytes_of=_bytes_of(file),
+            tensor_size=file.tensor_size,
+            sequence_parallel=bool(keys.sequence_parallel) and values.switch(keys.sequence_parallel, False),
+            loops_experts=_loops_experts(file),
+            routing=_routing(file),
+        ),
         tokens_key=keys.tokens or "length of samples",
-        bytes_of=_bytes_of(file),
+        notes=(ADAPTERS,) if values.tree.get("peft") else (),
         states_batch=bool(file.size(keys.global_batch) or file.size(keys.accumulation)),
         host=lambda npu: trainer_host(file),
         decisions=lambda modules, devices, npu: trainer_decisions(file, modules, devices),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from mindspeed_autoparallel.cost.analytic.activations import backward_transient_bytes, layer_activation_bytes
 from mindspeed_autoparallel.cost.analytic.kernels import memory_pass_us
@@ -16,7 +15,7 @@ from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.collectives import Fabric
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.profiles import Collective, DeviceCost, LinkTier
-from mindspeed_autoparallel.profiles.sharded import CostPoint, ModuleCosts, ModuleKind
+from mindspeed_autoparallel.profiles.sharded import CostPoint, LogitBytes, ModuleCosts, ModuleKind
 
 STACK = "megatron-core"
 """Whose efficiencies computed costs take."""
@@ -29,20 +28,6 @@ _NO_EXCHANGE = Fabric(
     exchange_bytes_per_us=1e15,
 )
 """Exchanges are priced by the planner, for the sizes it tries."""
-KEPT_PER_LOGIT = 10
-"""Logits in two bytes, their fp32 copy, and the logarithm of the softmax: what transformers' loss keeps."""
-TRANSIENT_PER_LOGIT = 8
-"""The gradient in fp32 and what it is computed from."""
-
-
-@dataclass(frozen=True)
-class LogitBytes:
-    """Bytes of a loss per logit: until its backward, and during it."""
-
-    kept: int = KEPT_PER_LOGIT
-    transient: int = TRANSIENT_PER_LOGIT
-    divided: bool = False
-    """Whether tensor parallel ranks compute the loss of their slices of the logits; else they gather all of them."""
 
 
 def joined_kinds(layers: Sequence[LayerKind]) -> tuple[LayerKind, ...]:

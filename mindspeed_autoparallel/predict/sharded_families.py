@@ -16,8 +16,8 @@ from mindspeed_autoparallel.cost.analytic.blocks import (
     timestep_block,
 )
 from mindspeed_autoparallel.cost.analytic.fields import integer, part, switch
-from mindspeed_autoparallel.predict.sharded_costs import KEPT_PER_LOGIT
 from mindspeed_autoparallel.predict.sharded_parts import Ends, Parts
+from mindspeed_autoparallel.profiles.sharded import KEPT_PER_LOGIT
 
 Values = Mapping[str, object]
 LTX2, FUN_ASR, QWEN_TTS = "ltx2", "fun_asr_nano", "qwen3_tts"

@@ -12,9 +12,9 @@ from mindspeed_autoparallel.cost.collectives import Fabric
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.predict.sharded_costs import STACK, device_cost
 from mindspeed_autoparallel.predict.sharded_modules import MEGATRON
-from mindspeed_autoparallel.predict.sharded_tree import Described, Tree, decoder_tree, tree_of
+from mindspeed_autoparallel.predict.sharded_tree import Tree, decoder_tree, tree_of
 from mindspeed_autoparallel.profiles import Provenance
-from mindspeed_autoparallel.profiles.sharded import HeadCost, ShardedProfile
+from mindspeed_autoparallel.profiles.sharded import Described, HeadCost, ShardedProfile
 
 _HOST_LINK = 24e9
 """Bytes per second to the host where no datasheet says: what PCIe 4 x16 reaches."""

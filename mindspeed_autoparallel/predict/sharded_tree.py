@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from mindspeed_autoparallel.cost.analytic.fields import integer, part
 from mindspeed_autoparallel.cost.analytic.model_shape import LayerKind, ModelShape
@@ -20,7 +20,7 @@ from mindspeed_autoparallel.predict.hugging_face_modules import (
     is_of_several_modules,
     modules_of_config,
 )
-from mindspeed_autoparallel.predict.sharded_costs import STACK, LogitBytes, decoder_kinds, layer_costs
+from mindspeed_autoparallel.predict.sharded_costs import STACK, decoder_kinds, layer_costs
 from mindspeed_autoparallel.predict.sharded_families import (
     FUN_ASR,
     LTX2,
@@ -32,42 +32,11 @@ from mindspeed_autoparallel.predict.sharded_families import (
 )
 from mindspeed_autoparallel.predict.sharded_modules import ModuleNames, TowerNames, decoder_modules, names_of
 from mindspeed_autoparallel.predict.sharded_parts import Parts
-from mindspeed_autoparallel.profiles.sharded import (
-    CostPoint,
-    ElementBytes,
-    ModuleCosts,
-    ModuleKind,
-    Routing,
-    ShardedModule,
-)
+from mindspeed_autoparallel.profiles.sharded import CostPoint, Described, ModuleCosts, ModuleKind, ShardedModule
 
 _MICRO_BATCHES = (1, 2, 4, 8)
 _ROOT = ShardedModule(name="", kind="root", pattern="", input_requires_grad=False)
 _COMPUTED = "no device was measured: times and activations are computed"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Described:
-    """Values that config.json lacks."""
-
-    sequence: int
-    frozen: tuple[str, ...] = ()
-    """Modules without gradients, as patterns."""
-    tower_tokens: int = 1024
-    """Patches of a sample's pictures, and positions of its sound."""
-    micro_batch_size: int = 1
-    """The file's own, beside powers of two."""
-    bytes_of: ElementBytes = field(default_factory=ElementBytes)
-    logits: LogitBytes = field(default_factory=LogitBytes)
-    tensor_size: int = 1
-    """Ranks that share every layer, as the trainer's file fixes it; costs are those of one of them."""
-    sequence_parallel: bool = False
-    """Whether these share the hidden state between blocks, too."""
-    eager: bool = False
-    """Whether attention keeps its matrices (``attn_implementation: eager``)."""
-    loops_experts: bool = False
-    """Whether experts run one after another, each indexed from the tensors of all."""
-    routing: Routing = field(default_factory=Routing)
 
 
 @dataclass(frozen=True)

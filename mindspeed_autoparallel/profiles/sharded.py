@@ -171,6 +171,47 @@ class Routing:
     """Whether tokens get the experts in turn, from a gate for benchmarks; else at random."""
 
 
+KEPT_PER_LOGIT = 10
+"""Logits in two bytes, their fp32 copy, and the logarithm of the softmax: what transformers' loss keeps."""
+TRANSIENT_PER_LOGIT = 8
+"""The gradient in fp32 and what it is computed from."""
+
+
+@dataclass(frozen=True)
+class LogitBytes:
+    """Bytes of a loss per logit: until its backward, and during it."""
+
+    kept: int = KEPT_PER_LOGIT
+    transient: int = TRANSIENT_PER_LOGIT
+    divided: bool = False
+    """Whether tensor parallel ranks compute the loss of their slices of the logits; else they gather all of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Described:
+    """What a trainer's file fixes and a model's config.json lacks."""
+
+    sequence: int
+    """Tokens of the longest sample; 0: not in the file."""
+    frozen: tuple[str, ...] = ()
+    """Modules without gradients, as patterns."""
+    tower_tokens: int = 1024
+    """Patches of a sample's pictures, and positions of its sound."""
+    micro_batch_size: int = 1
+    """The file's own, beside powers of two."""
+    bytes_of: ElementBytes = field(default_factory=ElementBytes)
+    logits: LogitBytes = field(default_factory=LogitBytes)
+    tensor_size: int = 1
+    """Ranks that share every layer, as the trainer's file fixes it; costs are those of one of them."""
+    sequence_parallel: bool = False
+    """Whether these share the hidden state between blocks, too."""
+    eager: bool = False
+    """Whether attention keeps its matrices (``attn_implementation: eager``)."""
+    loops_experts: bool = False
+    """Whether experts run one after another, each indexed from the tensors of all."""
+    routing: Routing = field(default_factory=Routing)
+
+
 @dataclass(frozen=True, kw_only=True)
 class HeadCost:
     """Logits of one micro batch of one sample on one device without context parallelism."""

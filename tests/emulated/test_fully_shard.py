@@ -18,7 +18,6 @@ from mindspeed_autoparallel.planner.sharded.pricing import layer_policies
 from mindspeed_autoparallel.planner.sharded.problem import Problem
 from mindspeed_autoparallel.predict.megatron_arguments import model_of_arguments
 from mindspeed_autoparallel.predict.sharded_profile import megatron_profile
-from mindspeed_autoparallel.predict.sharded_tree import Described
 from mindspeed_autoparallel.schedule.sharded import replay
 from mindspeed_autoparallel.spec.codec import to_json
 
@@ -79,8 +78,7 @@ def test_megatron_wraps_and_lists_units_as_planned(tmp_path):
         "--transformer-impl local --recompute-granularity full --recompute-method block --recompute-num-layers 2\n"
     )
     file = open_host_file(launch)
-    described = Described(sequence=8, bytes_of=file.bytes_of)
-    profile = megatron_profile(model_of_arguments(file.arguments), described, find_device("H100"), 8)
+    profile = megatron_profile(model_of_arguments(file.arguments), file.described, find_device("H100"), 8)
     problem = Problem(profile, file.host(False), 8)
     decisions = file.decisions(profile.modules, 8, False)
     lowering = Lowering(problem, decisions)

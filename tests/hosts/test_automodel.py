@@ -110,6 +110,6 @@ def test_tensor_parallel_meshes_are_those_of_its_own_code(
     path.write_text(f"distributed: {{strategy: fsdp2, tp_size: {tensor}, dp_replicate_size: {replicas}}}\n")
     file = open_host_file(path)
     sizes = file.decisions(modules(), world // tensor, False).sizes
-    assert mesh["tp"] == list(range(file.tensor_size)) == list(range(tensor))
+    assert mesh["tp"] == list(range(file.described.tensor_size)) == list(range(tensor))
     assert mesh["dp_shard"] == [tensor * rank for rank in range(sizes.fully_shard_size)]
     assert len(mesh["dp_replicate"]) == sizes.replicas == replicas

@@ -21,7 +21,7 @@ from mindspeed_autoparallel.hosts.mindspeed_mm_decisions import read_decisions, 
 from mindspeed_autoparallel.planner.sharded.problem import Problem
 from mindspeed_autoparallel.planner.sharded.search import baselines_of
 from mindspeed_autoparallel.predict.sharded_profile import sharded_profile
-from mindspeed_autoparallel.predict.sharded_tree import Described
+from mindspeed_autoparallel.profiles.sharded import Described
 
 DEVICES = 8
 ROWS = {

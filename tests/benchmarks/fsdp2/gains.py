@@ -25,8 +25,7 @@ from mindspeed_autoparallel.hosts.mindspeed_mm_decisions import read_decisions, 
 from mindspeed_autoparallel.planner.sharded.problem import Problem
 from mindspeed_autoparallel.planner.sharded.search import ShardedOptions, baselines_of, search_sharded
 from mindspeed_autoparallel.predict.sharded_profile import sharded_profile
-from mindspeed_autoparallel.predict.sharded_tree import Described
-from mindspeed_autoparallel.profiles.sharded import ElementBytes
+from mindspeed_autoparallel.profiles.sharded import Described, ElementBytes
 from mindspeed_autoparallel.spec.layout import Cluster
 
 TOKENS = "data.dataset_param.basic_parameters.cutoff_len"

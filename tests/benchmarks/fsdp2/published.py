@@ -32,10 +32,8 @@ from typing import NamedTuple
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.planner.sharded.pricing import priced
 from mindspeed_autoparallel.planner.sharded.problem import Problem
-from mindspeed_autoparallel.predict.sharded_costs import LogitBytes
 from mindspeed_autoparallel.predict.sharded_profile import sharded_profile
-from mindspeed_autoparallel.predict.sharded_tree import Described
-from mindspeed_autoparallel.profiles.sharded import ElementBytes, Routing
+from mindspeed_autoparallel.profiles.sharded import Described, ElementBytes, LogitBytes, Routing
 from mindspeed_autoparallel.schedule.sharded.queues import Bytes
 from mindspeed_autoparallel.spec.sharded import KEEP, RECOMPUTE, GroupChoice, ShardedDecisions, ShardingHost, ShardSizes
 

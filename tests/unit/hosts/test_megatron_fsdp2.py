@@ -199,7 +199,7 @@ def test_a_script_beside_a_yaml_gives_the_sizes_that_the_yaml_lacks(tmp_path: Pa
     (folder / "fsdp2_config.yaml").write_text('sharding_size: auto\nsub_modules_to_wrap: ["decoder.layers.{*}"]\n')
     words = "--fsdp2-config-path ./examples/one/fsdp2_config.yaml --context-parallel-size 2 "
     file = opened(folder, words + "--context-parallel-algo ulysses_cp_algo")
-    assert (file.path.name, file.tokens, file.micro_batch) == ("fsdp2_config.yaml", 4096, 1)
+    assert (file.path.name, file.described.sequence, file.described.micro_batch_size) == ("fsdp2_config.yaml", 4096, 1)
     decided = file.decisions(MODULES, 8, True)
     assert decided.sizes.label() == "FS8 UL2 MBS1 x8"
     changed = replace(decided, sizes=replace(decided.sizes, micro_batch_size=2, accumulation=4))

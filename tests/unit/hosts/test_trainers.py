@@ -223,7 +223,7 @@ def test_tensor_parallelism_of_automodel_stays_and_the_ranks_that_share_paramete
         "step_scheduler: {local_batch_size: 1, global_batch_size: 8}\n"
     )
     file = open_host_file(path)
-    assert (file.tensor_size, file.sequence_parallel) == (2, True)
+    assert (file.described.tensor_size, file.described.sequence_parallel) == (2, True)
     host = file.host(False)
     assert not host.ulysses and not host.expert_parallel
     decisions = file.decisions(modules(), 4, False)
@@ -261,7 +261,7 @@ def test_automodel_stores_parameters_and_moments_in_the_type_that_it_loads(
 ) -> None:
     model = f"model: {{torch_dtype: {line}}}\n" if line else ""
     (tmp_path / "config.yaml").write_text(f"distributed: {{strategy: fsdp2}}\n{model}")
-    found = open_host_file(tmp_path / "config.yaml").bytes_of
+    found = open_host_file(tmp_path / "config.yaml").described.bytes_of
     assert (found.sharded, found.optimizer, found.gathered, found.reduced) == (stored, 2 * stored, 2, 4)
 
 
@@ -274,7 +274,7 @@ def test_verl_stores_and_reduces_in_fp32_where_its_file_has_no_other_type(
 ) -> None:
     """Its ``dtype`` is read by other workers than those that train with this file (workers/engine/fsdp)."""
     (tmp_path / "config.yaml").write_text(f"fsdp_size: -1\nstrategy: fsdp2\ndtype: float16\n{lines}")
-    found = open_host_file(tmp_path / "config.yaml").bytes_of
+    found = open_host_file(tmp_path / "config.yaml").described.bytes_of
     assert (found.sharded, found.optimizer, found.gathered, found.reduced) == (stored, 2 * stored, 2, reduced)
 
 
@@ -292,7 +292,7 @@ def test_kernels_of_automodel_send_a_token_to_a_device_once(
 ) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(f"distributed: {{strategy: fsdp2, ep_size: 4}}\nmodel: {{backend: {{{backend}}}}}\n")
-    routing = open_host_file(path).routing
+    routing = open_host_file(path).described.routing
     assert (routing.once, routing.in_order) == (once, in_order)
     drawn = drawn_profile(random.Random(0), 2, experts=True)
     sizes = ShardSizes(num_devices=8, fully_shard_size=8, expert_size=4, expert_shard_size=2)

@@ -5,8 +5,7 @@ import pytest
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.hosts.opening import open_host_file
 from mindspeed_autoparallel.predict.sharded_profile import sharded_profile
-from mindspeed_autoparallel.predict.sharded_tree import Described
-from mindspeed_autoparallel.profiles.sharded import CostPoint
+from mindspeed_autoparallel.profiles.sharded import CostPoint, Described
 
 SIZES = {
     "hidden_size": 2048,
@@ -69,4 +68,4 @@ def test_torch_makes_a_gradient_of_the_whole_stack_for_each_indexed_expert():
 def test_mindspeed_llms_files_run_experts_one_after_another_unless_they_are_grouped(tmp_path, changed, loops):
     path = tmp_path / "train.yaml"
     path.write_text(f"parallel:\n  fsdp_size: 8\n  fsdp_modules: ['model.layers.{{*}}']\n{changed}")
-    assert open_host_file(path).loops_experts == loops
+    assert open_host_file(path).described.loops_experts == loops

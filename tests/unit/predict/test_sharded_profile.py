@@ -13,9 +13,8 @@ from mindspeed_autoparallel.planner.sharded.lowering import Lowering
 from mindspeed_autoparallel.planner.sharded.problem import Problem
 from mindspeed_autoparallel.planner.sharded.search import search_sharded
 from mindspeed_autoparallel.planner.sharded.wrapping import wrappings
-from mindspeed_autoparallel.predict.sharded_costs import LogitBytes
 from mindspeed_autoparallel.predict.sharded_profile import sharded_profile
-from mindspeed_autoparallel.predict.sharded_tree import Described
+from mindspeed_autoparallel.profiles.sharded import Described, LogitBytes
 from mindspeed_autoparallel.spec.layout import Cluster
 from mindspeed_autoparallel.spec.sharded import GroupChoice, ShardedDecisions, ShardingHost, ShardSizes
 from mindspeed_autoparallel.spec.sharded_plan import ShardedPlan
