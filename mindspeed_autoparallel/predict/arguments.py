@@ -44,10 +44,6 @@ class Arguments:
         self._read.add(name)
         return name in self._values and str(self._values[name]).lower() not in _NO
 
-    def flag(self, name: str) -> bool:
-        """Return whether a switch is on."""
-        return self.has(name)
-
     def unread(self) -> dict[str, object]:
         """Return the arguments that were not read so far."""
         return {name: value for name, value in self._values.items() if name not in self._read}
@@ -82,7 +78,7 @@ class Arguments:
 def refuse_unmodelled(arguments: Arguments) -> None:
     """Raise ``ConfigError`` naming the first argument whose effect on time or memory is not modelled."""
     for name, reason in _REFUSED.items():
-        if arguments.flag(name):
+        if arguments.has(name):
             raise ConfigError(f"{flag_of(name)}: {reason}.")
     for name, reason in _COUNTS_REFUSED.items():
         if (arguments.integer(name) or 0) > 1:

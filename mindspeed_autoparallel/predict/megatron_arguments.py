@@ -30,7 +30,7 @@ def request_of_arguments(values: Mapping[str, object], hardware: Mapping[str, ob
     refuse_unmodelled(arguments)
     devices = hardware.get("num_gpus")
     if (
-        arguments.flag("use_tp_pp_dp_mapping")
+        arguments.has("use_tp_pp_dp_mapping")
         and isinstance(devices, int)
         and devices > integer(hardware, "gpus_per_node", 8, "hw")
     ):
@@ -82,15 +82,15 @@ def _model(arguments: Arguments) -> dict[str, object]:
         "layer_pattern": pattern,
         "hidden": arguments.integer("hidden_size"),
         "heads": arguments.integer("num_attention_heads"),
-        "kv_heads": arguments.integer("num_query_groups") if arguments.flag("group_query_attention") else None,
+        "kv_heads": arguments.integer("num_query_groups") if arguments.has("group_query_attention") else None,
         "head_size": arguments.integer("kv_channels"),
         "ffn": arguments.integer("ffn_hidden_size"),
         "seq": arguments.integer("seq_length", "encoder_seq_length"),
         "vocab": arguments.integer("padded_vocab_size", "vocab_size"),
-        "swiglu": any(arguments.flag(name) for name in ("swiglu", "geglu", "gelu_tanh")),
-        "activation": "gelu_tanh" if arguments.flag("gelu_tanh") else "gelu" if arguments.flag("geglu") else None,
+        "swiglu": any(arguments.has(name) for name in ("swiglu", "geglu", "gelu_tanh")),
+        "activation": "gelu_tanh" if arguments.has("gelu_tanh") else "gelu" if arguments.has("geglu") else None,
         "logit_softcap": arguments.has("output_logit_softcapping") or None,
-        "tied_embeddings": not arguments.flag("untie_embeddings_and_output_weights"),
+        "tied_embeddings": not arguments.has("untie_embeddings_and_output_weights"),
         "num_experts": experts,
         "topk": arguments.integer("moe_router_topk") if experts else None,
         "moe_ffn": moe_ffn if experts else None,
@@ -100,8 +100,8 @@ def _model(arguments: Arguments) -> dict[str, object]:
         "moe_layer_freq": arguments.text("moe_layer_freq") if experts else None,
         "dispatcher": arguments.text("moe_token_dispatcher_type") if experts else None,
         "mtp_layers": arguments.integer("mtp_num_layers"),
-        "qk_norm": arguments.flag("qk_layernorm") or None,
-        "post_norm": arguments.flag("post_norm") or None,
+        "qk_norm": arguments.has("qk_layernorm") or None,
+        "post_norm": arguments.has("post_norm") or None,
         "mla": _latent(arguments),
         "window": arguments.integer("sliding_window_size", "sliding_window") or _window(arguments),
     }
@@ -115,11 +115,11 @@ def _model(arguments: Arguments) -> dict[str, object]:
         model["mamba"] = {key: value for key, value in sizes.items() if value is not None}
     if arguments.has("moe_expert_capacity_factor") and experts:
         model["capacity_factor"] = arguments.number("moe_expert_capacity_factor")
-    if arguments.flag("enable_dsa_indexer"):
+    if arguments.has("enable_dsa_indexer"):
         model["dsa"] = {
             "topk": arguments.integer("index_topk"),
             "heads": arguments.integer("index_n_heads"),
-            "fused": arguments.flag("use_sparse_flash_attn"),
+            "fused": arguments.has("use_sparse_flash_attn"),
         }
     return model
 
@@ -131,7 +131,7 @@ def _window(arguments: Arguments) -> int | None:
 
 
 def _latent(arguments: Arguments) -> dict[str, int] | None:
-    if not (arguments.flag("multi_latent_attention") or arguments.flag("multi_head_latent_attention")):
+    if not (arguments.has("multi_latent_attention") or arguments.has("multi_head_latent_attention")):
         return None
     # Megatron's own defaults.
     return {
@@ -151,8 +151,8 @@ def _parallel(arguments: Arguments) -> dict[str, object]:
         "cp": arguments.integer("context_parallel_size"),
         "ep": arguments.integer("expert_model_parallel_size"),
         "etp": arguments.integer("expert_tensor_parallel_size"),
-        "sp": arguments.flag("sequence_parallel"),
-        "dist_opt": arguments.flag("use_distributed_optimizer"),
+        "sp": arguments.has("sequence_parallel"),
+        "dist_opt": arguments.has("use_distributed_optimizer"),
         "cp_type": (arguments.text("context_parallel_algo", "cp_comm_type") or "").strip("[]'\"") or None,
         "ulysses_degree": arguments.integer("ulysses_degree_in_cp"),
         "pipeline_layout": arguments.text("pipeline_model_parallel_layout"),
@@ -160,8 +160,8 @@ def _parallel(arguments: Arguments) -> dict[str, object]:
         "noop_layers": arguments.text("noop_layers"),
         "first_stage_layers": arguments.integer("decoder_first_pipeline_num_layers"),
         "last_stage_layers": arguments.integer("decoder_last_pipeline_num_layers"),
-        "account_for_embedding": arguments.flag("account_for_embedding_in_pipeline_split") or None,
-        "account_for_loss": arguments.flag("account_for_loss_in_pipeline_split") or None,
+        "account_for_embedding": arguments.has("account_for_embedding_in_pipeline_split") or None,
+        "account_for_loss": arguments.has("account_for_loss_in_pipeline_split") or None,
         "microbatch_group_size": arguments.integer("microbatch_group_size_per_virtual_pipeline_stage"),
         "schedule": arguments.text("schedules_method"),
     }
@@ -174,20 +174,20 @@ def _parallel(arguments: Arguments) -> dict[str, object]:
         layout["layers_per_chunk"] = arguments.integer("num_layers_per_virtual_pipeline_stage")
         if layout["pipeline_layout"] and not layout["vpp"]:
             layout["vpp"] = (unfold_layout(str(layout["pipeline_layout"])).count("|") + 1) // pipeline
-    if arguments.flag("tp_2d"):
+    if arguments.has("tp_2d"):
         layout["tp_2d"] = {"x": arguments.integer("tp_x"), "y": arguments.integer("tp_y")}
     return layout
 
 
 def _train(arguments: Arguments) -> dict[str, object]:
     granularity = arguments.text("recompute_granularity")
-    if granularity is None and arguments.flag("recompute_activations"):
+    if granularity is None and arguments.has("recompute_activations"):
         granularity = "selective"
-    fusion = arguments.flag("cross_entropy_loss_fusion")
+    fusion = arguments.has("cross_entropy_loss_fusion")
     # A launch has the word, a namespace an enumeration's member.
     backend = (arguments.text("attention_backend") or "").rpartition(".")[2]
     unfused = backend == "unfused" or (
-        arguments.text("transformer_impl") == "local" and not arguments.flag("use_flash_attn")
+        arguments.text("transformer_impl") == "local" and not arguments.has("use_flash_attn")
     )
     train: dict[str, object] = {
         "gbs": arguments.integer("global_batch_size"),
@@ -197,23 +197,23 @@ def _train(arguments: Arguments) -> dict[str, object]:
         "recompute_method": arguments.text("recompute_method"),
         "recompute_num_layers": arguments.integer("recompute_num_layers"),
         "recompute_modules": arguments.text("recompute_modules"),
-        "recompute_per_pp_rank": arguments.flag("enable_recompute_layers_per_pp_rank") or None,
+        "recompute_per_pp_rank": arguments.has("enable_recompute_layers_per_pp_rank") or None,
         "recompute_extra": _extra(arguments),
         "precision": _precision(arguments),
-        "fp8_dot_product_attention": arguments.flag("fp8_dot_product_attention") or None,
+        "fp8_dot_product_attention": arguments.has("fp8_dot_product_attention") or None,
         "attention": "unfused" if unfused else "fused",
         # Megatron's own fused loss keeps fp32 logits, Transformer Engine's does not.
         "cross_entropy_fusion": fusion and arguments.text("cross_entropy_fusion_impl") == "te",
-        "overlap_grad_reduce": arguments.flag("overlap_grad_reduce"),
-        "tp_comm_overlap": any(arguments.flag(name) for name in _TENSOR_OVERLAPS),
-        "moe_a2a_overlap": any(arguments.flag(name) for name in _EXCHANGE_OVERLAPS),
+        "overlap_grad_reduce": arguments.has("overlap_grad_reduce"),
+        "tp_comm_overlap": any(arguments.has(name) for name in _TENSOR_OVERLAPS),
+        "moe_a2a_overlap": any(arguments.has(name) for name in _EXCHANGE_OVERLAPS),
         "own_masks": own_masks(
-            arguments.flag("interleave_sliding_window"), arguments.text("tokenizer_padding_side") == "left"
+            arguments.has("interleave_sliding_window"), arguments.text("tokenizer_padding_side") == "left"
         ),
         "rope_fusion": False if arguments.denied("use_fused_rotary_pos_emb") and arguments.text(
             "position_embedding_type") == "rope" else None,
-        "reuse_fp32_param": arguments.flag("reuse_fp32_param") or None,
-        "grouped_gemm": arguments.flag("moe_grouped_gemm") if arguments.has("num_experts") else None,
+        "reuse_fp32_param": arguments.has("reuse_fp32_param") or None,
+        "grouped_gemm": arguments.has("moe_grouped_gemm") if arguments.has("num_experts") else None,
         "gradient_accumulation_fusion": _gradient_fusion(arguments),
         "optimizer": arguments.text("optimizer"),
         "loss_slices": arguments.integer("output_layer_slice_num"),
@@ -221,7 +221,7 @@ def _train(arguments: Arguments) -> dict[str, object]:
     }  # fmt: skip
     rate = arguments.number("attention_dropout", "hidden_dropout")
     train["dropout"] = rate is None or rate > 0
-    swapped = [name for name in ("swap-optimizer", "swap-attention") if arguments.flag(name.replace("-", "_"))]
+    swapped = [name for name in ("swap-optimizer", "swap-attention") if arguments.has(name.replace("-", "_"))]
     train["offload"] = swapped or None
     if arguments.integer("lora_r", "lora_rank"):
         targets = (arguments.text("lora_target_modules") or "").strip("[]").replace("'", "").replace(",", " ")
@@ -229,7 +229,7 @@ def _train(arguments: Arguments) -> dict[str, object]:
     if arguments.text("stage") in ("dpo", "simpo", "sft"):
         train["task"] = arguments.text("stage")
     graph = arguments.text("cuda_graph_impl")
-    if graph or arguments.flag("enable_cuda_graph") or arguments.flag("external_cuda_graph"):
+    if graph or arguments.has("enable_cuda_graph") or arguments.has("external_cuda_graph"):
         train["cuda_graph"] = "transformer_engine" if graph != "local" else "local"
     return train
 
@@ -241,15 +241,15 @@ def _states(arguments: Arguments) -> dict[str, object]:
     """
     quantized = _precision(arguments) not in ("bf16", "fp16", "fp32")
     states: dict[str, object] = {
-        "grad_reduce_in_bf16": arguments.flag("grad_reduce_in_bf16") if quantized or arguments.flag("bf16") else None,
-        "fp8_param_gather": (arguments.flag("fp8_param_gather") or arguments.flag("fp4_param_gather"))
+        "grad_reduce_in_bf16": arguments.has("grad_reduce_in_bf16") if quantized or arguments.has("bf16") else None,
+        "fp8_param_gather": (arguments.has("fp8_param_gather") or arguments.has("fp4_param_gather"))
         if quantized
         else None,
-        "optimizer_cpu_offload": arguments.flag("optimizer_cpu_offload") or None,
+        "optimizer_cpu_offload": arguments.has("optimizer_cpu_offload") or None,
     }
     if states["optimizer_cpu_offload"]:
         states["optimizer_offload_fraction"] = arguments.number("optimizer_offload_fraction")
-    if arguments.flag("use_precision_aware_optimizer"):
+    if arguments.has("use_precision_aware_optimizer"):
         for name in ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):
             states[name] = arguments.text(name)
     return states
@@ -262,18 +262,18 @@ def own_masks(windowed: bool, padded_left: bool) -> float | None:
 
 
 def _gradient_fusion(arguments: Arguments) -> bool:
-    if arguments.flag("no_gradient_accumulation_fusion"):
+    if arguments.has("no_gradient_accumulation_fusion"):
         return False
-    if arguments.flag("gemm_gradient_accumulation_fusion"):
+    if arguments.has("gemm_gradient_accumulation_fusion"):
         return True
     # A namespace has the value itself, a launch only the switch that turns it off.
-    return arguments.flag("gradient_accumulation_fusion") if arguments.text("gradient_accumulation_fusion") else True
+    return arguments.has("gradient_accumulation_fusion") if arguments.text("gradient_accumulation_fusion") else True
 
 
 def _extra(arguments: Arguments) -> list[str] | None:
     extra = []
     for name in ("recompute-activation-function", "recompute-norm"):
-        if arguments.flag(name.replace("-", "_")):
+        if arguments.has(name.replace("-", "_")):
             extra.append(name)
             layers = arguments.integer(f"{name.replace('-', '_')}_num_layers")
             if layers is not None:
@@ -287,4 +287,4 @@ def _precision(arguments: Arguments) -> str:
         return {"mxfp8": "mxfp8", "blockwise": "fp8_blockwise"}.get(recipe or "", "fp8")
     if arguments.text("fp4_format", "fp4"):
         return "nvfp4"
-    return "bf16" if arguments.flag("bf16") else "fp16" if arguments.flag("fp16") else "fp32"
+    return "bf16" if arguments.has("bf16") else "fp16" if arguments.has("fp16") else "fp32"
