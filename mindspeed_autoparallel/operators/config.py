@@ -68,6 +68,16 @@ class OperatorConfig:
             raise ConfigError(f"--mem-coeff is for recursive_programming, not {config.search_mode}: drop it.")
         return config
 
+    def checked(self, where: str) -> OperatorConfig:
+        """Return this configuration; ``ConfigError`` with ``where`` for a value out of range."""
+        if self.parallel_mode not in (0, 1, 2):
+            raise ConfigError(f"{where}: parallel_mode is {self.parallel_mode!r}; give 0, 1 or 2.")
+        if self.search_mode not in SEARCH_MODES:
+            modes = ", ".join(SEARCH_MODES)
+            raise ConfigError(f"{where}: search_mode is {shown(repr(self.search_mode), 80)}; give one of {modes}.")
+        _check_coefficient(1.0 if self.mem_coeff is None else self.mem_coeff, where)
+        return self
+
     def samples(self, devices: int) -> int | None:
         """Return the samples of one step on ``devices``; None if the file has no batch.
 
@@ -132,17 +142,15 @@ def _checked(values: dict[str, Any], ignored: tuple[str, ...], where: str) -> Op
             raise ConfigError(f"{where}: {key} is {values[key]}; give 1 or more.")
     if "max_device_memory" in values:
         values["max_device_memory"] = _memory(values["max_device_memory"], where)
-    config = OperatorConfig(**values, ignored=ignored)
-    if config.parallel_mode not in (0, 1, 2):
-        raise ConfigError(f"{where}: parallel_mode is {config.parallel_mode!r}; give 0, 1 or 2.")
-    if config.search_mode not in SEARCH_MODES:
-        modes = ", ".join(SEARCH_MODES)
-        raise ConfigError(f"{where}: search_mode is {shown(repr(config.search_mode), 80)}; give one of {modes}.")
-    coefficient = values.get("mem_coeff", 1.0)
+    config = OperatorConfig(**values, ignored=ignored).checked(where)
+    _check_coefficient(values.get("mem_coeff", 1.0), where)
+    return config
+
+
+def _check_coefficient(coefficient: Any, where: str) -> None:
     if isinstance(coefficient, bool) or not isinstance(coefficient, (int, float)) or not 0 < coefficient < math.inf:
         shown_value = repr(coefficient) if isinstance(coefficient, (int, float, str)) else "no number"
         raise ConfigError(f"{where}: mem_coeff is {shown_value}; give a positive number.")
-    return config
 
 
 def _memory(text: str, where: str) -> int:

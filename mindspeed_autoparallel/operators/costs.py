@@ -30,14 +30,7 @@ class PlanCost:
 
     def as_json(self) -> dict[str, float]:
         """Return the parts and their sum as plain data, in microseconds and bytes."""
-        return {
-            "compute_us": self.compute_us,
-            "communication_us": self.communication_us,
-            "bubble_us": self.bubble_us,
-            "total_us": self.total_us,
-            "sent_bytes": self.sent_bytes,
-            "parameter_bytes": self.parameter_bytes,
-        }
+        return {**vars(self), "total_us": self.total_us}
 
 
 @dataclass

@@ -33,13 +33,7 @@ class Bound:
 
     def as_json(self) -> dict[str, float | str]:
         """Return the proof as plain data."""
-        return {
-            "cost_us": self.cost_us,
-            "bound_us": self.bound_us,
-            "gap": self.gap,
-            "scope": self.scope,
-            "method": self.method,
-        }
+        return {**vars(self), "gap": self.gap}
 
     def line(self) -> str:
         if self.gap <= 1e-9:

@@ -102,7 +102,7 @@ class _DecoderGraph:
 
     def put(self, prefix: str, part: str, make: Callable[..., Node], *given: object) -> str:
         """Add what ``make`` returns as ``part`` of a layer, which is also its role; return its name."""
-        return self.graph.add(make(prefix + part, *given, role=part))
+        return self.graph.add(replace(make(prefix + part, *given), role=part))
 
     def layer(self, prefix: str, stream: str) -> str:
         shape = self.shape

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from mindspeed_autoparallel.errors import InfeasiblePlan
+from mindspeed_autoparallel.errors import InfeasiblePlan, flag_of
 from mindspeed_autoparallel.operators.costs import PlanCost, plan_cost
 from mindspeed_autoparallel.operators.graph.node import NO_CUT, Graph
 from mindspeed_autoparallel.operators.lowering.uniform import (
@@ -54,19 +54,10 @@ class MegatronConfiguration:
     def flags(self) -> list[str]:
         """Return the command-line arguments of a Megatron script."""
         layout = self.layout
-        words = [
-            "--tensor-model-parallel-size",
-            str(layout.tensor_size),
-            "--pipeline-model-parallel-size",
-            str(layout.pipeline_size),
-            "--context-parallel-size",
-            str(layout.context_size),
-        ]
-        if layout.expert_size > 1:
-            words += ["--expert-model-parallel-size", str(layout.expert_size)]
-        words += ["--sequence-parallel"] if layout.sequence_parallel else []
+        sizes = {name: size for name, size in layout.megatron_sizes.items() if size > 1 or "expert" not in name}
         return [
-            *words,
+            *(word for name, size in sizes.items() for word in (flag_of(name), str(size))),
+            *(["--sequence-parallel"] if layout.sequence_parallel else []),
             *("--micro-batch-size", str(layout.micro_batch_size)),
             *("--global-batch-size", str(self.global_batch_size)),
         ]

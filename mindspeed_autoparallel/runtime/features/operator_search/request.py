@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import made_folder
-from mindspeed_autoparallel.operators.config import OperatorConfig, config_from_mapping, read_config
+from mindspeed_autoparallel.operators.config import OperatorConfig, read_config
 from mindspeed_autoparallel.operators.pipeline import Pipeline
 from mindspeed_autoparallel.operators.presets import Decoder
 from mindspeed_autoparallel.operators.search.pins import Pins, parse_pins
@@ -116,11 +116,4 @@ def read_settings(flags: OperatorSearchFlags) -> OperatorConfig:
     """Return the settings of the YAML file, overridden by the given flags."""
     config = read_config(Path(flags.operator_config)) if flags.operator_config else OperatorConfig()
     given = {name: getattr(flags, name) for name in ("parallel_mode", "search_mode", "mem_coeff")}
-    config = config.with_flags(flags.auto_pipeline, **given)
-    keys = ("parallel_mode", "search_mode", "auto_pipeline")
-    block = {
-        "use_parallel": config.use_parallel,
-        "parallel": {key: getattr(config, key) for key in keys},
-        "parallel_config": {} if config.mem_coeff is None else {"mem_coeff": config.mem_coeff},
-    }
-    return config_from_mapping(block, flags.operator_config or "flags")
+    return config.with_flags(flags.auto_pipeline, **given).checked(flags.operator_config or "flags")
