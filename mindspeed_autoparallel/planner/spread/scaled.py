@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
 
 from mindspeed_autoparallel.data.distribution import Distribution
 from mindspeed_autoparallel.planner.spread.factors import SampleFactors
-from mindspeed_autoparallel.profiles import BlockCost, Measurement, ModuleCost, Profile, RecomputeCost, SharedBytes
+from mindspeed_autoparallel.profiles import Measurement, Profile
 
 _LARGEST = 1.2
 """Ratio to the largest microbatch: slack for the bound of the memory."""
+_TIMES = ("forward_us", "backward_us", "extra_backward_us")
+_SIZES = ("saved_bytes", "forward_peak_bytes", "backward_peak_bytes", "output_bytes", "total_bytes", "kept_bytes")
 
 
 def mean_profile(profile: Profile, data: Distribution, factors: SampleFactors, share: float = 0.0) -> Profile:
@@ -43,45 +46,26 @@ def scaled_profile(profile: Profile, factors: dict[int, tuple[dict[str, float], 
 
 
 def _scaled(measurement: Measurement, times: dict[str, float], sizes: dict[str, float]) -> Measurement:
-    largest = max(sizes.values())
     return replace(
         measurement,
-        modules={name: _module(cost, times[name], sizes[name]) for name, cost in measurement.modules.items()},
-        batch=_shared(measurement.batch, largest),
+        modules={name: _times(cost, times[name], sizes[name]) for name, cost in measurement.modules.items()},
+        batch=_times(measurement.batch, 1.0, max(sizes.values())),
     )
 
 
-def _module(cost: ModuleCost, time: float, size: float) -> ModuleCost:
-    return replace(
-        cost,
-        layer=_block(cost.layer, time, size),
-        kinds=tuple(_block(kind, time, size) for kind in cost.kinds),
-        pre=_block(cost.pre, time, size) if cost.pre is not None else None,
-        prediction=_block(cost.prediction, time, size) if cost.prediction is not None else None,
-        post=_block(cost.post, time, size) if cost.post is not None else None,
-        side=_shared(cost.side, size),
-    )
-
-
-def _block(block: BlockCost, time: float, size: float) -> BlockCost:
-    return replace(
-        block,
-        forward_us=block.forward_us * time,
-        backward_us=block.backward_us * time,
-        recompute={kind: _recompute(cost, time, size) for kind, cost in block.recompute.items()},
-        output_bytes=round(block.output_bytes * size),
-    )
-
-
-def _recompute(cost: RecomputeCost, time: float, size: float) -> RecomputeCost:
-    return replace(
-        cost,
-        saved_bytes=round(cost.saved_bytes * size),
-        extra_backward_us=cost.extra_backward_us * time,
-        forward_peak_bytes=round(cost.forward_peak_bytes * size),
-        backward_peak_bytes=round(cost.backward_peak_bytes * size),
-    )
-
-
-def _shared(shared: SharedBytes, size: float) -> SharedBytes:
-    return replace(shared, total_bytes=round(shared.total_bytes * size), kept_bytes=round(shared.kept_bytes * size))
+def _times(value: Any, time: float, size: float) -> Any:
+    """Return records with ``_TIMES`` and ``_SIZES`` scaled wherever they stand in them."""
+    if isinstance(value, dict):
+        return {key: _times(one, time, size) for key, one in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_times(one, time, size) for one in value)
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    changed = {}
+    for item in fields(value):
+        old = getattr(value, item.name)
+        if item.name in _TIMES:
+            changed[item.name] = old * time
+        else:
+            changed[item.name] = round(old * size) if item.name in _SIZES else _times(old, time, size)
+    return replace(value, **changed)
