@@ -109,7 +109,7 @@ def local_items(adapter: ItemAdapter, batches: Sequence[Any], replica: int) -> l
                     f"sample {found.sample} of microbatch {microbatch} (data-parallel replica {replica}) has an item "
                     f"of {found.input_rows} input and {found.output_rows} output rows; both must be at least 1."
                 )
-            items.append(Item(replica, microbatch, **vars(found)))
+            items.append(Item(**vars(found), dp_replica=replica, microbatch=microbatch))
     return items
 
 
@@ -170,4 +170,5 @@ def _item(row: list[float]) -> Item:
     replica, microbatch, sample, inputs, outputs, first, num_tokens = (int(value) for value in row[: _NUM_FIELDS - 1])
     meta = tuple(int(value) for value in row[_NUM_FIELDS:])
     place = None if first < 0 else first
-    return Item(replica, microbatch, sample, inputs, outputs, row[_NUM_FIELDS - 1], meta, place, num_tokens)
+    local = (sample, inputs, outputs, row[_NUM_FIELDS - 1], meta, place, num_tokens)
+    return Item(*local, dp_replica=replica, microbatch=microbatch)

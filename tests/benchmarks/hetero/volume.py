@@ -32,7 +32,7 @@ def items_of(num_dp_replicas: int, per_dp_replica: int, sizes: tuple[int, ...], 
             rows = patches // MERGE
             # Text before and after the image, padded as every cut below wants it.
             length = -(-(rows + 2 * TEXT) // 16) * 16
-            items.append(Item(dp_replica, 0, sample, patches, rows, cost, (), TEXT, length))
+            items.append(Item(sample, patches, rows, cost, (), TEXT, length, dp_replica=dp_replica, microbatch=0))
     return items
 
 

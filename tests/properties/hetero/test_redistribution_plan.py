@@ -37,7 +37,7 @@ def problems(draw, mode=None):
     dp_replicas = sorted({backbone[rank].data for rank in ranks})
     found = draw(st.lists(st.tuples(st.sampled_from(dp_replicas), st.integers(1, 9), st.integers(1, 4)), max_size=12))
     items = [
-        Item(dp_replica, i, i, rows * 4, rows, float(rows * weight))
+        Item(i, rows * 4, rows, float(rows * weight), dp_replica=dp_replica, microbatch=i)
         for i, (dp_replica, rows, weight) in enumerate(sorted(found))
     ]
     return items, encoder, backbone, ranks, mode

@@ -48,7 +48,7 @@ def samples_moved(
     dp_replicas = sorted({backbone[rank].data for rank in ranks})
     for per_dp_replica in (exchange.encoder_replicas, 2 * exchange.encoder_replicas, 1, 3):
         items = [
-            Item(dp_replica, 0, sample, ROWS, ROWS, 1.0, first_token=0, num_tokens=ROWS)
+            Item(sample, ROWS, ROWS, 1.0, first_token=0, num_tokens=ROWS, dp_replica=dp_replica, microbatch=0)
             for dp_replica in dp_replicas
             for sample in range(per_dp_replica)
         ]
@@ -142,6 +142,6 @@ def test_whole_world_balance_ties_all_replicas() -> None:
 
 def test_first_stage_ranks_of_the_busiest_stage_are_the_only_receivers_of_outputs() -> None:
     backbone, encoder = standard_placement(4, pipeline=4), standard_placement(4)
-    items = [Item(0, 0, sample, 1, 1, 1.0) for sample in range(4)]
+    items = [Item(sample, 1, 1, 1.0, dp_replica=0, microbatch=0) for sample in range(4)]
     plan = make_plan(items, encoder=encoder, backbone=backbone, ranks=[0, 1, 2, 3], mode="local")
     assert {piece.target for piece in plan.outputs} == set(replica_ranks(backbone, 0, 0))

@@ -3,31 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from mindspeed_autoparallel.errors import ConfigError
-
-
-@dataclass(frozen=True)
-class LocalItem:
-    """One image or audio clip of a microbatch, in the order in which the host merges embeddings."""
-
-    sample: int
-    input_rows: int
-    output_rows: int
-    cost: float
-    """Relative work in any unit; about ``a n + b n^2`` for n patches that attend to one another."""
-    meta: tuple[int, ...] = ()
-    """Small integers that ``encode`` needs in addition to the rows, e.g. (frames, height, width) in patches."""
-    first_token: int | None = None
-    """Start of the output rows in the sample's sequence, if they are contiguous there and the host cuts
-    sequences as Megatron does. Under sequence or context parallelism each rank then gets only the rows of its tokens
-    (zeros elsewhere); None sends whole items."""
-    num_tokens: int = 0
-    """Length of the sample's padded sequence, with ``first_token``."""
+from mindspeed_autoparallel.runtime.hetero.redistribution.placement import LocalItem as LocalItem
 
 
 class ItemAdapter(Protocol):

@@ -15,22 +15,31 @@ Rows = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Item:
-    """One image or audio clip in the form the plan needs, the same on every rank."""
+class LocalItem:
+    """One image or audio clip of a microbatch, in the order in which the host merges embeddings."""
 
-    dp_replica: int
-    """Data-parallel replica of the backbone whose microbatch holds the sample."""
-    microbatch: int
     sample: int
     input_rows: int
     output_rows: int
     cost: float
+    """Relative work in any unit; about ``a n + b n^2`` for n patches that attend to one another."""
     meta: tuple[int, ...] = ()
-    """Small integers that the encoder needs in addition to the rows, e.g. (frames, height, width) in patches."""
+    """Small integers that ``encode`` needs in addition to the rows, e.g. (frames, height, width) in patches."""
     first_token: int | None = None
-    """Position of the first output row in the sample's sequence, if the rows are contiguous there."""
+    """Start of the output rows in the sample's sequence, if they are contiguous there and the host cuts
+    sequences as Megatron does. Under sequence or context parallelism each rank then gets only the rows of its tokens
+    (zeros elsewhere); None sends whole items."""
     num_tokens: int = 0
-    """Length of the sample's padded sequence."""
+    """Length of the sample's padded sequence, with ``first_token``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item(LocalItem):
+    """An item in the form the plan needs, the same on every rank."""
+
+    dp_replica: int
+    """Data-parallel replica of the backbone whose microbatch holds the sample."""
+    microbatch: int
 
 
 @dataclass(frozen=True)

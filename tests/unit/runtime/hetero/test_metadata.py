@@ -24,12 +24,15 @@ def alone():
 
 
 def items(count):
-    return [Item(0, i // 3, i, 4 * i + 4, i + 1, i * 0.5, (1, i, 2), None if i % 2 else i, 64) for i in range(count)]
+    return [
+        Item(i, 4 * i + 4, i + 1, i * 0.5, (1, i, 2), None if i % 2 else i, 64, dp_replica=0, microbatch=i // 3)
+        for i in range(count)
+    ]
 
 
 @pytest.mark.parametrize("count", [0, 2, 300, 5])
 def test_every_field_of_every_item_arrives(alone, count):
-    clips = [Item(0, 0, 1, 8, 2, 3.25)]
+    clips = [Item(1, 8, 2, 3.25, dp_replica=0, microbatch=0)]
     assert ItemGather(alone).gather([items(count), clips], [3, 0], "cpu") == [items(count), clips]
 
 
