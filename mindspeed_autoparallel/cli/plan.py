@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from mindspeed_autoparallel.profiles import Profile
     from mindspeed_autoparallel.spec import Cluster, Layout, Plan
 
-"""One pebibyte: a larger value is a unit error."""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
