@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Generic, TypeVar
 
-from mindspeed_autoparallel.spec.plan import ROUNDING, Relaxation, SearchRecord, Verdict
+from mindspeed_autoparallel.spec.plan_records import ROUNDING, Relaxation, SearchRecord, Verdict
 
 EXACT = 1e-9
 """Relative difference below which two step times are the same."""

@@ -31,7 +31,7 @@ from mindspeed_autoparallel.planner.variable_data import mean_factors, spread_us
 from mindspeed_autoparallel.profiles import DeviceCost, Profile
 from mindspeed_autoparallel.schedule import SimulatedStep, StepTimes, program_of_peaks, simulate_folded
 from mindspeed_autoparallel.spec import Cluster, Layout
-from mindspeed_autoparallel.spec.plan import RankMemory, StagePlan, StepTime
+from mindspeed_autoparallel.spec.plan_records import RankMemory, StagePlan, StepTime
 
 SHAPE_BYTES = 24
 """Three sizes of a tensor."""

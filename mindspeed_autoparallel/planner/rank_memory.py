@@ -11,7 +11,7 @@ from mindspeed_autoparallel.profiles import MeasuredAt, Measurement, ModuleCost,
 from mindspeed_autoparallel.schedule import Program, in_flight, program_of_peaks
 from mindspeed_autoparallel.schedule.exchanges import MET
 from mindspeed_autoparallel.spec import Layout
-from mindspeed_autoparallel.spec.plan import RankMemory
+from mindspeed_autoparallel.spec.plan_records import RankMemory
 
 
 def measured_at(layout: Layout) -> MeasuredAt:

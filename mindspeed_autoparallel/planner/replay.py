@@ -13,7 +13,7 @@ from mindspeed_autoparallel.planner.layouts.assembly import limits_of_plan
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Plan
-from mindspeed_autoparallel.spec.plan import EDITED, ROUNDING
+from mindspeed_autoparallel.spec.plan_records import EDITED, ROUNDING
 
 _NO_COSTS = "the plan lacks extra.costs, the costs it was planned from: plan again with this release."
 

@@ -19,7 +19,7 @@ from mindspeed_autoparallel.predict.effects import without_effect
 from mindspeed_autoparallel.predict.model_file import request_in_own_words
 from mindspeed_autoparallel.predict.price import device_of, first_step_bytes, price
 from mindspeed_autoparallel.predict.useful_work import utilization
-from mindspeed_autoparallel.spec.plan import RankMemory, StagePlan
+from mindspeed_autoparallel.spec.plan_records import RankMemory, StagePlan
 
 SCHEMA_VERSION = 1
 _GIB = 2**30

@@ -33,7 +33,7 @@ from mindspeed_autoparallel.predict.model_file import Section, encoder_module, m
 from mindspeed_autoparallel.predict.useful_work import on_one_rank
 from mindspeed_autoparallel.profiles import Measurement, ModuleCost, Profile, Provenance
 from mindspeed_autoparallel.spec import Cluster, Layout, Model, Plan
-from mindspeed_autoparallel.spec.plan import EDITED, RankMemory, SearchRecord
+from mindspeed_autoparallel.spec.plan_records import EDITED, RankMemory, SearchRecord
 
 _ROUNDS = 4
 """Rounds of microbatches (as many as pipeline ranks) that are simulated of longer steps, once with the last round and

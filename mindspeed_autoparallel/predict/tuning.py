@@ -31,7 +31,7 @@ from mindspeed_autoparallel.predict.price import device_of
 from mindspeed_autoparallel.profiles import MeasuredAt, Profile
 from mindspeed_autoparallel.spec import Cluster, Plan
 from mindspeed_autoparallel.spec.legality import IllegalLayout, uneven_chunks, uneven_devices
-from mindspeed_autoparallel.spec.plan import Alternative
+from mindspeed_autoparallel.spec.plan_records import Alternative
 
 _HELD = {
     "tp": "tensor_size",

@@ -15,8 +15,8 @@ from mindspeed_autoparallel.report.headline import Headline, headline
 from mindspeed_autoparallel.report.replay import replay
 from mindspeed_autoparallel.report.stages import StageRow, rank_label, stages
 from mindspeed_autoparallel.schedule import SimulatedStep
-from mindspeed_autoparallel.spec.plan import Plan, Relaxation
-from mindspeed_autoparallel.spec.plan_records import DataRecord, RankMemory
+from mindspeed_autoparallel.spec.plan import Plan
+from mindspeed_autoparallel.spec.plan_records import DataRecord, RankMemory, Relaxation
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from mindspeed_autoparallel.report.markup import percent
 from mindspeed_autoparallel.spec.hetero import HeteroBest, HomogeneousBest
-from mindspeed_autoparallel.spec.plan import EDITED, Plan, ProfileRecord
+from mindspeed_autoparallel.spec.plan import Plan
+from mindspeed_autoparallel.spec.plan_records import EDITED, ProfileRecord
 from mindspeed_autoparallel.units import format_us
 
 TIGHT_FRACTION = 0.03

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from mindspeed_autoparallel.spec.plan import EDITED, Plan, Relaxation, Verdict
+from mindspeed_autoparallel.spec.plan import Plan
+from mindspeed_autoparallel.spec.plan_records import EDITED, Relaxation, Verdict
 from mindspeed_autoparallel.units import format_us
 
 OUTCOMES = {

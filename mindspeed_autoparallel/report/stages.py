@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mindspeed_autoparallel.spec.plan import Plan, StagePlan
+from mindspeed_autoparallel.spec.plan import Plan
+from mindspeed_autoparallel.spec.plan_records import StagePlan
 from mindspeed_autoparallel.spec.recompute import policy_of
 
 

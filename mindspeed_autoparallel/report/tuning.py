@@ -11,7 +11,7 @@ from mindspeed_autoparallel.report.document import document
 from mindspeed_autoparallel.report.markup import draw_tiles, element, text, text_table
 from mindspeed_autoparallel.report.table import aligned
 from mindspeed_autoparallel.report.tuning_result import Configuration, SampleSpread, TuningResult, Verified
-from mindspeed_autoparallel.spec.plan import ROUNDING
+from mindspeed_autoparallel.spec.plan_records import ROUNDING
 from mindspeed_autoparallel.units import counted, format_bytes
 
 _INCOMPARABLE = "not comparable"

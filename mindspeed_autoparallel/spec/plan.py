@@ -19,40 +19,18 @@ from mindspeed_autoparallel.spec.plan_consistency import (
     negative_numbers,
 )
 from mindspeed_autoparallel.spec.plan_records import (
-    EDITED,
-    ROUNDING,
     Alternative,
     Baseline,
     DataRecord,
     PlannedFrom,
     ProfileRecord,
     RankMemory,
-    Relaxation,
     SearchRecord,
     StagePlan,
     StepTime,
-    Verdict,
 )
 from mindspeed_autoparallel.spec.recompute import is_known
 from mindspeed_autoparallel.units import MAX_DURATION_US, US_PER_S
-
-__all__ = [
-    "EDITED",
-    "MOST_OPERATIONS",
-    "PLAN_FORMAT",
-    "PLAN_SCHEMA_VERSION",
-    "ROUNDING",
-    "Alternative",
-    "Baseline",
-    "Plan",
-    "ProfileRecord",
-    "RankMemory",
-    "Relaxation",
-    "SearchRecord",
-    "StagePlan",
-    "StepTime",
-    "Verdict",
-]
 
 PLAN_SCHEMA_VERSION = 1
 PLAN_FORMAT = "mindspeed-autoparallel/plan"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from mindspeed_autoparallel.errors import PlanError
 from mindspeed_autoparallel.spec.codec import JsonFile
 from mindspeed_autoparallel.spec.layout import Cluster
-from mindspeed_autoparallel.spec.plan import ProfileRecord
+from mindspeed_autoparallel.spec.plan_records import ProfileRecord
 from mindspeed_autoparallel.spec.sharded import ShardedDecisions, ShardSizes
 
 SHARDED_PLAN_FORMAT = "mindspeed-autoparallel/sharded-plan"

@@ -32,7 +32,7 @@ from mindspeed_autoparallel.report.operator_page import render_operator_page
 from mindspeed_autoparallel.report.sharded import render_sharded_page
 from mindspeed_autoparallel.report.tuning import render_tuning_page
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan
-from mindspeed_autoparallel.spec.plan import SearchRecord
+from mindspeed_autoparallel.spec.plan_records import SearchRecord
 from mindspeed_autoparallel.spec.sharded import GroupChoice, ShardedDecisions, ShardSizes
 from mindspeed_autoparallel.spec.sharded_plan import ShardedMemory
 

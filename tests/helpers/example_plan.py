@@ -7,10 +7,10 @@ from dataclasses import replace
 from mindspeed_autoparallel.schedule import StepTimes, make_program, simulate
 from mindspeed_autoparallel.spec.layout import Cluster, Layout
 from mindspeed_autoparallel.spec.model import Model, Module
-from mindspeed_autoparallel.spec.plan import (
+from mindspeed_autoparallel.spec.plan import Plan
+from mindspeed_autoparallel.spec.plan_records import (
     Alternative,
     Baseline,
-    Plan,
     ProfileRecord,
     RankMemory,
     Relaxation,

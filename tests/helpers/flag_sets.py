@@ -18,7 +18,7 @@ from mindspeed_autoparallel.planner.layouts.space import SpaceOptions, enumerate
 from mindspeed_autoparallel.predict.analytic_profile import analytic_profile, stated_train, usual_points
 from mindspeed_autoparallel.predict.model_file import Section
 from mindspeed_autoparallel.spec import Cluster, Plan
-from mindspeed_autoparallel.spec.plan import SearchRecord
+from mindspeed_autoparallel.spec.plan_records import SearchRecord
 
 DEVICES = (
     *("A100-40GB", "A100-80GB", "H100", "H200", "B200", "B300", "GB200", "GB300", "MI300X", "MI355X"),

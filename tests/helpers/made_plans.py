@@ -2,7 +2,8 @@
 
 from mindspeed_autoparallel.spec.layout import Cluster, Layout
 from mindspeed_autoparallel.spec.model import Model, Module
-from mindspeed_autoparallel.spec.plan import Plan, ProfileRecord, RankMemory, SearchRecord, StagePlan, StepTime
+from mindspeed_autoparallel.spec.plan import Plan
+from mindspeed_autoparallel.spec.plan_records import ProfileRecord, RankMemory, SearchRecord, StagePlan, StepTime
 from mindspeed_autoparallel.units import MIB
 
 

@@ -13,7 +13,7 @@ from forked_python import forked_python
 
 from mindspeed_autoparallel.runtime.launch.ports import reserved_port
 from mindspeed_autoparallel.spec.layout import Cluster
-from mindspeed_autoparallel.spec.plan import ProfileRecord
+from mindspeed_autoparallel.spec.plan_records import ProfileRecord
 from mindspeed_autoparallel.spec.sharded import ShardedDecisions
 from mindspeed_autoparallel.spec.sharded_plan import ShardedMemory, ShardedPlan, ShardedSearch, ShardedStep
 

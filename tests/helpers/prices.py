@@ -6,7 +6,7 @@ from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.predict.price import price
-from mindspeed_autoparallel.spec.plan import RankMemory
+from mindspeed_autoparallel.spec.plan_records import RankMemory
 
 
 def step_ms(work: Workload, device: Device | None = None) -> float:

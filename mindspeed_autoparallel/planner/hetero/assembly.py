@@ -12,7 +12,7 @@ from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Layout, Plan
 from mindspeed_autoparallel.spec.hetero import WINDOW, HeteroRecord
-from mindspeed_autoparallel.spec.plan import Alternative, RankMemory, SearchRecord
+from mindspeed_autoparallel.spec.plan_records import Alternative, RankMemory, SearchRecord
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from mindspeed_autoparallel.planner.hetero.tight import search_tight
 from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.spec.hetero import HeteroRecord
-from mindspeed_autoparallel.spec.plan import Verdict
+from mindspeed_autoparallel.spec.plan_records import Verdict
 
 NOT_FOUND = "no split that fits next to the encoders was found, and none was proved impossible."
 ENOUGH = 1e-4

@@ -25,7 +25,7 @@ from mindspeed_autoparallel.planner.layouts.space import enumerate_layouts
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, ModuleLayout, Plan
 from mindspeed_autoparallel.spec.hetero import MEMORY_MODES, WINDOW, EncoderPhase, HeteroRecord
-from mindspeed_autoparallel.spec.plan import Verdict
+from mindspeed_autoparallel.spec.plan_records import Verdict
 from mindspeed_autoparallel.units import format_bytes
 
 SOLVE_S = 5.0

@@ -14,8 +14,14 @@ from mindspeed_autoparallel.planner.rank_memory import point_of
 from mindspeed_autoparallel.planner.results import release
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan, to_json
-from mindspeed_autoparallel.spec.plan import Alternative, Baseline, ProfileRecord, RankMemory, SearchRecord
-from mindspeed_autoparallel.spec.plan_records import PlannedFrom
+from mindspeed_autoparallel.spec.plan_records import (
+    Alternative,
+    Baseline,
+    PlannedFrom,
+    ProfileRecord,
+    RankMemory,
+    SearchRecord,
+)
 from mindspeed_autoparallel.units import format_bytes
 
 

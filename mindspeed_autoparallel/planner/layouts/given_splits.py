@@ -24,7 +24,7 @@ from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan
-from mindspeed_autoparallel.spec.plan import Baseline, Verdict
+from mindspeed_autoparallel.spec.plan_records import Baseline, Verdict
 from mindspeed_autoparallel.units import format_bytes
 
 FULL = "full"

@@ -18,7 +18,7 @@ from mindspeed_autoparallel.planner.layouts.turns import Looks, is_quick, turn_o
 from mindspeed_autoparallel.planner.layouts.workers import Workers
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.spec import Plan
-from mindspeed_autoparallel.spec.plan import ROUNDING, Verdict
+from mindspeed_autoparallel.spec.plan_records import ROUNDING, Verdict
 
 GROUP, GIVEN_UP_S = 4, 2.0
 """Layouts per group; seconds for the bounds of layouts that timed out."""

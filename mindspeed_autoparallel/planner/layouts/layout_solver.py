@@ -19,7 +19,7 @@ from mindspeed_autoparallel.planner.rank_memory import fits_rank
 from mindspeed_autoparallel.planner.split import NoneBelow, SplitProblem, StoppedEarly, baselines, solve
 from mindspeed_autoparallel.planner.split.state import Beginning
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US
-from mindspeed_autoparallel.spec.plan import ROUNDING
+from mindspeed_autoparallel.spec.plan_records import ROUNDING
 
 MAX_TIGHTENINGS = 6
 

@@ -16,7 +16,7 @@ from mindspeed_autoparallel.planner.layouts.shortage import nearest_plan
 from mindspeed_autoparallel.planner.layouts.space import MAX_DEVICES, SpaceOptions, enumerate_layouts
 from mindspeed_autoparallel.planner.layouts.tasks import Request
 from mindspeed_autoparallel.planner.layouts.turns import promise_us
-from mindspeed_autoparallel.spec.plan import Verdict
+from mindspeed_autoparallel.spec.plan_records import Verdict
 from mindspeed_autoparallel.units import format_bytes
 
 NEAREST_S, CLUSTER_S = 12.0, 10.0

@@ -13,7 +13,7 @@ from mindspeed_autoparallel.planner.layouts.plain import is_plain
 from mindspeed_autoparallel.planner.layouts.tasks import PLAIN, SolvedLayout, Task
 from mindspeed_autoparallel.planner.layouts.turns import promise_us
 from mindspeed_autoparallel.planner.layouts.workers import Workers
-from mindspeed_autoparallel.spec.plan import Baseline
+from mindspeed_autoparallel.spec.plan_records import Baseline
 
 GROUP = 4
 """Layouts tried with one cutoff, so that the result does not depend on the number of processes."""

@@ -12,7 +12,7 @@ from mindspeed_autoparallel.planner.layouts.workers import Workers
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.schedule import group_sizes
 from mindspeed_autoparallel.spec import Layout
-from mindspeed_autoparallel.spec.plan import Relaxation
+from mindspeed_autoparallel.spec.plan_records import Relaxation
 from mindspeed_autoparallel.units import GIB
 
 

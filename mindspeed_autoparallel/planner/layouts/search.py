@@ -32,7 +32,7 @@ from mindspeed_autoparallel.planner.layouts.workers import Workers, usable_cores
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Plan
-from mindspeed_autoparallel.spec.plan import Relaxation, Verdict
+from mindspeed_autoparallel.spec.plan_records import Relaxation, Verdict
 
 FIRST_SHARE, REGROUPED_SHARE = 0.8, 0.25
 """Share of the time for layouts with the smallest group size, if others may follow; share of

@@ -23,7 +23,8 @@ from mindspeed_autoparallel.spec.legality import (
     uneven_devices,
     uneven_sequence,
 )
-from mindspeed_autoparallel.spec.plan import MOST_OPERATIONS, Verdict
+from mindspeed_autoparallel.spec.plan import MOST_OPERATIONS
+from mindspeed_autoparallel.spec.plan_records import Verdict
 
 AUTOMATIC_VIRTUAL_SIZES = (1, 2, 4)
 MAX_DEVICES = 2**20

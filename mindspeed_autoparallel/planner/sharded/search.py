@@ -17,7 +17,7 @@ from mindspeed_autoparallel.planner.sharded.wrapping import MOST_PATTERNS, UnitS
 from mindspeed_autoparallel.profiles.sharded import ShardedProfile
 from mindspeed_autoparallel.schedule.sharded import Replayed, replay
 from mindspeed_autoparallel.spec.layout import Cluster
-from mindspeed_autoparallel.spec.plan import ProfileRecord
+from mindspeed_autoparallel.spec.plan_records import ProfileRecord
 from mindspeed_autoparallel.spec.sharded import EACH, RECOMPUTE, ShardedDecisions, ShardingHost
 from mindspeed_autoparallel.spec.sharded_plan import ShardedOutcome, ShardedPlan, ShardedSearch
 from mindspeed_autoparallel.units import US_PER_S, format_bytes

@@ -9,7 +9,7 @@ from mindspeed_autoparallel.planner.best_first import Proof
 from mindspeed_autoparallel.planner.layouts.assembly import alternative_of
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.spec import Plan
-from mindspeed_autoparallel.spec.plan import Alternative
+from mindspeed_autoparallel.spec.plan_records import Alternative
 
 
 def other_layouts(best: Plan, drawn: Iterable[tuple[float, Plan]], top_k: int) -> tuple[Alternative, ...]:

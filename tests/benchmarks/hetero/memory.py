@@ -25,7 +25,7 @@ from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.profiles.mindspeed import read_profile
 from mindspeed_autoparallel.spec import Cluster, Layout, ModuleLayout, Plan
 from mindspeed_autoparallel.spec.hetero import HeteroRecord
-from mindspeed_autoparallel.spec.plan import SearchRecord
+from mindspeed_autoparallel.spec.plan_records import SearchRecord
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "docs" / "examples" / "qwen2vl_tiny"

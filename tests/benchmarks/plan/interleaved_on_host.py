@@ -27,7 +27,7 @@ from mindspeed_autoparallel.predict.analytic_profile import analytic_profile  # 
 from mindspeed_autoparallel.predict.model_file import Section  # noqa: E402
 from mindspeed_autoparallel.profiles import Profile, read_profile  # noqa: E402
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan  # noqa: E402
-from mindspeed_autoparallel.spec.plan import EDITED, SearchRecord  # noqa: E402
+from mindspeed_autoparallel.spec.plan_records import EDITED, SearchRecord  # noqa: E402
 
 BATCH = 8
 

@@ -16,7 +16,7 @@ from mindspeed_autoparallel import __version__
 from mindspeed_autoparallel.spec import Plan
 from mindspeed_autoparallel.spec.layout import Cluster, Layout
 from mindspeed_autoparallel.spec.model import Model, Module
-from mindspeed_autoparallel.spec.plan import ProfileRecord, RankMemory, SearchRecord, StagePlan, StepTime
+from mindspeed_autoparallel.spec.plan_records import ProfileRecord, RankMemory, SearchRecord, StagePlan, StepTime
 
 BATCH = 8
 _EXPERTS = (

@@ -20,7 +20,7 @@ from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.spec import Cluster, Plan
-from mindspeed_autoparallel.spec.plan import Alternative
+from mindspeed_autoparallel.spec.plan_records import Alternative
 
 
 def peak_bytes(plan: Plan) -> int:

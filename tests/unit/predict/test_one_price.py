@@ -36,7 +36,7 @@ from mindspeed_autoparallel.predict.sharded_costs import device_cost
 from mindspeed_autoparallel.predict.tuning import request_of_plan, tune
 from mindspeed_autoparallel.runtime.features.auto_tuning.source import _memory_bytes
 from mindspeed_autoparallel.spec import Cluster, Model, Plan
-from mindspeed_autoparallel.spec.plan import SearchRecord
+from mindspeed_autoparallel.spec.plan_records import SearchRecord
 
 APART = 1e-3
 

@@ -15,8 +15,7 @@ from mindspeed_autoparallel.predict.model_file import Section
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.report.answer import amount, answer_lines, answer_of
 from mindspeed_autoparallel.spec import Model
-from mindspeed_autoparallel.spec.plan import Baseline
-from mindspeed_autoparallel.spec.plan_records import PlannedFrom
+from mindspeed_autoparallel.spec.plan_records import Baseline, PlannedFrom
 
 LLAMA = {
     "model_type": "llama",

@@ -21,7 +21,8 @@ from example_plan import _step_us, example_plan
 from mindspeed_autoparallel.report import render_page
 from mindspeed_autoparallel.report.document import in_chinese, texts_of
 from mindspeed_autoparallel.report.markup import term_colour
-from mindspeed_autoparallel.spec.plan import EDITED, Plan
+from mindspeed_autoparallel.spec.plan import Plan
+from mindspeed_autoparallel.spec.plan_records import EDITED
 
 VOID = {"meta", "input", "br", "link", "img"}
 HOSTILE = "</script><script>document.documentElement.dataset.error='hacked'</script><img src=x onerror=alert(1)>\"'&"

@@ -13,7 +13,7 @@ from mindspeed_autoparallel.profiles import MeasuredAt, Measurement, ModuleCost,
 from mindspeed_autoparallel.report.data import report_data
 from mindspeed_autoparallel.report.search_data import group_sizes, virtual_comparison
 from mindspeed_autoparallel.spec import Cluster, Model, Module, Plan
-from mindspeed_autoparallel.spec.plan import EDITED
+from mindspeed_autoparallel.spec.plan_records import EDITED
 from mindspeed_autoparallel.units import format_us
 
 CLUSTER = Cluster(num_nodes=1, devices_per_node=2)

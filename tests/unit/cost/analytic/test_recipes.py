@@ -14,7 +14,7 @@ from mindspeed_autoparallel.cost.analytic.reading import read_workload
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.predict.predict import predict_one
-from mindspeed_autoparallel.spec.plan import RankMemory
+from mindspeed_autoparallel.spec.plan_records import RankMemory
 
 _HIDDEN, _FFN, _SEQUENCE, _LAYERS, _VOCABULARY = 4096, 14336, 8192, 8, 128256
 _LINEAR = _LAYERS * (_HIDDEN * (2 * 4096 + 2 * 1024) + 3 * _HIDDEN * _FFN)
