@@ -147,6 +147,8 @@ def virtual_comparison(plan: Plan) -> str:
     """Return a sentence that compares the best plans with and without virtual stages; empty if none was searched."""
     if plan.search.status == EDITED:
         return ""
+    if plan.data is not None:
+        return _drawn_comparison(plan)
     with_them = [v for v in plan.search.verdicts if v.layout.virtual_size > 1]
     searched = [v for v in with_them if v.outcome in SEARCHED]
     unsettled = [v.lower_bound_us for v in searched if v.outcome == "unsolved" and v.lower_bound_us is not None]
@@ -170,6 +172,22 @@ def virtual_comparison(plan: Plan) -> str:
     found = "" if best is None or best.step_us is None else f"; the best found is {best.layout.label()}, "
     time = "" if best is None or best.step_us is None else format_us(best.step_us)
     return f"virtual stages gain nothing: no plan with them is faster{found}{time}"
+
+
+def _drawn_comparison(plan: Plan) -> str:
+    """Return the sentence for a plan chosen by drawn steps.
+
+    The search's own steps are those of plans for the mean sample, which may run out of memory on others.
+    """
+    has_virtual = plan.layout.virtual_size > 1
+    others = [other for other in plan.alternatives if (other.layout.virtual_size > 1) != has_virtual]
+    if not others:
+        return ""
+    best = min(others, key=lambda other: other.step_us)
+    found = f"{best.layout.label()} is the fastest safe plan drawn, {format_us(best.step_us)}"
+    if has_virtual:
+        return f"virtual stages save {1 - plan.mean_us / best.step_us:.2%}: without them {found}"
+    return f"virtual stages gain nothing: with them {found}"
 
 
 def group_sizes(plan: Plan) -> str:

@@ -36,8 +36,7 @@ def render_table(plan: Plan, tokens: float | None = None, *, with_verdicts: bool
     elif not head.proved:
         gap = headline.gap_percent(head.gap_fraction)
         lines.append(f"no plan is faster than {format_us(head.lower_bound_us)}: gap {gap}{at_mean}")
-    virtual = search_data.virtual_comparison(plan)
-    lines += filter(None, (virtual and virtual + at_mean, search_data.group_sizes(plan)))
+    lines += filter(None, (search_data.virtual_comparison(plan), search_data.group_sizes(plan)))
     lines += [f"limited by: {limit}" for limit in plan.search.limits[:NUM_LIMITS]]
     for item in search_data.relaxations(plan)[:NUM_LIMITS]:
         if item.gain_fraction and item.step_us is not None:

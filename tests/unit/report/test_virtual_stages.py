@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import functools
+from dataclasses import fields, replace
 
+from hypothesis import given
+from hypothesis import strategies as st
 from small_profile import block, small_profile
 
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
@@ -13,7 +16,7 @@ from mindspeed_autoparallel.profiles import MeasuredAt, Measurement, ModuleCost,
 from mindspeed_autoparallel.report.data import report_data
 from mindspeed_autoparallel.report.search_data import group_sizes, virtual_comparison
 from mindspeed_autoparallel.spec import Cluster, Model, Module, Plan
-from mindspeed_autoparallel.spec.plan_records import EDITED
+from mindspeed_autoparallel.spec.plan_records import EDITED, Alternative, DataRecord
 from mindspeed_autoparallel.units import format_us
 
 CLUSTER = Cluster(num_nodes=1, devices_per_node=2)
@@ -30,9 +33,29 @@ def _profile() -> Profile:
     )
 
 
+@functools.cache
 def _plan(*virtual_sizes: int) -> Plan:
     options = SearchOptions(space=SpaceOptions(virtual_sizes=virtual_sizes, distributed_optimizer=False))
     return search(_profile(), CLUSTER, 4, options)
+
+
+def drawn_plan(plan: Plan, virtual_size: int, others: list[tuple[int, float]]) -> Plan:
+    """Return ``plan`` as one for drawn data; ``others``: VPP and step, as a multiple of the plan's, of safe ones."""
+    chunks = {v.layout.virtual_size: v.layout for v in plan.search.verdicts if v.layout.pipeline_size == 2}
+    mean_us, record = 1.5 * plan.step.total_us, dict.fromkeys((one.name for one in fields(DataRecord)), 0)
+    data = DataRecord(**{**record, "mean_us": mean_us, "considered": (), "notes": ()})  # type: ignore[arg-type]
+    alternatives = tuple(
+        Alternative(
+            layout=replace(chunks[min(size, 2)], virtual_size=size),
+            step_us=times * mean_us,
+            lower_bound_us=None,
+            layers={},
+            recompute={},
+            peak_bytes=0,
+        )
+        for size, times in others
+    )
+    return replace(plan, layout=chunks[virtual_size], data=data, alternatives=alternatives)
 
 
 def test_the_gain_of_virtual_stages_is_stated_against_the_best_plan_without_them() -> None:
@@ -92,3 +115,26 @@ def test_virtual_stages_that_gain_nothing() -> None:
     plan = replace(plain, search=replace(plain.search, verdicts=(*plain.search.verdicts, slower)))
     text = virtual_comparison(plan)
     assert "gain nothing" in text and format_us(2 * plain.step.total_us) in text
+
+
+@given(
+    st.sampled_from([1, 2]),
+    st.lists(st.tuples(st.sampled_from([1, 2, 4]), st.floats(1.0, 3.0)), max_size=4),
+    st.floats(0.2, 2.0),
+)
+def test_virtual_stages_of_a_plan_for_drawn_data_are_compared_by_drawn_steps_of_safe_plans(
+    virtual_size: int, others: list[tuple[int, float]], for_mean_sample: float
+) -> None:
+    """For the mean sample an unsafe plan may be faster."""
+    plan = drawn_plan(_plan(1, 2), virtual_size, others)
+    verdicts = tuple(
+        replace(one, step_us=for_mean_sample * plan.step.total_us) if one.step_us else one
+        for one in plan.search.verdicts
+    )
+    text = virtual_comparison(replace(plan, search=replace(plan.search, verdicts=verdicts)))
+    rivals = [times for size, times in others if (size > 1) != (virtual_size > 1)]
+    if not rivals:
+        assert text == ""
+    else:
+        assert format_us(min(rivals) * plan.mean_us) in text
+        assert (f"save {1 - 1 / min(rivals):.2%}" if virtual_size > 1 else "gain nothing") in text
