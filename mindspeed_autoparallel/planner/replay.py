@@ -13,7 +13,7 @@ from mindspeed_autoparallel.planner.layouts.assembly import limits_of_plan
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Plan
-from mindspeed_autoparallel.spec.plan_records import EDITED, ROUNDING
+from mindspeed_autoparallel.spec.plan_records import ROUNDING
 
 _NO_COSTS = "the plan lacks extra.costs, the costs it was planned from: plan again with this release."
 
@@ -26,10 +26,8 @@ def replay(plan: Plan) -> tuple[Plan, Evaluation]:
     again, found = _of_pipeline(plan) if plan.hetero is None else _of_backbone(plan)
     if not _edited_times(plan) and _is_as_searched(plan, again):
         return again, found
-    # Proofs and comparisons of the searched plan do not hold for this one.
-    searched = replace(again.search, status=EDITED, lower_bound_us=0.0, gap_fraction=0.0, relaxations=(), verdicts=())
-    extra = replace(again.extra, unoverlapped_us=0.0)
-    return replace(again, baselines=(), alternatives=(), search=searched, data=None, extra=extra), found
+    search, extra = again.search.without_proof, replace(again.extra, unoverlapped_us=0.0)
+    return replace(again, baselines=(), alternatives=(), search=search, data=None, extra=extra), found
 
 
 def _is_as_searched(plan: Plan, again: Plan) -> bool:

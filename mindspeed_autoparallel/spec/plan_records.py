@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mindspeed_autoparallel.spec.layout import Layout
@@ -209,6 +209,11 @@ class SearchRecord:
     limits: tuple[str, ...] = ()
     """The best plan's bottlenecks, most important first."""
     relaxations: tuple[Relaxation, ...] = ()
+
+    @property
+    def without_proof(self) -> SearchRecord:
+        """Return the record of a plan that differs from the searched one: no proof and no comparison holds for it."""
+        return replace(self, status=EDITED, lower_bound_us=0.0, gap_fraction=0.0, relaxations=(), verdicts=())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -101,7 +101,8 @@ class SampledSearch:
         if not safe:
             raise next(iter(self._samples.values())).none_is_safe(everything)
         for pick, judged, key in sorted(safe, key=lambda item: (item[1].mean_us, item[0].plan.layout.label())):
-            yield replace(pick, plan=self._samples[key].with_record(judged, everything))
+            samples = self._samples[key]
+            yield replace(pick, plan=samples.with_record(judged, everything), samples=samples)
 
     def _scaled(self, variant: ProfileVariant, share: float) -> ProfileVariant:
         samples = self._samples[_key(variant)]

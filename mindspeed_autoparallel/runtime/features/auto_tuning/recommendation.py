@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts.assembly import limits_of_plan, plan_of
+from mindspeed_autoparallel.planner.spread.choose import Samples
 from mindspeed_autoparallel.planner.tuner.candidates import Space
 from mindspeed_autoparallel.planner.tuner.placements import SolvedConfiguration
 from mindspeed_autoparallel.planner.tuner.pricing import Prices
@@ -42,6 +43,8 @@ class Recommendation:
     relative_error: float
     ends: tuple[float, float] = (1.0, 1.0)
     """Bounds of the step time, relative to the prediction: modelled switches hide all of the modelled time, or none."""
+    samples: Samples | None = None
+    """Samples for which its steps are drawn; ``None``: equal samples."""
 
     @property
     def modelled(self) -> tuple[str, ...]:

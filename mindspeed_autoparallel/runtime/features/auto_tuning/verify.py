@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_json
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts.assembly import plan_of
@@ -62,9 +63,12 @@ def _verified(
             f"TP x PP x CP = {layout.num_devices // layout.data_size}, and EP {layout.expert_size} within DP x CP."
         )
         return {"number": number, "status": "not_run", "reason": reason}
-    batch = pick.plan.global_batch_size // layout.data_size * reduced.data_size
-    plan = _plan_of(request, pick, reduced, batch)
-    words = words_of({**pick.values, "global_batch_size": batch})
+    cluster = Cluster(num_nodes=request.num_nodes, devices_per_node=request.num_processes_per_node)
+    try:
+        plan = verified_plan(pick, cluster, reduced)
+    except ConfigError as error:
+        return {"number": number, "status": "not_run", "reason": f"{reduced.label()} on {world} devices: {error}"}
+    words = words_of({**pick.values, "global_batch_size": plan.global_batch_size})
     argv = tuple(with_configuration(sys.argv, words))
     environment = pick.found.configuration.variant.environment
     ran = json.dumps([*sources, without_places(argv), words, dict(environment), world, _NUM_STEPS])
@@ -99,19 +103,26 @@ def reduced_layout(layout: Layout, num_devices: int) -> Layout | None:
     return None if reduced.data_size * reduced.context_size % reduced.expert_size else reduced
 
 
-def _plan_of(request: TuningRequest, pick: Recommendation, layout: Layout, batch: int) -> Plan:
-    cluster = Cluster(num_nodes=request.num_nodes, devices_per_node=request.num_processes_per_node)
-    configuration = pick.found.configuration
-    profile = configuration.variant.profile
+def verified_plan(pick: Recommendation, cluster: Cluster, layout: Layout) -> Plan:
+    """Return the plan of ``pick`` in the reduced ``layout``, with as many microbatches and without the search's proof.
+
+    For samples that differ its steps are drawn. Raises ``ConfigError`` if these are not modelled in ``layout``.
+    """
+    batch = pick.plan.global_batch_size // pick.plan.layout.data_size * layout.data_size
+    profile = pick.found.configuration.variant.profile
     found = evaluate(profile, cluster, layout, pick.found.placement, batch)
-    return plan_of(profile, cluster, layout, found, batch, pick.plan.search)
+    plan = plan_of(profile, cluster, layout, found, batch, pick.plan.search.without_proof)
+    if pick.samples is None:
+        return plan
+    judged = pick.samples.judge(plan)
+    return pick.samples.with_record(judged, [judged])
 
 
 def _compared(plan: Plan, measured: Path, wanted: Layout) -> Verified:
     document = read_json(measured, "verification")
     ranks = document["ranks"]
     step_ms = max(rank["step_us"] for rank in ranks) / US_PER_MS
-    predicted_ms = plan.step.total_us / US_PER_MS
+    predicted_ms = plan.mean_us / US_PER_MS
     width = len(ranks) // plan.layout.pipeline_size
     stages: list[RankPeak] = [
         {
@@ -127,6 +138,8 @@ def _compared(plan: Plan, measured: Path, wanted: Layout) -> Verified:
     notes = []
     if plan.layout.data_size != wanted.data_size:
         notes.append(f"run with DP {plan.layout.data_size} in place of {wanted.data_size}")
+    if plan.data is not None:
+        notes.append("samples differ: the step is the mean drawn one, the peak that of the mean sample")
     if plan.profile.device.startswith("cpu") and (shared := shared_cores(len(ranks))):
         notes.append(f"{shared}: the step time is not comparable")
     return {

@@ -23,9 +23,10 @@ from mindspeed_autoparallel.report.tuning import render_table
 from mindspeed_autoparallel.runtime.features.auto_tuning import by_samples
 from mindspeed_autoparallel.runtime.features.auto_tuning import search as recommending
 from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.planning import SearchPlan
+from mindspeed_autoparallel.runtime.features.auto_tuning.verify import reduced_layout, verified_plan
 from mindspeed_autoparallel.runtime.features.auto_tuning.write import describe
 from mindspeed_autoparallel.runtime.features.sample_data import SampleData
-from mindspeed_autoparallel.spec import Cluster
+from mindspeed_autoparallel.spec import Cluster, Plan, to_json
 
 
 def recommend(
@@ -205,3 +206,41 @@ def test_samples_that_no_configuration_holds_safely_end_with_the_nearest(monkeyp
     monkeypatch.setattr(by_samples.Judged, "is_safe", False)
     with pytest.raises(InfeasiblePlan, match=r"none of [0-9]+ plans is safe"):
         recommend(monkeypatch, SampleData(distribution=samples_of([300, 4096]), options=options), **SMALL)
+
+
+def plans_to_verify(found):
+    for pick in found.picks:
+        for devices in (1, 2, 4, 8):
+            if (reduced := reduced_layout(pick.plan.layout, devices)) is not None:
+                cluster = Cluster(num_nodes=1, devices_per_node=devices)
+                yield pick, verified_plan(pick, cluster, reduced)
+
+
+def test_processes_that_verify_on_fewer_devices_can_read_their_plan(monkeypatch, recommended):
+    """The bound is that of the searched layouts: the step with fewer replicas is shorter or longer."""
+    for found in (recommended, recommend(monkeypatch, **SMALL, capacity_mib=20_000)):
+        sizes = set()
+        for pick, plan in plans_to_verify(found):
+            assert Plan.parse(to_json(plan), "plan") == plan
+            assert plan.num_microbatches == pick.plan.num_microbatches
+            sizes.add(plan.layout.data_size == pick.plan.layout.data_size)
+        assert sizes == {False, True}
+
+
+def test_drawn_samples_are_verified_against_the_mean_drawn_step(monkeypatch):
+    options = SpreadOptions(padding="longest", max_oom_probability=1e-3, oom_steps=1000)
+    long_tail = SampleData(distribution=samples_of([300] * 90 + [2000] * 8 + [4096] * 2), options=options)
+    found = recommend(monkeypatch, long_tail, **SMALL)
+    whole = [
+        (pick.plan, plan)
+        for pick, plan in plans_to_verify(found)
+        if plan.layout.data_size == pick.plan.layout.data_size
+    ]
+    assert len(whole) == 3
+    for searched, plan in whole:
+        assert plan.mean_us == searched.mean_us > plan.step.total_us
+    fewer = [plan for _, plan in plans_to_verify(found) if plan.layout.num_devices < 8]
+    assert fewer
+    for plan in fewer:
+        assert plan.mean_us == plan.data.mean_us != plan.step.total_us
+        assert Plan.parse(to_json(plan), "plan") == plan
