@@ -22,6 +22,8 @@ class FlagGroup:
     """Switches of the features that read these flags; empty: the group's own."""
 
 
+_BLANK = "has an empty value, as of a variable that is not set: give one, or leave the flag out"
+
 Group = TypeVar("Group", bound=FlagGroup)
 
 
@@ -77,7 +79,14 @@ class Flag:
     @property
     def convert(self) -> Callable[[str], Any]:
         """Return the function with which argparse converts its text."""
-        return self.bounds or self.type
+        return self.bounds or (_words if self.type is str else self.type)
+
+
+def _words(text: str) -> str:
+    """Return ``text``; a blank one would switch its feature off, or count as the default."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError(_BLANK)
+    return text
 
 
 def flags_of(group: type[FlagGroup]) -> tuple[Flag, ...]:
@@ -125,6 +134,8 @@ def read_flags(group: type[Group], arguments: argparse.Namespace) -> Group:
         raise ConfigError(f"{flags[name].name}: {reason}, got {shown(repr(given[name]))}.") from error
     for name, flag in flags.items():
         value = getattr(read, name)
+        if isinstance(value, str) and not value.strip():
+            raise ConfigError(f"{flag.name} {_BLANK}.")
         if flag.bounds is not None and value is not None and (wanted := flag.bounds.refusal(value)) is not None:
             raise ConfigError(f"{flag.name} {wanted}, got {shown(value)}.")
     return read

@@ -8,6 +8,7 @@ import pytest
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.runtime.flags.flag import FlagGroup, flag, flags_of, read_flags
+from mindspeed_autoparallel.runtime.flags.registration import add_missing_flags, flag_groups
 from mindspeed_autoparallel.whole_numbers import WholeNumber
 
 
@@ -60,3 +61,25 @@ def test_flags_that_the_host_registered_itself_are_read_as_well():
 def test_a_value_that_cannot_be_is_refused_with_the_flag(value, told):
     with pytest.raises(ConfigError, match=told):
         read_flags(Flags, argparse.Namespace(**value))
+
+
+TEXTS = [one for group in flag_groups() for one in flags_of(group) if one.type is str]
+
+
+@pytest.mark.parametrize("blank", ["", " "])
+def test_an_empty_value_is_refused_for_every_flag(blank, capsys):
+    """With a variable that was not set, --auto-parallel-plan "$PLAN" trained without the plan."""
+    assert {"--auto-parallel-plan", "--auto-parallel-preflight", "--operator-plan"} < {one.name for one in TEXTS}
+    parser = argparse.ArgumentParser(prog="train")
+    add_missing_flags(parser)
+    for one in TEXTS:
+        for words in ([one.name, blank], [f"{one.name}={blank}"]):
+            with pytest.raises(SystemExit) as ended:
+                parser.parse_args(words)
+            last = capsys.readouterr().err.splitlines()[-1]
+            assert ended.value.code == 2 and one.name in last and "empty value" in last
+
+
+def test_an_empty_value_that_a_host_parsed_is_refused():
+    with pytest.raises(ConfigError, match="--file has an empty value"):
+        read_flags(Flags, argparse.Namespace(file=""))
