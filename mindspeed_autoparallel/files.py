@@ -84,11 +84,16 @@ def json_text(value: Any) -> str:
 
 
 def made_folder(path: Path, flag: str) -> Path:
-    """Return ``path``, created if missing; a ``ConfigError`` that names ``flag`` is raised before any work is done."""
+    """Return ``path``, created if missing and open for writing; a ``ConfigError`` that names ``flag`` is raised before
+    any work is done."""
+    fault = "cannot be a folder"
     try:
         path.mkdir(parents=True, exist_ok=True)
+        fault = "cannot be written to"
+        with tempfile.TemporaryFile(dir=path):
+            pass
     except OSError as error:
-        raise ConfigError(f"{flag} {path} cannot be a folder: {error.strerror or error}. Name another.") from error
+        raise ConfigError(f"{flag} {path} {fault}: {error.strerror or error}. Name another.") from error
     return path
 
 

@@ -1,5 +1,6 @@
 """Files from outside are read within bounds; names with bytes outside UTF-8 that are written can be read."""
 
+import errno
 import json
 import os
 import sys
@@ -9,7 +10,14 @@ import pytest
 
 from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.files import MAX_INPUT_BYTES, json_text, loads_json, read_json, write_text_atomic
+from mindspeed_autoparallel.files import (
+    MAX_INPUT_BYTES,
+    json_text,
+    loads_json,
+    made_folder,
+    read_json,
+    write_text_atomic,
+)
 from mindspeed_autoparallel.hosts.yaml_edit import load_tree
 from mindspeed_autoparallel.operators.config import read_config
 
@@ -85,3 +93,18 @@ def test_yaml_aliases_cannot_multiply(tmp_path):
     with pytest.raises(ConfigError, match=r"aliases .* more than 100000 values"):
         read_config(tmp_path / "config.yaml")
     assert load_tree("a: &a {b: 1}\nc: *a", "config.yaml") == {"a": {"b": 1}, "c": {"b": 1}}
+
+
+def test_a_folder_for_results_is_made_and_probed(tmp_path, monkeypatch):
+    assert made_folder(tmp_path / "a/b", "--out").is_dir() and not list((tmp_path / "a/b").iterdir())
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file/below"):
+        with pytest.raises(ConfigError, match=r"--out .*file.* cannot be a folder: .*Name another"):
+            made_folder(path, "--out")
+
+    def read_only(dir):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("tempfile.TemporaryFile", read_only)
+    with pytest.raises(ConfigError, match=r"--out .* cannot be written to: Read-only file system. Name another"):
+        made_folder(tmp_path, "--out")

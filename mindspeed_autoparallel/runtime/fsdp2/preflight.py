@@ -12,7 +12,7 @@ from mindspeed_autoparallel.progress import show_progress
 from mindspeed_autoparallel.runtime.devices import current_device
 from mindspeed_autoparallel.runtime.features.preflight.entry import report_and_exit
 from mindspeed_autoparallel.runtime.features.preflight.ranks import PreflightTask, RankKind, rank_numbers
-from mindspeed_autoparallel.runtime.features.preflight.request import limit_of_rank
+from mindspeed_autoparallel.runtime.features.preflight.request import check_devices, limit_of_rank
 from mindspeed_autoparallel.runtime.features.preflight.source import run_ranks
 from mindspeed_autoparallel.runtime.fsdp2.apply import read_plan
 from mindspeed_autoparallel.runtime.fsdp2.flags import NativeRequest
@@ -46,9 +46,11 @@ def _read(native: NativeTrainer, request: NativeRequest) -> _Job:
         raise ConfigError(
             f"--auto-parallel-preflight starts its own processes, and {world_size()} processes run: start one."
         )
-    plan = None if request.plan is None else read_plan(native, request.plan)
-    if plan is not None:
+    plan = None
+    if request.plan is not None:
+        plan = read_plan(native, request.plan)
         sizes = plan.decisions.sizes
+        check_devices(request.plan, sizes.num_devices, request.search)
     else:
         sizes = shard_sizes(native.config, request.num_nodes * request.devices_per_node, current_device().name == "npu")
     limit_bytes, source = limit_of_rank(

@@ -35,6 +35,8 @@ _WHILE_MEASURING: dict[str, Value] = {
 
 def prepare_search(native: NativeTrainer, request: NativeRequest) -> None:
     """Replace the trainer's ``train``: measure the model, search, write the results, and end the process."""
+    if is_first_rank():
+        _folders(request)
     native.set_values(_WHILE_MEASURING)
     found: list[FoundModules] = []
     before_sharding(native, lambda model: found.append(find_modules(model, native.config)))
@@ -53,6 +55,13 @@ def prepare_search(native: NativeTrainer, request: NativeRequest) -> None:
     trainer_class.train = measure_and_end
 
 
+def _folders(request: NativeRequest) -> tuple[Path, Path]:
+    """Return the folder of the profile and that of plan and YAML, created if missing."""
+    search = request.search
+    work = made_folder(Path(search.auto_parallel_work_dir), "--auto-parallel-work-dir")
+    return work, made_folder(Path(search.auto_parallel_output_dir), "--auto-parallel-output-dir")
+
+
 def _measured(trainer: Any, native: NativeTrainer, found: FoundModules) -> ShardedProfile:
     device = current_device()
     trainer.model.train()
@@ -68,8 +77,7 @@ def plan_and_write(native: NativeTrainer, request: NativeRequest, profile: Shard
     from mindspeed_autoparallel.planner.sharded.search import ShardedOptions, search_sharded
     from mindspeed_autoparallel.report.sharded import render_sharded_page
 
-    work = made_folder(Path(request.search.auto_parallel_work_dir), "--auto-parallel-work-dir")
-    output = made_folder(Path(request.search.auto_parallel_output_dir), "--auto-parallel-output-dir")
+    work, output = _folders(request)
     profile.write(work / "sharded_profile.json")
     cluster = Cluster(
         num_nodes=request.num_nodes,

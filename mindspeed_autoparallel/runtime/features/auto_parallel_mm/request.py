@@ -11,6 +11,7 @@ from typing import Any
 
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.files import made_folder
 from mindspeed_autoparallel.planner.candidate import Splits
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions
 from mindspeed_autoparallel.profiles import MeasuredAt
@@ -179,6 +180,8 @@ def read_request(arguments: argparse.Namespace) -> SearchRequest:
     if request.target_device is None and request.profile_file is None:
         _check_points(request)
     private_work_dir(str(work_dir), "--auto-parallel-work-dir")
+    if request.node_rank == 0:
+        made_folder(request.output_dir, "--auto-parallel-output-dir")
     return request
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from mindspeed_autoparallel.files import write_json_atomic
+from mindspeed_autoparallel.files import made_folder, write_json_atomic
 from mindspeed_autoparallel.interrupts import leaving_kept
 from mindspeed_autoparallel.profiles.preflight_result import EXIT_CODES, PreflightResult, RankReport, judge, num_covered
 from mindspeed_autoparallel.profiles.records import json_of
@@ -116,7 +116,6 @@ def _recompute_advice(request: PreflightRequest, report: RankReport) -> list[str
 
 def _write(output_dir: Path, result: PreflightResult) -> None:
     """Write ``preflight_result.json`` and print the report."""
-    output_dir.mkdir(parents=True, exist_ok=True)
     target = output_dir / RESULT_FILE
     write_json_atomic(target, json_of(result))
     print(render(result), flush=True)
@@ -132,6 +131,7 @@ def run_and_exit(arguments: argparse.Namespace) -> None:
 
 def report_and_exit(work_dir: Path, output_dir: Path, find: Callable[[], PreflightResult]) -> NoReturn:
     """Write and print the result that ``find`` returns, and end the process."""
+    made_folder(output_dir, "--auto-parallel-output-dir")
     with leaving_kept(f"results of finished ranks are in {work_dir}"):
         with only_one(work_dir, "--auto-parallel-work-dir"):
             result = find()

@@ -156,6 +156,7 @@ def read_request(arguments: argparse.Namespace) -> PreflightRequest:
         plan = Plan.read(path)
         check_model(plan, describe(arguments), path)
         layout = plan.layout
+        check_devices(path, layout.num_devices, shared)
     else:
         layout = layout_of_script(arguments, shared, _FEATURE)
     batch = plan.global_batch_size if plan is not None else needed(arguments, _FEATURE, "global_batch_size")
@@ -179,6 +180,17 @@ def read_request(arguments: argparse.Namespace) -> PreflightRequest:
         samples_differ=samples_differ(arguments),
         switches=hetero_switches(arguments),
     )
+
+
+def check_devices(path: Path, num_devices: int, shared: AutoParallelFlags) -> None:
+    """Raise ``ConfigError`` if the flags of the cluster give another number of devices than the plan's."""
+    nodes, per_node = shared.simulated_nnodes, shared.simulated_nproc_per_node
+    given = (nodes or 1) * (per_node or 1)
+    if (nodes or per_node) and given != num_devices:
+        raise ConfigError(
+            f"--simulated-nnodes x --simulated-nproc-per-node is {given} devices, and {path} is for {num_devices}: "
+            f"drop these flags, or search for a plan for {given} devices."
+        )
 
 
 def limit_of_rank(limit_mib: float | None, planned_bytes: Iterable[int]) -> tuple[int, str]:

@@ -169,3 +169,16 @@ def test_a_batch_that_changes_during_the_training_is_refused_by_its_flag(tmp_pat
         ConfigError, match=r"--auto-parallel-mm is for one .* --step-batch-size-schedule 0:384 200B:768 "
     ):
         read_request(argparse.Namespace(**given, auto_parallel_work_dir=str(tmp_path)))
+
+
+def test_the_output_folder_is_checked_before_anything_is_measured_on_the_node_that_writes(tmp_path):
+    """It was found to be a file when the plan was written, after measurements and search."""
+    (tmp_path / "file").touch()
+    given = {
+        **COMMON,
+        "auto_parallel_work_dir": str(tmp_path / "w"),
+        "auto_parallel_output_dir": str(tmp_path / "file"),
+    }
+    with pytest.raises(ConfigError, match=r"--auto-parallel-output-dir .*/file cannot be a folder"):
+        read_request(argparse.Namespace(**given))
+    assert read_request(argparse.Namespace(**{**given, "nnodes": 2, "node_rank": 1}))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from example_plan import example_plan
 from exit_codes import exit_code
+from made_plans import make_plan
 
 pytest.importorskip("torch")
 
@@ -19,7 +20,8 @@ from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.profiles.preflight_result import PassTime, RankReport, RankRun
 from mindspeed_autoparallel.profiles.records import json_of
 from mindspeed_autoparallel.report.preflight import render, shown_ranks
-from mindspeed_autoparallel.runtime.features.preflight.entry import conclude
+from mindspeed_autoparallel.runtime.features.preflight.entry import conclude, report_and_exit
+from mindspeed_autoparallel.runtime.features.preflight.flags import SCRIPT
 from mindspeed_autoparallel.runtime.features.preflight.ranks import kinds_of_ranks, selected
 from mindspeed_autoparallel.runtime.features.preflight.request import PreflightRequest, read_request
 from mindspeed_autoparallel.spec.layout import Layout, ModuleLayout
@@ -192,7 +194,7 @@ def test_the_front_ends_with_a_line(words: list[str], said: str, capsys: pytest.
 
 def arguments(**values: object) -> argparse.Namespace:
     given = {
-        "auto_parallel_preflight": "script",
+        "auto_parallel_preflight": SCRIPT,
         "global_batch_size": 8,
         "micro_batch_size": 1,
         "tensor_model_parallel_size": 2,
@@ -250,3 +252,31 @@ def test_the_layouts_of_encoders_are_those_of_model_json(tmp_path: Path) -> None
 def test_bad_flags_are_named(values: dict[str, object], said: str, tmp_path: Path) -> None:
     with pytest.raises(Exception, match=said):
         read_request(arguments(auto_parallel_work_dir=str(tmp_path / "work"), **values))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "per_node", "is_taken"),
+    [(None, None, True), (2, 8, True), (None, 16, True), (8, 16, False), (2, None, False)],
+)
+def test_flags_of_the_cluster_must_agree_with_the_plan(
+    nodes: int | None, per_node: int | None, is_taken: bool, tmp_path: Path
+) -> None:
+    make_plan({"text_decoder": [1, 3]}, tensor_size=2, data_size=4).write(tmp_path / "plan.json")
+    given = arguments(
+        auto_parallel_preflight=str(tmp_path / "plan.json"),
+        auto_parallel_work_dir=str(tmp_path / "work"),
+        simulated_nnodes=nodes,
+        simulated_nproc_per_node=per_node,
+    )
+    if is_taken:
+        assert read_request(given).layout.num_devices == 16
+        return
+    with pytest.raises(ConfigError, match=f"is {(nodes or 1) * (per_node or 1)} devices, and .* is for 16"):
+        read_request(given)
+
+
+def test_the_output_folder_is_checked_before_any_rank_runs(tmp_path: Path) -> None:
+    """The ranks ran, and a traceback ended the command when the result was written."""
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"--auto-parallel-output-dir .*/file cannot be a folder"):
+        report_and_exit(tmp_path, tmp_path / "file", lambda: pytest.fail("a rank ran"))
