@@ -9,7 +9,9 @@ from pathlib import Path
 
 from mindspeed_autoparallel.errors import PlanError
 from mindspeed_autoparallel.runtime.features.apply_plan.own_run import calibration_file
+from mindspeed_autoparallel.runtime.flags.switches import HETERO, HETERO_BESIDE
 from mindspeed_autoparallel.runtime.megatron.description import Description, describe
+from mindspeed_autoparallel.runtime.megatron.features import flags_that_are_true
 from mindspeed_autoparallel.runtime.megatron.unsearched import refuse_sharded_parameters
 from mindspeed_autoparallel.spec.plan import Plan
 
@@ -29,6 +31,7 @@ def read_request(arguments: argparse.Namespace) -> PlanRequest:
     """Read ``arguments.auto_parallel_plan``; ``PlanError`` if it does not fit the model or the world."""
     path = Path(arguments.auto_parallel_plan)
     plan = Plan.read(path)
+    _refuse_other_layouts(plan, arguments, path)
     calibrated = calibration_file(arguments)
     if not plan.layout.sharding:
         refuse_sharded_parameters(arguments, "--auto-parallel-plan")
@@ -36,6 +39,16 @@ def read_request(arguments: argparse.Namespace) -> PlanRequest:
     check_model(plan, description, path)
     _check_world(plan, path)
     return PlanRequest(path=path, plan=plan, description=description, calibration_file=calibrated)
+
+
+def _refuse_other_layouts(plan: Plan, arguments: argparse.Namespace, path: Path) -> None:
+    """Raise ``PlanError`` if encoders are to have layouts of their own and ``plan`` has one layout for all modules."""
+    given = [flag for flag in flags_that_are_true(arguments) if flag in (HETERO, HETERO_BESIDE)]
+    if given and plan.hetero is None:
+        raise PlanError(
+            f"{path} has one layout for all modules ({plan.layout.label()}), and {given[0]} gives encoders their own: "
+            "drop the flag, or train with the hetero_plan.json of the search."
+        )
 
 
 def check_model(plan: Plan, description: Description, path: Path) -> None:

@@ -248,3 +248,13 @@ def test_ranks_that_share_an_expert_follow_the_plan_not_the_script(planned, said
     prepare(arguments)
     assert arguments.expert_tensor_parallel_size == said
     assert f"--expert-tensor-parallel-size {said}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["hetero_parallel", "auto_parallel_hetero"])
+def test_a_plan_with_one_layout_is_refused_where_encoders_are_to_have_their_own(job, name, tmp_path):
+    """The script wrote a model.json without sizes and ended with an error about that file."""
+    arguments = job(make_plan(TWO))
+    setattr(arguments, name, True)
+    with pytest.raises(PlanError, match=f"one layout for all modules.*--{name.replace('_', '-')}.*drop the flag"):
+        prepare(arguments)
+    assert not list(tmp_path.glob("applied_model*"))
