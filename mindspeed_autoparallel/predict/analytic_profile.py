@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +35,7 @@ from mindspeed_autoparallel.profiles import (
     Profile,
     Provenance,
 )
+from mindspeed_autoparallel.profiles.profile import utc_now
 from mindspeed_autoparallel.spec.legality import IllegalLayout, without_experts
 from mindspeed_autoparallel.spec.model import Model
 
@@ -87,7 +87,7 @@ def analytic_profile(
         provenance=Provenance(
             source="analytic",
             device=device.name,
-            created_utc=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            created_utc=utc_now(),
             software={"stack": _STACK, "efficiencies": efficiency.provenance},
             train={key: value for key, value in runs.train.items() if value is not None},
             command=command,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import json
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.predict.sharded_costs import STACK, device_cost
 from mindspeed_autoparallel.predict.sharded_modules import MEGATRON
 from mindspeed_autoparallel.predict.sharded_tree import Tree, decoder_tree, tree_of
-from mindspeed_autoparallel.profiles import Provenance
+from mindspeed_autoparallel.profiles.profile import Provenance, utc_now
 from mindspeed_autoparallel.profiles.sharded import Described, HeadCost, ShardedProfile
 
 _HOST_LINK = 24e9
@@ -107,7 +106,7 @@ def _provenance(config: Mapping[str, object], device: Device) -> Provenance:
     return Provenance(
         source="analytic",
         device=device.name,
-        created_utc=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        created_utc=utc_now(),
         model_hash=hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16],
         software={"stack": STACK, "efficiencies": device.efficiency(STACK).provenance},
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Container
 from dataclasses import dataclass, field, replace
 
@@ -18,6 +19,11 @@ PROFILE_FORMAT = "mindspeed-autoparallel/profile"
 SOURCES = ("measured", "analytic", "imported")
 
 
+def utc_now() -> str:
+    """Return the time to the second for ``Provenance.created_utc``."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
     """The origin of a profile."""
@@ -26,7 +32,7 @@ class Provenance:
     """``measured`` on the device, ``analytic`` (computed, synthetic) or ``imported`` (another tool's file)."""
     device: str
     created_utc: str
-    """ISO 8601, UTC."""
+    """ISO 8601, UTC; written with ``+00:00``."""
     model_hash: str = ""
     """Of the measured model description; a plan for another one is refused."""
     software: dict[str, str] = field(default_factory=dict)

@@ -8,13 +8,12 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from datetime import datetime, timezone
 from typing import Any
 
 from mindspeed_autoparallel.cost.device import usable_bytes
 from mindspeed_autoparallel.hosts.opening import BYTES_OF_TYPE
 from mindspeed_autoparallel.profiles.device import DeviceCost
-from mindspeed_autoparallel.profiles.profile import Provenance
+from mindspeed_autoparallel.profiles.profile import Provenance, utc_now
 from mindspeed_autoparallel.profiles.sharded import (
     CostPoint,
     ElementBytes,
@@ -216,7 +215,7 @@ def _provenance(device: Any, text: str) -> Provenance:
     return Provenance(
         source="measured",
         device=device.name,
-        created_utc=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        created_utc=utc_now(),
         model_hash=hashlib.sha256(text.encode()).hexdigest(),
         software=device.fingerprint(),
     )

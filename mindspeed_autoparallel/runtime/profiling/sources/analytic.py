@@ -79,10 +79,15 @@ def computed_profile(
     return replace(profile, interleaved_sends=interleaved_sends(arguments), provenance=provenance)
 
 
-def useful_work_of(arguments: argparse.Namespace, description: Description) -> UsefulWork | None:
-    """Return the operations and active parameters of the script's model; ``None`` if some are unknown."""
+def useful_work_of(
+    arguments: argparse.Namespace, description: Description, num_tokens: Mapping[str, int]
+) -> UsefulWork | None:
+    """Return the operations and active parameters of the script's model; ``None`` if some are unknown.
+
+    ``num_tokens``: measured tokens of a sample, by module, for modules without tokens in model.json.
+    """
     try:
-        return stated_work(_sections(arguments, description))
+        return stated_work(_sections(arguments, description, num_tokens))
     except (AutoParallelError, AttributeError, KeyError):
         return None
 
@@ -100,7 +105,9 @@ _KEYS = {
 _NEEDED = ("hidden", "heads")
 
 
-def _sections(arguments: argparse.Namespace, description: Description) -> tuple[Section, ...]:
+def _sections(
+    arguments: argparse.Namespace, description: Description, num_tokens: Mapping[str, int] | None = None
+) -> tuple[Section, ...]:
     if description.model_file is None:
         if len(description.modules) > 1:
             raise ConfigError(
@@ -118,6 +125,8 @@ def _sections(arguments: argparse.Namespace, description: Description) -> tuple[
                 f"model.json has no {' and '.join(missing)} of {module.name}, from which costs are computed: measure "
                 "the training (--profile-source measured)."
             )
+        if "seq" not in shape and (measured := (num_tokens or {}).get(module.name)):
+            shape["seq"] = measured
         if "seq" not in shape:
             shape["seq"] = int(arguments.seq_length)
             _LOGGER.info(

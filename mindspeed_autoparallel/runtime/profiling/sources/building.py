@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import sys
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
@@ -24,6 +23,7 @@ from mindspeed_autoparallel.profiles import (
     layer_block,
     mean_layer,
 )
+from mindspeed_autoparallel.profiles.profile import utc_now
 from mindspeed_autoparallel.profiles.records import (
     BlockRecord,
     BytesPerParameter,
@@ -59,7 +59,8 @@ def build_profile(
         for item in first.modules
     }
     model = _model(description, first, arguments, kinds)
-    if (work := useful_work_of(arguments, description)) is not None:
+    num_tokens = {module.name: module.tokens_per_sample for module in model.modules}
+    if (work := useful_work_of(arguments, description, num_tokens)) is not None:
         active = round(work.active_parameters)
         model = replace(model, operations_per_sample=work.operations, num_active_parameters=active)
     return Profile(
@@ -85,7 +86,7 @@ def provenance_of(description: Description, source: str, device: str, software: 
     return Provenance(
         source=source,
         device=device,
-        created_utc=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        created_utc=utc_now(),
         model_hash=description.model_hash,
         software=software,
         command=" ".join(masked_words([Path(sys.argv[0]).name, *sys.argv[1:]])),

@@ -2,11 +2,14 @@
 
 import argparse
 from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
 
 import pytest
 
 from mindspeed_autoparallel.errors import ProfileError
 from mindspeed_autoparallel.profiles import Collective, LinkTier, MeasuredAt, Profile, read_profile
+from mindspeed_autoparallel.profiles.profile import utc_now
 from mindspeed_autoparallel.profiles.records import PointResult, record_of
 from mindspeed_autoparallel.runtime.megatron.description import DescribedModule, Description
 from mindspeed_autoparallel.runtime.profiling.sources.building import build_profile, provenance_of
@@ -98,6 +101,24 @@ def test_a_script_that_states_its_sizes_gives_the_operations_of_a_sample_and_a_k
     assert build(results, described).model.operations_per_sample == 0, "its sizes are not stated"
 
 
+@pytest.mark.parametrize("num_tokens", [16, 48])
+def test_the_operations_of_an_encoder_are_those_of_its_measured_tokens(num_tokens, caplog):
+    """They were those of --seq-length tokens, with advice to measure in a search that measures."""
+    keys = {"num_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "ffn_hidden_size": 32}
+    content = {"image_encoder": keys, "text_decoder": {**keys, "vocab_size": 32}}
+    modules = tuple(DescribedModule(name, 2, (name,)) for name in content)
+    described = Description(modules, Path("model.json"), content, "hash")
+
+    def operations(tokens):
+        image = {**module("image_encoder", "vit"), "tokens_per_sample": tokens}
+        return build({POINT: result(image, module("text_decoder", "llm"))}, described).model.operations_per_sample
+
+    with caplog.at_level("INFO"):
+        assert operations(num_tokens) > 0
+        assert (operations(num_tokens) > operations(16)) == (num_tokens > 16)
+    assert not caplog.records
+
+
 def test_full_recompute_keeps_the_input_and_pays_the_forward_again():
     results = {POINT: result(module("text_decoder", "llm"))}
     layer = build(results, description(("text_decoder", 4))).at(POINT).modules["text_decoder"].layer
@@ -139,3 +160,13 @@ def test_assumed_links_are_noted():
     alone = replace(result(module("text_decoder", "llm")), links={})
     _, notes = device_cost({POINT: alone})
     assert any("assumed" in note for note in notes)
+
+
+@pytest.mark.parametrize("created", [utc_now(), "2026-05-04T10:11:12Z"])
+def test_profiles_are_dated_in_one_format_and_read_in_both(created, tmp_path):
+    assert datetime.fromisoformat(utc_now()).utcoffset() == timedelta(0)
+    described = description(("text_decoder", 4))
+    profile = build({POINT: result(module("text_decoder", "llm"))}, described)
+    dated = replace(profile, provenance=replace(profile.provenance, created_utc=created))
+    dated.write(tmp_path / "profile.json")
+    assert read_profile(tmp_path / "profile.json").provenance.created_utc == created
