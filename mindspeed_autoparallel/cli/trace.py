@@ -15,6 +15,7 @@ import json
 from pathlib import Path
 
 from mindspeed_autoparallel.errors import ConfigError, flag_of
+from mindspeed_autoparallel.files import made_folder
 from mindspeed_autoparallel.profiles.records import DIRECTIONS, BlockTrace
 from mindspeed_autoparallel.runtime.profiling.trace.request import BLOCKS, BlockResult
 
@@ -144,12 +145,17 @@ def _run_script(arguments: argparse.Namespace) -> int:
         world=arguments.world or 0,
         recompute=arguments.recompute,
     )
-    result = trace_script(request, arguments.cache)
+    result = trace_script(request, _cache(arguments))
     if arguments.json:
         print(json.dumps(result.document))
     else:
         _print_script(result.blocks)
     return 0
+
+
+def _cache(arguments: argparse.Namespace) -> Path | None:
+    """Return the folder of traces, open for writing; ``ConfigError`` for another one, before anything is traced."""
+    return None if arguments.cache is None else made_folder(arguments.cache, "--cache")
 
 
 def _or_one(size: int | None) -> int:
@@ -186,7 +192,7 @@ def run(arguments: argparse.Namespace) -> int:
     values = {name: getattr(arguments, name) for name in (*_SIZES, *_OPTIONAL) if getattr(arguments, name) is not None}
     for name in ("block", "gated", "sequence_parallel", "recompute", "dtype"):
         values[name] = getattr(arguments, name)
-    result = trace(read_request(values), arguments.cache)
+    result = trace(read_request(values), _cache(arguments))
     if arguments.json:
         print(json.dumps(result))
     else:

@@ -14,6 +14,7 @@ pytestmark = [
     pytest.mark.usefixtures("forked_starts"),
 ]
 _EXAMPLE = Path(__file__).parents[3] / "docs/examples/pretrain_gpt.py"
+_FILES = _EXAMPLE.with_name("qwen2vl_tiny")
 _FLAGS = """--use-mcore-models --num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64
     --max-position-embeddings 64 --micro-batch-size 1 --global-batch-size 8 --tokenizer-type NullTokenizer
     --vocab-size 511 --make-vocab-size-divisible-by 128 --normalization RMSNorm --swiglu --disable-bias-linear
@@ -145,3 +146,13 @@ def test_a_script_that_never_trains_is_named(tmp_path: Path, capsys: pytest.Capt
     assert main(["trace", "--script", str(tmp_path / "absent.py")]) == 2
     assert main(["trace", "--script", str(script), "--hidden", "64"]) == 2
     assert "the script builds it" in capsys.readouterr().err
+
+
+def test_a_model_of_a_file_is_refused_with_the_way_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its layers cannot be shortened by flags: the script ended with an error about the file."""
+    files = ("--mm-model", "model.json", "--mm-data", "data.json", "--mm-tool", "tools.json")
+    model = tuple(word if word.startswith("-") else str(_FILES / word) for word in files)
+    code, _, err = _trace(capsys, _EXAMPLE.with_name("pretrain_vlm.py"), model=model)
+    assert code == 2
+    (line,) = [line for line in err.splitlines() if "Error" in line]
+    assert line.startswith("ConfigError: ") and "cannot be traced: measure it with --auto-parallel-mm." in line

@@ -118,6 +118,8 @@ def _check(request: TraceRequest) -> None:
         )
     if not request.head_size and request.hidden % request.heads:
         raise ConfigError(f"hidden {request.hidden} is not divisible by heads {request.heads}.")
+    if request.kv_heads and request.heads % request.kv_heads:
+        raise ConfigError(f"heads {request.heads} is not divisible by kv_heads {request.kv_heads}.")
     for name in ("heads", "ffn", "vocabulary", "shared_ffn"):
         if getattr(request, name) % request.tensor:
             raise ConfigError(f"{name} {getattr(request, name)} is not divisible by tensor {request.tensor}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 from collections.abc import Mapping
@@ -20,6 +21,9 @@ from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
 from mindspeed_autoparallel.runtime.profiling.trace.process import hash_of_sources
 from mindspeed_autoparallel.runtime.profiling.trace.task import TraceTask
 from mindspeed_autoparallel.runtime.profiling.trace.work_queue import WorkQueue
+
+_REFUSED = "ConfigError: "
+"""The line with which a traced script ends whose arguments this package refuses."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +65,11 @@ def trace_script(request: ScriptRequest, cache: Path | None = None, timeout_s: f
     """
     if not request.script.is_file():
         raise ConfigError(f"--script {request.script}: there is no such file.")
+    for sizes in (("tensor_size", "context_size"), ("expert_size",)):
+        own = {name: getattr(request.point, name) for name in sizes}
+        if request.num_ranks % math.prod(own.values()):
+            told = " x ".join(f"{name.replace('_size', '')} {size}" for name, size in own.items())
+            raise ConfigError(f"world {request.num_ranks} is not a multiple of {told}.")
     stored = None if cache is None else cache / f"{_content_key(request)}.json"
     if stored is not None and stored.exists():
         return ScriptTrace(read_json(stored, "stored trace"))
@@ -91,6 +100,8 @@ def _run(request: ScriptRequest, timeout_s: float) -> dict[str, object]:
         outcome = run_local_processes(spec, LocalRanks(), log_dir=Path(folder) / "logs")
         file = task.result_file(request.point)
         if not file.exists():
+            if told := [line for line in outcome.last_lines if line.startswith(_REFUSED)]:
+                raise ConfigError(f"{request.script}: {told[-1].removeprefix(_REFUSED)}")
             raise LaunchError(
                 f"{request.script} ended before training started, so there is nothing to trace; it must call "
                 f"megatron.training.pretrain. {_how_it_ended(outcome)}"

@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from mindspeed_autoparallel.errors import ProfileError
+from mindspeed_autoparallel.errors import ConfigError, ProfileError
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.profiles.knowledge import Operator
@@ -73,6 +73,11 @@ _NUM_ERROR_LINES = 6
 
 def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
     """Handle tasks of kind ``trace``: a measuring task on fake ranks, in several variants."""
+    if getattr(arguments, "mm_model", None):
+        raise ConfigError(
+            f"a model that a file describes (--mm-model {arguments.mm_model}) cannot be traced: measure it with "
+            "--auto-parallel-mm."
+        )
     session = worker.measuring()
     order = record_of(data, "task of this process", TraceTask)
     # The script's launcher started one process; Megatron reads the world from here.

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +25,7 @@ _STAGE = {**_LAYER, "block": "stage", "vocabulary": 256, "num_layers": 4, "pipel
         ({**_LAYER, "tensor": 0}, "tensor is 0"),
         ({**_LAYER, "tensor": True}, r"the block to trace cannot be used: Expected `int`, got `bool` - at `\$.tensor`"),
         ({**_LAYER, "gated": 1}, "Expected `bool`, got `int`"),
+        ({**_LAYER, "kv_heads": 3}, "heads 4 is not divisible by kv_heads 3"),
         ({**_LAYER, "kv_heads": -1}, "kv_heads is -1, must be at least 0"),
         ({**_LAYER, "block": "norm"}, "must be one of layer"),
         ({**_LAYER, "block": "head"}, "vocabulary is needed"),
@@ -63,6 +65,33 @@ def test_the_command_refuses_bad_sizes_in_one_line(capsys: pytest.CaptureFixture
     printed = capsys.readouterr()
     assert printed.err.startswith("ConfigError: hidden 65 is not divisible by heads 4")
     assert not printed.out
+
+
+@pytest.mark.parametrize(
+    "words", [("--hidden", "64", "--heads", "4", "--seq-length", "32"), ("--script", __file__)], ids=["block", "script"]
+)
+def test_the_cache_is_checked_before_anything_is_traced(
+    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was found to be a file after the trace, which takes minutes for a large model."""
+    (tmp_path / "file").touch()
+    assert main(["trace", *words, "--cache", str(tmp_path / "file")]) == 2
+    assert f"--cache {tmp_path / 'file'} cannot be a folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--tp-size 2 --world 3", "world 3 is not a multiple of tensor 2 x context 1"),
+        ("--tp-size 2 --cp-size 2 --world 6", "world 6 is not a multiple of tensor 2 x context 2"),
+        ("--ep-size 4 --world 6", "world 6 is not a multiple of expert 4"),
+    ],
+)
+def test_a_world_that_does_not_hold_the_layout_is_refused_before_the_script_starts(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["trace", "--script", __file__, *words.split()]) == 2
+    assert said in capsys.readouterr().err
 
 
 _BLOCKS = {
