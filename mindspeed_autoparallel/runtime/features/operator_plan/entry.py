@@ -31,7 +31,8 @@ def prepare(arguments: argparse.Namespace) -> None:
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world != layout.num_devices:
         raise PlanError(
-            f"{path} is for {layout.num_devices} devices ({layout.label()}), but {world} processes were started."
+            f"{path} is for {layout.num_devices} devices ({layout.label()}), but {world} processes were started. Start "
+            f"{layout.num_devices}, or search again with --operator-devices {world}."
         )
     megatron = content["megatron"]
     vars(arguments).update(

@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from mindspeed_autoparallel.files import write_json_atomic, write_text_atomic
+from mindspeed_autoparallel.interrupts import leaving_kept
 from mindspeed_autoparallel.runtime.features.operator_search.request import OperatorRequest, read_request
 from mindspeed_autoparallel.runtime.first_rank import is_first_rank
 
@@ -15,7 +16,9 @@ PLAN_FILE, PAGE_FILE = "operator_plan.json", "operator_plan.html"
 def search_and_exit(arguments: argparse.Namespace) -> None:
     """Search on rank 0, write the plan and its page, and end every process: training does not start."""
     if is_first_rank():
-        _search(read_request(arguments))
+        request = read_request(arguments)
+        with leaving_kept(f"an earlier plan in {request.output_dir} stays"):
+            _search(request)
     sys.exit(0)
 
 

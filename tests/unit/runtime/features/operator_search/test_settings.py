@@ -2,6 +2,9 @@
 
 import argparse
 import json
+import os
+import signal
+import time
 
 import pytest
 
@@ -130,3 +133,20 @@ def test_pins_that_contradict_each_other_are_both_named(tmp_path):
                 str(tmp_path),
             )
         )
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_search_ends_in_a_line_and_keeps_an_earlier_plan(number, code, tmp_path, monkeypatch, caplog):
+    """Ctrl-C printed a traceback."""
+
+    def search(*_, **__):
+        os.kill(os.getpid(), number)
+        time.sleep(10)
+
+    monkeypatch.setattr("mindspeed_autoparallel.operators.configured.search_configured", search)
+    (tmp_path / "operator_plan.json").write_text("earlier")
+    with pytest.raises(SystemExit) as ended:
+        search_and_exit(parsed("--operator-search", "--operator-output-dir", str(tmp_path)))
+    assert ended.value.code == code
+    assert [record.getMessage() for record in caplog.records] == [f"interrupted; an earlier plan in {tmp_path} stays"]
+    assert (tmp_path / "operator_plan.json").read_text() == "earlier"
