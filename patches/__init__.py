@@ -56,7 +56,7 @@ def install() -> None:
 
 
 def _before_megatron() -> None:
-    from mindspeed_autoparallel.runtime.devices import prepare_for_megatron
+    from mindspeed_autoparallel.runtime.devices.selection import prepare_for_megatron
     from mindspeed_autoparallel.runtime.flags.registration import flags_given
     from mindspeed_autoparallel.runtime.megatron.features import ALONE_VARIABLE
     from mindspeed_autoparallel.runtime.megatron.installation import refuse_unfit_installation

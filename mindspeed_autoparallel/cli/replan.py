@@ -20,7 +20,7 @@ from mindspeed_autoparallel.files import json_text, made_folder
 from mindspeed_autoparallel.units import GIB, US_PER_MS, format_bytes
 
 if TYPE_CHECKING:
-    from mindspeed_autoparallel.planner.replan import Option, Replanned
+    from mindspeed_autoparallel.planner.replan.choose import Option, Replanned
     from mindspeed_autoparallel.spec import Cluster, Plan
     from mindspeed_autoparallel.weights.whole_steps import SavedSteps
 
@@ -49,7 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from mindspeed_autoparallel.planner.replan import MoveRates, Window, costs_of, replan
+    from mindspeed_autoparallel.planner.replan.choose import MoveRates, Window, replan
+    from mindspeed_autoparallel.planner.replan.sources import costs_of
     from mindspeed_autoparallel.planner.results import write_results
     from mindspeed_autoparallel.spec import Plan
 
@@ -79,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _cluster(arguments: argparse.Namespace, old: Plan) -> Cluster:
-    from mindspeed_autoparallel.planner.replan import cluster_after_loss, cluster_of_nodes
+    from mindspeed_autoparallel.planner.replan.sources import cluster_after_loss, cluster_of_nodes
 
     if bool(arguments.lost_node) == (arguments.nnodes is not None):
         raise ConfigError("give either --lost-node, once per lost node, or --nnodes, the number of remaining nodes.")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mindspeed_autoparallel.units import MIB
 
 if TYPE_CHECKING:
-    from mindspeed_autoparallel.runtime.devices import DeviceAdapter
+    from mindspeed_autoparallel.runtime.devices.adapter import DeviceAdapter
 
 _BLOCK = 16 * MIB
 

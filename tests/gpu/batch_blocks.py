@@ -46,7 +46,7 @@ def run(figures: Any) -> None:
     import torch
 
     import mindspeed_autoparallel  # noqa: F401  # before megatron
-    from mindspeed_autoparallel.runtime.devices import current_device, prepare_for_megatron
+    from mindspeed_autoparallel.runtime.devices.selection import current_device, prepare_for_megatron
     from mindspeed_autoparallel.runtime.profiling.balanced_routing import balance_routing
 
     prepare_for_megatron()

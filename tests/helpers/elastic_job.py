@@ -21,7 +21,7 @@ from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions
-from mindspeed_autoparallel.planner.replan import costs_of
+from mindspeed_autoparallel.planner.replan.sources import costs_of
 from mindspeed_autoparallel.runtime.launch.ports import reserved_port
 from mindspeed_autoparallel.spec import Plan
 

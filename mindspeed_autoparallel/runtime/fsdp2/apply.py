@@ -10,7 +10,7 @@ from typing import Any
 
 from mindspeed_autoparallel.errors import PlanError
 from mindspeed_autoparallel.hosts.mindspeed_mm_decisions import HOST_NAME, decided_sizes, decided_values
-from mindspeed_autoparallel.runtime.devices import current_device
+from mindspeed_autoparallel.runtime.devices.selection import current_device
 from mindspeed_autoparallel.runtime.fsdp2.flags import NativeRequest
 from mindspeed_autoparallel.runtime.fsdp2.modules import find_modules
 from mindspeed_autoparallel.runtime.fsdp2.trainer import NativeTrainer, before_sharding, say, world_size

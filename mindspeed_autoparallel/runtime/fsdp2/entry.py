@@ -9,7 +9,7 @@ from pathlib import Path
 from mindspeed_autoparallel.errors import AutoParallelError, ConfigError
 from mindspeed_autoparallel.files import read_json
 from mindspeed_autoparallel.hosts.mindspeed_mm_checks import shard_sizes
-from mindspeed_autoparallel.runtime.devices import current_device
+from mindspeed_autoparallel.runtime.devices.selection import current_device
 from mindspeed_autoparallel.runtime.fsdp2.apply import prepare_plan
 from mindspeed_autoparallel.runtime.fsdp2.flags import read_native_flags
 from mindspeed_autoparallel.runtime.fsdp2.preflight import run_and_exit

@@ -9,7 +9,7 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.hosts.mindspeed_mm_checks import shard_sizes
 from mindspeed_autoparallel.profiles.preflight_result import PreflightResult, judge, num_covered
 from mindspeed_autoparallel.progress import show_progress
-from mindspeed_autoparallel.runtime.devices import current_device
+from mindspeed_autoparallel.runtime.devices.selection import current_device
 from mindspeed_autoparallel.runtime.features.preflight.entry import report_and_exit
 from mindspeed_autoparallel.runtime.features.preflight.ranks import PreflightTask, RankKind, rank_numbers
 from mindspeed_autoparallel.runtime.features.preflight.request import check_devices, limit_of_rank

@@ -11,8 +11,8 @@ from typing import Any
 from mindspeed_autoparallel.errors import first_line
 from mindspeed_autoparallel.hosts.yaml_edit import Value
 from mindspeed_autoparallel.profiles.records import record_of
-from mindspeed_autoparallel.runtime.devices import current_device
 from mindspeed_autoparallel.runtime.devices.cpu.adapter import MEMORY_VARIABLE
+from mindspeed_autoparallel.runtime.devices.selection import current_device
 from mindspeed_autoparallel.runtime.features.preflight.ranks import PreflightTask
 from mindspeed_autoparallel.runtime.features.preflight.watch import PreflightWatch, watching
 from mindspeed_autoparallel.runtime.fsdp2.apply import read_plan, set_plan

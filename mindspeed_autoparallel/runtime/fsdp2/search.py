@@ -12,7 +12,7 @@ from mindspeed_autoparallel.files import made_folder, write_text_atomic
 from mindspeed_autoparallel.hosts.mindspeed_mm_decisions import decided_values, read_decisions, sharding_host
 from mindspeed_autoparallel.hosts.yaml_edit import Value
 from mindspeed_autoparallel.profiles.sharded import ShardedProfile
-from mindspeed_autoparallel.runtime.devices import current_device
+from mindspeed_autoparallel.runtime.devices.selection import current_device
 from mindspeed_autoparallel.runtime.first_rank import is_first_rank
 from mindspeed_autoparallel.runtime.fsdp2.flags import NativeRequest
 from mindspeed_autoparallel.runtime.fsdp2.measuring import measure_steps

@@ -29,7 +29,7 @@ NODES, PER_NODE, START, LIMIT_S = 4, 2, 5, 300
 IMPORTED = (
     *("mindspeed_autoparallel", "megatron.training", "megatron.training.argument_utils"),
     *("megatron.core.models.gpt", "megatron.core.datasets.gpt_dataset", "megatron.core.dist_checkpointing"),
-    *("mindspeed_autoparallel.runtime.features.elastic.entry", "mindspeed_autoparallel.planner.replan"),
+    *("mindspeed_autoparallel.runtime.features.elastic.entry", "mindspeed_autoparallel.planner.replan.choose"),
     *(
         "mindspeed_autoparallel.runtime.features.apply_plan.entry",
         "mindspeed_autoparallel.runtime.attention.context_parallel",

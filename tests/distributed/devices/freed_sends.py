@@ -4,7 +4,7 @@ import json
 import os
 import time
 
-from mindspeed_autoparallel.runtime.devices import prepare_for_megatron
+from mindspeed_autoparallel.runtime.devices.selection import prepare_for_megatron
 
 prepare_for_megatron()
 

@@ -54,7 +54,7 @@ def test_sent_data_arrives_although_its_memory_is_freed():
 
 
 def gather_unequal(sizes):
-    from mindspeed_autoparallel.runtime.devices import prepare_for_megatron
+    from mindspeed_autoparallel.runtime.devices.selection import prepare_for_megatron
 
     prepare_for_megatron()
 
@@ -72,7 +72,7 @@ def gather_unequal(sizes):
 
 
 def gather_stacked():
-    from mindspeed_autoparallel.runtime.devices import prepare_for_megatron
+    from mindspeed_autoparallel.runtime.devices.selection import prepare_for_megatron
 
     prepare_for_megatron()
 

@@ -27,7 +27,7 @@ _spec.loader.exec_module(layouts)
 
 import torch.distributed as dist  # noqa: E402
 
-from mindspeed_autoparallel.runtime.devices import current_device  # noqa: E402
+from mindspeed_autoparallel.runtime.devices.selection import current_device  # noqa: E402
 from mindspeed_autoparallel.runtime.profiling import alone  # noqa: E402
 from mindspeed_autoparallel.runtime.profiling.balanced_routing import balance_routing  # noqa: E402
 

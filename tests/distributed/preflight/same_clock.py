@@ -23,9 +23,9 @@ import torch.distributed
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from mindspeed_autoparallel.runtime.devices import prepare_for_megatron
 from mindspeed_autoparallel.runtime.devices.cpu.adapter import CpuAdapter
 from mindspeed_autoparallel.runtime.devices.cpu.storages import tensors_in
+from mindspeed_autoparallel.runtime.devices.selection import prepare_for_megatron
 from mindspeed_autoparallel.runtime.profiling.balanced_routing import balance_routing
 from mindspeed_autoparallel.runtime.profiling.measure import point
 from mindspeed_autoparallel.runtime.profiling.operator_calls import is_free

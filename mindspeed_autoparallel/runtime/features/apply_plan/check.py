@@ -135,7 +135,7 @@ def watch_step(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappi
     plan = check.plan
     if plan is None or check.num_seen >= check.num_steps:
         return wrapped(*args, **kwargs)
-    from mindspeed_autoparallel.runtime.devices import current_device
+    from mindspeed_autoparallel.runtime.devices.selection import current_device
 
     device = current_device()
     step, check.num_seen = check.num_seen, check.num_seen + 1
@@ -186,7 +186,7 @@ def _report(check: PlanCheck, plan: Plan) -> None:
     ranks: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(ranks, own)
     if distributed.get_rank() == 0:
-        from mindspeed_autoparallel.runtime.devices import current_device
+        from mindspeed_autoparallel.runtime.devices.selection import current_device
 
         print(comparison(plan, ranks), flush=True)
         if check.on_report is not None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.runtime.devices import current_device
 from mindspeed_autoparallel.runtime.devices.adapter import shared_cores
+from mindspeed_autoparallel.runtime.devices.selection import current_device
 from mindspeed_autoparallel.runtime.features.apply_plan.check import MeasuredRank
 from mindspeed_autoparallel.runtime.profiling.calibrate.results import fingerprint_of
 from mindspeed_autoparallel.spec import Plan

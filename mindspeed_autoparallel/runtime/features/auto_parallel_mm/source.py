@@ -38,7 +38,7 @@ def profile_source(request: SearchRequest, arguments: argparse.Namespace) -> Pro
         )
         profile.write(request.work_dir / "profile.json")
         return profile
-    from mindspeed_autoparallel.runtime.devices import current_device
+    from mindspeed_autoparallel.runtime.devices.selection import current_device
 
     device = current_device()
     fingerprint = device.fingerprint()

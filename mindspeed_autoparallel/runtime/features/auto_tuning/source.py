@@ -25,7 +25,7 @@ from mindspeed_autoparallel.profiles.records import (
     TraceResult,
     VariantName,
 )
-from mindspeed_autoparallel.runtime.devices import current_device
+from mindspeed_autoparallel.runtime.devices.selection import current_device
 from mindspeed_autoparallel.runtime.features.auto_tuning.calibration import Calibration
 from mindspeed_autoparallel.runtime.features.auto_tuning.costs import CalibrationResult, computed_costs
 from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.planning import SearchPlan, plan_search

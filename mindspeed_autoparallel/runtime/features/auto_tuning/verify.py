@@ -17,8 +17,8 @@ from mindspeed_autoparallel.files import read_json
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts.assembly import plan_of
 from mindspeed_autoparallel.report.tuning_result import RankPeak, TuningResult, Verified
-from mindspeed_autoparallel.runtime.devices import current_device
 from mindspeed_autoparallel.runtime.devices.adapter import shared_cores
+from mindspeed_autoparallel.runtime.devices.selection import current_device
 from mindspeed_autoparallel.runtime.features.auto_tuning.argv import with_configuration, without_places, words_of
 from mindspeed_autoparallel.runtime.features.auto_tuning.launches import Launches
 from mindspeed_autoparallel.runtime.features.auto_tuning.recommendation import Recommendation

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.files import write_json_atomic
-from mindspeed_autoparallel.runtime.devices import current_device
+from mindspeed_autoparallel.runtime.devices.selection import current_device
 from mindspeed_autoparallel.runtime.features.apply_plan.check import MeasuredRank, PlanCheck
 from mindspeed_autoparallel.runtime.features.apply_plan.own_run import add_run
 from mindspeed_autoparallel.runtime.megatron.short_training import train_for

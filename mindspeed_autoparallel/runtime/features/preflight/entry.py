@@ -16,7 +16,7 @@ from mindspeed_autoparallel.profiles.preflight_result import EXIT_CODES, Preflig
 from mindspeed_autoparallel.profiles.records import json_of
 from mindspeed_autoparallel.progress import show_progress
 from mindspeed_autoparallel.report.preflight import render
-from mindspeed_autoparallel.runtime.devices import current_device
+from mindspeed_autoparallel.runtime.devices.selection import current_device
 from mindspeed_autoparallel.runtime.features.preflight.request import PreflightRequest, read_request
 from mindspeed_autoparallel.runtime.features.preflight.source import run_source
 from mindspeed_autoparallel.runtime.launch.work_dir import only_one

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.runtime.devices import current_device
 from mindspeed_autoparallel.runtime.devices.cpu.adapter import MEMORY_VARIABLE
+from mindspeed_autoparallel.runtime.devices.selection import current_device
 from mindspeed_autoparallel.runtime.features.apply_plan.request import check_model
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.flags import AutoParallelFlags
 from mindspeed_autoparallel.runtime.features.measuring import check_memory_limit, needed

@@ -17,8 +17,9 @@ from mindspeed_autoparallel.errors import first_line
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.profiles.preflight_result import PassTime, RankRun
 from mindspeed_autoparallel.profiles.records import json_of
-from mindspeed_autoparallel.runtime.devices import MemoryProbe, current_device
+from mindspeed_autoparallel.runtime.devices.adapter import MemoryProbe
 from mindspeed_autoparallel.runtime.devices.cpu.edits import replaced
+from mindspeed_autoparallel.runtime.devices.selection import current_device
 from mindspeed_autoparallel.runtime.features.apply_plan.check import without_host_batches
 from mindspeed_autoparallel.runtime.features.preflight.memory import LayerMarks, PeakPlaces
 from mindspeed_autoparallel.runtime.features.preflight.ranks import PreflightTask

@@ -89,7 +89,7 @@ def main() -> int:
     import torch.distributed as distributed
 
     from mindspeed_autoparallel.files import write_json_atomic
-    from mindspeed_autoparallel.runtime.devices import current_device, prepare_for_megatron
+    from mindspeed_autoparallel.runtime.devices.selection import current_device, prepare_for_megatron
 
     prepare_for_megatron()
     task = json.loads(Path(os.environ[TASK_VARIABLE]).read_text(encoding="utf-8"))

@@ -16,7 +16,7 @@ from mindspeed_autoparallel.profiles.calibration_records import LinkRow, Operato
 from mindspeed_autoparallel.profiles.device import COLLECTIVES
 from mindspeed_autoparallel.profiles.knowledge import Operator
 from mindspeed_autoparallel.profiles.records import json_of, record_of
-from mindspeed_autoparallel.runtime.devices import current_device
+from mindspeed_autoparallel.runtime.devices.selection import current_device
 from mindspeed_autoparallel.runtime.megatron.hybrid import cut_pattern, hybrid_pattern, set_pattern
 from mindspeed_autoparallel.runtime.profiling.balanced_routing import balance_routing
 from mindspeed_autoparallel.runtime.profiling.calibrate.replay import replay, sample_collectives

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mindspeed_autoparallel.runtime.devices import MemoryProbe
+from mindspeed_autoparallel.runtime.devices.adapter import MemoryProbe
 from mindspeed_autoparallel.runtime.devices.cpu.storages import tensors_in
 from mindspeed_autoparallel.runtime.profiling.measure.structure import Stack
 

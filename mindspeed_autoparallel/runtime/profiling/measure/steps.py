@@ -21,8 +21,8 @@ from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.profiles.calibration_records import Stages
 from mindspeed_autoparallel.profiles.records import StepsRecord
-from mindspeed_autoparallel.runtime.devices import current_device
 from mindspeed_autoparallel.runtime.devices.cpu.edits import replaced
+from mindspeed_autoparallel.runtime.devices.selection import current_device
 from mindspeed_autoparallel.runtime.profiling.measure.relayout import Built, set_num_microbatches
 
 _NUM_WARMUP, _NUM_TIMED = 1, 5

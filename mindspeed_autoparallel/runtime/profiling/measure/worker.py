@@ -15,7 +15,8 @@ from mindspeed_autoparallel.errors import AutoParallelError, first_line
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.profiles.records import json_of
-from mindspeed_autoparallel.runtime.devices import current_device, is_host_shortage
+from mindspeed_autoparallel.runtime.devices.adapter import is_host_shortage
+from mindspeed_autoparallel.runtime.devices.selection import current_device
 from mindspeed_autoparallel.runtime.launch.processes import OUT_OF_MEMORY_EXIT_CODE
 from mindspeed_autoparallel.runtime.megatron.features import TASK_VARIABLE, verify_patches
 from mindspeed_autoparallel.runtime.megatron.mindspeed import NOOP_ARGUMENT

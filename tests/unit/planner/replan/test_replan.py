@@ -15,7 +15,8 @@ from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions
-from mindspeed_autoparallel.planner.replan import MoveRates, Window, cluster_of_nodes, replan
+from mindspeed_autoparallel.planner.replan.choose import MoveRates, Window, replan
+from mindspeed_autoparallel.planner.replan.sources import cluster_of_nodes
 from mindspeed_autoparallel.planner.results import PROFILE_FILE
 from mindspeed_autoparallel.spec import Cluster, Plan
 
