@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.spec.layout import Layout
+from mindspeed_autoparallel.spec.model import Module
 
 
 class IllegalLayout(ConfigError):
@@ -59,12 +60,12 @@ def without_experts(expert_size: int) -> str:
     return f"EP {expert_size} needs a model with experts."
 
 
-def broken_shares(layout: Layout, modules: Sequence[Shared], has_experts: bool) -> str:
+def broken_shares(layout: Layout, modules: Sequence[Shared | Module], has_experts: bool) -> str:
     """Return the first rule of sizes that ``layout`` breaks, whatever the batch."""
     return next(_broken_shares(layout, modules, has_experts), "")
 
 
-def _broken_shares(layout: Layout, modules: Sequence[Shared], has_experts: bool) -> Iterator[str]:
+def _broken_shares(layout: Layout, modules: Sequence[Shared | Module], has_experts: bool) -> Iterator[str]:
     tensor, expert = layout.tensor_size, layout.expert_size
     yield from filter(None, [uneven_chunks(layout.virtual_size, layout.pipeline_size)])
     if layout.sequence_parallel and tensor == 1:

@@ -15,7 +15,6 @@ from mindspeed_autoparallel.schedule import group_sizes
 from mindspeed_autoparallel.spec import Cluster, Layout
 from mindspeed_autoparallel.spec.layout import unmet_expert_size
 from mindspeed_autoparallel.spec.legality import (
-    Shared,
     broken_batch,
     broken_groups,
     broken_shares,
@@ -200,15 +199,7 @@ def _illegal(profile: Profile, cluster: Cluster, layout: Layout, global_batch_si
     sizes = layout.tensor_size, layout.pipeline_size, layout.context_size, layout.data_size
     reason = uneven_devices(cluster.num_devices, *sizes) or too_few_layers(profile, layout)
     reason = reason or (_illegal_pairs(profile, layout) if layout.paired else "")
-    modules = [
-        Shared(
-            name=module.name,
-            num_heads=module.num_heads,
-            num_kv_heads=module.num_kv_heads,
-            num_experts=module.num_experts,
-        )
-        for module in profile.model.modules
-    ]
+    modules = profile.model.modules
     # A profile of another tool may measure experts without their number.
     has_experts = any(module.num_experts for module in modules) or any(
         measurement.at.expert_size > 1 for measurement in profile.measurements

@@ -46,13 +46,10 @@ def sizes_of(problem: Problem, num_devices: int, global_batch: int) -> Iterator[
                 continue
             for spread in _expert_shards(num_devices, shard, point.expert_size):
                 yield ShardSizes(
+                    **vars(point),
                     num_devices=num_devices,
                     fully_shard_size=shard,
-                    ulysses_size=point.ulysses_size,
-                    ring_size=point.ring_size,
-                    expert_size=point.expert_size,
                     expert_shard_size=spread,
-                    micro_batch_size=point.micro_batch_size,
                     accumulation=accumulation,
                 )
 

@@ -149,14 +149,9 @@ def _plain_layouts(point: MeasuredAt, cluster: Cluster, dimensions: Dimensions) 
             for whole in dimensions.distributed_optimizer:
                 yield Layout(
                     pipeline_size=pipeline,
-                    tensor_size=point.tensor_size,
-                    context_size=point.context_size,
-                    expert_size=point.expert_size,
-                    expert_tensor_size=point.expert_tensor_size,
-                    micro_batch_size=point.micro_batch_size,
+                    **vars(point),
                     data_size=devices // shards // pipeline,
                     virtual_size=chunks,
-                    sequence_parallel=point.sequence_parallel,
                     distributed_optimizer=whole,
                     # With all possible overlaps: a lower bound of any other choice (``overlaps``).
                     overlap_gradient_reduce=True in dimensions.overlap_gradient_reduce,
