@@ -13,6 +13,7 @@ from mindspeed_autoparallel.profiles.interpolation import interpolate
 from mindspeed_autoparallel.spec.codec import JsonFile
 from mindspeed_autoparallel.spec.layout import SENDS
 from mindspeed_autoparallel.spec.model import Model
+from mindspeed_autoparallel.spec.plan_records import ProfileRecord
 
 PROFILE_SCHEMA_VERSION = 2
 PROFILE_FORMAT = "mindspeed-autoparallel/profile"
@@ -45,6 +46,18 @@ class Provenance:
     def __post_init__(self) -> None:
         if self.source not in SOURCES:
             raise ProfileError(f"source must be one of {', '.join(SOURCES)}, got {self.source!r}.")
+
+    def as_record(self, sha256: str, notes: tuple[str, ...]) -> ProfileRecord:
+        """Return it as a plan keeps it, with the hash of the profile and notes on its values."""
+        return ProfileRecord(
+            sha256=sha256,
+            source=self.source,
+            device=self.device,
+            created_utc=self.created_utc,
+            model_hash=self.model_hash,
+            notes=notes,
+            train=self.train,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,14 +14,7 @@ from mindspeed_autoparallel.planner.rank_memory import point_of
 from mindspeed_autoparallel.planner.results import release
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan, to_json
-from mindspeed_autoparallel.spec.plan_records import (
-    Alternative,
-    Baseline,
-    PlannedFrom,
-    ProfileRecord,
-    RankMemory,
-    SearchRecord,
-)
+from mindspeed_autoparallel.spec.plan_records import Alternative, Baseline, PlannedFrom, RankMemory, SearchRecord
 from mindspeed_autoparallel.units import format_bytes
 
 
@@ -70,15 +63,7 @@ def plan_of(
         alternatives=(),
         search=record,
         tool_version=release(),
-        profile=ProfileRecord(
-            sha256=profile.sha256(),
-            source=origin.source,
-            device=origin.device,
-            created_utc=origin.created_utc,
-            model_hash=origin.model_hash,
-            notes=tuple(notes),
-            train=origin.train,
-        ),
+        profile=origin.as_record(profile.sha256(), tuple(notes)),
         extra=PlannedFrom(
             link_us=found.link_us,
             costs=to_json(replace(profile, measurements=(measurement,))),

@@ -17,7 +17,6 @@ from mindspeed_autoparallel.planner.sharded.wrapping import MOST_PATTERNS, UnitS
 from mindspeed_autoparallel.profiles.sharded import ShardedProfile
 from mindspeed_autoparallel.schedule.sharded import Replayed, replay
 from mindspeed_autoparallel.spec.layout import Cluster
-from mindspeed_autoparallel.spec.plan_records import ProfileRecord
 from mindspeed_autoparallel.spec.sharded import EACH, RECOMPUTE, ShardedDecisions, ShardingHost
 from mindspeed_autoparallel.spec.sharded_plan import ShardedOutcome, ShardedPlan, ShardedSearch
 from mindspeed_autoparallel.units import US_PER_S, format_bytes
@@ -104,7 +103,7 @@ def _plan(
             verdicts=tuple(search.verdicts),
             scope=scope,
         ),
-        profile=_record(profile),
+        profile=profile.provenance.as_record(profile.sha256(), profile.notes),
         tool_version=release(),
         source_files=source_files,
     )
@@ -112,17 +111,6 @@ def _plan(
 
 def _step(found: Found) -> float:
     return found.outcome.step.total_us
-
-
-def _record(profile: ShardedProfile) -> ProfileRecord:
-    return ProfileRecord(
-        sha256=profile.sha256(),
-        source=profile.provenance.source,
-        device=profile.provenance.device,
-        created_utc=profile.provenance.created_utc,
-        model_hash=profile.provenance.model_hash,
-        notes=profile.notes,
-    )
 
 
 def baselines_of(problem: Problem, shipped: ShardedDecisions, limit_bytes: int) -> tuple[ShardedOutcome, ...]:
