@@ -22,7 +22,7 @@ from mindspeed_autoparallel.planner.spread.arranged import Cause, always, heavie
 from mindspeed_autoparallel.planner.spread.drawn_failures import chance_of_failure
 from mindspeed_autoparallel.planner.spread.draws import Array
 from mindspeed_autoparallel.planner.spread.factors import SampleFactors
-from mindspeed_autoparallel.planner.spread.rank_bytes import RankBytes, rank_bytes
+from mindspeed_autoparallel.planner.spread.rank_bytes import RankBytes, peaks_of_equal, rank_bytes
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Plan
 
@@ -73,12 +73,15 @@ def out_of_memory(
     layout, number = plan.layout, plan.num_microbatches
     is_loaded = arrangement == "none" or factors.pack_length > 0
     results = []
+    of_largest = _peaks_of_the_largest(profile, plan, data, factors) if layout.virtual_size > 1 else None
     for rank in rank_bytes(profile, plan):
         width = min(rank.window, number)
         held, heaviest = _held_distribution(rank, data, factors, layout.micro_batch_size)
         largest, chance = _largest_factor(data, factors, layout.micro_batch_size)
         places = (number - width + 1) * layout.data_size
         worst = rank.fixed + width * heaviest + rank.passing * float(largest[-1])
+        if of_largest is not None:
+            worst = min(worst, of_largest[rank.pipeline_rank])
         one = 0.0
         if worst > rank.limit and is_loaded:
             one = _tail_of_window(rank, held, heaviest, width, largest, chance)
@@ -103,6 +106,16 @@ def out_of_memory(
         worst_bytes=round(worst),
         limit_bytes=rank.limit,
     )
+
+
+def _peaks_of_the_largest(profile: Profile, plan: Plan, data: Distribution, factors: SampleFactors) -> tuple[int, ...]:
+    """Return every rank's peak if all microbatches are the largest.
+
+    With virtual stages it is far below that of a window, which counts all chunks of each of its microbatches.
+    """
+    if factors.pack_length:
+        return peaks_of_equal(profile, plan, factors.largest_pack(data, plan.layout.micro_batch_size))
+    return peaks_of_equal(profile, plan, factors.of(data.sizes()[:, None, :])[1].max(axis=0))
 
 
 def _chance_by_drawing(

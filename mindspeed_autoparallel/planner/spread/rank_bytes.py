@@ -85,6 +85,17 @@ def rank_bytes(profile: Profile, plan: Plan) -> tuple[RankBytes, ...]:
     return tuple(ranks)
 
 
+def peaks_of_equal(profile: Profile, plan: Plan, factors: Array) -> tuple[int, ...]:
+    """Return the peak of every pipeline rank, in bytes, if all microbatches have the byte factors ``factors
+    [module]``."""
+    names = [module.name for module in profile.model.modules]
+    sizes = dict(zip(names, factors.tolist(), strict=True))
+    scaled = scaled_profile(profile, {plan.layout.micro_batch_size: (dict.fromkeys(names, 1.0), sizes)})
+    placement = ModulePlacement.of_plan(plan)
+    found = evaluate(scaled, plan.cluster, plan.layout, placement, plan.global_batch_size, with_timeline=False)
+    return tuple(memory.peak_bytes for memory in found.memory)
+
+
 def _largest_transient(blocks: Sequence[Sequence[PlacedBlock]], rank: int, size: int) -> int:
     return max(
         max(block.recompute.forward_peak_bytes, block.recompute.backward_peak_bytes)

@@ -127,6 +127,32 @@ def test_peaks_of_equal_microbatches_are_bounded_closely(pipeline: int, factor: 
             assert bound <= 1.05 * in_step + 6 * factor * MIB * rank.window
 
 
+@pytest.mark.parametrize("group", [0, 4])
+@pytest.mark.parametrize(("pipeline", "chunks", "padding"), [(2, 2, "longest"), (2, 3, "none"), (3, 2, "sequence")])
+def test_virtual_stages_that_hold_the_largest_microbatches_everywhere_are_safe(
+    pipeline: int, chunks: int, padding: str, group: int
+) -> None:
+    """A window counts all chunks of its microbatches, of which a rank holds some."""
+    profile, data = profile_of(4000), data_of(long_tail())
+    layout = Layout(
+        pipeline_size=pipeline,
+        virtual_size=chunks,
+        schedule="interleaved",
+        microbatch_group_size=group * (group > pipeline),
+    )
+    plan = searched(Cluster(num_nodes=1, devices_per_node=pipeline), 24)(profile, [layout])
+    factors = sample_factors(profile, data, padding)
+    largest = factors.of(data.sizes()[:, None, :])[1].max(axis=0)
+    sizes = dict(zip([module.name for module in profile.model.modules], largest.tolist(), strict=True))
+    scaled = scaled_profile(profile, {1: (dict.fromkeys(sizes, 1.0), sizes)})
+    held = evaluate(scaled, plan.cluster, plan.layout, ModulePlacement.of_plan(plan), 24)
+    needed = max(memory.peak_bytes for memory in held.memory)
+    enough, less = (replace(plan, cluster=replace(plan.cluster, memory_limit_bytes=needed - one)) for one in (0, MIB))
+    safe = out_of_memory(profile, enough, data, factors, 10**6)
+    assert safe.probability == 0 and safe.worst_bytes <= needed
+    assert out_of_memory(profile, less, data, factors, 10**6).probability > 0
+
+
 def test_windows_are_those_of_the_programs() -> None:
     assert windows(make_program("1f1b", 4, 8)) == (4, 3, 2, 1)
     assert windows(make_program("gpipe", 2, 5)) == (5, 5)
