@@ -16,15 +16,12 @@ import numpy
 from mindspeed_autoparallel.data.balance import as_loaded, balance, in_order
 from mindspeed_autoparallel.data.distribution import Distribution
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
-from mindspeed_autoparallel.planner.evaluate import evaluate
-from mindspeed_autoparallel.planner.layouts.assembly import limits_of_plan, plan_of
-from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.spread.drawn_steps import NUM_DRAWS, DrawnSteps, PlanUnderData, StepsUnderData
 from mindspeed_autoparallel.planner.spread.draws import Array
 from mindspeed_autoparallel.planner.spread.factors import SampleFactors, sample_factors
 from mindspeed_autoparallel.planner.spread.memory import Arrangement, OutOfMemory, out_of_memory
 from mindspeed_autoparallel.planner.spread.others import in_whole_search, other_layouts
-from mindspeed_autoparallel.planner.spread.scaled import mean_profile
+from mindspeed_autoparallel.planner.spread.scaled import mean_profile, planned_at
 from mindspeed_autoparallel.planner.spread.waiting import expected_steps
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Layout, Plan
@@ -105,10 +102,12 @@ class Judged:
     @property
     def row(self) -> ConsideredPlan:
         """Return the row of a record."""
-        label, step_us, p95_us = self.plan.layout.label(), self.plan.step.total_us, self.quantile_us(0.95)
-        oom = self.memory.probability
         return ConsideredPlan(
-            label=label, by_means_us=step_us, mean_us=self.mean_us, p95_us=p95_us, oom_probability=oom
+            label=self.plan.layout.label(),
+            by_means_us=self.plan.step.total_us,
+            mean_us=self.mean_us,
+            p95_us=self.quantile_us(0.95),
+            oom_probability=self.memory.probability,
         )
 
     @property
@@ -232,7 +231,8 @@ def choose_plan(
     at_mean = samples.mean_profile()
     best = search(at_mean, None)
     layouts = [best.layout, *(other.layout for other in best.alternatives)]
-    expected = expected_steps(profile, best, data, samples.factors, options.is_balanced)
+    half = (time.monotonic() + until) / 2
+    expected, is_whole = expected_steps(profile, best, data, samples.factors, options.is_balanced, half)
     ordered = [(0.0, layout) for layout in layouts] + [item for item in expected if item[1] not in layouts]
     judged, slower = list[Judged](), list[Judged]()
     fastest: Judged | None = None
@@ -253,7 +253,7 @@ def choose_plan(
             if fastest is not None and judged[-1].mean_us > fastest.mean_us:
                 slower.append(judged[-1])  # so are its safe plans
                 continue
-            judged += safe_splits(samples, at_mean, layout, search)
+            judged += safe_splits(samples, at_mean, layout, search, is_late=time.monotonic() >= until)
         safe = [one for one in judged if one.is_safe]
         fastest = min(safe, key=lambda one: (one.mean_us, one.plan.layout.label()), default=None)
     if fastest is None:
@@ -263,23 +263,25 @@ def choose_plan(
         if is_late := is_late or time.monotonic() >= until:
             break
         judged += safe_splits(samples, at_mean, one.plan.layout, search)
-    notes = (*samples.factors.notes, _LATE) if is_late else samples.factors.notes
+    notes = (*samples.factors.notes, *[_LATE] * (is_late or not is_whole))
     noted = replace(samples, factors=replace(samples.factors, notes=notes))
     return in_whole_search(noted.with_record(fastest, judged), best)
 
 
-def safe_splits(samples: Samples, at_mean: Profile, layout: Layout, search: Search) -> list[Judged]:
-    """Return the safe splits of a layout, the fastest last.
+def safe_splits(
+    samples: Samples, at_mean: Profile, layout: Layout, search: Search, *, is_late: bool = False
+) -> list[Judged]:
+    """Return the safe splits of a layout, the fastest last; with ``is_late`` the first one found.
 
     Bisects the microbatch size that must fit, from the mean one to slightly more than the largest.
     """
     found: list[Judged] = []
     low, high = 0.0, 1.0
-    # The first one is the middle; a split that fits the largest everywhere is tried if no smaller one is safe.
+    # A split that fits the largest everywhere is tried last, if no smaller one is safe; without time for more, first.
     for left in reversed(range(_NUM_HALVINGS)):
-        share = high if high == 1.0 and not left else (low + high) / 2
+        share = 1.0 if high == 1.0 and left == (_NUM_HALVINGS - 1) * is_late else (low + high) / 2
         try:
-            plan = _at_mean(at_mean, search(samples.mean_profile(share), [layout]))
+            plan = planned_at(at_mean, search(samples.mean_profile(share), [layout]))
         except InfeasiblePlan:
             high = share
             continue
@@ -287,14 +289,8 @@ def safe_splits(samples: Samples, at_mean: Profile, layout: Layout, search: Sear
         if memory.probability <= samples.options.max_oom_probability:
             found.append(samples.judge(plan, memory))
             high = share
+            if is_late:
+                break
         else:
             low = share
     return found
-
-
-def _at_mean(profile: Profile, plan: Plan) -> Plan:
-    """Return ``plan`` with the times and bytes of ``profile``, which is that of the mean sample."""
-    found = evaluate(profile, plan.cluster, plan.layout, ModulePlacement.of_plan(plan), plan.global_batch_size)
-    again = plan_of(profile, plan.cluster, plan.layout, found, plan.global_batch_size, plan.search)
-    scope = "splits that hold larger microbatches than the mean one"
-    return replace(again, search=replace(plan.search, limits=limits_of_plan(found), scope=scope))

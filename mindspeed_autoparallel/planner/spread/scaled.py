@@ -1,4 +1,4 @@
-"""A profile scaled to other samples: block times and bytes times factors."""
+"""A profile scaled to other samples, block times and bytes times factors, and plans under it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from mindspeed_autoparallel.data.distribution import Distribution
+from mindspeed_autoparallel.planner.evaluate import evaluate
+from mindspeed_autoparallel.planner.layouts.assembly import limits_of_plan, plan_of
+from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.spread.factors import SampleFactors
 from mindspeed_autoparallel.profiles import Measurement, Profile
+from mindspeed_autoparallel.spec import Plan
 
 _LARGEST = 1.2
 """Ratio to the largest microbatch: slack for the bound of the memory."""
@@ -43,6 +47,14 @@ def scaled_profile(profile: Profile, factors: dict[int, tuple[dict[str, float], 
         if measurement.at.micro_batch_size in factors
     ]
     return replace(profile, measurements=tuple(kept), variable_data=None)
+
+
+def planned_at(profile: Profile, plan: Plan) -> Plan:
+    """Return ``plan``, of microbatches that are larger than the mean one, with the times and bytes of ``profile``."""
+    found = evaluate(profile, plan.cluster, plan.layout, ModulePlacement.of_plan(plan), plan.global_batch_size)
+    again = plan_of(profile, plan.cluster, plan.layout, found, plan.global_batch_size, plan.search)
+    scope = "splits that hold larger microbatches than the mean one"
+    return replace(again, search=replace(plan.search, limits=limits_of_plan(found), scope=scope))
 
 
 def _scaled(measurement: Measurement, times: dict[str, float], sizes: dict[str, float]) -> Measurement:

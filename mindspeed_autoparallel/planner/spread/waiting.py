@@ -6,6 +6,9 @@ It is an estimate that orders layouts and proves nothing.
 
 from __future__ import annotations
 
+import math
+import time
+
 import numpy
 
 from mindspeed_autoparallel.data.distribution import Distribution
@@ -24,21 +27,24 @@ _MAX_LAYOUTS = 64
 
 
 def expected_steps(
-    profile: Profile, best: Plan, data: Distribution, factors: SampleFactors, is_balanced: bool
-) -> list[tuple[float, Layout]]:
+    profile: Profile, best: Plan, data: Distribution, factors: SampleFactors, is_balanced: bool, until: float = math.inf
+) -> tuple[list[tuple[float, Layout]], bool]:
     """Return the layouts with a step or a bound in ``best``, the plan for the mean sample, at most 64.
 
-    Each has its expected mean step in microseconds; the smallest comes first.
+    Each has its expected mean step in microseconds; the smallest comes first. The flag tells whether all of them were
+    estimated before ``until``, by ``time.monotonic``; those with the smallest steps for the mean sample come first.
     """
     known = [(verdict.step_us or verdict.lower_bound_us or 0.0, verdict.layout) for verdict in best.search.verdicts]
     known = [(step_us, layout) for step_us, layout in known if step_us and point_of(profile, layout) is not None]
-    found = []
+    found, is_whole = [], True
     for step_us, layout in sorted(known, key=lambda item: (item[0], item[1].label()))[:_MAX_LAYOUTS]:
+        if not (is_whole := time.monotonic() < until):
+            break
         try:
             found.append((step_us * waiting(profile, best, layout, data, factors, is_balanced), layout))
         except ConfigError:
             continue  # steps of this layout are not modelled
-    return sorted(found, key=lambda item: (item[0], item[1].label()))
+    return sorted(found, key=lambda item: (item[0], item[1].label())), is_whole
 
 
 def waiting(

@@ -19,6 +19,7 @@ from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.results import result_of
 from mindspeed_autoparallel.planner.spread import choose
+from mindspeed_autoparallel.planner.spread import waiting as waiting_module
 from mindspeed_autoparallel.planner.spread.choose import SpreadOptions, choose_plan
 from mindspeed_autoparallel.planner.spread.drawn_steps import PlanUnderData
 from mindspeed_autoparallel.planner.spread.factors import sample_factors
@@ -29,7 +30,7 @@ from mindspeed_autoparallel.report import render_table
 from mindspeed_autoparallel.report.answer import answer_of
 from mindspeed_autoparallel.report.headline import headline, warnings
 from mindspeed_autoparallel.report.search_data import baselines
-from mindspeed_autoparallel.spec import Cluster, Plan
+from mindspeed_autoparallel.spec import Cluster, Layout, Plan
 from mindspeed_autoparallel.units import MIB, format_bytes, format_us
 
 
@@ -192,6 +193,51 @@ def test_the_time_limit_holds_for_all_searches_of_drawn_data_together(monkeypatc
     # A search gets a second at least; in time for one only, layouts after the first safe one are not drawn.
     assert sum(given) <= limit_s + 5
     assert any("time limit" in note for note in plan.data.notes) == (limit_s < 10)
+
+
+def test_estimates_of_layouts_to_draw_end_with_half_of_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With many microbatches an estimate takes seconds."""
+    real, real_waiting, used, estimates = time.monotonic, waiting_module.waiting, [0.0], []
+
+    def slow(*arguments: Any) -> float:
+        used[0] += 3.0
+        estimates.append(arguments)
+        return real_waiting(*arguments)
+
+    cluster, _, plan = chosen(8, 32, 0.0)
+    monkeypatch.setattr(time, "monotonic", lambda: real() + used[0])
+    monkeypatch.setattr(waiting_module, "waiting", slow)
+    search_one = searched(cluster, 32)
+    late = choose_plan(
+        profile_of(), data_of(long_tail()), SpreadOptions(oom_steps=1000), search_one, time.monotonic() + 40
+    )
+    assert len(estimates) in (6, 7)
+    assert late.data is not None and plan.data is not None and late.data.mean_us >= plan.data.mean_us
+    assert any("time limit" in note for note in late.data.notes)
+    assert not any("time limit" in note for note in plan.data.notes)
+
+
+@pytest.mark.parametrize("share", [0.8, 1.5])
+def test_without_time_for_more_the_first_safe_split_is_taken(share: float) -> None:
+    cluster, at_mean, _ = chosen(4, 16, 0.0)
+    data, profile = data_of(long_tail()), profile_of()
+    needed = out_of_memory(profile, at_mean, data, sample_factors(profile, data), 1000).worst_bytes
+    samples = choose.Samples.of(profile, data, SpreadOptions(oom_steps=1000))
+    run, shares = searched(replace(cluster, memory_limit_bytes=int(share * needed)), 16), []
+
+    def counted(one: Profile, layouts: list[Layout] | None) -> Plan:
+        shares.append(one)
+        return run(one, layouts)
+
+    arguments = (samples, samples.mean_profile(), at_mean.layout, counted)
+    all_splits = choose.safe_splits(*arguments)
+    num_searches = len(shares)
+    first = choose.safe_splits(*arguments, is_late=True)
+    assert bool(first) == bool(all_splits)
+    assert all(one.is_safe for one in (*first, *all_splits))
+    if share > 1:
+        assert len(first) == 1 and len(shares) == num_searches + 1
+        assert first[0].mean_us >= all_splits[-1].mean_us
 
 
 @pytest.mark.parametrize(
