@@ -10,13 +10,11 @@ from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts.assembly import limits_of_plan, plan_of
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.spread.factors import SampleFactors
-from mindspeed_autoparallel.profiles import Measurement, Profile
+from mindspeed_autoparallel.profiles import Measurement, Profile, StateBytes
 from mindspeed_autoparallel.spec import Plan
 
 _LARGEST = 1.2
 """Ratio to the largest microbatch: slack for the bound of the memory."""
-_TIMES = ("forward_us", "backward_us", "extra_backward_us")
-_SIZES = ("saved_bytes", "forward_peak_bytes", "backward_peak_bytes", "output_bytes", "total_bytes", "kept_bytes")
 
 
 def mean_profile(profile: Profile, data: Distribution, factors: SampleFactors, share: float = 0.0) -> Profile:
@@ -66,18 +64,18 @@ def _scaled(measurement: Measurement, times: dict[str, float], sizes: dict[str, 
 
 
 def _times(value: Any, time: float, size: float) -> Any:
-    """Return records with ``_TIMES`` and ``_SIZES`` scaled wherever they stand in them."""
+    """Return records with their times (``..._us``) and sizes (``..._bytes``) scaled, except model states."""
     if isinstance(value, dict):
         return {key: _times(one, time, size) for key, one in value.items()}
     if isinstance(value, tuple):
         return tuple(_times(one, time, size) for one in value)
-    if not is_dataclass(value) or isinstance(value, type):
+    if not is_dataclass(value) or isinstance(value, type | StateBytes):
         return value
     changed = {}
     for item in fields(value):
         old = getattr(value, item.name)
-        if item.name in _TIMES:
+        if item.name.endswith("_us"):
             changed[item.name] = old * time
         else:
-            changed[item.name] = round(old * size) if item.name in _SIZES else _times(old, time, size)
+            changed[item.name] = round(old * size) if item.name.endswith("_bytes") else _times(old, time, size)
     return replace(value, **changed)

@@ -253,3 +253,22 @@ def test_samples_longer_than_the_measured_one_are_noted_as_extrapolated() -> Non
     notes = sample_factors(replace(profile, model=short), data_of([sample(LENGTH)])).notes
     assert any(f"measured at {LENGTH // 4} tokens, the longest sample has {LENGTH}" in note for note in notes)
     assert not any("extrapolated" in note for note in sample_factors(profile, data_of([sample(LENGTH)])).notes)
+
+
+def test_a_scaled_profile_moves_as_many_more_tokens_as_it_computes() -> None:
+    """The exchanges of experts are part of the forward, and what a generator receives is what was computed."""
+    profile = profile_of()
+    measurement, name = profile.measurements[0], profile.model.modules[-1].name
+    layer = measurement.modules[name].layer
+    layer = replace(layer, forward_exchange_us=layer.forward_us / 4, backward_exchange_us=layer.backward_us / 4)
+    module = replace(measurement.modules[name], layer=layer, input_bytes=MIB, rows_bytes=2 * MIB)
+    changed = replace(measurement, modules={**measurement.modules, name: module})
+    scaled = scaled_profile(
+        replace(profile, measurements=(changed,)),
+        {1: (dict.fromkeys(changed.modules, 0.1), dict.fromkeys(changed.modules, 3.0))},
+    )
+    found = scaled.measurements[0].modules[name]
+    assert found.layer.forward_exchange_us == pytest.approx(found.layer.forward_us / 4)
+    assert found.layer.backward_exchange_us == pytest.approx(found.layer.backward_us / 4)
+    assert (found.input_bytes, found.rows_bytes) == (3 * MIB, 6 * MIB)
+    assert found.layer.dense == layer.dense
