@@ -1,7 +1,6 @@
 """Choice of a plan by the distribution of samples: the fastest one whose probability of running out of memory is low.
 
-The search finds the best layouts for the mean sample, and bounds or steps of all others. Steps are drawn for the
-layouts with the smallest expected steps. Another plan may be better for the distribution: no proof covers it.
+Steps are drawn for the layouts with the smallest expected steps. Another plan may be better: no proof covers it.
 """
 
 from __future__ import annotations
@@ -102,13 +101,9 @@ class Judged:
     @property
     def row(self) -> ConsideredPlan:
         """Return the row of a record."""
-        return ConsideredPlan(
-            label=self.plan.layout.label(),
-            by_means_us=self.plan.step.total_us,
-            mean_us=self.mean_us,
-            p95_us=self.quantile_us(0.95),
-            oom_probability=self.memory.probability,
-        )
+        step_us, p95_us, chance = self.plan.step.total_us, self.quantile_us(0.95), self.memory.probability
+        label, mean_us = self.plan.layout.label(), self.mean_us
+        return ConsideredPlan(label=label, by_means_us=step_us, mean_us=mean_us, p95_us=p95_us, oom_probability=chance)
 
     @property
     def _steps(self) -> Array:
@@ -184,7 +179,7 @@ class Samples:
         unpadded = sample_factors(self.profile, self.data, "none")
         packed = PlanUnderData(self.profile, best.plan, unpadded).drawn(self.data)
         by_means = min(judged, key=lambda one: one.plan.step.total_us)
-        first = list({id(one): one for one in (by_means, best, *sorted(judged, key=lambda one: one.mean_us))}.values())
+        first = list({one.row: one for one in (by_means, best, *sorted(judged, key=lambda one: one.mean_us))}.values())
         considered = sorted(first[:_MAX_CONSIDERED], key=lambda one: one.mean_us)
         drawn = ((one.mean_us, one.plan) for one in judged if one.is_safe)
         others = other_layouts(best.plan, drawn, self.options.top_k)
@@ -223,8 +218,9 @@ def choose_plan(
 ) -> Plan:
     """Return the plan with the smallest mean step among those with a small enough probability of running out of memory.
 
-    Steps are drawn for the best plans for the mean sample, then for the layouts with the smallest expected steps; those
-    without a safe plan get splits that hold larger microbatches. Raises ``InfeasiblePlan`` if no plan is safe.
+    Steps are drawn for the best plans for the mean sample, then for the layouts with the smallest expected steps. Those
+    without a safe plan get one split that holds larger microbatches. Once a step is known that their splits must beat,
+    all splits of those that can are searched. Raises ``InfeasiblePlan`` if no plan is safe.
     ``until``: when, by ``time.monotonic``, no more layouts are drawn once a safe plan is known.
     """
     samples = Samples.of(profile, data, options)
@@ -234,10 +230,9 @@ def choose_plan(
     half = (time.monotonic() + until) / 2
     expected, is_whole = expected_steps(profile, best, data, samples.factors, options.is_balanced, half)
     ordered = [(0.0, layout) for layout in layouts] + [item for item in expected if item[1] not in layouts]
-    judged, slower = list[Judged](), list[Judged]()
+    judged, unsafe = list[Judged](), list[Judged]()
     fastest: Judged | None = None
     not_drawn: ConfigError | None = None
-    is_late = False
     for number, (expected_us, layout) in enumerate(ordered):
         is_late = fastest is not None and time.monotonic() >= until
         if is_late or (fastest and (number >= MAX_LAYOUTS or expected_us > _HOPELESS * fastest.mean_us)):
@@ -250,36 +245,44 @@ def choose_plan(
             not_drawn = error  # such as batches that packs of this micro batch size cannot hold
             continue
         if not judged[-1].is_safe:
+            unsafe.append(judged[-1])
             if fastest is not None and judged[-1].mean_us > fastest.mean_us:
-                slower.append(judged[-1])  # so are its safe plans
-                continue
-            judged += safe_splits(samples, at_mean, layout, search, is_late=time.monotonic() >= until)
-        safe = [one for one in judged if one.is_safe]
-        fastest = min(safe, key=lambda one: (one.mean_us, one.plan.layout.label()), default=None)
+                continue  # so are its safe plans
+            judged += safe_splits(samples, at_mean, layout, search, only_first=True)
+        fastest = _fastest(judged)
     if fastest is None:
         raise not_drawn if not judged and not_drawn is not None else samples.none_is_safe(judged)
-    num_safe = len({one.plan.layout.label() for one in judged if one.is_safe})
-    for one in sorted(slower, key=lambda one: one.mean_us)[: max(0, 1 + options.top_k - num_safe)]:
+    num_safe = len({one.plan.layout.label() for one in judged} - {one.plan.layout.label() for one in unsafe})
+    for one in sorted(unsafe, key=lambda one: one.mean_us):
+        if one.mean_us > fastest.mean_us and num_safe > options.top_k:
+            break
         if is_late := is_late or time.monotonic() >= until:
             break
-        judged += safe_splits(samples, at_mean, one.plan.layout, search)
+        found = safe_splits(samples, at_mean, one.plan.layout, search)
+        judged, num_safe = judged + found, num_safe + bool(found)
+        fastest = _fastest(judged) or fastest
     notes = (*samples.factors.notes, *[_LATE] * (is_late or not is_whole))
     noted = replace(samples, factors=replace(samples.factors, notes=notes))
     return in_whole_search(noted.with_record(fastest, judged), best)
 
 
+def _fastest(judged: Sequence[Judged]) -> Judged | None:
+    safe = [one for one in judged if one.is_safe]
+    return min(safe, key=lambda one: (one.mean_us, one.plan.layout.label()), default=None)
+
+
 def safe_splits(
-    samples: Samples, at_mean: Profile, layout: Layout, search: Search, *, is_late: bool = False
+    samples: Samples, at_mean: Profile, layout: Layout, search: Search, *, only_first: bool = False
 ) -> list[Judged]:
-    """Return the safe splits of a layout, the fastest last; with ``is_late`` the first one found.
+    """Return the safe splits of a layout, the fastest last; with ``only_first`` the first one found.
 
     Bisects the microbatch size that must fit, from the mean one to slightly more than the largest.
     """
     found: list[Judged] = []
     low, high = 0.0, 1.0
-    # A split that fits the largest everywhere is tried last, if no smaller one is safe; without time for more, first.
+    # A split that fits the largest everywhere is tried last, if no smaller one is safe; as the only one, first.
     for left in reversed(range(_NUM_HALVINGS)):
-        share = 1.0 if high == 1.0 and left == (_NUM_HALVINGS - 1) * is_late else (low + high) / 2
+        share = 1.0 if high == 1.0 and left == (_NUM_HALVINGS - 1) * only_first else (low + high) / 2
         try:
             plan = planned_at(at_mean, search(samples.mean_profile(share), [layout]))
         except InfeasiblePlan:
@@ -289,7 +292,7 @@ def safe_splits(
         if memory.probability <= samples.options.max_oom_probability:
             found.append(samples.judge(plan, memory))
             high = share
-            if is_late:
+            if only_first:
                 break
         else:
             low = share

@@ -218,7 +218,7 @@ def test_estimates_of_layouts_to_draw_end_with_half_of_the_time_left(monkeypatch
 
 
 @pytest.mark.parametrize("share", [0.8, 1.5])
-def test_without_time_for_more_the_first_safe_split_is_taken(share: float) -> None:
+def test_the_first_safe_split_takes_one_search_if_memory_allows(share: float) -> None:
     cluster, at_mean, _ = chosen(4, 16, 0.0)
     data, profile = data_of(long_tail()), profile_of()
     needed = out_of_memory(profile, at_mean, data, sample_factors(profile, data), 1000).worst_bytes
@@ -232,7 +232,7 @@ def test_without_time_for_more_the_first_safe_split_is_taken(share: float) -> No
     arguments = (samples, samples.mean_profile(), at_mean.layout, counted)
     all_splits = choose.safe_splits(*arguments)
     num_searches = len(shares)
-    first = choose.safe_splits(*arguments, is_late=True)
+    first = choose.safe_splits(*arguments, only_first=True)
     assert bool(first) == bool(all_splits)
     assert all(one.is_safe for one in (*first, *all_splits))
     if share > 1:
