@@ -234,6 +234,11 @@ def comparison(plan: Plan, ranks: Sequence[MeasuredRank]) -> str:
         measured = max(rank["peak_bytes"] for rank in ranks[stage * width : (stage + 1) * width])
         predicted = memory.peak_bytes
         lines.append(f"{stage:5d} {predicted / MIB:24.1f} {measured / MIB:18.1f}   {_error(predicted, measured)}")
+    if (data := plan.data) is not None:
+        lines.append(
+            "samples differ: the predicted step is the mean drawn one, peaks are those of the mean sample; the "
+            f"heaviest samples together need {data.worst_bytes / MIB:.1f} MiB on rank {data.worst_rank} of the pipeline"
+        )
     return "\n".join(lines)
 
 
