@@ -72,7 +72,7 @@ class Attempts:
             times = f", {len(self._errors) + 1} times now" if again else ""
             raise ProfileError(
                 f"the script ends before the first layout is measured{times}; fix the script and start again: "
-                f"{outcome.describe()}"
+                f"{outcome.summary()}"
             )
         self._errors.append(error)
         self._first += 1
@@ -93,7 +93,7 @@ class Attempts:
         if none_measured:
             raise ProfileError(
                 f"the script fails in the first microbatch of both {other.label()} and {point.label()}, so no layout "
-                f"will work. Fix it and start again: {outcome.describe()}"
+                f"will work. Fix it and start again: {outcome.summary()}"
             )
         return {_layout(met) for met in before}
 

@@ -106,7 +106,7 @@ class Measurements:
         A launch that fails before its first point is retried with another point first; an error of the script, the same
         failure twice or several failures there end the search. An error of the script that two points share also ends
         it if no point has been measured; otherwise the layouts of both are not measured further. The ``ProfileError``
-        contains the launches' messages.
+        is one line: the launches' last lines are logged.
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         found = self.kept()
