@@ -177,6 +177,11 @@ def read_request(arguments: argparse.Namespace) -> SearchRequest:
         fixed=fixed_sizes(arguments, description.content),
         link_device=named_device(read_flags(ProfileSourceFlags, arguments)) if not measuring.target_device else None,
     )
+    if request.target_device is not None and request.profile_file is not None:
+        raise ConfigError(
+            f"--auto-parallel-profile-file {request.profile_file} has the costs, and --profile-source analytic "
+            "computes them: leave one out."
+        )
     if request.target_device is None and request.profile_file is None:
         _check_points(request)
     private_work_dir(str(work_dir), "--auto-parallel-work-dir")

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from mindspeed_autoparallel.errors import LaunchError
+from mindspeed_autoparallel.errors import LaunchError, ProfileError
 from mindspeed_autoparallel.planner.tuner.links import tiers_of
 from mindspeed_autoparallel.profiles import LinkTier, Profile, read_profile
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.measurements import Measurements
@@ -31,7 +31,9 @@ def profile_source(request: SearchRequest, arguments: argparse.Namespace) -> Pro
     """Return the profile of the model in ``arguments``, and keep it in the work dir unless it was read from a file."""
     if request.profile_file is not None:
         _LOGGER.info(f"planning from {request.profile_file}; nothing is measured")
-        return read_profile(request.profile_file)
+        profile = read_profile(request.profile_file)
+        _check_model(profile, request)
+        return profile
     if request.target_device is not None:
         profile = computed_profile(
             arguments, request.description, request.target_device, request.cluster_devices_per_node
@@ -65,6 +67,23 @@ def profile_source(request: SearchRequest, arguments: argparse.Namespace) -> Pro
     profile.write(request.work_dir / "profile.json")
     _LOGGER.info(f"profile written to {request.work_dir / 'profile.json'}")
     return profile
+
+
+def _check_model(profile: Profile, request: SearchRequest) -> None:
+    """Raise ``ProfileError`` if the profile of a file is that of another model: no training would take its plan."""
+    origin, description = profile.provenance, request.description
+    planned = [(module.name, module.num_layers) for module in profile.model.modules]
+    given = [(module.name, module.num_layers) for module in description.modules]
+    same_layers = [count for _, count in planned] == [count for _, count in given]
+    if same_layers and origin.model_hash in ("", description.model_hash):
+        return
+    hashes = f" (hash {origin.model_hash[:12]}, this one is {description.model_hash[:12]})" if origin.model_hash else ""
+    raise ProfileError(
+        f"{request.profile_file} is the profile of another model{hashes}: "
+        f"{', '.join(f'{name} {count} layers' for name, count in planned)} there, "
+        f"{', '.join(f'{name} {count} layers' for name, count in given)} here. Give this model's profile, or leave "
+        "--auto-parallel-profile-file out to measure."
+    )
 
 
 def measured_between_nodes(request: SearchRequest, device_fingerprint: Mapping[str, str]) -> LinkTier:

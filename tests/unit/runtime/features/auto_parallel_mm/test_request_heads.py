@@ -1,15 +1,18 @@
 """Attention heads and groups decide which tensor-parallel sizes are measured."""
 
 import argparse
+from dataclasses import replace
 
 import pytest
+from language_profile import language_profile
 from search_arguments import SEARCH_ARGUMENTS
 from small_profile import small_profile
 
-from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.errors import ConfigError, ProfileError
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm import search as searching
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.request import read_request
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.search import search
+from mindspeed_autoparallel.runtime.features.auto_parallel_mm.source import profile_source
 from mindspeed_autoparallel.runtime.megatron import hybrid
 
 COMMON = {
@@ -182,3 +185,29 @@ def test_the_output_folder_is_checked_before_anything_is_measured_on_the_node_th
     with pytest.raises(ConfigError, match=r"--auto-parallel-output-dir .*/file cannot be a folder"):
         read_request(argparse.Namespace(**given))
     assert read_request(argparse.Namespace(**{**given, "nnodes": 2, "node_rank": 1}))
+
+
+@pytest.mark.parametrize("model_hash", ["", "another"])
+@pytest.mark.parametrize("layers", [32, 33])
+def test_the_profile_of_another_model_is_refused(model_hash, layers, tmp_path):
+    """Its plan was written with the advice to train with it, and the training refused it."""
+    whole = language_profile()
+    (decoder,) = whole.model.modules
+    profile = replace(whole, provenance=replace(whole.provenance, model_hash=model_hash))
+    profile.write(tmp_path / "profile.json")
+    given = {**COMMON, "num_layers": layers, "auto_parallel_work_dir": str(tmp_path / "work")}
+    arguments = argparse.Namespace(**given, auto_parallel_profile_file=str(tmp_path / "profile.json"))
+    request = read_request(arguments)
+    if decoder.num_layers == layers and not model_hash:
+        assert profile_source(request, arguments) == profile
+        return
+    with pytest.raises(
+        ProfileError, match=f"another model.*: .* {decoder.num_layers} layers there, .* {layers} layers here"
+    ):
+        profile_source(request, arguments)
+
+
+def test_costs_of_a_file_and_computed_ones_exclude_each_other(tmp_path):
+    given = {**COMMON, "profile_source": "analytic", "profile_device": "H100", "auto_parallel_profile_file": "p.json"}
+    with pytest.raises(ConfigError, match=r"p\.json has the costs, and --profile-source analytic computes them"):
+        read_request(argparse.Namespace(**given, auto_parallel_work_dir=str(tmp_path)))
