@@ -21,7 +21,7 @@ from mindspeed_autoparallel.planner.problem_building import build_problem, split
 from mindspeed_autoparallel.planner.split import NoneBelow, StoppedEarly
 from mindspeed_autoparallel.planner.split.bounds.relaxation import relaxed_cuts
 from mindspeed_autoparallel.planner.split.bounds.whole_layers import raised_bound
-from mindspeed_autoparallel.planner.split.bounds.whole_ranks import rank_caps, whole_ranks_bound
+from mindspeed_autoparallel.planner.split.bounds.whole_ranks import ranks_reach, whole_ranks_bound
 from mindspeed_autoparallel.planner.split.model.cuts import Cut
 from mindspeed_autoparallel.planner.split.state import Beginning
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US
@@ -86,10 +86,9 @@ def prove_layout(candidate: Candidate, bound_us: float, options: SolveOptions) -
 
 def _relaxed_below(look: _Look) -> tuple[dict[Cut, None], float] | None:
     """Return some critical paths, and a bound of plans faster than the known one; ``None``: there are none."""
-    caps = rank_caps(look.problem, look.below) if look.below is not None else ()
-    if caps is None:
+    if look.below is not None and not ranks_reach(look.problem, look.below):
         return None
-    return relaxed_cuts(look.problem, look.deadline, look.below, most_rounds=ROUNDS, caps=caps)
+    return relaxed_cuts(look.problem, look.deadline, look.below, most_rounds=ROUNDS)
 
 
 class _Look:

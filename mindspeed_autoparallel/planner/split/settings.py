@@ -212,8 +212,6 @@ class Settings:
     """Most combinations of counts that one stage may hold; a longer table is too slow."""
 
     # Parallel branches: dual prices
-    mixture_whole: float = 1e-4
-    """Number of layers below which a violation of the order is ignored."""
     mixture_close: float = 1e-5
     """Difference between mixture and bound, as a share of the step, that ends the program."""
     mixture_centred: float = 0.5

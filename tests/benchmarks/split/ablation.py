@@ -30,7 +30,7 @@ from virtual_stages import random_case
 
 from mindspeed_autoparallel.errors import AutoParallelError
 from mindspeed_autoparallel.planner.split import SplitProblem, solve, solver
-from mindspeed_autoparallel.planner.split.bounds import divisions, relaxation, whole_layers
+from mindspeed_autoparallel.planner.split.bounds import divisions, relaxation
 from mindspeed_autoparallel.planner.split.heuristics import layer_moves, local_search
 from mindspeed_autoparallel.planner.split.model import cut_model
 from mindspeed_autoparallel.planner.split.strategies import chain_solver, virtual_stages
@@ -107,17 +107,11 @@ def parts() -> list[Part]:
         Part("chain: halves at the bottleneck", "chain", ((chain_solver, "halves", nothing),)),
         Part("chain: moves of a layer", "chain", ((chain_solver, "improve", improved),)),
         Part("chain: cuts of slow stages", "chain", ((chain_solver, "first_cuts", lambda problem: {}),)),
-        Part("beside: divided by order", "side by side", ((divisions, "_divided_by_order", lambda *_: []),)),
         Part(
             "beside: divided at the bottleneck", "side by side", ((divisions, "_divided_at_bottleneck", lambda *_: []),)
         ),
         Part("beside: moves of layers", "side by side", ((layer_moves.LayerMoves, "perturb", nothing),)),
         Part("row: cuts of ranks", "interleaved", ((relaxation, "rank_cuts", lambda problem: []),)),
-        Part(
-            "row: most layers of a rank",
-            "interleaved",
-            ((virtual_stages, "rank_caps", lambda *_: []), (whole_layers, "rank_caps", lambda *_: [])),
-        ),
         Part(
             "row: bound by whole ranks",
             "interleaved",

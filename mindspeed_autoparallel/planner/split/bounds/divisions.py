@@ -17,7 +17,6 @@ from mindspeed_autoparallel.planner.split.model.cuts import Cut
 from mindspeed_autoparallel.planner.split.model.ranges import NEVER
 from mindspeed_autoparallel.planner.split.model.recompute_choice import Array
 from mindspeed_autoparallel.planner.split.model.stage_options import StageOptions
-from mindspeed_autoparallel.planner.split.settings import SETTINGS
 
 
 def bottleneck(cuts: Iterable[Cut], times: Sequence[tuple[Array, Array]], floor: int) -> tuple[int, list[Array]] | None:
@@ -89,13 +88,12 @@ class Choice:
 def divided(table: StageOptions, choice: Choice, cuts: dict[Cut, None], mixed: Array) -> list[Choice]:
     """Return choices that together hold every plan of ``choice``.
 
-    The first rule that applies divides it: joints, order of segments, bottleneck, layer counts.
+    The first rule that applies divides it: joints, bottleneck, layer counts.
     """
     if choice.is_empty():
         return []
     return (
         _divided_by_joints(table, choice)
-        or _divided_by_order(table, choice, mixed)
         or _divided_at_bottleneck(table, choice, cuts)
         or _divided_by_count(table, choice, mixed)
     )
@@ -118,28 +116,6 @@ def _divided_by_joints(table: StageOptions, choice: Choice) -> list[Choice]:
             # Without any part no plan exists: return an empty choice.
             return parts or [choice.divided(0, choice.options[0][:0])]
     return []
-
-
-def _divided_by_order(table: StageOptions, choice: Choice, mixed: Array) -> list[Choice]:
-    """Return two halves: a segment is complete before a boundary, or its successor starts only after that boundary."""
-    worst, found = SETTINGS.mixture_whole, None
-    for k, segment in enumerate(table.problem.segments):
-        for before in segment.predecessors:
-            for boundary in range(1, len(mixed)):
-                late = min(float(mixed[boundary:, before].sum()), float(mixed[:boundary, k].sum()))
-                if late > worst:
-                    worst, found = late, (before, k, boundary)
-    if found is None:
-        return []
-    before, k, boundary = found
-    halves: list[Choice] = []
-    for segment_index, stages in ((before, range(boundary, len(mixed))), (k, range(boundary))):
-        half = Choice(list(choice.options), choice.floor, list(choice.cuts), list(choice.columns))
-        for stage in stages:
-            options = half.options[stage]
-            half.options[stage] = options[table.counts[options, segment_index] == 0]
-        halves.append(half)
-    return halves
 
 
 def _divided_at_bottleneck(table: StageOptions, choice: Choice, cuts: dict[Cut, None]) -> list[Choice]:

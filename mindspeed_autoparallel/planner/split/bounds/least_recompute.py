@@ -17,9 +17,6 @@ from mindspeed_autoparallel.planner.split.model.problem import LayerKind, SplitP
 from mindspeed_autoparallel.planner.split.model.recompute_choice import Array
 from mindspeed_autoparallel.planner.split.settings import SETTINGS
 
-Floor = tuple[float, float]
-"""Added backward time per layer of a stack, and beside it; in ticks."""
-
 
 class LeastRecompute:
     """Least recomputation of one stack's layers on one rank, whatever else the rank holds.
@@ -64,25 +61,6 @@ class LeastRecompute:
             known = self._found[-1] if self._found else 0
             self._found.append(None if known is None else self._least_of(len(self._found), known))
         return self._found[layers]
-
-    def floors(self, most: int) -> tuple[Floor, ...]:
-        """Return linear lower bounds of the added time of up to ``most`` whole layers: the lower convex hull."""
-        points = [
-            (number, added) for number in range(self.fewest, most + 1) if (added := self.added(number)) is not None
-        ]
-        hull: list[tuple[int, int]] = []
-        for x, y in points:
-            while len(hull) > 1 and (hull[-1][1] - hull[-2][1]) * (x - hull[-1][0]) >= (y - hull[-1][1]) * (
-                hull[-1][0] - hull[-2][0]
-            ):
-                hull.pop()
-            hull.append((x, y))
-        rows: list[Floor] = []
-        for (left, below), (right, above) in itertools.pairwise(hull):
-            slope = (above - below) / (right - left)
-            if slope > 0:
-                rows.append((slope, below - slope * left))
-        return tuple(rows)
 
     def _least_of(self, layers: int, known: int) -> int | None:
         if layers < self.fewest:

@@ -8,12 +8,11 @@ between it and the fastest fractional plan found, where cuts are deeper.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 import numpy
 
 from mindspeed_autoparallel.planner.split.bounds.whole_ranks import rank_cuts
-from mindspeed_autoparallel.planner.split.model.cut_model import CutModel, RankCap
+from mindspeed_autoparallel.planner.split.model.cut_model import CutModel
 from mindspeed_autoparallel.planner.split.model.cuts import Cut
 from mindspeed_autoparallel.planner.split.model.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.model.recompute_choice import Array
@@ -42,17 +41,14 @@ def relaxed_cuts(
     stop_at: float | None = None,
     known: tuple[Cut, ...] = (),
     most_rounds: int = SETTINGS.relaxation_most_rounds,
-    caps: Sequence[RankCap] = (),
 ) -> tuple[dict[Cut, None], float] | None:
     """Return cuts, and a lower bound of the step time in ticks; ``None`` if even fractions of layers do not fit.
 
-    ``stop_at``: a bound that is high enough. ``known``: cuts to start with. ``caps``: upper limits of layers per rank;
-    the bound and ``None`` then hold for plans within them only.
+    ``stop_at``: a bound that is high enough. ``known``: cuts to start with.
     """
     if min(problem.memory_limit) < 0:
         return None
     model = CutModel(problem, whole=False)
-    model.cap(caps)
     simulator: BatchSimulator | None = None
     cuts: dict[Cut, None] = {}
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import floor, inf
 
 from mindspeed_autoparallel.planner.split.bounds.relaxation import relaxed_cuts
-from mindspeed_autoparallel.planner.split.bounds.whole_ranks import rank_caps
+from mindspeed_autoparallel.planner.split.bounds.whole_ranks import ranks_reach
 from mindspeed_autoparallel.planner.split.model.cut_model import ROUNDING, CutModel
 from mindspeed_autoparallel.planner.split.model.cuts import Cut
 from mindspeed_autoparallel.planner.split.model.layer_row import fits_a_row
@@ -39,8 +39,7 @@ def query(problem: SplitProblem, cuts: Collection[Cut], target: int | None, dead
 
     ``nodes``: most nodes of the search.
     """
-    caps = rank_caps(problem, target) if target is not None else []
-    if caps is None:
+    if target is not None and not ranks_reach(problem, target):
         return Answer("none below", float(target or 0))
     left = deadline - time.monotonic()
     until = (
@@ -49,7 +48,6 @@ def query(problem: SplitProblem, cuts: Collection[Cut], target: int | None, dead
         else deadline - (1 - SETTINGS.whole_layers_round_share) * left
     )
     model = CutModel(problem, whole=True)
-    model.cap(caps)
     for cut in cuts:
         model.add(cut)
     status, bound = model.solve(until, nodes, None if target is None else target * (1 + 2 * ROUNDING))
@@ -90,9 +88,9 @@ def raised_bound(problem: SplitProblem, low: float, high: int, deadline: float) 
     """Return a lower bound of the step time between ``low`` and ``high``."""
     if not fits_a_row(problem):
         return low
-    caps, relaxed = rank_caps(problem, high), None
-    if caps is not None:
-        relaxed = relaxed_cuts(problem, deadline, high, most_rounds=SETTINGS.whole_layers_rounds, caps=caps)
+    relaxed = None
+    if ranks_reach(problem, high):
+        relaxed = relaxed_cuts(problem, deadline, high, most_rounds=SETTINGS.whole_layers_rounds)
     if relaxed is None or relaxed[1] >= high:
         return high
     low = max(low, relaxed[1])

@@ -11,7 +11,7 @@ from math import floor
 from typing import Any
 
 from mindspeed_autoparallel.planner.split.bounds.least_recompute import LeastRecompute
-from mindspeed_autoparallel.planner.split.model.cut_model import RankCap, tail_rows
+from mindspeed_autoparallel.planner.split.model.cut_model import tail_rows
 from mindspeed_autoparallel.planner.split.model.cuts import Cut
 from mindspeed_autoparallel.planner.split.model.layer_row import is_one_row
 from mindspeed_autoparallel.planner.split.model.linear import LinearProgram, memory_rows, path_row
@@ -42,25 +42,25 @@ def rank_rooms(problem: SplitProblem, step: float) -> list[float]:
     ]
 
 
-def rank_caps(problem: SplitProblem, step: float) -> list[RankCap] | None:
-    """Return the most layers per rank in plans that take at most ``step`` ticks; ``None`` if no such plan exists.
+def ranks_reach(problem: SplitProblem, step: float) -> bool:
+    """Return whether the ranks together hold all layers within ``step`` ticks; if not, no such plan exists.
 
     Considers only the path and the memory of each rank by itself.
     """
-    return _Ranks(problem).caps(step)
+    return _Ranks(problem).reach(step)
 
 
 def whole_ranks_bound(problem: SplitProblem, low: float, high: float) -> float:
     """Return a lower bound of the step time between ``low`` and ``high``, by bisection."""
     ranks = _Ranks(problem)
-    if ranks.caps(high) is None:
+    if not ranks.reach(high):
         return high
     for _ in range(SETTINGS.ranks_halvings):
         middle = (low + high) / 2
-        if ranks.caps(middle) is None:
-            low = middle
-        else:
+        if ranks.reach(middle):
             high = middle
+        else:
+            low = middle
     return low
 
 
@@ -80,15 +80,13 @@ class _Ranks:
         blocks = _sure_blocks(problem)
         self._ranks = [_Rank(problem, rank, cut, blocks) for rank, cut in enumerate(cuts)]
 
-    def caps(self, step: float) -> list[RankCap] | None:
-        """Return the most layers per rank within ``step``; ``None`` if it is too short for any plan."""
-        found: list[RankCap] = []
+    def reach(self, step: float) -> bool:
+        """Return whether the ranks together hold all layers of every stack within ``step``."""
         for group, total in self._layers.items():
-            caps = [rank.cap(group, step, total) for rank in self._ranks]
-            if None in caps or sum(cap.most for cap in caps if cap is not None) < total:
-                return None
-            found += [cap for cap in caps if cap is not None]
-        return found
+            held = [rank.most(group, step, total) for rank in self._ranks]
+            if None in held or sum(most for most in held if most is not None) < total:
+                return False
+        return True
 
 
 def _sure_blocks(problem: SplitProblem) -> dict[int, int]:
@@ -143,22 +141,20 @@ class _Rank:
             self._steps.append(row)
             self._constants.append(self._constant + fixed)
 
-    def cap(self, group: tuple[int, ...], step: float, total: int) -> RankCap | None:
-        """Return the most whole layers of a stack on the rank, and the least they recompute; ``None`` if not even the
-        layers and blocks that it holds in every plan fit."""
-        most = self._most(group, step, total)
+    def most(self, group: tuple[int, ...], step: float, total: int) -> int | None:
+        """Return the most whole layers of a stack on the rank; ``None`` if not even the layers and blocks that it holds
+        in every plan fit."""
+        most = self._most_relaxed(group, step, total)
         if most is None:
             return None
         if group not in self._recomputes:
             self._recomputes[group] = LeastRecompute(self.problem, self.rank, group, self._blocks)
         recompute = self._recomputes[group]
         if not recompute.suits(most):
-            return RankCap(group=group, rank=self.rank, most=most)
+            return most
         while most >= recompute.fewest and not self._is_within(recompute, group[0], most, step):
             most -= 1
-        if most < recompute.fewest:
-            return None
-        return RankCap(group=group, rank=self.rank, most=most, floors=recompute.floors(most))
+        return most if most >= recompute.fewest else None
 
     def _is_within(self, recompute: LeastRecompute, k: int, layers: int, step: float) -> bool:
         """Return whether ``layers`` whole layers of segment ``k`` and the fixed blocks take at most ``step``."""
@@ -174,7 +170,7 @@ class _Rank:
                 after = max(after, row.fixed + sum(row.by_segment[j] * n for j, n in held.items()))
         return self._constant + problem.num_microbatches * work + after <= step * (1 + ROUNDING)
 
-    def _most(self, group: tuple[int, ...], step: float, total: int) -> int | None:
+    def _most_relaxed(self, group: tuple[int, ...], step: float, total: int) -> int | None:
         """Return the most layers on the rank if fractions of them may recompute."""
         for row, constant in zip(self._steps, self._constants, strict=True):
             row.SetUb((step * (1 + ROUNDING) - constant) / self._unit)

@@ -7,8 +7,6 @@ stage's fullest, and one critical path each. Memory leaves transients out; the o
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
@@ -25,18 +23,6 @@ FEW_SEPARATIONS = "separating/maxroundsroot = 3\nseparating/maxrounds = 1\n"
 """SCIP's limits for rounds of its own cutting planes, which are slow with the dense rows of paths."""
 CLOCK = 2
 """SCIP's clock: 1 is processor time, which benchmarks use on a busy machine; 2 is wall time."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankCap:
-    """An upper limit of a stack's layers on one rank, and lower bounds of their recomputation."""
-
-    group: tuple[int, ...]
-    """The stack's segments."""
-    rank: int
-    most: int
-    floors: tuple[tuple[float, float], ...] = ()
-    """Lower bounds of the added backward time of a microbatch: (ticks per layer, constant ticks)."""
 
 
 class CutModel:
@@ -159,20 +145,6 @@ class CutModel:
             for weight, count in [*terms, *after]:
                 sums[id(count)] = (sums.get(id(count), (0.0, count))[0] - weight, count)
             self._row([(1.0, self.step), *sums.values()], low=(cut.constant + fixed) / self.unit)
-
-    def cap(self, caps: Iterable[RankCap]) -> None:
-        """Add the limits of layers per rank and the lower bounds of their recomputation."""
-        for item in caps:
-            stages = range(item.rank, self.problem.num_virtual, self.problem.num_stages)
-            self._row([term for k in item.group for term in self._of(k, stages)], high=item.most)
-            for slope, fixed in item.floors:
-                terms = [
-                    ((kind.extra_backward - slope) / self.unit, row[v])
-                    for k in item.group
-                    for kind, row in zip(self.problem.segments[k].kinds, self.x[k], strict=True)
-                    for v in stages
-                ]
-                self._row(terms, low=(fixed - ROUNDING * abs(fixed)) / self.unit)
 
     def solve(self, deadline: float, most_nodes: int = 0, below: float | None = None) -> tuple[str, float]:
         """Return ``optimal``, ``feasible``, ``infeasible`` or ``unknown``; and a lower bound in ticks.

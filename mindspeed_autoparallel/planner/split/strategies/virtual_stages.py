@@ -13,7 +13,7 @@ from math import inf
 from mindspeed_autoparallel.planner.split.bounds.rank_mixture import RankMixture
 from mindspeed_autoparallel.planner.split.bounds.relaxation import cut_of, relaxed_cuts
 from mindspeed_autoparallel.planner.split.bounds.whole_layers import Answer, Queries, query
-from mindspeed_autoparallel.planner.split.bounds.whole_ranks import rank_caps, whole_ranks_bound
+from mindspeed_autoparallel.planner.split.bounds.whole_ranks import ranks_reach, whole_ranks_bound
 from mindspeed_autoparallel.planner.split.heuristics.baselines import is_plan
 from mindspeed_autoparallel.planner.split.heuristics.candidates import Evaluator, OutOfTime
 from mindspeed_autoparallel.planner.split.heuristics.local_search import LocalSearch
@@ -101,12 +101,11 @@ class _Solve:
         state, limit = self.state, self.state.limit
         if limit == inf:
             return
-        caps = rank_caps(self.problem, limit - 1)
-        if caps is None:
+        if not ranks_reach(self.problem, limit - 1):
             state.raise_bound(limit)
             return
         state.raise_bound(whole_ranks_bound(self.problem, state.lower_bound, limit - 1))
-        again = relaxed_cuts(self.problem, self.deadline, limit, tuple(self.cuts), caps=caps)
+        again = relaxed_cuts(self.problem, self.deadline, limit, tuple(self.cuts))
         if again is None:
             state.raise_bound(limit)
         else:
