@@ -30,11 +30,10 @@ from mindspeed_autoparallel.units import format_bytes
 Search = Callable[[Profile, "list[Layout] | None"], Plan]
 """Searches a profile, over all layouts or only the given ones."""
 MAX_LAYOUTS = 12
-"""Number of layouts drawn once a safe plan is known, at most."""
+"""Number of layouts drawn once a safe plan is known, and of plans in a record, at most."""
 _HOPELESS = 1.25
 """Ratio to the best safe step above which layouts are not drawn."""
 _NUM_HALVINGS = 5
-_MAX_CONSIDERED = 12
 _LATE = "the time limit ended before all layouts were drawn that may be faster"
 
 
@@ -158,10 +157,9 @@ class Samples:
 
     def none_is_safe(self, judged: Sequence[Judged]) -> InfeasiblePlan:
         """Return the error with the nearest of ``judged``, the longest sample, and the remedies."""
-        data, options = self.data, self.options
-        name = f" ({data.source.longest_record})" if data.source.longest_record else ""
-        nearest = min(judged, key=lambda one: one.memory.probability)
-        memory = nearest.memory
+        data, options, record = self.data, self.options, self.data.source.longest_record
+        name = f" ({record})" if record else ""
+        memory = (nearest := min(judged, key=lambda one: one.memory.probability)).memory
         return InfeasiblePlan(
             f"none of {len(judged)} plans is safe: a probability of at most {options.max_oom_probability:g} to run out "
             f"of memory within {options.oom_steps} steps. Nearest is {nearest.plan.layout.label()}: at most "
@@ -180,7 +178,7 @@ class Samples:
         packed = PlanUnderData(self.profile, best.plan, unpadded).drawn(self.data)
         by_means = min(judged, key=lambda one: one.plan.step.total_us)
         first = list({one.row: one for one in (by_means, best, *sorted(judged, key=lambda one: one.mean_us))}.values())
-        considered = sorted(first[:_MAX_CONSIDERED], key=lambda one: one.mean_us)
+        considered = sorted(first[:MAX_LAYOUTS], key=lambda one: one.mean_us)
         drawn = ((one.mean_us, one.plan) for one in judged if one.is_safe)
         others = other_layouts(best.plan, drawn, self.options.top_k)
         return replace(best.plan, alternatives=others, data=self.record(best, considered, packed))
@@ -214,14 +212,18 @@ class Samples:
 
 
 def choose_plan(
-    profile: Profile, data: Distribution, options: SpreadOptions, search: Search, until: float = math.inf
+    profile: Profile,
+    data: Distribution,
+    options: SpreadOptions,
+    search: Search,
+    until: float = math.inf,
+    judged: list[Judged] | None = None,
 ) -> Plan:
     """Return the plan with the smallest mean step among those with a small enough probability of running out of memory.
 
-    Steps are drawn for the best plans for the mean sample, then for the layouts with the smallest expected steps. Those
-    without a safe plan get one split that holds larger microbatches. Once a step is known that their splits must beat,
-    all splits of those that can are searched. Raises ``InfeasiblePlan`` if no plan is safe.
-    ``until``: when, by ``time.monotonic``, no more layouts are drawn once a safe plan is known.
+    Steps are drawn for the best plans for the mean sample, then for the layouts with the smallest expected steps; those
+    without a safe plan get splits that hold larger microbatches. Raises ``InfeasiblePlan`` if no plan is safe.
+    ``until``: when, by ``time.monotonic``, no more layouts are drawn once a safe plan is known; ``judged``: gets them.
     """
     samples = Samples.of(profile, data, options)
     at_mean = samples.mean_profile()
@@ -230,7 +232,7 @@ def choose_plan(
     half = (time.monotonic() + until) / 2
     expected, is_whole = expected_steps(profile, best, data, samples.factors, options.is_balanced, half)
     ordered = [(0.0, layout) for layout in layouts] + [item for item in expected if item[1] not in layouts]
-    judged, unsafe = list[Judged](), list[Judged]()
+    judged, unsafe = [] if judged is None else judged, list[Judged]()
     fastest: Judged | None = None
     not_drawn: ConfigError | None = None
     for number, (expected_us, layout) in enumerate(ordered):
@@ -249,24 +251,24 @@ def choose_plan(
             if fastest is not None and judged[-1].mean_us > fastest.mean_us:
                 continue  # so are its safe plans
             judged += safe_splits(samples, at_mean, layout, search, only_first=True)
-        fastest = _fastest(judged)
+        fastest = fastest_of(judged)
     if fastest is None:
         raise not_drawn if not judged and not_drawn is not None else samples.none_is_safe(judged)
     num_safe = len({one.plan.layout.label() for one in judged} - {one.plan.layout.label() for one in unsafe})
     for one in sorted(unsafe, key=lambda one: one.mean_us):
-        if one.mean_us > fastest.mean_us and num_safe > options.top_k:
-            break
-        if is_late := is_late or time.monotonic() >= until:
+        is_needed = one.mean_us <= fastest.mean_us or num_safe <= options.top_k
+        if not is_needed or (is_late := is_late or time.monotonic() >= until):
             break
         found = safe_splits(samples, at_mean, one.plan.layout, search)
-        judged, num_safe = judged + found, num_safe + bool(found)
-        fastest = _fastest(judged) or fastest
+        judged += found
+        fastest, num_safe = fastest_of(judged) or fastest, num_safe + bool(found)
     notes = (*samples.factors.notes, *[_LATE] * (is_late or not is_whole))
     noted = replace(samples, factors=replace(samples.factors, notes=notes))
     return in_whole_search(noted.with_record(fastest, judged), best)
 
 
-def _fastest(judged: Sequence[Judged]) -> Judged | None:
+def fastest_of(judged: Sequence[Judged]) -> Judged | None:
+    """Return the safe plan with the smallest mean drawn step; ``None`` without a safe one."""
     safe = [one for one in judged if one.is_safe]
     return min(safe, key=lambda one: (one.mean_us, one.plan.layout.label()), default=None)
 
@@ -278,8 +280,7 @@ def safe_splits(
 
     Bisects the microbatch size that must fit, from the mean one to slightly more than the largest.
     """
-    found: list[Judged] = []
-    low, high = 0.0, 1.0
+    found, low, high = list[Judged](), 0.0, 1.0
     # A split that fits the largest everywhere is tried last, if no smaller one is safe; as the only one, first.
     for left in reversed(range(_NUM_HALVINGS)):
         share = 1.0 if high == 1.0 and left == (_NUM_HALVINGS - 1) * only_first else (low + high) / 2

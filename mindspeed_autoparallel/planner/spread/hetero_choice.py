@@ -30,10 +30,11 @@ from mindspeed_autoparallel.planner.hetero.encoders import encoder_phase
 from mindspeed_autoparallel.planner.hetero.space import costs_of
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.rank_memory import point_of
-from mindspeed_autoparallel.planner.spread.choose import Judged, Samples, Search, SpreadOptions, choose_plan
+from mindspeed_autoparallel.planner.spread.choose import Judged, Samples, Search, SpreadOptions
 from mindspeed_autoparallel.planner.spread.drawn_steps import DrawnSteps, PlanUnderData
 from mindspeed_autoparallel.planner.spread.draws import Array
 from mindspeed_autoparallel.planner.spread.factors import SampleFactors, sample_factors
+from mindspeed_autoparallel.planner.spread.interrupted import choose_until_interrupted
 from mindspeed_autoparallel.planner.spread.memory import OutOfMemory
 from mindspeed_autoparallel.planner.spread.others import in_whole_search, other_layouts
 from mindspeed_autoparallel.profiles import Profile
@@ -167,7 +168,7 @@ def compare_by_data(
     """
     return best_of_both(
         profile,
-        partial(choose_plan, profile, data, options, search, until),
+        partial(choose_until_interrupted, profile, data, options, search, until),
         partial(choose_hetero, profile, data, options, search_hetero),
     )
 

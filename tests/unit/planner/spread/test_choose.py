@@ -14,6 +14,7 @@ from spread_samples import data_of, long_tail, profile_of, sample, searched
 
 from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
+from mindspeed_autoparallel.interrupts import Stopped
 from mindspeed_autoparallel.planner import wanted as composition
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
@@ -23,6 +24,7 @@ from mindspeed_autoparallel.planner.spread import waiting as waiting_module
 from mindspeed_autoparallel.planner.spread.choose import SpreadOptions, choose_plan
 from mindspeed_autoparallel.planner.spread.drawn_steps import PlanUnderData
 from mindspeed_autoparallel.planner.spread.factors import sample_factors
+from mindspeed_autoparallel.planner.spread.interrupted import choose_until_interrupted
 from mindspeed_autoparallel.planner.spread.memory import out_of_memory
 from mindspeed_autoparallel.planner.spread.scaled import mean_profile
 from mindspeed_autoparallel.profiles import Profile
@@ -215,6 +217,26 @@ def test_estimates_of_layouts_to_draw_end_with_half_of_the_time_left(monkeypatch
     assert late.data is not None and plan.data is not None and late.data.mean_us >= plan.data.mean_us
     assert any("time limit" in note for note in late.data.notes)
     assert not any("time limit" in note for note in plan.data.notes)
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_an_interrupted_choice_has_drawn_steps_and_a_probability(after: int) -> None:
+    """The step for the mean sample with the tokens of the longest one is a throughput that no device has."""
+    cluster, at_mean, _ = chosen(8, 32, 0.0)
+    run, searches = searched(cluster, 32), list[Plan]()
+
+    def stopping(one: Profile, layouts: list[Layout] | None) -> Plan:
+        searches.append(run(one, layouts))
+        if len(searches) > after:
+            raise Stopped(searches[-1], KeyboardInterrupt())
+        return searches[-1]
+
+    with pytest.raises(Stopped) as stopped:
+        choose_until_interrupted(profile_of(), data_of(long_tail()), SpreadOptions(oom_steps=1000), stopping)
+    plan = stopped.value.plan
+    assert plan.data is not None and plan.data.mean_us >= plan.step.total_us
+    assert plan.data.tokens_per_sample == data_of(long_tail()).mean_tokens
+    assert plan.search.num_configurations == at_mean.search.num_configurations
 
 
 @pytest.mark.parametrize("share", [0.8, 1.5])
