@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from mindspeed_autoparallel.cli._progress import progress_of
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.whole_numbers import LARGE
+from mindspeed_autoparallel.whole_numbers import LARGE, LARGE_COUNT
 
 if TYPE_CHECKING:
     from mindspeed_autoparallel.data.distribution import Distribution
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --table: tokenizer that counts tokens of texts (default: count bytes)",
     )
     add("--indexed", type=Path, metavar="PREFIX", help="alternative input: a Megatron data set (PREFIX.idx)")
-    add("--seq-length", type=LARGE, default=0, help="length at which training cuts texts (default: none)")
+    add("--seq-length", type=LARGE_COUNT, default=0, help="length at which training cuts texts (default: none)")
     add("--max-read", type=LARGE, default=0, metavar="N", help="read N randomly drawn records (default: all)")
     add("--seed", type=LARGE, default=0, help="seed for drawing the records of --max-read")
     add(

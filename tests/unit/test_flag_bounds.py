@@ -43,6 +43,10 @@ def test_every_integer_flag_has_bounds():
         ((*PLAN, "--global-batch-size", "9" * 5000), "--global-batch-size: must be a whole number, got '999"),
         ((*PLAN, "--virtual-sizes", "9" * 5000), "--virtual-sizes must be auto or positive numbers"),
         ((*PLAN, "--virtual-sizes", "\u00b2"), "--virtual-sizes must be auto or positive numbers"),
+        (
+            ("data", "describe", "--lengths", "none", "--seq-length", "0"),
+            "--seq-length: must be a whole number of at least 1",
+        ),
         (("report", "--plan=--"), "--plan: '--' is no value"),
         (("operators", "--layers=--"), "--layers: '--' is no value"),
     ],
