@@ -36,7 +36,11 @@ class Settings:
     enumeration_most_ideals: int = 1_000
     """Most order ideals with three virtual stages or more, which have about as many placements as pairs of ideals."""
     enumeration_most_events: int = 50_000
-    """Most forwards and backwards of one step: sorting more of them takes more than half a second."""
+    """Most forwards and backwards of one step that does not fold: sorting more takes more than half a second."""
+    enumeration_folded_events: int = 4_000
+    """Forwards and backwards above which a step that repeats a shorter one is replayed folded."""
+    enumeration_folded: int = 4
+    """Placements replayed folded before the others are bounded again."""
     enumeration_most_collections: int = 30_000
     """Most sets of layers that need recomputation, over all ranks: about 0.02 ms each."""
     enumeration_most_ways: int = 500_000

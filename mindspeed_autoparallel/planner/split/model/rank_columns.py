@@ -55,7 +55,7 @@ class ColumnLister:
         """Return all that a rank may hold whose work on all microbatches takes at most ``room`` ticks with its tail;
         ``None`` if it is too much to list, or choices are missing."""
         problem, size = self.problem, self.problem.num_stages
-        if not self._ways.are_complete:
+        if not self._ways.differ_in_one:
             return None
         chosen: Array = numpy.zeros((1, 0), dtype=numpy.int64)
         work: Array = numpy.zeros(1)

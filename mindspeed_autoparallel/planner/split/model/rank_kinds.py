@@ -71,8 +71,9 @@ class RankWays:
 class RankKinds:
     """Recompute choices of ranks, cached."""
 
-    def __init__(self, problem: SplitProblem) -> None:
-        self.problem = problem
+    def __init__(self, problem: SplitProblem, *, at_all_moments: bool = False) -> None:
+        """``at_all_moments``: fronts compare memory also when the fewest microbatches are in flight."""
+        self.problem, self._at_all_moments = problem, at_all_moments
         self._ways: dict[tuple[int, tuple[Held, ...]], RankWays] = {}
         self._fronts: dict[tuple[int, Held, int], _Front] = {}
 
@@ -136,12 +137,10 @@ class RankKinds:
     def front(self, v: int, held: Held, peak: int) -> _Front:
         key = (v, held, peak)
         if key not in self._fronts:
-            moments = self.problem.moments(v % self.problem.num_stages)
-            most = max(moment[v // self.problem.num_stages] for moment in moments)
             nothing: Array = numpy.zeros(1, dtype=numpy.int64)
             front = _Front(nothing, nothing, nothing, ((),))
             for group in stacks_held(self.problem, held):
-                front = _product(front, self._group_front(group, held, v, peak), most)
+                front = _product(front, self._group_front(group, held, v, peak), self._in_flight(v))
             self._fronts[key] = front
         return self._fronts[key]
 
@@ -158,22 +157,38 @@ class RankKinds:
         memory, saved, extra = (sum_over_kinds(segments, counts, edges, value) for value in values)
         if len(edges) > _MANY_WAYS:
             # The product would also drop dominated ways, but only after building all combinations.
-            moments = self.problem.moments(v % self.problem.num_stages)
-            whole = memory + max(moment[v // self.problem.num_stages] for moment in moments) * saved
-            kept = _least(whole, extra)
+            kept = _undominated_choices(memory, saved, extra, self._in_flight(v))
             edges, memory, saved, extra = edges[kept], memory[kept], saved[kept], extra[kept]
         return _Front(memory, saved, extra, tuple((tuple(row),) for row in edges.tolist()))
 
+    def _in_flight(self, v: int) -> tuple[int, int]:
+        """Return the fewest and the most microbatches in flight at the moments that fronts compare."""
+        each = [moment[v // self.problem.num_stages] for moment in self.problem.moments(v % self.problem.num_stages)]
+        return min(each) if self._at_all_moments else max(each), max(each)
 
-def _product(left: _Front, right: _Front, in_flight: int) -> _Front:
+
+def _product(left: _Front, right: _Front, in_flight: tuple[int, int]) -> _Front:
     """Return the Pareto front of the combinations of both."""
     a: Array = numpy.repeat(numpy.arange(len(left.memory)), len(right.memory))
     b: Array = numpy.tile(numpy.arange(len(right.memory)), len(left.memory))
     memory, saved = left.memory[a] + right.memory[b], left.saved[a] + right.saved[b]
     extra = left.extra[a] + right.extra[b]
-    kept = _least(memory + in_flight * saved, extra).tolist()
+    kept = _undominated_choices(memory, saved, extra, in_flight).tolist()
     edges = tuple((*left.edges[a[k]], *right.edges[b[k]]) for k in kept)
     return _Front(memory[kept], saved[kept], extra[kept], edges)
+
+
+def _undominated_choices(memory: Array, saved: Array, extra: Array, in_flight: tuple[int, int]) -> Array:
+    """Return indices of the Pareto front over added time and memory with the fewest and the most in flight; memory is
+    linear in between."""
+    least, whole = (memory + number * saved for number in in_flight)
+    if in_flight[0] == in_flight[1]:
+        return _least(whole, extra)
+    left, kept = numpy.lexsort((extra, least, whole)), list[int]()
+    while len(left):
+        kept.append(int(left[0]))
+        left = left[(least[left] < least[left[0]]) | (extra[left] < extra[left[0]])]
+    return numpy.array(kept)
 
 
 def _least(whole: Array, extra: Array) -> Array:

@@ -48,13 +48,14 @@ class AllRankWays:
     """Recompute choices of ranks; those of every virtual stage are cached."""
 
     def __init__(self, problem: SplitProblem) -> None:
-        self.problem, self.kinds = problem, RankKinds(problem)
+        self.problem = problem
+        self.kinds = RankKinds(problem, at_all_moments=not self.differ_in_one)
         self._choices: dict[tuple[int, Held], _Choices] = {}
 
     @property
-    def are_complete(self) -> bool:
-        """Return whether no undominated choice is missing: fronts compare memory at the fullest moment only, which is
-        exact only if kinds differ in static or in saved memory, not in both."""
+    def differ_in_one(self) -> bool:
+        """Return whether kinds differ in static or in saved memory, not in both: fronts at the fullest moment then have
+        every undominated choice."""
         kinds = [(kind, s.kinds[0]) for s in self.problem.segments for kind in s.kinds]
         return all(a.memory == b.memory for a, b in kinds) or all(a.saved == b.saved for a, b in kinds)
 

@@ -7,18 +7,21 @@ backward times matter, since every schedule is monotone in stage times.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy
 from numpy.typing import NDArray
 
 from mindspeed_autoparallel.planner.split.bounds.whole_ranks import rank_cuts
-from mindspeed_autoparallel.planner.split.model.cuts import Cut
+from mindspeed_autoparallel.planner.split.model.cuts import CriticalPath, Cut
 from mindspeed_autoparallel.planner.split.model.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.model.rank_ways import AllRankWays
-from mindspeed_autoparallel.planner.split.model.solution import batch_simulator, longest_step, tails_of
+from mindspeed_autoparallel.planner.split.model.solution import batch_simulator, longest_step, step_at, tails_of
 from mindspeed_autoparallel.planner.split.settings import SETTINGS
 from mindspeed_autoparallel.planner.split.state import State
+from mindspeed_autoparallel.schedule import BatchSimulator
 
 LONGEST = 2**52
 """Longest step in ticks, so that floating-point numbers are exact."""
@@ -31,12 +34,8 @@ def enumerate_all(state: State) -> int:
     """Find the fastest of all placements. Return the number of placements of layers; 0 if there are too many, with
     nothing found or proved."""
     problem = state.problem
-    if (
-        2 * problem.num_virtual * problem.num_microbatches > SETTINGS.enumeration_most_events
-        or longest_step(problem) > LONGEST
-    ):
-        return 0
-    if not AllRankWays(problem).are_complete:
+    many = 2 * problem.num_virtual * problem.num_microbatches > SETTINGS.enumeration_most_events
+    if (many and problem.schedule == "gpipe") or longest_step(problem) > LONGEST:
         return 0
     ideals = _ideals(problem)
     paths = None if ideals is None else _paths(problem, ideals, SETTINGS.enumeration_most_placements)
@@ -135,7 +134,10 @@ class _Search:
         self.forward: Integers = self.held @ numpy.array([s.forward for s in problem.segments])
         self.plain: Integers = self.held @ numpy.array([s.backward for s in problem.segments])
         self.tail_stage, self.tail = tails_of(problem, self.held)
-        self.simulator = batch_simulator(problem)
+        self.folds = problem.schedule != "gpipe" and (
+            2 * problem.num_virtual * problem.num_microbatches > SETTINGS.enumeration_folded_events
+        )
+        """Whether the step repeats a shorter one that is replayed, one placement after another."""
         self.cuts: dict[Cut, None] = {}
         self.best: tuple[int, Integers] | None = None
         """Index of the best placement, and its added backward time by virtual stage."""
@@ -259,10 +261,11 @@ class _Search:
         forward, backward, tail = self.forward[places], self.plain[places] + extra, self.tail[places]
         bounds: Floats = tail + self._lengths(forward, backward, list(self.cuts))
         left = numpy.flatnonzero(bounds < self.best_time)
+        size = SETTINGS.enumeration_folded if self.folds else SETTINGS.enumeration_replayed
         while len(left):
             left = left[numpy.argsort(bounds[left], kind="stable")]
-            some, left = left[: SETTINGS.enumeration_replayed], left[SETTINGS.enumeration_replayed :]
-            ends, path_of = self.simulator.replay(forward[some], backward[some])
+            some, left = left[:size], left[size:]
+            ends, path_of = self._ends(forward[some], backward[some])
             steps = ends + tail[some]
             fastest = int(steps.argmin())
             if steps[fastest] < self.best_time:
@@ -279,3 +282,14 @@ class _Search:
                 bounds[left] = numpy.maximum(bounds[left], raised)
             self._learn(fresh)
             left = left[bounds[left] < self.best_time]
+
+    @cached_property
+    def _simulator(self) -> BatchSimulator:
+        return batch_simulator(self.problem)
+
+    def _ends(self, forward: Integers, backward: Integers) -> tuple[Floats, Callable[[int], CriticalPath]]:
+        """Return the step times without tails, and a function for the critical path of one."""
+        if not self.folds:
+            return self._simulator.replay(forward, backward)
+        steps = [step_at(self.problem, *times) for times in zip(forward.tolist(), backward.tolist(), strict=True)]
+        return numpy.array([step.step_time for step in steps], dtype=float), steps.__getitem__
