@@ -22,8 +22,9 @@ from mindspeed_autoparallel.spec.layout import SENDS
 
 ProgramSizes = tuple[str, int, int, int, int, bool]
 """The arguments of ``make_program``: schedule, stages, microbatches, chunks, group size, pairs."""
-CYCLES = (12, 60, 840)
-"""Rounds between the cuts, tried in turn: the period of the times is usually 1 or a divisor of these."""
+CYCLES = (12, 48, 60, 840)
+"""Rounds between the cuts, tried in turn: the period of the times is usually 1 or a divisor of these, and events are
+sorted in an order that repeats after as many rounds as there are stages or after a divisor (48: 8 and 16 stages)."""
 _SHORTENS = 4
 """Least factor by which folding must shorten the replay."""
 
