@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from math import lcm
 
 from mindspeed_autoparallel.schedule.programs import Program, check_program, make_program
 from mindspeed_autoparallel.schedule.simulator import Replayed, SimulatedStep, StepTimes, replayed, simulate, traced
@@ -22,21 +23,22 @@ from mindspeed_autoparallel.spec.layout import SENDS
 
 ProgramSizes = tuple[str, int, int, int, int, bool]
 """The arguments of ``make_program``: schedule, stages, microbatches, chunks, group size, pairs."""
-CYCLES = (12, 48, 60, 840)
-"""Rounds between the cuts, tried in turn: the period of the times is usually 1 or a divisor of these, and events are
-sorted in an order that repeats after as many rounds as there are stages or after a divisor (48: 8 and 16 stages)."""
+_CYCLES = (12, 60, 840)
+"""Rounds between the cuts, tried in turn: the period of the times is usually 1 or a divisor of these."""
 _SHORTENS = 4
 """Least factor by which folding must shorten the replay."""
 
 
 def simulate_folded(
-    sizes: ProgramSizes, times: StepTimes, sends: str, *, with_timeline: bool = False, cycles: Sequence[int] = CYCLES
+    sizes: ProgramSizes, times: StepTimes, sends: str, *, with_timeline: bool = False, cycles: Sequence[int] = ()
 ) -> SimulatedStep:
     """Return the result of ``simulate``; if times tie, the critical path may differ. A timeline is not folded.
 
-    ``sends`` other than ``schedule.SENDS`` are not folded. Raises ``ConfigError`` as ``make_program`` does.
+    ``cycles``: rounds to try instead of the usual ones. ``sends`` other than ``schedule.SENDS`` are not folded. Raises
+    ``ConfigError`` as ``make_program`` does.
     """
-    for cycle in () if with_timeline else cycles:
+    # Events are sorted in an order that repeats after as many rounds as there are stages, or after a divisor.
+    for cycle in () if with_timeline else cycles or sorted({*_CYCLES, lcm(_CYCLES[0], sizes[1])}):
         if (found := _folded(sizes, times, sends, cycle)) is not None:
             return found
     return simulate(make_program(*sizes), times, sends=sends, with_timeline=with_timeline)

@@ -82,6 +82,16 @@ def test_a_shorter_program_holds_as_much_at_once(sizes):
     assert sizes[0] == "gpipe" or len(short[0]) < len(whole[0])
 
 
+@pytest.mark.parametrize("stages", [5, 7, 8, 9, 10, 11])
+def test_a_step_on_any_number_of_stages_is_folded(stages, monkeypatch):
+    drawn, sizes = random.Random(stages), ("1f1b", stages, 3000, 1, 0, False)
+    row = lambda: [drawn.randint(20, 100) for _ in range(stages)]
+    times = StepTimes(forward=row(), backward=row())
+    wanted = simulate(make_program(*sizes), times, sends="blocking")
+    monkeypatch.setattr(folding, "simulate", None)
+    assert simulate_folded(sizes, times, "blocking").step_time == wanted.step_time
+
+
 def test_every_cycle_of_a_short_step_is_tried_before_the_whole_one():
     """A thousand rounds pass until the queue in front of a stage that is a thousandth faster is empty."""
     sizes = ("1f1b", 3, 20_000, 1, 0, False)
