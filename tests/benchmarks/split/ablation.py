@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import random
-import runpy
 import statistics
 import sys
 import tempfile
@@ -37,9 +36,8 @@ from mindspeed_autoparallel.planner.split.strategies import chain_solver, virtua
 from mindspeed_autoparallel.profiles import read_profile
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "helpers"))
-small_problem = runpy.run_path(str(Path(__file__).parents[2] / "properties/split/test_enumeration.py"))[
-    "random_problem"
-]
+from small_splits import random_problem as small_problem
+
 NUM_BESIDE, NUM_CHAINS, NUM_SMALL = 6, 8, 10
 TIGHT = (5, 17, 20, 95, 116, 155)
 """Cases of ``virtual_stages.py`` on 16 ranks with three or four virtual stages each, in tight memory."""
@@ -64,7 +62,7 @@ class Solved(NamedTuple):
 def cases(num_virtual: int) -> dict[str, list[SplitProblem]]:
     """Return the problems by kind; ``num_virtual``: interleaved ones."""
     drawn = random.Random(1)
-    small = [small_problem(drawn, "1f1b", 4, 1, most_layers=12, sizes=(40, 400)) for _ in range(NUM_SMALL)]
+    small = [small_problem(drawn, "1f1b", 4, 1, most_layers=12, most_rounds=60) for _ in range(NUM_SMALL)]
     longer = [one for one in map(random_case, range(200)) if one.num_stages == 4 and one.num_chunks == 2][:3]
     return {
         "interleaved": [random_case(seed) for seed in range(0, 96, 96 // num_virtual)],
