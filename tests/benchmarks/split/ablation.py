@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import random
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+from enumeration import draw
 from grid import problem_of
 from model import our_file
 from random_modules import random_problem
@@ -34,9 +34,6 @@ from mindspeed_autoparallel.planner.split.heuristics import layer_moves, local_s
 from mindspeed_autoparallel.planner.split.model import cut_model
 from mindspeed_autoparallel.planner.split.strategies import chain_solver, virtual_stages
 from mindspeed_autoparallel.profiles import read_profile
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "helpers"))
-from small_splits import random_problem as small_problem
 
 NUM_BESIDE, NUM_CHAINS, NUM_SMALL = 6, 8, 10
 TIGHT = (5, 17, 20, 95, 116, 155)
@@ -61,15 +58,13 @@ class Solved(NamedTuple):
 
 def cases(num_virtual: int) -> dict[str, list[SplitProblem]]:
     """Return the problems by kind; ``num_virtual``: interleaved ones."""
-    drawn = random.Random(1)
-    small = [small_problem(drawn, "1f1b", 4, 1, most_layers=12, most_rounds=60) for _ in range(NUM_SMALL)]
     longer = [one for one in map(random_case, range(200)) if one.num_stages == 4 and one.num_chunks == 2][:3]
     return {
         "interleaved": [random_case(seed) for seed in range(0, 96, 96 // num_virtual)],
         "tight": [random_case(seed) for seed in TIGHT],
         "side by side": [random_problem(random.Random(seed), chained=False) for seed in range(NUM_BESIDE)],
         "chain": [*hard_chains(), *(random_problem(random.Random(seed), chained=True) for seed in range(NUM_CHAINS))],
-        "small": small,
+        "small": [draw(seed)[0] for seed in range(NUM_SMALL)],
         "long step": [replace(one, num_microbatches=24_000) for one in longer],
     }
 
