@@ -34,7 +34,8 @@ class Terminated(KeyboardInterrupt):
 
 
 class Stopped(KeyboardInterrupt):
-    """A search was interrupted by ``cause`` and has the best plan so far, a ``Plan`` or the answers of ``tune``."""
+    """A search was interrupted by ``cause`` and has the best plan so far: a ``Plan``, or the answers of ``tune`` or
+    ``replan``."""
 
     def __init__(self, plan: Any, cause: KeyboardInterrupt) -> None:
         super().__init__("interrupted")

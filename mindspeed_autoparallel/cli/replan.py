@@ -17,6 +17,7 @@ from mindspeed_autoparallel.cli import _launch, _script
 from mindspeed_autoparallel.cli._progress import progress_of
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import json_text, made_folder
+from mindspeed_autoparallel.interrupts import Stopped, exit_code_of
 from mindspeed_autoparallel.units import GIB, US_PER_MS, format_bytes
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--remaining-hours", type=float, default=24.0, help="how long the new cluster is expected to last (default 24)")
     add("--storage-gib-per-s", type=float, default=2.0, help="GiB/s that a node reads checkpoints with (default 2)")
     add("--restart-s", type=float, default=60.0, help="seconds from start to first step without loading (default 60)")
-    add("--time-limit-s", type=float, default=30.0, help="then end a search with its best plan so far")
+    add("--time-limit-s", type=float, default=30.0, help="then end all searches with the best plan so far")
     add("--out", type=Path, help="directory for plan.json, the result file and launch lines")
     add("--json", action="store_true", help="print only JSON")
 
@@ -63,9 +64,14 @@ def run(arguments: argparse.Namespace) -> int:
     profile, note = costs_of(old, arguments.plan, arguments.profile)
     if note:
         print(note, file=sys.stderr)
-    found = replan(
-        old, profile, cluster, rates, window, time_limit_s=arguments.time_limit_s, progress=progress_of(arguments)
-    )
+    interrupt = None
+    try:
+        found = replan(
+            old, profile, cluster, rates, window, time_limit_s=arguments.time_limit_s, progress=progress_of(arguments)
+        )
+    except Stopped as stopped:
+        found, interrupt = stopped.plan, stopped
+        print("interrupted: the best plan so far", file=sys.stderr, flush=True)
     lines = _orders(arguments, old, found, saved)
     if arguments.out is not None:
         made_folder(arguments.out, "--out")
@@ -76,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(json.loads(json_text(_result(old, found, lines)))))
     else:
         _print(old, found, lines)
-    return 0
+    return 0 if interrupt is None else exit_code_of(interrupt)
 
 
 def _cluster(arguments: argparse.Namespace, old: Plan) -> Cluster:

@@ -33,6 +33,11 @@ def silent(text: str) -> None:
     """Drop a progress line."""
 
 
+def labelled(progress: Progress, label: str) -> Progress:
+    """Return ``progress`` with ``label`` in front of every line."""
+    return lambda text: progress(type(text)(f"{label}{text}"))
+
+
 @dataclass(order=True, frozen=True)
 class Open(Generic[Item]):
     """An item that is not settled. ``order`` breaks ties, so that runs are reproducible."""

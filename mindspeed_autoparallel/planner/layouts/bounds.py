@@ -59,6 +59,11 @@ def pipeline_bound_ns(candidate: Candidate) -> float:
     return max(work / (1 - (1 - 1 / count) ** size), whole + count * least_beside)
 
 
+def step_bound_us(candidate: Candidate) -> float:
+    """Return a bound of the step time in microseconds."""
+    return pipeline_bound_ns(candidate) / NS_PER_US + tail_bound_us(candidate)
+
+
 def microbatch_work_ns(candidate: Candidate) -> tuple[int, dict[str, int]]:
     """Return the compute time of all ranks for one microbatch, without recomputation, with the host's time outside
     blocks; and each module's shortest layer time."""

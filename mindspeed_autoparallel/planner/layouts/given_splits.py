@@ -16,12 +16,11 @@ from mindspeed_autoparallel.planner.best_first import Progress, Proof, silent
 from mindspeed_autoparallel.planner.candidate import Candidate, Layers, Splits
 from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluated
 from mindspeed_autoparallel.planner.layouts.assembly import assemble_plan
-from mindspeed_autoparallel.planner.layouts.bounds import pipeline_bound_ns, tail_bound_us
+from mindspeed_autoparallel.planner.layouts.bounds import step_bound_us
 from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions, enumerate_layouts
 from mindspeed_autoparallel.planner.placement import ModulePlacement
-from mindspeed_autoparallel.planner.stage_times import NS_PER_US
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan
 from mindspeed_autoparallel.spec.plan_records import Baseline, Verdict
@@ -47,7 +46,7 @@ def search_given(
     listed, verdicts = _listed(profile, cluster, global_batch_size, splits, options.space, options.layouts)
     number = sum(len(rows) for _, rows in listed)
     progress(f"{len(listed)} layouts, {number} splits of them that this host runs: {splits.description}")
-    bounds = [pipeline_bound_ns(candidate) / NS_PER_US + tail_bound_us(candidate) for candidate, _ in listed]
+    bounds = [step_bound_us(candidate) for candidate, _ in listed]
     found: list[tuple[Candidate, Evaluation]] = []
     tightest: Evaluation | None = None
     for bound_us, (candidate, rows) in sorted(zip(bounds, listed, strict=True), key=lambda pair: pair[0]):

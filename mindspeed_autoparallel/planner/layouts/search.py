@@ -17,7 +17,7 @@ from mindspeed_autoparallel.interrupts import Stopped
 from mindspeed_autoparallel.planner.best_first import Progress, Proof, best_first, silent
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.layouts.assembly import assemble_plan
-from mindspeed_autoparallel.planner.layouts.bounds import pipeline_bound_ns, tail_bound_us
+from mindspeed_autoparallel.planner.layouts.bounds import step_bound_us
 from mindspeed_autoparallel.planner.layouts.group_sizes import regrouped, three_chunks
 from mindspeed_autoparallel.planner.layouts.layout_search import GROUP, MANY_LAYOUTS, LayoutSearch
 from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult, with_least_recompute
@@ -29,7 +29,6 @@ from mindspeed_autoparallel.planner.layouts.space import enumerate_layouts, unme
 from mindspeed_autoparallel.planner.layouts.tasks import Request, SolvedLayout
 from mindspeed_autoparallel.planner.layouts.turns import likeliest_first, promise_us
 from mindspeed_autoparallel.planner.layouts.workers import Workers, usable_cores
-from mindspeed_autoparallel.planner.stage_times import NS_PER_US
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Plan
 from mindspeed_autoparallel.spec.plan_records import Relaxation, Verdict
@@ -155,7 +154,7 @@ def _explore(
     deadline -= bounds_s
     layout_search = LayoutSearch(
         candidates,
-        [pipeline_bound_ns(item) / NS_PER_US + tail_bound_us(item) for item in candidates],
+        [step_bound_us(item) for item in candidates],
         workers=workers,
         deadline=deadline,
         num_alternatives=options.top_k,

@@ -7,14 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
+from mindspeed_autoparallel.interrupts import Stopped
 from mindspeed_autoparallel.planner.best_first import Progress, silent
-from mindspeed_autoparallel.planner.candidate import Splits
-from mindspeed_autoparallel.planner.hetero.compare import HeteroOptions
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
-from mindspeed_autoparallel.planner.layouts.space import SpaceOptions
-from mindspeed_autoparallel.planner.runnable import Runs, runnable
-from mindspeed_autoparallel.planner.wanted import Wanted, find_plan
+from mindspeed_autoparallel.planner.replan.best import LEAST_S, best_plan
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan
 from mindspeed_autoparallel.units import GIB
@@ -22,11 +19,8 @@ from mindspeed_autoparallel.units import GIB
 _KEPT = ("pipeline_size", "tensor_size", "context_size", "expert_size", "expert_tensor_size", "virtual_size")
 """Sizes that stay the same if training continues with fewer or more replicas."""
 
-_NEAR = ("tensor_size", "context_size", "expert_size", "expert_tensor_size", "micro_batch_size", "virtual_size")
-"""Sizes of the layouts that are searched first."""
-_ANY_HOST = SpaceOptions()
-NEAR_SHARE = 0.3
-"""Largest share of the time for these."""
+_SAME_SHAPE_SHARE = 1 / 6
+"""Share of the limit that is kept for the old plan's shape."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,12 +74,22 @@ def replan(
 ) -> Replanned:
     """Return the options to continue on ``cluster`` instead of the cluster of ``old``, at the same global batch.
 
-    Raises ``InfeasiblePlan`` if no plan fits on any number of nodes of ``cluster``.
+    ``time_limit_s``: that of all searches together. Raises ``InfeasiblePlan`` if no plan fits on any number of nodes of
+    ``cluster``, and ``Stopped`` with the ``Replanned`` so far at an interrupt once a plan is known.
     """
-    found = best_plan(old, profile, cluster, time_limit_s=time_limit_s, progress=progress)
-    ways: list[tuple[str, Plan]] = [("best", found)]
-    if old.hetero is None and found.layout != old.layout:
-        ways += [("same shape", plan) for plan in _same_shape(old, profile, cluster, time_limit_s)]
+    until, interrupt = time.monotonic() + time_limit_s, None
+    ways: list[tuple[str, Plan]] = []
+    try:
+        best_s = time_limit_s * (1 - _SAME_SHAPE_SHARE * (old.hetero is None))
+        ways.append(("best", best_plan(old, profile, cluster, time_limit_s=best_s, progress=progress)))
+        if old.hetero is None and ways[0][1].layout != old.layout:
+            ways += [("same shape", plan) for plan in _same_shape(old, profile, cluster, until)]
+    except KeyboardInterrupt as error:
+        if isinstance(error, Stopped) and not ways:
+            ways.append(("best", error.plan))
+        if not ways:
+            raise
+        interrupt = error
     options = [
         _option(name, plan, move_to(plan, profile, rates, recut=_recut(window, old, plan)), window)
         for name, plan in ways
@@ -93,104 +97,13 @@ def replan(
     if cluster.num_devices >= old.cluster.num_devices and cluster.num_nodes >= old.cluster.num_nodes:
         options.append(_option("stay", old, STAYING, window))
     options.sort(key=lambda option: -option.steps)
-    return Replanned(options=tuple(options), cluster=cluster)
+    found = Replanned(options=tuple(options), cluster=cluster)
+    if interrupt is not None:
+        raise Stopped(found, interrupt)
+    return found
 
 
-def best_plan(
-    old: Plan,
-    profile: Profile,
-    cluster: Cluster,
-    *,
-    time_limit_s: float = 30.0,
-    progress: Progress = silent,
-    splits: Splits | None = None,
-    host: SpaceOptions = _ANY_HOST,
-    runs: Runs | None = None,
-) -> Plan:
-    """Return the fastest plan for all nodes of ``cluster`` or fewer; ``splits`` and ``host``: what the host can run.
-
-    Fewer nodes may be faster if no good layout has as many ranks as there are devices. A number of nodes is searched
-    unless a known plan is already faster than the bound of ``old`` per device would allow there. Raises
-    ``InfeasiblePlan`` (or ``ConfigError``: no legal layout) if no number fits.
-    """
-    own = {name: getattr(host, name) for name in ("group_sizes", "least_expert_sizes", "ramp")}
-    space = replace(_space_of(old), **own)
-    options = SearchOptions(time_limit_s=time_limit_s, space=space, with_relaxations=False)
-    best: Plan | None = None
-    errors: list[InfeasiblePlan | ConfigError] = []
-    work_us = old.search.lower_bound_us * old.cluster.num_devices
-    for nodes in range(cluster.num_nodes, 0, -1):
-        fewer = replace(cluster, num_nodes=nodes)
-        if best is not None and best.mean_us <= work_us / fewer.num_devices:
-            break
-        try:
-            plan = _search(old, profile, fewer, options, splits, progress, runs)
-        except (InfeasiblePlan, ConfigError) as error:
-            errors.append(error)
-            continue
-        if best is None or plan.mean_us < best.mean_us:
-            best = plan
-    if best is None:
-        raise errors[0]
-    return best
-
-
-def _search(
-    old: Plan,
-    profile: Profile,
-    cluster: Cluster,
-    options: SearchOptions,
-    splits: Splits | None,
-    progress: Progress,
-    runs: Runs | None,
-) -> Plan:
-    batch = old.global_batch_size
-    if old.hetero is not None or splits is not None:
-        hetero = None
-        if old.hetero is not None:
-            stages = any(phase.stage_layers for phase in old.hetero.encoders)
-            hetero = HeteroOptions(balance=old.hetero.balance, encoder_pipelines=stages)
-        wanted = Wanted(
-            cluster=cluster, global_batch_size=batch, options=options, splits=splits, hetero=hetero, runs=runs
-        )
-        found = find_plan(profile, wanted, progress)
-        return found if isinstance(found, Plan) else found.best
-    started = time.monotonic()
-
-    def searched(one: Profile) -> Plan:
-        near = _near(old, one, cluster, options)
-        left_s = max(options.time_limit_s / 2, options.time_limit_s - (time.monotonic() - started))
-        return search(one, cluster, batch, replace(options, known=near, time_limit_s=left_s), progress=progress)
-
-    return runnable(searched, profile, runs, progress)
-
-
-def _near(old: Plan, profile: Profile, cluster: Cluster, options: SearchOptions) -> Plan | None:
-    """Return a plan with the old one's sizes except PP and DP, found quickly and good enough to discard most others;
-    ``None`` if there is none.
-    """
-    held = {name: getattr(old.layout, name) for name in _NEAR}
-    few = replace(options, space=replace(options.space, held=held), time_limit_s=NEAR_SHARE * options.time_limit_s)
-    try:
-        return search(profile, cluster, old.global_batch_size, few)
-    except (InfeasiblePlan, ConfigError):
-        return None
-
-
-def _space_of(old: Plan) -> SpaceOptions:
-    """Return the search options that follow from the old plan's layout."""
-    layout = old.layout
-    return SpaceOptions(
-        standalone_ends=layout.standalone_ends,
-        schedules=("1f1b", "gpipe") if layout.schedule == "gpipe" else ("1f1b",),
-        distributed_optimizer=layout.distributed_optimizer,
-        overlap_gradient_reduce=layout.overlap_gradient_reduce,
-        overlap_tensor_parallel=layout.overlap_tensor_parallel,
-        paired=layout.paired,
-    )
-
-
-def _same_shape(old: Plan, profile: Profile, cluster: Cluster, time_limit_s: float) -> Iterator[Plan]:
+def _same_shape(old: Plan, profile: Profile, cluster: Cluster, until: float) -> Iterator[Plan]:
     """Yield the old plan's shape with as many replicas as fit ``cluster``, if any does; shards stay the same."""
     each = old.layout.num_devices // old.layout.data_size
     for replicas in range(cluster.num_devices // each, 0, -1):
@@ -198,7 +111,8 @@ def _same_shape(old: Plan, profile: Profile, cluster: Cluster, time_limit_s: flo
             continue
         nodes = replicas * each // cluster.devices_per_node
         layout: Layout = replace(old.layout, data_size=replicas)
-        options = SearchOptions(time_limit_s=time_limit_s / 6, layouts=[layout], with_relaxations=False)
+        left_s = max(LEAST_S, until - time.monotonic())
+        options = SearchOptions(time_limit_s=left_s, layouts=[layout], with_relaxations=False)
         try:
             yield search(profile, replace(cluster, num_nodes=nodes), old.global_batch_size, options)
             return

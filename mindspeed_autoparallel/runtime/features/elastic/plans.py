@@ -53,7 +53,7 @@ def _failure(path: Path) -> Path:
 
 def _write_plan(request: ElasticRequest, path: Path, arguments: argparse.Namespace) -> None:
     """Write the plan to ``path``, or the reason for a failure to a file next to it, for the ranks that wait."""
-    from mindspeed_autoparallel.planner.replan.choose import best_plan
+    from mindspeed_autoparallel.planner.replan.best import best_plan
     from mindspeed_autoparallel.planner.replan.sources import cluster_of_nodes, costs_of
 
     world = request.world

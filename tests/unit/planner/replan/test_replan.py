@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from language_profile import language_profile
 from small_profile import small_profile
 
 from mindspeed_autoparallel.cli.main import main
+from mindspeed_autoparallel.planner.layouts import search as layout_search
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions
@@ -88,6 +91,78 @@ def test_a_known_plan_is_kept_or_beaten_however_short_the_time() -> None:
     assert in_no_time.step.total_us <= known.step.total_us
     assert whole.step.total_us == pytest.approx(search(profile, cluster, 20, options).step.total_us, rel=1e-9)
     assert whole.search.status == "optimal"
+
+
+def each_search(monkeypatch: pytest.MonkeyPatch, do: Callable[[SearchOptions, Plan], None]) -> None:
+    """Call ``do`` with the options and the plan of every search that ends."""
+    searched = layout_search._searched
+
+    def recorded(workers: Any, candidates: Any, verdicts: Any, options: SearchOptions, *rest: Any) -> Plan:
+        plan = searched(workers, candidates, verdicts, options, *rest)
+        do(options, plan)
+        return plan
+
+    monkeypatch.setattr(layout_search, "_searched", recorded)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a plan of 24 nodes: after the loss of 3 nodes 16, 20 and 18 are searched, by two searches
+    each, then its shape."""
+    made = tmp_path_factory.mktemp("large")
+    search(small_profile(), Cluster(num_nodes=24, devices_per_node=1), BATCH).write(made / "plan.json")
+    small_profile().write(made / PROFILE_FILE)
+    return made
+
+
+def test_all_searches_share_the_time_limit_and_the_most_promising_come_first(
+    large: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = Plan.read(large / "plan.json")
+    clock, limit_s = time.monotonic, 100.0
+    spent, nodes, lines = list[float](), list[int](), list[str]()
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + sum(spent))
+
+    def spend_all(options: SearchOptions, plan: Plan) -> None:
+        spent.append(options.time_limit_s)
+        nodes.append(plan.cluster.num_nodes)
+
+    each_search(monkeypatch, spend_all)
+    found = replan(
+        old,
+        small_profile(),
+        cluster_of_nodes(old, 21),
+        MoveRates(),
+        Window(),
+        time_limit_s=limit_s,
+        progress=lines.append,
+    )
+    assert 0.5 * limit_s < sum(spent) < 1.3 * limit_s
+    assert nodes[0] == found.chosen.plan.cluster.num_nodes == 16
+    assert {line.split(": ")[0] for line in lines if "layouts to search" in line} >= {"16 nodes", "20 nodes"}
+
+
+@pytest.mark.parametrize("number", [1, 4, 7])
+def test_ctrl_c_prints_the_best_plan_so_far(
+    number: int, large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = list[Plan]()
+
+    def interrupt(_: SearchOptions, plan: Plan) -> None:
+        ended.append(plan)
+        if len(ended) == number:
+            raise KeyboardInterrupt
+
+    each_search(monkeypatch, interrupt)
+    capsys.readouterr()
+    words = ["replan", "--plan", str(large / "plan.json"), "--nnodes", "21", "--out", str(tmp_path)]
+    assert main(words) == 130
+    printed = capsys.readouterr()
+    if number == 1:
+        assert printed.err.endswith("interrupted\n") and not printed.out
+        return
+    assert "interrupted: the best plan so far" in printed.err and "best  " in printed.out
+    assert Plan.read(tmp_path / "plan.json").mean_us == min(plan.mean_us for plan in ended[: number - 1])
 
 
 @pytest.mark.parametrize("before", [1, 2])
