@@ -12,7 +12,7 @@ from mindspeed_autoparallel.whole_numbers import LARGE
 
 if TYPE_CHECKING:
     from mindspeed_autoparallel.data.distribution import Distribution
-    from mindspeed_autoparallel.planner.spread.choose import SpreadOptions
+    from mindspeed_autoparallel.planner.spread.samples import SpreadOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +64,7 @@ def read(arguments: argparse.Namespace) -> tuple[Distribution, SpreadOptions]:
     """Return the distribution and the options for planning with it."""
     from mindspeed_autoparallel.data.distribution import Distribution
     from mindspeed_autoparallel.data.records import refuse_other_records
-    from mindspeed_autoparallel.planner.spread.choose import SpreadOptions
+    from mindspeed_autoparallel.planner.spread.samples import SpreadOptions
 
     options = SpreadOptions(
         padding=arguments.data_padding or "longest",

@@ -20,9 +20,9 @@ from mindspeed_autoparallel.planner.layouts.given_splits import search_given
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.runnable import Runs, runnable
-from mindspeed_autoparallel.planner.spread.choose import SpreadOptions
 from mindspeed_autoparallel.planner.spread.hetero_choice import compare_by_data
 from mindspeed_autoparallel.planner.spread.interrupted import choose_until_interrupted
+from mindspeed_autoparallel.planner.spread.samples import SpreadOptions
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan
 from mindspeed_autoparallel.spec.hetero import MEMORY_MODES

@@ -8,6 +8,7 @@ waiting          the layouts worth drawing
 rank_bytes       bytes of a plan's pipeline ranks by sample factors
 memory           the probability of running out of memory within a number of steps
 arranged         bounds of that probability for rearranged batches; ``drawn_failures``: by drawing
+samples          the samples, and plans judged on them
 choose           the best plans for the mean sample, evaluated on the distribution
 interrupted      the best plan so far of an interrupted choice
 others           the next best layouts, and the record of the search, of a plan chosen by drawn steps

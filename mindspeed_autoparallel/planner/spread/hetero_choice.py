@@ -30,13 +30,14 @@ from mindspeed_autoparallel.planner.hetero.encoders import encoder_phase
 from mindspeed_autoparallel.planner.hetero.space import costs_of
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.rank_memory import point_of
-from mindspeed_autoparallel.planner.spread.choose import Judged, Samples, Search, SpreadOptions
+from mindspeed_autoparallel.planner.spread.choose import Search
 from mindspeed_autoparallel.planner.spread.drawn_steps import DrawnSteps, PlanUnderData
 from mindspeed_autoparallel.planner.spread.draws import Array
 from mindspeed_autoparallel.planner.spread.factors import SampleFactors, sample_factors
 from mindspeed_autoparallel.planner.spread.interrupted import choose_until_interrupted
 from mindspeed_autoparallel.planner.spread.memory import OutOfMemory
 from mindspeed_autoparallel.planner.spread.others import in_whole_search, other_layouts
+from mindspeed_autoparallel.planner.spread.samples import Judged, Samples, SpreadOptions
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Layout, Plan
 from mindspeed_autoparallel.spec.hetero import WINDOW, EncoderPhase, HeteroRecord

@@ -7,8 +7,9 @@ import math
 from mindspeed_autoparallel.data.distribution import Distribution
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.interrupts import Stopped
-from mindspeed_autoparallel.planner.spread.choose import Judged, Samples, Search, SpreadOptions, choose_plan, fastest_of
+from mindspeed_autoparallel.planner.spread.choose import Search, choose_plan, fastest_of
 from mindspeed_autoparallel.planner.spread.others import in_whole_search
+from mindspeed_autoparallel.planner.spread.samples import Judged, Samples, SpreadOptions
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Layout, Plan
 

@@ -51,8 +51,7 @@ def planned_at(profile: Profile, plan: Plan) -> Plan:
     """Return ``plan``, of microbatches that are larger than the mean one, with the times and bytes of ``profile``."""
     found = evaluate(profile, plan.cluster, plan.layout, ModulePlacement.of_plan(plan), plan.global_batch_size)
     again = plan_of(profile, plan.cluster, plan.layout, found, plan.global_batch_size, plan.search)
-    scope = "splits that hold larger microbatches than the mean one"
-    return replace(again, search=replace(plan.search, limits=limits_of_plan(found), scope=scope))
+    return replace(again, search=replace(plan.search, limits=limits_of_plan(found)))
 
 
 def _scaled(measurement: Measurement, times: dict[str, float], sizes: dict[str, float]) -> Measurement:

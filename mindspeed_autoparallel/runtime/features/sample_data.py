@@ -14,7 +14,7 @@ from mindspeed_autoparallel.runtime.flags.shared import DataFlags
 
 if TYPE_CHECKING:
     from mindspeed_autoparallel.data.distribution import Distribution
-    from mindspeed_autoparallel.planner.spread.choose import SpreadOptions
+    from mindspeed_autoparallel.planner.spread.samples import SpreadOptions
 
 _LOGGER = logging.getLogger(__name__)
 _OOM_STEPS = 10_000
@@ -43,7 +43,7 @@ def read_sample_data(arguments: argparse.Namespace) -> SampleData | None:
     # Imported only if needed: these modules load numpy and the planner.
     from mindspeed_autoparallel.data.distribution import Distribution
     from mindspeed_autoparallel.data.records import refuse_other_records
-    from mindspeed_autoparallel.planner.spread.choose import SpreadOptions
+    from mindspeed_autoparallel.planner.spread.samples import SpreadOptions
 
     file = Path(flags.auto_parallel_data)
     distribution = Distribution.read(file)

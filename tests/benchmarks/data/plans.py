@@ -31,11 +31,12 @@ from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions
-from mindspeed_autoparallel.planner.spread.choose import SpreadOptions, choose_plan
+from mindspeed_autoparallel.planner.spread.choose import choose_plan
 from mindspeed_autoparallel.planner.spread.drawn_steps import PlanUnderData
 from mindspeed_autoparallel.planner.spread.factors import sample_factors
 from mindspeed_autoparallel.planner.spread.memory import out_of_memory
 from mindspeed_autoparallel.planner.spread.rank_bytes import rank_bytes
+from mindspeed_autoparallel.planner.spread.samples import SpreadOptions
 from mindspeed_autoparallel.planner.spread.scaled import mean_profile, scaled_profile
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan

@@ -10,7 +10,7 @@ from dataclasses import replace
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.rank_memory import point_of
-from mindspeed_autoparallel.planner.spread.choose import Judged, Samples
+from mindspeed_autoparallel.planner.spread.samples import Judged, Samples
 from mindspeed_autoparallel.planner.tuner.candidates import ProfileVariant, Space, enumerate_space
 from mindspeed_autoparallel.planner.tuner.placements import SolvedConfiguration
 from mindspeed_autoparallel.planner.tuner.search import Outcome, ranked

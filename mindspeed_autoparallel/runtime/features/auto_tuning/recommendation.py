@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts.assembly import limits_of_plan, plan_of
-from mindspeed_autoparallel.planner.spread.choose import Samples
+from mindspeed_autoparallel.planner.spread.samples import Samples
 from mindspeed_autoparallel.planner.tuner.candidates import Space
 from mindspeed_autoparallel.planner.tuner.placements import SolvedConfiguration
 from mindspeed_autoparallel.planner.tuner.pricing import Prices

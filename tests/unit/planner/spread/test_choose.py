@@ -21,11 +21,12 @@ from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.results import result_of
 from mindspeed_autoparallel.planner.spread import choose
 from mindspeed_autoparallel.planner.spread import waiting as waiting_module
-from mindspeed_autoparallel.planner.spread.choose import SpreadOptions, choose_plan
+from mindspeed_autoparallel.planner.spread.choose import choose_plan
 from mindspeed_autoparallel.planner.spread.drawn_steps import PlanUnderData
 from mindspeed_autoparallel.planner.spread.factors import sample_factors
 from mindspeed_autoparallel.planner.spread.interrupted import choose_until_interrupted
 from mindspeed_autoparallel.planner.spread.memory import out_of_memory
+from mindspeed_autoparallel.planner.spread.samples import SpreadOptions
 from mindspeed_autoparallel.planner.spread.scaled import mean_profile
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.report import render_table
@@ -104,6 +105,23 @@ def test_a_tight_memory_changes_the_plan() -> None:
         choose_plan(
             profile, data, SpreadOptions(oom_steps=1000), searched(replace(tight, memory_limit_bytes=60 * MIB), 16)
         )
+
+
+def test_a_plan_for_larger_microbatches_keeps_the_scope_of_its_host_and_has_a_note() -> None:
+    tight, _, found = chosen(4, 16, 0.8)
+    assert "among splits" not in headline(found).proof
+    note = "note: the split was searched with memory for larger microbatches than the mean one"
+    assert note in render_table(found)
+    assert note not in render_table(chosen(8, 32, 0.0)[2])
+    by_all = searched(tight, 16)
+
+    def by_host(profile: Profile, layouts: list[Layout] | None) -> Plan:
+        plan = by_all(profile, layouts)
+        return replace(plan, search=replace(plan.search, scope="rows of the test"))
+
+    of_host = choose_plan(profile_of(), data_of(long_tail()), SpreadOptions(oom_steps=1000), by_host)
+    assert "among splits that this host runs: rows of the test" in headline(of_host).proof
+    assert note in render_table(of_host)
 
 
 def test_where_nothing_is_safe_the_longest_sample_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

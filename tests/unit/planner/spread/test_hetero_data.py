@@ -15,9 +15,9 @@ from mindspeed_autoparallel.data.distribution import DataSource, Distribution, m
 from mindspeed_autoparallel.data.work import SampleSize
 from mindspeed_autoparallel.planner.hetero.encoders import SUMMED_MODES
 from mindspeed_autoparallel.planner.hetero.search import search_hetero
-from mindspeed_autoparallel.planner.spread.choose import SpreadOptions
 from mindspeed_autoparallel.planner.spread.factors import sample_factors
 from mindspeed_autoparallel.planner.spread.hetero_choice import HeteroPlanUnderData, choose_hetero
+from mindspeed_autoparallel.planner.spread.samples import SpreadOptions
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.report.encoders import encoders, rival
 from mindspeed_autoparallel.report.headline import warnings

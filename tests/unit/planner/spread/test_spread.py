@@ -14,12 +14,13 @@ from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.placement import ModulePlacement
-from mindspeed_autoparallel.planner.spread.choose import SpreadOptions, choose_plan
+from mindspeed_autoparallel.planner.spread.choose import choose_plan
 from mindspeed_autoparallel.planner.spread.drawn_steps import PlanUnderData
 from mindspeed_autoparallel.planner.spread.draws import draw_batches
 from mindspeed_autoparallel.planner.spread.factors import sample_factors
 from mindspeed_autoparallel.planner.spread.memory import out_of_memory
 from mindspeed_autoparallel.planner.spread.rank_bytes import rank_bytes, windows
+from mindspeed_autoparallel.planner.spread.samples import SpreadOptions
 from mindspeed_autoparallel.planner.spread.scaled import scaled_profile
 from mindspeed_autoparallel.planner.spread.waiting import waiting
 from mindspeed_autoparallel.schedule import make_program

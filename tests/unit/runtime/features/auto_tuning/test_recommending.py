@@ -12,7 +12,7 @@ from mindspeed_autoparallel.data.work import SampleSize
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.placement import ModulePlacement
-from mindspeed_autoparallel.planner.spread.choose import SpreadOptions
+from mindspeed_autoparallel.planner.spread.samples import SpreadOptions
 from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, ProfileVariant
 from mindspeed_autoparallel.planner.tuner.host import HostModel
 from mindspeed_autoparallel.planner.tuner.modelled import ExposedParts, Switch, tensor_overlap, with_switches
